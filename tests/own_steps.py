@@ -13,8 +13,7 @@ from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import OptimizerSpec
 from castwise.worker.step import TrainingStep
 from castwise.worker.user_model.contract import Contract
-from castwise.worker.user_model.loss import make_compute_loss
-from castwise.worker.user_model.optimizer import make_loop
+from castwise.worker.user_model.loop import make_compute_loss, make_loop
 
 UNUSED = OptimizerSpec("SGD", (("lr", 1e9),))
 STEPS = 20

@@ -19,7 +19,7 @@ from castwise.render.notes import snippet_lines
 from castwise.worker.precision import numeric_state
 from castwise.worker.step import TrainingStep
 from castwise.worker.user_model.contract import Contract
-from castwise.worker.user_model.optimizer import make_loop
+from castwise.worker.user_model.loop import make_loop
 
 LR, NORM = 0.125, 0.0625
 on_cpu = [row for row in PRECISIONS if row.on_cpu and row.name != "fp32"]

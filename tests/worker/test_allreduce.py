@@ -1,4 +1,4 @@
-"""Buffers whose mean ranks take: which way they agree on, the kernel of one, and where its memory is counted."""
+"""The mean of all ranks' tensors: the way that ranks agree on, the kernels, and the memory that it takes."""
 
 import ctypes
 from typing import Any
@@ -17,7 +17,7 @@ GROUPS = [[torch.zeros(5, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.b
 
 
 class Others(Peers):
-    """A rank beside others that say what they are told to."""
+    """One of two ranks; the other gives these answers."""
 
     world_size = 2
 
@@ -32,7 +32,7 @@ class Others(Peers):
 
 
 class Shared:
-    """Stands for the mean in shared memory, on any device."""
+    """A fake of the mean in shared memory, on any device."""
 
     outside_bytes = 1 << 20
     earlier_peaks = (2 << 20, 3 << 20)
@@ -50,7 +50,7 @@ PEAKS = (5, 7)
 THERE, FULL = Allocated(torch.zeros(1), PEAKS), None
 
 
-def test_ranks_on_a_cpu_take_collectives() -> None:
+def test_collectives_on_a_cpu() -> None:
     mean = make_allreducer(Others(None, False, False), GROUPS)
     assert isinstance(mean, CollectiveMean)
     assert [[(place.shape, place.dtype) for place in places] for places in mean.outputs] == [
@@ -58,7 +58,7 @@ def test_ranks_on_a_cpu_take_collectives() -> None:
     ]
     mean([[torch.full_like(each, 3) for each in group] for group in GROUPS])
     assert all(bool((place == 1.5).all()) for places in mean.outputs for place in places)
-    assert [int(flat.count_nonzero()) for flat in mean.flat] == [9, 3], "zeros stay between the places"
+    assert [int(flat.count_nonzero()) for flat in mean.flat] == [9, 3], "zeros stay between the views"
     assert all(place.data_ptr() % 64 == 0 for places in mean.outputs for place in places)
 
 
@@ -75,7 +75,7 @@ def test_ranks_on_a_cpu_take_collectives() -> None:
         (Forbidden, THERE, (True, True, True), False),
     ],
 )
-def test_all_ranks_share_memory_or_none_does(
+def test_all_ranks_share_memory_or_none(
     monkeypatch: pytest.MonkeyPatch, kind: type, allocated: Allocated | None, answers: tuple[bool, ...], is_shared: bool
 ) -> None:
     monkeypatch.setattr(reducer, "can_share", lambda *_: True)
@@ -84,13 +84,13 @@ def test_all_ranks_share_memory_or_none_does(
     others = Others(*answers)
     mean = make_allreducer(others, GROUPS)
     assert isinstance(mean, Shared if is_shared else CollectiveMean)
-    assert not others._answers, "they have been asked as often as they ask"
+    assert not others._answers, "both ranks have gathered as often"
     if isinstance(mean, CollectiveMean) and allocated is not None and answers[0]:
-        assert mean.earlier_peaks == PEAKS, "what the allocator has forgotten"
+        assert mean.earlier_peaks == PEAKS
 
 
 class OnGpu:
-    """Stands for a tensor on a GPU."""
+    """A fake of a tensor on a GPU."""
 
     device = torch.device("cuda:0")
 
@@ -108,15 +108,13 @@ class OnGpu:
         (OnGpu(torch.float32, 0), True, False),
     ],
 )
-def test_memory_is_shared_by_gpus_that_reach_each_other(
-    monkeypatch: pytest.MonkeyPatch, tensor: OnGpu, reached: bool, expected: bool
-) -> None:
+def test_can_share(monkeypatch: pytest.MonkeyPatch, tensor: OnGpu, reached: bool, expected: bool) -> None:
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(reducer, "can_compile_kernels", lambda: True)
     monkeypatch.setattr(reducer, "has_peer_atomics", lambda own, other: (own, other) == (0, 1) and reached)
     groups: Groups = [[tensor]]  # type: ignore[list-item]
     assert reducer.can_share(Others(1), groups) is expected
-    assert not reducer.can_share(Others(0), groups), "both say they are one and the same"
+    assert not reducer.can_share(Others(0), groups), "two ranks on one GPU"
     monkeypatch.setattr(reducer, "can_compile_kernels", lambda: False)
     assert not reducer.can_share(Others(1), groups)
 
@@ -124,9 +122,7 @@ def test_memory_is_shared_by_gpus_that_reach_each_other(
 @pytest.mark.parametrize(
     ("access", "atomics", "expected"), [(True, 1, True), (True, 0, False), (False, 1, False), (True, None, False)]
 )
-def test_a_gpu_that_reaches_another_without_atomic_operations_does_not_do(
-    monkeypatch: pytest.MonkeyPatch, access: bool, atomics: int | None, expected: bool
-) -> None:
+def test_has_peer_atomics(monkeypatch: pytest.MonkeyPatch, access: bool, atomics: int | None, expected: bool) -> None:
     class Driver:
         def cuDeviceGet(self, device: Any, number: int) -> int:
             device._obj.value = 10 + number
@@ -142,7 +138,7 @@ def test_a_gpu_that_reaches_another_without_atomic_operations_does_not_do(
     assert reducer.has_peer_atomics(0, 1) is expected
 
 
-def test_without_a_driver_no_gpu_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_peer_atomics_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver(name: str) -> None:
         raise OSError(name)
 
@@ -151,14 +147,14 @@ def test_without_a_driver_no_gpu_is_reached(monkeypatch: pytest.MonkeyPatch) -> 
     assert not reducer.has_peer_atomics(0, 1)
 
 
-def test_without_a_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kernels_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     assert reducer.can_compile_kernels()
     monkeypatch.setenv("CC", "/no/compiler")
     assert not reducer.can_compile_kernels()
 
 
-def test_a_tensor_is_copied_where_it_does_not_lie_as_its_place() -> None:
+def test_with_layout() -> None:
     place = torch.empty(4, 3, 2, 2).to(memory_format=torch.channels_last)
     alike = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
     assert with_layout(place, alike) is alike
@@ -172,7 +168,7 @@ def test_a_tensor_is_copied_where_it_does_not_lie_as_its_place() -> None:
         assert torch.equal(found, unlike.float())
 
 
-def test_memory_that_the_allocator_does_not_hold_is_counted_from_when_it_is_there(
+def test_peaks_count_shared_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     step = make_step(find_precision("fp32"), make_task(make_net()))
@@ -182,9 +178,7 @@ def test_memory_that_the_allocator_does_not_hold_is_counted_from_when_it_is_ther
     monkeypatch.setattr(step._reduce, "mean", Shared(GROUPS, Peers(), THERE))
     more, (allocated, reserved) = Shared.outside_bytes, Shared.earlier_peaks
     assert (step.peak_allocated(10), step.peak_reserved(20)) == (more + 10, more + 20)
-    assert (step.peak_allocated(10, ever=True), step.peak_reserved(20, ever=True)) == (allocated, reserved), (
-        "the first step's"
-    )
+    assert (step.peak_allocated(10, ever=True), step.peak_reserved(20, ever=True)) == (allocated, reserved)
     assert (step.peak_allocated(allocated, ever=True), step.peak_reserved(reserved, ever=True)) == (
         allocated + more,
         reserved + more,
@@ -192,7 +186,7 @@ def test_memory_that_the_allocator_does_not_hold_is_counted_from_when_it_is_ther
     assert step.peak_allocated(None, ever=True) is step.peak_reserved(None, ever=True) is None
 
 
-def test_shares_of_all_ranks_make_the_mean_rounded_once() -> None:
+def test_kernels_compute_the_mean() -> None:
     done = run_interpreted(
         """
         import torch

@@ -1,4 +1,4 @@
-"""What the user's code sets globally: said, and put back where the precision decides."""
+"""Global settings that the user's code changes: reported, and restored if the precision decides them."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ def notes_on(code: Callable[[], Any]) -> list[str]:
     return notes
 
 
-def test_code_that_sets_nothing_is_not_spoken_of() -> None:
+def test_unchanged_settings_have_no_note() -> None:
     assert notes_on(lambda: torch.nn.Linear(3, 3)) == []
 
 
@@ -42,20 +42,19 @@ def test_code_that_sets_nothing_is_not_spoken_of() -> None:
     "code",
     [
         lambda: setattr(MATMUL, "allow_tf32", True),
-        lambda: torch.set_float32_matmul_precision("high"),
         lambda: torch.set_float32_matmul_precision("medium"),
         lambda: setattr(CUDNN, "allow_tf32", False),
         lambda: setattr(CUDNN.conv, "fp32_precision", "ieee"),
         lambda: setattr(torch.backends, "fp32_precision", "tf32"),
     ],
 )
-def test_tf32_is_said_and_taken_back(code: Callable[[], None]) -> None:
+def test_tf32_is_noted_and_restored(code: Callable[[], None]) -> None:
     before = read_fp32_precision()
     (note,) = notes_on(code)
     assert note.startswith("your code sets what float32 products compute in (")
     assert note.endswith("each trial's own precision was restored")
     assert read_fp32_precision() == before
-    for name in ("fp32", "tf32"):  # and a trial's own goes in as ever
+    for name in ("fp32", "tf32"):  # a trial still sets its own
         with numeric_state(find_precision(name)):
             assert read_fp32_precision()["cuda.matmul"] == ("tf32" if name == "tf32" else "ieee")
 
@@ -69,7 +68,7 @@ def test_tf32_is_said_and_taken_back(code: Callable[[], None]) -> None:
         (lambda: torch.set_autocast_enabled("cpu", True), "set_autocast_enabled('cpu') to True: False"),
     ],
 )
-def test_what_the_precision_decides_is_put_back(code: Callable[[], object], name: str) -> None:
+def test_settings_of_the_precision_are_restored(code: Callable[[], object], name: str) -> None:
     before = read_process_state()
     (note,) = notes_on(code)
     assert note == f"your code sets torch.{name} was restored for this trial"
@@ -87,7 +86,7 @@ def test_what_the_precision_decides_is_put_back(code: Callable[[], object], name
         (lambda: torch.backends.cuda.enable_flash_sdp(False), "backends.cuda.enable_flash_sdp to False"),
     ],
 )
-def test_what_the_users_own_training_has_too_is_kept(code: Callable[[], object], name: str) -> None:
+def test_settings_of_the_users_training_are_kept(code: Callable[[], object], name: str) -> None:
     before = read_process_state()
     (note,) = notes_on(code)
     assert note.startswith(f"your code sets torch.{name}")
@@ -95,33 +94,33 @@ def test_what_the_users_own_training_has_too_is_kept(code: Callable[[], object],
     assert read_process_state().values != before.values
 
 
-def test_variables_are_said_and_those_of_precision_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_noted_and_those_of_precision_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NVIDIA_TF32_OVERRIDE", "CUDA_LAUNCH_BLOCKING"):
         monkeypatch.setenv(name, "0")
         monkeypatch.delenv(name)
     notes = notes_on(lambda: os.environ.update(NVIDIA_TF32_OVERRIDE="1", CUDA_LAUNCH_BLOCKING="1", MY_OWN="1"))
     assert notes == [
-        "your code sets NVIDIA_TF32_OVERRIDE=1 in the environment: taken back, the precision decides that",
+        "your code sets NVIDIA_TF32_OVERRIDE=1 in the environment: restored, the precision decides that",
         "your code sets CUDA_LAUNCH_BLOCKING=1 in the environment: kept",
     ]
     assert "NVIDIA_TF32_OVERRIDE" not in os.environ
     assert os.environ.pop("CUDA_LAUNCH_BLOCKING") == os.environ.pop("MY_OWN") == "1"
 
 
-def test_a_seed_is_said() -> None:
+def test_seed_is_noted() -> None:
     torch.manual_seed(0)
     assert notes_on(lambda: torch.manual_seed(1234)) == [
         "your code seeds torch with 1234: the weights are those of that seed"
     ]
 
 
-def test_the_folder_is_what_it_was(tmp_path: Path) -> None:
+def test_folder_is_restored(tmp_path: Path) -> None:
     before = Path.cwd()
     notes_on(lambda: os.chdir(tmp_path))
     assert Path.cwd() == before
 
 
-def test_what_code_sets_is_put_back_where_it_raises() -> None:
+def test_settings_are_restored_after_an_error() -> None:
     def fail() -> None:
         MATMUL.allow_tf32 = True
         raise RuntimeError("broken")
@@ -132,7 +131,7 @@ def test_what_code_sets_is_put_back_where_it_raises() -> None:
     assert read_fp32_precision() == before
 
 
-def test_what_is_set_while_steps_run_is_said() -> None:
+def test_changes_while_training() -> None:
     with numeric_state(find_precision("fp32")):
         before = read_process_state()
         assert changes_while_training(before) == []

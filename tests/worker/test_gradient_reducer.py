@@ -1,8 +1,8 @@
-"""Gradients averaged by one collective behind backward: two ranks beside DistributedDataParallel's, and one alone."""
+"""Gradients averaged at once after backward: two ranks compared with DistributedDataParallel, and one rank alone."""
 
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def joined(step: TrainingStep, peers: Peers, *, reduce: bool) -> TrainingStep:
 
 
 def take_steps(peers: Peers, precision: str, loss_scale: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return losses and weights of a rank's own batches; where the scale moves, rank 1's overflow once."""
+    """Return losses and weights of steps on a rank's own batches; if the scale is dynamic, one of rank 1 overflows."""
     row, loop = find_precision(precision), step_config_of(names)
     torch.manual_seed(0)
     optimizer = type(MOMENTUM_SGD)("SGD", (*MOMENTUM_SGD.arguments, *loop.optimizer_arguments))
@@ -102,7 +102,7 @@ def accumulated(peers: Peers, *, reduce: bool) -> list[Tensor]:
 
 
 def begun_otherwise(peers: Peers) -> list[Tensor]:
-    """Return all that a rank begins with whose model was made otherwise than the other's."""
+    """Return the tensors that a rank begins with, if its model was initialised differently from the other's."""
     net = make_net(seed=peers.rank)
     assert net.norm.running_mean is not None
     net.norm.running_mean.fill_(float(peers.rank))
@@ -111,8 +111,8 @@ def begun_otherwise(peers: Peers) -> list[Tensor]:
 
 
 def unlike_gradients(peers: Peers) -> list[str]:
-    """Return what a rank says where only one has a gradient of a weight."""
-    said = []
+    """Return the errors of a rank if only one rank has a gradient of a weight."""
+    errors = []
     for other in range(2):
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         reduce = CoalescedReduce(model, peers)
@@ -121,21 +121,12 @@ def unlike_gradients(peers: Peers) -> list[str]:
             model[1](torch.ones(1, 2)).sum().backward()
         with pytest.raises(UsageError) as caught:
             reduce()
-        said.append(str(caught.value))
-    return said
-
-
-def odd_gradients(peers: Peers) -> list[Tensor]:
-    """Return the means of gradients of several dtypes, layouts and shapes."""
-    model = odd_model()
-    for parameter, gradient in zip(model.parameters(), odd_values(peers.rank), strict=True):
-        parameter.grad = gradient
-    CoalescedReduce(model, peers)()
-    return [gradient_of(parameter).clone() for parameter in model.parameters()]
+        errors.append(str(caught.value))
+    return errors
 
 
 def run(peers: Peers, checkpoint: Path | None, epochs: int) -> list[Any]:
-    """Return the losses of a run's epochs and of their validation, in evaluation mode on the same data in all ranks."""
+    """Return the steps, the losses and the validation loss of a run's epochs."""
     cells.find_workload = small  # type: ignore[attr-defined]
     datasets.NUM_IMAGES["cifar10"] = (64, 8)
     recipe = Recipe(
@@ -155,7 +146,7 @@ def run(peers: Peers, checkpoint: Path | None, epochs: int) -> list[Any]:
 
 
 def compiled(peers: Peers) -> list[list[float]]:
-    """Return the losses of a loop that is compiled with what follows the collective, and of one that is not."""
+    """Return the losses of steps that are compiled, and of steps that are not."""
     return [
         take_steps(peers, "fp16-master", "dynamic", names)["losses"]
         for names in (("compile", "compiled-update", REDUCE), ("no-step-sync", REDUCE))
@@ -163,7 +154,7 @@ def compiled(peers: Peers) -> list[list[float]]:
 
 
 def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
-    """Return what a rank has to show, in one process so that torch is imported once."""
+    """Return all results of a rank, of one process so that torch is imported once."""
     both = ((), (REDUCE,))
     return {
         "steps": [[take_steps(peers, *cell, (*names, *more)) for more in both] for *cell, names in STEPS],
@@ -171,7 +162,6 @@ def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
         "accumulated": [accumulated(peers, reduce=reduce) for reduce in (False, True)],
         "begun": begun_otherwise(peers),
         "unlike": unlike_gradients(peers),
-        "odd": odd_gradients(peers),
         "compiled": compiled(peers),
         "whole": run(peers, None, 2),
         "first": run(peers, folder / "checkpoint.pt", 1),
@@ -181,7 +171,7 @@ def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return what two ranks have to show."""
+    """Return the results of two ranks."""
     return answers_of(all_of_it, SPEC, tmp_path_factory.mktemp("ranks"))
 
 
@@ -189,7 +179,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("number", range(len(STEPS)), ids=["-".join((*cell[:2], *cell[2])) for cell in STEPS])
-def test_20_steps_are_distributed_data_parallel_s(number: int, ranks: list[dict[str, Any]]) -> None:
+def test_20_steps_equal_distributed_data_parallel(number: int, ranks: list[dict[str, Any]]) -> None:
     precision, loss_scale, _ = STEPS[number]
     rounding = torch.finfo(torch.float32 if precision == "fp32" else torch.float16).eps
     for rank in ranks:
@@ -206,46 +196,39 @@ def test_20_steps_are_distributed_data_parallel_s(number: int, ranks: list[dict[
     assert all(torch.equal(*pair) for pair in zip(one["weights"], other["weights"], strict=True))
 
 
-def test_a_language_model_s_steps_are_distributed_data_parallel_s(ranks: list[dict[str, Any]]) -> None:
+def test_language_model_equals_distributed_data_parallel(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         wrapped, reduced = rank["words"]
         assert ((reduced - wrapped) / wrapped).abs().max() < 1e-6
 
 
-def test_accumulated_gradients_are_averaged_once_a_step(ranks: list[dict[str, Any]]) -> None:
+def test_accumulated_gradients(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         for wrapped, reduced in zip(*rank["accumulated"], strict=True):
             assert (reduced - wrapped).abs().max() < 1e-6
     assert all(torch.equal(*pair) for pair in zip(*(rank["accumulated"][1] for rank in ranks), strict=True))
 
 
-def test_all_begin_with_rank_0_s_weights_masters_and_buffers(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_begin_with_the_model_of_rank_0(ranks: list[dict[str, Any]]) -> None:
     net = make_net(seed=0)
     for one, other in zip(*(rank["begun"] for rank in ranks), strict=True):
         assert torch.equal(one, other)
     assert torch.equal(ranks[1]["begun"][0], net.conv.weight.detach().bfloat16())
 
 
-def test_all_ranks_refuse_gradients_that_only_some_have(ranks: list[dict[str, Any]]) -> None:
+def test_gradients_of_some_ranks_are_refused(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
-        for said, number in zip(rank["unlike"], (1, 0), strict=True):
-            assert f"a gradient of 1.weight in some ranks, and in others, such as rank {number}, none" in said
+        for error, number in zip(rank["unlike"], (1, 0), strict=True):
+            assert f"a gradient of 1.weight in some ranks, and in others, such as rank {number}, none" in error
 
 
-def test_gradients_of_any_dtype_and_layout_are_averaged(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        for found, one, other in zip(rank["odd"], odd_values(0), odd_values(1), strict=True):
-            assert found.dtype == one.dtype
-            assert torch.equal(found, (one / 2) + (other / 2))
-
-
-def test_what_is_compiled_ends_before_the_collective_and_begins_behind_it(ranks: list[dict[str, Any]]) -> None:
+def test_compiled_steps(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         losses, plain = (torch.tensor(each) for each in rank["compiled"])
         assert (losses - plain)[plain.isfinite()].abs().max() < 20 * torch.finfo(torch.float16).eps
 
 
-def test_ranks_validate_with_rank_0_s_statistics_and_go_on_from_them(ranks: list[dict[str, Any]]) -> None:
+def test_validation_and_resuming(ranks: list[dict[str, Any]]) -> None:
     first, second = (rank["whole"] for rank in ranks)
     for one, other in zip(first, second, strict=True):
         assert one[0] == other[0] == 8  # steps
@@ -260,7 +243,7 @@ def test_ranks_validate_with_rank_0_s_statistics_and_go_on_from_them(ranks: list
 
 
 class Halving(Peers):
-    """A rank whose peer has no gradients but zeros."""
+    """A rank whose peer has gradients of zeros."""
 
     def all_reduce_mean(self, tensor: Tensor) -> None:
         assert tensor.is_contiguous()
@@ -286,7 +269,7 @@ def odd_model() -> nn.Module:
 
 
 def odd_values(rank: int) -> list[Tensor]:
-    """Return gradients for them, in layouts of their own: of every third what autograd would not give it."""
+    """Return gradients for them, some in layouts that autograd would not give them."""
     generator = torch.Generator().manual_seed(5 + rank)
     values = [
         torch.randint(-64, 64, weight.shape, generator=generator).to(weight.dtype)
@@ -304,7 +287,7 @@ def gradient_of(weight: Tensor) -> Tensor:
     return weight.grad
 
 
-def test_a_gradient_lies_as_its_weight_and_apart_from_others() -> None:
+def test_gradients_of_any_dtype_and_layout() -> None:
     model = odd_model()
     weights = list(model.parameters())
     for weight, value in zip(weights, odd_values(0), strict=True):
@@ -322,7 +305,7 @@ def test_a_gradient_lies_as_its_weight_and_apart_from_others() -> None:
     assert len(set(storages.values())) == len(storages) == 4, "a collective a dtype"
 
 
-def test_a_weight_that_nobody_trains_has_no_gradient() -> None:
+def test_untrained_weight_has_no_gradient() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
     reduce = CoalescedReduce(model, Halving())
     for _ in range(2):
@@ -333,7 +316,7 @@ def test_a_weight_that_nobody_trains_has_no_gradient() -> None:
         assert all(weight.grad is None for part in model[1:] for weight in part.parameters())
 
 
-def test_a_weight_that_is_trained_in_some_steps_only_is_refused() -> None:
+def test_weight_trained_in_some_steps_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
     reduce = CoalescedReduce(model, Halving())
     model(torch.ones(1, 2)).sum().backward()
@@ -345,55 +328,50 @@ def test_a_weight_that_is_trained_in_some_steps_only_is_refused() -> None:
         reduce()
 
 
-def test_a_sparse_gradient_is_refused() -> None:
+def test_sparse_gradient_is_refused() -> None:
     model = nn.Embedding(4, 2, sparse=True)
     model(torch.tensor([1])).sum().backward()
     with pytest.raises(UsageError, match="cannot average the sparse gradient of weight"):
         CoalescedReduce(model, Halving())()
 
 
-class Counting(nn.Module):
-    """A layer with a mask that stays, and with a buffer that it moves, replaces or leaves."""
+REFUSED_BUFFER = pytest.raises(UsageError, match="Counting writes its buffer teacher as it trains")
 
-    def __init__(self, move: Callable[[nn.Module], object]) -> None:
+
+class Counting(nn.Module):
+    """A layer with a constant buffer, and with a buffer that forward may write or replace."""
+
+    def __init__(self, change: Callable[[nn.Module], object]) -> None:
         super().__init__()
-        self.linear, self.norm, self._move = nn.Linear(2, 2), nn.BatchNorm1d(2), move
+        self.linear, self.norm, self._change = nn.Linear(2, 2), nn.BatchNorm1d(2), change
         self.register_buffer("mask", torch.ones(2))
         self.register_buffer("teacher", torch.zeros(2))
 
     def forward(self, values: Tensor) -> Tensor:
-        self._move(self)
+        self._change(self)
         return self.norm(self.linear(values)) * self.mask  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
-    ("move", "is_refused"),
+    ("change", "expectation"),
     [
-        (lambda _: None, False),
-        (lambda layer: layer.teacher.add_(1), True),
-        (lambda layer: setattr(layer, "teacher", layer.teacher + 1), True),
+        (lambda _: None, nullcontext()),
+        (lambda layer: layer.teacher.add_(1), REFUSED_BUFFER),
+        (lambda layer: setattr(layer, "teacher", layer.teacher + 1), REFUSED_BUFFER),
     ],
-    ids=["left", "moved", "replaced"],
+    ids=["constant", "written", "replaced"],
 )
-def test_a_model_that_writes_buffers_of_its_own_is_refused(
-    move: Callable[[nn.Module], object], is_refused: bool
-) -> None:
-    model = Counting(move)
+def test_model_that_writes_buffers_is_refused(change: Callable[[Any], object], expectation: Any) -> None:
+    model = Counting(change)
     reduce = CoalescedReduce(model, Halving())
-
-    def step() -> None:
-        model(torch.randn(4, 2)).square().sum().backward()
+    model(torch.randn(4, 2)).square().sum().backward()
+    reduce()
+    model(torch.randn(4, 2)).square().sum().backward()
+    with expectation:
         reduce()
 
-    step()
-    if is_refused:
-        with pytest.raises(UsageError, match="Counting writes its buffer teacher as it trains"):
-            step()
-    else:
-        step()
 
-
-def test_a_step_that_is_a_graph_lets_go_of_it_at_its_cell_s_end() -> None:
+def test_graph_is_released_at_the_end() -> None:
     captures = FakeCaptures()
     with ExitStack() as stack:
         cell = build_trial(on_two("mnist-cnn", REDUCE), stack, Halving())
@@ -405,10 +383,10 @@ def test_a_step_that_is_a_graph_lets_go_of_it_at_its_cell_s_end() -> None:
     assert captures.num_captured == 0
 
 
-# A sweep's own processes
+# A trial's processes
 
 
-def test_a_trial_of_two_gloo_ranks() -> None:
+def test_trial_of_two_gloo_ranks() -> None:
     protocol = MeasurementProtocol(
         warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=3, max_seconds=1.0
     )

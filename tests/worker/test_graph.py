@@ -1,8 +1,6 @@
-"""Steps as graphs, with a fake in the place of CUDA's: which steps are one launch, and that each batch is one step."""
+"""Steps as CUDA graphs, with a fake for CUDA: which steps are one launch, and that each batch is one step."""
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -33,7 +31,7 @@ def batch_of(number: int, size: int = 4) -> Batch:
 
 
 def run(sizes: list[int], at_once: int) -> tuple[list[float], list[float], FakeCaptures]:
-    """Return the batches in the order in which steps were taken, the losses that were promised, and the launches."""
+    """Return the batches in the order of their steps, the losses, and the captures."""
     step, captures = Counted(), FakeCaptures()
     graph = StepGraph(step, CPU, None, at_once, captures)  # type: ignore[arg-type]
     losses = [graph(batch_of(number, size)) for number, size in enumerate(sizes)]
@@ -47,28 +45,28 @@ def run(sizes: list[int], at_once: int) -> tuple[list[float], list[float], FakeC
     [[4] * 2, [4] * 3, [4] * 19, [4] * 27, ([4] * 9 + [3]) * 4, [4] * 9 + [3, 2, 3, 2, 4, 4]],
     ids=["warm-up", "just warm", "rest", "whole launches", "a short last one", "three shapes"],
 )
-def test_every_batch_is_one_step_in_its_order_and_has_its_loss(sizes: list[int], at_once: int) -> None:
+def test_every_batch_is_one_step_in_order(sizes: list[int], at_once: int) -> None:
     seen, losses, _ = run(sizes, at_once)
     expected = [float(number) for number in range(len(sizes))]
     assert seen == expected
     assert losses == expected
 
 
-def test_steps_are_launched_together_and_what_is_left_one_by_one() -> None:
+def test_remaining_steps_are_launched_one_by_one() -> None:
     _, _, captures = run([4] * (WARM_UP + 8 + 8 + 5), 8)
     assert captures.launches == [8, 8, 1, 1, 1, 1, 1]
     assert captures.num_captured == 2
     assert captures.num_aside == WARM_UP
 
 
-def test_a_short_last_batch_is_captured_for_itself() -> None:
+def test_short_last_batch_has_its_own_graph() -> None:
     _, _, captures = run(([4] * (WARM_UP + 8) + [3]) * 3, 8)
     # The first epoch warms both shapes up; then 11 batches are a launch and three, and the short one is its own.
     assert captures.num_aside == WARM_UP + 1
     assert captures.launches == [8] + 2 * [8, 1, 1, 1, 1]
 
 
-def test_a_loss_is_no_number_before_its_launch() -> None:
+def test_loss_is_nan_before_the_launch() -> None:
     graph = StepGraph(Counted(), CPU, None, 8, FakeCaptures())  # type: ignore[arg-type]
     for number in range(WARM_UP):
         graph(batch_of(number))
@@ -78,8 +76,7 @@ def test_a_loss_is_no_number_before_its_launch() -> None:
     assert [loss.item() for loss in (*waiting, last)] == [10.0 + number for number in range(8)]
 
 
-def test_batches_may_be_overwritten_once_they_are_launched() -> None:
-    """What a graph computes with lies in places of its own."""
+def test_graph_copies_its_batches() -> None:
     step = Counted()
     graph = StepGraph(step, CPU, None, 1, FakeCaptures())  # type: ignore[arg-type]
     buffer = batch_of(0)
@@ -89,11 +86,8 @@ def test_batches_may_be_overwritten_once_they_are_launched() -> None:
     assert step.seen == [float(number) for number in range(8)]
 
 
-Cell = Callable[[], AbstractContextManager[object]]
-
-
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_a_language_model_s_state_is_carried_through_launches_and_forgotten_with_an_epoch(at_once: int) -> None:
+def test_recurrent_state_through_launches_and_epochs(at_once: int) -> None:
     found: list[list[float]] = []
     for graphed in (False, True):
         with cell_of(spec_of(WORDS, "fp32")) as (cell, batches):

@@ -1,4 +1,4 @@
-"""LightningModules as they are, against Lightning itself where it is installed, and every form of theirs without it."""
+"""LightningModules: every form of them without Lightning, and Lightning's own class if it is installed."""
 
 from typing import Any
 
@@ -13,14 +13,13 @@ from castwise.registry.precisions import find_precision
 from castwise.worker.precision import convert_weights
 from castwise.worker.user_model.contract import Contract
 from castwise.worker.user_model.lightning import StepModule, adapt, is_lightning_module
-from castwise.worker.user_model.loss import make_compute_loss
-from castwise.worker.user_model.optimizer import make_loop
+from castwise.worker.user_model.loop import make_compute_loss, make_loop
 
 BATCH = (torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))
 
 
 class Module(nn.Module):
-    """What castwise asks of a LightningModule, without Lightning."""
+    """A LightningModule without Lightning."""
 
     automatic_optimization = True
 
@@ -48,12 +47,12 @@ def configured(returned: Any) -> Module:
     return module
 
 
-def test_only_what_has_both_hooks_is_one() -> None:
+def test_is_lightning_module() -> None:
     assert is_lightning_module(Module())
     assert not is_lightning_module(nn.Linear(1, 1))
 
 
-def test_its_own_loss_and_optimizer_are_used() -> None:
+def test_own_loss_and_optimizer() -> None:
     module = Module()
     contract = adapted(module)
     loss = make_compute_loss(contract, "x.py:build")(contract.model, BATCH)
@@ -64,7 +63,7 @@ def test_its_own_loss_and_optimizer_are_used() -> None:
     assert contract.optimizer.param_groups[0]["lr"] == 0.5
 
 
-def test_what_the_user_gives_goes_before_the_modules_own() -> None:
+def test_user_parts_replace_the_modules_own() -> None:
     contract = adapted(Module(), optimizer=torch.optim.Adam)
     assert contract.optimizer is torch.optim.Adam
     module = Module()
@@ -72,7 +71,7 @@ def test_what_the_user_gives_goes_before_the_modules_own() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp16-master", "bf16-true"])
-def test_its_batch_is_cast_with_its_weights_and_its_loss_comes_in_float32(precision: str) -> None:
+def test_batch_is_cast_and_loss_is_float32(precision: str) -> None:
     contract = adapted(Module())
     convert_weights(contract.model, find_precision(precision))
     loss = make_compute_loss(contract, "x.py:build")(contract.model, BATCH)
@@ -89,7 +88,7 @@ FORMS: list[tuple[Any, float]] = [
     (lambda o, s: o, 1.0),
     (lambda o, s: [o], 1.0),
     (lambda o, s: {"optimizer": o}, 1.0),
-    # Without a word schedulers go by epochs, of which there are none here.
+    # By default schedulers go by epochs, and there are none here.
     (lambda o, s: ([o], [s]), 1.0),
     (lambda o, s: {"optimizer": o, "lr_scheduler": s}, 1.0),
     (lambda o, s: ([o], [{"scheduler": s, "interval": "step"}]), 0.25),
@@ -98,7 +97,7 @@ FORMS: list[tuple[Any, float]] = [
 
 
 @pytest.mark.parametrize(("returned", "rate"), FORMS)
-def test_every_form_of_configure_optimizers_is_understood(returned: Any, rate: float) -> None:
+def test_configure_optimizers(returned: Any, rate: float) -> None:
     contract = adapted(configured(returned))
     assert isinstance(contract.optimizer, SGD)
     make_scheduler = make_loop(contract, "x.py:build").make_scheduler
@@ -118,19 +117,19 @@ def test_every_form_of_configure_optimizers_is_understood(returned: Any, rate: f
         (lambda o, s: ([], []), "has 0 optimizers"),
     ],
 )
-def test_other_forms_are_refused(returned: Any, words: str) -> None:
+def test_configure_optimizers_is_refused(returned: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         adapted(configured(returned))
 
 
-def test_optimizing_by_hand_is_refused() -> None:
+def test_manual_optimization_is_refused() -> None:
     module = Module()
     module.automatic_optimization = False
-    with pytest.raises(UsageError, match="optimizes by hand"):
+    with pytest.raises(UsageError, match="uses manual optimization"):
         adapted(module)
 
 
-def test_its_own_loader_is_used_where_no_batch_is_given() -> None:
+def test_own_train_dataloader() -> None:
     module: Any = Module()
     loader = DataLoader(TensorDataset(*BATCH), batch_size=2)
     with pytest.raises(UsageError, match="gives no batch, and its LightningModule has no train_dataloader"):
@@ -142,7 +141,7 @@ def test_its_own_loader_is_used_where_no_batch_is_given() -> None:
         del type(module).train_dataloader
 
 
-def test_the_wrapper_moves_by_the_modules_own_to() -> None:
+def test_step_module_moves_by_the_modules_to() -> None:
     moved: list[Any] = []
 
     class Moved(Module):
@@ -156,7 +155,7 @@ def test_the_wrapper_moves_by_the_modules_own_to() -> None:
     assert step.module.net.weight.dtype == torch.bfloat16
 
 
-def test_lightnings_own_class_works_as_it_is() -> None:
+def test_real_lightning_module() -> None:
     lightning = pytest.importorskip("lightning")
 
     class Real(lightning.LightningModule):  # type: ignore[misc, name-defined]

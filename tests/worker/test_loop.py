@@ -1,7 +1,8 @@
-"""Every technique computes what the plain loop does: 20 losses beside each other, within the precision's rounding."""
+"""Every technique computes what the plain loop does: 20 losses compared, within the precision's rounding."""
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,10 +22,12 @@ from castwise.registry.techniques import (
 )
 from castwise.spec.recipe import Loader, Recipe
 from castwise.worker.loss_scaling import DeviceScaling, DynamicScaling
+from castwise.worker.models.rnn_lm import LanguageModel
 from castwise.worker.techniques.first_conv import MatmulConv, use_matmul_stem, use_space_to_depth
+from castwise.worker.techniques.padding import pad_decoder, pad_first_conv, pad_hidden
 
-# What a loss may differ by after 20 steps, relative, in roundings of the format: a loss is a mean of many numbers, and
-# float32 training amplifies what a sum in another order begins. The losses themselves fall by 3 to 16 % in these steps.
+# The relative difference allowed after 20 steps, in roundings of the format: a loss is a mean of many numbers, and
+# float32 training amplifies the difference of a sum in another order. The losses fall by 3 to 16 % in these steps.
 BOUNDS = {"fp32": 500 * torch.finfo(torch.float32).eps, "bf16-mixed": 0.5 * torch.finfo(torch.bfloat16).eps}
 
 
@@ -35,7 +38,7 @@ def plain_losses(workload: str, precision: str, loss_scale: str) -> Tensor:
 
 def cells() -> list[tuple[str, str, tuple[str, ...]]]:
     """Return every technique with every workload that it applies to on a CPU, in both precisions, and some together."""
-    # Compiling takes long: the smallest model of each kind will do.
+    # Compiling takes long: test_compiled.py and test_update.py do it for the smallest models.
     alone = [(row.name,) for row in TECHNIQUES if not row.compile_cost]
     together = [
         ("channels-last", "fused-optimizer", "no-step-sync", "pad-channels-8"),
@@ -53,7 +56,7 @@ def cells() -> list[tuple[str, str, tuple[str, ...]]]:
 @pytest.mark.parametrize(
     ("workload", "precision", "names"), cells(), ids=lambda value: value if isinstance(value, str) else join(value)
 )
-def test_the_losses_of_20_steps_are_the_plain_loop_s(workload: str, precision: str, names: tuple[str, ...]) -> None:
+def test_losses_of_20_steps_equal_the_plain_loop(workload: str, precision: str, names: tuple[str, ...]) -> None:
     loss_scale = "dynamic" if "no-step-sync" in names else "none"
     found = losses_of(spec_of(workload, precision, *names, loss_scale=loss_scale))
     expected = plain_losses(workload, precision, loss_scale)
@@ -61,14 +64,14 @@ def test_the_losses_of_20_steps_are_the_plain_loop_s(workload: str, precision: s
     assert expected[0] - expected[-1] > 4 * BOUNDS[precision] * expected[0] or workload == ADADELTA
 
 
-def test_every_technique_has_its_setting_and_no_other() -> None:
+def test_every_technique_changes_the_step_config() -> None:
     assert step_config_of(()) == PLAIN
     loops = [step_config_of((row.name,)) for row in TECHNIQUES]
     assert PLAIN not in loops
     assert len(set(loops)) == len(loops)
 
 
-def test_what_compiles_and_what_is_a_graph_is_known_by_name() -> None:
+def test_compiles_and_captures_graph_by_name() -> None:
     loops = {row.name: step_config_of((row.name,)) for row in TECHNIQUES}
     compiling = [name for name, loop in loops.items() if loop.compile_mode is not None or loop.compiled_update]
     assert compiling == [name for name in loops if compiles([name])]
@@ -77,10 +80,10 @@ def test_what_compiles_and_what_is_a_graph_is_known_by_name() -> None:
     ]
 
 
-# What is really done
+# What a technique changes
 
 
-def test_channels_last_is_the_layout_of_weights_and_batches() -> None:
+def test_channels_last_of_weights_and_batches() -> None:
     with cell_of(spec_of(IMAGES, "fp32", "channels-last")) as (cell, batches):
         convolutions = [m for m in cell.step.model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size != (1, 1)]
         assert convolutions
@@ -90,13 +93,13 @@ def test_channels_last_is_the_layout_of_weights_and_batches() -> None:
 
 
 @pytest.mark.parametrize(("name", "argument"), [("fused-optimizer", "fused"), ("foreach-optimizer", "foreach")])
-def test_the_optimizer_is_made_so_and_the_record_says_so(name: str, argument: str) -> None:
+def test_optimizer_argument_is_set_and_recorded(name: str, argument: str) -> None:
     with cell_of(spec_of(IMAGES, "fp32", name)) as (cell, _):
         assert cell.step.optimizer.defaults[argument] is True
         assert f"{argument}=True" in cell.facts.optimizer
 
 
-def test_dynamic_scaling_is_torch_s_own_in_the_plain_loop_alone() -> None:
+def test_class_of_dynamic_scaling() -> None:
     with cell_of(spec_of(IMAGES, "fp32", loss_scale="dynamic")) as (cell, _):
         assert type(cell.step.scaling) is DynamicScaling
     for name in ("no-step-sync", "fused-optimizer"):
@@ -105,7 +108,7 @@ def test_dynamic_scaling_is_torch_s_own_in_the_plain_loop_alone() -> None:
 
 
 @pytest.mark.parametrize("num_channels", [4, 8])
-def test_padded_channels_are_0_and_so_are_their_weights_after_training(num_channels: int) -> None:
+def test_padded_channels_stay_0(num_channels: int) -> None:
     with cell_of(spec_of(IMAGES, "fp32", f"pad-channels-{num_channels}")) as (cell, batches):
         for batch in batches:
             assert batch[0].shape[1] == num_channels
@@ -117,7 +120,7 @@ def test_padded_channels_are_0_and_so_are_their_weights_after_training(num_chann
         assert not first.weight[:, 3:].any()
 
 
-def test_padded_words_have_no_probability_and_are_never_trained() -> None:
+def test_padded_words_are_never_trained() -> None:
     with cell_of(spec_of(WORDS, "fp32", "pad-vocabulary")) as (cell, batches):
         for batch in batches:
             cell.step(batch)
@@ -129,22 +132,7 @@ def test_padded_words_have_no_probability_and_are_never_trained() -> None:
         assert cell.facts.num_parameters == sum(p.numel() for p in cell.step.model.parameters())
 
 
-def test_what_cannot_be_padded_is_refused() -> None:
-    model = nn.Sequential(nn.Conv2d(8, 8, 3))
-    from castwise.worker.techniques.padding import pad_decoder, pad_first_conv
-
-    with pytest.raises(UsageError, match="finds images of 8 channels already"):
-        pad_first_conv(model, 8)
-    with pytest.raises(UsageError, match="no ordinary convolution"):
-        pad_first_conv(nn.Sequential(nn.Conv2d(4, 4, 3, groups=4)), 8)
-    with pytest.raises(UsageError, match="no linear decoder"):
-        pad_decoder(model, 64)
-    model.decoder = nn.Linear(3, 128)
-    with pytest.raises(UsageError, match="128 words, a multiple of 64 already"):
-        pad_decoder(model, 64)
-
-
-def test_a_recipe_is_carried_out_as_the_loop_wants_it() -> None:
+def test_techniques_change_the_recipe() -> None:
     recipe = Recipe(epochs=1, read_loss_every_step=True, loader=Loader(num_workers=1))
     assert PLAIN.recipe(recipe) == recipe
     assert step_config_of(("no-step-sync",)).recipe(recipe).read_loss_every_step is False
@@ -156,10 +144,7 @@ def test_a_recipe_is_carried_out_as_the_loop_wants_it() -> None:
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN_TANH"])
-def test_padded_units_stay_0_and_compute_what_the_narrow_model_does(kind: str) -> None:
-    from castwise.worker.models.rnn_lm import LanguageModel
-    from castwise.worker.techniques.padding import pad_hidden
-
+def test_padded_units_stay_0(kind: str) -> None:
     torch.manual_seed(0)
     narrow = LanguageModel(kind, width=12, dropout=0.0)
     wide = copy.deepcopy(narrow)
@@ -188,15 +173,13 @@ def test_padded_units_stay_0_and_compute_what_the_narrow_model_does(kind: str) -
         expected = dict(narrow.rnn.named_parameters())[name]
         part = own[:, :12] if weight.dim() == 1 else own[:, :12, :12]
         assert torch.allclose(part.flatten(0, 1), expected, atol=1e-5)
-    with pytest.raises(UsageError, match="a width of 64, a multiple of 8 already"):
-        pad_hidden(wide, 64)
 
 
 @pytest.mark.parametrize(
     ("kernel", "padding", "height", "width"),
     [(7, 3, 224, 224), (3, 0, 299, 299), (3, 1, 33, 35), (4, 1, 32, 30), (5, 2, 31, 31), (2, 0, 9, 8), (6, 5, 12, 13)],
 )
-def test_space_to_depth_computes_the_same_convolution(kernel: int, padding: int, height: int, width: int) -> None:
+def test_space_to_depth_equals_the_convolution(kernel: int, padding: int, height: int, width: int) -> None:
     conv = nn.Conv2d(3, 8, kernel, stride=2, padding=padding).double()
     model = nn.Sequential(nn.Sequential(nn.Identity(), conv))
     images = torch.randn(2, 3, height, width, dtype=torch.double)
@@ -215,7 +198,7 @@ def test_space_to_depth_computes_the_same_convolution(kernel: int, padding: int,
 
 
 @pytest.mark.parametrize(("channels", "kernel", "padding"), [(1, 3, 0), (3, 3, 1), (1, 5, 2), (4, (3, 1), (1, 0))])
-def test_a_stem_as_a_product_computes_the_same_convolution(channels: int, kernel: Any, padding: Any) -> None:
+def test_matmul_stem_equals_the_convolution(channels: int, kernel: Any, padding: Any) -> None:
     conv = nn.Conv2d(channels, 8, kernel, padding=padding, bias=channels != 3).double()
     model = nn.Sequential(conv)
     images = torch.randn(2, channels, 10, 12, dtype=torch.double)
@@ -231,15 +214,26 @@ def test_a_stem_as_a_product_computes_the_same_convolution(channels: int, kernel
     assert torch.allclose(conv.weight.grad, wanted)
 
 
-def test_a_stem_as_a_product_is_for_short_windows_of_stride_1() -> None:
-    for conv in (nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(8, 4, 3), nn.Conv2d(1, 4, 3, padding="same")):
-        with pytest.raises(UsageError, match="no ordinary convolution of stride 1"):
-            use_matmul_stem(nn.Sequential(conv))
+EVEN = nn.ModuleDict({"encoder": nn.Embedding(5, 64), "rnn": nn.LSTM(64, 64), "decoder": nn.Linear(64, 128)})
 
 
-def test_space_to_depth_is_for_first_convolutions_of_stride_2() -> None:
-    for conv in (nn.Conv2d(3, 4, 3), nn.Conv2d(8, 4, 3, stride=2), nn.Conv2d(3, 3, 3, stride=2, groups=3)):
-        with pytest.raises(UsageError, match="no ordinary convolution of stride 2"):
-            use_space_to_depth(nn.Sequential(conv, nn.Conv2d(3, 4, 3, stride=2)))
-    with pytest.raises(UsageError, match="no ordinary convolution of stride 2"):
-        use_space_to_depth(nn.Linear(3, 3))
+@pytest.mark.parametrize(
+    ("change", "model", "reason"),
+    [
+        (functools.partial(pad_first_conv, num_channels=8), nn.Conv2d(8, 8, 3), "images of 8 channels already"),
+        (functools.partial(pad_first_conv, num_channels=8), nn.Conv2d(4, 4, 3, groups=4), "no ordinary convolution"),
+        (functools.partial(pad_decoder, multiple=64), nn.Conv2d(8, 8, 3), "no linear decoder"),
+        (functools.partial(pad_decoder, multiple=64), EVEN, "128 words, a multiple of 64"),
+        (functools.partial(pad_hidden, multiple=64), EVEN, "width of 64, a multiple of 8"),
+        (use_matmul_stem, nn.Conv2d(3, 4, 3, stride=2), "convolution of stride 1"),
+        (use_matmul_stem, nn.Conv2d(8, 4, 3), "convolution of stride 1"),
+        (use_matmul_stem, nn.Conv2d(1, 4, 3, padding="same"), "convolution of stride 1"),
+        (use_space_to_depth, nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3, stride=2)), "of stride 2"),
+        (use_space_to_depth, nn.Conv2d(8, 4, 3, stride=2), "convolution of stride 2"),
+        (use_space_to_depth, nn.Conv2d(3, 3, 3, stride=2, groups=3), "convolution of stride 2"),
+        (use_space_to_depth, nn.Linear(3, 3), "convolution of stride 2"),
+    ],
+)
+def test_unfit_model_is_refused(change: Callable[[nn.Module], None], model: nn.Module, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        change(model)

@@ -49,9 +49,7 @@ def made(tmp_path: Path, config: dict[str, Any]) -> dict[str, Any]:
         (SMALL_BERT | {"architectures": ["BertForSequenceClassification"]}, "BertForSequenceClassification", 24),
     ],
 )
-def test_a_configuration_becomes_a_model_with_a_loss_of_its_own(
-    config: dict[str, Any], name: str, tokens: int, tmp_path: Path
-) -> None:
+def test_text_model(config: dict[str, Any], name: str, tokens: int, tmp_path: Path) -> None:
     parts = made(tmp_path, config)
     assert type(parts["model"]).__name__ == name
     assert (parts["unit"], parts["units_per_sample"]) == ("tokens", tokens)
@@ -63,12 +61,12 @@ def test_a_configuration_becomes_a_model_with_a_loss_of_its_own(
     loss.backward()
 
 
-def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
+def test_model_without_a_head_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="knows no inputs for BertModel"):
         made(tmp_path, SMALL_BERT | {"architectures": ["BertModel"]})
 
 
-def test_an_image_model_gets_images(tmp_path: Path) -> None:
+def test_image_model(tmp_path: Path) -> None:
     parts = made(tmp_path, SMALL_VIT)
     assert type(parts["model"]).__name__ == "ViTForImageClassification"
     assert parts["unit"] == "images"
@@ -77,17 +75,17 @@ def test_an_image_model_gets_images(tmp_path: Path) -> None:
     assert torch.isfinite(parts["model"](**batch).loss)
 
 
-def test_a_type_that_does_not_exist_is_refused_with_the_nearest() -> None:
+def test_unknown_model_type_is_refused() -> None:
     with pytest.raises(UsageError, match=r"No model type of transformers named 'brt'. Did you mean .*bert"):
         build(UserModel(kind="transformers", path="", name="brt"))
 
 
-def test_a_configuration_without_a_type_is_refused(tmp_path: Path) -> None:
+def test_configuration_without_a_type_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no model_type"):
         made(tmp_path, {"hidden_size": 3})
 
 
-def test_a_model_of_other_inputs_is_refused(tmp_path: Path) -> None:
+def test_model_of_other_inputs_is_refused(tmp_path: Path) -> None:
     small = {"model_type": "wav2vec2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     with pytest.raises(UsageError, match="castwise knows no"):
         made(tmp_path, small)

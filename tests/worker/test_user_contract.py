@@ -10,8 +10,7 @@ from castwise.errors import UsageError
 from castwise.worker.user_model.contract import NAMES, Contract, call_without_arguments, read_contract
 
 MODEL = nn.Linear(2, 2)
-
-
+FROZEN = nn.Linear(1, 1).requires_grad_(False)
 LOSS, BATCH = nn.MSELoss(), torch.ones(1)
 
 
@@ -27,11 +26,8 @@ LOSS, BATCH = nn.MSELoss(), torch.ones(1)
         ({"model": lambda: MODEL}, {}),
     ],
 )
-def test_every_form_comes_to_the_same_parts(returned: Any, parts: dict[str, Any]) -> None:
+def test_returned_forms(returned: Any, parts: dict[str, Any]) -> None:
     assert read_contract(returned, "x.py:build") == Contract(model=MODEL, **parts)
-
-
-FROZEN = nn.Linear(1, 1).requires_grad_(False)
 
 
 @pytest.mark.parametrize(
@@ -57,13 +53,13 @@ FROZEN = nn.Linear(1, 1).requires_grad_(False)
         ({"model": MODEL, "unit": "frames"}, "unit of x.py:build is 'frames'. It may be: images, tokens, samples"),
     ],
 )
-def test_what_is_not_in_the_contract_is_refused_in_a_line(returned: Any, words: str) -> None:
+def test_bad_parts_are_refused(returned: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words) as refusal:
         read_contract(returned, "x.py:build")
     assert "\n" not in str(refusal.value)
 
 
-def test_a_function_is_called_without_arguments() -> None:
+def test_call_without_arguments() -> None:
     assert call_without_arguments(lambda size=3, *rest, **more: size, "x.py:build") == 3
     with pytest.raises(UsageError, match=r"x.py:build needs arguments \(size, depth\)"):
         call_without_arguments(lambda size, *, depth: None, "x.py:build")

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from castwise.errors import UsageError
 from castwise.worker.user_model.contract import Contract
-from castwise.worker.user_model.loss import loss_of_output, make_compute_loss
+from castwise.worker.user_model.loop import loss_of_output, make_compute_loss
 
-X, Y = torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
+X, X2, Y = torch.ones(4, 3), torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
 
 
 class Recording(nn.Module):
@@ -31,43 +31,26 @@ def compute(batch: Any, model: Recording | None = None, **parts: Any) -> tuple[T
     return make_compute_loss(Contract(model, batch, **parts), "train_me.py:build")(model, batch), model
 
 
-def test_the_last_part_of_a_tuple_is_the_target() -> None:
-    seen: list[Any] = []
-
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        seen.append(target)
-        return output.sum()
-
-    value, model = compute((X, X + 1, Y), loss=loss)
-    assert [arg is part for arg, part in zip(model.called[0], (X,), strict=False)] == [True]
-    assert len(model.called[0]) == 2
-    assert seen[0] is Y
-    assert value.item() == 24
+DICT = {"x": X, "y": Y}
 
 
-def test_a_dict_is_the_models_arguments_and_the_whole_is_the_target() -> None:
-    batch = {"x": X, "y": Y}
-    value, model = compute(batch, loss=lambda output, whole: output.sum() * (whole is batch))
-    assert set(model.called[1]) == {"x", "y"}
-    assert value.item() == 24
-
-
-def test_a_tensor_has_no_target() -> None:
-    value, model = compute(X, loss=lambda output: output.mean())
-    assert model.called[0][0] is X
-    assert value.item() == 2
-
-
-def test_without_a_loss_all_of_the_batch_is_the_models() -> None:
-    value, model = compute((X, Y))
-    assert len(model.called[0]) == 2
-    assert value.item() == 4  # the mean square
-
-
-def test_a_training_step_calls_the_model_itself() -> None:
-    value, model = compute((X, Y), training_step=lambda model, batch: {"loss": model(batch[0]).mean()})
-    assert value.item() == 2
-    assert len(model.called[0]) == 1
+@pytest.mark.parametrize(
+    ("batch", "parts", "called", "expected"),
+    [
+        ((X, X2, Y), {"loss": lambda output, target: output.sum() + (target is Y)}, ((X, X2), {}), 25),
+        (DICT, {"loss": lambda output, whole: output.sum() + (whole is DICT)}, ((), DICT), 25),
+        (X, {"loss": lambda output: output.mean()}, ((X,), {}), 2),
+        ((X, Y), {}, ((X, Y), {}), 4),  # the mean square
+        ((X, Y), {"training_step": lambda model, batch: {"loss": model(batch[0]).mean()}}, ((X,), {}), 2),
+    ],
+    ids=["tuple", "dict", "tensor", "no loss", "training step"],
+)
+def test_inputs_and_target(batch: Any, parts: dict[str, Any], called: Any, expected: float) -> None:
+    value, model = compute(batch, **parts)
+    (arguments, keywords), (expected_arguments, expected_keywords) = model.called, called
+    assert list(map(id, arguments)) == list(map(id, expected_arguments))
+    assert keywords.keys() == expected_keywords.keys()
+    assert value.item() == expected
 
 
 @pytest.mark.parametrize(
@@ -82,7 +65,7 @@ def test_a_training_step_calls_the_model_itself() -> None:
         (lambda weight: SimpleNamespace(loss=None), None),
     ],
 )
-def test_an_outputs_own_loss_or_its_mean_square(form: Any, loss: float | None) -> None:
+def test_loss_of_output(form: Any, loss: float | None) -> None:
     output = form(Recording().weight)
     if loss is None:
         with pytest.raises(UsageError, match="without a floating-point tensor"):
@@ -100,12 +83,12 @@ def test_an_outputs_own_loss_or_its_mean_square(form: Any, loss: float | None) -
         (lambda output, _: torch.zeros(()), "does not depend on the model's weights"),
     ],
 )
-def test_a_loss_that_nothing_can_be_trained_by_is_refused(loss: Any, words: str) -> None:
+def test_bad_loss_is_refused(loss: Any, words: str) -> None:
     with pytest.raises(UsageError, match=f"The loss of train_me.py:build {words}"):
         compute((X, Y), loss=loss)
 
 
-def test_a_loss_that_takes_the_model_is_told_what_it_is_called_with() -> None:
+def test_loss_that_takes_the_model_is_refused() -> None:
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, targets = batch
         return nn.functional.cross_entropy(model(inputs), targets)
@@ -116,12 +99,12 @@ def test_a_loss_that_takes_the_model_is_told_what_it_is_called_with() -> None:
     assert value.item() == pytest.approx(24.0), "a name alone is no mistake"
 
 
-def test_a_loss_is_a_float32_scalar() -> None:
+def test_loss_becomes_a_float32_scalar() -> None:
     value, _ = compute((X, Y), loss=lambda output, _: output.mean().to(torch.bfloat16).reshape(1))
     assert (value.dtype, value.shape) == (torch.float32, ())
 
 
-def test_a_losss_own_tensors_come_to_the_outputs() -> None:
+def test_loss_module_moves_to_the_output_device() -> None:
     loss = nn.CrossEntropyLoss(weight=torch.ones(3))
     model = Recording(lambda weight: weight)
     model.to("meta")  # a device that any machine has

@@ -94,8 +94,8 @@ def write_call(script: ScriptBuilder, model: UserModel) -> None:
         f"{_ROOM}.lightning:adapt",
         f"{_ROOM}.load:_in_float32",
         f"{_ROOM}.batches:BatchMaker",
-        f"{_ROOM}.optimizer:make_loop",
-        f"{_ROOM}.loss:make_compute_loss",
+        f"{_ROOM}.loop:make_loop",
+        f"{_ROOM}.loop:make_compute_loss",
     )
     script.add_section(_CALL.format(whose=whose, folder=str(folder), module=module, function=function))
 

@@ -1,1 +1,1 @@
-"""Own Triton kernels."""
+"""Castwise's own Triton kernels."""

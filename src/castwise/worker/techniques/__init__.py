@@ -1,1 +1,1 @@
-"""Where techniques are applied: `loop.py` says which setting each makes, the other modules carry a setting out."""
+"""How the techniques of `registry/techniques.py` change a training step."""

@@ -1,4 +1,4 @@
-"""Batches in the form that a loop's techniques want them in: layout, channels."""
+"""The memory layout and the channels of batches, as the techniques require them."""
 
 from collections.abc import Callable
 
@@ -13,21 +13,19 @@ Prepare = Callable[[Batch], Batch]
 
 
 def preparation(loop: StepConfig) -> Prepare | None:
-    """Return what is done to every batch on the device, None where nothing is.
+    """Return the function that converts every batch on the device; None if nothing is to be converted.
 
-    It costs nothing where a batch has the form already: batches that lie on the device are brought to it once.
+    A batch that has the layout already costs nothing: resident batches are converted once.
     """
     if not loop.channels_last and loop.num_channels is None:
         return None
 
-    def prepare(batch: Batch) -> Batch:
-        return tree_map_tensors(lambda part: _as_wanted(part, loop) if part.dim() == 4 else part, batch)  # type: ignore[no-any-return]
+    def convert(part: Tensor) -> Tensor:
+        if part.dim() != 4:
+            return part
+        missing = 0 if loop.num_channels is None else loop.num_channels - part.shape[1]
+        if missing > 0:
+            part = nn.functional.pad(part, (0, 0, 0, 0, 0, missing))
+        return part.contiguous(memory_format=torch.channels_last) if loop.channels_last else part
 
-    return prepare
-
-
-def _as_wanted(images: Tensor, loop: StepConfig) -> Tensor:
-    missing = 0 if loop.num_channels is None else loop.num_channels - images.shape[1]
-    if missing > 0:
-        images = nn.functional.pad(images, (0, 0, 0, 0, 0, missing))
-    return images.contiguous(memory_format=torch.channels_last) if loop.channels_last else images
+    return lambda batch: tree_map_tensors(convert, batch)

@@ -1,4 +1,4 @@
-"""torch.compile of what a step computes, and what it needs of the machine."""
+"""torch.compile of a step's loss, and the compiler that it needs."""
 
 import os
 import shutil
@@ -14,18 +14,17 @@ from castwise.worker.models.task import Batch
 from castwise.worker.pytree import tree_tensors
 
 ComputeLoss = Callable[[nn.Module, Any], Tensor]
-Shapes = tuple[torch.Size, ...]
 
-# The names by which Inductor and Triton look for a compiler where $CXX or $CC is not set.
+# The names by which Inductor and Triton look for a compiler if $CXX or $CC is not set.
 _CXX = ("g++", "clang++", "c++")
 _CC = ("gcc", "clang", "cc")
 
 
 def check_compiler(device: torch.device) -> None:
-    """Make sure that torch.compile finds what it makes code with.
+    """Check that torch.compile finds Triton and a compiler.
 
     Raises:
-        TechniqueError: It does not; the message says what is missing.
+        TechniqueError: One is missing.
     """
     if device.type == "cuda" and find_spec("triton") is None:
         raise TechniqueError("compile needs Triton to make GPU kernels, and it is not installed. pip install triton")
@@ -39,30 +38,20 @@ def check_compiler(device: torch.device) -> None:
 
 
 class CompiledLoss:
-    """A task's loss under torch.compile, for batches of the first one's shape; others are computed uncompiled.
+    """A task's loss under torch.compile. Batches of another shape than the first run uncompiled.
 
     A last batch of another shape comes once an epoch: compiling it would cost more than it saves.
     """
 
     def __init__(self, compute_loss: ComputeLoss, mode: str) -> None:
-        """Wrap a loss.
-
-        Args:
-            compute_loss: The task's.
-            mode: Of torch.compile.
-        """
+        """Wrap a task's loss; `mode` is torch.compile's."""
         self._plain = compute_loss
         self._compiled: ComputeLoss = torch.compile(compute_loss, mode=mode, dynamic=False)
-        self._shapes: Shapes | None = None
+        self._shapes: tuple[torch.Size, ...] | None = None  # of the first batch's tensors
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of a batch."""
-        shapes = shapes_of(batch)
+        shapes = tuple(part.shape for part in tree_tensors(batch))
         if self._shapes is None:
             self._shapes = shapes
         return self._compiled(model, batch) if shapes == self._shapes else self._plain(model, batch)
-
-
-def shapes_of(batch: Batch) -> Shapes:
-    """Return the shapes of a batch's parts."""
-    return tuple(part.shape for part in tree_tensors(batch))

@@ -1,8 +1,8 @@
 """What follows backward as one compiled function: unscale, clip, step or skip, round into the weights.
 
-An optimizer's own kernels read and write every weight and state once, but what is around them (gradients of 16 bits
-made float32, unscaled, clipped; masters rounded into the weights) reads and writes them again. Compiled together each
-is read once and written once.
+An optimizer's own kernels read and write every weight and state once. The operations around them (gradients of 16 bits
+converted to float32, unscaled, clipped; masters rounded into the weights) read and write them again. Compiled together,
+each is read once and written once.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ from castwise.worker.precision import Weights
 
 _SMALL = 1e-6  # Source: torch.nn.utils.clip_grad_norm_
 
-# By class: the optimizer's function over lists of tensors, what it calls its states, and which of the group's
-# settings it takes. Source: torch.optim.
+# By class: the optimizer's function over lists of tensors, the names of its states, and the settings of a group that
+# the function takes. Source: torch.optim.
 _FUNCTIONS: dict[type[Optimizer], tuple[Callable[..., None], tuple[str, ...], tuple[str, ...]]] = {
     SGD: (sgd, ("momentum_buffer",), ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maximize")),
     Adam: (
@@ -49,22 +49,16 @@ States = list[list[Tensor | None]]
 class CompiledUpdate:
     """The update of one optimizer's tensors, compiled.
 
-    The first step is the optimizer's own, uncompiled: it makes its states in it.
+    The first step is the optimizer's own, uncompiled: it creates its states.
     """
 
     def __init__(
         self, optimizer: Optimizer, weights: Weights, scaling: NoScaling, clip_grad_norm: float | None
     ) -> None:
-        """Take what is to be updated.
-
-        Args:
-            optimizer: Over the stepped tensors.
-            weights: The model's weights, and what is stepped for each.
-            scaling: The loss scaling; one that asks the host whether to skip cannot be compiled.
-            clip_grad_norm: The norm that gradients are clipped to, or None.
+        """Compile the update of an optimizer over `weights.stepped`; the scaling must not ask the host whether to skip.
 
         Raises:
-            TechniqueError: It is none of torch's optimizers that can be compiled so.
+            TechniqueError: The optimizer is not one that can be compiled.
         """
         if type(optimizer) not in _FUNCTIONS:
             names = ", ".join(each.__name__ for each in _FUNCTIONS)
@@ -75,7 +69,7 @@ class CompiledUpdate:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Bring the gradients of backward into the weights."""
+        """Update the weights by the gradients of backward."""
         if self._is_first:
             self._is_first = False
             self._first_step()
@@ -92,7 +86,7 @@ class CompiledUpdate:
         self._scaling.settle(overflowed)
 
     def _first_step(self) -> None:
-        """Take the optimizer's own step; without `capturable` its kernels over lists take numbers as rates alone."""
+        """Take the optimizer's own step. Without `capturable` its foreach kernels take only numbers as rates."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
             group["lr"] = float(group["lr"])
@@ -103,13 +97,13 @@ class CompiledUpdate:
             group["lr"] = rate
 
     def _group(self, group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor], list[Tensor | None], States, Any]:
-        """Return a group's gradients, stepped tensors, weights to be rounded into, states and settings."""
+        """Return a group's gradients, stepped tensors, weights that these are rounded into, states and settings."""
         pairs = [pair for tensor in group["params"] if (pair := self._weights.behind(tensor)).grad is not None]
         stepped = [self._weights.stepped_for(weight) for weight in pairs]
         low = [None if weight is tensor else weight for weight, tensor in zip(pairs, stepped, strict=True)]
         _, names, settings = _FUNCTIONS[type(self._optimizer)]
         states = [[self._optimizer.state[tensor].get(name) for tensor in stepped] for name in names]
-        # Plain SGD has none at all; what is compiled makes none.
+        # Plain SGD has no states; the compiled function creates none.
         if group.get("momentum", 1) and any(all(state[i] is None for state in states) for i in range(len(stepped))):
             raise TechniqueError("compiled-update needs every weight that is trained to be trained in the first step.")
         chosen = {name: group[name] for name in settings}
@@ -120,10 +114,10 @@ class CompiledUpdate:
 
 
 def _norms(gradients: Sequence[Tensor], order: float) -> Tensor:
-    """Return the norm of each gradient, as float32: one kernel of torch's for all of a dtype.
+    """Return the norm of each gradient, as float32, by one kernel of torch's for each dtype.
 
-    They stay outside the compiled function. What needs them must wait for them, and Inductor, which fuses what stands
-    before them with as much of the step as it can, would write that out and leave a kernel a tensor behind them.
+    They are computed outside the compiled function. The step needs all norms, and Inductor, which fuses the operations
+    before the norms with as much of the step as it can, would store that and launch a kernel per tensor after them.
     """
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for gradient in gradients:
@@ -139,7 +133,7 @@ def _update(
     factor: Tensor | None,
     overflowed: Tensor | None,
 ) -> None:
-    """Update all groups: gradients times the scale's inverse and clipping's factor; nothing where one overflowed."""
+    """Update all groups by gradients times the scale's inverse and clipping's factor; not if a gradient overflowed."""
     for group_gradients, stepped, low, states, settings in groups:
         gradients = [gradient.to(tensor.dtype) for gradient, tensor in zip(group_gradients, stepped, strict=True)]
         for by in (inverse, factor):
@@ -147,7 +141,7 @@ def _update(
                 gradients = list(torch._foreach_mul(gradients, by))
         _step(kind, gradients, stepped, states, settings, overflowed)
         for weight, tensor in zip(low, stepped, strict=True):
-            if weight is not None:  # one by one: a list of another length would be a kernel of its own
+            if weight is not None:  # one by one: a list of another length would need a separate kernel
                 weight.copy_(tensor)
 
 
@@ -159,19 +153,16 @@ def _step(
     settings: dict[str, Any],
     overflowed: Tensor | None,
 ) -> None:
-    """Step a group, and leave all as it was where a gradient overflowed."""
+    """Step a group; if a gradient overflowed, all tensors keep their values."""
     function = _FUNCTIONS[kind][0]
     if "capturable" in settings and torch.compiler.is_compiling():
-        settings = settings | {"capturable": True}  # to the compiler the count of steps is a tensor, wherever it lies
+        settings = settings | {"capturable": True}  # the compiler takes the count of steps as a tensor on any device
     touched = [*stepped, *(state for each in states for state in each if state is not None)]
-    # Copies cost nothing: compiled, they are the values that were read anyway.
+    # Copies cost nothing: in compiled code they are values that are read anyway.
     before = [tensor.clone() for tensor in touched] if overflowed is not None else []
-    function(stepped, gradients, *_lists(states), foreach=True, **settings)
+    # Without AMSGrad torch's functions take an empty list for its states.
+    lists = [[] if len(states) > 1 and each and each[0] is None else each for each in states]
+    function(stepped, gradients, *lists, foreach=True, **settings)
     if overflowed is not None:
         for tensor, old in zip(touched, before, strict=True):
             tensor.copy_(torch.where(overflowed > 0, old, tensor))
-
-
-def _lists(states: States) -> list[list[Tensor | None]]:
-    """Return the states as torch's functions want them: no list of AMSGrad's where there is none."""
-    return [[] if len(states) > 1 and each and each[0] is None else each for each in states]

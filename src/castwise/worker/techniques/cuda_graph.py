@@ -1,4 +1,4 @@
-"""Whole training steps as CUDA graphs: captured once, replayed for every batch of the same shape, some at a launch."""
+"""Whole training steps as CUDA graphs: captured once, replayed for every batch of the same shape, several a launch."""
 
 import math
 import time
@@ -12,34 +12,30 @@ from castwise.errors import TechniqueError
 from castwise.worker.models.task import Batch, RecurrentState
 from castwise.worker.pytree import TreeSignature, tree_map_tensors, tree_signature, tree_tensors
 
-# Steps on the capture's stream before it: libraries are loaded, algorithms are chosen, the optimizer has its state.
+# Steps on the capture's stream before it: they load libraries, choose algorithms and create the optimizer's state.
 # Source: PyTorch, "CUDA semantics", Whole-network capture: 3 steps.
 _WARM_UP_STEPS = 3
-# Batches of another shape, such as a short last one, find libraries and state there; algorithms are chosen by shape.
+# For batches of another shape, such as a short last one, only algorithms are still to be chosen.
 _MORE_WARM_UP_STEPS = 1
 _MOST_SHAPES = 2
 
 
 class CudaCaptures:
-    """Captures work as CUDA graphs, which share their memory: no two of them run at once.
-
-    Attributes:
-        seconds: What capturing took so far; None before the first.
-        peak_bytes: The most memory that tensors held during a capture, which every replay uses again though the
-            allocator counts it as free; 0 before the first.
-        earlier_peak_bytes: The most that they held outside, which capturing makes the allocator forget; 0 before.
-    """
+    """Captures work as CUDA graphs, which share their memory: no two of them run at once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
-        self.seconds: float | None = None
-        self.peak_bytes = self.earlier_peak_bytes = 0
+        self.seconds: float | None = None  # that all captures took; None before the first
+        # The most that tensors held during a capture: replays use it again, though the allocator counts it as free.
+        self.peak_bytes = 0
+        # The most that they held before; capturing resets the allocator's peak.
+        self.earlier_peak_bytes = 0
 
     def run_aside(self, work: Callable[[], Tensor]) -> Tensor:
-        """Run work on the stream of the captures: backward runs where forward first ran."""
+        """Run work on the stream of the captures: backward runs on the stream where forward first ran."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             result = work()
@@ -47,7 +43,7 @@ class CudaCaptures:
         return result
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture work, which computes nothing, and return what runs it.
+        """Capture work, which computes nothing, and return a function that runs it.
 
         Raises:
             TechniqueError: It cannot be captured.
@@ -59,8 +55,8 @@ class CudaCaptures:
         self.earlier_peak_bytes = max(self.earlier_peak_bytes, torch.cuda.max_memory_allocated(self._device))
         torch.cuda.reset_peak_memory_stats(self._device)
         try:
-            # A loader's thread may pin memory meanwhile, and NCCL's watchdog ask for work that is under way: what other
-            # threads do is not the capture's. Torch keeps captured collectives from the watchdog.
+            # Other threads may use CUDA meanwhile: a loader's pins memory, and NCCL's watchdog asks for work that is
+            # under way. Torch keeps captured collectives from the watchdog.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 work()
         except torch.OutOfMemoryError:
@@ -74,9 +70,9 @@ class CudaCaptures:
         return graph.replay
 
     def release(self) -> None:
-        """Destroy all graphs; what runs them cannot any more.
+        """Destroy all graphs; they cannot be run any more.
 
-        As long as one holds a collective, NCCL waits for its end in `destroy_process_group`.
+        As long as a graph holds a collective, NCCL waits for its end in `destroy_process_group`.
         Source: NVIDIA/nccl src/init.cc (commDestroySync); pytorch/pytorch issue 115388.
         """
         for graph in self._graphs:
@@ -86,36 +82,27 @@ class CudaCaptures:
 
 @dataclass(frozen=True)
 class _Captured:
-    """Steps as one graph.
+    """Several steps as one graph."""
 
-    Attributes:
-        places: Where the batches of a replay are put: of each of their parts, that of every batch.
-        losses: Where their losses come to lie, of shape (steps,).
-        replay: Takes the steps.
-    """
-
-    places: Sequence[list[Tensor]]
-    losses: Tensor
-    replay: Callable[[], None]
+    inputs: Sequence[list[Tensor]]  # that a replay reads: for each part of a batch the tensors of all batches
+    losses: Tensor  # of shape (steps,)
+    replay: Callable[[], None]  # takes the steps
 
 
 def _by_part(batches: Sequence[Batch]) -> list[list[Tensor]]:
-    """Return the tensors of batches by part: those of all batches are one copy."""
+    """Return the tensors of batches by part, so that one kernel copies a part of all batches."""
     return [list(parts) for parts in zip(*map(tree_tensors, batches), strict=True)]
 
 
 class StepGraph:
-    """A training step that runs as a CUDA graph once it has run a few times, one step or several at a launch.
+    """A training step that runs as a CUDA graph after a few warm-up steps, one step or several at a launch.
 
-    The steps before the capture are real ones, and capturing computes nothing, so that every batch is trained on once,
-    in its order. Nothing within a step may depend on the host: learning rates that move are tensors, loss scaling is on
-    the device, and what the task carries from step to step is copied into place.
+    The steps before the capture are real, and capturing computes nothing: every batch is trained on once, in order.
+    Nothing within a step may depend on the host: learning rates that change are tensors, loss scaling is on the device,
+    and the state that the task carries from step to step is copied into the graph's tensors.
 
-    Where a launch takes several steps, a batch waits until as many of its shape have come; a loss that was returned
-    is NaN until then. `flush` takes the steps that wait, one by one.
-
-    Attributes:
-        captures: Captures the graphs.
+    If a launch takes several steps, a batch waits until as many of its shape have come; a loss that was returned is NaN
+    until then. `flush` takes the steps that wait, one by one.
     """
 
     def __init__(
@@ -126,24 +113,16 @@ class StepGraph:
         steps_per_launch: int = 1,
         captures: CudaCaptures | None = None,
     ) -> None:
-        """Wrap a step.
-
-        Args:
-            step: Trains on a batch and returns the loss.
-            device: The GPU.
-            carried: What the task carries from step to step, if anything.
-            steps_per_launch: Steps that are one launch.
-            captures: Captures the graphs; None makes one for the device.
-        """
+        """Wrap a step, which trains on a batch and returns its loss; `carried` is the task's recurrent state."""
         self._step, self._carried, self._device = step, carried, device
         self._steps_per_launch = steps_per_launch
         self.captures = captures or CudaCaptures(device)
-        self._warm_up_steps: dict[TreeSignature, int] = {}  # that are still to be run, by a batch's form
+        self._warm_up_steps: dict[TreeSignature, int] = {}  # still to be run, by the signature of a batch
         self._captured: dict[tuple[TreeSignature, int], _Captured] = {}
         self._state: tuple[Tensor, ...] = ()
         self._waiting: list[Batch] = []
         self._waiting_form: TreeSignature = None
-        self._losses = torch.empty(0)  # of the steps that wait
+        self._losses = torch.empty(0)  # of the batches that wait
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on a batch, now or with those that follow, and return its loss.
@@ -152,7 +131,7 @@ class StepGraph:
         """
         try:
             form = tree_signature(batch)
-        except TypeError as error:  # it would stay the first's
+        except TypeError as error:  # a graph would keep the value of the first batch
             raise TechniqueError(f"cuda-graph needs batches of tensors alone: {error}.") from error
         if self._waiting and form != self._waiting_form:
             self.flush()
@@ -169,13 +148,13 @@ class StepGraph:
         return loss
 
     def flush(self) -> None:
-        """Take the steps that wait for others; their losses are there then."""
+        """Take the steps of the batches that wait; then their losses are known."""
         for index, batch in enumerate(self._waiting):
             self._launch([batch], self._losses[index : index + 1])
         self._waiting = []
 
     def _is_ready(self, form: TreeSignature) -> bool:
-        """Return whether batches of this shape had their warm-up, and what is carried has a form."""
+        """Return whether batches of this shape had their warm-up, and the carried state exists."""
         if form not in self._warm_up_steps:
             if len(self._warm_up_steps) == _MOST_SHAPES:
                 return False
@@ -186,13 +165,13 @@ class StepGraph:
         return self._carried is None or bool(self._state) or bool(self._carried.read())
 
     def _launch(self, batches: Sequence[Batch], losses: Tensor) -> None:
-        """Take steps that wait in one launch, and put their losses where they were promised."""
+        """Take the steps of batches that waited in one launch, and fill in their losses."""
         key = (self._waiting_form, len(batches))
         if key not in self._captured:
             self._captured[key] = self._capture(batches)
         captured = self._captured[key]
-        for places, parts in zip(captured.places, _by_part(batches), strict=True):
-            torch._foreach_copy_(places, parts, non_blocking=True)
+        for inputs, parts in zip(captured.inputs, _by_part(batches), strict=True):
+            torch._foreach_copy_(inputs, parts, non_blocking=True)
         if self._carried is not None:
             self._fill_state(self._carried)
         captured.replay()
@@ -219,7 +198,7 @@ class StepGraph:
         return _Captured(_by_part(held), losses, replay)
 
     def _fill_state(self, carried: RecurrentState) -> None:
-        """Bring what is carried into the graphs' place, where a new epoch or a step of another shape moved it."""
+        """Copy the carried state into the graphs' tensors, if a new epoch or an uncaptured step replaced it."""
         now = carried.read()
         if not now:
             for place in self._state:

@@ -1,7 +1,7 @@
-"""The convolution that reads a model's images, computed in another way: `space-to-depth` and `matmul-stem`.
+"""A model's first convolution (the stem), computed in another way: `space-to-depth` and `matmul-stem`.
 
-It has few channels (3, or 1), and Tensor Cores take 8 or 16 at a time: convolution kernels, made for tens of channels,
-spend most of their time on zeros and on bringing the images into their layout.
+It reads images of 3 channels, or 1, and Tensor Cores take 8 or 16 at a time. Convolution kernels, made for tens of
+channels, spend most of their time on zeros and on converting the layout of the images.
 """
 
 from typing import Any
@@ -15,43 +15,42 @@ from castwise.worker.techniques.hooks import has_hooks
 _STRIDE = 2
 _MOST_CHANNELS = 4
 _CHANNEL_MULTIPLE = 16
-# What products on Tensor Cores read at a time, in numbers of 16 bits.
+# Numbers of 16 bits that matrix products on Tensor Cores read at a time.
 _ALIGNED = 8
 # A longer window would be many times its image.
 _MOST_NUMBERS = 64
 
 
 def find_stem(model: nn.Module) -> tuple[str, nn.Conv2d | None]:
-    """Return the name and the module of a model's first convolution; None where it begins with no ordinary one.
+    """Return the name and the module of a model's first convolution; None for the module if it cannot be replaced.
 
-    One whose class is another may compute something else, one with groups has no channels to be put together, and hooks
-    would be lost with the module.
+    A subclass may compute something else, a convolution with groups has no channels to put together, and hooks would be
+    lost with the module.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
-            plain = type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros"
-            plain &= not has_hooks(module)
-            return name, module if plain and not isinstance(module.padding, str) else None
+            is_plain = type(module) is nn.Conv2d and module.groups == 1 and module.dilation == (1, 1)
+            is_padded_with_zeros = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+            return name, module if is_plain and is_padded_with_zeros and not has_hooks(module) else None
     return "", None
 
 
-def take_place(model: nn.Module, name: str, conv: nn.Conv2d, kind: type[nn.Conv2d]) -> None:
-    """Put a convolution of another class, with the same settings and the same weights, in the place of one."""
+def replace_stem(model: nn.Module, name: str, conv: nn.Conv2d, kind: type[nn.Conv2d]) -> None:
+    """Replace a convolution by one of another class with the same settings and the same weights."""
     arguments: dict[str, Any] = {"stride": conv.stride, "padding": conv.padding, "bias": conv.bias is not None}
     kernel = (conv.kernel_size[0], conv.kernel_size[1])
     made = kind(conv.in_channels, conv.out_channels, kernel, device="meta", **arguments)
     made.weight, made.bias = conv.weight, conv.bias
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, made)
+    model.set_submodule(name, made)
 
 
 class SpaceToDepthConv(nn.Conv2d):
-    """A convolution of stride 2 by way of one of stride 1 over 2 by 2 pixels; its weight and bias stay as they are.
+    """A convolution of stride 2, computed as one of stride 1 over blocks of 2 by 2 pixels; weight and bias stay.
 
     With 4 pixels as channels there are 12 (16 with zeros), and the kernel is half as large and of stride 1.
 
     Output row i reads input rows 2i + u - p for u in 0 … k - 1. With q = ⌈p / 2⌉ and u + 2q - p = 2a + r, r in {0, 1},
-    that is row r of the pair of rows i + a - q: a kernel of ⌈(k + 2q - p) / 2⌉ pairs, begun q pairs before.
+    that is row r of the pair of rows i + a - q: a kernel of ⌈(k + 2q - p) / 2⌉ pairs that begins q pairs before.
 
     Source of the idea: MLPerf's ResNet submissions (MLPerf Training v0.6, Google's and NVIDIA's).
     """
@@ -76,7 +75,7 @@ class SpaceToDepthConv(nn.Conv2d):
         return nn.functional.conv2d(pairs, weight, self.bias)
 
     def _of_side(self, axis: int, size: int) -> tuple[int, int, int, int]:
-        """Return the pairs to be added before and behind the image, and the zeros before and behind the kernel."""
+        """Return the pairs to add before and after the image, and the zeros to add before and after the kernel."""
         kernel, padding = self.kernel_size[axis], int(self.padding[axis])
         pairs_before = -(-padding // 2)
         before = 2 * pairs_before - padding
@@ -93,23 +92,18 @@ def use_space_to_depth(model: nn.Module) -> None:
         TechniqueError: It is no ordinary one of stride 2 over images.
     """
     name, first = find_stem(model)
-    if first is None or not _is_strided(first):
+    if first is None or first.stride != (_STRIDE, _STRIDE) or first.in_channels > _MOST_CHANNELS:
         raise TechniqueError(
             "space-to-depth finds no ordinary convolution of stride 2 over images at the model's beginning."
         )
-    take_place(model, name, first, SpaceToDepthConv)
-
-
-def _is_strided(conv: nn.Conv2d) -> bool:
-    strided = conv.stride == (_STRIDE, _STRIDE) and conv.dilation == (1, 1)
-    return strided and conv.in_channels <= _MOST_CHANNELS
+    replace_stem(model, name, first, SpaceToDepthConv)
 
 
 class MatmulConv(nn.Conv2d):
-    """A convolution of stride 1 as the product of its windows with its weights, which stay as they are.
+    """A convolution of stride 1 as a matrix product of its windows and its weights, which stay as they are.
 
-    The windows, written out, are small next to the output; its layout is channels last; and the images need no
-    gradient, so that backward is one product, too.
+    The windows take little memory compared with the output, whose layout is channels last. The images need no gradient,
+    so backward is one product too.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  as nn.Conv2d names it
@@ -139,14 +133,9 @@ def use_matmul_stem(model: nn.Module) -> None:
         TechniqueError: It is no ordinary one of stride 1 with short windows.
     """
     name, first = find_stem(model)
-    if first is None or not _is_short(first):
+    if first is None or first.stride != (1, 1) or first.weight[0].numel() > _MOST_NUMBERS:
         raise TechniqueError(
             "matmul-stem finds no ordinary convolution of stride 1 with windows of at most "
             f"{_MOST_NUMBERS} numbers at the model's beginning."
         )
-    take_place(model, name, first, MatmulConv)
-
-
-def _is_short(conv: nn.Conv2d) -> bool:
-    strides = conv.stride == (1, 1) and conv.dilation == (1, 1)
-    return strides and conv.weight[0].numel() <= _MOST_NUMBERS
+    replace_stem(model, name, first, MatmulConv)

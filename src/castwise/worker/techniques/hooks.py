@@ -1,4 +1,4 @@
-"""Hooks of users on modules that a technique would put others in the place of."""
+"""Hooks on modules: a technique that replaces a module would lose them."""
 
 from torch import nn
 
@@ -6,5 +6,5 @@ _KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether anything is called with a module's forward or backward."""
+    """Return whether a module has forward or backward hooks."""
     return any(getattr(module, kind) for kind in _KINDS)

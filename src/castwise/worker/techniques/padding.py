@@ -1,4 +1,4 @@
-"""Models padded with zeros to sizes that Tensor Cores take; what they compute stays the same."""
+"""Models padded with zeros to sizes that Tensor Cores take. The results stay the same."""
 
 from collections.abc import Callable
 
@@ -7,23 +7,23 @@ from torch import nn
 
 from castwise.errors import TechniqueError
 
-# The bias of a word that is not one: its probability is 0 in every precision, and it is a number in float16.
+# The bias of a padding word: its probability is 0 in every precision, and float16 holds it.
 _NEVER = -1e4
-# Rows of 8 numbers of 16 bits are 16 bytes, what Tensor Cores' kernels read at a time.
+# 8 numbers of 16 bits are 16 bytes, which kernels for Tensor Cores read at a time.
 _ALIGNED = 8
 
 
 def pad_first_conv(model: nn.Module, num_channels: int) -> None:
-    """Give the convolution that reads the images more input channels; their weights are 0, and stay so.
+    """Give the convolution that reads the images more input channels, whose weights are and stay 0.
 
-    The other channels of the images are 0 too (`batch_layout`), so that outputs and the other weights' gradients
-    are the same as before.
+    The additional channels of the images are 0 too (`batch_layout`): outputs and the gradients of the other weights do
+    not change.
 
     Raises:
         TechniqueError: The model begins with no ordinary convolution, or has as many channels already.
     """
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    # A kind of convolution that computes with its weights' deviation would see the zeros.
+    # A subclass that computes with the deviation of its weights would see the zeros.
     if first is None or type(first) is not nn.Conv2d or first.groups != 1:
         raise TechniqueError(f"pad-channels-{num_channels} finds no ordinary convolution at the model's beginning.")
     missing = num_channels - first.in_channels
@@ -35,14 +35,14 @@ def pad_first_conv(model: nn.Module, num_channels: int) -> None:
 
 
 def pad_hidden(model: nn.Module, multiple: int) -> None:
-    """Make a recurrent language model's embedding and state as wide as a multiple; further units are 0, and stay so.
+    """Widen a recurrent language model's embedding and state to a multiple; the additional units are and stay 0.
 
-    A further unit's weights and biases are 0, so that its state is: an LSTM's new cell value is tanh(0), a GRU's and an
-    RNN's too. Nothing reads it but by weights of 0, and its gradient is 0. Outputs and the other weights' gradients are
-    the same as before.
+    The weights and biases of an additional unit are 0, and so is its state: the new cell value of an LSTM, a GRU and an
+    RNN is tanh(0). It is read through weights of 0 only, so its gradient is 0. Outputs and the gradients of the other
+    weights do not change.
 
     Raises:
-        TechniqueError: The model is no such model, or its width is a multiple of 8 already, which kernels take.
+        TechniqueError: It is no recurrent language model, or its width is a multiple of 8 already, which kernels take.
     """
     encoder, rnn, decoder = (getattr(model, name, None) for name in ("encoder", "rnn", "decoder"))
     if not (isinstance(encoder, nn.Embedding) and isinstance(rnn, nn.RNNBase) and isinstance(decoder, nn.Linear)):
@@ -67,13 +67,13 @@ def pad_hidden(model: nn.Module, multiple: int) -> None:
 
 
 def pad_decoder(model: nn.Module, multiple: int) -> None:
-    """Give a language model's decoder words that never come, up to a multiple.
+    """Pad the vocabulary of a language model's decoder to a multiple, with words that never occur.
 
-    Their weights are 0 and their bias is so low that their probability, and with it every gradient of theirs, is 0: the
-    loss and the other words' gradients are the same as before.
+    Their weights are 0 and their bias is so low that their probability and their gradients are 0: the loss and the
+    gradients of the other words do not change.
 
     Raises:
-        TechniqueError: The model has no linear decoder, or its number of words is such a multiple.
+        TechniqueError: The model has no linear decoder, or its number of words is a multiple already.
     """
     decoder = getattr(model, "decoder", None)
     if not isinstance(decoder, nn.Linear):

@@ -1,4 +1,4 @@
-"""What a user's function returns: a model, a batch, and other parts of the loop; read and checked."""
+"""What a user's function returns: a model, a batch, and other parts of the training loop; read and checked."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,33 +17,20 @@ _FORMS = "a model, (model, batch), (model, batch, loss), or a dict of these and 
 
 @dataclass(frozen=True)
 class Contract:
-    """What a user's function returns, by the names that `castwise.compare` has.
+    """What a user's function returns, by the names of the arguments of `castwise.compare`."""
 
-    Attributes:
-        model: The model; a LightningModule brings its own loss and optimizer.
-        batch: An example batch, or a function that returns one of as many samples as it is asked for. None uses
-            a LightningModule's own data loader.
-        loss: Takes the model's output and the batch's target; None uses a loss of the output alone.
-        training_step: Takes model and batch, and returns the loss; instead of `loss`.
-        optimizer: An optimizer of the model's parameters, or a function that returns one from them.
-        scheduler: A scheduler of that optimizer, or a function that returns one from it.
-        batch_size: Samples per optimizer step unless `--batch-size` says otherwise.
-        accumulate: Batches whose gradients are added up for one optimizer step.
-        clip_grad_norm: The norm that gradients are clipped to.
-        unit: What throughput counts.
-        units_per_sample: Units in a sample.
-    """
-
-    model: nn.Module
+    model: nn.Module  # a LightningModule brings its own loss and optimizer
+    # An example batch, or a function that returns a batch of the number of samples that it is given. None uses a
+    # LightningModule's own data loader.
     batch: Any = None
-    loss: Callable[..., Any] | None = None
-    training_step: Callable[[nn.Module, Any], Any] | None = None
-    optimizer: Optimizer | Callable[..., Optimizer] | None = None
-    scheduler: Any = None
-    batch_size: int | None = None
-    accumulate: int = 1
-    clip_grad_norm: float | None = None
-    unit: Unit = "samples"
+    loss: Callable[..., Any] | None = None  # of the output and the target; None uses a loss of the output alone
+    training_step: Callable[[nn.Module, Any], Any] | None = None  # returns the loss of model and batch; replaces `loss`
+    optimizer: Optimizer | Callable[..., Optimizer] | None = None  # or a function of the parameters that makes one
+    scheduler: Any = None  # or a function of the optimizer that makes one
+    batch_size: int | None = None  # samples per optimizer step unless `--batch-size` says otherwise
+    accumulate: int = 1  # batches whose gradients are added up for one optimizer step
+    clip_grad_norm: float | None = None  # the norm that gradients are clipped to
+    unit: Unit = "samples"  # what throughput counts
     units_per_sample: int = 1
 
 
@@ -60,15 +47,29 @@ def read_contract(returned: Any, source: str) -> Contract:
     Raises:
         UsageError: It is none of these, or one of its parts is of the wrong type.
     """
-    parts = _parts(returned, source)
+    if isinstance(returned, nn.Module):
+        parts: dict[str, Any] = {"model": returned}
+    elif isinstance(returned, Mapping):
+        parts = dict(returned)
+    elif isinstance(returned, tuple) and 1 <= len(returned) <= 3:
+        parts = dict(zip(("model", "batch", "loss"), returned, strict=False))
+    else:
+        raise UsageError(f"{source} returned {_a(returned)}. It must return {_FORMS}.")
     unknown = [str(name) for name in parts if name not in NAMES]
     if unknown:
         raise UsageError(f"{source} returned a dict with '{unknown[0]}'. Its keys may be: {', '.join(NAMES)}.")
     if "model" not in parts:
         raise UsageError(f"{source} returned a dict without 'model'.")
-    given = {name: value for name, value in parts.items() if value is not None}
-    given["model"] = _model(given.get("model"), source)
-    contract = Contract(**given)
+
+    model = parts["model"]
+    if not isinstance(model, nn.Module) and callable(model):
+        model = call_without_arguments(model, f"the model of {source}")
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"The model of {source} is {_a(model)}, not a torch.nn.Module.")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError(f"The model of {source} ({type(model).__name__}) has no parameter that learns.")
+
+    contract = Contract(**{name: value for name, value in parts.items() if value is not None} | {"model": model})
     _check_parts(contract, source)
     return contract
 
@@ -82,39 +83,17 @@ def call_without_arguments(function: Any, source: str) -> Any:
     if not callable(function):
         raise UsageError(f"{source} is no function but {_a(function)}. It must be one without arguments.")
     try:
-        signature = inspect.signature(function)
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature: try it
         return function()
-    needed = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind in _NEEDED]
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind not in optional]
     if needed:
         raise UsageError(
             f"{source} needs arguments ({', '.join(needed)}), and castwise calls it without. Give them defaults, or "
             "write a function that calls it."
         )
     return function()
-
-
-_NEEDED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def _parts(returned: Any, source: str) -> dict[str, Any]:
-    if isinstance(returned, Mapping) and not isinstance(returned, nn.Module):
-        return dict(returned)
-    if isinstance(returned, nn.Module):
-        return {"model": returned}
-    if isinstance(returned, tuple) and 1 <= len(returned) <= 3:
-        return dict(zip(("model", "batch", "loss"), returned, strict=False))
-    raise UsageError(f"{source} returned {_a(returned)}. It must return {_FORMS}.")
-
-
-def _model(model: Any, source: str) -> nn.Module:
-    if not isinstance(model, nn.Module) and callable(model):
-        model = call_without_arguments(model, f"the model of {source}")
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"The model of {source} is {_a(model)}, not a torch.nn.Module.")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError(f"The model of {source} ({type(model).__name__}) has no parameter that learns.")
-    return model
 
 
 def _check_parts(contract: Contract, source: str) -> None:
@@ -124,8 +103,9 @@ def _check_parts(contract: Contract, source: str) -> None:
             raise UsageError(f"The {name} of {source} is {_a(value)}, not a function.")
     if contract.loss is not None and contract.training_step is not None:
         raise UsageError(f"{source} has both a loss and a training_step, which returns the loss. Leave one out.")
-    if contract.optimizer is not None and not callable(contract.optimizer) and not is_optimizer(contract.optimizer):
-        raise UsageError(f"The optimizer of {source} is {_a(contract.optimizer)}: neither an optimizer nor a function.")
+    optimizer = contract.optimizer
+    if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, Optimizer):
+        raise UsageError(f"The optimizer of {source} is {_a(optimizer)}: neither an optimizer nor a function.")
     for name in ("batch_size", "accumulate", "units_per_sample"):
         value = getattr(contract, name)
         if value is not None and not (isinstance(value, int) and value >= 1):
@@ -135,11 +115,6 @@ def _check_parts(contract: Contract, source: str) -> None:
         raise UsageError(f"The clip_grad_norm of {source} is {norm!r}, not a number above 0.")
     if contract.unit not in _UNITS:
         raise UsageError(f"The unit of {source} is {contract.unit!r}. It may be: {', '.join(_UNITS)}.")
-
-
-def is_optimizer(value: Any) -> bool:
-    """Return whether this is an optimizer, not a function that makes one."""
-    return isinstance(value, Optimizer)
 
 
 def _a(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Global settings that decide what a training step computes: read, compared and restored around user code."""
+"""Global settings that change what a training step computes: read, compared and restored around user code."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from castwise.worker.precision import read_fp32_precision, restore_fp32_precisio
 # Variables that override what float32 products compute in, whatever torch's switches say.
 # Source: cuBLAS and cuDNN documentation (NVIDIA_TF32_OVERRIDE); torch, aten/src/ATen/Context.cpp.
 _PRECISION_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
-# Variables that change times or memory; others are the user's, or their libraries', business.
+# Variables that change times or memory. Others are not reported.
 _OTHER_VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_LAUNCH_BLOCKING",
@@ -28,19 +28,13 @@ _OTHER_VARIABLES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A global setting that user code may change.
+    """A global setting that user code may change."""
 
-    Attributes:
-        name: How users set it.
-        read: Returns its value.
-        write: Sets it.
-        is_kept: Whether it stays as the user's code sets it, since their own training has it too. The precision or
-            castwise decides the others.
-    """
-
-    name: str
+    name: str  # how users set it
     read: Callable[[], Any]
     write: Callable[[Any], object]
+    # Whether it stays as the user's code sets it, since their own training has it too. The precision or castwise
+    # decides the others.
     is_kept: bool
 
 
@@ -69,7 +63,7 @@ def _attention_backend(kind: str) -> Setting:
 
 
 def _current_device() -> int | None:
-    """Return the number of the present GPU; None if CUDA is not open, and leave it so."""
+    """Return the number of the current GPU; None if CUDA is not initialised, which this does not change."""
     return torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
@@ -113,7 +107,7 @@ class ProcessState:
 
 
 def read_process_state() -> ProcessState:
-    """Return the present settings."""
+    """Return the current settings."""
     return ProcessState(
         values=tuple(setting.read() for setting in SETTINGS),
         fp32_precision=read_fp32_precision(),
@@ -125,12 +119,9 @@ def read_process_state() -> ProcessState:
 
 @contextmanager
 def user_code(notes: list[str]) -> Iterator[None]:
-    """Let the user's code run, restore the settings that castwise decides, and note each change.
+    """Run the user's code, restore the settings that castwise decides, and add a sentence to `notes` for each change.
 
-    The settings that it may keep end with the trial's process.
-
-    Args:
-        notes: Receives a sentence for each change.
+    The other changes are kept until the trial's process ends.
     """
     before = read_process_state()
     try:
@@ -167,7 +158,7 @@ def _changes(before: ProcessState, after: ProcessState) -> list[str]:
         )
     for name, value in after.variables.items():
         if before.variables[name] != value:
-            fate = "taken back, the precision decides that" if name in _PRECISION_VARIABLES else "kept"
+            fate = "restored, the precision decides that" if name in _PRECISION_VARIABLES else "kept"
             notes.append(f"your code sets {name}={value or ''} in the environment: {fate}")
     if before.seed != after.seed:
         notes.append(f"your code seeds torch with {after.seed}: the weights are those of that seed")

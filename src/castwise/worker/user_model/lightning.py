@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from castwise.errors import UsageError
-from castwise.worker.user_model.contract import Contract, is_optimizer
-from castwise.worker.user_model.optimizer import step_of
+from castwise.worker.user_model.contract import Contract
+from castwise.worker.user_model.loop import step_of
 
 # Steps of the training run that the measured steps represent; schedulers are planned for so many.
 _NUM_STEPS = 100_000
@@ -47,29 +48,28 @@ def adapt(contract: Contract, source: str) -> Contract:
     """Return the contract of a LightningModule: what the user did not give is the module's own.
 
     Raises:
-        UsageError: It optimizes by hand, has several optimizers, or no batch is to be had.
+        UsageError: It uses manual optimization, has several optimizers, or there is no batch.
     """
     module: Any = contract.model
     if not getattr(module, "automatic_optimization", True):
-        raise UsageError(f"The LightningModule of {source} optimizes by hand, and castwise steps one optimizer itself.")
+        raise UsageError(
+            f"The LightningModule of {source} uses manual optimization; castwise needs automatic optimization."
+        )
     module._trainer = _make_trainer(contract)
     for name in ("log", "log_dict"):
-        object.__setattr__(module, name, _log_nothing)
-    for hook in ("setup", "configure_model"):
-        if hasattr(module, hook):
-            getattr(module, hook)(*(("fit",) if hook == "setup" else ()))
-    batch = contract.batch if contract.batch is not None else _train_dataloader(module, source)
-    contract = replace(contract, batch=batch, model=module)
+        object.__setattr__(module, name, lambda *_, **__: None)  # there is no trainer to keep what is logged
+    if hasattr(module, "setup"):
+        module.setup("fit")
+    if hasattr(module, "configure_model"):
+        module.configure_model()
+    if contract.batch is None:
+        contract = replace(contract, batch=_train_dataloader(module, source))
     if contract.loss is not None or contract.training_step is not None:
         return contract  # they replace the module's own
     if contract.optimizer is None:
         optimizer, scheduler = _configured(module.configure_optimizers(), source)
         contract = replace(contract, optimizer=optimizer, scheduler=contract.scheduler or scheduler)
     return replace(contract, model=StepModule(module), training_step=lambda model, batch: model(batch))
-
-
-def _log_nothing(*_: Any, **__: Any) -> None:
-    """Ignore what a module logs: there is no trainer to keep it."""
 
 
 def _make_trainer(contract: Contract) -> Any:
@@ -94,21 +94,16 @@ def _make_trainer(contract: Contract) -> Any:
 
 def _train_dataloader(module: Any, source: str) -> Any:
     """Return the module's own data loader; its example input will not do, since `training_step` needs targets."""
-    loader = module.train_dataloader() if _overrides(module, "train_dataloader") else None
+    # Lightning's own class has the hook too, and raises in it.
+    owner = next((each for each in type(module).__mro__ if "train_dataloader" in vars(each)), None)
+    is_own = owner is not None and not owner.__module__.startswith(("lightning.", "pytorch_lightning."))
+    loader = module.train_dataloader() if is_own else None
     if loader is None:
         raise UsageError(
             f"{source} gives no batch, and its LightningModule has no train_dataloader. Return (model, batch): "
             "an example batch, or a function of the batch size."
         )
     return loader
-
-
-def _overrides(module: Any, name: str) -> bool:
-    """Return whether the module defines a hook, which Lightning's own class defines to raise."""
-    for each in type(module).__mro__:
-        if name in vars(each):
-            return not each.__module__.startswith(("lightning.", "pytorch_lightning."))
-    return False
 
 
 def _configured(configured: Any, source: str) -> tuple[Any, Any]:
@@ -125,7 +120,7 @@ def _configured(configured: Any, source: str) -> tuple[Any, Any]:
     if isinstance(configured, Mapping):
         schedulers = configured.get("lr_scheduler", schedulers)
         configured = configured.get("optimizer")
-    if not is_optimizer(configured):
+    if not isinstance(configured, Optimizer):
         raise UsageError(
             f"The configure_optimizers of {source} returned {type(configured).__name__}, not an optimizer."
         )
@@ -133,16 +128,9 @@ def _configured(configured: Any, source: str) -> tuple[Any, Any]:
     # Lightning's default interval is an epoch, and there are no epochs here.
     per_step = [each for each in listed if isinstance(each, Mapping) and each.get("interval") == "step"]
     steps = [step for each in per_step if (step := step_of(each["scheduler"])) is not None]
-    return configured, _JointScheduler(steps) if steps else None
 
-
-class _JointScheduler:
-    """Several schedulers that are stepped as one."""
-
-    def __init__(self, steps: Sequence[Any]) -> None:
-        self._steps = steps
-        self.last_epoch = 0
-
-    def step(self) -> None:
-        for step in self._steps:
+    def step_all() -> None:
+        for step in steps:
             step()
+
+    return configured, SimpleNamespace(step=step_all) if steps else None

@@ -18,11 +18,10 @@ from castwise.spec.user_model import UserModel, UserWorkload
 from castwise.worker.models.task import Task
 from castwise.worker.user_model import transformers
 from castwise.worker.user_model.batches import BatchMaker
-from castwise.worker.user_model.contract import NAMES, Contract, call_without_arguments, read_contract
+from castwise.worker.user_model.contract import Contract, call_without_arguments, read_contract
 from castwise.worker.user_model.global_state import user_code
 from castwise.worker.user_model.lightning import adapt, is_lightning_module
-from castwise.worker.user_model.loss import make_compute_loss
-from castwise.worker.user_model.optimizer import check_optimizer, make_loop
+from castwise.worker.user_model.loop import check_optimizer, make_compute_loss, make_loop
 from castwise.worker.user_model.side_effects import count_helpers, helper_notes
 from castwise.worker.user_model.source import defined_at, digest, where
 
@@ -51,24 +50,22 @@ def build_user_model(model: UserModel) -> Task:
     loaded = _load(model)
     if model.digest not in ("", loaded.digest):
         raise UsageError(f"{_display_name(model)} was changed while it was being measured. Run castwise again.")
-    contract = loaded.contract
+    contract, source = loaded.contract, _display_name(model)
     return Task(
         model=contract.model,
         make_batches=loaded.batches.make,
-        compute_loss=make_compute_loss(contract, _display_name(model)),
+        compute_loss=make_compute_loss(contract, source),
         units_per_sample=contract.units_per_sample,
         unit=contract.unit,
-        user_loop=make_loop(contract, _display_name(model)),
+        user_loop=make_loop(contract, source),
         notes=loaded.notes,
     )
 
 
 def error_location(error: BaseException, model: UserModel) -> str | None:
-    """Return the line of the user's code that an error is about: the innermost it passed, or that of their function.
+    """Return the innermost line of the user's code in an error's traceback, or else the line of their function.
 
-    Args:
-        error: The exception. If castwise raised it, their function is at fault only if the message names it.
-        model: Where the model comes from.
+    An error that castwise raised is about their function only if the message names it.
     """
     place = where(error)
     if place is not None or (isinstance(error, CastwiseError) and _display_name(model) not in str(error)):
@@ -79,25 +76,18 @@ def error_location(error: BaseException, model: UserModel) -> str | None:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What the user's code returned, checked.
+    """What the user's code returned, checked."""
 
-    Attributes:
-        contract: Its parts, the model in float32.
-        batches: Makes its batches.
-        digest: Identifies the files that were read.
-        notes: What the code changed, a sentence each.
-    """
-
-    contract: Contract
+    contract: Contract  # the model in float32
     batches: BatchMaker
-    digest: str
-    notes: tuple[str, ...]
+    digest: str  # of the files that were read
+    notes: tuple[str, ...]  # what the code changed, a sentence each
 
 
 def _load(model: UserModel) -> _Loaded:
     source, notes = _display_name(model), list[str]()
-    # A fork server's child would start processes by a fork server too, which pickles what their file defines. A user's
-    # data loader needs Python's default method, as in their training.
+    # This process is a fork server's child and would start processes by a fork server, which pickles what the user's
+    # file defines. Their data loader needs Python's default method, as in their training.
     multiprocessing.set_start_method(None, force=True)
     modules, num_helpers = set(sys.modules), count_helpers()
     with user_code(notes):
@@ -146,7 +136,7 @@ def _in_float32(model: nn.Module) -> list[str]:
 
 
 def _from_file(model: UserModel) -> Any:
-    """Run a Python file as `python FILE` would, but for its `__name__`, and call its function."""
+    """Run a Python file as `python FILE` would, except for its `__name__`, and call its function."""
     path = Path(model.path)
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(_FILE_MODULE, path)
@@ -159,7 +149,7 @@ def _from_file(model: UserModel) -> Any:
 
 
 def _from_module(model: UserModel) -> Any:
-    """Import a module, from the present folder before anywhere else, and call its function."""
+    """Import a module, searching the current folder first, and call its function."""
     sys.path.insert(0, model.path)
     name, _, function = model.name.partition(":")
     try:
@@ -201,5 +191,3 @@ _LOADERS: dict[str, Callable[[UserModel], Any]] = {
     "pickle": _from_pickle,
     "transformers": transformers.build,
 }
-
-__all__ = ["NAMES", "build_user_model", "inspect_model"]

@@ -1,4 +1,4 @@
-"""Side effects of the user's code during training: printing, kept tensors, processes and threads that go on."""
+"""Side effects of the user's code during training: printing, kept tensors, running processes and threads."""
 
 import contextlib
 import itertools
@@ -6,14 +6,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from castwise.records.schema import Block
 from castwise.worker.memory import CpuMemory, CudaMemory
 from castwise.worker.user_model.global_state import changes_while_training, read_process_state
 
-_CHILDREN = "/proc/self/task/{}/children"
 _STDOUT = 1
 
 # Growth over all blocks that counts as a leak: allocators round, and lists of losses grow.
@@ -23,14 +21,14 @@ _FEWEST_BLOCKS = 4
 
 
 class SideEffectWatch:
-    """Watches the user's code from the end of set-up on for what makes its figures doubtful."""
+    """Watches the user's code after set-up for side effects that make its measurements doubtful."""
 
     def __init__(self, memory: CudaMemory | CpuMemory) -> None:
         self._memory = memory
         self._state = read_process_state()
         self._printed = 0
-        self._held: list[int | None] = []
-        self._num_steps = 0
+        self._held: list[int | None] = []  # bytes in use after each block; None if unknown
+        self._num_steps = 0  # of all blocks except the first
 
     def start(self) -> None:
         """Start watching: steps are timed from now on."""
@@ -43,11 +41,19 @@ class SideEffectWatch:
 
     def notes(self) -> tuple[str, ...]:
         """Return a sentence for each side effect."""
-        return (
-            *changes_while_training(self._state),
-            *_note_on_printing(_printed_bytes() - self._printed),
-            *_note_on_leak(self._held, self._num_steps),
-        )
+        notes = changes_while_training(self._state)
+        printed = _printed_bytes() - self._printed
+        if printed > 0:
+            notes.append(f"{printed:,} bytes were printed while steps were timed: printing is part of these step times")
+        held = [value for value in self._held if value is not None]
+        grows = all(earlier < later for earlier, later in itertools.pairwise(held))
+        if grows and len(held) >= _FEWEST_BLOCKS and held[-1] - held[0] >= _LEAK_BYTES:
+            mebibytes = (held[-1] - held[0]) / max(1, self._num_steps) / 2**20
+            notes.append(
+                f"memory grew by {mebibytes:.2g} MiB a step, in every block: something keeps tensors of past steps, "
+                "and the peak is not that of a step"
+            )
+        return tuple(notes)
 
 
 def _printed_bytes() -> int:
@@ -61,18 +67,12 @@ def _printed_bytes() -> int:
         return 0
 
 
-def _note_on_printing(count: int) -> list[str]:
-    if count <= 0:
-        return []
-    return [f"{count:,} bytes were printed while steps were timed: printing is part of these step times"]
-
-
 def count_helpers() -> int:
     """Return the number of running processes and Python threads that this process has started."""
     processes = 0
     with contextlib.suppress(OSError):
-        for task in os.listdir("/proc/self/task"):
-            processes += len(Path(_CHILDREN.format(task)).read_text().split())
+        for task in Path("/proc/self/task").iterdir():
+            processes += len((task / "children").read_text().split())
     return processes + threading.active_count()
 
 
@@ -85,22 +85,3 @@ def helper_notes(before: int) -> list[str]:
         return []
     what = "processes or threads" if count > 1 else "process or thread"
     return [f"your code has started {count} {what} that run{'s' if count == 1 else ''} during the steps"]
-
-
-def _note_on_leak(held_bytes: Sequence[int | None], num_steps: int) -> list[str]:
-    """Return a sentence if memory grew from every timed block to the next.
-
-    Args:
-        held_bytes: Memory in use after each timed block; None if unknown.
-        num_steps: The steps of those blocks except the first.
-    """
-    held = [value for value in held_bytes if value is not None]
-    if len(held) < _FEWEST_BLOCKS or any(later <= earlier for earlier, later in itertools.pairwise(held)):
-        return []
-    growth = held[-1] - held[0]
-    if growth < _LEAK_BYTES:
-        return []
-    return [
-        f"memory grew by {growth / max(1, num_steps) / 2**20:.2g} MiB a step, in every block: something keeps tensors "
-        "of past steps, and the peak is not that of a step"
-    ]

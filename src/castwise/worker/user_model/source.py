@@ -1,4 +1,4 @@
-"""The user's code: tell it from libraries, locate it in tracebacks, and compute its digest."""
+"""The user's code: distinguish it from libraries, locate it in tracebacks, and compute its digest."""
 
 import hashlib
 import inspect
@@ -28,9 +28,9 @@ def is_users(file: str | None) -> bool:
 
 
 def where(error: BaseException) -> str | None:
-    """Return the innermost place of the user's code that an exception went through: `train_me.py:12, in forward`.
+    """Return the innermost line of the user's code in an exception's traceback: `train_me.py:12, in forward`.
 
-    Of a syntax error it is the faulty line. None if no code of the user's took part.
+    For a syntax error it is the faulty line; None if the traceback has no code of the user.
     """
     if isinstance(error, SyntaxError) and is_users(error.filename):
         return f"{_shown(str(error.filename))}:{error.lineno}"
@@ -41,7 +41,7 @@ def where(error: BaseException) -> str | None:
 
 
 def defined_at(function: object) -> str | None:
-    """Return where a function of the user's begins: `train_me.py:8, in build`; None for any other."""
+    """Return where a function of the user begins: `train_me.py:8, in build`; None for any other object."""
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     if not isinstance(code, CodeType) or not is_users(code.co_filename):
         return None
@@ -54,11 +54,11 @@ def _shown(file: str) -> str:
 
 
 def digest(files: Iterable[Path], before: Iterable[str]) -> str:
-    """Return 12 hexadecimal digits that identify these files and all modules of the user's imported since.
+    """Return 12 hexadecimal digits that identify some files and the user's modules that were imported since `before`.
 
     Args:
         files: Files that are not modules: the user's file, a pickle, a configuration.
-        before: The names of the modules that were imported before.
+        before: The names of the modules that had been imported.
     """
     known = set(before)
     imported = {

@@ -26,7 +26,13 @@ def build(model: UserModel) -> dict[str, Any]:
     Raises:
         UsageError: transformers is not installed, has no such type, or castwise knows no inputs for it.
     """
-    transformers = _import(model.name)
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(
+            f"'transformers:{model.name}' needs transformers, which is not installed. Install it with: "
+            "pip install transformers"
+        ) from error
     config = _read_config(transformers, model)
     made = _make_model(transformers, config, model.name)
     if _is_one_of(transformers, made, _IMAGE_HEADS):
@@ -42,23 +48,12 @@ def build(model: UserModel) -> dict[str, Any]:
     return {"model": made, "batch": batch, "unit": "tokens", "units_per_sample": num_tokens}
 
 
-def _import(name: str) -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise UsageError(
-            f"'transformers:{name}' needs transformers, which is not installed. Install it with: "
-            "pip install transformers"
-        ) from error
-    return transformers
-
-
 def _read_config(transformers: Any, model: UserModel) -> Any:
     if model.path:
         values, _ = transformers.PretrainedConfig.get_config_dict(model.path, local_files_only=True)
         model_type = values.get("model_type")
         if model_type is None:
-            raise UsageError(f"The configuration '{model.path}' has no model_type, by which transformers knows it.")
+            raise UsageError(f"The configuration '{model.path}' has no model_type, which names its class.")
         arguments = {name: value for name, value in values.items() if name != "model_type"}
     else:
         model_type, arguments = model.name, {}

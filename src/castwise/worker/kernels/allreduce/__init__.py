@@ -1,1 +1,1 @@
-"""The mean of all ranks' gradients in memory that all GPUs see."""
+"""The mean of all ranks' gradients, by collectives or in memory that all GPUs share."""

@@ -1,4 +1,4 @@
-"""Views for tensors, one behind the other in one buffer."""
+"""Views of one buffer, one after the other, for several tensors."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -16,13 +16,10 @@ def offsets(group: Sequence[Tensor], aligned_bytes: int) -> list[int]:
 def views(flat: Tensor, group: Sequence[Tensor], begins: Sequence[int]) -> list[Tensor]:
     """Return each tensor's part of a buffer, in the tensor's shape.
 
-    A view has its tensor's order of dimensions, which for a weight is the same in all ranks and which autograd gives
-    its gradient: channels last stays channels last. A tensor with gaps or overlaps gets a dense view.
+    `flat` has shape (n,) and the tensors' dtype; `begins` come from `offsets`, and the last is at most n.
 
-    Args:
-        flat: Shape (n,), of the tensors' dtype.
-        group: The tensors.
-        begins: From `offsets`; the last is at most n.
+    A view has its tensor's order of dimensions: channels last stays channels last. For a weight the order is the same
+    in all ranks, and autograd uses it for the gradient. A tensor with gaps or overlaps gets a dense view.
     """
     strides = [torch.empty_like(tensor, device="meta").stride() for tensor in group]
     return [

@@ -20,18 +20,15 @@ class CoalescedReduce:
     the GPUs can access each other's memory.
 
     Afterwards the gradients are views of the averaged buffers: nothing is copied back.
-
-    Attributes:
-        mean: How the mean is computed, on which all ranks agree in the first step; None before.
     """
 
     def __init__(self, model: nn.Module, peers: Peers) -> None:
         """Prepare to average a model that is the same in all ranks, on its device and in its precision."""
         self._model, self._peers = model, peers
-        # Frozen weights too: one that is trained later must not go unnoticed.
+        # Frozen weights too: a weight that is trained later must be noticed.
         self._names, self._parameters = zip(*model.named_parameters(), strict=True)
         self._groups: list[list[nn.Parameter]] = []
-        self.mean: CollectiveMean | SymmetricMean | None = None
+        self.mean: CollectiveMean | SymmetricMean | None = None  # all ranks agree on one in the first step
         self._has_gradient: list[bool] | None = None
         self._versions: list[tuple[nn.Module, str, Tensor, int]] = []
 
@@ -40,8 +37,8 @@ class CoalescedReduce:
         """Replace the gradients by their means over the ranks.
 
         Raises:
-            TechniqueError: Ranks have gradients of different weights, or a gradient is sparse, or the model writes what
-                ranks would have to share: other buffers than running statistics.
+            TechniqueError: Ranks have gradients of different weights, a gradient is sparse, or the model writes buffers
+                other than running statistics, which ranks would have to share.
         """
         has_gradient = [parameter.grad is not None for parameter in self._parameters]
         if self._has_gradient is None:
@@ -59,7 +56,7 @@ class CoalescedReduce:
         self._peers.broadcast(buffer for norm in norms for buffer in norm.buffers(recurse=False))
 
     def _begin(self, has_gradient: list[bool]) -> None:
-        """Check once that all ranks have the same gradients: a rank would wait for ever for one that another lacks."""
+        """Check once that all ranks have the same gradients; a rank without one would make the others wait forever."""
         for number, others in enumerate(self._peers.gather_objects(has_gradient)):
             for name, here, there in zip(self._names, has_gradient, others, strict=True):
                 if here != there:

@@ -1,4 +1,4 @@
-"""Mean of all ranks' tensors, such as gradients: by collectives, or by kernels in memory that all GPUs share."""
+"""The mean of all ranks' tensors, such as gradients: by collectives, or by kernels in memory that all GPUs share."""
 
 import ctypes
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Groups = Sequence[Sequence[Tensor]]
 
 
 class CollectiveMean:
-    """The mean by collectives, one a group of tensors. The attributes are those of `SymmetricMean`."""
+    """The mean by one collective for each group of tensors. The attributes are those of `SymmetricMean`."""
 
     kind: Literal["collectives"] = "collectives"
     outside_bytes = 0
@@ -51,13 +51,13 @@ class CollectiveMean:
 class SymmetricMean:
     """The mean by kernels that write into all ranks' memory, each rank the means of its share of the elements.
 
-    The links carry as much as a ring all-reduce sends, in two steps for any number of ranks, without a copy before.
+    The links carry as much as in a ring all-reduce, in two steps for any number of ranks and without a copy before.
     Values are added in float32 and rounded once. All ranks get the same bits, since one rank computes each mean.
 
     Attributes:
-        kind: What a record calls it.
+        kind: Its name in records.
         outputs: The means, one for each tensor. Those of a group are views of one buffer.
-        outside_bytes: Their memory that PyTorch's allocator does not know of: the outputs and as much again.
+        outside_bytes: Memory outside PyTorch's allocator: the outputs, and slots of the same size.
         earlier_peaks: The allocator's peaks, allocated and reserved bytes, before that memory was allocated.
     """
 
@@ -96,7 +96,7 @@ class SymmetricMean:
 
 
 class Allocated(NamedTuple):
-    """Memory that can be shared with other ranks but is not yet."""
+    """Memory that can be shared with other ranks but is not shared yet."""
 
     memory: Tensor
     earlier_peaks: tuple[int, int]
@@ -107,7 +107,7 @@ def make_allreducer(peers: Peers, groups: Groups) -> CollectiveMean | SymmetricM
 
     A group has one dtype, and all groups are on one device.
     """
-    # Ask step by step for what one rank may lack: sharing itself would wait for all others.
+    # All ranks agree before each step that one of them may be unable to take: the next would wait for all ranks.
     allocated = allocate(groups, peers) if all(peers.gather_objects(can_share(peers, groups))) else None
     if all(peers.gather_objects(allocated is not None)) and allocated is not None:
         made: SymmetricMean | None = None
@@ -123,7 +123,7 @@ def allocate(groups: Groups, peers: Peers) -> Allocated | None:
     from torch.distributed import _symmetric_memory as symmetric
 
     device = groups[0][0].device
-    torch.cuda.empty_cache()  # it comes from the driver, which lacks what the allocator keeps
+    torch.cuda.empty_cache()  # the memory comes from the driver, which cannot give what the allocator keeps
     try:
         memory = symmetric.empty(_parts(groups, peers)[-1], dtype=torch.uint8, device=device)
     except RuntimeError:
@@ -169,7 +169,7 @@ def can_share(peers: Peers, groups: Groups) -> bool:
 def has_peer_atomics(own: int, other: int) -> bool:
     """Return whether a GPU can access another's memory with atomic operations, as over NVLink.
 
-    Over PCIe a peer's memory may be accessible without atomic operations, and a barrier would lose signals.
+    Over PCIe a peer's memory may be accessible without atomic operations, and a barrier would lose signals then.
 
     Source: NVIDIA, CUDA Driver API, cuDeviceGetP2PAttribute.
     """

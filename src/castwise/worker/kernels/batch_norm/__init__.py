@@ -1,1 +1,1 @@
-"""BatchNorm with its activation and sum in one kernel."""
+"""Batch norm with its neighbours (additions, dropout, activation) by Triton kernels."""

@@ -56,11 +56,11 @@ def use_batch_norm_kernel(model: nn.Module) -> None:
     """Let a model's batch norms, and what is next to them, run by castwise's kernels in training.
 
     torch.fx traces the model once (`tracing.py`). Each batch norm then also computes its neighbours, as far as writes
-    in place allow (`aliasing.py`): before it an addition or dropout and the biases of convolutions (`Prologue`), behind
+    in place allow (`aliasing.py`): before it an addition or dropout and the biases of convolutions (`Prologue`), after
     it an addition and an activation (`Epilogue`). On a GPU Triton kernels compute all of that at once (`ops.py`).
 
-    If the model cannot be traced as a whole, its parts that can be traced use the kernels. Whatever the code of a model
-    or part depends on, other than its inputs, stays what it is now; leaf modules still decide in each step.
+    If the model cannot be traced as a whole, its parts that can be traced use the kernels. A trace keeps the branches
+    that the code takes now, whatever they depend on; leaf modules still decide in each step.
 
     Raises:
         TechniqueError: torch.fx can trace no part with a batch norm that the kernels know, or Triton is not installed.
@@ -105,8 +105,8 @@ def _rewrite(model: nn.Module) -> None:
     traced.recompile()
     plain, trained = type(model).forward, type(traced).forward
 
-    # It is bound to the model and reads the weights from there, so that a copy trains its own. A pickled model computes
-    # as its class does; so does a call with anything but tensors and numbers, which the trace assumes.
+    # The method is bound to the model and reads its weights, so that a copy trains its own. A pickled model runs the
+    # forward of its class, and so does a call with anything but tensors and numbers, which the trace assumes.
     def forward(self: nn.Module, *inputs: Any, **named: Any) -> Any:
         is_traced = self.training and all(isinstance(each, _TRACED_INPUTS) for each in (*inputs, *named.values()))
         return (trained if is_traced else plain)(self, *inputs, **named)
@@ -180,17 +180,17 @@ def _fuse_neighbours(traced: fx.GraphModule, norm: fx.Node) -> fx.Node:
 
 
 def _epilogue_chain(traced: fx.GraphModule, norm: fx.Node) -> tuple[list[fx.Node], Any]:
-    """Return a norm with the nodes behind it that can be fused, and these as an `Epilogue` of nodes."""
+    """Return a norm with the nodes after it that can be fused, and these as an `Epilogue` of nodes."""
     chain, epilogue = [norm], cast("Any", Epilogue())
     following = _only_user(norm)
     residual = None if following is None else _other_addend(following, norm)
     if following is not None and residual is not None:
-        behind = _only_user(following)
-        loses_input = behind is not None and _activation_code(traced, behind) in NEEDS_INPUT
+        after_sum = _only_user(following)
+        loses_input = after_sum is not None and _activation_code(traced, after_sum) in NEEDS_INPUT
         if not loses_input and can_fuse(traced, [norm, following]):
             chain = [norm, following]
             epilogue = epilogue._replace(residual=residual, keeps_dtype=following.target is add_in_place)
-            following = behind
+            following = after_sum
     activation = None if following is None else _activation_code(traced, following)
     if following is not None and activation is not None and can_fuse(traced, [*chain, following]):
         chain, epilogue = [*chain, following], epilogue._replace(activation=activation)
@@ -206,7 +206,7 @@ def _epilogue_of(fused: fx.Node) -> Any:
 
 
 def _connect_carrier(traced: fx.GraphModule, fused: fx.Node, others: list[fx.Node], written: set[fx.Node]) -> None:
-    """If a norm's result is a residual of another norm and read elsewhere too, let its two gradients come separately.
+    """If a norm's result is a residual of another norm and is also read elsewhere, keep its two gradients separate.
 
     `written` are the nodes whose results may be written into.
     """

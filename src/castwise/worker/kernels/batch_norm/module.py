@@ -112,7 +112,7 @@ class FusableDropout(nn.Dropout):
     """Dropout that returns its probability when it is called without input, so that a kernel can apply it."""
 
     def forward(self, input: Tensor | None = None) -> Any:  # noqa: A002
-        """Return the input after dropout; without input the present probability of dropping an element."""
+        """Return the input after dropout; without input the current probability of dropping an element."""
         if input is not None:
             return super().forward(input)
         return self.p if self.training else 0.0

@@ -82,7 +82,7 @@ def batch_norm(  # noqa: PLR0913, PLR0917
         drop_level: Drop probability in 1 / 65,536.
         addend: Of the images' shape, dtype and layout, added before normalising; None adds nothing.
         residual: The same, added after normalising.
-        carrier: Receives the residual's gradient in its place; None if the residual receives it.
+        carrier: Receives the residual's gradient; None if the residual itself receives it.
         weight: Shape (C,).
         bias: Shape (C,).
         epsilon: Added to the variance.
@@ -176,7 +176,7 @@ def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
     out, _, total, mean, variance, inverse = output
     ctx.has_addend, ctx.has_residual, ctx.has_carrier = addend is not None, residual is not None, carrier is not None
     ctx.conv_bias_dtype, ctx.has_total = None if conv_bias is None else conv_bias.dtype, total.numel() > 0
-    # Behind an addition only the result shows which pixels a ReLU let through.
+    # After an addition only the result shows which pixels a ReLU let through.
     kept = out if ctx.has_residual and ctx.activation != NO_ACTIVATION else None
     ctx.save_for_backward(total if ctx.has_total else images, weight, bias, mean, inverse, seed, kept)
     ctx.mark_non_differentiable(mean, variance, inverse)

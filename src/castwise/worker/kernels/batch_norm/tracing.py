@@ -1,10 +1,10 @@
-"""Trace a model in training mode with torch.fx, and refuse it if the trace would lose something of what it does."""
+"""Trace a model in training mode with torch.fx; refuse it if the trace would compute something else."""
 
 import copy
 import inspect
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,8 +25,13 @@ _COLLECTIONS = (list, dict, set)
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
+def _recorded(function: Callable[[Any, Any], Any]) -> Any:
+    """Return a method that records a call of a function with the proxy and another value."""
+    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
 class _Proxy(fx.Proxy):
-    """Stands for a tensor that can be written in place: torch.fx's own proxy takes `a += b` for `a = a + b`."""
+    """Stands for a tensor that may be written in place: torch.fx's own proxy records `a += b` as `a = a + b`."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -47,20 +52,10 @@ class _Proxy(fx.Proxy):
     __ifloordiv__ = __imod__ = __ipow__ = __imatmul__ = __iand__ = __ior__ = __ixor__ = __ilshift__ = _refuse
     __irshift__ = _refuse
 
-    def _call(self, function: Any, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
-
-    def __iadd__(self, other: Any) -> Any:
-        return self._call(add_in_place, other)
-
-    def __isub__(self, other: Any) -> Any:
-        return self._call(subtract_in_place, other)
-
-    def __imul__(self, other: Any) -> Any:
-        return self._call(multiply_in_place, other)
-
-    def __itruediv__(self, other: Any) -> Any:
-        return self._call(divide_in_place, other)
+    __iadd__ = _recorded(add_in_place)
+    __isub__ = _recorded(subtract_in_place)
+    __imul__ = _recorded(multiply_in_place)
+    __itruediv__ = _recorded(divide_in_place)
 
 
 class _Tracer(fx.Tracer):
@@ -93,7 +88,7 @@ class _Tracer(fx.Tracer):
 
 
 def _grad_and_autocast_modes() -> tuple[Any, ...]:
-    """Return what a model's code can switch without a trace of it; checkpointing hooks saved tensors."""
+    """Return the modes that a model's code can switch and torch.fx does not record; checkpoints hook saved tensors."""
     autocast = [(torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _AUTOCAST_DEVICES]
     return torch.is_grad_enabled(), torch._C._autograd._top_saved_tensors_default_hooks(True), *autocast
 
@@ -129,25 +124,21 @@ def trace_in_training(model: nn.Module) -> fx.GraphModule:
     known = {name for each in (model.named_parameters, model.named_buffers) for name, _ in each(remove_duplicate=False)}
     if any(node.op == "get_attr" and node.target not in known for node in traced.graph.nodes):
         raise TechniqueError(
-            "batch-norm-kernel needs a model whose tensors are parameters or buffers: others do not move."
+            "batch-norm-kernel needs a model whose tensors are parameters or buffers: others do not move with it."
         )
     return traced
 
 
 def _check_traceable(model: nn.Module) -> None:
     if any("forward" in vars(part) for part in model.modules()):
-        raise TechniqueError(
-            "batch-norm-kernel needs a model whose forward is its class's; this one has one of its own."
-        )
+        raise TechniqueError("batch-norm-kernel needs a model whose forward is its class's; this one replaces it.")
     inputs = list(inspect.signature(type(model).forward).parameters.values())[1:]
     if any(each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in inputs):
         raise TechniqueError(
             "batch-norm-kernel needs a model whose inputs are all required: torch.fx would fix the optional ones."
         )
     if any(has_hooks(part) for part in model.modules() if part is not model):
-        raise TechniqueError(
-            "batch-norm-kernel needs a model without hooks on its parts: they would not all be called."
-        )
+        raise TechniqueError("batch-norm-kernel needs a model without hooks on its parts: some would not be called.")
 
 
 def _without_identities(model: nn.Module, graph: fx.Graph) -> fx.Graph:

@@ -1,4 +1,4 @@
-"""What a batch norm kernel also computes: what comes before the norm, what comes after it, and what it returns."""
+"""What a batch norm kernel computes besides the norm: its prologue, its epilogue, and what it returns."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,7 +24,7 @@ _ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
 
 
 class Prologue(NamedTuple):
-    """What is done to images before they are normalised, in this order."""
+    """The operations on images before they are normalised, in this order."""
 
     conv_bias: Tensor | None = None  # shape (C,), added
     dropout: float = 0.0  # the probability of dropping an element
@@ -46,10 +46,10 @@ class Prologue(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What is done to normalised images, in this order."""
+    """The operations on normalised images, in this order."""
 
     residual: Tensor | None = None  # of the images' shape, added
-    carrier: Tensor | None = None  # receives the residual's gradient in its place
+    carrier: Tensor | None = None  # receives the residual's gradient instead of the residual
     activation: int = NO_ACTIVATION
     makes_carrier: bool = False  # a gradient carrier of the result is returned
     keeps_dtype: bool = False  # the sum has the images' dtype, as a sum in place has

@@ -1,1 +1,1 @@
-"""MaxPool2d that remembers places in a byte."""
+"""Max pooling of 3 by 3 with stride 2 by Triton kernels."""

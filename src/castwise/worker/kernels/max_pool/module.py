@@ -44,8 +44,7 @@ def use_max_pool_kernel(model: nn.Module) -> None:
     if find_spec("triton") is None:
         raise TechniqueError("max-pool-kernel needs Triton, and it is not installed. pip install triton")
     for name, module in poolings:
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, KernelMaxPool(_SIDE, _STRIDE, module.padding))
+        model.set_submodule(name, KernelMaxPool(_SIDE, _STRIDE, module.padding))
 
 
 def _is_supported(module: nn.Module) -> bool:

@@ -1,0 +1,215 @@
+"""The user's own parts of the training loop: the loss of a batch, the optimizer and its scheduler."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
+
+from castwise.errors import UsageError
+from castwise.worker.models.task import UserLoop
+from castwise.worker.precision import Weights
+from castwise.worker.pytree import tree_tensors
+from castwise.worker.user_model.contract import Contract
+
+# Usual names of a parameter that is a model.
+_MODEL_NAMES = ("model", "net", "network", "module")
+# Of AdamW, for a model without an optimizer.
+_LEARNING_RATE = 1e-4
+
+ComputeLoss = Callable[[nn.Module, Any], Tensor]
+
+
+def make_compute_loss(contract: Contract, source: str) -> ComputeLoss:
+    """Return the loss function of a batch that the contract asks for.
+
+    - `training_step`: that, of model and batch.
+    - `loss`: of the output and the target. A tuple's last part is the target and the others are the model's arguments;
+      of a dict, whose items are the model's arguments by name, the whole is the target; a tensor has none.
+    - neither: the whole batch goes into the model, and the loss is `loss_of_output`.
+
+    Args:
+        contract: The user's parts.
+        source: The user's function, for messages: "train_me.py:build".
+    """
+    step = contract.training_step
+    if step is not None:
+        return lambda model, batch: _scalar(step(model, batch), source)
+    if contract.loss is None:
+        return lambda model, batch: loss_of_output(_call(model, batch), source)
+    return _LossOnTarget(_explaining(contract.loss, source), source)
+
+
+def _explaining(loss: Callable[..., Any], source: str) -> Callable[..., Any]:
+    """Return the loss; if it takes a model first and fails, the UsageError says what it is called with."""
+    try:
+        first = next(iter(inspect.signature(loss).parameters), "")
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        first = ""
+    if first not in _MODEL_NAMES:
+        return loss
+
+    def called(output: Any, *target: Any) -> Any:
+        try:
+            return loss(output, *target)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"The loss of {source} takes '{first}' first, and is called with the model's output and the target: "
+                f"{error}. A function of model and batch is a training_step."
+            ) from error
+
+    return called
+
+
+class _LossOnTarget:
+    """The user's loss of the model's output and the batch's target.
+
+    A loss that is a module moves to the output's device at its first call: it may hold class weights.
+    """
+
+    def __init__(self, loss: Callable[..., Any], source: str) -> None:
+        self._loss, self._source = loss, source
+        self._must_move = isinstance(loss, nn.Module)
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        if isinstance(batch, tuple | list) and len(batch) > 1:
+            inputs, target = batch[:-1], batch[-1:]
+        else:
+            inputs, target = batch, ([batch] if isinstance(batch, Mapping) else [])
+        output = _call(model, inputs)
+        if self._must_move and isinstance(self._loss, nn.Module):
+            self._must_move = False
+            devices = [tensor.device for tensor in tree_tensors(output)]
+            if devices:
+                self._loss.to(devices[0])
+        return _scalar(self._loss(output, *target), self._source)
+
+
+def loss_of_output(output: Any, source: str) -> Tensor:
+    """Return the loss that a model's output has, or else a bounded one: its mean square.
+
+    Args:
+        output: A scalar, which is the loss; something with a `loss`, as transformers' models have given labels; or a
+            nest of tensors: the mean squares of the floating-point ones are added up.
+        source: The user's function, for messages: "train_me.py:build".
+
+    Raises:
+        UsageError: The output has no loss and no floating-point tensor.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is not None:
+        return _scalar(loss, source)
+    if isinstance(output, Tensor) and output.dim() == 0:
+        return output
+    parts = [part.float().square().mean() for part in tree_tensors(output) if part.is_floating_point()]
+    if not parts:
+        raise UsageError(
+            f"The model of {source} returned {type(output).__name__} without a floating-point tensor, of which there "
+            "is no loss. Give a loss, or a training_step."
+        )
+    return sum(parts[1:], parts[0])
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def _scalar(loss: Any, source: str) -> Tensor:
+    """Return a loss as a float32 scalar, or raise UsageError."""
+    if isinstance(loss, Mapping) and "loss" in loss:  # as Lightning's training_step may return it
+        loss = loss["loss"]
+    if not isinstance(loss, Tensor):
+        raise UsageError(f"The loss of {source} is {type(loss).__name__}, not a tensor: it must be a scalar tensor.")
+    if loss.numel() != 1:
+        raise UsageError(
+            f"The loss of {source} has shape {tuple(loss.shape)}: it must be a scalar. Take its mean, for example."
+        )
+    if not loss.requires_grad:
+        raise UsageError(f"The loss of {source} does not depend on the model's weights: nothing can be trained by it.")
+    return loss.reshape(()).float()
+
+
+def make_loop(contract: Contract, source: str) -> UserLoop:
+    """Return the user's optimizer, scheduler, accumulation and clipping; `source` is for messages."""
+    return UserLoop(
+        make_optimizer=lambda weights: _optimizer(contract.optimizer, weights, source),
+        make_scheduler=None if contract.scheduler is None else partial(_scheduler, contract.scheduler, source),
+        accumulate=contract.accumulate,
+        clip_grad_norm=contract.clip_grad_norm,
+    )
+
+
+def check_optimizer(optimizer: Any, model: nn.Module, source: str) -> None:
+    """Check that an optimizer, unless it is a function that makes one, steps weights of the model.
+
+    Raises:
+        UsageError: It steps others, for example those of a copy of the model.
+    """
+    if not isinstance(optimizer, Optimizer):
+        return
+    own = {id(parameter) for parameter in model.parameters()}
+    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise UsageError(f"The optimizer of {source} steps no weight of its model. Make it from model.parameters().")
+
+
+def _optimizer(given: Any, weights: Weights, source: str) -> Optimizer:
+    if given is None:
+        return torch.optim.AdamW(weights.stepped, lr=_LEARNING_RATE)
+    if isinstance(given, Optimizer):
+        _adopt(given, weights)
+        return given
+    made = given(weights.stepped)
+    if not isinstance(made, Optimizer):
+        raise UsageError(f"The optimizer function of {source} returned {type(made).__name__}, not an optimizer.")
+    return made
+
+
+def _adopt(optimizer: Optimizer, weights: Weights) -> None:
+    """Let an optimizer of a model's weights step the precision's masters in their place, its state included.
+
+    Source: NVIDIA/apex apex/amp/_process_optimizer.py at 47e3367f (masters take the weights' places in the groups).
+    """
+    for group in optimizer.param_groups:
+        group["params"] = [weights.stepped_for(parameter) for parameter in group["params"]]
+    state, optimizer.state = dict(optimizer.state), type(optimizer.state)(dict)
+    for parameter, values in state.items():
+        stepped = weights.stepped_for(parameter)
+        optimizer.state[stepped] = {
+            name: value.to(stepped.device, stepped.dtype if value.shape == stepped.shape else None)
+            if isinstance(value, Tensor)
+            else value
+            for name, value in values.items()
+        }
+
+
+def _scheduler(given: Any, source: str, optimizer: Optimizer) -> Callable[[], None] | None:
+    if isinstance(given, type) or not hasattr(given, "step"):
+        given = given(optimizer)
+    if not hasattr(given, "step"):
+        raise UsageError(f"The scheduler function of {source} returned {type(given).__name__}, not a scheduler.")
+    if getattr(given, "optimizer", optimizer) is not optimizer:
+        raise UsageError(f"The scheduler of {source} belongs to another optimizer than the one it trains with.")
+    return step_of(given)
+
+
+def step_of(scheduler: Any) -> Callable[[], None] | None:
+    """Return a function that steps a scheduler after an optimizer step; None for one that depends on validation.
+
+    Some of torch's schedulers raise after their last step: the rate stays then.
+    """
+    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+        return None
+    total = getattr(scheduler, "total_steps", None)
+
+    def step() -> None:
+        if total is None or scheduler.last_epoch + 1 < total:
+            scheduler.step()
+
+    return step
