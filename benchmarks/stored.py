@@ -1,7 +1,7 @@
-"""The trials under benchmarks/records/, and what every table of them says."""
+"""What all tables of the records under benchmarks/records/ share."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,18 @@ def load(folder: Path) -> list[Trial]:
     for problem in problems:
         sys.exit(f"{problem.path}: {problem.reason}")
     return trials
+
+
+def markdown(heading: str, alignment: str, rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a Markdown table.
+
+    Args:
+        heading: The columns' titles, separated by " | ".
+        alignment: An "l" or "r" for each column.
+        rows: Cells that are Markdown already.
+    """
+    marks = "|".join("---" if letter == "l" else "---:" for letter in alignment)
+    return [f"| {heading} |", f"|{marks}|", *(f"| {' | '.join(map(str, row))} |" for row in rows)]
 
 
 def place_of(environment: Mapping[str, Any], date: str) -> str:
