@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import slowed
-from stored import place_of
+from stored import markdown, place_of
 
 from castwise.analysis.statistics import Estimate, estimate, noise_of, paired_ratio, verdict_of
 from castwise.analysis.steady_metrics import step_seconds, step_times
@@ -171,23 +171,18 @@ def table(paths: Sequence[Path]) -> str:
         for cell in document["cells"]:
             for each in cell["comparisons"]:
                 found.setdefault((cell["cell"], each["slowdown"]), []).append(each)
-    lines = [
-        "; ".join(dict.fromkeys(places)),
-        "",
-        f"| configuration | slowed down by | comparisons | {' | '.join(_VERDICTS)} | right | rounds | half-width |",
-        "|---|---:|---:|" + "---:|" * (len(_VERDICTS) + 3),
-    ]
+    cells = []
     for (cell, slowdown), comparisons in sorted(found.items()):
         counts = [sum(each["verdict"] == verdict for each in comparisons) for verdict in _VERDICTS]
         # Of two equal sides nothing can be found: not to be wrong is right.
         right = counts[0] + counts[1] if slowdown == 0 else counts[3]
         width = statistics.fmean((each["high"] - each["low"]) / 2 / each["speedup"] for each in comparisons)
         rounds = statistics.fmean(each["rounds"] for each in comparisons)
-        lines.append(
-            f"| {cell} | {f'{slowdown:.0%}' if slowdown else '–'} | {len(comparisons)} | "
-            f"{' | '.join(map(str, counts))} | {right / len(comparisons):.0%} | {rounds:.1f} | {width:.2%} |"
-        )
-    return "\n".join(lines) + "\n"
+        first = (cell, f"{slowdown:.0%}" if slowdown else "–", len(comparisons))
+        cells.append((*first, *counts, f"{right / len(comparisons):.0%}", f"{rounds:.1f}", f"{width:.2%}"))
+    heading = f"configuration | slowed down by | comparisons | {' | '.join(_VERDICTS)} | right | rounds | half-width"
+    table = markdown(heading, "l" + "r" * (len(_VERDICTS) + 5), cells)
+    return "\n".join(["; ".join(dict.fromkeys(places)), "", *table]) + "\n"
 
 
 def main() -> int:
