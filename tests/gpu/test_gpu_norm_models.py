@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from real_gpu import on_gpus
 from torch import Tensor, nn
 
 from castwise.registry.workloads import find_workload
@@ -14,10 +15,7 @@ from castwise.worker.kernels.batch_norm.module import KernelBatchNorm
 from castwise.worker.kernels.batch_norm.types import FusedOutput
 from castwise.worker.models import build_task
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = on_gpus()
 
 DEVICE = "cuda:0"
 

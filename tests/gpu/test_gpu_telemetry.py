@@ -5,18 +5,16 @@ import sys
 
 import pytest
 import torch
+from real_gpu import measured, on_gpus
 
 from castwise.analysis.energy import energy_of
 from castwise.analysis.warnings import warnings_of
-from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.types import Parallelism
 from castwise.telemetry.sampler import open_monitor
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
+pytestmark = on_gpus(2)
 
 # A block of half a second holds a tick of the driver's counter, which comes ten times a second.
 BLOCKS = MeasurementProtocol(
@@ -39,11 +37,7 @@ def measure(parallelism: Parallelism, world_size: int = 2) -> Trial:
         parallelism=parallelism,
         protocol=BLOCKS,
     )
-    engine = ForkserverEngine()
-    probe = engine.start(120.0)
-    environment = probe.open("cuda:0")
-    probe.close()
-    (trial,) = TrialRunner(engine, None, environment, NullListener()).run([spec])
+    trial = measured(spec)
     assert trial.status == "ok", f"{trial.message}\n{trial.log}"
     return trial
 
