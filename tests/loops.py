@@ -21,12 +21,8 @@ from castwise.worker.models.task import Batch
 # recurrent network that carries its state.
 IMAGES, WORDS, ADADELTA = "wrn-28-10", "lstm-lm", "mnist-cnn"
 ALONE = Peers()
-_BATCH_SIZES = {
-    IMAGES: 8,
-    WORDS: 4,
-    ADADELTA: 16,
-    "resnet18": 16,
-}  # on a GPU; half of it on a CPU, which may have no 16 bits
+# On a GPU; half of it on a CPU, which may have no 16 bits.
+_BATCH_SIZES = {IMAGES: 8, WORDS: 4, ADADELTA: 16, "resnet18": 16}
 
 
 def small(name: str) -> Workload:
