@@ -32,7 +32,7 @@ from castwise.render.table import markdown_text
 from castwise.render.units import format_rate
 from castwise.spec.trial import CUDA_ROUND, TrialSpec
 
-CASTWISE, SCRIPT = "rung", "script"  # as records have named the sides since the first
+CASTWISE, SCRIPT = "rung", "script"  # the names of the sides in records
 GOAL = 0.02  # how far a script's speed may be from its loop's
 _TIMEOUT_SECONDS = 1800.0
 

@@ -110,7 +110,7 @@ def account(fits: Sequence[MaxBatch]) -> str:
 
 
 def sentences(fits: Sequence[MaxBatch]) -> str:
-    """Return what `castwise max-batch` says of a workload."""
+    """Return the conclusions of `castwise max-batch` on a workload."""
     return "\n".join(f"- {markdown_text(line)}" for line in conclusions(fits)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Emitted scripts: how tests run them, and what they set beside them."""
+"""Emitted scripts: how tests run them, and what they compare them with."""
 
 import ast
 import json

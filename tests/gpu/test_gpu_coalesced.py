@@ -1,4 +1,4 @@
-"""Two GPUs whose gradients are averaged at once, in steps that are CUDA graphs: beside DistributedDataParallel's."""
+"""Two GPUs that average all gradients at once, in CUDA graphs, compared with DistributedDataParallel."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The largest batch on a real GPU: what is said to fit trains in a fresh process, and memory's parts make up a peak."""
+"""The largest batch on a real GPU: it trains again in a fresh process, and the parts of memory add up to the peak."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whole models by the batch norm kernels beside torch's own operations: the same dropout masks, the same gradients."""
+"""Whole models with the batch norm kernels and with torch's own operations: the same dropout masks and gradients."""
 
 import copy
 from typing import Any
@@ -54,10 +54,10 @@ def test_a_model_with_dropout_has_torch_s_gradients(
     images = torch.randn(batch_size, 3, 32, 32, device=DEVICE).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(10, (batch_size,), device=DEVICE)
     masks = []
-    told = KernelBatchNorm.forward
+    original = KernelBatchNorm.forward
 
     def watched(self: Any, images: Tensor, before: Any = None, after: Any = None) -> Any:
-        found = told(self, images, before, after)
+        found = original(self, images, before, after)
         if isinstance(found, FusedOutput) and before[1] > 0:
             masks.append(found.total != 0)
         return found
