@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import slowed
-from stored import markdown, place_of
+from stored import markdown, place_of, write
 
 from castwise.analysis.statistics import Estimate, estimate, noise_of, paired_ratio, verdict_of
 from castwise.analysis.steady_metrics import step_seconds, step_times
@@ -210,12 +210,8 @@ def main() -> int:
             comparisons += one_set(spec, slowdowns, machine, rule, deadline)
             # Set by set: if the machine is taken away, what it has measured is on the disk.
             account = {"cell": cell, "seconds": time.perf_counter() - started, "comparisons": comparisons}
-            if arguments.out is not None:
-                document = {
-                    "environment": machine.environment.model_dump(mode="json"),
-                    "cells": [*results, account],
-                }
-                arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+            environment = machine.environment.model_dump(mode="json")
+            write(arguments.out, {"environment": environment, "cells": [*results, account]})
         results.append(account)
         for slowdown in SLOWDOWNS:
             kinds = [str(each["verdict"]) for each in comparisons if each["slowdown"] == slowdown]

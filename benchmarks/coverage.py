@@ -8,7 +8,6 @@ castwise's own functions', under the stop rule that castwise runs with.
 """
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from stored import write
 
 from castwise.analysis.statistics import (
     FEWEST_BLOCKS,
@@ -177,8 +177,7 @@ def main() -> None:
             f"found: 2 % {row['slower_by_2_percent_found']:.1%}, 1 % {row['slower_by_1_percent_found']:.1%}",
             flush=True,
         )
-    if arguments.out:
-        arguments.out.write_text(json.dumps({"scenarios": results}, indent=1) + "\n")
+    write(arguments.out, {"scenarios": results})
 
 
 if __name__ == "__main__":

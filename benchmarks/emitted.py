@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from search_tables import searches
-from stored import by_place, markdown, place_of
+from stored import by_place, markdown, place_of, write
 
 from castwise.analysis.statistics import estimate
 from castwise.analysis.steady_metrics import throughput
@@ -143,8 +143,7 @@ def main() -> int:
         except (RuntimeError, CastwiseError, subprocess.SubprocessError, ValueError) as error:
             loop["failure"] = str(error)
         loops.append(loop)
-        document = {"environment": machine.environment.model_dump(mode="json"), "loops": loops}
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+        write(arguments.out, {"environment": machine.environment.model_dump(mode="json"), "loops": loops})
         print(*_cells(loop), sep=" | ", file=sys.stderr, flush=True)
     return 0
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from goal_rows import GoalRow, HandLoop, OurLoop, find_rows, tiny
 from goal_tables import HAND, OURS, cells_of
+from stored import write
 
 from castwise.analysis.statistics import pseudomedian
 from castwise.analysis.steady_metrics import step_times
@@ -87,13 +88,13 @@ def data_set_of(row: GoalRow, setting: Setting) -> str | None:
     """Return the data of a run: real, or random samples of the same shape and number if it is not there."""
     if row.data_set is None:
         return None
-    if not setting.is_tiny:
-        try:
-            verify(find_data_set(row.data_set), setting.data_dir)
-        except MissingDataError:
-            return synthetic_like(row.data_set)
-        return row.data_set
-    return synthetic_like(row.data_set)
+    if setting.is_tiny:
+        return synthetic_like(row.data_set)
+    try:
+        verify(find_data_set(row.data_set), setting.data_dir)
+    except MissingDataError:
+        return synthetic_like(row.data_set)
+    return row.data_set
 
 
 def run_of(row: GoalRow, setting: Setting) -> TrialSpec | None:
@@ -364,9 +365,7 @@ def main() -> int:
         record = measure(row, referee)
         print(f"{row.name}: {' | '.join(cells_of(record))} ({record['seconds']:.0f} s)", flush=True)
         document["rows"].append(record)
-        if arguments.out is not None:
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+        write(arguments.out, document)
     return 0
 
 

@@ -6,7 +6,6 @@ Prints the difference in per cent, with its 95 % interval.
 """
 
 import argparse
-import json
 import math
 import random
 import statistics
@@ -17,6 +16,7 @@ from pathlib import Path
 import torch
 from hand_loops import HandTask, make_loop
 from scipy.stats import ttest_ind
+from stored import costs_of, write
 
 from castwise.orchestrator.machine import find_commit
 from castwise.registry.precisions import find_precision
@@ -128,12 +128,10 @@ def main() -> int:
     for name in arguments.cells:
         result = measure(name, arguments.rounds, device)
         results.append(result)
-        cost, low, high = (100 * (float(str(result[key])) - 1) for key in ("ratio", "ratio_low", "ratio_high"))
-        print(f"{name:24} castwise costs {cost:+.2f} % [{low:+.2f}, {high:+.2f}]", flush=True)
+        print("{:24} castwise costs {:+.2f} % [{:+.2f}, {:+.2f}]".format(name, *costs_of(result)), flush=True)
         torch.cuda.empty_cache()
-    if arguments.out:
-        environment = read_environment(device, find_commit()).model_dump(mode="json")
-        arguments.out.write_text(json.dumps({"environment": environment, "cells": results}, indent=1) + "\n")
+    environment = read_environment(device, find_commit()).model_dump(mode="json")
+    write(arguments.out, {"environment": environment, "cells": results})
     return 0
 
 

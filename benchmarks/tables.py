@@ -19,7 +19,7 @@ import max_batch_tables
 import search_tables
 from goal_rows import ROWS
 from goal_tables import goals_table, measured_rows
-from stored import RECORDS, load, markdown, place_of
+from stored import RECORDS, costs_of, load, markdown, place_of
 
 from castwise.analysis.advice import recommend
 from castwise.analysis.result_table import Row, compare
@@ -65,7 +65,7 @@ def overhead(name: str) -> str:
     document = json.loads((RECORDS / "overhead" / f"{name}.json").read_text())
     cells = []
     for cell in document["cells"]:
-        cost, low, high = (100 * (cell[key] - 1) for key in ("ratio", "ratio_low", "ratio_high"))
+        cost, low, high = costs_of(cell)
         times = (format_seconds(cell[key]) for key in ("hand_step_seconds", "castwise_step_seconds"))
         name_and_models = (cell["cell"].replace(":", ", "), cell["models_a_side"])
         cells.append((*name_and_models, *times, f"{cost:+.2f} %", f"{low:+.2f} … {high:+.2f} %"))
