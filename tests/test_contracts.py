@@ -11,6 +11,7 @@ from castwise.errors import UsageError
 from castwise.registry.datasets import DATA_SETS, find_data_set
 from castwise.registry.gpus import PEAK_DTYPES
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
+from castwise.registry.techniques import TECHNIQUES, find_technique
 from castwise.registry.workloads import WORKLOADS, Workload, find_workload
 from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.types import SYNTHETIC
@@ -36,18 +37,19 @@ def switches() -> Iterator[None]:
 
 ROWS = [
     (find_precision, PRECISIONS, lambda row: (row.name, *row.aliases)),
+    (find_technique, TECHNIQUES, lambda row: (row.name,)),
     (find_workload, WORKLOADS, lambda row: (row.name,)),
     (find_data_set, DATA_SETS, lambda row: (row.name,)),
 ]
 
 
-@pytest.mark.parametrize(("find", "rows", "names_of"), ROWS, ids=["precisions", "workloads", "data sets"])
+@pytest.mark.parametrize(("find", "rows", "names_of"), ROWS, ids=["precisions", "techniques", "workloads", "data sets"])
 def test_a_name_finds_one_row(
     find: Callable[[str], Any], rows: Any, names_of: Callable[[Any], tuple[str, ...]]
 ) -> None:
     names = [name for row in rows for name in names_of(row)]
     assert len(set(names) | {SYNTHETIC}) == len(names) + 1
-    assert [name for name in names if name != name.lower() or set(name) & set(", :'\"")] == [], "of a command line"
+    assert [name for name in names if name != name.lower() or set(name) & set(", +:'\"")] == [], "of a command line"
     for row in rows:
         for name in names_of(row):
             assert find(name) is find(name.upper()) is find(f"  {name} ") is row
