@@ -1,13 +1,13 @@
-"""How often castwise calls a cell different from itself, and finds a slowdown that was put into one arm.
+"""How often castwise calls a configuration different from itself, and how often it finds an artificial slowdown.
 
     python benchmarks/aa.py [--comparisons N] [--places N,N,N] [--max-rounds N] [--budget SECONDS] [--out FILE]
                              [CELL ...]
 
-CELL is WORKLOAD:PRECISION:BATCH. Each sitting holds five plain processes, two that are slowed down by 1 % and two by
-2 %: after every step the device spins, and the host waits, for that share of the step's time, so that whichever sets
-the pace is slowed down. Compared are all pairs of plain ones (10), and each slowed one with each plain one (10 and 10),
-as castwise does: rounds of fresh processes that take turns, its stop rule, its interval, its verdict. Comparisons of
-one set share processes, as the cells of one command share their baseline: 100 of them are 10 sets.
+CELL is WORKLOAD:PRECISION:BATCH. Each session has five plain processes, two that are slowed down by 1 % and two by
+2 %: after every step the device spins and the host waits for that share of the step's time, so that the slower of both
+is slowed down. All pairs of plain processes are compared (10), and each slowed one with each plain one (10 and 10), as
+castwise does it: rounds of fresh processes that are timed in turn, its stop rule, interval and verdict. Comparisons of
+one set share processes, as configurations of one command share their baseline: 100 comparisons are 10 sets.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import slowed
-from stored import place_of
+from stored import markdown, place_of, write
 
 from castwise.analysis.statistics import Estimate, estimate, noise_of, paired_ratio, verdict_of
 from castwise.analysis.steady_metrics import step_seconds, step_times
@@ -37,12 +37,11 @@ from castwise.spec.trial import CUDA_ROUND, TrialSpec
 
 CELLS = ("mnist-cnn:fp16-mixed:512", "resnet50:fp16-mixed:128")
 SLOWDOWNS = (0.0, 0.01, 0.02)
-_PROTOCOL = CUDA_ROUND
 _VERDICTS = ("same", "inconclusive", "faster", "slower")
 
 
-class Arms:
-    """Starts each process of a sitting with the slowdown of its place."""
+class SlowdownEngine:
+    """Starts each process of a session with its slowdown."""
 
     def __init__(self) -> None:
         self._engines = (
@@ -52,9 +51,9 @@ class Arms:
         )
         self._next: list[int] = []
 
-    def seat(self, arms: Sequence[int]) -> None:
-        """Say which slowdown each of the next processes has."""
-        self._next = list(arms)
+    def set_slowdowns(self, slowdowns: Sequence[int]) -> None:
+        """Set the slowdown of each of the next processes, as a place in `SLOWDOWNS`."""
+        self._next = list(slowdowns)
 
     def start(self, timeout_seconds: float, num_processes: int = 1) -> Session:
         return self._engines[self._next.pop(0)].start(timeout_seconds, num_processes)
@@ -62,11 +61,11 @@ class Arms:
 
 @dataclass
 class Comparison:
-    """One place's process against another's, round after round."""
+    """One process compared with another, round after round; processes are numbered within their session."""
 
-    before: int  # place of the plain process
-    after: int  # that of the other
-    arm: int  # how the other is slowed down, as a place in `SLOWDOWNS`
+    before: int  # the plain process
+    after: int  # the other
+    slowdown: int  # of the other, as a place in `SLOWDOWNS`
     ratios: list[float] = field(default_factory=list)
     is_over: bool = False
 
@@ -84,10 +83,10 @@ class Comparison:
         return found
 
     def record(self) -> dict[str, object]:
-        """Return what came of it."""
+        """Return what a record keeps."""
         verdict, found = verdict_of(self.estimate), self.estimate
         return {
-            "slowdown": SLOWDOWNS[self.arm],
+            "slowdown": SLOWDOWNS[self.slowdown],
             "verdict": verdict.kind,
             "speedup": found.value,
             "low": found.low,
@@ -97,46 +96,49 @@ class Comparison:
         }
 
 
-def pairs_of(arms: Sequence[int]) -> list[Comparison]:
-    """Return what is compared: every two plain places, and every slowed one with every plain one."""
-    plain = [place for place, arm in enumerate(arms) if arm == 0]
+def pairs_of(slowdowns: Sequence[int]) -> list[Comparison]:
+    """Return what is compared: every two plain processes, and every slowed one with every plain one."""
+    plain = [index for index, slowdown in enumerate(slowdowns) if slowdown == 0]
     found = [Comparison(before, after, 0) for before, after in itertools.combinations(plain, 2)]
-    slowed_down = [place for place, arm in enumerate(arms) if arm]
-    return found + [Comparison(before, after, arms[after]) for after in slowed_down for before in plain]
+    slowed_down = [index for index, slowdown in enumerate(slowdowns) if slowdown]
+    return found + [Comparison(before, after, slowdowns[after]) for after in slowed_down for before in plain]
 
 
 def one_set(
-    spec: TrialSpec, seats: Sequence[int], bench: Machine, rule: StopRule, deadline: float
+    spec: TrialSpec, slowdowns: Sequence[int], machine: Machine, rule: StopRule, deadline: float
 ) -> list[dict[str, object]]:
-    """Return the comparisons of one set of rounds, for places that are slowed down so.
+    """Return the comparisons of one set of rounds, of processes with these slowdowns.
 
-    None where the deadline comes first: those that had ended by then would be the easy ones.
+    There are none if the deadline comes first: those that had ended by then would be the easy ones.
     """
-    comparisons = pairs_of(seats)
-    arms, number, known = Arms(), 0, list[Trial]()
-    runner = TrialRunner(arms, None, bench.environment, NullListener())
+    comparisons = pairs_of(slowdowns)
+    engine, number, known = SlowdownEngine(), 0, list[Trial]()
+    runner = TrialRunner(engine, None, machine.environment, NullListener())
     while going := [each for each in comparisons if not each.is_over]:
         if time.perf_counter() > deadline:
             return []
         number += 1
-        places = sorted({place for each in going for place in (each.before, each.after)})
-        arms.seat([seats[place] for place in places])
-        specs = [spec.model_copy(update={"repeat": place}) for place in places]
+        indices = sorted({index for each in going for index in (each.before, each.after)})
+        engine.set_slowdowns([slowdowns[index] for index in indices])
+        specs = [spec.model_copy(update={"repeat": index}) for index in indices]
         started = time.perf_counter()
         earlier = prior_stats_of(known)
         trials = run_session(
             runner, specs, round_number=number, earlier={spec.configuration: earlier} if earlier else None
         )
-        _check(trials, len(specs))
-        trial_at = dict(zip(places, trials, strict=True))
-        known += [trial for place, trial in trial_at.items() if seats[place] == 0]
+        bad = [trial for trial in trials if trial.status not in ("ok", "diverged")]
+        if bad or len(trials) != len(specs):
+            reason = bad[0].message if bad else "out of memory"
+            sys.exit(f"{len(trials)} of {len(specs)} processes ended well: {reason}")
+        trial_of = dict(zip(indices, trials, strict=True))
+        known += [trial for index, trial in trial_of.items() if slowdowns[index] == 0]
         for each in going:
-            each.take(trial_at[each.before], trial_at[each.after], rule)
-        print(f"  round {number}: {_how_it_went(trials)}, {time.perf_counter() - started:.1f} s", file=sys.stderr)
+            each.take(trial_of[each.before], trial_of[each.after], rule)
+        print(f"  round {number}: {_summary(trials)}, {time.perf_counter() - started:.1f} s", file=sys.stderr)
     return [each.record() for each in comparisons]
 
 
-def _how_it_went(trials: Sequence[Trial]) -> str:
+def _summary(trials: Sequence[Trial]) -> str:
     spreads = [noise_of(step_times(trial)) for trial in trials]
     blocks = [len(step_times(trial)) for trial in trials]
     warm = [trial.facts.warm_up_seconds for trial in trials if trial.facts is not None]
@@ -146,18 +148,6 @@ def _how_it_went(trials: Sequence[Trial]) -> str:
         f"{len(trials)} processes of {statistics.fmean(blocks):.1f} blocks, warmed up in "
         f"{statistics.fmean(warm):.1f} s, blocks differ by {statistics.median(spreads):.2%}, processes by {apart:.2%}"
     )
-
-
-def _check(trials: Sequence[Trial], count: int) -> None:
-    bad = [trial for trial in trials if trial.status not in ("ok", "diverged")]
-    if bad or len(trials) != count:
-        sys.exit(f"{len(trials)} of {count} processes ended well: {bad[0].message if bad else 'out of memory'}")
-
-
-def _write(path: Path | None, bench: Machine, accounts: Sequence[dict[str, object]]) -> None:
-    if path is not None:
-        environment = bench.environment.model_dump(mode="json")
-        path.write_text(json.dumps({"environment": environment, "cells": accounts}, indent=1) + "\n")
 
 
 def table(paths: Sequence[Path]) -> str:
@@ -170,23 +160,18 @@ def table(paths: Sequence[Path]) -> str:
         for cell in document["cells"]:
             for each in cell["comparisons"]:
                 found.setdefault((cell["cell"], each["slowdown"]), []).append(each)
-    lines = [
-        "; ".join(dict.fromkeys(places)),
-        "",
-        f"| configuration | slowed down by | comparisons | {' | '.join(_VERDICTS)} | right | rounds | half-width |",
-        "|---|---:|---:|" + "---:|" * (len(_VERDICTS) + 3),
-    ]
+    cells = []
     for (cell, slowdown), comparisons in sorted(found.items()):
         counts = [sum(each["verdict"] == verdict for each in comparisons) for verdict in _VERDICTS]
-        # Of two equal sides nothing can be found: not to be wrong is right.
+        # Between two equal sides nothing can be found: every verdict that is not wrong is right.
         right = counts[0] + counts[1] if slowdown == 0 else counts[3]
         width = statistics.fmean((each["high"] - each["low"]) / 2 / each["speedup"] for each in comparisons)
         rounds = statistics.fmean(each["rounds"] for each in comparisons)
-        lines.append(
-            f"| {cell} | {f'{slowdown:.0%}' if slowdown else '–'} | {len(comparisons)} | "
-            f"{' | '.join(map(str, counts))} | {right / len(comparisons):.0%} | {rounds:.1f} | {width:.2%} |"
-        )
-    return "\n".join(lines) + "\n"
+        first = (cell, f"{slowdown:.0%}" if slowdown else "–", len(comparisons))
+        cells.append((*first, *counts, f"{right / len(comparisons):.0%}", f"{rounds:.1f}", f"{width:.2%}"))
+    heading = f"configuration | slowed down by | comparisons | {' | '.join(_VERDICTS)} | right | rounds | half-width"
+    table = markdown(heading, "l" + "r" * (len(_VERDICTS) + 5), cells)
+    return "\n".join(["; ".join(dict.fromkeys(places)), "", *table]) + "\n"
 
 
 def main() -> int:
@@ -203,8 +188,9 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    bench = detect_machine(None, None)
-    seats = [arm for arm, count in enumerate(arguments.places.split(",")) for _ in range(int(count))]
+    machine = detect_machine(None, None)
+    counts = [int(count) for count in arguments.places.split(",")]
+    slowdowns = [slowdown for slowdown, count in enumerate(counts) for _ in range(count)]
     rule = StopRule(min_rounds=min(3, arguments.max_rounds), max_rounds=arguments.max_rounds)
     results, account = list[dict[str, object]](), dict[str, object]()
     for cell in arguments.cells:
@@ -214,16 +200,17 @@ def main() -> int:
             precision=precision,
             loss_scale=find_precision(precision).loss_scale,
             batch_size=int(batch_size),
-            device=bench.device,
-            protocol=_PROTOCOL,
+            device=machine.device,
+            protocol=CUDA_ROUND,
         )
         started, comparisons = time.perf_counter(), list[dict[str, object]]()
         deadline = started + arguments.budget
         while len(comparisons) < arguments.comparisons * len(SLOWDOWNS) and time.perf_counter() < deadline:
-            comparisons += one_set(spec, seats, bench, rule, deadline)
-            # Set by set: what a machine that is taken away has measured stands on the disk.
+            comparisons += one_set(spec, slowdowns, machine, rule, deadline)
+            # Set by set: if the machine is taken away, what it has measured is on the disk.
             account = {"cell": cell, "seconds": time.perf_counter() - started, "comparisons": comparisons}
-            _write(arguments.out, bench, [*results, account])
+            environment = machine.environment.model_dump(mode="json")
+            write(arguments.out, {"environment": environment, "cells": [*results, account]})
         results.append(account)
         for slowdown in SLOWDOWNS:
             kinds = [str(each["verdict"]) for each in comparisons if each["slowdown"] == slowdown]

@@ -1,4 +1,4 @@
-"""How often castwise's 95 % intervals hold the truth, and how often its verdicts are right, on simulated block times.
+"""How often castwise's 95 % intervals hold the true value, and its verdicts are right, on simulated block times.
 
     python benchmarks/coverage.py [--draws N] [--out FILE]
 
@@ -8,7 +8,6 @@ castwise's own functions', under the stop rule that castwise runs with.
 """
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from stored import write
 
 from castwise.analysis.statistics import (
     FEWEST_BLOCKS,
@@ -40,7 +40,7 @@ RULE = StopRule()
 class Scenario:
     """How block times vary; standard deviations as shares of the step time."""
 
-    name: str  # what it is like
+    name: str
     process: float  # of a process's own effect
     turn: float  # of the noise of a turn of usual length
     drift: float = 0.0003  # of a turn's step of the random walk that both cells share
@@ -64,7 +64,7 @@ SCENARIOS = (
 
 
 class Process:
-    """One process of a sitting: its blocks, each as long as usual, in a row; its turns take some of them at a time."""
+    """A process of a session: blocks of the usual length in a row, of which each turn takes one or several."""
 
     def __init__(self, blocks: np.ndarray, earlier: PriorStats | None) -> None:
         self.turns = BlockSchedule(CUDA_ROUND, earlier)
@@ -73,7 +73,7 @@ class Process:
         self._blocks = blocks
 
     def take(self, drift: float, *, may_be_long: bool) -> None:
-        """Take a turn, while the machine is slower by so much."""
+        """Take a turn, while drift makes the machine slower."""
         length, begun = self.turns.length if may_be_long else 1, sum(self.lengths)
         seconds = float(self._blocks[begun : begun + length].mean()) * math.exp(drift)
         self.turns.add(seconds, 1, length)
@@ -84,9 +84,9 @@ class Process:
 def draw(
     rng: np.random.Generator, scenario: Scenario, ratio: float, known: tuple[list[Process], list[Process]]
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds a step of each turn of one sitting, of a baseline and a cell `ratio` times as fast.
+    """Return the seconds a step of each turn of one session, of a baseline and a configuration `ratio` times as fast.
 
-    There are as many turns as castwise takes. `known` are the earlier processes of either; this sitting's are added.
+    There are as many turns as castwise takes. `known` are the earlier processes of either; this session's are added.
     """
     drift = np.cumsum(rng.normal(0, scenario.drift, TURNS)) + np.linspace(0, scenario.trend, TURNS)
     sides = []
@@ -112,12 +112,12 @@ def draw(
 
 
 def _earlier_of(known: Sequence[Process]) -> PriorStats | None:
-    """Return what processes showed, as `castwise.orchestrator.rounds.earlier_of` does of trials."""
-    told = [process for process in known if len(process.seconds) >= FEWEST_BLOCKS]
-    if not told:
+    """Return what processes showed, as `castwise.orchestrator.rounds.prior_stats_of` does of trials."""
+    usable = [process for process in known if len(process.seconds) >= FEWEST_BLOCKS]
+    if not usable:
         return None
-    noise = max(noise_of(each.seconds, [length / min(each.lengths) for length in each.lengths]) for each in told)
-    middles = [pseudomedian(each.seconds) for each in told]
+    noise = max(noise_of(each.seconds, [length / min(each.lengths) for length in each.lengths]) for each in usable)
+    middles = [pseudomedian(each.seconds) for each in usable]
     return PriorStats(noise, statistics.fmean(middles), between_process_std(middles))
 
 
@@ -177,8 +177,7 @@ def main() -> None:
             f"found: 2 % {row['slower_by_2_percent_found']:.1%}, 1 % {row['slower_by_1_percent_found']:.1%}",
             flush=True,
         )
-    if arguments.out:
-        arguments.out.write_text(json.dumps({"scenarios": results}, indent=1) + "\n")
+    write(arguments.out, {"scenarios": results})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from search_tables import searches
-from stored import by_place, place_of
+from stored import by_place, markdown, place_of, write
 
 from castwise.analysis.statistics import estimate
 from castwise.analysis.steady_metrics import throughput
@@ -31,7 +31,7 @@ from castwise.render.table import markdown_text
 from castwise.render.units import format_rate
 from castwise.spec.trial import CUDA_ROUND, TrialSpec
 
-CASTWISE, SCRIPT = "rung", "script"  # as records have named the sides since the first
+CASTWISE, SCRIPT = "rung", "script"  # the names of the sides in records
 GOAL = 0.02  # how far a script's speed may be from its loop's
 _TIMEOUT_SECONDS = 1800.0
 
@@ -100,22 +100,18 @@ def table(paths: Sequence[Path]) -> str:
         document = json.loads(path.read_text())
         where = place_of(document["environment"], path.name[:10])
         found |= {loop["name"]: loop | {"where": where} for loop in document["loops"]}
-    lines = [
-        "\n\n".join(where for where, _ in by_place(found.values())),
-        "",
-        "| workload | loop | castwise | script ÷ castwise | 95 % interval | processes per side | within 2 % |",
-        "|---|---|---:|---:|---:|---:|---|",
-    ]
-    return "\n".join([*lines, *map(_line, found.values())]) + "\n"
+    places = "\n\n".join(where for where, _ in by_place(found.values()))
+    heading = "workload | loop | castwise | script ÷ castwise | 95 % interval | processes per side | within 2 %"
+    return "\n".join([places, "", *markdown(heading, "llrrrrl", map(_cells, found.values()))]) + "\n"
 
 
-def _line(loop: Mapping[str, Any]) -> str:
+def _cells(loop: Mapping[str, Any]) -> list[object]:
     spec = TrialSpec.model_validate(loop["spec"])
     name = f"{loop['name']}, batch {spec.batch_size}"
     words = markdown_text(f"{spec.precision}, {join(spec.techniques)}")
     ours, script = ([run["per_second"] for run in loop["turns"] if run["side"] == side] for side in (CASTWISE, SCRIPT))
     if not ours or len(ours) != len(script):
-        return f"| {name} | {words} | – | – | – | – | {markdown_text(loop.get('failure', 'not measured')[:200])} |"
+        return [name, words, *"––––", markdown_text(loop.get("failure", "not measured")[:200])]
     speed, ratio = estimate(ours), estimate([mine / other for mine, other in zip(script, ours, strict=True)])
     assert speed is not None
     assert ratio is not None
@@ -126,7 +122,7 @@ def _line(loop: Mapping[str, Any]) -> str:
         is_outside = ratio.high < 1 - GOAL or ratio.low > 1 + GOAL
         verdict = "yes" if is_within else "no" if is_outside else "undecided"
     rate = f"{format_rate(speed.value)} {find_workload(spec.workload).unit}/s"
-    return f"| {name} | {words} | {rate} | {ratio.value:.3f} | {interval} | {ratio.n} | {verdict} |"
+    return [name, words, rate, f"{ratio.value:.3f}", interval, ratio.n, verdict]
 
 
 def main() -> int:
@@ -146,9 +142,8 @@ def main() -> int:
         except (RuntimeError, CastwiseError, subprocess.SubprocessError, ValueError) as error:
             loop["failure"] = str(error)
         loops.append(loop)
-        document = {"environment": machine.environment.model_dump(mode="json"), "loops": loops}
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
-        print(_line(loop), file=sys.stderr, flush=True)
+        write(arguments.out, {"environment": machine.environment.model_dump(mode="json"), "loops": loops})
+        print(*_cells(loop), sep=" | ", file=sys.stderr, flush=True)
     return 0
 
 

@@ -1,22 +1,21 @@
-"""The rows of the speed goals: what is trained, what is to be reached, by hand how, and by castwise how. Data only."""
+"""The rows of the speed goals: what is trained, the goal, the loops by hand and castwise's loops. Data only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-# What a goal is about.
 # `rate`        units (images, tokens, samples) per second, at least
 # `steps`       seconds of a number of steps, at most
-# `run`         seconds of all epochs of a published run, as long as those after the first take, at most
+# `run`         seconds of all epochs of a published run, each as long as the median one after the first, at most
 # `efficiency`  throughput on several GPUs over that of as many single ones, at least
 Measure = Literal["rate", "steps", "run", "efficiency"]
 
 
 @dataclass(frozen=True)
 class HandLoop:
-    """The best loop that one writes by hand."""
+    """A loop by hand."""
 
-    precision: str  # castwise's name of what the loop computes in: "tf32", "fp16-mixed" or "bf16-mixed"
-    tuned: bool = True  # it has channels_last, cuDNN's search and a fused optimizer, as far as they apply
+    precision: str  # "tf32", "fp16-mixed" or "bf16-mixed"
+    tuned: bool = True  # it has channels_last, cuDNN's search and a fused optimizer, if they apply
     compiled: bool = False  # the model is under torch.compile
     graph: bool = False  # the whole step is a CUDA graph
 
@@ -46,15 +45,14 @@ class GoalRow:
 
     name: str  # what the command line calls it
     workload: str
-    batch_size: int  # samples a step and GPU
-    measure: Measure  # what the goal is about
-    goal: float  # figure to be reached, in SI units
-    hand: tuple[HandLoop, ...]  # loops by hand, the most promising first
-    ours: tuple[OurLoop, ...]  # castwise's, the same
-    num_steps: int = 1  # steps that `steps` times; one else
-    suite: str | None = None  # suite whose run it is, for `run`
+    batch_size: int  # samples per GPU and step
+    measure: Measure
+    goal: float  # in SI units
+    hand: tuple[HandLoop, ...]  # the most promising first
+    ours: tuple[OurLoop, ...]  # the most promising first
+    num_steps: int = 1  # that `steps` times
+    suite: str | None = None  # whose run it is, for `run`
     data_set: str | None = None  # of the run
-    num_samples: int | None = None  # samples of its epochs
     world_size: int = 1
     block_seconds: float = 0.2
 
@@ -124,7 +122,6 @@ ROWS: tuple[GoalRow, ...] = (
         ),
         suite="wrn-cifar10",
         data_set="cifar10",
-        num_samples=50_000,
     ),
     GoalRow(
         name="mnist",
@@ -143,7 +140,6 @@ ROWS: tuple[GoalRow, ...] = (
         ),
         suite="tensorcore",
         data_set="mnist",
-        num_samples=60_000,
     ),
     GoalRow(
         name="lstm-200",
@@ -191,17 +187,24 @@ ROWS: tuple[GoalRow, ...] = (
 )
 
 
-def find_rows(text: str | None) -> tuple[GoalRow, ...]:
+def tiny(row: GoalRow, device: str) -> GoalRow:
+    """Return a row with the smallest sizes; its figures mean nothing."""
+    hand = tuple(replace(loop, compiled=loop.compiled and device != "cpu") for loop in row.hand)
+    world_size = 2 if row.world_size > 1 and device == "cpu" else row.world_size
+    return replace(row, batch_size=min(row.batch_size, 8), hand=hand, world_size=world_size, block_seconds=0.02)
+
+
+def find_rows(text: str | None) -> list[GoalRow]:
     """Return the rows with these names, joined by commas; all of them for None.
 
     Raises:
         ValueError: No row has one of the names.
     """
     if text is None:
-        return ROWS
+        return list(ROWS)
     names = [name.strip() for name in text.split(",") if name.strip()]
     known = {row.name: row for row in ROWS}
     for name in names:
         if name not in known:
             raise ValueError(f"No row named '{name}'. Rows: {', '.join(known)}.")
-    return tuple(known[name] for name in names)
+    return [known[name] for name in names]

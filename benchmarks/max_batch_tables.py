@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from stored import load, where_of
+from stored import load, markdown, where_of
 
 from castwise.max_batch.render import (
     baseline_of,
@@ -25,7 +25,7 @@ from castwise.render.units import format_bytes, format_duration, format_percent,
 
 # The workloads of the sources that filled their GPU's memory.
 _SOURCED = ("dpn92", *(f"fastai-resnet{depth}" for depth in (18, 34, 50, 101, 152)))
-_LOWER = "fp16-master"  # what both sources trained in beside float32
+_LOWER = "fp16-master"  # what both sources trained in, and float32
 
 _TIMED = ("throughput_per_second", "knee_batch", "knee_throughput")
 _NEAR = 0.03  # the project's goal for predictions
@@ -44,11 +44,6 @@ def measured_fits(folder: Path) -> dict[str, list[list[MaxBatch]]]:
         if groups:
             found[path.name] = list(groups.values())
     return found
-
-
-def is_shared(fits: Sequence[MaxBatch]) -> bool:
-    """Return whether others computed on the GPU while steps were timed."""
-    return any(fit.num_foreign for fit in fits)
 
 
 def summaries(measured: Measured) -> str:
@@ -83,14 +78,14 @@ def _summary(fits: Sequence[MaxBatch]) -> str:
     trials = [trial for fit in fits for trial in fit.trials]
     took = format_duration(sum(trial.duration_seconds for trial in trials))  # they ran one by one
     head = f"{markdown_text(headline(fits))}: {len(trials)} trials, {took}"
-    said = [f"- {markdown_text(line)}" for line in remarks(fits)]
+    notes = [f"- {markdown_text(line)}" for line in remarks(fits)]
     found = summary_table(fits)
     columns = found.columns
-    if is_shared(fits):  # the batches and the memory are right, and nothing that a clock says
+    if any(fit.num_foreign for fit in fits):  # others computed on the GPU: batches and memory are right, times are not
         columns = [column for column in columns if column.name not in _TIMED]
         head = f"{markdown_text(headline(fits))}: {len(trials)} trials"
     table = [head, "", *markdown_grid(columns, found.rows)]
-    return "\n".join([*table, *([""] if said else []), *said]) + "\n"
+    return "\n".join([*table, *([""] if notes else []), *notes]) + "\n"
 
 
 def account(fits: Sequence[MaxBatch]) -> str:
@@ -99,45 +94,39 @@ def account(fits: Sequence[MaxBatch]) -> str:
     Parts are lines here, and loops columns: a page is less wide than a terminal.
     """
     accounts = breakdowns_of(fits)
-    names = " | ".join(loop_name(each.trial.spec) for each in accounts)
     batches = sorted({each.trial.spec.batch_size for each in accounts})
-    lines = [
-        f"| batch {' and '.join(f'{batch:,}' for batch in batches)} | {names} |",
-        f"|---|{'---:|' * len(accounts)}",
-    ]
+    heading = [f"batch {' and '.join(f'{batch:,}' for batch in batches)}"]
+    heading += [loop_name(each.trial.spec) for each in accounts]
     rows = [
-        (title, [format_bytes(each.bytes_of(part)) for each in accounts])
+        [title, *(format_bytes(each.bytes_of(part)) for each in accounts)]
         for part, title in part_titles(accounts).items()
     ]
     rows += [
-        ("in all", [format_bytes(each.total_bytes) for each in accounts]),
-        ("peak of the timed steps", [format_bytes(each.peak_bytes) for each in accounts]),
-        ("parts beside that peak", [f"{100 * each.error:z.2f} %" for each in accounts]),
+        ["in all", *(format_bytes(each.total_bytes) for each in accounts)],
+        ["peak of the timed steps", *(format_bytes(each.peak_bytes) for each in accounts)],
+        ["parts beside that peak", *(f"{100 * each.error:z.2f} %" for each in accounts)],
     ]
-    lines += [f"| {title} | {' | '.join(cells)} |" for title, cells in rows]
-    return "\n".join(lines) + "\n"
+    return "\n".join(markdown(" | ".join(heading), "l" + "r" * len(accounts), rows)) + "\n"
 
 
 def sentences(fits: Sequence[MaxBatch]) -> str:
-    """Return what `castwise max-batch` says of a workload."""
+    """Return the conclusions of `castwise max-batch` on a workload."""
     return "\n".join(f"- {markdown_text(line)}" for line in conclusions(fits)) + "\n"
 
 
 def beside_sources(measured: Measured) -> str:
-    """Return the sources' ratios of largest batches beside the measured ones, each of one GPU."""
-    lines = [
-        f"| workload | source | GPU | fp32 | {_LOWER} | ratio | here within | fp32 | {_LOWER} | ratio |",
-        "|---|---|---|---:|---:|---:|---|---:|---:|---:|",
-    ]
+    """Return the sources' ratios of largest batches and the measured ones, each of one GPU."""
+    heading = f"workload | source | GPU | fp32 | {_LOWER} | ratio | here within | fp32 | {_LOWER} | ratio"
+    rows = []
     for workload in _SOURCED:
         own = [_own(fits) for fits in measured[workload]]
         alike: dict[tuple[object, ...], list[LargestBatch]] = {}
         for found in largest_batches(workload, _LOWER):
             alike.setdefault((found.suite, found.batch_size, found.baseline), []).append(found)
         published = [_published(found) for found in alike.values()]
-        for theirs, ours in zip_longest(published, own, fillvalue=None):
-            lines.append(f"| {workload} | {theirs or _NOTHING} | {ours or ' | '.join('–' * 4)} |")
-    return "\n".join(lines) + "\n"
+        for theirs, ours in zip_longest(published, own):
+            rows.append([workload, *(theirs or "–" * 5), *(ours or "–" * 4)])
+    return "\n".join(markdown(heading, "lllrrrlrrr", rows)) + "\n"
 
 
 def predictions(measured: Measured) -> str:
@@ -151,18 +140,15 @@ def predictions(measured: Measured) -> str:
     )
 
 
-_NOTHING = " | ".join("–" * 5)
-
-
-def _published(found: Sequence[LargestBatch]) -> str:
+def _published(found: Sequence[LargestBatch]) -> list[str]:
     first, gpus = found[0], ", ".join(each.gpu for each in found)
-    return f"{first.suite} | {gpus} | {first.baseline:,} | {first.batch_size:,} | {format_ratio(first.ratio)}"
+    return [first.suite, gpus, f"{first.baseline:,}", f"{first.batch_size:,}", format_ratio(first.ratio)]
 
 
-def _own(fits: Sequence[MaxBatch]) -> str:
+def _own(fits: Sequence[MaxBatch]) -> list[str]:
     limit, environment = fits[0].spec.memory_limit_bytes, fits[0].trials[0].environment
     within = f"{format_bytes(limit or environment.gpu_memory_bytes)} of an {environment.device_name}"
     fit = next((each for each in fits if each.spec.precision == _LOWER and not each.spec.techniques), None)
     base = baseline_of(fit or fits[0], fits)
     cells = [f"{each.largest.spec.batch_size:,}" if each and each.largest else "–" for each in (base, fit)]
-    return " | ".join([within, *cells, format_ratio(None if fit is None else ratio_of(fit, fits))])
+    return [within, *cells, format_ratio(None if fit is None else ratio_of(fit, fits))]

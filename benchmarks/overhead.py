@@ -1,12 +1,11 @@
-"""How much castwise's timed step costs beyond the same loop written by hand: both in one process, in turns.
+"""How much longer castwise's timed step takes than the same loop written by hand: both in one process, in turns.
 
     python benchmarks/overhead.py [--out FILE] [WORKLOAD:PRECISION ...]
 
-Prints by how many per cent castwise's step takes longer than the hand-written one, with its 95 % interval.
+Prints the difference in per cent, with its 95 % interval.
 """
 
 import argparse
-import json
 import math
 import random
 import statistics
@@ -15,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from hand_loops import Loop, hand_loop
+from hand_loops import HandTask, make_loop
 from scipy.stats import ttest_ind
+from stored import costs_of, write
 
 from castwise.orchestrator.machine import find_commit
 from castwise.registry.precisions import find_precision
-from castwise.registry.workloads import find_workload
 from castwise.spec.plan import ParameterGrid, build_plan
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker.environment import read_environment
@@ -35,7 +34,7 @@ CELLS = (
     "mnist-cnn:bf16-mixed",
 )
 _PROTOCOL = MeasurementProtocol(block_seconds=0.05, warm_up_seconds=1.5, num_blocks=1000)
-# Where the host cannot keep the GPU busy, models differ by per cents: it takes more of them to see half of one.
+# If the host cannot keep the GPU busy, models differ by per cents: it takes more of them to see half a per cent.
 _MODELS_A_SIDE = {"mnist-cnn": 16, "lstm-lm": 16}
 _FEW_MODELS = 4
 
@@ -45,9 +44,9 @@ Timed = Callable[[], float]
 def measure(cell_name: str, rounds: int, device: torch.device) -> dict[str, object]:
     """Return the ratio of castwise's step time to the hand-written one's.
 
-    Two models of one cell differ in speed by where their tensors happen to lie, by more than blocks of one model
-    do: the model is the replicate. So both sides are built several times, in turn, and all take turns in each
-    round, in a new order. The interval is Welch's on the logarithms of the models' median step times.
+    Two models of one configuration differ in speed by where their tensors lie, and by more than blocks of one model
+    do: the model is the replicate. So both sides are built several times, and all take turns in each round, in a new
+    order. The interval is Welch's on the logarithms of the models' median step times.
     """
     workload, _, precision = cell_name.partition(":")
     plan = build_plan(
@@ -97,22 +96,21 @@ def _castwise(spec: TrialSpec) -> tuple[Timed, int]:
 
 
 def _by_hand(spec: TrialSpec, device: torch.device) -> tuple[Timed, int]:
-    loop = hand_loop(find_workload(spec.workload), spec.precision, spec.batch_size, device)
-    steps = max(1, round(_PROTOCOL.block_seconds / (time_by_hand(loop, 10, device) / 10)))
+    loop = make_loop(HandTask(spec.workload, spec.batch_size, spec.precision, str(device)), device)
+
+    def seconds_of(steps: int) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize(device)
+        start.record()
+        loop(steps)
+        end.record()
+        torch.cuda.synchronize(device)
+        return start.elapsed_time(end) / 1e3
+
+    steps = max(1, round(_PROTOCOL.block_seconds / (seconds_of(10) / 10)))
     for _ in range(3):
-        time_by_hand(loop, steps, device)
-    return (lambda: time_by_hand(loop, steps, device) / steps), steps
-
-
-def time_by_hand(loop: Loop, steps: int, device: torch.device) -> float:
-    """Return the seconds of some steps, by CUDA events."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize(device)
-    start.record()
-    loop(steps)
-    end.record()
-    torch.cuda.synchronize(device)
-    return start.elapsed_time(end) / 1e3
+        seconds_of(steps)
+    return (lambda: seconds_of(steps) / steps), steps
 
 
 def main() -> int:
@@ -130,12 +128,10 @@ def main() -> int:
     for name in arguments.cells:
         result = measure(name, arguments.rounds, device)
         results.append(result)
-        cost, low, high = (100 * (float(str(result[key])) - 1) for key in ("ratio", "ratio_low", "ratio_high"))
-        print(f"{name:24} castwise costs {cost:+.2f} % [{low:+.2f}, {high:+.2f}]", flush=True)
+        print("{:24} castwise costs {:+.2f} % [{:+.2f}, {:+.2f}]".format(name, *costs_of(result)), flush=True)
         torch.cuda.empty_cache()
-    if arguments.out:
-        environment = read_environment(device, find_commit()).model_dump(mode="json")
-        arguments.out.write_text(json.dumps({"environment": environment, "cells": results}, indent=1) + "\n")
+    environment = read_environment(device, find_commit()).model_dump(mode="json")
+    write(arguments.out, {"environment": environment, "cells": results})
     return 0
 
 

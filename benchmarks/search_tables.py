@@ -4,7 +4,7 @@ import json
 from functools import cache
 from typing import Any
 
-from stored import RECORDS, place_of
+from stored import RECORDS, markdown, place_of
 
 from castwise.registry.techniques import join
 from castwise.render.table import markdown_text
@@ -22,16 +22,18 @@ def searches() -> dict[str, Search]:
 
 def summary() -> str:
     """Return a line per search: its first loop, the fastest loop, and what it took to find it."""
-    lines = [
-        "| workload | batch | first loop | fastest loop | throughput | speed-up | peak memory, first | peak memory "
-        "| first step | trials | time | ended by |",
-        "|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---|",
-    ]
+    heading = (
+        "workload | batch | first loop | fastest loop | throughput | speed-up | peak memory, first | peak memory "
+        "| first step | trials | time | ended by"
+    )
+    cells = []
+    places: dict[str, list[str]] = {}
     for name, search in searches().items():
+        places.setdefault(_place(search), []).append(name)
         first, last = search["rows"][0], _fastest_row(search)
-        cells = (
+        row = (
             name,
-            str(search["batch_size"]),
+            search["batch_size"],
             _rate(search, first),
             markdown_text(_loop(search["fastest"])),
             _rate(search, last),
@@ -39,27 +41,19 @@ def summary() -> str:
             format_bytes(first["peak_allocated_bytes"]),
             format_bytes(last["peak_allocated_bytes"]),
             format_seconds(last["first_step_seconds"]),
-            str(search["num_trials"]),
+            search["num_trials"],
             format_duration(search["seconds"]),
             _ENDINGS[search["ending"]],
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    places: dict[str, list[str]] = {}
-    for name, search in searches().items():
-        places.setdefault(_place(search), []).append(name)
+        cells.append(row)
     measured = [f"- {', '.join(names)}: {place}" for place, names in places.items()]
-    return "\n".join([*lines, "", *measured]) + "\n"
+    return "\n".join([*markdown(heading, "lrrlrrrrrrrl", cells), "", *measured]) + "\n"
 
 
 def accepted(name: str) -> str:
     """Return the accepted changes of one search, in order."""
     search = searches()[name]
-    lines = [
-        _place(search),
-        "",
-        "| change | speed-up over the loop before | processes | throughput | over the first loop | peak memory |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    cells = []
     for row in search["rows"]:
         if row is search["rows"][0]:
             change, ratio = f"first loop, {row['precision']}", "–"
@@ -69,9 +63,9 @@ def accepted(name: str) -> str:
         else:
             continue
         total, peak = format_ratio(row["total_speedup"]), format_bytes(row["peak_allocated_bytes"])
-        cells = (change, ratio, str(row["num_processes"] or "–"), _rate(search, row), total, peak)
-        lines.append(f"| {' | '.join(map(markdown_text, cells))} |")
-    return "\n".join(lines) + "\n"
+        cells.append((markdown_text(change), ratio, row["num_processes"] or "–", _rate(search, row), total, peak))
+    heading = "change | speed-up over the loop before | processes | throughput | over the first loop | peak memory"
+    return "\n".join([_place(search), "", *markdown(heading, "lrrrrr", cells)]) + "\n"
 
 
 def sentence(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Trial processes whose steps take a little longer than they need to: what aa.py has castwise find."""
+"""Trial processes whose steps are slowed down by 1 or 2 %, for `aa.py` to find."""
 
 import time
 from multiprocessing.connection import Connection
@@ -16,7 +16,7 @@ def _serve_slower(share: float, connection: Connection, log_path: str) -> None:
     class Slower(SteadyRun):
         def warm_up(self, step_seconds=None):  # type: ignore[no-untyped-def]
             facts = super().warm_up(step_seconds)
-            count = _steps_in(0.1, self._time_steps(2)[0] / 2)
+            count = max(2, int(0.1 / (self._time_steps(2)[0] / 2)))
             seconds = min(self._time_steps(count)[0] / count for _ in range(3))
             cycles = _cycles(share * seconds) if self._device.type == "cuda" else 0
             plain = self._step._run
@@ -39,12 +39,8 @@ def _serve_slower(share: float, connection: Connection, log_path: str) -> None:
     server.serve(connection)
 
 
-def _steps_in(seconds: float, step_seconds: float) -> int:
-    return max(2, int(seconds / step_seconds))
-
-
 def _cycles(seconds: float) -> int:
-    """Return how many cycles the device spins in so many seconds, measured."""
+    """Return how many cycles the device spins in this time, as measured."""
     import torch
 
     trial = 20_000_000

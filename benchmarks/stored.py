@@ -1,7 +1,8 @@
-"""The trials under benchmarks/records/, and what every table of them says."""
+"""What benchmarks share: writing records under benchmarks/records/, reading them, and tables of them."""
 
+import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,31 @@ def load(folder: Path) -> list[Trial]:
     for problem in problems:
         sys.exit(f"{problem.path}: {problem.reason}")
     return trials
+
+
+def markdown(heading: str, alignment: str, rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a Markdown table.
+
+    Args:
+        heading: The columns' titles, separated by " | ".
+        alignment: An "l" or "r" for each column.
+        rows: Cells that are Markdown already.
+    """
+    marks = "|".join("---" if letter == "l" else "---:" for letter in alignment)
+    return [f"| {heading} |", f"|{marks}|", *(f"| {' | '.join(map(str, row))} |" for row in rows)]
+
+
+def write(path: Path | None, document: Mapping[str, Any]) -> None:
+    """Write a record, if a file was asked for."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def costs_of(result: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return by how many per cent a step takes longer than the one it is compared with, and the interval's ends."""
+    cost, low, high = (100 * (result[key] - 1) for key in ("ratio", "ratio_low", "ratio_high"))
+    return cost, low, high
 
 
 def place_of(environment: Mapping[str, Any], date: str) -> str:

@@ -19,13 +19,13 @@ import max_batch_tables
 import search_tables
 from goal_rows import ROWS
 from goal_tables import goals_table, measured_rows
-from stored import RECORDS, load, place_of
+from stored import RECORDS, costs_of, load, markdown, place_of
 
 from castwise.analysis.advice import recommend
 from castwise.analysis.result_table import Row, compare
 from castwise.cli.listings import NUMERICS
 from castwise.records.schema import Trial
-from castwise.registry.suites import LIMIT_STEPS, Suite, find_suite, specs_of
+from castwise.registry.suites import find_suite, is_search, specs_of
 from castwise.registry.techniques import TECHNIQUES, needs_of
 from castwise.render.run_report import markdown_table
 from castwise.render.units import format_seconds
@@ -40,7 +40,7 @@ _MARKED = re.compile(r"(<!-- table: (\w+)(?: ([^\n]+?))? -->\n).*?(<!-- /table -
 
 @cache
 def rows(folder: str = "trials") -> tuple[Row, ...]:
-    """Return every stored trial of a folder beside its baseline, in the order it was measured."""
+    """Return every stored trial of a folder with its baseline, in the order of measurement."""
     return tuple(compare(load(RECORDS / folder)))
 
 
@@ -61,22 +61,17 @@ def advice(workload: str) -> str:
 
 
 def overhead(name: str) -> str:
-    """Return what castwise's step costs beside the same loop by hand, in one process, as one run found it."""
+    """Return how much longer castwise's step takes than the same loop by hand, as one run found it."""
     document = json.loads((RECORDS / "overhead" / f"{name}.json").read_text())
-    lines = [
-        place_of(document["environment"], name[:10]),
-        "",
-        "| cell | models a side | step by hand | step in castwise | castwise costs | 95 % interval |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    cells = []
     for cell in document["cells"]:
-        cost, low, high = (100 * (cell[key] - 1) for key in ("ratio", "ratio_low", "ratio_high"))
-        by_hand = format_seconds(cell["hand_step_seconds"])
-        lines.append(
-            f"| {cell['cell'].replace(':', ', ')} | {cell['models_a_side']} | {by_hand} "
-            f"| {format_seconds(cell['castwise_step_seconds'])} | {cost:+.2f} % | {low:+.2f} … {high:+.2f} % |"
-        )
-    return "\n".join(lines) + "\n"
+        cost, low, high = costs_of(cell)
+        times = (format_seconds(cell[key]) for key in ("hand_step_seconds", "castwise_step_seconds"))
+        name_and_models = (cell["cell"].replace(":", ", "), cell["models_a_side"])
+        cells.append((*name_and_models, *times, f"{cost:+.2f} %", f"{low:+.2f} … {high:+.2f} %"))
+    heading = "cell | models a side | step by hand | step in castwise | castwise costs | 95 % interval"
+    where = place_of(document["environment"], name[:10])
+    return "\n".join([where, "", *markdown(heading, "lrrrrr", cells)]) + "\n"
 
 
 @cache
@@ -91,52 +86,50 @@ def suite(argument: str) -> str:
     found = find_suite(name)
     workloads = {workload for cells in found.cells for workload in cells.workloads}
     trials = [trial for trial in suite_trials(form) if trial.spec.workload in workloads]
-    is_search = {id(trial): _is_search(trial, found) for trial in trials}
+    runs: list[Trial] = []
     searches: dict[str, list[Trial]] = {}
     for trial in trials:
-        if is_search[id(trial)]:
+        if found.limits and is_search(trial.spec):
             searches.setdefault(trial.spec.precision, []).append(trial)
+        else:
+            runs.append(trial)
     order = {_cell(spec): index for index, spec in enumerate(specs_of(found, device="cuda:0"))}
-    rest = sorted((t for t in trials if not is_search[id(t)]), key=lambda trial: order[_cell(trial.spec)])
-    result = SuiteResult(found, tuple(rest), tuple(tuple(search) for search in searches.values()))
-    return markdown_suite(result)
+    runs.sort(key=lambda trial: order[_cell(trial.spec)])
+    return markdown_suite(SuiteResult(found, tuple(runs), tuple(tuple(search) for search in searches.values())))
 
 
 def _cell(spec: TrialSpec) -> tuple[object, ...]:
     return (spec.workload, spec.precision, spec.loss_scale, spec.batch_size, spec.world_size, spec.parallelism)
 
 
-def _is_search(trial: Trial, found: Suite) -> bool:
-    recipe = trial.spec.recipe
-    return bool(found.limits) and recipe is not None and recipe.max_steps == LIMIT_STEPS
-
-
 def coverage(name: str) -> str:
     """Return how often simulated intervals hold the truth, as one run of coverage.py found it."""
-    lines = [
-        "| scenario | covered, 5 rounds | covered, stop rule | rounds | equal cells called different "
-        "| 2 % slower found | 1 % slower found |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+    heading = (
+        "scenario | covered, 5 rounds | covered, stop rule | rounds | equal cells called different "
+        "| 2 % slower found | 1 % slower found"
+    )
+    cells = [
+        (
+            row["name"],
+            f"{row['coverage_five_rounds']:.1%}",
+            f"{row['coverage_stop_rule']:.1%}",
+            f"{row['mean_rounds']:.1f}",
+            f"{row['equal_called_different']:.1%}",
+            f"{row['slower_by_2_percent_found']:.1%}",
+            f"{row['slower_by_1_percent_found']:.1%}",
+        )
+        for row in json.loads((RECORDS / "coverage" / f"{name}.json").read_text())["scenarios"]
     ]
-    for row in json.loads((RECORDS / "coverage" / f"{name}.json").read_text())["scenarios"]:
-        shares = (
-            row[key] for key in ("equal_called_different", "slower_by_2_percent_found", "slower_by_1_percent_found")
-        )
-        lines.append(
-            f"| {row['name']} | {row['coverage_five_rounds']:.1%} | {row['coverage_stop_rule']:.1%} "
-            f"| {row['mean_rounds']:.1f} | " + " | ".join(f"{share:.1%}" for share in shares) + " |"
-        )
-    return "\n".join(lines) + "\n"
+    return "\n".join(markdown(heading, "lrrrrrr", cells)) + "\n"
 
 
 def techniques(_: str) -> str:
     """Return the registry of techniques."""
-    lines = ["| technique | what it does | needs | costs | numbers | in |", "|---|---|---|---|---|---|"]
+    cells = []
     for row in TECHNIQUES:
         kinds = "run, suite" if "steady" in row.kinds else "suite"
-        cells = (f"`{row.name}`", row.summary, needs_of(row), row.cost, NUMERICS[row.numerics], kinds)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        cells.append((f"`{row.name}`", row.summary, needs_of(row), row.cost, NUMERICS[row.numerics], kinds))
+    return "\n".join(markdown("technique | what it does | needs | costs | numbers | in", "llllll", cells)) + "\n"
 
 
 def goals(_: str) -> str:

@@ -1,12 +1,11 @@
-"""How much castwise's telemetry costs the timed step: real trials' processes, watched and not watched in turns.
+"""How much longer the timed step takes with telemetry: processes of real trials, with and without it in turns.
 
     python benchmarks/telemetry_overhead.py [--models N] [--rounds N] [--out FILE] [WORKLOAD:PRECISION ...]
 
-Prints by how many per cent a watched step takes longer than one that is not, with its 95 % interval.
+Prints the difference in per cent, with its 95 % interval.
 """
 
 import argparse
-import json
 import math
 import random
 import statistics
@@ -15,6 +14,7 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 from scipy.stats import ttest_1samp
+from stored import costs_of, write
 
 from castwise.orchestrator.machine import choose_device, find_commit
 from castwise.orchestrator.processes import ForkserverEngine
@@ -111,11 +111,8 @@ def main() -> int:
     for name in arguments.cells:
         result = measure(name, arguments.models, arguments.rounds, engine, environment)
         results.append(result)
-        cost, low, high = (100 * (float(str(result[key])) - 1) for key in ("ratio", "ratio_low", "ratio_high"))
-        print(f"{name:24} telemetry costs {cost:+.2f} % [{low:+.2f}, {high:+.2f}]", flush=True)
-    if arguments.out:
-        document = {"environment": environment.model_dump(mode="json"), "cells": results}
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+        print("{:24} telemetry costs {:+.2f} % [{:+.2f}, {:+.2f}]".format(name, *costs_of(result)), flush=True)
+    write(arguments.out, {"environment": environment.model_dump(mode="json"), "cells": results})
     return 0
 
 

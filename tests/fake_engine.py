@@ -1,4 +1,4 @@
-"""Trials without processes, torch or a GPU: an engine that makes its figures up, and fails where it is told to.
+"""Trials without processes, torch or a GPU: an engine that makes its figures up, and fails as the test asks.
 
 Every figure here is invented: the GPU does not exist, its times are a formula, and no test compares them with a
 real machine's.
@@ -73,7 +73,7 @@ _LOADING = {"resident-data": 0.0, "loader-workers": 0.25}
 _REPEATED = ("lead_in", "run_block", "run_epoch")
 PHASES = ("open", "set_up", "warm_up", "run_block", "finish")
 
-# What a fault of this kind makes of a trial, what it says, and the phase it strikes in unless told otherwise.
+# What a fault of this kind makes of a trial, its message, and the phase in which it strikes by default.
 _FAILURES: dict[str, tuple[Status, str, str]] = {
     "oom": ("oom", "CUDA out of memory. Tried to allocate 1.00 GiB (fake)", "set_up"),
     "crash": ("crashed", "RuntimeError: an illegal memory access was encountered (fake)", "run_block"),
@@ -217,7 +217,7 @@ class FakeEngine:
     devices: tuple[str, ...] = ("cpu", "cuda", "cuda:0")  # what `open` accepts besides "auto"
     models: tuple[str, ...] = ("torchvision:alexnet", "timm:vit_tiny")  # of its zoos
     own: int | TrialFailedError | None = 16  # the batch size of users' own models; or why they cannot be run
-    on_hang: Callable[[], None] = lambda: None  # is called when a trial starts to hang
+    on_hang: Callable[[], object] = lambda: None  # is called when a trial starts to hang
     usable: float = 0.94  # the share of memory that tensors can come to in a trial that is about memory
     load_seconds: float = 0.0  # of the loader, for a sample; a training trial waits if its steps take less
     gain: Callable[[TrialSpec], float] = lambda _: 1.0  # how much faster a loop is than its precision makes it
@@ -509,10 +509,6 @@ def fake_epoch(
     )
 
 
-def announce_on(descriptor: int) -> Callable[[], None]:
-    """Return a function that tells another process, over a pipe, that a trial hangs now."""
-
-    def announce() -> None:
-        os.write(descriptor, b"!")
-
-    return announce
+def announce_on(descriptor: int) -> Callable[[], object]:
+    """Return a function that writes to a pipe, so that another process knows that a trial hangs now."""
+    return lambda: os.write(descriptor, b"!")

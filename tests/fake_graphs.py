@@ -6,19 +6,14 @@ from torch import Tensor
 
 
 class FakeCaptures:
-    """Stands in for `CudaCaptures`, and keeps count.
-
-    Attributes:
-        launches: The steps of each replay, in order; as told by the losses that it fills.
-        num_captured: Graphs.
-        num_aside: Steps that ran uncaptured.
-    """
+    """Stands in for `CudaCaptures`, and counts what it does."""
 
     def __init__(self) -> None:
         self.seconds: float | None = None
         self.peak_bytes = self.earlier_peak_bytes = 0
-        self.launches: list[int] = []
-        self.num_captured = self.num_aside = 0
+        self.launches: list[int] = []  # the steps of each replay, counted by the losses that it fills
+        self.num_captured = 0  # graphs
+        self.num_aside = 0  # steps that ran uncaptured
 
     def run_aside(self, work: Callable[[], Tensor]) -> Tensor:
         self.num_aside += 1

@@ -71,7 +71,7 @@ def behave(connection: Connection, log_path: str) -> None:
 
 
 def fail_at(method: str, fault: Target) -> Target:
-    """Return a worker that answers calls until "finish" or the end of the pipe, but at one of them errs first."""
+    """Return a worker that answers calls until "finish" or the end of the pipe, and before one of them does a fault."""
     return partial(_serve, method, fault)
 
 
@@ -200,9 +200,9 @@ def ignore_everything(connection: Connection, log_path: str) -> None:
 
 
 def err_in_rank(rank: int, fault: str, connection: Connection, log_path: str) -> None:
-    """Be a worker of several that, from "warm_up" on, wait for each other; this rank errs there, by fault.
+    """Be one of several workers that wait for each other from "warm_up" on; one rank has a fault there.
 
-    `die` of a signal, `raise` (an error is told, and the others tell of a lost connection), `hang`.
+    Faults: `die` of a signal, `raise` (it reports an error, and the others report a lost connection), `hang`.
     """
     entry.init_process(log_path)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,4 +1,4 @@
-"""A fake engine that notes what its sessions were asked for around blocks, and looks at the GPU, in order."""
+"""A fake engine that records the order of blocks, lead-in steps and readings of the GPU."""
 
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment
 from fake_gpu import UUID, FakeMonitor, fake_sample
@@ -9,11 +9,7 @@ from castwise.telemetry.sampler import Telemetry
 
 
 class NotingEngine(FakeEngine):
-    """Starts sessions that note.
-
-    Attributes:
-        order: `look` for a reading of the GPU, and `lead` and `block` with the precision of their trial.
-    """
+    """Starts sessions that record what they do in `order`: `look`, `lead PRECISION` and `block PRECISION`."""
 
     def __init__(self, **faults: Fault) -> None:
         super().__init__(faults=faults, environment=fake_environment(gpu_uuid=UUID))
@@ -24,7 +20,7 @@ class NotingEngine(FakeEngine):
         return self.sessions[-1]
 
     def runner(self) -> TrialRunner:
-        """Return a runner whose readings of the GPU are noted."""
+        """Return a runner whose readings of the GPU are recorded, too."""
         monitor = FakeMonitor(lambda _: self.order.append("look") or fake_sample())
         return TrialRunner(
             self, None, self.environment, NullListener(), telemetry=Telemetry(lambda _: monitor, 30.0, 30.0)

@@ -1,4 +1,4 @@
-"""Emitted scripts: how tests run them, and what they set beside them."""
+"""Emitted scripts: how tests run them, and what they compare them with."""
 
 import ast
 import json
@@ -90,33 +90,13 @@ def check_whole(text: str, wrapped: set[str]) -> None:
         wrapped: Names that it may bind again, to what wraps what they were.
     """
     tree = ast.parse(text)
-    assert not any(name.startswith("castwise") for name in _imported_modules(tree))
-    assert _undefined_names(tree) == set()
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = {str(getattr(node, "module", None) or alias.name) for node in imports for alias in node.names}
+    assert not any(name.startswith("castwise") for name in modules)
+    undefined_names = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "-"]
+    done = subprocess.run(undefined_names, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert _rebound_names(tree) <= wrapped
-
-
-def _imported_modules(tree: ast.Module) -> set[str]:
-    """Return the modules that a script imports from."""
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    return imported | {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-
-
-def _undefined_names(tree: ast.Module) -> set[str]:
-    """Return the names that a script reads and nowhere binds."""
-    bound = set(dir(__builtins__)) | set(__builtins__ if isinstance(__builtins__, dict) else ())
-    read = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.add(node.name)
-    return read - bound
 
 
 def _rebound_names(tree: ast.Module) -> set[str]:

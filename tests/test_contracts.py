@@ -1,7 +1,6 @@
 """What every row of every registry keeps to; a new row is tested from the moment it exists."""
 
 import ast
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,9 +9,10 @@ import torch
 
 from castwise.errors import UsageError
 from castwise.registry.datasets import DATA_SETS, find_data_set
-from castwise.registry.gpus import GPU_MODELS, PEAK_DTYPES
+from castwise.registry.gpus import PEAK_DTYPES
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
-from castwise.registry.workloads import WORKLOADS, OptimizerSpec, Workload, find_workload
+from castwise.registry.techniques import TECHNIQUES, find_technique
+from castwise.registry.workloads import WORKLOADS, Workload, find_workload
 from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.types import SYNTHETIC
 from castwise.worker.precision import numeric_state, read_fp32_precision, restore_fp32_precision
@@ -20,15 +20,8 @@ from castwise.worker.step import describe_optimizer
 
 every_precision = pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
 every_workload = pytest.mark.parametrize("row", WORKLOADS, ids=lambda row: row.name)
-every_device = pytest.mark.parametrize("row", GPU_MODELS, ids=lambda row: row.names[0])
 
 CUDA_PRODUCTS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn")
-LEARNING_RATE = 0.125
-SGD = OptimizerSpec("SGD", (("lr", LEARNING_RATE),))
-
-
-def most_common(names: list[str]) -> tuple[str, int]:
-    return Counter(names).most_common(1)[0]
 
 
 @pytest.fixture
@@ -44,37 +37,37 @@ def switches() -> Iterator[None]:
 
 ROWS = [
     (find_precision, PRECISIONS, lambda row: (row.name, *row.aliases)),
+    (find_technique, TECHNIQUES, lambda row: (row.name,)),
     (find_workload, WORKLOADS, lambda row: (row.name,)),
     (find_data_set, DATA_SETS, lambda row: (row.name,)),
 ]
 
 
-@pytest.mark.parametrize(("find", "rows", "names_of"), ROWS, ids=["precisions", "workloads", "data sets"])
+@pytest.mark.parametrize(("find", "rows", "names_of"), ROWS, ids=["precisions", "techniques", "workloads", "data sets"])
 def test_a_name_finds_one_row(
     find: Callable[[str], Any], rows: Any, names_of: Callable[[Any], tuple[str, ...]]
 ) -> None:
     names = [name for row in rows for name in names_of(row)]
     assert len(set(names) | {SYNTHETIC}) == len(names) + 1
-    assert [name for name in names if name != name.lower() or set(name) & set(", :'\"")] == [], "of a command line"
+    assert [name for name in names if name != name.lower() or set(name) & set(", +:'\"")] == [], "of a command line"
     for row in rows:
         for name in names_of(row):
             assert find(name) is find(name.upper()) is find(f"  {name} ") is row
 
 
 @pytest.mark.parametrize(
-    ("find", "name", "message"),
+    ("find", "name", "nearest"),
     [
-        (find_precision, "bf16", r"No precision named 'bf16'\. Did you mean bf16-true, bf16-mixed or bf16-master\?"),
-        (find_precision, "FP16-MIXD", r"No precision named 'FP16-MIXD'\. Did you mean fp16-mixed\b.*\?"),
-        (find_workload, "resnet5", r"No workload named 'resnet5'\. Did you mean .*\bresnet50\b.*\?"),
-        (find_workload, "mnist-cn", r"No workload named 'mnist-cn'\. Did you mean mnist-cnn\b.*\?"),
-        (find_data_set, "mnits", r"No data set named 'mnits'\. Did you mean mnist\b.*\?"),
-        (find_precision, "qqqqqqqqqqqq", r"No precision named 'qqqqqqqqqqqq'\. .*\bfp32\b.*"),
-        (find_workload, "", r"No workload named ''\. .*castwise list workloads.*"),
+        (find_precision, "bf16", "bf16-true, bf16-mixed or bf16-master"),
+        (find_precision, "FP16-MIXD", "fp16-mixed"),
+        (find_workload, "mnist-cn", "mnist-cnn"),
+        (find_data_set, "mnits", "mnist"),
+        (find_precision, "qqqqqqqqqqqq", "fp32"),
+        (find_workload, "", "castwise list workloads"),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(find: Callable[[str], Any], name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=f"^{message}$"):
+def test_an_unknown_name_is_answered_with_the_nearest(find: Callable[[str], Any], name: str, nearest: str) -> None:
+    with pytest.raises(UsageError, match=f"named '{name}'.*{nearest}"):
         find(name)
 
 
@@ -109,10 +102,9 @@ def test_a_snippet_is_code(row: Precision) -> None:
     code = row.code.format(device="cuda")
     compile(code, row.name, "exec")
     assert "{" not in code
-    used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
-    made = {
-        node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    names = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
+    used = {node.id for node in names}
+    made = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     given = {"torch", "model", "x", "y", "loss_fn", "optimizer", "lr"}
     assert used - made - given <= {"isinstance", "list", "zip"}
 
@@ -164,10 +156,12 @@ def test_a_data_set_s_files_can_be_told_apart(row: Any) -> None:
     layout, layouts = row, []
     while layout is not None:
         assert layout.name == row.name
-        assert most_common([file.part for file in layout.files])[1] == 1
-        assert most_common([name for file in layout.files for name in (file.name, *file.aliases)])[1] == 1
+        parts = [file.part for file in layout.files]
+        names = [name for file in layout.files for name in (file.name, *file.aliases)]
+        assert len(parts) == len(set(parts))
+        assert len(names) == len(set(names))
         assert all(file.num_bytes > 0 for file in layout.files)
         assert layout.folders
         layouts.append(layout.layout)
         layout = layout.other
-    assert most_common(layouts)[1] == 1
+    assert len(layouts) == len(set(layouts))

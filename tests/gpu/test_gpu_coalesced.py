@@ -1,18 +1,18 @@
-"""Two GPUs whose gradients are averaged at once, in steps that are CUDA graphs: beside DistributedDataParallel's."""
+"""Two GPUs that average all gradients at once, in CUDA graphs, compared with DistributedDataParallel."""
 
 from pathlib import Path
 
-import pytest
 import torch
 from loops import IMAGES, WORDS, cell_of, losses_of, spec_of
 from ranks import answers_of
+from real_gpu import on_gpus
 from torch import Tensor
 
 from castwise.registry.techniques import join, why_unsupported
 from castwise.spec.trial import TrialSpec
 from castwise.worker.distributed import Peers
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
+pytestmark = on_gpus(2)
 
 # Both as tests/gpu/test_gpu_techniques.py has them.
 BOUNDS = {"fp32": 2000 * 2.0**-23, "bf16-mixed": 0.5 * 2.0**-7, "fp16-mixed": 2.0**-10, "bf16-master": 2.0**-7}

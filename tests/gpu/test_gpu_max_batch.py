@@ -1,22 +1,19 @@
-"""The largest batch on a real GPU: what is said to fit trains in a fresh process, and memory's parts make up a peak."""
+"""The largest batch on a real GPU: it trains again in a fresh process, and the parts of memory add up to the peak."""
 
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from real_gpu import measured, on_gpus
 
 from castwise.analysis.steady_metrics import peak_allocated_bytes, peak_reserved_bytes
 from castwise.max_batch.memory_breakdown import TOLERANCE, breakdown_of
 from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.result import MaxBatch, available_bytes
 from castwise.max_batch.search import prepare_max_batch
-from castwise.orchestrator.machine import detect_machine
-from castwise.orchestrator.runner import NullListener, TrialRunner
-from castwise.records.schema import Trial
-from castwise.spec.trial import TrialSpec
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = on_gpus()
 
 GIB = 2**30
 LIMIT = 4 * GIB
@@ -26,11 +23,6 @@ def fit(workload: str, *precisions: str, **request: object) -> dict[str, MaxBatc
     asked = MaxBatchOptions(workload, precisions=precisions, device="cuda:0", **request)  # type: ignore[arg-type]
     found = prepare_max_batch(asked).run()
     return {each.spec.precision: each for each in found.max_batches}
-
-
-def measured(spec: TrialSpec) -> Trial:
-    bench = detect_machine("cuda:0", None)
-    return TrialRunner(bench.engine, None, bench.environment, NullListener()).run([spec])[0]
 
 
 @pytest.mark.parametrize("workload", ["resnet50", "lstm-lm", "mlp-4096"])

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from loops import IMAGES, spec_of
 from ranks import answers_of
+from real_gpu import on_gpus
 
 from castwise.worker.distributed import Peers
 from castwise.worker.kernels.allreduce.reducer import SymmetricMean, make_allreducer
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
+pytestmark = on_gpus(2)
 
 GROUPS = {
     torch.bfloat16: [(64, 3, 7, 7), (300_001,), (), (512, 256, 1, 1), (0,), (4096,)],

@@ -1,10 +1,11 @@
-"""Whole models by the batch norm kernels beside torch's own operations: the same dropout masks, the same gradients."""
+"""Whole models with the batch norm kernels and with torch's own operations: the same dropout masks and gradients."""
 
 import copy
 from typing import Any
 
 import pytest
 import torch
+from real_gpu import on_gpus
 from torch import Tensor, nn
 
 from castwise.registry.workloads import find_workload
@@ -14,10 +15,7 @@ from castwise.worker.kernels.batch_norm.module import KernelBatchNorm
 from castwise.worker.kernels.batch_norm.types import FusedOutput
 from castwise.worker.models import build_task
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = on_gpus()
 
 DEVICE = "cuda:0"
 
@@ -42,6 +40,14 @@ def gradients_of(model: nn.Module, run: Any, images: Tensor, labels: Tensor, dty
     return {name: parameter.grad.double() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
+def relative_errors(gradients: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    """Return how far each gradient is from the exact one, relative to its norm."""
+    norms = {name: float(gradient.norm()) for name, gradient in exact.items()}
+    # A gradient that is all but 0, as a bias's before a norm, has no digits to compare.
+    least = 1e-6 * max(norms.values())
+    return {name: float((gradients[name] - each).norm()) / max(norms[name], least) for name, each in exact.items()}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("batch_size", [32, 128])
 def test_a_model_with_dropout_has_torch_s_gradients(
@@ -56,10 +62,10 @@ def test_a_model_with_dropout_has_torch_s_gradients(
     images = torch.randn(batch_size, 3, 32, 32, device=DEVICE).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(10, (batch_size,), device=DEVICE)
     masks = []
-    told = KernelBatchNorm.forward
+    original = KernelBatchNorm.forward
 
     def watched(self: Any, images: Tensor, before: Any = None, after: Any = None) -> Any:
-        found = told(self, images, before, after)
+        found = original(self, images, before, after)
         if isinstance(found, FusedOutput) and before[1] > 0:
             masks.append(found.total != 0)
         return found
@@ -78,17 +84,13 @@ def test_a_model_with_dropout_has_torch_s_gradients(
     wanted = gradients_of(plain, plain, images, labels, dtype)
     exact = copy.deepcopy(plain).double()
     exact_wanted = gradients_of(exact, exact, images.double(), labels, torch.float32)
-    scale = {name: float(gradient.norm()) for name, gradient in exact_wanted.items()}
-    rows = []
-    for way, gradients in ({"torch": wanted} | found).items():
-        for name, gradient in gradients.items():
-            apart = float((gradient - exact_wanted[name]).norm()) / scale[name]
-            rows.append((way, name, apart))
-    of_torch = {name: apart for way, name, apart in rows if way == "torch"}
+    of_torch = relative_errors(wanted, exact_wanted)
     # A pixel whose value rounds to the other side of an activation's kink has another gradient, and its layer too.
     kinks = 1e-2 if dtype == torch.float32 else 0.0
-    bad = [(way, name, apart) for way, name, apart in rows if apart > 4 * of_torch[name] + kinks + 1e-4]
-    assert not bad, bad
+    for way, gradients in found.items():
+        errors = relative_errors(gradients, exact_wanted)
+        bad = {name: error for name, error in errors.items() if error > 4 * of_torch[name] + kinks + 1e-4}
+        assert not bad, way
 
 
 @pytest.mark.parametrize("name", ["mobilenetv3_large_100", "efficientnet_b0", "densenet121", "repvgg_a0"])
@@ -106,13 +108,8 @@ def test_models_of_timm_s_have_torch_s_gradients(name: str, monkeypatch: pytest.
     exact = copy.deepcopy(plain).double()
     exact_wanted = gradients_of(exact, exact, images.double(), labels, torch.float32)
     assert found.keys() == wanted.keys()
-    norms = {key: float(gradient.norm()) for key, gradient in exact_wanted.items()}
-    # A gradient that is all but 0, as a bias's before a norm, has no digits to compare.
-    least = 1e-6 * max(norms.values())
-    apart = {key: float((found[key] - each).norm()) / max(norms[key], least) for key, each in exact_wanted.items()}
-    of_torch = {key: float((wanted[key] - each).norm()) / max(norms[key], least) for key, each in exact_wanted.items()}
-    bad = {key: (each, of_torch[key]) for key, each in apart.items() if each > 4 * of_torch[key] + 1e-2}
-    assert not bad, bad
+    errors, of_torch = relative_errors(found, exact_wanted), relative_errors(wanted, exact_wanted)
+    assert not {key: error for key, error in errors.items() if error > 4 * of_torch[key] + 1e-2}
     for each in (plain, model):
         each.eval()
     model.load_state_dict(plain.state_dict())

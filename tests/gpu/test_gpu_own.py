@@ -7,13 +7,14 @@ import pytest
 import six_models
 import torch
 from own_steps import as_dict, halving, in_groups, losses_of, step_of, train_on_dict
+from real_gpu import on_gpus
 from small_step import make_batch
 
 import castwise
 from castwise.registry.precisions import PRECISIONS, find_precision, why_unsupported
 from castwise.worker.precision import numeric_state
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = on_gpus()
 
 SIX = Path(six_models.__file__)
 BATCH_SIZE = 8

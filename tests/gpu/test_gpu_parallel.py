@@ -4,16 +4,15 @@ import math
 
 import pytest
 import torch
+from real_gpu import measured, on_gpus, skip_unsupported
 
-from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.records.schema import RankSamples, Trial
-from castwise.registry.precisions import PRECISIONS, Hardware, find_precision, why_emulated, why_unsupported
+from castwise.registry.precisions import PRECISIONS, Precision, find_precision
 from castwise.spec.recipe import Loader, Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.types import Parallelism
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
+pytestmark = on_gpus(2)
 
 SHORT = MeasurementProtocol(
     warm_up_steps=2, warm_up_seconds=2.0, block_seconds=0.05, num_blocks=3, timeout_seconds=120.0
@@ -23,10 +22,7 @@ RESNET18_BYTES = 4 * 11_689_512
 
 def measure(precision: str, parallelism: Parallelism = "ddp", **changes: object) -> Trial:
     row = find_precision(precision)
-    hardware = Hardware(torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0))
-    reason = why_unsupported(row, hardware) or why_emulated(row, hardware)
-    if reason is not None:
-        pytest.skip(reason)
+    skip_unsupported(row)
     fields = {
         "workload": "resnet18",
         "precision": precision,
@@ -37,13 +33,7 @@ def measure(precision: str, parallelism: Parallelism = "ddp", **changes: object)
         "parallelism": parallelism,
         "protocol": SHORT,
     }
-    spec = TrialSpec.model_validate(fields | changes)
-    engine = ForkserverEngine()
-    probe = engine.start(120.0)
-    environment = probe.open("cuda:0")
-    probe.close()
-    (trial,) = TrialRunner(engine, None, environment, NullListener()).run([spec])
-    return trial
+    return measured(TrialSpec.model_validate(fields | changes))
 
 
 def check_steady(trial: Trial, num_ranks: int) -> None:
@@ -68,8 +58,8 @@ def check_memory(rank: RankSamples, trial: Trial) -> None:
 
 
 @pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
-def test_a_rank_on_each_gpu(row: object) -> None:
-    trial = measure(row.name)  # type: ignore[attr-defined]
+def test_a_rank_on_each_gpu(row: Precision) -> None:
+    trial = measure(row.name)
     check_steady(trial, num_ranks=2)
     first, second = trial.ranks
     assert [block.num_steps for block in first.blocks] == [block.num_steps for block in second.blocks]

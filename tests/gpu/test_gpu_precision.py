@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from real_gpu import on_gpus, skip_unsupported
 from small_step import (
     CPU,
     MOMENTUM_SGD,
@@ -17,12 +18,12 @@ from small_step import (
 )
 from torch import Tensor, nn
 
-from castwise.registry.precisions import PRECISIONS, Hardware, Precision, find_precision, why_emulated, why_unsupported
+from castwise.registry.precisions import PRECISIONS, Precision, find_precision
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker.precision import numeric_state, read_fp32_precision
 from castwise.worker.steady_run import SteadyRun
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = on_gpus()
 
 CUDA = torch.device("cuda:0")
 # Rounding to TF32's 10 bits of mantissa costs about 2e-4 of a product, float32's own about 1e-7.
@@ -32,13 +33,6 @@ TF32_BOUND = 2e-3
 ROUNDINGS = 8
 
 every_row = pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
-
-
-def skip_where_missing(row: Precision) -> None:
-    hardware = Hardware(torch.cuda.get_device_name(CUDA), torch.cuda.get_device_capability(CUDA))
-    reason = why_unsupported(row, hardware) or why_emulated(row, hardware)
-    if reason is not None:
-        pytest.skip(reason)
 
 
 def draw(*shape: int) -> Tensor:
@@ -83,7 +77,7 @@ def errors_of(make: Callable[[], tuple[nn.Module, Tensor]]) -> list[float]:
 @pytest.mark.parametrize("name", ["fp32", "tf32"])
 def test_float32_products_are_rounded_as_the_row_says(name: str, make: Callable[[], tuple[nn.Module, Tensor]]) -> None:
     row = find_precision(name)
-    skip_where_missing(row)
+    skip_unsupported(row)
     with numeric_state(row):
         errors = errors_of(make)
     if name == "fp32":
@@ -96,7 +90,7 @@ def test_float32_products_are_rounded_as_the_row_says(name: str, make: Callable[
 
 def test_numeric_state_holds_after_torch_s_default_and_after_the_other() -> None:
     """Torch starts with TF32 in convolutions; what ran before must not show."""
-    skip_where_missing(find_precision("tf32"))
+    skip_unsupported(find_precision("tf32"))
     before = read_fp32_precision()
     for name in ("tf32", "fp32", "tf32", "fp32"):
         with numeric_state(find_precision(name)):
@@ -107,7 +101,7 @@ def test_numeric_state_holds_after_torch_s_default_and_after_the_other() -> None
 
 @every_row
 def test_gradients_equal_float64_s_within_the_format_s_rounding(row: Precision) -> None:
-    skip_where_missing(row)
+    skip_unsupported(row)
     net, twin = make_net(), make_net()
     for weight in twin.parameters():
         weight.data = weight.data.to(getattr(torch, row.param_dtype))
@@ -126,7 +120,7 @@ def test_gradients_equal_float64_s_within_the_format_s_rounding(row: Precision) 
 
 @every_row
 def test_weights_batch_norm_and_optimizer_state_have_the_row_s_dtypes(row: Precision) -> None:
-    skip_where_missing(row)
+    skip_unsupported(row)
     net = make_net()
     seen: dict[str, torch.dtype] = {}
     for name in ("conv", "norm", "linear"):
@@ -181,7 +175,7 @@ def test_a_static_scale_gives_the_unscaled_update() -> None:
 
 @every_row
 def test_a_cell_on_the_gpu(row: Precision) -> None:
-    skip_where_missing(row)
+    skip_unsupported(row)
     before = read_fp32_precision()
     spec = TrialSpec(
         workload="mnist-cnn",

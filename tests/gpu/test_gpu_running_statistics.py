@@ -4,6 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from real_gpu import on_gpus
 from torch import Tensor, nn
 
 from castwise.registry.techniques import join
@@ -13,10 +14,7 @@ from castwise.worker.build import build_trial
 from castwise.worker.data.sharding import rank_batches
 from castwise.worker.distributed import Peers
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = on_gpus()
 
 DEVICE = "cuda:0"
 NUM_STEPS = 40

@@ -1,4 +1,4 @@
-"""Emitted scripts on a GPU: as fast as the rung that was measured."""
+"""Emitted scripts on a GPU: as fast as the loop that was measured."""
 
 import subprocess
 import sys
@@ -6,17 +6,14 @@ from pathlib import Path
 
 import pytest
 import six_models
-import torch
+from real_gpu import on_gpus
 
 from castwise.analysis.steady_metrics import throughput
 from castwise.api import run
 from castwise.render.emit.script import script_of
 from castwise.spec.user_model import locate
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = on_gpus()
 
 LOOPS = [
     ("mnist-cnn", "bf16-mixed", 512, ("channels-last", "cudnn-search", "cuda-graph")),
@@ -35,7 +32,7 @@ LOOPS = [
 
 
 @pytest.mark.parametrize(("workload", "precision", "batch_size", "techniques"), LOOPS, ids=str)
-def test_a_script_is_as_fast_as_its_rung(
+def test_a_script_is_as_fast_as_its_loop(
     workload: str, precision: str, batch_size: int, techniques: tuple[str, ...], tmp_path: Path
 ) -> None:
     (trial,) = run(
@@ -53,5 +50,5 @@ def test_a_script_is_as_fast_as_its_rung(
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     speed = float(done.stdout.splitlines()[1].split()[0])
-    # The goal is 2 %; a process of a cell differs from another by some per cent.
+    # The goal is 2 %; two processes of one loop differ by some per cent.
     assert speed == pytest.approx(measured, rel=0.05)

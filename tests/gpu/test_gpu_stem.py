@@ -1,26 +1,17 @@
-"""What ImageNet models begin with, computed otherwise: pooling kernels and first convolutions beside torch's own."""
-
-from contextlib import ExitStack
+"""Kernels of pooling and batch norm, and first convolutions, compared with torch's own operations."""
 
 import pytest
 import torch
-from torch import Tensor, nn
+from loops import losses_of, spec_of
+from real_gpu import on_gpus
+from torch import nn
 
-from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import join, why_unsupported
-from castwise.registry.workloads import find_workload
-from castwise.spec.trial import TrialSpec
-from castwise.worker.build import build_trial
-from castwise.worker.data.sharding import rank_batches
-from castwise.worker.distributed import Peers
 from castwise.worker.kernels.batch_norm.module import KernelBatchNorm
 from castwise.worker.kernels.batch_norm.types import RELU, Epilogue, Prologue
 from castwise.worker.kernels.max_pool.module import KernelMaxPool
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = on_gpus()
 
 DEVICE = "cuda:0"
 
@@ -160,24 +151,6 @@ def test_float64_is_torch_s_to_normalise() -> None:
     assert torch.equal(found.out, nn.functional.batch_norm(images, None, None, norm.weight, norm.bias, True).relu())
 
 
-def losses(precision: str, *techniques: str) -> Tensor:
-    spec = TrialSpec(
-        workload="resnet18",
-        precision=precision,
-        loss_scale=find_precision(precision).loss_scale,
-        batch_size=16,
-        device=DEVICE,
-        techniques=techniques,
-    )
-    assert why_unsupported(spec) is None
-    with ExitStack() as stack:
-        cell = build_trial(spec, stack, Peers())
-        batches = rank_batches(find_workload(spec.workload), cell.task, spec, 4, Peers())
-        batches = [cell.prepare(batch) if cell.prepare else batch for batch in batches]
-        found = [cell.step(batches[index % 4]).detach().clone() for index in range(10)]
-        return torch.stack(found).double().cpu()
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-mixed", "bf16-master"])
 @pytest.mark.parametrize(
     "techniques",
@@ -193,6 +166,8 @@ def losses(precision: str, *techniques: str) -> Tensor:
 )
 def test_the_losses_are_the_plain_loop_s(precision: str, techniques: tuple[str, ...]) -> None:
     """The first ones, before batch norm and Adam have amplified another order's rounding."""
-    found, expected = losses(precision, *techniques)[:4], losses(precision)[:4]
+    spec = spec_of("resnet18", precision, *techniques, device=DEVICE)
+    assert why_unsupported(spec) is None
+    found, expected = losses_of(spec, 4), losses_of(spec_of("resnet18", precision, device=DEVICE), 4)
     bound = 2.5e-4 if precision == "fp32" else 2.0**-6  # as in test_gpu_techniques.py
     assert ((found - expected) / expected).abs().max() < bound

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from loops import ADADELTA, IMAGES, WORDS, cell_of, losses_of, spec_of
+from real_gpu import on_gpus
 from torch import Tensor
 
 from castwise.registry.precisions import find_precision
@@ -18,10 +19,7 @@ from castwise.worker.steady_run import SteadyRun
 from castwise.worker.techniques.first_conv import SpaceToDepthConv
 from castwise.worker.training_run import TrainingRun
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = on_gpus()
 
 DEVICE = "cuda:0"
 EPS = {"fp32": torch.finfo(torch.float32).eps, "bf16-mixed": 2.0**-7, "fp16-mixed": 2.0**-10, "fp16-master": 2.0**-10}

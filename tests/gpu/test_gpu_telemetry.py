@@ -5,17 +5,16 @@ import sys
 
 import pytest
 import torch
+from real_gpu import measured, on_gpus
 
 from castwise.analysis.energy import energy_of
 from castwise.analysis.warnings import warnings_of
-from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.records.schema import Trial
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.types import Parallelism
 from castwise.telemetry.sampler import open_monitor
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
+pytestmark = on_gpus(2)
 
 # A block of half a second holds a tick of the driver's counter, which comes ten times a second.
 BLOCKS = MeasurementProtocol(
@@ -38,23 +37,19 @@ def measure(parallelism: Parallelism, world_size: int = 2) -> Trial:
         parallelism=parallelism,
         protocol=BLOCKS,
     )
-    engine = ForkserverEngine()
-    probe = engine.start(120.0)
-    environment = probe.open("cuda:0")
-    probe.close()
-    (trial,) = TrialRunner(engine, None, environment, NullListener()).run([spec])
+    trial = measured(spec)
     assert trial.status == "ok", f"{trial.message}\n{trial.log}"
     return trial
 
 
 def counters() -> list[float]:
     monitors = [open_monitor(uuid_of(index)) for index in range(2)]
-    told = [monitor.read_energy().energy_joules for monitor in monitors]
+    readings = [monitor.read_energy().energy_joules for monitor in monitors]
     for monitor in monitors:
         monitor.close()
-    if None in told:
+    if None in readings:
         pytest.skip("these GPUs have no energy counter")
-    return [joules or 0.0 for joules in told]
+    return [joules or 0.0 for joules in readings]
 
 
 @pytest.mark.parametrize("parallelism", ["ddp", "dp"])
@@ -75,7 +70,7 @@ def test_both_gpus_are_watched_and_their_energy_is_the_sum(parallelism: Parallel
     # Set-up and start are in the counters from before to after, and draw less than steps do: the mean power of either
     # GPU over the whole trial is less than its power while steps run, and so both together are more than either.
     either = [joules / trial.duration_seconds for joules in spent]
-    print(f"{parallelism}: {watts:.0f} W in blocks, {metered_watts:.0f} W at a stretch, GPUs over the trial {either}")
+    print(f"{parallelism}: {watts:.0f} W in blocks, {metered_watts:.0f} W sustained, GPUs over the trial {either}")
     assert watts > max(either)
     assert metered_watts > max(either)
     energy = energy_of(trial)

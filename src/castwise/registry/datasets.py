@@ -17,7 +17,7 @@ SYNTHETIC_PREFIX = "synthetic:"
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set."""
+    """A file of a data set."""
 
     part: str  # what it holds ("train-images")
     name: str  # its official name, without ".gz"
@@ -201,12 +201,10 @@ def find_layout(data_set: DataSet, data_dir: Path) -> DataSet:
         MissingDataError: None does; the message names a missing file of the layout that is nearest to whole.
     """
     missing = {}
-    layout: DataSet | None = data_set
-    while layout is not None:
+    for layout in filter(None, (data_set, data_set.other)):
         missing[layout] = [file for file in layout.files if _path(layout, data_dir, file) is None]
         if not missing[layout]:
             return layout
-        layout = layout.other
     nearest = max(missing, key=lambda each: len(each.files) - len(missing[each]))
     raise _missing(nearest, data_dir, missing[nearest][0], tuple(each for each in missing if each is not nearest))
 

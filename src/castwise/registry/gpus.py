@@ -5,7 +5,10 @@
 GeForce cards run above it when cool (173 for 165.2 TFLOP/s: github.com/zzc0721/torch-performance-test-data).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PEAK_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
 
 @dataclass(frozen=True)
@@ -20,13 +23,9 @@ class GpuModel:
     capability: tuple[int, int] | None  # None without CUDA
     memory_gigabytes: int  # the vendor's GB, neither exactly 10⁹ nor 2³⁰ bytes
     bandwidth_bytes_per_second: float  # of the device's own memory
-    # Dense FLOP/s, accumulated in float32: of the tensor or matrix units where there are any for that dtype, else of
-    # the vector units. For float16 on GeForce that is half the headline, and what PyTorch asks for.
-    fp32: float | None
-    tf32: float | None
-    fp16: float | None
-    bf16: float | None
-    fp8: float | None
+    # By dtype, dense FLOP/s accumulated in float32: of the tensor or matrix units if there are any for that dtype, else
+    # of the vector units. For float16 on GeForce that is half the headline, and what PyTorch asks for.
+    peaks: Mapping[str, float | None] = field(hash=False)
     source: str  # the titles of the vendor's documents
 
 
@@ -38,10 +37,13 @@ def _row(
     teraflops: tuple[float | None, ...],
     source: str,
 ) -> GpuModel:
-    """Return a row from figures in the datasheets' units; teraflops are fp32, tf32, fp16, bf16, fp8."""
-    fp32, tf32, fp16, bf16, fp8 = (None if rate is None else float(round(rate * 1e12)) for rate in teraflops)
+    """Return a row from figures in the datasheets' units; teraflops are those of PEAK_DTYPES."""
+    peaks = {
+        dtype: None if rate is None else float(round(rate * 1e12))
+        for dtype, rate in zip(PEAK_DTYPES, teraflops, strict=True)
+    }
     bandwidth = float(round(bandwidth_gigabytes_per_second * 1e9))
-    return GpuModel(names, capability, memory_gigabytes, bandwidth, fp32, tf32, fp16, bf16, fp8, source)
+    return GpuModel(names, capability, memory_gigabytes, bandwidth, peaks, source)
 
 
 _BLACKWELL = "NVIDIA Blackwell datasheet, individual Blackwell GPU of HGX B200 (sparse figures halved)"
@@ -148,7 +150,6 @@ GPU_MODELS: tuple[GpuModel, ...] = (
 )
 
 _BY_NAME = {name: row for row in GPU_MODELS for name in row.names}
-PEAK_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
 
 def find_gpu_model(name: str) -> GpuModel | None:
@@ -158,5 +159,4 @@ def find_gpu_model(name: str) -> GpuModel | None:
 
 def peak(device: GpuModel | None, dtype: str) -> float | None:
     """Return a GPU's dense peak in FLOP/s, None if it is unknown, or `dtype` is not one of PEAK_DTYPES."""
-    rate: float | None = getattr(device, dtype) if device is not None and dtype in PEAK_DTYPES else None
-    return rate
+    return device.peaks.get(dtype) if device is not None else None

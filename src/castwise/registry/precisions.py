@@ -121,9 +121,9 @@ optimizer.step()"""
 
 # In the order of tables and charts. Source of the frameworks' names: the documentation of Lightning 2.6 (Trainer:
 # precision), Accelerate 1.15 (Accelerator: mixed_precision), transformers 5.23 (TrainingArguments: bf16, fp16, tf32);
-# tf32 sets matrix products there, and convolutions and RNNs use it anyway. Source of the colours, which people who see
-# red and green alike can tell apart: M. Okabe, K. Ito, "Color Universal Design" (2008); a grey in place of black, which
-# no dark page shows.
+# tf32 sets matrix products there, and convolutions and RNNs use it anyway. Source of the colours, which colour-blind
+# people can distinguish: M. Okabe, K. Ito, "Color Universal Design" (2008); grey in place of black, which no dark page
+# shows.
 PRECISIONS: tuple[Precision, ...] = (
     Precision(
         name="fp32",
@@ -238,7 +238,7 @@ PRECISIONS: tuple[Precision, ...] = (
 )
 
 BASELINE = "fp32"
-# What PyTorch computes float32 convolutions and RNNs in on a GPU that has it, unless told otherwise.
+# What PyTorch computes float32 convolutions and RNNs in on a GPU that has it, unless it is set otherwise.
 PYTORCH_DEFAULT = "tf32"
 
 

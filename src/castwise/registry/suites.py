@@ -5,9 +5,9 @@ import tomllib
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from castwise.errors import UsageError, unknown_name
 from castwise.registry.datasets import synthetic_like
@@ -37,13 +37,19 @@ def is_chosen(choice: SuiteFilter, workload: str, precision: str, world_size: in
     )
 
 
+# Names as users write them, and as the registry does after a suite was read.
+_WorkloadName = Annotated[str, AfterValidator(lambda name: find_workload(name).name)]
+_PrecisionName = Annotated[str, AfterValidator(lambda name: find_precision(name).name)]
+_LossScale = Annotated[str, AfterValidator(parse_loss_scale)]
+
+
 class _Grid(FrozenModel):
     """What grids of runs and searches have in common."""
 
-    workloads: tuple[str, ...] = Field(min_length=1)
+    workloads: tuple[_WorkloadName, ...] = Field(min_length=1)
     recipe: str  # a name of the suite's recipes
-    precisions: tuple[str, ...] = Field(min_length=1)
-    loss_scales: tuple[str, ...] = ()  # for precisions that scale their loss; empty takes each precision's own
+    precisions: tuple[_PrecisionName, ...] = Field(min_length=1)
+    loss_scales: tuple[_LossScale, ...] = ()  # for precisions that scale their loss; empty takes each precision's own
     data_set: str = SYNTHETIC
 
 
@@ -65,10 +71,10 @@ class Published(FrozenModel):
     """One figure of the source."""
 
     gpu: str  # as the source names it
-    workload: str
-    precision: str
+    workload: _WorkloadName
+    precision: _PrecisionName
     batch_size: int = Field(ge=1)  # per GPU
-    loss_scale: str | None = None  # None if the source does not vary it
+    loss_scale: _LossScale | None = None  # None if the source does not vary it
     world_size: int = Field(default=1, ge=1)
     outcome: Literal["ok", "oom", "diverged"] = "ok"
     seconds: float | None = Field(default=None, gt=0)  # wall time of the run
@@ -76,21 +82,6 @@ class Published(FrozenModel):
     memory: Literal["allocated", "reserved", "driver"] = "allocated"  # what `memory_bytes` is
     accuracy: float | None = Field(default=None, ge=0, le=1)  # on the validation data
     epoch_accuracy: tuple[float, ...] = ()
-
-    @field_validator("workload")
-    @classmethod
-    def _workload_exists(cls, name: str) -> str:
-        return find_workload(name).name
-
-    @field_validator("precision")
-    @classmethod
-    def _precision_exists(cls, name: str) -> str:
-        return find_precision(name).name
-
-    @field_validator("loss_scale")
-    @classmethod
-    def _loss_scale_exists(cls, text: str | None) -> str | None:
-        return None if text is None else parse_loss_scale(text)
 
 
 class Suite(FrozenModel):
@@ -112,7 +103,7 @@ class Suite(FrozenModel):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        workloads = {find_workload(workload).name for grid in self.cells for workload in grid.workloads}
+        workloads = {workload for grid in self.cells for workload in grid.workloads}
         for workload, techniques in self.tuned.items():
             if workload not in workloads:
                 raise UsageError(f"[tuned] names '{workload}', which none of [[cells]] runs.")
@@ -123,10 +114,6 @@ class Suite(FrozenModel):
                 raise ValueError(f"[[cells]] names the recipe '{grid.recipe}', which is not among [recipes]")
             for workload in grid.workloads:
                 check_data_set(find_workload(workload), grid.data_set)
-            for precision in grid.precisions:
-                find_precision(precision)
-            for scale in grid.loss_scales:
-                parse_loss_scale(scale)
         unknown = set(self.quick) - set(self.recipes)
         if unknown:
             raise ValueError(f"[quick.{unknown.pop()}] names no recipe")
@@ -174,7 +161,7 @@ def parse_suite(text: str, origin: str) -> Suite:
 
 
 def specs_of(suite: Suite, *, device: str, choice: SuiteFilter | None = None) -> list[TrialSpec]:
-    """Return the trials of a suite's chosen runs, in the order of its file; without a choice all, as published.
+    """Return the trials of a suite's chosen runs, in the order of its file; all, as published, without a choice.
 
     Raises:
         UsageError: None of its runs is chosen, or a technique is unknown.
@@ -253,10 +240,10 @@ def _runs_of(grid: RunGrid) -> Iterator[dict[str, Any]]:
             scales = grid.loss_scales if precision.loss_scale != "none" else ()
             for scale in scales or (precision.loss_scale,):
                 yield {
-                    "workload": find_workload(workload).name,
-                    "precision": precision.name,
+                    "workload": workload,
+                    "precision": name,
                     "batch_size": batch_size,
-                    "loss_scale": parse_loss_scale(scale),
+                    "loss_scale": scale,
                     "world_size": world_size,
                     "parallelism": parallelism,
                 }

@@ -137,59 +137,57 @@ class Technique:
         return self.numerics == "shape"
 
 
+# The transforms of `worker/data/transforms.py` that `worker/data/gpu_augmentation.py` does.
+ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar100")
+# The schedules that change the rate between epochs only.
+_CONSTANT_WITHIN_EPOCHS = ("constant", "step", "plateau")
+# What a trial of steps has of a training run's settings.
+_NO_RECIPE = Recipe(epochs=1)
+
+
 def _reads_nothing(spec: TrialSpec) -> str | None:
-    reads_loss = spec.recipe is not None and spec.recipe.read_loss_every_step
-    if reads_loss or is_dynamic(spec.loss_scale):
+    if (spec.recipe or _NO_RECIPE).read_loss_every_step or is_dynamic(spec.loss_scale):
         return None
     return "finds nothing to leave out: this loop reads nothing from the device within a step"
 
 
-# The transforms of `worker/data/transforms.py` that `worker/data/gpu_augmentation.py` does.
-ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar100")
-
-
 def _cannot_be_resident(spec: TrialSpec) -> str | None:
-    if spec.recipe is not None and spec.recipe.loader.resident:
+    recipe = spec.recipe or _NO_RECIPE
+    if recipe.loader.resident:
         return "finds nothing to do: the source's data lies on the device already"
-    transform = spec.recipe.transform if spec.recipe is not None else None
-    if transform not in (None, *ON_DEVICE_TRANSFORMS):
-        return f"cannot do the augmentation '{transform}' on the device; it can do {', '.join(ON_DEVICE_TRANSFORMS)}"
+    if recipe.transform not in (None, *ON_DEVICE_TRANSFORMS):
+        known = ", ".join(ON_DEVICE_TRANSFORMS)
+        return f"cannot do the augmentation '{recipe.transform}' on the device; it can do {known}"
     return None
 
 
 def _has_no_loader(spec: TrialSpec) -> str | None:
-    if spec.recipe is not None and spec.recipe.loader.resident:
-        return "finds no loader: the source's data lies on the device"
-    return None
+    is_resident = (spec.recipe or _NO_RECIPE).loader.resident
+    return "finds no loader: the source's data lies on the device" if is_resident else None
 
 
 def _compiles_momentum(spec: TrialSpec) -> str | None:
-    if spec.recipe is not None and spec.recipe.schedule.kind == "one_cycle":
+    if (spec.recipe or _NO_RECIPE).schedule.kind == "one_cycle":
         return "cannot follow the schedule one_cycle: the momentum that it changes is compiled in"
     return None
 
 
 def _captures_schedule(spec: TrialSpec) -> str | None:
-    schedule = spec.recipe.schedule if spec.recipe is not None else None
-    if schedule is None or schedule.kind == "constant":
-        return None
-    if schedule.kind == "one_cycle":
+    kind = (spec.recipe or _NO_RECIPE).schedule.kind
+    if kind == "one_cycle":
         return "cannot follow the schedule one_cycle: a graph holds the momentum fixed that it changes"
     # torch's other SGDs read the rate on the host.
-    if optimizer_of(spec) == "SGD" and {"fused-optimizer", "compiled-update"}.isdisjoint(spec.techniques):
+    is_tensor_rate = optimizer_of(spec) != "SGD" or {"fused-optimizer", "compiled-update"} & {*spec.techniques}
+    if kind != "constant" and not is_tensor_rate:
         return "needs fused-optimizer or compiled-update if a schedule changes SGD's rate"
     return None
 
 
-# The schedules that change the rate between epochs only.
-_CONSTANT_WITHIN_EPOCHS = ("constant", "step", "plateau")
-
-
 def _captures_rate(spec: TrialSpec) -> str | None:
     reason = _captures_schedule(spec)
-    schedule = spec.recipe.schedule if spec.recipe is not None else None
-    if reason is None and schedule is not None and schedule.kind not in _CONSTANT_WITHIN_EPOCHS:
-        return f"cannot follow the schedule {schedule.kind}, which changes the rate each step: take cuda-graph"
+    kind = (spec.recipe or _NO_RECIPE).schedule.kind
+    if reason is None and kind not in _CONSTANT_WITHIN_EPOCHS:
+        return f"cannot follow the schedule {kind}, which changes the rate each step: take cuda-graph"
     return reason
 
 
@@ -515,10 +513,7 @@ TECHNIQUES: list[Technique] = [
     ),
 ]
 
-# Users may look for these among the techniques; every trial has them.
-_ALREADY_DEFAULT = dict.fromkeys(
-    ("set-to-none", "zero-grad-none"), "gradients are set to None, as torch does since 2.0"
-)
+_ALREADY_DEFAULT = ("set-to-none", "zero-grad-none")  # users may look for these; every trial has them
 
 # Names for several techniques: a plan takes those that a trial can have, and its spec names them.
 SETS: dict[str, tuple[str, ...]] = {
@@ -534,7 +529,7 @@ def find_technique(name: str) -> Technique:
     """
     wanted = name.strip().lower()
     if wanted in _ALREADY_DEFAULT:
-        raise UsageError(f"'{name}' is no technique: {_ALREADY_DEFAULT[wanted]}. Leave it out.")
+        raise UsageError(f"'{name}' is no technique: gradients are set to None, as torch does since 2.0. Leave it out.")
     for row in TECHNIQUES:
         if wanted == row.name:
             return row
@@ -558,11 +553,7 @@ def exclude_each_other(one: str, other: str) -> bool:
 
 
 def step_config_of(names: Iterable[str]) -> StepConfig:
-    """Return the settings of the step that these techniques make.
-
-    Raises:
-        UsageError: One of them is not known.
-    """
+    """Return the settings of the step that these techniques make."""
     config = PLAIN
     for name in names:
         settings = dict(find_technique(name).settings)
@@ -677,11 +668,7 @@ def resolve(names: Sequence[str], spec: TrialSpec, sets: Mapping[str, Sequence[s
 
 
 def why_unsupported(spec: TrialSpec, capability: tuple[int, int] | None = None) -> str | None:
-    """Return why a trial cannot have one of its techniques, or None if it can have all.
-
-    Raises:
-        UsageError: A technique does not exist.
-    """
+    """Return why a trial cannot have one of its techniques, or None if it can have all."""
     for name in spec.techniques:
         reason = next(_reasons(find_technique(name), spec, capability), None)
         if reason is not None:

@@ -86,7 +86,7 @@ def check_script(workload: str, data_set: str, recipe: Recipe | None = None, fil
         workload: Its name.
         data_set: Its data.
         recipe: The training run, if whole epochs are timed.
-        file: The script.
+        file: Where the script is to be written.
 
     Raises:
         UsageError: None can.

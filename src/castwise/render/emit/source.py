@@ -19,41 +19,25 @@ _ERRORS = {"TechniqueError": "RuntimeError", "UsageError": "ValueError"}
 
 @dataclass
 class _Definition:
-    """A class, function or constant of a module, with the statements about it (`f.register_autograd(...)`).
+    """A class, function or constant of a module, with the statements about it (`f.register_autograd(...)`)."""
 
-    Attributes:
-        text: Its source, without imports of castwise's modules.
-        line: Where it begins.
-        uses: The names that it reads.
-        foreign: What it imports from castwise itself, by name: its module and its name there.
-    """
-
-    text: str
-    line: int
-    uses: set[str]
-    foreign: dict[str, tuple[str, str]]
+    text: str  # without imports of castwise's modules
+    line: int  # where it begins
+    uses: set[str]  # the names that it reads
+    foreign: dict[str, tuple[str, str]]  # what it imports from castwise, by name: its module and its name there
 
 
 @dataclass
 class _Module:
-    """A module's definitions, and where the other names in it come from.
-
-    Attributes:
-        definitions: By name.
-        foreign: Names of castwise's that it imports: their module and their name there.
-        imports: Names of other packages that it imports: the import statement of each.
-    """
+    """A module's definitions, and where the other names in it come from; all by name."""
 
     definitions: dict[str, _Definition] = field(default_factory=dict)
-    foreign: dict[str, tuple[str, str]] = field(default_factory=dict)
-    imports: dict[str, str] = field(default_factory=dict)
+    foreign: dict[str, tuple[str, str]] = field(default_factory=dict)  # imported from castwise: module and name there
+    imports: dict[str, str] = field(default_factory=dict)  # imported from other packages: the import statement
 
 
 def copy_definitions(roots: Iterable[str]) -> tuple[list[str], str]:
     """Return the imports and the text of some definitions and of everything that they use, in an order that runs.
-
-    Args:
-        roots: `package.module:name`.
 
     Raises:
         KeyError: A module does not define such a name.

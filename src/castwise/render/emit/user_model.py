@@ -55,12 +55,8 @@ batches = [tree_map_tensors(prepared, batch) for batch in batches]"""
 def check_user_model(model: UserModel, file: Path | None = None) -> None:
     """Make sure that a script can be written of loops over a user's model.
 
-    Args:
-        model: Where it comes from.
-        file: The script.
-
     Raises:
-        UsageError: There is no function that a script could call, or the script would replace its file.
+        UsageError: There is no function that a script could call, or the script `file` would replace the model's.
     """
     if model.kind not in ("file", "module"):
         raise UsageError(
@@ -114,13 +110,7 @@ def write_optimizer(script: ScriptBuilder, config: StepConfig, *, capturable: bo
 
 
 def write_step(script: ScriptBuilder, launch: str, config: StepConfig) -> None:
-    """Write the lines that define `step(batch)`: a launch, and the user's scheduler after it.
-
-    Args:
-        script: The script.
-        launch: What takes a step, as an expression.
-        config: The settings of the step.
-    """
+    """Write the lines that define `step(batch)`: the expression `launch`, and the user's scheduler after it."""
     if config.steps_per_launch > 1:  # which cannot follow a scheduler
         script.add_section(f"step = {launch}")
         return
@@ -135,13 +125,7 @@ def write_step(script: ScriptBuilder, launch: str, config: StepConfig) -> None:
 
 
 def write_batches(script: ScriptBuilder, count: int, config: StepConfig) -> None:
-    """Write the lines that make `batches`.
-
-    Args:
-        script: The script.
-        count: How many, if a function makes them.
-        config: The settings of the step.
-    """
+    """Write the lines that make `batches`: `count` of them, if a function of the user's makes them."""
     generator = "torch.Generator(DEVICE).manual_seed(SEED)"
     script.add_section(f"batches = user_batches.make({count}, BATCH_SIZE, DEVICE, {generator})")
     if config.channels_last:
