@@ -23,11 +23,11 @@ from castwise.spec.types import SYNTHETIC
 
 FileOf = Callable[[Trial], str]  # names the file that a trial was read from
 
-# What differs between the configurations of a group.
+# What differs between the configurations of a group; precision and loss scale come first.
 AXES = ("precision", "loss_scale", "batch_size", "world_size", "parallelism", "techniques", "seed")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Configuration:
     """One configuration's figures, whether it was timed in steady state or is a training run."""
 
@@ -55,17 +55,18 @@ class Configuration:
     @property
     def values(self) -> dict[str, Any]:
         """Return the values by the names of their fields."""
-        figures = {"throughput_per_second": self.throughput, "speedup": self.speedup}
-        found: dict[str, Any] = trial_values(self.trial)
-        for name, figure in figures.items():
-            found[name] = figure.value if figure else None
-            found |= interval_values(name, figure if has_interval(figure) else None)
-        return found | {
+        values: dict[str, Any] = trial_values(self.trial)
+        for name, figure in (("throughput_per_second", self.throughput), ("speedup", self.speedup)):
+            values[name] = figure.value if figure else None
+            values |= interval_values(name, figure if has_interval(figure) else None)
+        return values | {
             "processes": len(self.trials),
             "verdict": self.verdict.kind if self.verdict else None,
+            "verdict_reason": self.verdict.reason if self.verdict else None,
             "scaling_efficiency": self.scaling_efficiency,
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "peak_reserved_bytes": self.peak_reserved_bytes,
+            "driver_used_bytes": self.driver_used_bytes,
             "joules_per_unit": joules_per_unit(self.trial),
         }
 
@@ -119,19 +120,18 @@ class ComparisonGroup:
 
     @cached_property
     def _varying(self) -> tuple[str, ...]:
-        names = ["batch_size", "world_size", "parallelism", "techniques", "seed"]
-        varying = [name for name in names if len({_axis_text(c.trial, name) for c in self.configurations}) > 1]
+        varying = [name for name in AXES[2:] if len({_axis_text(c.trial, name) for c in self.configurations}) > 1]
         scales = {(config.precision, config.trial.spec.loss_scale) for config in self.configurations}
         # A loss scale that a precision has in all its configurations does not tell them apart.
         return (*varying, "loss_scale") if len(scales) > len(self.precisions) else tuple(varying)
 
     @cached_property
-    def _settings(self) -> dict[tuple[int, tuple[str, ...]], str]:
+    def _settings(self) -> dict[tuple[Configuration, tuple[str, ...]], str]:
         return {}
 
     def setting(self, config: Configuration, *without: str) -> str:
         """Return what tells a configuration from the others besides precision and some axes: "batch 128, 4 GPUs"."""
-        key = (id(config), without)
+        key = (config, without)
         if key not in self._settings:  # each chart and table asks for thousands of them
             texts = [_axis_text(config.trial, name) for name in self._varying if name not in without]
             self._settings[key] = ", ".join(text for text in texts if text)

@@ -6,7 +6,7 @@ Names and messages come from records and may be anyone's: whatever text reaches 
 import html
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +54,7 @@ def hover_template(lines: Sequence[str], values: str) -> str:
 
 def interval_text(found: Estimate | None, form: Callable[[float], str]) -> str:
     """Return the 95 % interval of a figure in words; empty if there is no figure."""
-    if has_interval(found):
-        assert found is not None
+    if found is not None and has_interval(found):
         return f"95 % interval {form(found.low)} to {form(found.high)}, {found.n} processes"
     return "no interval: one process" if found is not None and found.n < 2 else ""
 
@@ -225,23 +224,18 @@ def bar_range(traces: Sequence[Document]) -> list[float] | None:
 
 
 def stacked_bars(
-    names: Sequence[str],
-    parts: Mapping[str, Sequence[float]],
-    hover_of: Callable[[int, str], str],
-    **settings: Any,
+    names: Sequence[str], parts: Sequence[tuple[str, list[float], list[str]]], **settings: Any
 ) -> list[Document]:
     """Return bars of parts on top of each other; parts that are 0 everywhere are left out.
 
-    `parts` has a value for each bar by the part's title; `hover_of` takes a bar's number and a part's title.
+    A part is its title, with a value and a text at the pointer for each bar.
     """
     traces = []
-    for number, (title, values) in enumerate(parts.items()):
-        if not any(values):
-            continue
-        hovers = [hover_of(index, title) for index in range(len(values))]
-        trace = bars(names, values, STACK[number % len(STACK)], hovers, name=title, **settings)
-        trace["marker"]["pattern"] = {"shape": _PATTERNS[number // len(STACK) % len(_PATTERNS)]}
-        traces.append(trace)
+    for number, (title, values, hovers) in enumerate(parts):
+        if any(values):
+            trace = bars(names, values, STACK[number % len(STACK)], hovers, name=title, **settings)
+            trace["marker"]["pattern"] = {"shape": _PATTERNS[number // len(STACK) % len(_PATTERNS)]}
+            traces.append(trace)
     return traces
 
 

@@ -91,7 +91,7 @@ def scaling(subject: GroupSubject) -> Chart | None:
         return "" if share is None else f"{format_percent(share)} of the ideal"
 
     traces = _two_panels(subject, lines, "world_size", efficiency, efficiency_text)
-    configurations = list({id(config): config for own in lines.values() for config in own}.values())
+    configurations = list(dict.fromkeys(config for own in lines.values() for config in own))
     most = max(config.trial.spec.world_size for config in configurations)
     single = max((value_of(c.throughput) for c in configurations if c.trial.spec.world_size == 1), default=None)
     if single is not None:

@@ -74,8 +74,8 @@ def _bars(
     """Return a trace for each precision, or one trace if nothing else differs; their layout; and what is left out."""
     group = subject.group
     highest_first = sorted(configurations, key=lambda config: -value_of(get(config)))
-    kept = {id(config) for config in highest_first[: plot.MAX_BARS]}
-    shown = [config for config in configurations if id(config) in kept]
+    kept = set(highest_first[: plot.MAX_BARS])
+    shown = [config for config in configurations if config in kept]
     settings = list(dict.fromkeys(group.setting(config) for config in shown))
     is_alone = settings == [""]
 

@@ -85,16 +85,15 @@ perplexity = partial(
 def time_split(subject: GroupSubject) -> Chart | None:
     """Return where the wall time of each run went."""
     group = subject.group
-    splits = {id(c): split for c in group.configurations if (split := training_metrics.split(c.trial)) is not None}
-    measured = [config for config in group.configurations if id(config) in splits]
-    shown = measured[: plot.MAX_BARS]
-    if not shown:
+    splits = {config: split for config in group.configurations if (split := training_metrics.split(config.trial))}
+    if not splits:
         return None
-    values = {title: [getattr(splits[id(c)], name) for c in shown] for title, name in _PARTS.items()}
-
-    def hover_text(index: int, title: str) -> str:
-        return subject.hover(shown[index], f"{title}: {format_seconds(values[title][index])}")
-
+    shown = list(splits)[: plot.MAX_BARS]
+    parts = []
+    for title, name in _PARTS.items():
+        seconds = [getattr(splits[config], name) for config in shown]
+        hovers = [subject.hover(c, f"{title}: {format_seconds(own)}") for c, own in zip(shown, seconds, strict=True)]
+        parts.append((title, seconds, hovers))
     fields = [Field(f"{name}_seconds", title, "seconds") for title, name in _PARTS.items()]
     shares = [share for config in shown if (share := training_metrics.data_share(config.trial)) is not None]
     waits = "; none of it waits for data" if len(shares) == len(shown) else ""  # some records do not know
@@ -104,7 +103,7 @@ def time_split(subject: GroupSubject) -> Chart | None:
         name="time",
         title="Where the time went",
         says=f"Wall time of each run{waits}.",
-        traces=plot.stacked_bars([plot.wrap(group.label(c), 26) for c in shown], values, hover_text, orientation="h"),
+        traces=plot.stacked_bars([plot.wrap(group.label(c), 26) for c in shown], parts, orientation="h"),
         layout=plot.layout(
             130 + 30 * len(shown),
             barmode="stack",
@@ -112,6 +111,6 @@ def time_split(subject: GroupSubject) -> Chart | None:
             yaxis=plot.names_axis(autorange="reversed"),
         ),
         table=subject.table(
-            measured, fields, lambda c: {f"{name}_seconds": getattr(splits[id(c)], name) for name in _PARTS.values()}
+            list(splits), fields, lambda c: {f"{name}_seconds": getattr(splits[c], name) for name in _PARTS.values()}
         ),
     )

@@ -50,7 +50,7 @@ def waterfall(subject: GroupSubject) -> Chart | None:
         "totals": {"marker": {"color": colour, "line": {"color": INK, "width": 1}}},
     }
     names = [plot.wrap(name, 18) for name in (*changes, "all together")]
-    change_of = {id(config): change for config, change in zip(chain, changes, strict=True)}
+    change_of = dict(zip(chain, changes, strict=True))
     return Chart(
         name="waterfall",
         title=f"Speed-up from each technique, in {last}" if first == last else f"Speed-up from each change to {first}",
@@ -64,9 +64,7 @@ def waterfall(subject: GroupSubject) -> Chart | None:
             xaxis=plot.axis(showgrid=False, zeroline=False, tickvals=places, ticktext=names, ticklabeloverflow="allow"),
             yaxis=plot.axis(f"{group.unit} per second", rangemode="tozero"),
         ),
-        table=subject.table(
-            chain, [Field("change", "change"), *RATE_FIELDS], lambda config: {"change": change_of[id(config)]}
-        ),
+        table=subject.table(chain, [Field("change", "change"), *RATE_FIELDS], lambda c: {"change": change_of[c]}),
     )
 
 
