@@ -48,11 +48,6 @@ class Configuration:
         return self.trial.spec.precision
 
     @property
-    def unit(self) -> str:
-        """Return what throughput counts."""
-        return steady_metrics.unit_of(self.trial)
-
-    @property
     def values(self) -> dict[str, Any]:
         """Return the values by the names of their fields."""
         values: dict[str, Any] = trial_values(self.trial)
@@ -96,7 +91,7 @@ class ComparisonGroup:
     @property
     def unit(self) -> str:
         """Return what throughput counts."""
-        return self.configurations[0].unit
+        return steady_metrics.unit_of(self.first)
 
     @property
     def rows(self) -> list[Row]:
@@ -279,15 +274,16 @@ def _groups(trials: Sequence[Trial]) -> tuple[ComparisonGroup, ...]:
         key: tuple[str, ...] = (config.trial.spec.kind, *training_metrics.run_comparison_key(config.trial, *AXES))
         by_key.setdefault(key, []).append(config)
     has_devices = len({trial.environment.device_name for trial in trials}) > 1
-    titles = {key: _title(configurations[0].trial, has_devices) for key, configurations in by_key.items()}
     machines: dict[str, list[Environment]] = {}
-    for key, configurations in by_key.items():
-        machines.setdefault(titles[key], []).append(configurations[0].trial.environment)
+    for configurations in by_key.values():
+        first = configurations[0].trial
+        machines.setdefault(_title(first, has_devices), []).append(first.environment)
     groups: dict[str, ComparisonGroup] = {}
-    for key, configurations in by_key.items():
-        distinction = _distinction(configurations[0].trial.environment, machines[titles[key]])
-        # What still has the same title differs in protocol or recipe, which no title says in a word.
-        title = free_name(titles[key] + distinction, groups)
+    for configurations in by_key.values():
+        first = configurations[0].trial
+        title = _title(first, has_devices)
+        title += _distinction(first.environment, machines[title])
+        title = free_name(title, groups)  # groups with the same title so far differ in protocol or recipe
         groups[title] = ComparisonGroup(title, tuple(sorted(configurations, key=_sort_key)))
     return tuple(groups.values())
 

@@ -131,19 +131,19 @@ def compare_machines(machines: Sequence[ComparedMachine], margin: float = MARGIN
 
 def _row(machines: Sequence[ComparedMachine], key: tuple[object, ...], margin: float) -> ComparisonRow:
     present = [(machine, machine.entries[key]) for machine in machines if key in machine.entries]
-    base, spec = machines[0].entries.get(key), present[0][1].spec
+    first, base, spec = machines[0], machines[0].entries.get(key), present[0][1].spec
     timed = [entry for _, entry in present if entry.is_timed]
     is_whole = bool(timed) and all(entry.run_seconds for entry in timed)
-    source_batches = [entry.baseline_batch for _, entry in present if entry.baseline_batch is not None]
-    batch = source_batches[0] if source_batches else spec.batch_size
+    source_batches = (entry.baseline_batch for _, entry in present if entry.baseline_batch is not None)
+    batch = next(source_batches, spec.batch_size)
     # The units of a whole run are the same on every machine and in every precision.
-    entries = (entry for machine in machines for entry in machine.entries.values())
+    entries = (entry for machine in machines for entry in machine.entries.values() if entry.units)
     alike = (entry for entry in entries if entry.group_key == key[3:] and entry.spec.batch_size == spec.batch_size)
-    units = next((entry.units for entry in alike if entry.units), None)
+    units = next((entry.units for entry in alike), None)
     results = []
     for machine, entry in present:
-        is_other = machine is not machines[0]
-        verdict = _verdict(machines[0], base, machine, entry, margin) if is_other else None
+        is_other = machine is not first
+        verdict = _verdict(first, base, machine, entry, margin) if is_other else None
         if units and entry.run_seconds and (is_whole or not entry.unit_seconds):
             throughput = estimate([units / seconds for seconds in entry.run_seconds])
         else:
@@ -183,16 +183,14 @@ def _speedup(machine: ComparedMachine, entry: Entry, batch: int) -> Estimate | N
         return None
     if batch == entry.spec.batch_size and entry.speedup is not None:
         return entry.speedup
-    for base in machine.entries.values():
-        is_baseline = base.spec.precision == BASELINE and base.spec.batch_size == batch
-        if not is_baseline or base.group_key != entry.group_key:
-            continue
-        if base.run_seconds and entry.run_seconds:
-            # Runs at two batches do the same work: the same samples, as often.
-            return independent_ratio(base.run_seconds, entry.run_seconds)
-        if base.unit_seconds and entry.unit_seconds:
-            return independent_ratio(base.unit_seconds, entry.unit_seconds)
-        return None
+    baselines = (each for each in machine.entries.values() if each.spec.precision == BASELINE)
+    same_group = (each for each in baselines if each.group_key == entry.group_key)
+    base = next((each for each in same_group if each.spec.batch_size == batch), None)
+    if base is not None and base.run_seconds and entry.run_seconds:
+        # Runs at two batches do the same work: the same samples, as often.
+        return independent_ratio(base.run_seconds, entry.run_seconds)
+    if base is not None and base.unit_seconds and entry.unit_seconds:
+        return independent_ratio(base.unit_seconds, entry.unit_seconds)
     return None
 
 

@@ -161,7 +161,7 @@ def _two_panels(
         hovers = [
             subject.hover(
                 config,
-                f"{format_rate(rate)} {config.unit}/s",
+                f"{format_rate(rate)} {subject.group.unit}/s",
                 plot.interval_text(config.throughput, format_rate),
                 below_text(config),
             )

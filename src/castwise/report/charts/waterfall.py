@@ -28,7 +28,7 @@ def waterfall(subject: GroupSubject) -> Chart | None:
     hovers = [
         subject.hover(
             config,
-            f"{format_rate(rate)} {config.unit}/s, {format_ratio(rate / rates[0])} the plain loop's",
+            f"{format_rate(rate)} {group.unit}/s, {format_ratio(rate / rates[0])} the plain loop's",
             plot.interval_text(config.throughput, format_rate),
         )
         for config, rate in zip(chain, rates, strict=True)
