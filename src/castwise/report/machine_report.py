@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -136,8 +136,12 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
         lines.append("Throughput and ratio of whole training runs are by their wall time, validation included.")
     if any(not row.is_whole and row.spec.kind == "training" for row in rows):
         lines.append("Throughput of runs that were cut short is that of their steps, without validation.")
-    for name in dict.fromkeys(row.spec.workload for row in rows if len(_code_versions(row)) > 1):
-        lines.append(f"The code of {name} is not the same on all machines.")
+    changed = dict[str, None]()  # workloads of user models whose files differ between machines
+    for row in rows:
+        models = [result.entry.spec.user_model for result in row.results]
+        if len({model.digest for model in models if model is not None}) > 1:
+            changed[row.spec.workload] = None
+    lines += [f"The code of {name} is not the same on all machines." for name in changed]
     other = [row for row in rows if row.baseline_batch != row.spec.batch_size]
     if other:
         pairs = dict.fromkeys(f"{row.spec.label} over batch {row.baseline_batch}" for row in other)
@@ -153,12 +157,6 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
     return lines + [f"{truncate_list(list(labels), most=_MAX_LABELS)}: {why}" for why, labels in reasons.items()]
 
 
-def _code_versions(row: ComparisonRow) -> set[str]:
-    """Return the digests of a user's model, one for each version of its code."""
-    models = (result.entry.spec.user_model for result in row.results)
-    return {model.digest for model in models if model is not None}
-
-
 def note_lines(comparison: MachineComparison) -> list[str]:
     """Return what was left out of the machines."""
     return [f"{machine.name}: {note}" for machine in comparison.machines for note in machine.notes]
@@ -168,9 +166,8 @@ def slower_lines(comparison: MachineComparison) -> list[str]:
     """Return the configurations that are slower, or do not end well any more, a line each."""
     lines = []
     for row, result in comparison.slower:
-        what = (
-            f"{result.entry.status}, and ended well before" if result.broke else f"slower: {ratio_text(result.ratio)}"
-        )
+        slower = f"slower: {ratio_text(result.ratio)}"
+        what = f"{result.entry.status}, and ended well before" if result.broke else slower
         lines.append(f"{row.spec.label} on {result.machine.name}: {what}")
     return lines
 
@@ -268,11 +265,10 @@ def verdict_text(result: MachineResult) -> str:
     return f"{_MARKS[result.verdict.kind]} {word}"
 
 
-def _lists(comparison: MachineComparison) -> Iterator[tuple[str, list[str]]]:
-    if comparison.incomparable:
-        yield "Not compared", [incomparable_line(each) for each in comparison.incomparable]
-    if note_lines(comparison):
-        yield "Left out", note_lines(comparison)
+def _lists(comparison: MachineComparison) -> list[tuple[str, list[str]]]:
+    refused = [incomparable_line(each) for each in comparison.incomparable]
+    lists = [("Not compared", refused), ("Left out", note_lines(comparison))]
+    return [(title, lines) for title, lines in lists if lines]
 
 
 def _bullets(lines: list[str]) -> str:

@@ -42,9 +42,9 @@ def batch(subject: GroupSubject) -> Chart | None:
     failed = [config for config in configurations if config.trial.status == "oom"]
     if capacity is not None and failed:
         hovers = [subject.hover(config, "ran out of memory") for config in failed]
-        x, y = [config.trial.spec.batch_size for config in failed], [capacity / _GIB] * len(failed)
+        x = [config.trial.spec.batch_size for config in failed]
         marker = {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": INK}}
-        traces.append(_markers("out of memory", x, y, marker, hovers) | plot.panel(1))
+        traces.append(_markers("out of memory", x, [capacity / _GIB] * len(x), marker, hovers) | plot.panel(1))
         notes.append("Crosses are batches that ran out of memory.")
     knees = [found.knee for found in group.max_batches if found.knee is not None]
     if knees:
@@ -158,15 +158,12 @@ def _two_panels(
         timed = [config for config in own if config.throughput]
         x = [getattr(config.trial.spec, option) for config in timed]
         rates = [value_of(config.throughput) for config in timed]
-        hovers = [
-            subject.hover(
-                config,
-                f"{format_rate(rate)} {subject.group.unit}/s",
-                plot.interval_text(config.throughput, format_rate),
-                below_text(config),
+        hovers = []
+        for config, rate in zip(timed, rates, strict=True):
+            interval = plot.interval_text(config.throughput, format_rate)
+            hovers.append(
+                subject.hover(config, f"{format_rate(rate)} {subject.group.unit}/s", interval, below_text(config))
             )
-            for config, rate in zip(timed, rates, strict=True)
-        ]
         intervals = {"error_y": plot.error_bars([config.throughput for config in timed])}
         traces.append(plot.line(name, own[0].precision, x, rates, hovers) | intervals)
         traces.append(plot.line(name, own[0].precision, x, [below(config) for config in timed], hovers, place=1))
@@ -174,16 +171,6 @@ def _two_panels(
     return traces
 
 
-def _markers(
-    name: str, x: Sequence[int], y: Sequence[float], marker: plot.Document, hovers: Sequence[str]
-) -> plot.Document:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": list(x),
-        "y": list(y),
-        "marker": marker,
-        "hovertext": list(hovers),
-        "hoverinfo": "text",
-    }
+def _markers(name: str, x: list[int], y: list[float], marker: plot.Document, hovers: list[str]) -> plot.Document:
+    shown = {"x": x, "y": y, "marker": marker, "hovertext": hovers, "hoverinfo": "text"}
+    return {"type": "scatter", "mode": "markers", "name": name, **shown}

@@ -22,13 +22,9 @@ def throughput(subject: GroupSubject) -> Chart | None:
     best = max(group.configurations, key=lambda c: value_of(c.throughput))
     if best.throughput is None:
         return None
+    y_title = f"{group.unit} per second"
     traces, document, note = _bars(
-        subject,
-        group.configurations,
-        lambda c: c.throughput,
-        format_rate,
-        f" {group.unit}/s",
-        f"{group.unit} per second",
+        subject, group.configurations, lambda c: c.throughput, format_rate, f" {group.unit}/s", y_title
     )
     rate = format_rate(best.throughput.value)
     return Chart(
@@ -119,33 +115,27 @@ def overview(collection: Collection, file_of: FileOf) -> Chart | None:
         pairs = [(group, best[precision]) for group, best in shown if precision in best]
         found = [config.speedup for _, config in pairs]
         values = [value_of(each) for each in found]
-        hovers = [
-            plot.hover(
-                [
-                    f"{group.title}: {group.label(config)}",
-                    format_ratio(value_of(config.speedup)),
-                    plot.interval_text(config.speedup, format_ratio),
-                    file_of(config.trial),
-                ]
-            )
-            for group, config in pairs
-        ]
-        names = [plot.wrap(group.title, _TITLE_WIDTH) for group, _ in pairs]
+        texts = [format_ratio(value) for value in values]
+        hovers = []
+        for (group, config), text in zip(pairs, texts, strict=True):
+            interval = plot.interval_text(config.speedup, format_ratio)
+            hovers.append(plot.hover([f"{group.title}: {group.label(config)}", text, interval, file_of(config.trial)]))
         trace = plot.bars(
-            names, values, look_of(precision).colour, hovers, name=plot.escape(precision), orientation="h"
+            [plot.wrap(group.title, _TITLE_WIDTH) for group, _ in pairs],
+            values,
+            look_of(precision).colour,
+            hovers,
+            name=plot.escape(precision),
+            orientation="h",
+            error_x=plot.error_bars(found),
+            text=texts,
+            textposition="inside" if any(has_interval(each) for each in found) else "outside",
+            insidetextanchor="start",
+            textfont={"size": 10},
+            constraintext="none",
+            cliponaxis=False,
         )
-        traces.append(
-            trace
-            | {
-                "error_x": plot.error_bars(found),
-                "text": [format_ratio(value) for value in values],
-                "textposition": "inside" if any(has_interval(each) for each in found) else "outside",
-                "insidetextanchor": "start",
-                "textfont": {"size": 10},
-                "constraintext": "none",
-                "cliponaxis": False,
-            }
-        )
+        traces.append(trace)
     order = [plot.wrap(group.title, _TITLE_WIDTH) for group, _ in shown]
     rows: list[FlatRow] = [
         {**config.values, "group": group.title, "setting": group.setting(config), "file": file_of(config.trial)}

@@ -46,7 +46,8 @@ class PageData:
         name = f"{prefix}-{chart.name}"
         layout = chart.layout
         narrow = {**layout, **chart.narrow}
-        legend_height = LEGEND_ROW * max(0, legend_rows(chart.traces, HALF_PAGE) - 1)  # layouts have room for one row
+        # Layouts have room for one row of a legend.
+        legend_height = LEGEND_ROW * max(0, legend_rows(chart.traces, HALF_PAGE) - 1)
         phone_height = PHONE_LEGEND_ROW * max(0, legend_rows(chart.traces, PHONE) - 1)
         self.charts[name] = {
             "title": chart.title,
