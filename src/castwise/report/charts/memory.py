@@ -1,13 +1,6 @@
 """Memory: what holds it at the peak, what a step's peak is made of, and the largest batch that fits into it."""
 
-from castwise.max_batch.render import (
-    breakdown_table,
-    breakdowns_of,
-    curve_row,
-    loop_name,
-    part_titles,
-    summary_table,
-)
+from castwise.max_batch.render import breakdown_table, breakdowns_of, curve_row, loop_name, part_titles, summary_table
 from castwise.render.fields import Field, find_field, find_fields
 from castwise.render.theme import look_of
 from castwise.render.units import format_bytes
@@ -132,24 +125,18 @@ def max_batch(subject: GroupSubject) -> Chart | None:
     if not found:
         return None
     best, largest = max(found, key=lambda pair: pair[1].spec.batch_size)
-    hovers = [
-        plot.hover(
-            [
-                loop_name(each.spec),
-                f"batch {trial.spec.batch_size:,}",
-                find_field("throughput_per_second").text(curve_row(trial)),
-                subject.file_of(trial),
-                subject.file_of(each.failing) if each.failing is not None else "",
-            ]
-        )
-        for each, trial in found
-    ]
+    batches = [trial.spec.batch_size for _, trial in found]
+    hovers = []
+    for each, trial in found:
+        rate = find_field("throughput_per_second").text(curve_row(trial))
+        files = [subject.file_of(trial), subject.file_of(each.failing) if each.failing is not None else ""]
+        hovers.append(plot.hover([loop_name(each.spec), f"batch {trial.spec.batch_size:,}", rate, *files]))
     trace = plot.bars(
         [plot.escape(loop_name(each.spec)) for each, _ in found],
-        [trial.spec.batch_size for _, trial in found],
+        batches,
         [look_of(each.spec.precision).colour for each, _ in found],
         hovers,
-        text=[f"{trial.spec.batch_size:,}" for _, trial in found],
+        text=[f"{batch:,}" for batch in batches],
         textposition="auto",
     )
     return Chart(

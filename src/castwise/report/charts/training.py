@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from castwise.analysis import training_metrics
-from castwise.records.schema import Epoch, Trial
+from castwise.records.schema import Trial
 from castwise.render.fields import Field, FlatRow, find_field
 from castwise.render.table import DataTable
 from castwise.render.units import format_percent, format_seconds
@@ -61,17 +61,15 @@ def _curves(
     )
 
 
-def _percent(epoch: Epoch) -> float | None:
-    return None if epoch.accuracy is None else 100 * epoch.accuracy
-
-
 loss = partial(_curves, name="loss", title="Training loss", y_title="training loss", points_of=series.losses)
 accuracy = partial(
     _curves,
     name="accuracy",
     title="Validation accuracy",
     y_title="accuracy, %",
-    points_of=partial(series.epoch_ends, value_of=_percent),
+    points_of=partial(
+        series.epoch_ends, value_of=lambda epoch: None if epoch.accuracy is None else 100 * epoch.accuracy
+    ),
 )
 perplexity = partial(
     _curves,

@@ -25,14 +25,10 @@ def waterfall(subject: GroupSubject) -> Chart | None:
         changes.append(" ".join(new if config.precision == before.precision else [config.precision, *new]))
     ratios = [after / before for before, after in pairwise(rates)]
     colour = look_of(last).colour
-    hovers = [
-        subject.hover(
-            config,
-            f"{format_rate(rate)} {group.unit}/s, {format_ratio(rate / rates[0])} the plain loop's",
-            plot.interval_text(config.throughput, format_rate),
-        )
-        for config, rate in zip(chain, rates, strict=True)
-    ]
+    hovers = []
+    for config, rate in zip(chain, rates, strict=True):
+        text = f"{format_rate(rate)} {group.unit}/s, {format_ratio(rate / rates[0])} the plain loop's"
+        hovers.append(subject.hover(config, text, plot.interval_text(config.throughput, format_rate)))
     places = list(range(len(chain) + 1))  # not names: two changes may have the same
     trace = {
         "type": "waterfall",

@@ -52,8 +52,7 @@ def flat_table(level: str, collection: Collection, file_of: FileOf) -> FlatTable
 
 def _question(trial: Trial) -> dict[str, Any]:
     spec = trial.spec
-    names = {name: _plain(getattr(spec, name)) for name in QUESTION[2:]}
-    return {"key": spec.key, "cell": spec.configuration, **names}
+    return {"key": spec.key, "cell": spec.configuration, **{name: _plain(getattr(spec, name)) for name in QUESTION[2:]}}
 
 
 def _machine(trial: Trial) -> dict[str, Any]:

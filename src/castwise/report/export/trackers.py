@@ -57,10 +57,9 @@ class TrackedRun:
 def tracked_runs(collection: Collection, file_of: FileOf) -> Iterator[TrackedRun]:
     """Yield all trials, group by group."""
     for group in collection.groups:
-        for configuration in group.configurations:
-            for trial in configuration.trials:
-                label = group.label(configuration)
-                name = f"{label}, round {trial.spec.repeat}" if trial.spec.repeat else label
+        for config in group.configurations:
+            for trial in config.trials:
+                name = group.label(config) + (f", round {trial.spec.repeat}" if trial.spec.repeat else "")
                 yield _tracked_run(name, group.title, trial, file_of(trial))
 
 

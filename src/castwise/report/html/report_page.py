@@ -105,8 +105,7 @@ def _answer_table(answers: list[Answer]) -> DataTable[FlatRow]:
     """Return the table of what to take for which workload; what is no recommendation is in brackets."""
     rows: list[FlatRow] = []
     for answer in answers:
-        group, config, precision = answer.group, answer.config, answer.precision or "nothing"
-        spec = group.first.spec if config is None else config.trial.spec
+        group, config, spec, precision = answer.group, answer.config, answer.spec, answer.precision or "nothing"
         has_loops = len({each.trial.spec.techniques for each in group.configurations}) > 1
         loop = join(spec.techniques) if spec.techniques else "plain loop" if has_loops else ""
         setting = ", ".join(part for part in (f"batch {spec.batch_size}", spec.world_size_label, loop) if part)
