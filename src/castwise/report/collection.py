@@ -1,4 +1,4 @@
-"""Records of any origin put in order: comparison groups of configurations, from steady state and from training runs."""
+"""Records of any origin as comparison groups of configurations, steady state and training runs alike."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -125,7 +125,7 @@ class ComparisonGroup:
         return {}
 
     def setting(self, config: Configuration, *without: str) -> str:
-        """Return what tells a configuration from the others besides precision and some axes: "batch 128, 4 GPUs"."""
+        """Return how a configuration differs from the others, without precision and some axes: "batch 128, 4 GPUs"."""
         key = (config, without)
         if key not in self._settings:  # each chart and table asks for thousands of them
             texts = [_axis_text(config.trial, name) for name in self._varying if name not in without]
@@ -185,7 +185,7 @@ class Collection:
 
 
 def collect(trials: Iterable[Trial]) -> Collection:
-    """Return trials in order; of a configuration measured again on one machine the newest trial counts."""
+    """Group trials; of several trials of one spec on one machine, the newest counts."""
     newest: dict[tuple[str, str], Trial] = {}
     num_copies = num_repeated = 0
     for trial in sorted(trials, key=lambda each: each.started_at):
@@ -288,7 +288,7 @@ def _groups(trials: Sequence[Trial]) -> tuple[ComparisonGroup, ...]:
     return tuple(groups.values())
 
 
-# What tells machines with the same device apart: the field of the environment, and how a title has it.
+# Fields of the environment in which machines with the same device may differ, and their words in a title.
 _DISTINCTIONS = {
     "host": "on host {}",
     "num_gpus": "{}-GPU machine",
@@ -338,7 +338,7 @@ def _sort_key(config: Configuration) -> tuple[object, ...]:
 
 
 def _axis_text(trial: Trial, name: str) -> str:
-    """Return the value of an axis in words; empty for what goes without saying."""
+    """Return the value of an axis in words; empty for no parallelism and for a precision's own loss scale."""
     spec = trial.spec
     match name:
         case "batch_size":

@@ -205,24 +205,23 @@ def _incomparable(machines: Sequence[ComparedMachine], alone: set[tuple[object, 
             if key in alone:
                 others = [each for each in by_workload[entry.spec.workload] if each[0] is not machine]
                 labels.setdefault(_why_alone(entry, others[:_MAX_CANDIDATES]), []).append(entry.spec.label)
-        for reason, of_reason in labels.items():
-            yield Incomparable(machine, reason, tuple(dict.fromkeys(of_reason)))
+        for reason, names in labels.items():
+            yield Incomparable(machine, reason, tuple(dict.fromkeys(names)))
 
 
 def _why_alone(entry: Entry, others: Sequence[tuple[ComparedMachine, Entry]]) -> str:
     """Return what differs in the nearest configuration of another machine."""
     if not others:
         return "no other machine has this workload"
-    differences = [
-        [name for name, own, other_value in zip(KEY_FIELDS, entry.key, other.key, strict=True) if own != other_value]
-        for _, other in others
-    ]
-    nearest = min(range(len(others)), key=lambda index: len(differences[index]))
-    machine, other = others[nearest]
-    if "kind" in differences[nearest]:
+    candidates = []
+    for machine, other in others:
+        pairs = zip(KEY_FIELDS, entry.key, other.key, strict=True)
+        candidates.append(([name for name, own, theirs in pairs if own != theirs], machine, other))
+    differences, machine, other = min(candidates, key=lambda candidate: len(candidate[0]))
+    if "kind" in differences:
         kinds = {"steady": "steady-state steps", "training": "a training run"}
         return f"{kinds[entry.spec.kind]} here, {kinds[other.spec.kind]} on {machine.name}"
-    return f"the nearest configuration of {machine.name} differs in {', '.join(differences[nearest])}"
+    return f"the nearest configuration of {machine.name} differs in {', '.join(differences)}"
 
 
 def headline(comparison: MachineComparison) -> str:
@@ -243,9 +242,8 @@ def _sentence(machine: ComparedMachine, comparison: MachineComparison) -> str:
         return f"No time of {machine.name} can be compared with {first.name}'s."
     spans: list[str] = []
     for precision in sorted(ratios, key=precision_sort_key)[:_MAX_PRECISIONS]:
-        low, high = f"{min(ratios[precision]):.2f}", f"{max(ratios[precision]):.2f}"
-        span = f"{low}×" if low == high else f"{low} to {high}×"
-        spans.append(f"{span}{'' if spans else ' as fast'} in {precision}")
+        ends = dict.fromkeys((f"{min(ratios[precision]):.2f}", f"{max(ratios[precision]):.2f}"))
+        spans.append(f"{' to '.join(ends)}×{'' if spans else ' as fast'} in {precision}")
     num_left_out = len(ratios) - len(spans)
     left_out = f" ({num_left_out} more precisions below)" if num_left_out else ""
     words = f"{', '.join(spans[:-1])} and {spans[-1]}" if len(spans) > 1 else spans[0]

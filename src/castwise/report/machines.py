@@ -140,7 +140,7 @@ def published_machine(
 
 
 def _names(sides: Sequence[tuple[str, Environment]]) -> list[str]:
-    """Return names of the sides, as short as tells them apart: the device, with the folder, and the fingerprint."""
+    """Return the shortest names that differ: the device, then with the folder, the path, and the fingerprint."""
     for form in ("{device}", "{device} ({folder})", "{device} ({path})", "{device} ({path}, {fingerprint})"):
         names = [
             form.format(

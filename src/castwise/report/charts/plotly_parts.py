@@ -1,6 +1,6 @@
 """Parts of plotly figures in the page's style, as plain dictionaries: plotly's classes take a second for 300 charts.
 
-Names and messages come from records and may be anyone's: whatever text reaches plotly goes through `escape`.
+Anyone may have written the names and messages in records: all text for plotly goes through `escape`.
 """
 
 import html
@@ -219,8 +219,8 @@ def bar_range(traces: Sequence[Document]) -> list[float] | None:
         above = trace["error_y"]["array"] if trace["error_y"] else [0] * len(trace["y"])
         tops += [(y + up, place) for y, up, place in zip(trace["y"], above, trace["textposition"], strict=True)]
     highest = max((top for top, _ in tops), default=0.0)
-    is_crowned = any(place == "outside" and top > 0.75 * highest for top, place in tops)
-    return [0, (1.25 if is_crowned else 1.05) * highest] if highest else None
+    has_figure_above = any(place == "outside" and top > 0.75 * highest for top, place in tops)
+    return [0, (1.25 if has_figure_above else 1.05) * highest] if highest else None
 
 
 def stacked_bars(
@@ -247,7 +247,9 @@ def line(
     `texts` is the text at the pointer of each point, or plotly's template for all.
     """
     look = look_of(precision)
-    said = {"hovertemplate": texts} if isinstance(texts, str) else {"hovertext": list(texts), "hoverinfo": "text"}
+    hover_texts = (
+        {"hovertemplate": texts} if isinstance(texts, str) else {"hovertext": list(texts), "hoverinfo": "text"}
+    )
     return {
         "type": "scatter",
         "mode": "lines" if len(x) > 40 else "lines+markers",
@@ -257,7 +259,7 @@ def line(
         "y": [value if value is not None and math.isfinite(value) else None for value in y],
         "line": {"color": look.colour, "dash": look.dash, "width": 2},
         "marker": {"color": look.colour, "symbol": look.marker, "size": 8},
-        **said,
+        **hover_texts,
         **panel(place),
         "showlegend": place == 0,
     }

@@ -127,9 +127,8 @@ def _by_parallelism(group: ComparisonGroup) -> dict[str, list[Configuration]]:
     """Return the configurations of each kind of parallelism, by number of GPUs, the single GPU first."""
     single: dict[str, Configuration] = {}
     lines: dict[str, list[Configuration]] = {}
-    for config in sorted(group.configurations, key=lambda c: c.trial.spec.world_size):
-        if config.throughput is None:
-            continue
+    measured = [config for config in group.configurations if config.throughput is not None]
+    for config in sorted(measured, key=lambda c: c.trial.spec.world_size):
         name = group.label(config, "world_size", "parallelism")
         if config.trial.spec.world_size == 1:
             single.setdefault(name, config)

@@ -70,17 +70,15 @@ def on_white(chart: Chart, subject: str = "") -> Document:
         "height": chart.layout["height"] + head,
         "margin": margin | {"t": margin["t"] + head},
     }
-    figure = _light({"data": chart.traces, "layout": layout})
-    assert isinstance(figure, dict)
-    return figure
+    return {"data": _light(chart.traces), "layout": _light(layout)}
 
 
 def pictures_of(collection: Collection, file_of: FileOf) -> Iterator[Picture]:
     """Yield all charts of a collection; no two have the same file name."""
     taken: set[str] = set()
-    chart = overview(collection, file_of)
-    if chart is not None:
-        yield chart.name, on_white(chart)
+    all_groups = overview(collection, file_of)
+    if all_groups is not None:
+        yield all_groups.name, on_white(all_groups)
     for group in collection.groups:
         name = _file_name(group.title, taken)
         for chart in charts_of(GroupSubject(group, file_of)):

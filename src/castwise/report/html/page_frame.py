@@ -1,7 +1,7 @@
 """The frame of the HTML pages: one self-contained file with a sentence, charts, tables and what draws them.
 
-Whatever a record says is anyone's word. It reaches the page as escaped text or as packed JSON whose strings the
-script puts into text nodes, and the page's policy runs no script but castwise's own and plotly, and loads nothing.
+Anyone may have written a record. Its texts reach the page escaped, or in packed JSON whose strings the script puts
+into text nodes; the page's policy runs no script except castwise's own and plotly, and loads nothing.
 """
 
 import base64
