@@ -48,7 +48,7 @@ def test_every_chart_of_the_registry_is_drawn() -> None:
 def test_chart_is_valid_for_plotly_and_has_sentence_table_and_files(drawn: Chart) -> None:
     figure = go.Figure(on_white(drawn))
     assert len(figure.data) == len(drawn.traces) > 0
-    assert drawn.says.endswith(".")
+    assert drawn.summary.endswith(".")
     assert drawn.table.rows
     assert len(csv_grid(drawn.table.columns, drawn.table.rows).splitlines()) == len(drawn.table.rows) + 1
     json.dumps([drawn.traces, drawn.layout], allow_nan=False)
@@ -87,7 +87,7 @@ def test_speedup_needs_float32() -> None:
     assert "speedup" not in names(steady("bf16-mixed"), steady("tf32"))
     drawn = chart("speedup", steady("fp32"), steady("bf16-mixed"))
     assert drawn.traces[0]["y"] == [1.0, pytest.approx(2.5)]
-    assert "2.50×, with bf16-mixed" in drawn.says
+    assert "2.50×, with bf16-mixed" in drawn.summary
 
 
 def test_overview_needs_two_groups() -> None:
@@ -130,40 +130,28 @@ def test_scaling_starts_at_the_single_gpu_and_shows_the_ideal() -> None:
     assert above["x"] == [1, 2]
     assert below["y"] == [100.0, pytest.approx(80.0)]
     assert ideal["y"][1] == pytest.approx(2 * above["y"][0])
-    assert "80.0 % of the ideal with fp32, 2 GPUs, ddp" in drawn.says
+    assert "80.0 % of the ideal with fp32, 2 GPUs, ddp" in drawn.summary
 
 
 @pytest.mark.parametrize(
     ("loops", "changes"),
     [
-        pytest.param(
-            [("fp32", 1.0, ""), ("fp32", 0.5, "a"), ("fp32", 0.4, "a b"), ("fp32", 0.9, "z y")],
-            ["plain loop", "+ a", "+ b"],
-            id="the longest chain",
-        ),
-        pytest.param(
-            [("fp32", 1.0, ""), ("fp32", 0.6, "b"), ("fp32", 0.5, "c"), ("fp32", 0.3, "a b d"), ("fp32", 0.9, "a c")],
-            ["plain loop", "+ b", "+ a + d"],
-            id="in any order",
-        ),
-        pytest.param(
-            [("fp32", 1.0, ""), ("bf16-mixed", 1.0, ""), ("tf32", 1.0, ""), ("bf16-mixed", 0.5, "a")],
-            ["fp32, plain loop", "bf16-mixed", "+ a"],
-            id="the precision changes once",
-        ),
-        pytest.param(
-            [("fp32", 1.0, ""), ("bf16-mixed", 0.5, "a b")],
-            ["fp32, plain loop", "bf16-mixed + a + b"],
-            id="two changes at once",
-        ),
-        pytest.param([("fp32", 0.5, "a"), ("fp32", 0.9, "z y")], None, id="no plain loop"),
-        pytest.param([("fp32", 1.0, ""), ("bf16-mixed", 1.0, ""), ("tf32", 1.0, "")], None, id="no technique"),
+        # The longest chain, in any order of techniques.
+        ("fp32 1.0, fp32 0.5 a, fp32 0.4 a b, fp32 0.9 z y", ["plain loop", "+ a", "+ b"]),
+        ("fp32 1.0, fp32 0.6 b, fp32 0.5 c, fp32 0.3 a b d, fp32 0.9 a c", ["plain loop", "+ b", "+ a + d"]),
+        # The precision changes once, alone or with techniques.
+        ("fp32 1.0, bf16-mixed 1.0, tf32 1.0, bf16-mixed 0.5 a", ["fp32, plain loop", "bf16-mixed", "+ a"]),
+        ("fp32 1.0, bf16-mixed 0.5 a b", ["fp32, plain loop", "bf16-mixed + a + b"]),
+        # Without a plain loop or a technique there is no chart.
+        ("fp32 0.5 a, fp32 0.9 z y", None),
+        ("fp32 1.0, bf16-mixed 1.0, tf32 1.0", None),
     ],
 )
-def test_waterfall_is_the_longest_chain_of_changes(
-    loops: list[tuple[str, float, str]], changes: list[str] | None
-) -> None:
-    trials = [steady(precision, factor=factor, techniques=tuple(t.split())) for precision, factor, t in loops]
+def test_waterfall_is_the_longest_chain_of_changes(loops: str, changes: list[str] | None) -> None:
+    trials = []
+    for loop in loops.split(", "):
+        precision, factor, *techniques = loop.split()
+        trials.append(steady(precision, factor=float(factor), techniques=tuple(techniques)))
     if changes is None:
         assert "waterfall" not in names(*trials)
         return

@@ -14,7 +14,7 @@ from castwise.report.machine_comparison import (
     MachineComparison,
     compare_machines,
     headline,
-    tally,
+    verdict_counts,
 )
 from castwise.report.machine_report import remark_lines
 from castwise.report.machines import ComparedMachine, Entry, Origin, measured_machines, published_machine
@@ -138,7 +138,7 @@ def test_one_process_gives_a_ratio_without_a_verdict() -> None:
     assert math.isnan(result.ratio.low)
     assert result.verdict.reason == "one process on Fake GPU and on Slow GPU: no interval"
     assert comparison.is_without_intervals
-    assert "no ratio has an interval" in tally(comparison)
+    assert "no ratio has an interval" in verdict_counts(comparison)
 
 
 def test_speedups_of_precisions_and_the_headline() -> None:

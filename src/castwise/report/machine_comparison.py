@@ -251,7 +251,7 @@ def _sentence(machine: ComparedMachine, comparison: MachineComparison) -> str:
     return f"Compared with {first.name}, {machine.name} is {words}{left_out}, in {where}."
 
 
-def tally(comparison: MachineComparison) -> str:
+def verdict_counts(comparison: MachineComparison) -> str:
     """Return how many ratios have which verdict."""
     counts = Counter(verdict.kind for verdict in comparison.verdicts)
     kinds: tuple[VerdictKind, ...] = get_args(VerdictKind)

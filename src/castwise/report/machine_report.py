@@ -28,7 +28,7 @@ from castwise.report.machine_comparison import (
     MachineComparison,
     MachineResult,
     headline,
-    tally,
+    verdict_counts,
 )
 from castwise.spec.quantities import truncate_list
 
@@ -146,7 +146,7 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
     if other:
         pairs = dict.fromkeys(f"{row.spec.label} over batch {row.baseline_batch}" for row in other)
         lines.append(f"Speed-ups over fp32 at another batch, as the source has them: {', '.join(pairs)}.")
-    # The tally says once for all that no ratio has an interval.
+    # The counts of verdicts already say that no ratio has an interval.
     kinds = ("incomparable",) if comparison.is_without_intervals else ("incomparable", "inconclusive")
     reasons: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -175,7 +175,7 @@ def slower_lines(comparison: MachineComparison) -> list[str]:
 def print_comparison(comparison: MachineComparison, console: Console) -> None:
     """Print the comparison to a terminal."""
     print_line(console, headline(comparison), "bold")
-    print_line(console, tally(comparison))
+    print_line(console, verdict_counts(comparison))
     table, traits = result_table(comparison), trait_table(comparison)
     if table.rows:
         console.print()
@@ -197,7 +197,7 @@ def markdown_comparison(comparison: MachineComparison) -> str:
     """Return the comparison as GitHub's Markdown: the result, the table, and the rest folded."""
     table, traits = result_table(comparison), trait_table(comparison)
     parts = [
-        f"**{markdown_text(headline(comparison))}** {markdown_text(tally(comparison))}",
+        f"**{markdown_text(headline(comparison))}** {markdown_text(verdict_counts(comparison))}",
         "\n".join(f"- ▼ {markdown_text(line)}" for line in slower_lines(comparison)),
         "\n".join(markdown_grid(table.columns, table.rows)) if table.rows else "",
         _bullets(remark_lines(comparison)),

@@ -63,7 +63,7 @@ def machines(title: str, rows: Sequence[ComparisonRow], file_of: FileOf) -> Char
     return Chart(
         name="machines",
         title=title,
-        says=_says(shown),
+        summary=_summary(shown),
         traces=[*rates, *speedups],
         layout=document,
         narrow=narrow,
@@ -109,7 +109,7 @@ def _bars(
     )
 
 
-def _says(rows: Sequence[ComparisonRow]) -> str:
+def _summary(rows: Sequence[ComparisonRow]) -> str:
     speedups = [(result.speedup.value, row, result) for row in rows for result in row.results if result.speedup]
     what = "Throughput of whole runs, validation included" if rows[0].is_whole else "Throughput"
     if not speedups:

@@ -51,6 +51,7 @@ def memory(subject: GroupSubject) -> Chart | None:
     else:
         document = plot.layout(barmode="stack", xaxis=plot.names_axis(tickfont={"size": 11}), yaxis=gib)
     least = min(shown, key=lambda config: config.peak_allocated_bytes or 0)
+    lowest_peak = format_bytes(least.peak_allocated_bytes)
     notes = [
         "Weights are counted, not measured; gradients and the like are the rest of the peak.",
         "On a CPU it is the growth of the process, an upper bound." if group.first.spec.device_type == "cpu" else "",
@@ -63,7 +64,7 @@ def memory(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="memory",
         title="Memory, by what holds it",
-        says=f"Tensors hold least with {group.label(least)}, {format_bytes(least.peak_allocated_bytes)} at the peak.",
+        summary=f"Tensors hold least with {group.label(least)}, {lowest_peak} at the peak.",
         traces=plot.stacked_bars(names, parts, orientation="h" if lying else "v"),
         layout=document,
         table=subject.table(measured, fields, lambda config: held[config]),
@@ -110,7 +111,7 @@ def memory_breakdown(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="parts",
         title=f"Where the memory goes{batch}",
-        says=f"{loop_name(least.trial.spec)} holds least, {format_bytes(least.seen_bytes)} at the peak of a step.",
+        summary=f"{loop_name(least.trial.spec)} holds least, {format_bytes(least.seen_bytes)} at the peak of a step.",
         traces=plot.stacked_bars([plot.escape(loop_name(each.trial.spec)) for each in breakdowns], parts),
         layout=plot.layout(420, barmode="stack", xaxis=plot.names_axis(), yaxis=plot.axis("GiB", rangemode="tozero")),
         table=breakdown_table(breakdowns),
@@ -142,7 +143,7 @@ def max_batch(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="largest",
         title="Largest batch that trains",
-        says=f"The largest batch that trained is {largest.spec.batch_size:,}, with {loop_name(best.spec)}.",
+        summary=f"The largest batch that trained is {largest.spec.batch_size:,}, with {loop_name(best.spec)}.",
         traces=[trace],
         layout=plot.layout(
             showlegend=False, xaxis=plot.names_axis(), yaxis=plot.axis("largest batch that trains", rangemode="tozero")

@@ -265,7 +265,7 @@ def line(
     }
 
 
-def tell_apart(lines: Sequence[Document]) -> None:
+def vary_lines(lines: Sequence[Document]) -> None:
     """Give lines of one colour different dashes and markers; lines of one legend group stay alike."""
     groups: dict[str, list[str]] = {}
     for trace in lines:

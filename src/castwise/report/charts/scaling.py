@@ -64,7 +64,7 @@ def batch(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="batch",
         title="Throughput and memory over the batch size",
-        says=(
+        summary=(
             f"Throughput and peak memory over batch sizes from {min(batches)} to {max(batches)}; "
             f"the largest that trained is {largest.trial.spec.batch_size}, with {largest.precision}."
         ),
@@ -115,7 +115,7 @@ def scaling(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="scaling",
         title="Scaling over GPUs",
-        says=f"Throughput on up to {most} GPUs{reached}.",
+        summary=f"Throughput on up to {most} GPUs{reached}.",
         traces=traces,
         layout=document,
         table=subject.table(configurations, [*RATE_FIELDS, find_field("scaling_efficiency")]),
@@ -166,7 +166,7 @@ def _two_panels(
         intervals = {"error_y": plot.error_bars([config.throughput for config in timed])}
         traces.append(plot.line(name, own[0].precision, x, rates, hovers) | intervals)
         traces.append(plot.line(name, own[0].precision, x, [below(config) for config in timed], hovers, place=1))
-    plot.tell_apart(traces)
+    plot.vary_lines(traces)
     return traces
 
 

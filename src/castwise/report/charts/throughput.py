@@ -30,7 +30,7 @@ def throughput(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="throughput",
         title="Throughput",
-        says=f"The highest is {rate} {group.unit} a second, with {group.label(best)}.",
+        summary=f"The highest is {rate} {group.unit} a second, with {group.label(best)}.",
         traces=traces,
         layout=document,
         table=subject.table(group.configurations, RATE_FIELDS),
@@ -51,7 +51,7 @@ def speedup(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="speedup",
         title="Speed-up over fp32",
-        says=f"The largest is {format_ratio(value_of(best.speedup))}, with {group.label(best)}.",
+        summary=f"The largest is {format_ratio(value_of(best.speedup))}, with {group.label(best)}.",
         traces=traces,
         layout=document,
         table=subject.table(compared, SPEEDUP_FIELDS),
@@ -146,7 +146,7 @@ def overview(collection: Collection, file_of: FileOf) -> Chart | None:
     return Chart(
         name="overview",
         title="Speed-up over fp32, by comparison",
-        says=f"By precision, of {len(shown)} comparisons; the dotted line is fp32.",
+        summary=f"By precision, of {len(shown)} comparisons; the dotted line is fp32.",
         traces=traces,
         layout=plot.layout(
             120 + sum(17 * max(2, len(best)) + 10 for _, best in shown),

@@ -37,7 +37,7 @@ def _curves(
             value_text = f"{y_title}: %{{y:.4g}}, after %{{x:.4g}} {unit}"
             text = plot.hover_template([group.label(config), subject.file_of(config.trial)], value_text)
             traces.append(subject.line(config, x, values, text, place))
-    plot.tell_apart(traces)
+    plot.vary_lines(traces)
     last = [f"{group.label(config)} {points[-1].value:.4g}" for config, points in shown[:8]]
     fields = [
         Field("configuration", "configuration"),
@@ -53,7 +53,7 @@ def _curves(
     return Chart(
         name=name,
         title=f"{title} over time and epochs",
-        says=f"At the end: {', '.join(last)}.",
+        summary=f"At the end: {', '.join(last)}.",
         traces=traces,
         layout=plot.panels([y_title, y_title], ["seconds", "epochs"]),
         table=DataTable(fields, rows),
@@ -100,7 +100,7 @@ def time_split(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="time",
         title="Where the time went",
-        says=f"Wall time of each run{waits}.",
+        summary=f"Wall time of each run{waits}.",
         traces=plot.stacked_bars([plot.wrap(group.label(c), 26) for c in shown], parts, orientation="h"),
         layout=plot.layout(
             130 + 30 * len(shown),

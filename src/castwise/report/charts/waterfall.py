@@ -50,7 +50,7 @@ def waterfall(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="waterfall",
         title=f"Speed-up from each technique, in {last}" if first == last else f"Speed-up from each change to {first}",
-        says=(
+        summary=(
             f"Throughput as one change comes after the other: from {format_rate(rates[0])} to "
             f"{format_rate(rates[-1])} {group.unit} a second, {format_ratio(rates[-1] / rates[0])}."
         ),

@@ -51,7 +51,7 @@ class PageData:
         phone_height = PHONE_LEGEND_ROW * max(0, legend_rows(chart.traces, PHONE) - 1)
         self.charts[name] = {
             "title": chart.title,
-            "says": chart.says,
+            "summary": chart.summary,
             "note": chart.note,
             "traces": _finite(chart.traces),
             "layout": layout | {"height": layout["height"] + legend_height},
