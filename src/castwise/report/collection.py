@@ -120,17 +120,10 @@ class ComparisonGroup:
         # A loss scale that a precision has in all its configurations does not tell them apart.
         return (*varying, "loss_scale") if len(scales) > len(self.precisions) else tuple(varying)
 
-    @cached_property
-    def _settings(self) -> dict[tuple[Configuration, tuple[str, ...]], str]:
-        return {}
-
     def setting(self, config: Configuration, *without: str) -> str:
         """Return how a configuration differs from the others, without precision and some axes: "batch 128, 4 GPUs"."""
-        key = (config, without)
-        if key not in self._settings:  # each chart and table asks for thousands of them
-            texts = [_axis_text(config.trial, name) for name in self._varying if name not in without]
-            self._settings[key] = ", ".join(text for text in texts if text)
-        return self._settings[key]
+        texts = [_axis_text(config.trial, name) for name in self._varying if name not in without]
+        return ", ".join(text for text in texts if text)
 
     def label(self, config: Configuration, *without: str) -> str:
         """Return precision and setting, without some axes."""
