@@ -166,8 +166,6 @@ class Collection:
     @property
     def summary(self) -> str:
         """Return how much was measured, where and when, in a line."""
-        if not self.trials:
-            return "No records."
         names = list(dict.fromkeys(trial.environment.device_name for trial in self.trials))
         dates = sorted(trial.started_at[:10] for trial in self.trials)
         when = " to ".join(dict.fromkeys((dates[0], dates[-1])))

@@ -65,12 +65,12 @@ def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
         return answers[0].sentence
     devices = list(dict.fromkeys(machine.device_name for machine in collection.machines.values()))
     where = "On " + ", ".join(devices[:_MAX_NAMES]) + (" and others" if len(devices) > _MAX_NAMES else "")
-    # Steady state says more about a precision than a training run, which other things hold back, and an answer with a
-    # speed-up says more than one without.
-    telling = [each for each in answers if not each.group.is_training] or list(answers)
-    telling = [each for each in telling if each.speedup is not None or each.precision == BASELINE] or telling
+    # Steady state is preferred to training runs, which more than the precision slows down, and answers with a speed-up
+    # to those without.
+    preferred = [each for each in answers if not each.group.is_training] or list(answers)
+    preferred = [each for each in preferred if each.speedup is not None or each.precision == BASELINE] or preferred
     by_precision: dict[tuple[str, bool], list[Answer]] = {}
-    for answer in telling:
+    for answer in preferred:
         if answer.precision is not None:
             by_precision.setdefault((answer.precision, bool(answer.cut)), []).append(answer)
     if not by_precision:
@@ -93,7 +93,7 @@ def _largest_batches(collection: Collection) -> str:
 
 
 def _clause(precision: str, answers: Sequence[Answer], ambiguous: set[str]) -> str:
-    """Return what answers of one precision say; ambiguous workloads, which have several answers, with their setting."""
+    """Return the clause for answers of one precision; ambiguous workloads, with several answers, name their setting."""
     by_workload: dict[str, list[Answer]] = {}
     for each in answers:
         by_workload.setdefault(each.spec.workload, []).append(each)
@@ -106,7 +106,7 @@ def _clause(precision: str, answers: Sequence[Answer], ambiguous: set[str]) -> s
             setting = f" at batch {spec.batch_size}" + (f" on {spec.world_size_label}" if spec.world_size_label else "")
         names.append(name + setting)
     where = truncate_list(names, most=_MAX_NAMES if len(names) <= _MAX_NAMES else _MAX_NAMES - 1)  # never "and 1 more"
-    is_cut = bool(answers[0].cut)  # and so are all the others
+    is_cut = bool(answers[0].cut)  # the same for all of them
     if precision == BASELINE and is_cut:
         return f"in runs cut short no precision was worth leaving fp32, in {where}"
     if precision == BASELINE:
@@ -131,7 +131,7 @@ def _answers_of_steady_state(group: ComparisonGroup) -> list[Answer]:
 
 
 def _answers_of_runs(group: ComparisonGroup) -> Iterator[Answer]:
-    """Yield what training runs say, which is less: their times include what else holds them back."""
+    """Yield the answers from training runs; their times include data loading and validation."""
     settings: dict[tuple[object, ...], list[Configuration]] = {}
     for config in group.configurations:
         spec = config.trial.spec

@@ -91,11 +91,9 @@ def result_table(comparison: MachineComparison) -> DataTable[FlatRow]:
 
 
 def _rate_or_status(result: MachineResult | None) -> float | str | None:
-    if result is None:
-        return None
-    if result.throughput is not None:
+    if result is not None and result.throughput is not None:
         return result.throughput.value
-    return None if result.entry.status == "ok" else result.entry.status
+    return None if result is None or result.entry.status == "ok" else result.entry.status
 
 
 def _throughput_text(name: str) -> Callable[[FlatRow], str]:
@@ -121,7 +119,7 @@ def shared_traits(comparison: MachineComparison) -> str:
     """Return what the machines have in common, in a line; empty if that is nothing."""
     first, *others = (machine.traits for machine in comparison.machines)
     shared = [f"{name} {value}" for name, value in first.items() if all(each.get(name) == value for each in others)]
-    return f"Alike: {', '.join(shared)}." if shared else ""
+    return f"The same on all machines: {', '.join(shared)}." if shared else ""
 
 
 def incomparable_line(found: Incomparable) -> str:

@@ -34,7 +34,7 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
         "shown": [data.add_chart(chart, prefix) for prefix, chart in charts[:_MAX_CHARTS]],
         "without_charts": max(0, len(charts) - _MAX_CHARTS),
         "traits": bool(traits.rows),
-        "alike": machine_report.shared_traits(comparison),
+        "shared_traits": machine_report.shared_traits(comparison),
         "incomparable": [machine_report.incomparable_line(each) for each in comparison.incomparable],
         "first": comparison.machines[0].name,
         "margin": f"{100 * comparison.margin:.3g} %",
