@@ -4,14 +4,14 @@ import json
 
 import plotly.graph_objects as go
 import pytest
-from fake_engine import fake_environment, fake_facts, fake_run, fake_spec, fake_training, fake_trial
+from fake_engine import PRECISION_NAMES, fake_environment, fake_facts, fake_run, fake_spec, fake_training, fake_trial
 from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady
 
 from castwise.records.schema import Trial
 from castwise.render.table import csv_grid
 from castwise.render.theme import look_of
 from castwise.report.charts.chart import Chart, GroupSubject
-from castwise.report.charts.plotly_parts import HALF_PAGE, MAX_BARS, MAX_LINES, PHONE, downsample, escape, legend_rows
+from castwise.report.charts.plotly_parts import HALF_PAGE, MAX_BARS, MAX_LINES, PHONE, downsample, legend_rows
 from castwise.report.charts.registry import GROUP_CHARTS, charts_of
 from castwise.report.charts.static_images import on_white
 from castwise.report.charts.throughput import overview
@@ -38,29 +38,28 @@ def names(*trials: Trial) -> set[str]:
 
 
 EVERY = charts(*every_kind())
-every_chart = pytest.mark.parametrize("drawn", EVERY, ids=lambda each: each.name)
 
 
 def test_every_chart_of_the_registry_is_drawn() -> None:
     assert {each.name for each in EVERY} == {*GROUP_CHARTS, "overview"}
 
 
-@every_chart
-def test_chart_is_valid_for_plotly_and_has_a_sentence_and_a_table(drawn: Chart) -> None:
+@pytest.mark.parametrize("drawn", EVERY, ids=lambda each: each.name)
+def test_chart_is_valid_for_plotly_and_has_sentence_table_and_files(drawn: Chart) -> None:
     figure = go.Figure(on_white(drawn))
     assert len(figure.data) == len(drawn.traces) > 0
-    assert drawn.says.endswith(".")
+    assert drawn.summary.endswith(".")
     assert drawn.table.rows
     assert len(csv_grid(drawn.table.columns, drawn.table.rows).splitlines()) == len(drawn.table.rows) + 1
     json.dumps([drawn.traces, drawn.layout], allow_nan=False)
-
-
-@every_chart
-def test_hover_text_names_the_file(drawn: Chart) -> None:
     for trace in drawn.traces:
         texts = trace.get("hovertext") or [trace.get("hovertemplate") or ""]
         if trace.get("hoverinfo") != "skip":
             assert all(".json" in text for text in texts), trace.get("name")
+        name = trace.get("name", "").split(",")[0].split(" ")[0]
+        if name in PRECISION_NAMES:
+            colour = trace.get("line", trace["marker"])["color"]
+            assert {*([colour] if isinstance(colour, str) else colour)} == {look_of(name).colour}
 
 
 def test_throughput_has_the_precisions_colours_and_intervals() -> None:
@@ -84,22 +83,11 @@ def test_failed_configuration_keeps_its_place_with_its_status() -> None:
     assert trace["marker"]["pattern"]["shape"] == ["", "/"]
 
 
-def test_figures_are_in_tall_bars_and_over_short_or_hatched_ones() -> None:
-    diverged = steady("fp16-true", factor=0.5).model_copy(update={"status": "diverged"})
-    drawn = chart("throughput", steady("fp32"), steady("bf16-mixed"), diverged)
-    (trace,) = drawn.traces
-    assert trace["textposition"] == ["outside", "inside", "outside"], "short, tall, hatched"
-    assert trace["textangle"] == 0
-    assert drawn.layout["yaxis"]["range"][1] > 1.2 * max(trace["y"]), "room over the tall hatched bar"
-    many = [steady(precision, batch_size=batch) for precision in ("fp32", "bf16-mixed") for batch in range(8, 72, 8)]
-    assert {trace["textangle"] for trace in chart("throughput", *many).traces} == {-90}
-
-
 def test_speedup_needs_float32() -> None:
     assert "speedup" not in names(steady("bf16-mixed"), steady("tf32"))
     drawn = chart("speedup", steady("fp32"), steady("bf16-mixed"))
     assert drawn.traces[0]["y"] == [1.0, pytest.approx(2.5)]
-    assert "2.50×, with bf16-mixed" in drawn.says
+    assert "2.50×, with bf16-mixed" in drawn.summary
 
 
 def test_overview_needs_two_groups() -> None:
@@ -115,14 +103,6 @@ def test_memory_adds_up_to_the_drivers_figure() -> None:
     assert parts["weights"] == 4 * 25_000_000
     assert parts["batches that lie on the device"] == 2**27
     assert sum(parts.values()) == pytest.approx(2**31 + 2**29)
-
-
-def test_memory_bars_lie_if_there_are_many() -> None:
-    few, many = ([steady("fp32", batch_size=8 * n) for n in range(1, count)] for count in (8, 9))
-    assert {trace["orientation"] for trace in chart("memory", *few).traces} == {"v"}
-    drawn = chart("memory", *many)
-    assert {trace["orientation"] for trace in drawn.traces} == {"h"}
-    assert drawn.traces[0]["y"][0] == "fp32, batch 8"
 
 
 def test_memory_of_unknown_dtypes_has_no_weights_and_of_a_cpu_is_a_bound() -> None:
@@ -150,40 +130,28 @@ def test_scaling_starts_at_the_single_gpu_and_shows_the_ideal() -> None:
     assert above["x"] == [1, 2]
     assert below["y"] == [100.0, pytest.approx(80.0)]
     assert ideal["y"][1] == pytest.approx(2 * above["y"][0])
-    assert "80.0 % of the ideal with fp32, 2 GPUs, ddp" in drawn.says
+    assert "80.0 % of the ideal with fp32, 2 GPUs, ddp" in drawn.summary
 
 
 @pytest.mark.parametrize(
     ("loops", "changes"),
     [
-        pytest.param(
-            [("fp32", 1.0, ""), ("fp32", 0.5, "a"), ("fp32", 0.4, "a b"), ("fp32", 0.9, "z y")],
-            ["plain loop", "+ a", "+ b"],
-            id="the longest chain",
-        ),
-        pytest.param(
-            [("fp32", 1.0, ""), ("fp32", 0.6, "b"), ("fp32", 0.5, "c"), ("fp32", 0.3, "a b d"), ("fp32", 0.9, "a c")],
-            ["plain loop", "+ b", "+ a + d"],
-            id="in any order",
-        ),
-        pytest.param(
-            [("fp32", 1.0, ""), ("bf16-mixed", 1.0, ""), ("tf32", 1.0, ""), ("bf16-mixed", 0.5, "a")],
-            ["fp32, plain loop", "bf16-mixed", "+ a"],
-            id="the precision changes once",
-        ),
-        pytest.param(
-            [("fp32", 1.0, ""), ("bf16-mixed", 0.5, "a b")],
-            ["fp32, plain loop", "bf16-mixed + a + b"],
-            id="two changes at once",
-        ),
-        pytest.param([("fp32", 0.5, "a"), ("fp32", 0.9, "z y")], None, id="no plain loop"),
-        pytest.param([("fp32", 1.0, ""), ("bf16-mixed", 1.0, ""), ("tf32", 1.0, "")], None, id="no technique"),
+        # The longest chain, in any order of techniques.
+        ("fp32 1.0, fp32 0.5 a, fp32 0.4 a b, fp32 0.9 z y", ["plain loop", "+ a", "+ b"]),
+        ("fp32 1.0, fp32 0.6 b, fp32 0.5 c, fp32 0.3 a b d, fp32 0.9 a c", ["plain loop", "+ b", "+ a + d"]),
+        # The precision changes once, alone or with techniques.
+        ("fp32 1.0, bf16-mixed 1.0, tf32 1.0, bf16-mixed 0.5 a", ["fp32, plain loop", "bf16-mixed", "+ a"]),
+        ("fp32 1.0, bf16-mixed 0.5 a b", ["fp32, plain loop", "bf16-mixed + a + b"]),
+        # Without a plain loop or a technique there is no chart.
+        ("fp32 0.5 a, fp32 0.9 z y", None),
+        ("fp32 1.0, bf16-mixed 1.0, tf32 1.0", None),
     ],
 )
-def test_waterfall_is_the_longest_chain_of_changes(
-    loops: list[tuple[str, float, str]], changes: list[str] | None
-) -> None:
-    trials = [steady(precision, factor=factor, techniques=tuple(t.split())) for precision, factor, t in loops]
+def test_waterfall_is_the_longest_chain_of_changes(loops: str, changes: list[str] | None) -> None:
+    trials = []
+    for loop in loops.split(", "):
+        precision, factor, *techniques = loop.split()
+        trials.append(steady(precision, factor=float(factor), techniques=tuple(techniques)))
     if changes is None:
         assert "waterfall" not in names(*trials)
         return
@@ -262,15 +230,9 @@ def test_no_text_reaches_plotly_as_markup_or_placeholder() -> None:
             assert placeholders == {2}, "the block and its value, and none from a record"
 
 
-def test_escaped_text_is_short() -> None:
-    assert escape("<b>" * 100).count("&lt;b&gt;") <= 40
-    assert escape(7) == "7"
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 199, 200, 201, 5000])
+@pytest.mark.parametrize("count", [0, 1, 200, 201, 5000])
 def test_downsampling_keeps_first_and_last(count: int) -> None:
     kept = downsample(count)
-    assert len(kept) == min(count, 200)
-    assert kept == sorted(set(kept))
-    assert kept[:1] == ([0] if count else [])
-    assert kept[-1:] == ([count - 1] if count else [])
+    assert len(kept) == len(set(kept)) == min(count, 200)
+    assert kept == sorted(kept)
+    assert set(kept) >= {0, count - 1} or not count

@@ -4,10 +4,9 @@ import pytest
 from fake_engine import fake_environment, fake_run, fake_spec, fake_training, fake_trial
 from fake_records import every_kind, steady
 
-from castwise.analysis.statistics import has_interval
 from castwise.records.schema import Trial
 from castwise.registry.suites import LIMIT_STEPS, is_search
-from castwise.report.collection import ComparisonGroup, collect, throughput_of
+from castwise.report.collection import ComparisonGroup, collect
 
 
 def only_group(*trials: Trial) -> ComparisonGroup:
@@ -96,24 +95,6 @@ def test_training_runs_have_groups_of_their_own_that_name_their_length() -> None
     assert [group.is_training for group in groups] == [False, True, True, True]
     assert is_search(search.spec)
     assert not is_search(cut)
-
-
-def test_rounds_give_intervals_and_single_processes_none() -> None:
-    rounds = only_group(*(steady(precision, repeat) for repeat in range(3) for precision in ("fp32", "tf32")))
-    assert [len(config.trials) for config in rounds.configurations] == [3, 3]
-    assert has_interval(rounds.configurations[1].throughput)
-    values = rounds.configurations[1].values
-    name = "throughput_per_second"
-    assert values[f"{name}_low"] < values[name] < values[f"{name}_high"]
-    alone = only_group(steady()).configurations[0]
-    assert not has_interval(alone.throughput)
-    assert alone.values["throughput_per_second_low"] is None
-
-
-def test_throughput_is_that_of_either_kind() -> None:
-    assert throughput_of(fake_trial(step_seconds=(0.5,))) == 512
-    assert (throughput_of(fake_run(fake_training())) or 0) > 0
-    assert throughput_of(fake_trial(step_seconds=())) is None
 
 
 def test_every_trial_is_in_a_configuration() -> None:

@@ -1,4 +1,4 @@
-"""Records of any origin put in order: comparison groups of configurations, from steady state and from training runs."""
+"""Records of any origin as comparison groups of configurations, steady state and training runs alike."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -23,11 +23,11 @@ from castwise.spec.types import SYNTHETIC
 
 FileOf = Callable[[Trial], str]  # names the file that a trial was read from
 
-# What differs between the configurations of a group.
+# What differs between the configurations of a group; precision and loss scale come first.
 AXES = ("precision", "loss_scale", "batch_size", "world_size", "parallelism", "techniques", "seed")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Configuration:
     """One configuration's figures, whether it was timed in steady state or is a training run."""
 
@@ -48,24 +48,20 @@ class Configuration:
         return self.trial.spec.precision
 
     @property
-    def unit(self) -> str:
-        """Return what throughput counts."""
-        return steady_metrics.unit_of(self.trial)
-
-    @property
     def values(self) -> dict[str, Any]:
         """Return the values by the names of their fields."""
-        figures = {"throughput_per_second": self.throughput, "speedup": self.speedup}
-        found: dict[str, Any] = trial_values(self.trial)
-        for name, figure in figures.items():
-            found[name] = figure.value if figure else None
-            found |= interval_values(name, figure if has_interval(figure) else None)
-        return found | {
+        values: dict[str, Any] = trial_values(self.trial)
+        for name, figure in (("throughput_per_second", self.throughput), ("speedup", self.speedup)):
+            values[name] = figure.value if figure else None
+            values |= interval_values(name, figure if has_interval(figure) else None)
+        return values | {
             "processes": len(self.trials),
             "verdict": self.verdict.kind if self.verdict else None,
+            "verdict_reason": self.verdict.reason if self.verdict else None,
             "scaling_efficiency": self.scaling_efficiency,
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "peak_reserved_bytes": self.peak_reserved_bytes,
+            "driver_used_bytes": self.driver_used_bytes,
             "joules_per_unit": joules_per_unit(self.trial),
         }
 
@@ -95,7 +91,7 @@ class ComparisonGroup:
     @property
     def unit(self) -> str:
         """Return what throughput counts."""
-        return self.configurations[0].unit
+        return steady_metrics.unit_of(self.first)
 
     @property
     def rows(self) -> list[Row]:
@@ -119,23 +115,15 @@ class ComparisonGroup:
 
     @cached_property
     def _varying(self) -> tuple[str, ...]:
-        names = ["batch_size", "world_size", "parallelism", "techniques", "seed"]
-        varying = [name for name in names if len({_axis_text(c.trial, name) for c in self.configurations}) > 1]
+        varying = [name for name in AXES[2:] if len({_axis_text(c.trial, name) for c in self.configurations}) > 1]
         scales = {(config.precision, config.trial.spec.loss_scale) for config in self.configurations}
         # A loss scale that a precision has in all its configurations does not tell them apart.
         return (*varying, "loss_scale") if len(scales) > len(self.precisions) else tuple(varying)
 
-    @cached_property
-    def _settings(self) -> dict[tuple[int, tuple[str, ...]], str]:
-        return {}
-
     def setting(self, config: Configuration, *without: str) -> str:
-        """Return what tells a configuration from the others besides precision and some axes: "batch 128, 4 GPUs"."""
-        key = (id(config), without)
-        if key not in self._settings:  # each chart and table asks for thousands of them
-            texts = [_axis_text(config.trial, name) for name in self._varying if name not in without]
-            self._settings[key] = ", ".join(text for text in texts if text)
-        return self._settings[key]
+        """Return how a configuration differs from the others, without precision and some axes: "batch 128, 4 GPUs"."""
+        texts = [_axis_text(config.trial, name) for name in self._varying if name not in without]
+        return ", ".join(text for text in texts if text)
 
     def label(self, config: Configuration, *without: str) -> str:
         """Return precision and setting, without some axes."""
@@ -178,8 +166,6 @@ class Collection:
     @property
     def summary(self) -> str:
         """Return how much was measured, where and when, in a line."""
-        if not self.trials:
-            return "No records."
         names = list(dict.fromkeys(trial.environment.device_name for trial in self.trials))
         dates = sorted(trial.started_at[:10] for trial in self.trials)
         when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
@@ -190,7 +176,7 @@ class Collection:
 
 
 def collect(trials: Iterable[Trial]) -> Collection:
-    """Return trials in order; of a configuration measured again on one machine the newest trial counts."""
+    """Group trials; of several trials of one spec on one machine, the newest counts."""
     newest: dict[tuple[str, str], Trial] = {}
     num_copies = num_repeated = 0
     for trial in sorted(trials, key=lambda each: each.started_at):
@@ -279,20 +265,21 @@ def _groups(trials: Sequence[Trial]) -> tuple[ComparisonGroup, ...]:
         key: tuple[str, ...] = (config.trial.spec.kind, *training_metrics.run_comparison_key(config.trial, *AXES))
         by_key.setdefault(key, []).append(config)
     has_devices = len({trial.environment.device_name for trial in trials}) > 1
-    titles = {key: _title(configurations[0].trial, has_devices) for key, configurations in by_key.items()}
     machines: dict[str, list[Environment]] = {}
-    for key, configurations in by_key.items():
-        machines.setdefault(titles[key], []).append(configurations[0].trial.environment)
+    for configurations in by_key.values():
+        first = configurations[0].trial
+        machines.setdefault(_title(first, has_devices), []).append(first.environment)
     groups: dict[str, ComparisonGroup] = {}
-    for key, configurations in by_key.items():
-        distinction = _distinction(configurations[0].trial.environment, machines[titles[key]])
-        # What still has the same title differs in protocol or recipe, which no title says in a word.
-        title = free_name(titles[key] + distinction, groups)
+    for configurations in by_key.values():
+        first = configurations[0].trial
+        title = _title(first, has_devices)
+        title += _distinction(first.environment, machines[title])
+        title = free_name(title, groups)  # groups with the same title so far differ in protocol or recipe
         groups[title] = ComparisonGroup(title, tuple(sorted(configurations, key=_sort_key)))
     return tuple(groups.values())
 
 
-# What tells machines with the same device apart: the field of the environment, and how a title has it.
+# Fields of the environment in which machines with the same device may differ, and their words in a title.
 _DISTINCTIONS = {
     "host": "on host {}",
     "num_gpus": "{}-GPU machine",
@@ -342,7 +329,7 @@ def _sort_key(config: Configuration) -> tuple[object, ...]:
 
 
 def _axis_text(trial: Trial, name: str) -> str:
-    """Return the value of an axis in words; empty for what goes without saying."""
+    """Return the value of an axis in words; empty for no parallelism and for a precision's own loss scale."""
     spec = trial.spec
     match name:
         case "batch_size":

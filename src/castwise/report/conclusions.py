@@ -12,6 +12,7 @@ from castwise.registry.suites import is_search
 from castwise.registry.techniques import join
 from castwise.report.collection import Collection, ComparisonGroup, Configuration, value_of
 from castwise.spec.quantities import truncate_list
+from castwise.spec.trial import TrialSpec
 
 _MAX_NAMES = 4  # of workloads or devices in the sentence for all
 
@@ -27,6 +28,11 @@ class Answer:
     config: Configuration | None  # that the answer is based on; None if nothing could be measured
     baseline: Configuration | None = None  # the float32 configuration that it is compared with
     cut: str = ""  # how training runs were cut short, in words; empty for whole runs and for steady state
+
+    @property
+    def spec(self) -> TrialSpec:
+        """Return the spec that the answer is based on; the group's first if nothing could be measured."""
+        return self.group.first.spec if self.config is None else self.config.trial.spec
 
     @property
     def memory_ratio(self) -> float | None:
@@ -59,18 +65,18 @@ def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
         return answers[0].sentence
     devices = list(dict.fromkeys(machine.device_name for machine in collection.machines.values()))
     where = "On " + ", ".join(devices[:_MAX_NAMES]) + (" and others" if len(devices) > _MAX_NAMES else "")
-    # Steady state says more about a precision than a training run, which other things hold back, and an answer with a
-    # speed-up says more than one without.
-    telling = [each for each in answers if not each.group.is_training] or list(answers)
-    telling = [each for each in telling if each.speedup is not None or each.precision == BASELINE] or telling
+    # Steady state is preferred to training runs, which more than the precision slows down, and answers with a speed-up
+    # to those without.
+    preferred = [each for each in answers if not each.group.is_training] or list(answers)
+    preferred = [each for each in preferred if each.speedup is not None or each.precision == BASELINE] or preferred
     by_precision: dict[tuple[str, bool], list[Answer]] = {}
-    for answer in telling:
+    for answer in preferred:
         if answer.precision is not None:
             by_precision.setdefault((answer.precision, bool(answer.cut)), []).append(answer)
     if not by_precision:
         return f"{where} nothing can be recommended: no trial ended well."
     ordered = sorted(by_precision.items(), key=lambda pair: (pair[0][1], -len(pair[1])))
-    workloads = [name for _, own in ordered for name in {each.group.first.spec.workload for each in own}]
+    workloads = [name for _, own in ordered for name in {each.spec.workload for each in own}]
     ambiguous = {name for name in workloads if workloads.count(name) > 1}
     return f"{where}: " + "; ".join(_clause(precision, own, ambiguous) for (precision, _), own in ordered) + "."
 
@@ -87,27 +93,24 @@ def _largest_batches(collection: Collection) -> str:
 
 
 def _clause(precision: str, answers: Sequence[Answer], ambiguous: set[str]) -> str:
-    """Return what answers of one precision say; ambiguous workloads, which have several answers, with their setting."""
+    """Return the clause for answers of one precision; ambiguous workloads, with several answers, name their setting."""
     by_workload: dict[str, list[Answer]] = {}
     for each in answers:
-        by_workload.setdefault(each.group.first.spec.workload, []).append(each)
+        by_workload.setdefault(each.spec.workload, []).append(each)
     names = []
-    for workload, own in by_workload.items():
-        name, config = workload, own[0].config
-        spec = own[0].group.first.spec if config is None else config.trial.spec
-        if workload in ambiguous and len(own) > 1:
-            name += f" in {len(own)} settings"
-        elif workload in ambiguous:
-            name += f" at batch {spec.batch_size}" + (f" on {spec.world_size_label}" if spec.world_size_label else "")
-        names.append(name)
+    for name, own in by_workload.items():
+        spec, setting = own[0].spec, ""
+        if name in ambiguous and len(own) > 1:
+            setting = f" in {len(own)} settings"
+        elif name in ambiguous:
+            setting = f" at batch {spec.batch_size}" + (f" on {spec.world_size_label}" if spec.world_size_label else "")
+        names.append(name + setting)
     where = truncate_list(names, most=_MAX_NAMES if len(names) <= _MAX_NAMES else _MAX_NAMES - 1)  # never "and 1 more"
-    is_cut = bool(answers[0].cut)  # and so are all the others
+    is_cut = bool(answers[0].cut)  # the same for all of them
+    if precision == BASELINE and is_cut:
+        return f"in runs cut short no precision was worth leaving fp32, in {where}"
     if precision == BASELINE:
-        return (
-            f"in runs cut short no precision was worth leaving fp32, in {where}"
-            if is_cut
-            else f"stay with fp32 for {where}"
-        )
+        return f"stay with fp32 for {where}"
     clause = f"in runs cut short {precision} was the fastest for {where}" if is_cut else f"take {precision} for {where}"
     speedups = sorted(each.speedup for each in answers if each.speedup is not None)
     if not speedups:
@@ -128,7 +131,7 @@ def _answers_of_steady_state(group: ComparisonGroup) -> list[Answer]:
 
 
 def _answers_of_runs(group: ComparisonGroup) -> Iterator[Answer]:
-    """Yield what training runs say, which is less: their times include what else holds them back."""
+    """Yield the answers from training runs; their times include data loading and validation."""
     settings: dict[tuple[object, ...], list[Configuration]] = {}
     for config in group.configurations:
         spec = config.trial.spec

@@ -131,19 +131,19 @@ def compare_machines(machines: Sequence[ComparedMachine], margin: float = MARGIN
 
 def _row(machines: Sequence[ComparedMachine], key: tuple[object, ...], margin: float) -> ComparisonRow:
     present = [(machine, machine.entries[key]) for machine in machines if key in machine.entries]
-    base, spec = machines[0].entries.get(key), present[0][1].spec
+    first, base, spec = machines[0], machines[0].entries.get(key), present[0][1].spec
     timed = [entry for _, entry in present if entry.is_timed]
     is_whole = bool(timed) and all(entry.run_seconds for entry in timed)
-    source_batches = [entry.baseline_batch for _, entry in present if entry.baseline_batch is not None]
-    batch = source_batches[0] if source_batches else spec.batch_size
+    source_batches = (entry.baseline_batch for _, entry in present if entry.baseline_batch is not None)
+    batch = next(source_batches, spec.batch_size)
     # The units of a whole run are the same on every machine and in every precision.
-    entries = (entry for machine in machines for entry in machine.entries.values())
+    entries = (entry for machine in machines for entry in machine.entries.values() if entry.units)
     alike = (entry for entry in entries if entry.group_key == key[3:] and entry.spec.batch_size == spec.batch_size)
-    units = next((entry.units for entry in alike if entry.units), None)
+    units = next((entry.units for entry in alike), None)
     results = []
     for machine, entry in present:
-        is_other = machine is not machines[0]
-        verdict = _verdict(machines[0], base, machine, entry, margin) if is_other else None
+        is_other = machine is not first
+        verdict = _verdict(first, base, machine, entry, margin) if is_other else None
         if units and entry.run_seconds and (is_whole or not entry.unit_seconds):
             throughput = estimate([units / seconds for seconds in entry.run_seconds])
         else:
@@ -183,16 +183,14 @@ def _speedup(machine: ComparedMachine, entry: Entry, batch: int) -> Estimate | N
         return None
     if batch == entry.spec.batch_size and entry.speedup is not None:
         return entry.speedup
-    for base in machine.entries.values():
-        is_baseline = base.spec.precision == BASELINE and base.spec.batch_size == batch
-        if not is_baseline or base.group_key != entry.group_key:
-            continue
-        if base.run_seconds and entry.run_seconds:
-            # Runs at two batches do the same work: the same samples, as often.
-            return independent_ratio(base.run_seconds, entry.run_seconds)
-        if base.unit_seconds and entry.unit_seconds:
-            return independent_ratio(base.unit_seconds, entry.unit_seconds)
-        return None
+    baselines = (each for each in machine.entries.values() if each.spec.precision == BASELINE)
+    same_group = (each for each in baselines if each.group_key == entry.group_key)
+    base = next((each for each in same_group if each.spec.batch_size == batch), None)
+    if base is not None and base.run_seconds and entry.run_seconds:
+        # Runs at two batches do the same work: the same samples, as often.
+        return independent_ratio(base.run_seconds, entry.run_seconds)
+    if base is not None and base.unit_seconds and entry.unit_seconds:
+        return independent_ratio(base.unit_seconds, entry.unit_seconds)
     return None
 
 
@@ -207,24 +205,23 @@ def _incomparable(machines: Sequence[ComparedMachine], alone: set[tuple[object, 
             if key in alone:
                 others = [each for each in by_workload[entry.spec.workload] if each[0] is not machine]
                 labels.setdefault(_why_alone(entry, others[:_MAX_CANDIDATES]), []).append(entry.spec.label)
-        for reason, of_reason in labels.items():
-            yield Incomparable(machine, reason, tuple(dict.fromkeys(of_reason)))
+        for reason, names in labels.items():
+            yield Incomparable(machine, reason, tuple(dict.fromkeys(names)))
 
 
 def _why_alone(entry: Entry, others: Sequence[tuple[ComparedMachine, Entry]]) -> str:
     """Return what differs in the nearest configuration of another machine."""
     if not others:
         return "no other machine has this workload"
-    differences = [
-        [name for name, own, other_value in zip(KEY_FIELDS, entry.key, other.key, strict=True) if own != other_value]
-        for _, other in others
-    ]
-    nearest = min(range(len(others)), key=lambda index: len(differences[index]))
-    machine, other = others[nearest]
-    if "kind" in differences[nearest]:
+    candidates = []
+    for machine, other in others:
+        pairs = zip(KEY_FIELDS, entry.key, other.key, strict=True)
+        candidates.append(([name for name, own, theirs in pairs if own != theirs], machine, other))
+    differences, machine, other = min(candidates, key=lambda candidate: len(candidate[0]))
+    if "kind" in differences:
         kinds = {"steady": "steady-state steps", "training": "a training run"}
         return f"{kinds[entry.spec.kind]} here, {kinds[other.spec.kind]} on {machine.name}"
-    return f"the nearest configuration of {machine.name} differs in {', '.join(differences[nearest])}"
+    return f"the nearest configuration of {machine.name} differs in {', '.join(differences)}"
 
 
 def headline(comparison: MachineComparison) -> str:
@@ -245,9 +242,8 @@ def _sentence(machine: ComparedMachine, comparison: MachineComparison) -> str:
         return f"No time of {machine.name} can be compared with {first.name}'s."
     spans: list[str] = []
     for precision in sorted(ratios, key=precision_sort_key)[:_MAX_PRECISIONS]:
-        low, high = f"{min(ratios[precision]):.2f}", f"{max(ratios[precision]):.2f}"
-        span = f"{low}×" if low == high else f"{low} to {high}×"
-        spans.append(f"{span}{'' if spans else ' as fast'} in {precision}")
+        ends = dict.fromkeys((f"{min(ratios[precision]):.2f}", f"{max(ratios[precision]):.2f}"))
+        spans.append(f"{' to '.join(ends)}×{'' if spans else ' as fast'} in {precision}")
     num_left_out = len(ratios) - len(spans)
     left_out = f" ({num_left_out} more precisions below)" if num_left_out else ""
     words = f"{', '.join(spans[:-1])} and {spans[-1]}" if len(spans) > 1 else spans[0]
@@ -255,7 +251,7 @@ def _sentence(machine: ComparedMachine, comparison: MachineComparison) -> str:
     return f"Compared with {first.name}, {machine.name} is {words}{left_out}, in {where}."
 
 
-def tally(comparison: MachineComparison) -> str:
+def verdict_counts(comparison: MachineComparison) -> str:
     """Return how many ratios have which verdict."""
     counts = Counter(verdict.kind for verdict in comparison.verdicts)
     kinds: tuple[VerdictKind, ...] = get_args(VerdictKind)

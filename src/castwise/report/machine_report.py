@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -28,7 +28,7 @@ from castwise.report.machine_comparison import (
     MachineComparison,
     MachineResult,
     headline,
-    tally,
+    verdict_counts,
 )
 from castwise.spec.quantities import truncate_list
 
@@ -91,11 +91,9 @@ def result_table(comparison: MachineComparison) -> DataTable[FlatRow]:
 
 
 def _rate_or_status(result: MachineResult | None) -> float | str | None:
-    if result is None:
-        return None
-    if result.throughput is not None:
+    if result is not None and result.throughput is not None:
         return result.throughput.value
-    return None if result.entry.status == "ok" else result.entry.status
+    return None if result is None or result.entry.status == "ok" else result.entry.status
 
 
 def _throughput_text(name: str) -> Callable[[FlatRow], str]:
@@ -121,7 +119,7 @@ def shared_traits(comparison: MachineComparison) -> str:
     """Return what the machines have in common, in a line; empty if that is nothing."""
     first, *others = (machine.traits for machine in comparison.machines)
     shared = [f"{name} {value}" for name, value in first.items() if all(each.get(name) == value for each in others)]
-    return f"Alike: {', '.join(shared)}." if shared else ""
+    return f"The same on all machines: {', '.join(shared)}." if shared else ""
 
 
 def incomparable_line(found: Incomparable) -> str:
@@ -136,13 +134,17 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
         lines.append("Throughput and ratio of whole training runs are by their wall time, validation included.")
     if any(not row.is_whole and row.spec.kind == "training" for row in rows):
         lines.append("Throughput of runs that were cut short is that of their steps, without validation.")
-    for name in dict.fromkeys(row.spec.workload for row in rows if len(_code_versions(row)) > 1):
-        lines.append(f"The code of {name} is not the same on all machines.")
+    changed = dict[str, None]()  # workloads of user models whose files differ between machines
+    for row in rows:
+        models = [result.entry.spec.user_model for result in row.results]
+        if len({model.digest for model in models if model is not None}) > 1:
+            changed[row.spec.workload] = None
+    lines += [f"The code of {name} is not the same on all machines." for name in changed]
     other = [row for row in rows if row.baseline_batch != row.spec.batch_size]
     if other:
         pairs = dict.fromkeys(f"{row.spec.label} over batch {row.baseline_batch}" for row in other)
         lines.append(f"Speed-ups over fp32 at another batch, as the source has them: {', '.join(pairs)}.")
-    # The tally says once for all that no ratio has an interval.
+    # The counts of verdicts already say that no ratio has an interval.
     kinds = ("incomparable",) if comparison.is_without_intervals else ("incomparable", "inconclusive")
     reasons: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -151,12 +153,6 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
                 reason = f"{result.verdict.kind}: {result.verdict.reason}"
                 reasons.setdefault(reason, {})[row.spec.label] = None
     return lines + [f"{truncate_list(list(labels), most=_MAX_LABELS)}: {why}" for why, labels in reasons.items()]
-
-
-def _code_versions(row: ComparisonRow) -> set[str]:
-    """Return the digests of a user's model, one for each version of its code."""
-    models = (result.entry.spec.user_model for result in row.results)
-    return {model.digest for model in models if model is not None}
 
 
 def note_lines(comparison: MachineComparison) -> list[str]:
@@ -168,9 +164,8 @@ def slower_lines(comparison: MachineComparison) -> list[str]:
     """Return the configurations that are slower, or do not end well any more, a line each."""
     lines = []
     for row, result in comparison.slower:
-        what = (
-            f"{result.entry.status}, and ended well before" if result.broke else f"slower: {ratio_text(result.ratio)}"
-        )
+        slower = f"slower: {ratio_text(result.ratio)}"
+        what = f"{result.entry.status}, and ended well before" if result.broke else slower
         lines.append(f"{row.spec.label} on {result.machine.name}: {what}")
     return lines
 
@@ -178,7 +173,7 @@ def slower_lines(comparison: MachineComparison) -> list[str]:
 def print_comparison(comparison: MachineComparison, console: Console) -> None:
     """Print the comparison to a terminal."""
     print_line(console, headline(comparison), "bold")
-    print_line(console, tally(comparison))
+    print_line(console, verdict_counts(comparison))
     table, traits = result_table(comparison), trait_table(comparison)
     if table.rows:
         console.print()
@@ -200,7 +195,7 @@ def markdown_comparison(comparison: MachineComparison) -> str:
     """Return the comparison as GitHub's Markdown: the result, the table, and the rest folded."""
     table, traits = result_table(comparison), trait_table(comparison)
     parts = [
-        f"**{markdown_text(headline(comparison))}** {markdown_text(tally(comparison))}",
+        f"**{markdown_text(headline(comparison))}** {markdown_text(verdict_counts(comparison))}",
         "\n".join(f"- ▼ {markdown_text(line)}" for line in slower_lines(comparison)),
         "\n".join(markdown_grid(table.columns, table.rows)) if table.rows else "",
         _bullets(remark_lines(comparison)),
@@ -268,11 +263,10 @@ def verdict_text(result: MachineResult) -> str:
     return f"{_MARKS[result.verdict.kind]} {word}"
 
 
-def _lists(comparison: MachineComparison) -> Iterator[tuple[str, list[str]]]:
-    if comparison.incomparable:
-        yield "Not compared", [incomparable_line(each) for each in comparison.incomparable]
-    if note_lines(comparison):
-        yield "Left out", note_lines(comparison)
+def _lists(comparison: MachineComparison) -> list[tuple[str, list[str]]]:
+    refused = [incomparable_line(each) for each in comparison.incomparable]
+    lists = [("Not compared", refused), ("Left out", note_lines(comparison))]
+    return [(title, lines) for title, lines in lists if lines]
 
 
 def _bullets(lines: list[str]) -> str:

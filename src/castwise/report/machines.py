@@ -7,13 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from castwise.analysis import steady_metrics, training_metrics
+from castwise.analysis import training_metrics
 from castwise.analysis.speedup import was_timed
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Environment, Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.published import PublishedMachine
-from castwise.report.collection import Collection, Configuration, collect, machine_traits
+from castwise.report.collection import Collection, Configuration, collect, machine_traits, throughput_of
 from castwise.spec.trial import TrialSpec
 
 # What of a recipe says how much of a run is done and counted; runs that differ in it only are of one configuration.
@@ -49,17 +49,14 @@ class Entry:
     @cached_property
     def key(self) -> tuple[object, ...]:
         """Return what entries share that can be compared: a value for each of `KEY_FIELDS`."""
-        return (self.spec.precision, self.spec.loss_scale, self.spec.batch_size, *self.group_key)
-
-    @cached_property
-    def group_key(self) -> tuple[object, ...]:
-        """Return the key without precision, loss scale and batch size."""
-        spec = self.spec
-        recipe = None
+        spec, recipe = self.spec, None
         if spec.recipe is not None:
             exclude: dict[str, Any] = {**training_metrics.NO_TIME, **dict.fromkeys(_LENGTH, True)}
             recipe = repr(spec.recipe.model_dump(exclude=exclude))
         return (
+            spec.precision,
+            spec.loss_scale,
+            spec.batch_size,
             spec.workload,
             spec.kind,
             imitated_data_set(spec.data_set) or spec.data_set,
@@ -69,6 +66,11 @@ class Entry:
             spec.seed if spec.kind == "steady" else None,  # training runs of several seeds are repetitions
             recipe,
         )
+
+    @property
+    def group_key(self) -> tuple[object, ...]:
+        """Return the key without precision, loss scale and batch size."""
+        return self.key[3:]
 
 
 @dataclass(frozen=True)
@@ -121,12 +123,12 @@ def published_machine(
             label = f"{source.workload} {source.precision} batch {source.batch_size}"
             notes.append(f"{label}: the suite {figure.suite.name} plans no such run")
             continue
-        has_other_batch = baseline is not None and baseline.batch_size != source.batch_size
+        has_other_baseline = baseline is not None and baseline.batch_size != source.batch_size
         entry = Entry(
             spec=figure.spec,
             status=source.outcome,
             run_seconds=(source.seconds,) if source.seconds is not None else (),
-            baseline_batch=baseline.batch_size if baseline is not None and has_other_batch else None,
+            baseline_batch=baseline.batch_size if baseline is not None and has_other_baseline else None,
         )
         entries.setdefault(entry.key, entry)
     traits = {
@@ -138,7 +140,7 @@ def published_machine(
 
 
 def _names(sides: Sequence[tuple[str, Environment]]) -> list[str]:
-    """Return names of the sides, as short as tells them apart: the device, with the folder, and the fingerprint."""
+    """Return the shortest names that differ: the device, then with the folder, the path, and the fingerprint."""
     for form in ("{device}", "{device} ({folder})", "{device} ({path})", "{device} ({path}, {fingerprint})"):
         names = [
             form.format(
@@ -173,18 +175,16 @@ def _measured(name: str, origin: Origin, collection: Collection) -> ComparedMach
 def _measured_entry(configurations: Sequence[Configuration]) -> Entry:
     trials = [trial for config in configurations for trial in config.trials]
     shown = next((trial for trial in trials if trial.status != "ok"), trials[0])
-    if shown.spec.kind == "steady":
-        rates = [steady_metrics.throughput(trial) for trial in trials if was_timed(trial)]
-    else:
-        rates = [training_metrics.throughput(trial) for trial in trials]
-    whole = [trial for trial in trials if shown.spec.kind == "training" and training_metrics.is_whole(trial)]
+    is_training = shown.spec.kind == "training"
+    rates = [throughput_of(trial) for trial in trials if is_training or was_timed(trial)]
+    whole = [trial for trial in trials if is_training and training_metrics.is_whole(trial)]
     splits = [training_metrics.split(trial) for trial in whole]
     totals = [split.total for split in splits if split is not None and split.total > 0]
-    cut = units = None
+    units, cut = None, ""
     if whole and whole[0].facts is not None:
         samples = sum(epoch.num_samples for rank in whole[0].ranks for epoch in rank.epochs)
         units = samples * whole[0].facts.units_per_sample
-    if shown.spec.kind == "training" and len(whole) < len(trials):
+    if is_training and len(whole) < len(trials):
         cut = training_metrics.length_in_words(shown) + ("" if shown.status == "ok" else f", {shown.status}")
     return Entry(
         spec=shown.spec,
@@ -193,9 +193,9 @@ def _measured_entry(configurations: Sequence[Configuration]) -> Entry:
         unit_seconds=tuple(1 / rate for rate in rates if rate is not None),
         run_seconds=tuple(totals) if len(totals) == len(trials) else (),
         units=units,
-        speedup=configurations[0].speedup if shown.spec.kind == "steady" else None,
+        speedup=None if is_training else configurations[0].speedup,
         trials=tuple(trials),
-        cut=cut or "",
+        cut=cut,
     )
 
 

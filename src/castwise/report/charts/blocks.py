@@ -40,14 +40,14 @@ def blocks(subject: GroupSubject) -> Chart | None:
         )
         y = [100 * (times[index] / median - 1) for index in kept]
         traces.append(subject.line(config, [index + 1 for index in kept], y, text))
-    plot.tell_apart(traces)
+    plot.vary_lines(traces)
     spreads = [spread for config in shown if (spread := steady_metrics.spread(config.trial)) is not None]
     spread_text = f"; they spread by {format_share(min(spreads))} to {format_share(max(spreads))}" if spreads else ""
     note = "The lines are the first process of each configuration." if any(len(c.trials) > 1 for c in shown) else ""
     return Chart(
         name="blocks",
         title="How steady the blocks were",
-        says=f"Step time of each timed block relative to the median{spread_text}.",
+        summary=f"Step time of each timed block relative to the median{spread_text}.",
         traces=traces,
         layout=plot.layout(xaxis=plot.axis("timed block", zeroline=False), yaxis=plot.axis("from the median, %")),
         table=_table([_rows(subject, config) for config in shown]),
@@ -73,7 +73,7 @@ def telemetry(subject: GroupSubject) -> Chart | None:
             text = plot.hover_template(lines, f"{title} %{{y:.0f}} {unit} in {what} %{{x}}")
             x, y = [row["block"] for row in kept], [row[name] for row in kept]
             traces.append(subject.line(config, x, y, text, place))
-    plot.tell_apart(traces)
+    plot.vary_lines(traces)
     document = plot.panels([f"{title}, {unit}" for _, title, unit, _ in _READINGS], ["", "", f"{what}s, as timed"], 150)
     for place in range(len(_READINGS)):
         name = plot.panel(place)["yaxis"]
@@ -87,7 +87,7 @@ def telemetry(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="telemetry",
         title=f"Clock, power and temperature over the {what}s",
-        says=f"SM clock, power and temperature of the GPU while it was timed, {what} by {what}.",
+        summary=f"SM clock, power and temperature of the GPU while it was timed, {what} by {what}.",
         traces=traces,
         layout=document,
         table=_table([rows for _, rows in shown]),

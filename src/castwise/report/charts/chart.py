@@ -29,7 +29,7 @@ class Chart:
 
     name: str  # of its files, and its place in the registry
     title: str
-    says: str  # what it shows, in a sentence, for those who do not see it
+    summary: str  # what it shows, in a sentence, for those who do not see it
     traces: list[Document]
     layout: Document  # colours of the page left to the theme
     table: DataTable[Any]

@@ -25,18 +25,13 @@ def machines(title: str, rows: Sequence[ComparisonRow], file_of: FileOf) -> Char
     if not measured:
         return None
     shown = measured[:_MAX_ROWS]
-    rates = [
-        _bars(rows, row, lambda result: result.throughput, format_rate, f" {row.unit}/s", file_of) for row in shown
-    ]
-    compared = [row for row in shown if row.spec.precision != BASELINE]
-    speedups = [
-        _bars(
-            rows, row, lambda result: result.speedup, format_ratio, f" over fp32 at batch {row.baseline_batch}", file_of
-        )
-        | plot.panel(1)
-        | {"showlegend": False}
-        for row in compared
-    ]
+    rates, speedups = [], []
+    for row in shown:
+        rates.append(_bars(rows, row, lambda result: result.throughput, format_rate, f" {row.unit}/s", file_of))
+        if row.spec.precision != BASELINE:
+            over = f" over fp32 at batch {row.baseline_batch}"
+            bars = _bars(rows, row, lambda result: result.speedup, format_ratio, over, file_of)
+            speedups.append(bars | plot.panel(1) | {"showlegend": False})
     document = plot.layout(
         380,
         barmode="group",
@@ -53,13 +48,8 @@ def machines(title: str, rows: Sequence[ComparisonRow], file_of: FileOf) -> Char
         num_machines = len({name for trace in speedups for name in trace["x"]})
         # Categories count from 0. An xref to the axis' domain fails with a layer between traces and grid.
         document["shapes"] = [plot.rule_at_one() | {"xref": "x2", "yref": "y2", "x0": -0.5, "x1": num_machines - 0.5}]
-    below_each_other = {
-        "height": 620,
-        "xaxis": {**document["xaxis"], "domain": [0, 1]},
-        "yaxis": {**document["yaxis"], "domain": [0.62, 1]},
-        "xaxis2": {**document["xaxis2"], "domain": [0, 1]},
-        "yaxis2": {**document["yaxis2"], "domain": [0, 0.38]},
-    }
+    domains = {"xaxis": [0, 1], "yaxis": [0.62, 1], "xaxis2": [0, 1], "yaxis2": [0, 0.38]}  # below each other
+    narrow = {"height": 620} | {name: document[name] | {"domain": domain} for name, domain in domains.items()}
     table_rows: list[FlatRow] = [
         {**flat_row(row, result), "file": _file(result, file_of)} for row in rows for result in row.results
     ]
@@ -73,10 +63,10 @@ def machines(title: str, rows: Sequence[ComparisonRow], file_of: FileOf) -> Char
     return Chart(
         name="machines",
         title=title,
-        says=_says(shown),
+        summary=_summary(shown),
         traces=[*rates, *speedups],
         layout=document,
-        narrow=below_each_other,
+        narrow=narrow,
         table=DataTable(fields, table_rows),
         note=left_out("{} of {:,} configurations are drawn; the table has all.", shown, measured),
     )
@@ -119,7 +109,7 @@ def _bars(
     )
 
 
-def _says(rows: Sequence[ComparisonRow]) -> str:
+def _summary(rows: Sequence[ComparisonRow]) -> str:
     speedups = [(result.speedup.value, row, result) for row in rows for result in row.results if result.speedup]
     what = "Throughput of whole runs, validation included" if rows[0].is_whole else "Throughput"
     if not speedups:

@@ -1,13 +1,6 @@
 """Memory: what holds it at the peak, what a step's peak is made of, and the largest batch that fits into it."""
 
-from castwise.max_batch.render import (
-    breakdown_table,
-    breakdowns_of,
-    curve_row,
-    loop_name,
-    part_titles,
-    summary_table,
-)
+from castwise.max_batch.render import breakdown_table, breakdowns_of, curve_row, loop_name, part_titles, summary_table
 from castwise.render.fields import Field, find_field, find_fields
 from castwise.render.theme import look_of
 from castwise.render.units import format_bytes
@@ -32,21 +25,24 @@ def memory(subject: GroupSubject) -> Chart | None:
     """Return the peak memory of each configuration, by what holds it."""
     group = subject.group
     measured = [config for config in group.configurations if config.peak_allocated_bytes is not None]
-    shown = measured[: plot.MAX_BARS]
-    if not shown:
+    if not measured:
         return None
-    parts = {id(config): _memory_parts(config) for config in measured}
+    shown = measured[: plot.MAX_BARS]
+    held = {config: _memory_parts(config) for config in measured}
     labels = [group.label(config) for config in shown]
     names = [plot.wrap(label, 26) for label in labels]
-    values = {title: [parts[id(c)].get(name, 0) / _GIB for c in shown] for name, title in _PARTS.items()}
-    by_title = {title: name for name, title in _PARTS.items()}
-
-    def hover_text(index: int, title: str) -> str:
-        config = shown[index]
-        allocated, reserved = format_bytes(config.peak_allocated_bytes), format_bytes(config.peak_reserved_bytes)
-        part = f"{title}: {format_bytes(parts[id(config)].get(by_title[title]))}"
-        return subject.hover(config, part, f"peak allocated {allocated}, reserved {reserved}")
-
+    parts = []
+    for name, title in _PARTS.items():
+        hovers = [
+            subject.hover(
+                config,
+                f"{title}: {format_bytes(held[config].get(name))}",
+                f"peak allocated {format_bytes(config.peak_allocated_bytes)}, "
+                f"reserved {format_bytes(config.peak_reserved_bytes)}",
+            )
+            for config in shown
+        ]
+        parts.append((title, [held[config].get(name, 0) / _GIB for config in shown], hovers))
     gib = plot.axis("GiB", rangemode="tozero")
     lying = len(shown) > _MAX_UPRIGHT or max(map(len, labels)) > _MAX_UPRIGHT_NAME
     if lying:
@@ -55,6 +51,7 @@ def memory(subject: GroupSubject) -> Chart | None:
     else:
         document = plot.layout(barmode="stack", xaxis=plot.names_axis(tickfont={"size": 11}), yaxis=gib)
     least = min(shown, key=lambda config: config.peak_allocated_bytes or 0)
+    lowest_peak = format_bytes(least.peak_allocated_bytes)
     notes = [
         "Weights are counted, not measured; gradients and the like are the rest of the peak.",
         "On a CPU it is the growth of the process, an upper bound." if group.first.spec.device_type == "cpu" else "",
@@ -67,10 +64,10 @@ def memory(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="memory",
         title="Memory, by what holds it",
-        says=f"Tensors hold least with {group.label(least)}, {format_bytes(least.peak_allocated_bytes)} at the peak.",
-        traces=plot.stacked_bars(names, values, hover_text, orientation="h" if lying else "v"),
+        summary=f"Tensors hold least with {group.label(least)}, {lowest_peak} at the peak.",
+        traces=plot.stacked_bars(names, parts, orientation="h" if lying else "v"),
         layout=document,
-        table=subject.table(measured, fields, lambda config: parts[id(config)]),
+        table=subject.table(measured, fields, lambda config: held[config]),
         note=" ".join(note for note in notes if note),
     )
 
@@ -100,23 +97,22 @@ def memory_breakdown(subject: GroupSubject) -> Chart | None:
     breakdowns = breakdowns_of(subject.group.max_batches)
     if not breakdowns:
         return None
-    titles = part_titles(breakdowns)
-    by_title = {title: name for name, title in titles.items()}
-
-    def hover_text(index: int, title: str) -> str:
-        found = breakdowns[index]
-        held = format_bytes(found.bytes_of(by_title[title]))
-        return plot.hover([loop_name(found.trial.spec), f"{title}: {held}", subject.file_of(found.trial)])
-
-    values = {title: [each.bytes_of(name) / _GIB for each in breakdowns] for name, title in titles.items()}
+    parts = []
+    for name, title in part_titles(breakdowns).items():
+        held = [each.bytes_of(name) for each in breakdowns]
+        hovers = [
+            plot.hover([loop_name(each.trial.spec), f"{title}: {format_bytes(own)}", subject.file_of(each.trial)])
+            for each, own in zip(breakdowns, held, strict=True)
+        ]
+        parts.append((title, [own / _GIB for own in held], hovers))
     least = min(breakdowns, key=lambda each: each.seen_bytes)
     batches = {each.trial.spec.batch_size for each in breakdowns}
     batch = f" at batch {batches.pop()}" if len(batches) == 1 else " at each one's largest batch"
     return Chart(
         name="parts",
         title=f"Where the memory goes{batch}",
-        says=f"{loop_name(least.trial.spec)} holds least, {format_bytes(least.seen_bytes)} at the peak of a step.",
-        traces=plot.stacked_bars([plot.escape(loop_name(each.trial.spec)) for each in breakdowns], values, hover_text),
+        summary=f"{loop_name(least.trial.spec)} holds least, {format_bytes(least.seen_bytes)} at the peak of a step.",
+        traces=plot.stacked_bars([plot.escape(loop_name(each.trial.spec)) for each in breakdowns], parts),
         layout=plot.layout(420, barmode="stack", xaxis=plot.names_axis(), yaxis=plot.axis("GiB", rangemode="tozero")),
         table=breakdown_table(breakdowns),
         note="Of one step after the timed ones, at the moment when it held most.",
@@ -130,30 +126,24 @@ def max_batch(subject: GroupSubject) -> Chart | None:
     if not found:
         return None
     best, largest = max(found, key=lambda pair: pair[1].spec.batch_size)
-    hovers = [
-        plot.hover(
-            [
-                loop_name(each.spec),
-                f"batch {trial.spec.batch_size:,}",
-                find_field("throughput_per_second").text(curve_row(trial)),
-                subject.file_of(trial),
-                subject.file_of(each.failing) if each.failing is not None else "",
-            ]
-        )
-        for each, trial in found
-    ]
+    batches = [trial.spec.batch_size for _, trial in found]
+    hovers = []
+    for each, trial in found:
+        rate = find_field("throughput_per_second").text(curve_row(trial))
+        files = [subject.file_of(trial), subject.file_of(each.failing) if each.failing is not None else ""]
+        hovers.append(plot.hover([loop_name(each.spec), f"batch {trial.spec.batch_size:,}", rate, *files]))
     trace = plot.bars(
         [plot.escape(loop_name(each.spec)) for each, _ in found],
-        [trial.spec.batch_size for _, trial in found],
+        batches,
         [look_of(each.spec.precision).colour for each, _ in found],
         hovers,
-        text=[f"{trial.spec.batch_size:,}" for _, trial in found],
+        text=[f"{batch:,}" for batch in batches],
         textposition="auto",
     )
     return Chart(
         name="largest",
         title="Largest batch that trains",
-        says=f"The largest batch that trained is {largest.spec.batch_size:,}, with {loop_name(best.spec)}.",
+        summary=f"The largest batch that trained is {largest.spec.batch_size:,}, with {loop_name(best.spec)}.",
         traces=[trace],
         layout=plot.layout(
             showlegend=False, xaxis=plot.names_axis(), yaxis=plot.axis("largest batch that trains", rangemode="tozero")

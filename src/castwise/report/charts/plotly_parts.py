@@ -1,12 +1,12 @@
 """Parts of plotly figures in the page's style, as plain dictionaries: plotly's classes take a second for 300 charts.
 
-Names and messages come from records and may be anyone's: whatever text reaches plotly goes through `escape`.
+Anyone may have written the names and messages in records: all text for plotly goes through `escape`.
 """
 
 import html
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +54,7 @@ def hover_template(lines: Sequence[str], values: str) -> str:
 
 def interval_text(found: Estimate | None, form: Callable[[float], str]) -> str:
     """Return the 95 % interval of a figure in words; empty if there is no figure."""
-    if has_interval(found):
-        assert found is not None
+    if found is not None and has_interval(found):
         return f"95 % interval {form(found.low)} to {form(found.high)}, {found.n} processes"
     return "no interval: one process" if found is not None and found.n < 2 else ""
 
@@ -220,28 +219,23 @@ def bar_range(traces: Sequence[Document]) -> list[float] | None:
         above = trace["error_y"]["array"] if trace["error_y"] else [0] * len(trace["y"])
         tops += [(y + up, place) for y, up, place in zip(trace["y"], above, trace["textposition"], strict=True)]
     highest = max((top for top, _ in tops), default=0.0)
-    is_crowned = any(place == "outside" and top > 0.75 * highest for top, place in tops)
-    return [0, (1.25 if is_crowned else 1.05) * highest] if highest else None
+    has_figure_above = any(place == "outside" and top > 0.75 * highest for top, place in tops)
+    return [0, (1.25 if has_figure_above else 1.05) * highest] if highest else None
 
 
 def stacked_bars(
-    names: Sequence[str],
-    parts: Mapping[str, Sequence[float]],
-    hover_of: Callable[[int, str], str],
-    **settings: Any,
+    names: Sequence[str], parts: Sequence[tuple[str, list[float], list[str]]], **settings: Any
 ) -> list[Document]:
     """Return bars of parts on top of each other; parts that are 0 everywhere are left out.
 
-    `parts` has a value for each bar by the part's title; `hover_of` takes a bar's number and a part's title.
+    A part is its title, with a value and a text at the pointer for each bar.
     """
     traces = []
-    for number, (title, values) in enumerate(parts.items()):
-        if not any(values):
-            continue
-        hovers = [hover_of(index, title) for index in range(len(values))]
-        trace = bars(names, values, STACK[number % len(STACK)], hovers, name=title, **settings)
-        trace["marker"]["pattern"] = {"shape": _PATTERNS[number // len(STACK) % len(_PATTERNS)]}
-        traces.append(trace)
+    for number, (title, values, hovers) in enumerate(parts):
+        if any(values):
+            trace = bars(names, values, STACK[number % len(STACK)], hovers, name=title, **settings)
+            trace["marker"]["pattern"] = {"shape": _PATTERNS[number // len(STACK) % len(_PATTERNS)]}
+            traces.append(trace)
     return traces
 
 
@@ -253,7 +247,9 @@ def line(
     `texts` is the text at the pointer of each point, or plotly's template for all.
     """
     look = look_of(precision)
-    said = {"hovertemplate": texts} if isinstance(texts, str) else {"hovertext": list(texts), "hoverinfo": "text"}
+    hover_texts = (
+        {"hovertemplate": texts} if isinstance(texts, str) else {"hovertext": list(texts), "hoverinfo": "text"}
+    )
     return {
         "type": "scatter",
         "mode": "lines" if len(x) > 40 else "lines+markers",
@@ -263,13 +259,13 @@ def line(
         "y": [value if value is not None and math.isfinite(value) else None for value in y],
         "line": {"color": look.colour, "dash": look.dash, "width": 2},
         "marker": {"color": look.colour, "symbol": look.marker, "size": 8},
-        **said,
+        **hover_texts,
         **panel(place),
         "showlegend": place == 0,
     }
 
 
-def tell_apart(lines: Sequence[Document]) -> None:
+def vary_lines(lines: Sequence[Document]) -> None:
     """Give lines of one colour different dashes and markers; lines of one legend group stay alike."""
     groups: dict[str, list[str]] = {}
     for trace in lines:

@@ -42,9 +42,9 @@ def batch(subject: GroupSubject) -> Chart | None:
     failed = [config for config in configurations if config.trial.status == "oom"]
     if capacity is not None and failed:
         hovers = [subject.hover(config, "ran out of memory") for config in failed]
-        x, y = [config.trial.spec.batch_size for config in failed], [capacity / _GIB] * len(failed)
+        x = [config.trial.spec.batch_size for config in failed]
         marker = {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": INK}}
-        traces.append(_markers("out of memory", x, y, marker, hovers) | plot.panel(1))
+        traces.append(_markers("out of memory", x, [capacity / _GIB] * len(x), marker, hovers) | plot.panel(1))
         notes.append("Crosses are batches that ran out of memory.")
     knees = [found.knee for found in group.max_batches if found.knee is not None]
     if knees:
@@ -64,7 +64,7 @@ def batch(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="batch",
         title="Throughput and memory over the batch size",
-        says=(
+        summary=(
             f"Throughput and peak memory over batch sizes from {min(batches)} to {max(batches)}; "
             f"the largest that trained is {largest.trial.spec.batch_size}, with {largest.precision}."
         ),
@@ -91,7 +91,7 @@ def scaling(subject: GroupSubject) -> Chart | None:
         return "" if share is None else f"{format_percent(share)} of the ideal"
 
     traces = _two_panels(subject, lines, "world_size", efficiency, efficiency_text)
-    configurations = list({id(config): config for own in lines.values() for config in own}.values())
+    configurations = list(dict.fromkeys(config for own in lines.values() for config in own))
     most = max(config.trial.spec.world_size for config in configurations)
     single = max((value_of(c.throughput) for c in configurations if c.trial.spec.world_size == 1), default=None)
     if single is not None:
@@ -115,7 +115,7 @@ def scaling(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="scaling",
         title="Scaling over GPUs",
-        says=f"Throughput on up to {most} GPUs{reached}.",
+        summary=f"Throughput on up to {most} GPUs{reached}.",
         traces=traces,
         layout=document,
         table=subject.table(configurations, [*RATE_FIELDS, find_field("scaling_efficiency")]),
@@ -127,9 +127,8 @@ def _by_parallelism(group: ComparisonGroup) -> dict[str, list[Configuration]]:
     """Return the configurations of each kind of parallelism, by number of GPUs, the single GPU first."""
     single: dict[str, Configuration] = {}
     lines: dict[str, list[Configuration]] = {}
-    for config in sorted(group.configurations, key=lambda c: c.trial.spec.world_size):
-        if config.throughput is None:
-            continue
+    measured = [config for config in group.configurations if config.throughput is not None]
+    for config in sorted(measured, key=lambda c: c.trial.spec.world_size):
         name = group.label(config, "world_size", "parallelism")
         if config.trial.spec.world_size == 1:
             single.setdefault(name, config)
@@ -158,32 +157,19 @@ def _two_panels(
         timed = [config for config in own if config.throughput]
         x = [getattr(config.trial.spec, option) for config in timed]
         rates = [value_of(config.throughput) for config in timed]
-        hovers = [
-            subject.hover(
-                config,
-                f"{format_rate(rate)} {config.unit}/s",
-                plot.interval_text(config.throughput, format_rate),
-                below_text(config),
+        hovers = []
+        for config, rate in zip(timed, rates, strict=True):
+            interval = plot.interval_text(config.throughput, format_rate)
+            hovers.append(
+                subject.hover(config, f"{format_rate(rate)} {subject.group.unit}/s", interval, below_text(config))
             )
-            for config, rate in zip(timed, rates, strict=True)
-        ]
         intervals = {"error_y": plot.error_bars([config.throughput for config in timed])}
         traces.append(plot.line(name, own[0].precision, x, rates, hovers) | intervals)
         traces.append(plot.line(name, own[0].precision, x, [below(config) for config in timed], hovers, place=1))
-    plot.tell_apart(traces)
+    plot.vary_lines(traces)
     return traces
 
 
-def _markers(
-    name: str, x: Sequence[int], y: Sequence[float], marker: plot.Document, hovers: Sequence[str]
-) -> plot.Document:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": list(x),
-        "y": list(y),
-        "marker": marker,
-        "hovertext": list(hovers),
-        "hoverinfo": "text",
-    }
+def _markers(name: str, x: list[int], y: list[float], marker: plot.Document, hovers: list[str]) -> plot.Document:
+    shown = {"x": x, "y": y, "marker": marker, "hovertext": hovers, "hoverinfo": "text"}
+    return {"type": "scatter", "mode": "markers", "name": name, **shown}

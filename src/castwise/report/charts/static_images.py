@@ -1,7 +1,6 @@
 """Charts as pictures, PNG and SVG, for papers and READMEs: drawn by kaleido in an installed Chrome or Chromium."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,7 @@ _TITLE_HEIGHT = 60
 _NAME_LENGTH = 80
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A chart that becomes a picture."""
-
-    name: str  # of its file, without a suffix
-    subject: str  # what it is about besides its own title; empty if the title says all
-    chart: Chart
+Picture = tuple[str, Document]  # the name of its file, without a suffix, and the figure
 
 
 def write_pictures(pictures: Iterable[Picture], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
@@ -45,11 +38,11 @@ def write_pictures(pictures: Iterable[Picture], folder: Path, formats: Sequence[
     folder.mkdir(parents=True, exist_ok=True)
     orders = [
         {
-            "fig": on_white(each.chart, each.subject),
-            "path": str(folder / f"{each.name}.{kind}"),
+            "fig": figure,
+            "path": str(folder / f"{name}.{kind}"),
             "opts": {"format": kind, "scale": 2 if kind == "png" else 1},
         }
-        for each in pictures
+        for name, figure in pictures
         for kind in formats
     ]
     try:
@@ -63,7 +56,7 @@ def write_pictures(pictures: Iterable[Picture], folder: Path, formats: Sequence[
 
 
 def on_white(chart: Chart, subject: str = "") -> Document:
-    """Return a chart as a figure that stands by itself: titled, in light colours, on white."""
+    """Return a chart as a figure of its own, in light colours on white; the subject extends its title."""
     title = escape(f"{chart.title}: {subject}" if subject else chart.title)
     head = _TITLE_HEIGHT  # the legend is below the title
     if chart.layout.get("showlegend") is not False:
@@ -77,21 +70,19 @@ def on_white(chart: Chart, subject: str = "") -> Document:
         "height": chart.layout["height"] + head,
         "margin": margin | {"t": margin["t"] + head},
     }
-    figure = _light({"data": chart.traces, "layout": layout})
-    assert isinstance(figure, dict)
-    return figure
+    return {"data": _light(chart.traces), "layout": _light(layout)}
 
 
 def pictures_of(collection: Collection, file_of: FileOf) -> Iterator[Picture]:
     """Yield all charts of a collection; no two have the same file name."""
     taken: set[str] = set()
-    chart = overview(collection, file_of)
-    if chart is not None:
-        yield Picture(chart.name, "", chart)
+    all_groups = overview(collection, file_of)
+    if all_groups is not None:
+        yield all_groups.name, on_white(all_groups)
     for group in collection.groups:
         name = _file_name(group.title, taken)
         for chart in charts_of(GroupSubject(group, file_of)):
-            yield Picture(f"{name}-{chart.name}", group.title, chart)
+            yield f"{name}-{chart.name}", on_white(chart, group.title)
 
 
 def pictures_of_machines(comparison: MachineComparison, file_of: FileOf) -> Iterator[Picture]:
@@ -100,7 +91,7 @@ def pictures_of_machines(comparison: MachineComparison, file_of: FileOf) -> Iter
     for title, rows in comparison.groups.items():
         chart = machines(title, rows, file_of)
         if chart is not None:
-            yield Picture(f"{_file_name(title, taken)}-{chart.name}", "", chart)
+            yield f"{_file_name(title, taken)}-{chart.name}", on_white(chart)
 
 
 def _file_name(title: str, taken: set[str]) -> str:

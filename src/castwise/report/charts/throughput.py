@@ -22,19 +22,15 @@ def throughput(subject: GroupSubject) -> Chart | None:
     best = max(group.configurations, key=lambda c: value_of(c.throughput))
     if best.throughput is None:
         return None
+    y_title = f"{group.unit} per second"
     traces, document, note = _bars(
-        subject,
-        group.configurations,
-        lambda c: c.throughput,
-        format_rate,
-        f" {group.unit}/s",
-        f"{group.unit} per second",
+        subject, group.configurations, lambda c: c.throughput, format_rate, f" {group.unit}/s", y_title
     )
     rate = format_rate(best.throughput.value)
     return Chart(
         name="throughput",
         title="Throughput",
-        says=f"The highest is {rate} {group.unit} a second, with {group.label(best)}.",
+        summary=f"The highest is {rate} {group.unit} a second, with {group.label(best)}.",
         traces=traces,
         layout=document,
         table=subject.table(group.configurations, RATE_FIELDS),
@@ -55,7 +51,7 @@ def speedup(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="speedup",
         title="Speed-up over fp32",
-        says=f"The largest is {format_ratio(value_of(best.speedup))}, with {group.label(best)}.",
+        summary=f"The largest is {format_ratio(value_of(best.speedup))}, with {group.label(best)}.",
         traces=traces,
         layout=document,
         table=subject.table(compared, SPEEDUP_FIELDS),
@@ -74,8 +70,8 @@ def _bars(
     """Return a trace for each precision, or one trace if nothing else differs; their layout; and what is left out."""
     group = subject.group
     highest_first = sorted(configurations, key=lambda config: -value_of(get(config)))
-    kept = {id(config) for config in highest_first[: plot.MAX_BARS]}
-    shown = [config for config in configurations if id(config) in kept]
+    kept = set(highest_first[: plot.MAX_BARS])
+    shown = [config for config in configurations if config in kept]
     settings = list(dict.fromkeys(group.setting(config) for config in shown))
     is_alone = settings == [""]
 
@@ -119,33 +115,27 @@ def overview(collection: Collection, file_of: FileOf) -> Chart | None:
         pairs = [(group, best[precision]) for group, best in shown if precision in best]
         found = [config.speedup for _, config in pairs]
         values = [value_of(each) for each in found]
-        hovers = [
-            plot.hover(
-                [
-                    f"{group.title}: {group.label(config)}",
-                    format_ratio(value_of(config.speedup)),
-                    plot.interval_text(config.speedup, format_ratio),
-                    file_of(config.trial),
-                ]
-            )
-            for group, config in pairs
-        ]
-        names = [plot.wrap(group.title, _TITLE_WIDTH) for group, _ in pairs]
+        texts = [format_ratio(value) for value in values]
+        hovers = []
+        for (group, config), text in zip(pairs, texts, strict=True):
+            interval = plot.interval_text(config.speedup, format_ratio)
+            hovers.append(plot.hover([f"{group.title}: {group.label(config)}", text, interval, file_of(config.trial)]))
         trace = plot.bars(
-            names, values, look_of(precision).colour, hovers, name=plot.escape(precision), orientation="h"
+            [plot.wrap(group.title, _TITLE_WIDTH) for group, _ in pairs],
+            values,
+            look_of(precision).colour,
+            hovers,
+            name=plot.escape(precision),
+            orientation="h",
+            error_x=plot.error_bars(found),
+            text=texts,
+            textposition="inside" if any(has_interval(each) for each in found) else "outside",
+            insidetextanchor="start",
+            textfont={"size": 10},
+            constraintext="none",
+            cliponaxis=False,
         )
-        traces.append(
-            trace
-            | {
-                "error_x": plot.error_bars(found),
-                "text": [format_ratio(value) for value in values],
-                "textposition": "inside" if any(has_interval(each) for each in found) else "outside",
-                "insidetextanchor": "start",
-                "textfont": {"size": 10},
-                "constraintext": "none",
-                "cliponaxis": False,
-            }
-        )
+        traces.append(trace)
     order = [plot.wrap(group.title, _TITLE_WIDTH) for group, _ in shown]
     rows: list[FlatRow] = [
         {**config.values, "group": group.title, "setting": group.setting(config), "file": file_of(config.trial)}
@@ -156,7 +146,7 @@ def overview(collection: Collection, file_of: FileOf) -> Chart | None:
     return Chart(
         name="overview",
         title="Speed-up over fp32, by comparison",
-        says=f"By precision, of {len(shown)} comparisons; the dotted line is fp32.",
+        summary=f"By precision, of {len(shown)} comparisons; the dotted line is fp32.",
         traces=traces,
         layout=plot.layout(
             120 + sum(17 * max(2, len(best)) + 10 for _, best in shown),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from castwise.analysis import training_metrics
-from castwise.records.schema import Epoch, Trial
+from castwise.records.schema import Trial
 from castwise.render.fields import Field, FlatRow, find_field
 from castwise.render.table import DataTable
 from castwise.render.units import format_percent, format_seconds
@@ -37,7 +37,7 @@ def _curves(
             value_text = f"{y_title}: %{{y:.4g}}, after %{{x:.4g}} {unit}"
             text = plot.hover_template([group.label(config), subject.file_of(config.trial)], value_text)
             traces.append(subject.line(config, x, values, text, place))
-    plot.tell_apart(traces)
+    plot.vary_lines(traces)
     last = [f"{group.label(config)} {points[-1].value:.4g}" for config, points in shown[:8]]
     fields = [
         Field("configuration", "configuration"),
@@ -53,16 +53,12 @@ def _curves(
     return Chart(
         name=name,
         title=f"{title} over time and epochs",
-        says=f"At the end: {', '.join(last)}.",
+        summary=f"At the end: {', '.join(last)}.",
         traces=traces,
         layout=plot.panels([y_title, y_title], ["seconds", "epochs"]),
         table=DataTable(fields, rows),
         note=left_out("{} of {:,} runs; `castwise export` has all.", shown, every),
     )
-
-
-def _percent(epoch: Epoch) -> float | None:
-    return None if epoch.accuracy is None else 100 * epoch.accuracy
 
 
 loss = partial(_curves, name="loss", title="Training loss", y_title="training loss", points_of=series.losses)
@@ -71,7 +67,9 @@ accuracy = partial(
     name="accuracy",
     title="Validation accuracy",
     y_title="accuracy, %",
-    points_of=partial(series.epoch_ends, value_of=_percent),
+    points_of=partial(
+        series.epoch_ends, value_of=lambda epoch: None if epoch.accuracy is None else 100 * epoch.accuracy
+    ),
 )
 perplexity = partial(
     _curves,
@@ -85,16 +83,15 @@ perplexity = partial(
 def time_split(subject: GroupSubject) -> Chart | None:
     """Return where the wall time of each run went."""
     group = subject.group
-    splits = {id(c): split for c in group.configurations if (split := training_metrics.split(c.trial)) is not None}
-    measured = [config for config in group.configurations if id(config) in splits]
-    shown = measured[: plot.MAX_BARS]
-    if not shown:
+    splits = {config: split for config in group.configurations if (split := training_metrics.split(config.trial))}
+    if not splits:
         return None
-    values = {title: [getattr(splits[id(c)], name) for c in shown] for title, name in _PARTS.items()}
-
-    def hover_text(index: int, title: str) -> str:
-        return subject.hover(shown[index], f"{title}: {format_seconds(values[title][index])}")
-
+    shown = list(splits)[: plot.MAX_BARS]
+    parts = []
+    for title, name in _PARTS.items():
+        seconds = [getattr(splits[config], name) for config in shown]
+        hovers = [subject.hover(c, f"{title}: {format_seconds(own)}") for c, own in zip(shown, seconds, strict=True)]
+        parts.append((title, seconds, hovers))
     fields = [Field(f"{name}_seconds", title, "seconds") for title, name in _PARTS.items()]
     shares = [share for config in shown if (share := training_metrics.data_share(config.trial)) is not None]
     waits = "; none of it waits for data" if len(shares) == len(shown) else ""  # some records do not know
@@ -103,8 +100,8 @@ def time_split(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="time",
         title="Where the time went",
-        says=f"Wall time of each run{waits}.",
-        traces=plot.stacked_bars([plot.wrap(group.label(c), 26) for c in shown], values, hover_text, orientation="h"),
+        summary=f"Wall time of each run{waits}.",
+        traces=plot.stacked_bars([plot.wrap(group.label(c), 26) for c in shown], parts, orientation="h"),
         layout=plot.layout(
             130 + 30 * len(shown),
             barmode="stack",
@@ -112,6 +109,6 @@ def time_split(subject: GroupSubject) -> Chart | None:
             yaxis=plot.names_axis(autorange="reversed"),
         ),
         table=subject.table(
-            measured, fields, lambda c: {f"{name}_seconds": getattr(splits[id(c)], name) for name in _PARTS.values()}
+            list(splits), fields, lambda c: {f"{name}_seconds": getattr(splits[c], name) for name in _PARTS.values()}
         ),
     )

@@ -25,14 +25,10 @@ def waterfall(subject: GroupSubject) -> Chart | None:
         changes.append(" ".join(new if config.precision == before.precision else [config.precision, *new]))
     ratios = [after / before for before, after in pairwise(rates)]
     colour = look_of(last).colour
-    hovers = [
-        subject.hover(
-            config,
-            f"{format_rate(rate)} {config.unit}/s, {format_ratio(rate / rates[0])} the plain loop's",
-            plot.interval_text(config.throughput, format_rate),
-        )
-        for config, rate in zip(chain, rates, strict=True)
-    ]
+    hovers = []
+    for config, rate in zip(chain, rates, strict=True):
+        text = f"{format_rate(rate)} {group.unit}/s, {format_ratio(rate / rates[0])} the plain loop's"
+        hovers.append(subject.hover(config, text, plot.interval_text(config.throughput, format_rate)))
     places = list(range(len(chain) + 1))  # not names: two changes may have the same
     trace = {
         "type": "waterfall",
@@ -50,11 +46,11 @@ def waterfall(subject: GroupSubject) -> Chart | None:
         "totals": {"marker": {"color": colour, "line": {"color": INK, "width": 1}}},
     }
     names = [plot.wrap(name, 18) for name in (*changes, "all together")]
-    change_of = {id(config): change for config, change in zip(chain, changes, strict=True)}
+    change_of = dict(zip(chain, changes, strict=True))
     return Chart(
         name="waterfall",
         title=f"Speed-up from each technique, in {last}" if first == last else f"Speed-up from each change to {first}",
-        says=(
+        summary=(
             f"Throughput as one change comes after the other: from {format_rate(rates[0])} to "
             f"{format_rate(rates[-1])} {group.unit} a second, {format_ratio(rates[-1] / rates[0])}."
         ),
@@ -64,9 +60,7 @@ def waterfall(subject: GroupSubject) -> Chart | None:
             xaxis=plot.axis(showgrid=False, zeroline=False, tickvals=places, ticktext=names, ticklabeloverflow="allow"),
             yaxis=plot.axis(f"{group.unit} per second", rangemode="tozero"),
         ),
-        table=subject.table(
-            chain, [Field("change", "change"), *RATE_FIELDS], lambda config: {"change": change_of[id(config)]}
-        ),
+        table=subject.table(chain, [Field("change", "change"), *RATE_FIELDS], lambda c: {"change": change_of[c]}),
     )
 
 

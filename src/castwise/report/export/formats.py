@@ -58,10 +58,10 @@ TRACKER_FORMATS: dict[str, tuple[Callable[[Iterable[TrackedRun], Path], int], st
 
 
 def choose_format(name: str | None, output: Path | None) -> str:
-    """Return the name of the format that is asked for, or that a file's suffix stands for; without both it is CSV.
+    """Return the format that is named, or the one of a file's suffix; without both it is CSV.
 
     Raises:
-        UsageError: No format has the name, which the message corrects, or the suffix.
+        UsageError: No format has the name or the suffix.
     """
     if name is None and output is not None:
         suffix = output.suffix.lower().removeprefix(".")

@@ -4,7 +4,7 @@ Names and units of the columns are stable: figures in SI units, with the unit as
 is None. To add a column: one line here, and its field in `render/fields.py`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
@@ -52,8 +52,7 @@ def flat_table(level: str, collection: Collection, file_of: FileOf) -> FlatTable
 
 def _question(trial: Trial) -> dict[str, Any]:
     spec = trial.spec
-    names = {name: _plain(getattr(spec, name)) for name in QUESTION[2:]}
-    return {"key": spec.key, "cell": spec.configuration, **names}
+    return {"key": spec.key, "cell": spec.configuration, **{name: _plain(getattr(spec, name)) for name in QUESTION[2:]}}
 
 
 def _machine(trial: Trial) -> dict[str, Any]:
@@ -99,15 +98,10 @@ def _trials(collection: Collection, file_of: FileOf) -> FlatTable:
 def _configurations(collection: Collection, file_of: FileOf) -> FlatTable:
     rows = []
     for config in collection.configurations:
-        trial, verdict = config.trial, config.verdict
-        figures = {
-            **config.values,
-            "verdict_reason": None if verdict is None else verdict.reason,
-            "driver_used_bytes": config.driver_used_bytes,
-        }
+        trial, values = config.trial, config.values
         row = {
             **_question(trial),
-            **{name: figures[name] for name in _FIGURES},
+            **{name: values[name] for name in _FIGURES},
             "status": trial.status,
             "message": trial.message,
             **_machine(trial),
@@ -117,36 +111,32 @@ def _configurations(collection: Collection, file_of: FileOf) -> FlatTable:
     return FlatTable(find_fields(rows[0] if rows else ()), rows)
 
 
-# A part of a trial: the trial, the rank, the part's number, counted from 1, and the part itself.
-_Part = tuple[Trial, int, int, Any]
-
-
-def _of_ranks(collection: Collection, attribute: str) -> Iterator[_Part]:
-    for trial in collection.trials:
-        for rank, samples in enumerate(trial.ranks):
-            for number, part in enumerate(getattr(samples, attribute), start=1):
-                yield trial, rank, number, part
+_PART_OF = ("key", "workload", "precision", "batch_size", "fingerprint", "repeat", "rank")
 
 
 def _blocks(collection: Collection, file_of: FileOf) -> FlatTable:
-    return _documents("block", Block, _of_ranks(collection, "blocks"), file_of)
+    return _documents(collection, file_of, "block", Block, lambda trial: [rank.blocks for rank in trial.ranks])
 
 
 def _epochs(collection: Collection, file_of: FileOf) -> FlatTable:
-    return _documents("epoch", Epoch, _of_ranks(collection, "epochs"), file_of, without="losses")
-
-
-def _losses(collection: Collection, file_of: FileOf) -> FlatTable:
-    epochs = _of_ranks(collection, "epochs")
-    losses = ((trial, rank, number, loss) for trial, rank, number, epoch in epochs for loss in epoch.losses)
-    fields = find_fields(("step_of_epoch", "loss"))
-    return _parts("epoch", losses, lambda loss: {"step_of_epoch": loss[0], "loss": loss[1]}, fields, file_of)
+    return _documents(
+        collection, file_of, "epoch", Epoch, lambda trial: [rank.epochs for rank in trial.ranks], "losses"
+    )
 
 
 def _readings(collection: Collection, file_of: FileOf) -> FlatTable:
-    trials = collection.trials
-    readings = ((trial, 0, number, each) for trial in trials for number, each in enumerate(trial.readings, start=1))
-    return _documents("turn", TelemetrySummary, readings, file_of, without="missing")
+    return _documents(collection, file_of, "turn", TelemetrySummary, lambda trial: [trial.readings], "missing")
+
+
+def _losses(collection: Collection, file_of: FileOf) -> FlatTable:
+    rows = [
+        {**_part_row(trial, rank, file_of), "epoch": number, "step_of_epoch": step, "loss": loss}
+        for trial in collection.trials
+        for rank, samples in enumerate(trial.ranks)
+        for number, epoch in enumerate(samples.epochs, start=1)
+        for step, loss in epoch.losses
+    ]
+    return FlatTable(find_fields((*_PART_OF, "epoch", "file", "step_of_epoch", "loss")), rows)
 
 
 LEVELS: dict[str, Callable[[Collection, FileOf], FlatTable]] = {
@@ -160,45 +150,44 @@ LEVELS: dict[str, Callable[[Collection, FileOf], FlatTable]] = {
 
 
 def _documents(
-    number: str, document: type[BaseModel], parts: Iterable[_Part], file_of: FileOf, without: str = ""
+    collection: Collection,
+    file_of: FileOf,
+    number: str,
+    document: type[BaseModel],
+    parts_of: Callable[[Trial], Sequence[Sequence[BaseModel]]],
+    without: str = "",
 ) -> FlatTable:
-    """Return a table of parts of trials, with all fields of the parts' document but one."""
+    """Return a table of parts of trials, by rank and counted from 1, with all fields of their document but one."""
     # Columns are called as in the records' JSON, whose names do not change.
     infos = {name: info for name, info in document.model_fields.items() if name != without}
-    attributes = {info.serialization_alias or name: name for name, info in infos.items()}
-    fields = [Field(name, unit=_unit_of(infos[attribute].annotation)) for name, attribute in attributes.items()]
-
-    def values_of(part: BaseModel) -> dict[str, Any]:
-        return {name: _plain(getattr(part, attribute)) for name, attribute in attributes.items()}
-
-    return _parts(number, parts, values_of, fields, file_of)
-
-
-def _parts(
-    number: str,
-    parts: Iterable[_Part],
-    values_of: Callable[[Any], dict[str, Any]],
-    fields: Sequence[Field],
-    file_of: FileOf,
-) -> FlatTable:
-    """Return a table of parts of trials: which trial and part a row is of, and the part's values."""
+    names = {name: info.serialization_alias or name for name, info in infos.items()}
     rows = [
         {
-            "key": trial.spec.key,
-            "workload": trial.spec.workload,
-            "precision": trial.spec.precision,
-            "batch_size": trial.spec.batch_size,
-            "fingerprint": trial.environment.fingerprint,
-            "repeat": trial.spec.repeat,
-            "rank": rank,
+            **_part_row(trial, rank, file_of),
             number: place,
-            "file": file_of(trial),
-            **values_of(part),
+            **{names[name]: _plain(getattr(part, name)) for name in infos},
         }
-        for trial, rank, place, part in parts
+        for trial in collection.trials
+        for rank, parts in enumerate(parts_of(trial))
+        for place, part in enumerate(parts, start=1)
     ]
-    which = ("key", "workload", "precision", "batch_size", "fingerprint", "repeat", "rank", number, "file")
-    return FlatTable([*find_fields(which), *fields], rows)
+    fields = [Field(names[name], unit=_unit_of(info.annotation)) for name, info in infos.items()]
+    return FlatTable([*find_fields((*_PART_OF, number, "file")), *fields], rows)
+
+
+def _part_row(trial: Trial, rank: int, file_of: FileOf) -> dict[str, Any]:
+    """Return which trial and rank a part is of."""
+    spec = trial.spec
+    return {
+        "key": spec.key,
+        "workload": spec.workload,
+        "precision": spec.precision,
+        "batch_size": spec.batch_size,
+        "fingerprint": trial.environment.fingerprint,
+        "repeat": spec.repeat,
+        "rank": rank,
+        "file": file_of(trial),
+    }
 
 
 def _unit_of(annotation: Any) -> Unit:

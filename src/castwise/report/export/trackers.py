@@ -57,10 +57,9 @@ class TrackedRun:
 def tracked_runs(collection: Collection, file_of: FileOf) -> Iterator[TrackedRun]:
     """Yield all trials, group by group."""
     for group in collection.groups:
-        for configuration in group.configurations:
-            for trial in configuration.trials:
-                label = group.label(configuration)
-                name = f"{label}, round {trial.spec.repeat}" if trial.spec.repeat else label
+        for config in group.configurations:
+            for trial in config.trials:
+                name = group.label(config) + (f", round {trial.spec.repeat}" if trial.spec.repeat else "")
                 yield _tracked_run(name, group.title, trial, file_of(trial))
 
 
@@ -132,13 +131,11 @@ def write_tensorboard(runs: Iterable[TrackedRun], folder: Path) -> int:
         writer = EventFileWriter(str(folder / safe(run.group) / f"{safe(run.name)}-{run.tags['key']}"))
         parameters = {**run.parameters, "device_name": run.tags["device_name"]}
         writer.add_event(Event(wall_time=run.started, summary=hparams_pb(parameters, trial_id=run.tags["key"])))
-        for name, value in run.figures.items():
-            summary = Summary(value=[Summary.Value(tag=f"figures/{name}", simple_value=value)])
-            writer.add_event(Event(wall_time=run.started, step=0, summary=summary))
-        for name, points in run.series.items():
-            for point in points:
-                summary = Summary(value=[Summary.Value(tag=name, simple_value=point.value)])
-                writer.add_event(Event(wall_time=run.started + point.seconds, step=point.step, summary=summary))
+        points = [(f"figures/{name}", Point(0, 0.0, value)) for name, value in run.figures.items()]
+        points += [(name, point) for name, series in run.series.items() for point in series]
+        for name, point in points:
+            summary = Summary(value=[Summary.Value(tag=name, simple_value=point.value)])
+            writer.add_event(Event(wall_time=run.started + point.seconds, step=point.step, summary=summary))
         writer.close()
     return count
 

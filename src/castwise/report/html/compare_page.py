@@ -3,7 +3,7 @@
 from castwise.report import machine_report
 from castwise.report.charts.machines import machines
 from castwise.report.html.page_frame import PageData, Source, assemble
-from castwise.report.machine_comparison import MachineComparison, headline, tally
+from castwise.report.machine_comparison import MachineComparison, headline, verdict_counts
 
 _MAX_CHARTS = 30
 
@@ -28,13 +28,13 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
     context = {
         "summary": " · ".join(machine.name for machine in comparison.machines),
         "sentence": headline(comparison),
-        "tally": tally(comparison).replace("`", ""),
+        "verdict_counts": verdict_counts(comparison).replace("`", ""),
         "slower": machine_report.slower_lines(comparison),
         "remarks": machine_report.remark_lines(comparison),
         "shown": [data.add_chart(chart, prefix) for prefix, chart in charts[:_MAX_CHARTS]],
         "without_charts": max(0, len(charts) - _MAX_CHARTS),
         "traits": bool(traits.rows),
-        "alike": machine_report.shared_traits(comparison),
+        "shared_traits": machine_report.shared_traits(comparison),
         "incomparable": [machine_report.incomparable_line(each) for each in comparison.incomparable],
         "first": comparison.machines[0].name,
         "margin": f"{100 * comparison.margin:.3g} %",

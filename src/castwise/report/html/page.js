@@ -1,6 +1,6 @@
 "use strict";
 // The page's own script: themes, charts that are drawn when they come into view, tables that sort, filter and page.
-// Whatever comes from records is put into text nodes, or into plotly as text that was made inert before.
+// Whatever comes from records is put into text nodes, or into plotly as text that was escaped before.
 (async () => {
   const unpacked = async (id) => {
     const packed = atob(document.getElementById(id).textContent);
@@ -13,10 +13,10 @@
   }
   const DATA = JSON.parse(await unpacked("data"));
   const PAGE_ROWS = 50;
-  const PAPER = 660, HALF_PAPER = 305; // pixels of a chart on A4, alone and beside another
+  const PAPER = 660, HALF_PAPER = 305; // pixels of a chart on A4, alone and next to another
   const MOST_NARROW_TEXTS = 10; // bars with their figures in them on a narrow screen
   const MOST_ON_A_LINE = 14; // characters of a heading
-  const NARROW = 520; // pixels of a chart, below which two panels do not fit beside each other
+  const NARROW = 520; // pixels of a chart, below which two panels do not fit next to each other
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   let printing = false;
@@ -59,7 +59,7 @@
   const compareCells = (one, other) => {
     const a = valueOf(one), b = valueOf(other);
     const noA = a === null || a === "–", noB = b === null || b === "–";
-    if (noA || noB) return noA - noB; // what is not there comes last, whichever way
+    if (noA || noB) return noA - noB; // missing values come last, in both directions
     if (typeof a === "number" && typeof b === "number") return a - b;
     return collator.compare(a, b);
   };
@@ -199,8 +199,8 @@
     }
     return value;
   };
-  // On a narrow screen the figures of upright bars are written upwards, where bars are wide enough for a line: others
-  // would shrink beyond reading.
+  // On a narrow screen the figures of upright bars are written upwards, where bars are wide enough for a line: in
+  // narrower bars they would be too small to read.
   const onNarrow = (traces) => {
     const upright = traces.filter((trace) => trace.type === "bar" && trace.orientation !== "h" && trace.text);
     const bars = upright.reduce((sum, trace) => sum + trace.x.length, 0);

@@ -1,7 +1,7 @@
 """The frame of the HTML pages: one self-contained file with a sentence, charts, tables and what draws them.
 
-Whatever a record says is anyone's word. It reaches the page as escaped text or as packed JSON whose strings the
-script puts into text nodes, and the page's policy runs no script but castwise's own and plotly, and loads nothing.
+Anyone may have written a record. Its texts reach the page escaped, or in packed JSON whose strings the script puts
+into text nodes; the page's policy runs no script except castwise's own and plotly, and loads nothing.
 """
 
 import base64
@@ -46,11 +46,12 @@ class PageData:
         name = f"{prefix}-{chart.name}"
         layout = chart.layout
         narrow = {**layout, **chart.narrow}
-        legend_height = LEGEND_ROW * max(0, legend_rows(chart.traces, HALF_PAGE) - 1)  # layouts have room for one row
+        # Layouts have room for one row of a legend.
+        legend_height = LEGEND_ROW * max(0, legend_rows(chart.traces, HALF_PAGE) - 1)
         phone_height = PHONE_LEGEND_ROW * max(0, legend_rows(chart.traces, PHONE) - 1)
         self.charts[name] = {
             "title": chart.title,
-            "says": chart.says,
+            "summary": chart.summary,
             "note": chart.note,
             "traces": _finite(chart.traces),
             "layout": layout | {"height": layout["height"] + legend_height},

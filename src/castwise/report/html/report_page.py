@@ -16,13 +16,7 @@ from castwise.render.units import format_ratio
 from castwise.report.charts.chart import GroupSubject
 from castwise.report.charts.registry import charts_of
 from castwise.report.charts.throughput import overview
-from castwise.report.collection import (
-    Collection,
-    ComparisonGroup,
-    FileOf,
-    machine_traits,
-    throughput_of,
-)
+from castwise.report.collection import Collection, ComparisonGroup, FileOf, machine_traits, throughput_of
 from castwise.report.conclusions import Answer, answers_of, in_one_sentence
 from castwise.report.html.page_frame import PageData, Source, assemble
 from castwise.spec.quantities import truncate_list
@@ -111,8 +105,7 @@ def _answer_table(answers: list[Answer]) -> DataTable[FlatRow]:
     """Return the table of what to take for which workload; what is no recommendation is in brackets."""
     rows: list[FlatRow] = []
     for answer in answers:
-        group, config, precision = answer.group, answer.config, answer.precision or "nothing"
-        spec = group.first.spec if config is None else config.trial.spec
+        group, config, spec, precision = answer.group, answer.config, answer.spec, answer.precision or "nothing"
         has_loops = len({each.trial.spec.techniques for each in group.configurations}) > 1
         loop = join(spec.techniques) if spec.techniques else "plain loop" if has_loops else ""
         setting = ", ".join(part for part in (f"batch {spec.batch_size}", spec.world_size_label, loop) if part)
@@ -169,16 +162,12 @@ def _machine_table(collection: Collection) -> DataTable[FlatRow]:
     traits = [machine_traits(machine) for machine in machines]
     if len(machines) > _MAX_MACHINE_COLUMNS:
         return DataTable([Field(name, name) for name in traits[0]], traits)
-    names = [machine.device_name for machine in machines]
+    devices = [machine.device_name for machine in machines]
     fields = [Field("trait", "of the machine")]
     for machine in machines:
-        is_unique = names.count(machine.device_name) == 1
-        title = machine.device_name if is_unique else f"{machine.device_name} {machine.fingerprint}"
-        fields.append(Field(machine.fingerprint, title))
-    rows: list[FlatRow] = [
-        {"trait": name} | {machine.fingerprint: own[name] for machine, own in zip(machines, traits, strict=True)}
-        for name in traits[0]
-    ]
+        distinction = f" {machine.fingerprint}" if devices.count(machine.device_name) > 1 else ""
+        fields.append(Field(machine.fingerprint, machine.device_name + distinction))
+    rows = [{"trait": name} | {own["fingerprint"]: own[name] for own in traits} for name in traits[0]]
     return DataTable(fields, rows)
 
 
