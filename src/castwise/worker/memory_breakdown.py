@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from castwise.records.schema import MemoryParts
 from castwise.registry.techniques import rows_of
 from castwise.spec.trial import TrialSpec
+from castwise.worker.loss_scaling import stepped_by
 from castwise.worker.memory import CpuMemory, CudaMemory
 from castwise.worker.models.task import Batch
 from castwise.worker.pytree import tree_tensors
@@ -110,7 +111,7 @@ class _Storages:
 
 
 class _Peak:
-    """The moment of a step with the most memory in use so far; the workspace is what the allocator gave out besides."""
+    """The moment of a step with the most memory in use; the workspace is what the allocator gave to no tensor."""
 
     def __init__(self, storages: _Storages, device: torch.device) -> None:
         self.bytes_by_kind: dict[str, int] = {}
@@ -155,9 +156,8 @@ class _StorageMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _add_existing(storages: _Storages, step: TrainingStep, batches: list[Batch]) -> None:
-    """Add the tensors that exist before the step; the first kind that a storage is given stays."""
-    parameters = list(step.model.parameters())
-    stepped = [tensor for group in step.optimizer.param_groups for tensor in group["params"]]
+    """Add the tensors that exist before the step; a storage keeps the first kind that it gets."""
+    parameters, stepped = list(step.model.parameters()), list(stepped_by(step.optimizer))
     kinds = {
         _WEIGHTS: [*parameters, *step.model.buffers()],
         _GRADIENTS: [tensor.grad for tensor in (*parameters, *stepped) if tensor.grad is not None],
