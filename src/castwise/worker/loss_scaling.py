@@ -12,7 +12,7 @@ from castwise.spec.loss_scale import DYNAMIC_SCALES, DynamicScale
 
 
 class NoScaling:
-    """Plain backward and step; also the interface of the others."""
+    """Plain backward and step; also the interface of the other scalings."""
 
     skipped_steps = 0
     may_skip = False
@@ -28,14 +28,14 @@ class NoScaling:
         optimizer.step()
 
     def inverse(self) -> float | Tensor | None:
-        """Return what gradients are multiplied by; None leaves them. For those who unscale and step themselves."""
+        """Return the factor that unscales gradients, None if they are not scaled; for callers that step themselves."""
         return None
 
     def settle(self, overflowed: Tensor | None) -> None:
-        """Take note of a step that somebody else made: 1 where a gradient overflowed, else 0; None: nobody looked."""
+        """Count a step that the caller took; `overflowed` is 1 if a gradient overflowed, else 0, None if unknown."""
 
     def read_scale(self) -> float | None:
-        """Return the present loss scale, None without scaling. Reads from the device: not for timed steps."""
+        """Return the loss scale, None without scaling. Reads from the device: not for timed steps."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class DynamicScaling(NoScaling):
             self._scaler._scale.clamp_(max=self._maximum)  # type: ignore[union-attr]
 
     def read_scale(self) -> float | None:
-        """Return the present scale."""
+        """Return the scale."""
         return float(self._scaler.get_scale())
 
     def state_dict(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class DeviceScaling(NoScaling):
                 tensor.masked_fill_(is_skipped.to(tensor.device), 0)
 
     def read_scale(self) -> float | None:
-        """Return the present scale."""
+        """Return the scale."""
         return float(self._scale)
 
     def state_dict(self) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class DeviceScaling(NoScaling):
         return {"scale": self._scale, "good_steps": self._good_steps, "skipped": self._skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; the tensors stay the same, since kernels may hold on to them."""
+        """Go on from a state; the tensors stay the same, because kernels may refer to them."""
         self._scale.copy_(state["scale"])
         self._good_steps.copy_(state["good_steps"])
         self._skipped.copy_(state["skipped"])
@@ -256,13 +256,9 @@ def _fill_momentum(optimizer: Optimizer) -> None:
 def make_loss_scaling(
     name: str, device: torch.device, optimizer: Optimizer, *, decides_on_device: bool = False
 ) -> NoScaling:
-    """Return the scaling for a canonical loss scale name.
+    """Return the scaling of this name: `none`, that of a dynamic scale, or a number.
 
-    Args:
-        name: `none`, the name of a dynamic scale, or a number.
-        device: Where the optimizer's tensors lie.
-        optimizer: The optimizer whose steps are counted.
-        decides_on_device: Whether dynamic scaling decides on the device whether a step is skipped.
+    With `decides_on_device`, dynamic scaling decides on the device whether a step is skipped.
     """
     if name == "none":
         return NoScaling()

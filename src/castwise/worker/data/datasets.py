@@ -99,13 +99,9 @@ NUM_IMAGES = {MNIST.name: (60_000, 10_000), CIFAR10.name: (50_000, 10_000), CIFA
 
 
 def load_images(data_set: str, data_dir: Path | None, split: str) -> tuple[Tensor, Tensor]:
-    """Return all images of a split, uint8 of shape (N, C, H, W), and labels, int64 of shape (N,).
+    """Return all images of a split ("train" or "test"), uint8 of shape (N, C, H, W), and labels, int64 of shape (N,).
 
-    Args:
-        data_set: A name of `IMAGE_SETS`; behind `SYNTHETIC_PREFIX` images and labels are random, as many as the data
-            set has and in its shape, always the same.
-        data_dir: The folder with real ones.
-        split: "train" or "test".
+    After `SYNTHETIC_PREFIX` they are random, as many as the data set has and in its shape, always the same.
 
     Raises:
         DataError: The real set is missing or wrong.

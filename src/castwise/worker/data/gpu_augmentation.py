@@ -19,7 +19,7 @@ _ALONE = Peers()
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augmentation of training images, besides normalisation."""
+    """What is done to training images before they are normalised."""
 
     padding: int = 0  # black pixels added on each side before a random crop of the image's own size
     flips: bool = False  # half of the images are mirrored
@@ -33,7 +33,7 @@ AUGMENTATIONS: dict[str, Augmentation] = {"mnist": _NONE, "cifar10": _CIFAR, "ci
 
 @dataclass(frozen=True)
 class Epochs:
-    """How the epochs of a data set are divided into batches of a rank; the seed is of order and augmentation."""
+    """How the epochs of a data set are divided into batches of a rank; the seed decides order and augmentation."""
 
     batch_size: int
     shuffle: bool = True
