@@ -39,13 +39,6 @@ def test_the_seed_decides_the_weights_and_the_kind_does_not() -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first, weights(spec(seed=1)), strict=True))
 
 
-def test_the_facts_are_those_of_the_precision_applied() -> None:
-    with ExitStack() as stack:
-        facts = build_trial(spec("bf16-true"), stack, Peers()).facts
-    assert set(facts.param_dtypes) == {"bfloat16"}
-    assert facts.num_parameters == 1_199_882
-
-
 @pytest.mark.parametrize(
     ("recipe", "wanted"),
     [(None, False), (Recipe(epochs=1), False), (Recipe(epochs=1, cudnn_benchmark=True), True)],
@@ -62,16 +55,6 @@ def test_the_process_s_numeric_state_is_given_back(recipe: Recipe | None, wanted
         assert read_fp32_precision() == fp32
     finally:
         torch.backends.cudnn.benchmark = False
-
-
-def test_the_numeric_state_is_given_back_where_building_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise MemoryError("no more of it")
-
-    monkeypatch.setattr(build_module, "build_task", fail)
-    with pytest.raises(MemoryError), ExitStack() as stack:
-        build_trial(spec(recipe=Recipe(epochs=1, cudnn_benchmark=True)), stack, Peers())
-    assert not torch.backends.cudnn.benchmark
 
 
 def test_the_recipe_s_optimizer_takes_the_place_of_the_workload_s_own() -> None:

@@ -84,15 +84,6 @@ def test_run_with_a_damaged_checkpoint_starts_again(tmp_path: Path, monkeypatch:
     assert a_run(path, monkeypatch).epochs == run.epochs, "the next checkpoint takes its place"
 
 
-def test_random_state_is_restored() -> None:
-    torch.manual_seed(7)
-    state = checkpoints.random_state(CPU)
-    assert state["cuda"] is None
-    first = torch.rand(4)
-    checkpoints.restore_random_state(state, CPU)
-    assert torch.equal(torch.rand(4), first)
-
-
 def a_run(path: Path | None, monkeypatch: pytest.MonkeyPatch) -> TrainingRun:
     """Return a run of three short epochs on a handful of random images."""
     monkeypatch.setitem(datasets.NUM_IMAGES, "mnist", (40, 20))

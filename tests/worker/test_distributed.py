@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.runner import TrialRunner
 from castwise.orchestrator.trial import NullListener
-from castwise.registry.precisions import PRECISIONS, find_precision
+from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import find_workload
 from castwise.spec.recipe import Loader, Optimizer, Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
@@ -25,7 +25,6 @@ from castwise.worker.data.sharding import rank_batches, rank_columns
 from castwise.worker.data.training_data import SyntheticSamples, load_batches, make_loader
 from castwise.worker.distributed import Peers, spread
 from castwise.worker.models import build_task
-from castwise.worker.precision import convert_weights
 from castwise.worker.training_run import TrainingRun
 
 TINY = MeasurementProtocol(
@@ -241,16 +240,6 @@ def test_images_are_each_rank_s_own() -> None:
     (first, _), (second, _) = (rank_batches(row, build_task(row), SPEC, 1, Rank(rank))[0] for rank in range(2))
     assert first.shape == second.shape == (8, 1, 28, 28)
     assert not torch.equal(first, second)
-
-
-@pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
-def test_a_replica_of_data_parallel_keeps_the_precision_s_hooks(row: Any) -> None:
-    net = small_net()
-    convert_weights(net, row)
-    replica = net._replicate_for_data_parallel()
-    assert replica._forward_hooks == net._forward_hooks
-    assert replica._forward_pre_hooks_with_kwargs == net._forward_pre_hooks_with_kwargs
-    assert bool(replica._forward_hooks) == (row.param_dtype != "float32")
 
 
 # A sweep's own processes

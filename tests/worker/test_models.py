@@ -25,27 +25,18 @@ from castwise.worker.precision import convert_weights
 CPU = torch.device("cpu")
 META = torch.device("meta")
 
-# Weights that torchvision publishes (Weights.meta["num_params"]); Inception less its auxiliary classifier.
-PUBLISHED_PARAMETERS = {
-    "resnet18": 11_689_512,
-    "resnet34": 21_797_672,
-    "resnet50": 25_557_032,
-    "resnet101": 44_549_160,
-    "resnet152": 60_192_808,
-    "inception_v3": 27_161_264 - 3_326_696,
-    "efficientnet_b0": 5_288_548,
-    "efficientnet_b4": 19_341_616,
-    "efficientnet_b7": 66_347_960,
-}
-# 10⁹ multiply-accumulates that torchvision publishes (Weights.meta["_ops"]); for b4 and b7 at another size.
-PUBLISHED_GMACS = {
-    "resnet18": 1.814,
-    "resnet34": 3.664,
-    "resnet50": 4.089,
-    "resnet101": 7.801,
-    "resnet152": 11.514,
-    "inception_v3": 5.713,
-    "efficientnet_b0": 0.386,
+# What torchvision publishes: weights (Weights.meta["num_params"]), of Inception without its auxiliary classifier, and
+# 10⁹ multiply-accumulates (Weights.meta["_ops"]); those of b4 and b7 are for another image size.
+PUBLISHED = {
+    "resnet18": (11_689_512, 1.814),
+    "resnet34": (21_797_672, 3.664),
+    "resnet50": (25_557_032, 4.089),
+    "resnet101": (44_549_160, 7.801),
+    "resnet152": (60_192_808, 11.514),
+    "inception_v3": (27_161_264 - 3_326_696, 5.713),
+    "efficientnet_b0": (5_288_548, 0.386),
+    "efficientnet_b4": (19_341_616, None),
+    "efficientnet_b7": (66_347_960, None),
 }
 # Images of 64² keep a step on a CPU short; Inception's stem takes no less than 75².
 SMALL_SIDE = 64
@@ -87,23 +78,18 @@ def small(row: Workload) -> Workload:
 
 
 @pytest.mark.parametrize("row", [row for row in WORKLOADS if row.num_parameters], ids=lambda row: row.name)
-def test_parameters_are_as_many_as_the_row_states(row: Workload) -> None:
-    assert count_parameters(build_on_meta(row).model) == row.num_parameters
+def test_models_have_the_size_that_their_row_states(row: Workload) -> None:
+    task = build_on_meta(row)
+    assert count_parameters(task.model) == row.num_parameters
+    assert row.macs_per_sample in (None, count_macs(task))
 
 
-@pytest.mark.parametrize("row", [row for row in WORKLOADS if row.macs_per_sample], ids=lambda row: row.name)
-def test_macs_are_as_many_as_the_row_states(row: Workload) -> None:
-    assert count_macs(build_on_meta(row)) == row.macs_per_sample
-
-
-@pytest.mark.parametrize(("name", "num_parameters"), PUBLISHED_PARAMETERS.items())
-def test_torchvision_models_have_the_published_parameters(name: str, num_parameters: int) -> None:
-    assert count_parameters(build_on_meta(find_workload(name)).model) == num_parameters
-
-
-@pytest.mark.parametrize(("name", "gmacs"), PUBLISHED_GMACS.items())
-def test_torchvision_models_have_the_published_macs(name: str, gmacs: float) -> None:
-    assert count_macs(build_on_meta(find_workload(name))) / 1e9 == pytest.approx(gmacs, abs=5e-4)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_torchvision_models_have_the_published_size(name: str) -> None:
+    num_parameters, gmacs = PUBLISHED[name]
+    task = build_on_meta(find_workload(name))
+    assert count_parameters(task.model) == num_parameters
+    assert gmacs is None or count_macs(task) / 1e9 == pytest.approx(gmacs, abs=5e-4)
 
 
 @pytest.mark.parametrize(
@@ -136,17 +122,10 @@ def test_takes_a_training_step(row: Workload) -> None:
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
     frozen = [name for name, parameter in task.model.named_parameters() if not parameter.requires_grad]
     assert bool(frozen) == (row.family == "fastai_resnet")
-
-
-@pytest.mark.parametrize("name", ["mlp-4096", "mnist-cnn", "dpn92", "resnet18", "lstm-lm", "gru-lm", "rnn-lm"])
-def test_loss_is_float32_under_autocast(name: str) -> None:
-    task = build_task(small(find_workload(name)))
-    for batch in task.make_batches(2, 2, CPU, generator()):
-        with lstm_anywhere(name), torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = task.compute_loss(task.model, batch)
-        torch.autograd.backward(loss)
-        assert loss.dtype == torch.float32
-        assert loss.isfinite()
+    with lstm_anywhere(row.name), torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = task.compute_loss(task.model, batches[1])
+    assert loss.dtype == torch.float32
+    assert loss.isfinite()
 
 
 @every_row
@@ -168,7 +147,9 @@ def _parts(batches: Any) -> list[Tensor]:
 
 @every_row
 def test_batches_have_the_row_s_shape(row: Workload) -> None:
-    inputs, targets = build_on_meta(row).make_batches(1, 3, CPU, generator())[0]
+    task = build_on_meta(row)
+    assert task.units_per_sample == (35 if row.unit == "tokens" else 1)
+    inputs, targets = task.make_batches(1, 3, CPU, generator())[0]
     if row.family == "rnn_lm":
         assert inputs.shape == (35, 3)
         assert targets.shape == (105,)
@@ -176,22 +157,6 @@ def test_batches_have_the_row_s_shape(row: Workload) -> None:
         assert inputs.shape == (3, *row.input_shape)
         assert inputs.dtype == torch.float32
     assert targets.dtype == (torch.float32 if row.family == "mlp" else torch.int64)
-
-
-@every_row
-def test_a_sample_counts_as_its_unit_says(row: Workload) -> None:
-    assert build_on_meta(row).units_per_sample == (35 if row.unit == "tokens" else 1)
-
-
-@pytest.mark.parametrize("name", ["mnist-cnn", "gru-lm"])
-def test_weights_follow_the_global_seed(name: str) -> None:
-    row = small(find_workload(name))
-    weights = []
-    for seed in (3, 3, 4):
-        torch.manual_seed(seed)
-        weights.append(next(build_task(row).model.parameters()).detach())
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])
 
 
 # The sources' oddities
@@ -217,23 +182,20 @@ def test_wide_resnet_refuses_a_depth_that_is_no_whole_number_of_blocks() -> None
         WideResNet(27, 10, 0.3)
 
 
-def test_dpn_convolutions_are_grouped() -> None:
-    model = build_on_meta(find_workload("dpn92")).model
-    grouped = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
-    assert [m.groups for m in grouped] == [1] + [32] * 30
-
-
-@pytest.mark.parametrize("name", ["efficientnet_b0", "efficientnet_b4", "efficientnet_b7"])
-def test_efficientnets_have_the_source_s_batch_norm(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "norm"),
+    [
+        ("efficientnet_b0", (1e-3, 0.01)),
+        ("efficientnet_b4", (1e-3, 0.01)),
+        ("efficientnet_b7", (1e-3, 0.01)),
+        ("torchvision:efficientnet_b0", (1e-5, 0.1)),
+    ],
+)
+def test_efficientnets_have_the_source_s_batch_norm_and_torchvision_s_its_own(
+    name: str, norm: tuple[float, float]
+) -> None:
     model = build_on_meta(find_workload(name)).model
-    norms = {(m.eps, m.momentum) for m in model.modules() if isinstance(m, nn.BatchNorm2d)}
-    assert norms == {(1e-3, 0.01)}
-
-
-def test_torchvision_s_own_efficientnet_keeps_its_batch_norm() -> None:
-    model = build_on_meta(find_workload("torchvision:efficientnet_b0")).model
-    norms = {(m.eps, m.momentum) for m in model.modules() if isinstance(m, nn.BatchNorm2d)}
-    assert norms == {(1e-5, 0.1)}
+    assert {(m.eps, m.momentum) for m in model.modules() if isinstance(m, nn.BatchNorm2d)} == {norm}
 
 
 # The language models' state
@@ -353,17 +315,18 @@ def test_timm_models_keep_their_size_and_classes(name: str, shape: tuple[int, ..
     assert task.model(images.to(META)).shape == (2, num_classes)
 
 
-@pytest.mark.parametrize(("name", "nearest"), [("resnet51", "resnet50"), ("resnet18.a1_in2k", "resnet18.a1_in1k")])
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("resnet51", "resnet50"),
+        ("resnet18.a1_in2k", "resnet18.a1_in1k"),
+        ("hf-hub:timm/resnet18", ""),  # timm would look for it on the network
+    ],
+)
 def test_unknown_timm_model_gets_the_nearest_names(name: str, nearest: str) -> None:
     pytest.importorskip("timm")
-    with pytest.raises(UsageError, match=f"No timm model named '{name}'. Did you mean .*{nearest}"):
+    with pytest.raises(UsageError, match=f"No timm model named '{name}'.*{nearest}"):
         build_task(find_workload(f"timm:{name}"))
-
-
-def test_timm_is_not_sent_to_the_network() -> None:
-    pytest.importorskip("timm")
-    with pytest.raises(UsageError, match="No timm model named 'hf-hub:timm/resnet18'"):
-        build_task(find_workload("timm:hf-hub:timm/resnet18"))
 
 
 def test_missing_timm_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

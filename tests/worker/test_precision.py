@@ -273,19 +273,3 @@ def test_gradients_of_masters_lie_where_they_lay_before() -> None:
     assert None not in addresses[0]
     assert addresses[1] == [None, *addresses[0][1:]]
     assert addresses[2] == addresses[0]
-
-
-def test_a_master_without_a_gradient_has_none() -> None:
-    """As in torch: the optimizer then leaves the weight alone, where zeros would still decay it."""
-    net = make_net()
-    weights = master_weights_of(net)
-    give_gradients(net, 0.1)
-    weights.collect_gradients()
-    weights.zero_grad()
-    net.linear.bias.grad = torch.ones_like(net.linear.bias)
-    weights.collect_gradients()
-    assert [tensor.grad is not None for tensor in weights.stepped] == [False, False, False, False, True]
-    assert torch.equal(weights.stepped[-1].grad, torch.ones(10))  # type: ignore[arg-type]
-    weights.zero_grad()
-    weights.collect_gradients()
-    assert all(tensor.grad is None for tensor in weights.stepped)

@@ -184,24 +184,32 @@ def test_bringing_a_batch_to_the_device_is_no_waiting_for_data(tmp_path: Path, m
     assert epoch.data_seconds <= epoch.seconds - 0.3
 
 
-def test_a_shortened_epoch_says_so(tmp_path: Path) -> None:
-    (epoch,) = run(spec(epochs=1, max_steps=2), tmp_path).finish().epochs
-    assert (epoch.num_steps, epoch.num_samples, epoch.shortened) == (2, 40, True)
+@pytest.mark.parametrize(
+    ("recipe", "num_steps", "counted_samples"),
+    [
+        ({"max_steps": 2}, 2, 40),
+        ({"skip_batches": 2, "loader": Loader(num_workers=0, drop_last=True)}, 4, 40),
+    ],
+)
+def test_shortened_epoch_and_skipped_batches(
+    recipe: dict[str, Any], num_steps: int, counted_samples: int, tmp_path: Path
+) -> None:
+    (epoch,) = run(spec(epochs=1, **recipe), tmp_path).finish().epochs
+    assert (epoch.num_steps, epoch.num_samples) == (num_steps, 20 * num_steps)
+    assert (epoch.counted_samples, epoch.shortened) == (counted_samples, "max_steps" in recipe)
+    assert (epoch.counted_seconds < epoch.seconds) == ("skip_batches" in recipe)
 
 
-def test_skipped_batches_do_not_count(tmp_path: Path) -> None:
-    (epoch,) = (
-        run(spec(epochs=1, skip_batches=2, loader=Loader(num_workers=0, drop_last=True)), tmp_path).finish().epochs
-    )
-    assert (epoch.num_samples, epoch.counted_samples) == (80, 40)
-    assert epoch.counted_seconds < epoch.seconds
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16-master"])
-def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(precision: str, tmp_path: Path) -> None:
-    scale = "dynamic" if precision == "fp16-master" else "none"
+@pytest.mark.parametrize(
+    ("precision", "scale", "techniques"),
+    [("fp32", "none", ()), ("fp16-master", "dynamic", ()), ("fp32", "none", ("resident-data",))],
+)
+def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(
+    precision: str, scale: str, techniques: tuple[str, ...], tmp_path: Path
+) -> None:
     schedule = Schedule(kind="triangular", arguments={"max_mul": 10.0, "ratio": 2.0})
     a_spec = spec(precision, epochs=3, schedule=schedule, loss_scale=scale)
+    a_spec = a_spec.model_copy(update={"techniques": techniques})
     whole = run(a_spec, tmp_path).finish().epochs
     checkpoint = tmp_path / "checkpoints" / "run.pt"
     interrupted = run(a_spec, tmp_path, epochs=1, checkpoint=checkpoint)
@@ -316,15 +324,6 @@ def test_a_run_of_graphs_takes_the_steps_of_the_plain_one(
     # An epoch is 9 whole batches, three of which warm the first one up, and a short one, which is warm in the second.
     rest = [1] * 10 if graph == "cuda-graph" else [8, 1, 1]
     assert captures.launches == [1] * 6 + 3 * rest
-
-
-def test_a_run_on_resident_data_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> None:
-    resident_run = spec(epochs=3).model_copy(update={"techniques": ("resident-data",)})
-    whole = run(resident_run, tmp_path).finish().epochs
-    path = tmp_path / "checkpoint.pt"
-    run(resident_run, tmp_path, epochs=1, checkpoint=path)
-    resumed = run(resident_run, tmp_path, epochs=2, checkpoint=path).finish().epochs
-    assert [epoch.losses for epoch in resumed] == [epoch.losses for epoch in whole]
 
 
 # The steps of an epoch
