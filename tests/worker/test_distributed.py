@@ -130,10 +130,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_broadcast_and_gather_objects(ranks: list[dict[str, Any]]) -> None:
     assert [rank["agreed"] for rank in ranks] == ["rank 0's"] * 2
     assert [rank["gathered"] for rank in ranks] == [[0, 1]] * 2
-
-
-def test_ranks_share_out_the_cores(ranks: list[dict[str, Any]]) -> None:
-    assert all(rank["threads"] <= max(1, torch.get_num_threads() // 2) for rank in ranks)
+    assert all(rank["threads"] <= max(1, torch.get_num_threads() // 2) for rank in ranks), "ranks share the cores"
 
 
 @pytest.mark.parametrize("precision", EXACT)

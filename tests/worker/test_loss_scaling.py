@@ -187,19 +187,6 @@ def test_a_skipped_step_touches_neither_weights_nor_optimizer_state(
     assert scaling.skipped_steps == 4
 
 
-def test_a_dynamic_scale_grows_after_a_window_of_good_steps() -> None:
-    weight = make_weight()
-    optimizer = momentum_sgd(weight)
-    row = DynamicScale("test", init=16.0, factor=4.0, window=3, maximum=None)
-    scaling = DynamicScaling(row, "cpu", optimizer)
-    scales = []
-    for gradient in [0.25] * 4 + [INF] + [0.25] * 6:
-        train(scaling, optimizer, weight, (gradient, 0.25))
-        scales.append(scaling.read_scale())
-    # Two good steps, the third grows; one more, an overflow, and the window starts anew.
-    assert scales == [16, 16, 64, 64, 16, 16, 16, 64, 64, 64, 256]
-
-
 @pytest.mark.parametrize(("name", "largest"), [("dynamic-apex", 2.0**24), ("dynamic", 2.0**27)])
 def test_apex_s_dynamic_scale_is_bounded_and_torch_s_is_not(
     name: str, largest: float, monkeypatch: pytest.MonkeyPatch

@@ -14,13 +14,11 @@ from castwise.worker.precision import (
     MasterWeights,
     autocast_maker,
     convert_weights,
-    make_weights,
     numeric_state,
     read_fp32_precision,
 )
 
 FP32, TF32 = find_precision("fp32"), find_precision("tf32")
-FP16_MASTER, FP16_TRUE = find_precision("fp16-master"), find_precision("fp16-true")
 BACKENDS: Any = torch.backends
 CUDA_PRODUCTS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn")
 CPU_PRODUCTS = ("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
@@ -154,19 +152,6 @@ def test_batch_norm_of_every_dimension_has_a_dtype_of_its_own_and_no_other_norm(
     assert {weight.dtype for weight in net[1:].parameters()} == {getattr(torch, row.param_dtype)}
 
 
-@every_row
-def test_buffers_of_integers_keep_their_dtype(row: Precision) -> None:
-    net = make_net()
-    net.register_buffer("steps", torch.tensor([2**40 + 1]))
-    net.register_buffer("mask", torch.tensor([True]))
-    convert_weights(net, row)
-    dtypes = {name: buffer.dtype for name, buffer in net.named_buffers()}
-    assert dtypes["norm.num_batches_tracked"] == torch.int64
-    assert dtypes["steps"] == torch.int64
-    assert dtypes["mask"] == torch.bool
-    assert int(net.get_buffer("steps")) == 2**40 + 1
-
-
 # What a row makes of inputs, activations and outputs
 
 
@@ -219,50 +204,16 @@ def test_inputs_are_cast_to_the_weights_dtype_and_outputs_to_float32(row: Precis
 # The tensors that the optimizer steps
 
 
-@every_row
-def test_the_optimizer_steps_masters_where_the_row_has_them(row: Precision) -> None:
-    net = make_net()
-    convert_weights(net, row)
-    weights = make_weights(net, row)
-    stepped, parameters = weights.stepped, list(net.parameters())
-    assert isinstance(weights, MasterWeights) == row.master_weights
-    assert [tensor.shape for tensor in stepped] == [parameter.shape for parameter in parameters]
-    for tensor, parameter in zip(stepped, parameters, strict=True):
-        assert tensor.is_leaf
-        assert tensor.requires_grad
-        has_master = row.master_weights and parameter.dtype != torch.float32
-        assert (tensor is parameter) != has_master
-        if row.master_weights:
-            assert tensor.dtype == torch.float32
-        assert torch.equal(tensor, parameter.float() if has_master else parameter)
-
-
-def master_weights_of(net: nn.Module) -> MasterWeights:
-    convert_weights(net, FP16_MASTER)
-    return MasterWeights(net)
-
-
 def give_gradients(net: nn.Module, value: float) -> None:
     for parameter in net.parameters():
         parameter.grad = torch.full_like(parameter, value)
 
 
-def test_masters_get_the_gradients_of_backward_in_float32() -> None:
-    net = make_net()
-    weights = master_weights_of(net)
-    for value in (0.1, 0.3):  # the second time nothing of the first is left
-        give_gradients(net, value)
-        weights.collect_gradients()
-        for tensor, parameter in zip(weights.stepped, net.parameters(), strict=True):
-            assert tensor.grad is not None
-            assert tensor.grad.dtype == torch.float32
-            assert torch.equal(tensor.grad, torch.full_like(parameter, value).float())
-
-
 def test_gradients_of_masters_lie_where_they_lay_before() -> None:
     """No step allocates them anew, not even one after a step in which a weight took no part."""
     net = make_net()
-    weights = master_weights_of(net)
+    convert_weights(net, find_precision("fp16-master"))
+    weights = MasterWeights(net)
     masters = [weights.stepped[index] for index in (0, 3, 4)]  # all but batch norm's
     addresses = []
     for unused in (False, True, False):

@@ -187,8 +187,6 @@ class SyntheticSamples(Dataset[Sample]):
         return self._num_samples
 
     def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < self._num_samples:
-            raise IndexError(f"sample {index} of {self._num_samples}")
         image = torch.rand(3, self._side, self._side) * 2 - 1
         return image, random.randint(0, self._num_classes - 1)
 
