@@ -10,12 +10,7 @@ from torch import Tensor
 
 from castwise.registry.datasets import CIFAR10, CIFAR100, MNIST
 from castwise.registry.techniques import ON_DEVICE_TRANSFORMS
-from castwise.worker.data.gpu_augmentation import (
-    AUGMENTATIONS,
-    Augmentation,
-    DeviceImages,
-    Epochs,
-)
+from castwise.worker.data.gpu_augmentation import AUGMENTATIONS, Augmentation, DeviceImages, Epochs
 from castwise.worker.data.transforms import STATISTICS, TRANSFORMS
 from castwise.worker.distributed import Peers
 from castwise.worker.models.task import Batch
@@ -92,12 +87,8 @@ def test_an_epoch_follows_from_the_seed_and_its_number_alone() -> None:
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_ranks_share_out_the_samples_evenly(drop_last: bool) -> None:
-    shares = [
-        labels_of(
-            DeviceImages(make_images(50), "cifar10", PLAIN, Epochs(4, True, drop_last, 0, rank_of(rank, 3)), CPU), 0
-        )
-        for rank in range(3)
-    ]
+    orders = [Epochs(4, True, drop_last, 0, rank_of(rank, 3)) for rank in range(3)]
+    shares = [labels_of(DeviceImages(make_images(50), "cifar10", PLAIN, order, CPU), 0) for order in orders]
     assert {len(share) for share in shares} == {16 if drop_last else 17}
     together = [label for share in shares for label in share]
     assert len(set(together)) == (48 if drop_last else 50)

@@ -30,16 +30,14 @@ class Attack:
         return os.system, (self.command,)
 
 
-def make_body() -> nn.Sequential:
-    torch.manual_seed(0)
+def make_body(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
 
 
 def state(**changes: Tensor) -> dict[str, Any]:
-    """Return another body's weights, with a classifier's beside them."""
-    torch.manual_seed(1)
-    body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).state_dict()
-    return {**body, "fc.weight": torch.ones(10, 4), "fc.bias": torch.ones(10), **changes}
+    """Return another body's weights, and a classifier's."""
+    return {**make_body(seed=1).state_dict(), "fc.weight": torch.ones(10, 4), "fc.bias": torch.ones(10), **changes}
 
 
 def saved(content: object, folder: Path, **options: Any) -> Path:
@@ -73,9 +71,7 @@ def test_all_but_the_classifier_is_loaded(zipped: bool, tmp_path: Path) -> None:
 
 
 def without(name: str) -> dict[str, Any]:
-    content = state()
-    del content[name]
-    return content
+    return {key: value for key, value in state().items() if key != name}
 
 
 @pytest.mark.parametrize(

@@ -117,24 +117,20 @@ def test_synthetic_samples_have_the_workload_s_classes() -> None:
 
 def test_resident_data_has_the_same_samples_and_the_same_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(datasets.NUM_IMAGES, "mnist", (50, 10))
-    loaded, loaded_validation = data_of("mnist-cnn", "synthetic:mnist", None, loader=Loader(num_workers=0))
-    on_device, on_device_validation = data_of(
-        "mnist-cnn", "synthetic:mnist", None, ("resident-data",), loader=Loader(num_workers=0)
-    )
-    assert on_device.num_batches == loaded.num_batches == 13
-    sums = [
-        sorted(images.sum((1, 2, 3)).tolist())
-        for source in (loaded, on_device)
-        for images in [torch.cat([batch[0] for batch in source.start(0)])]
-    ]
+    sums, validations = [], []
+    for techniques in ((), ("resident-data",)):
+        training, validation = data_of(
+            "mnist-cnn", "synthetic:mnist", None, techniques, loader=Loader(num_workers=0), validation_batch_size=10
+        )
+        assert training.num_batches == 13
+        images = torch.cat([batch[0] for batch in training.start(0)])
+        sums.append(sorted(images.sum((1, 2, 3)).tolist()))
+        assert validation is not None
+        validations.append(next(validation.start(0)))
     assert sums[0] == pytest.approx(sums[1], rel=1e-4)
-    assert loaded_validation is not None
-    assert on_device_validation is not None
-    for (images, labels), (others, other_labels) in zip(
-        loaded_validation.start(0), on_device_validation.start(0), strict=True
-    ):
-        torch.testing.assert_close(images, others, rtol=1e-5, atol=1e-5)
-        assert labels.equal(other_labels)
+    (images, labels), (others, other_labels) = validations
+    torch.testing.assert_close(images, others, rtol=1e-5, atol=1e-5)
+    assert labels.equal(other_labels)
 
 
 def test_synthetic_images_are_drawn_on_the_device() -> None:

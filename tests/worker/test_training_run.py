@@ -361,5 +361,7 @@ def test_diverged_after_many_non_finite_losses(losses: list[float], have_diverge
 
 def test_why_diverged() -> None:
     assert why_diverged(((0, math.nan), (9, 2.0)), 10) is None, "it recovered"
-    words = "the loss was nan at step 10 of the epoch (seen first at step 6)"
-    assert why_diverged(((0, 1.0), (5, math.inf), (9, math.nan)), 10) == words
+    reason = why_diverged(((0, 1.0), (5, math.inf), (9, math.nan)), 10)
+    assert reason is not None
+    assert "nan at step 10" in reason
+    assert "first at step 6" in reason

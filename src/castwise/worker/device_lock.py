@@ -23,7 +23,7 @@ def _make_file() -> IO[bytes] | None:
     return None
 
 
-# The server from which trials are forked imports this module: they all share its file, and nobody else does.
+# The server from which trials are forked imports this module: they all share its file, and no other process does.
 _FILE = _make_file()
 
 

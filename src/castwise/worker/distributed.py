@@ -63,7 +63,7 @@ class _ProcessGroup(Peers):
     @torch.no_grad()
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            values = tensor.detach().contiguous()  # NCCL takes no others
+            values = tensor.detach().contiguous()  # NCCL requires it
             distributed.broadcast(values, src=0)
             tensor.copy_(values)
 

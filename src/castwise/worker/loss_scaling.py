@@ -236,10 +236,10 @@ def _state_of(optimizer: Optimizer, tensors: list[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def _fill_momentum(optimizer: Optimizer) -> None:
-    """Give SGD its momentum before the first step, as zeros; a state that came with the optimizer stays.
+    """Set SGD's momentum to zeros before the first step, unless the optimizer came with a state.
 
-    Torch makes it of the first gradient, and where that overflowed the fused kernel leaves memory that nobody wrote.
-    From zeros the first step is the same if dampening is 0; otherwise a TechniqueError says so.
+    Torch copies the first gradient, and if that overflowed the fused kernel leaves the momentum uninitialised. With
+    zeros the first step is the same if dampening is 0; otherwise a TechniqueError is raised.
     """
     if not isinstance(optimizer, SGD):
         return
@@ -247,7 +247,9 @@ def _fill_momentum(optimizer: Optimizer) -> None:
         if not group["momentum"]:
             continue
         if group["dampening"]:
-            raise TechniqueError("Loss scaling on the device makes SGD's momentum of zeros, which dampening weakens.")
+            raise TechniqueError(
+                "Loss scaling on the device starts SGD's momentum at zero, where dampening weakens it."
+            )
         for tensor in group["params"]:
             if optimizer.state[tensor].get("momentum_buffer") is None:
                 optimizer.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)

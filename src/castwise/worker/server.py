@@ -99,7 +99,7 @@ class Worker:
         """Return the file of pretrained weights of each model of torchvision, None if it cannot be had."""
         files: dict[str, str | None] = {}
         for model in models:
-            # If one cannot be downloaded, the others cannot either: nobody should wait for each.
+            # If one cannot be downloaded, the others cannot either; each would take seconds to fail.
             is_offline = where is None and None in files.values()
             path = None if is_offline else find_weights(model, where)
             files[model] = None if path is None else str(path)

@@ -176,7 +176,7 @@ class TrainingStep:
         return total
 
     def peak_allocated(self, seen: int | None, *, ever: bool = False) -> int | None:
-        """Return the most bytes that tensors held at once: the allocator has `seen` all but those of a CUDA graph.
+        """Return the most bytes that tensors held at once; the allocator saw `seen`, without those of a CUDA graph.
 
         With `ever` it is the peak of all steps so far, even if the allocator's counter was reset since.
         """
@@ -190,7 +190,7 @@ class TrainingStep:
         return max(seen + self._mean.outside_bytes, self._mean.earlier_peaks[0] if ever else 0)
 
     def peak_reserved(self, seen: int | None, *, ever: bool = False) -> int | None:
-        """Return the most bytes that were held for tensors, of which the allocator has `seen` its own."""
+        """Return the most bytes that were held for tensors, of which the allocator held `seen`."""
         if seen is None or self._mean is None:
             return seen
         return max(seen + self._mean.outside_bytes, self._mean.earlier_peaks[1] if ever else 0)

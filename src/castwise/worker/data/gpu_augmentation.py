@@ -54,8 +54,8 @@ class Epochs:
 class DeviceImages:
     """Batches of a data set on the device: images, float32 of shape (batch, C, H, W), and labels.
 
-    The order and the augmentation of an epoch follow from the seed and the epoch's number alone. They are drawn first;
-    the batch is made from these draws by operations that a CUDA graph can capture. The host never waits for the device.
+    The order and the augmentation of an epoch depend on the seed and the epoch's number only. They are drawn first; the
+    batch is made from these draws by operations that a CUDA graph can capture. The host never waits for the device.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class Corpus:
 
 
 def load_wikitext2(data_dir: Path) -> Corpus:
-    """Return WikiText-2 at word level, with `<eos>` behind every line.
+    """Return WikiText-2 at word level, with `<eos>` after every line.
 
     Raises:
         DataError: A file is missing in the folder or is not the official one.

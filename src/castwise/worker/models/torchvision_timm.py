@@ -18,7 +18,7 @@ _NUM_CLASSES = 1000
 _SIDE = 224
 _SIDES = {"inception_v3": 299}
 
-# Builders whose models would return auxiliary logits beside the logits.
+# Builders whose models would also return auxiliary logits.
 # Source: jorism1993/nvidia_amd_gpu_comparison main.py at 573a94ff (inception_v3, aux_logits=False).
 _ONE_OUTPUT: dict[str, Any] = {"aux_logits": False, "init_weights": True}
 _MODEL_ARGUMENTS: dict[str, dict[str, Any]] = {"inception_v3": _ONE_OUTPUT, "googlenet": _ONE_OUTPUT}
