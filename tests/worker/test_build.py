@@ -33,7 +33,7 @@ def weights(a_spec: TrialSpec) -> list[torch.Tensor]:
         return [each.detach().clone() for each in build_trial(a_spec, stack, Peers()).step.model.parameters()]
 
 
-def test_the_seed_decides_the_weights_and_the_kind_does_not() -> None:
+def test_weights_follow_the_seed() -> None:
     first, again, training = weights(spec()), weights(spec()), weights(spec(recipe=Recipe(epochs=1)))
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(first, again, training, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, weights(spec(seed=1)), strict=True))
@@ -44,7 +44,7 @@ def test_the_seed_decides_the_weights_and_the_kind_does_not() -> None:
     [(None, False), (Recipe(epochs=1), False), (Recipe(epochs=1, cudnn_benchmark=True), True)],
 )
 @pytest.mark.parametrize("before", [False, True])
-def test_the_process_s_numeric_state_is_given_back(recipe: Recipe | None, wanted: bool, before: bool) -> None:
+def test_numeric_state_is_restored(recipe: Recipe | None, wanted: bool, before: bool) -> None:
     torch.backends.cudnn.benchmark = before
     fp32 = read_fp32_precision()
     try:
@@ -57,7 +57,7 @@ def test_the_process_s_numeric_state_is_given_back(recipe: Recipe | None, wanted
         torch.backends.cudnn.benchmark = False
 
 
-def test_the_recipe_s_optimizer_takes_the_place_of_the_workload_s_own() -> None:
+def test_recipe_replaces_the_optimizer() -> None:
     asked = Optimizer(name="SGD", arguments={"lr": 0.25})
     with ExitStack() as stack:
         own = build_trial(spec(recipe=Recipe(epochs=1)), stack, Peers()).step.optimizer
@@ -67,7 +67,7 @@ def test_the_recipe_s_optimizer_takes_the_place_of_the_workload_s_own() -> None:
     assert other.defaults["lr"] == 0.25
 
 
-def test_pretrained_weights_are_loaded_where_the_task_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pretrained_weights_are_loaded_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[tuple[Path, torch.dtype]] = []
     real = build_module.build_task
 

@@ -28,7 +28,7 @@ def break_off(error: Exception) -> Any:
     return save
 
 
-def test_a_state_comes_back(tmp_path: Path) -> None:
+def test_save_and_load(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run.pt"
     assert checkpoints.save(path, {"question": "q", "weights": torch.arange(3.0), "epochs": ["{}"]})
     state = checkpoints.load(path, CPU, "q")
@@ -46,7 +46,7 @@ def test_a_state_comes_back(tmp_path: Path) -> None:
         (OSError(), "OSError"),
     ],
 )
-def test_a_full_disk_leaves_the_last_checkpoint_and_a_warning(
+def test_full_disk_keeps_last_checkpoint(
     error: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.pt"
@@ -101,7 +101,7 @@ def a_run(path: Path | None, monkeypatch: pytest.MonkeyPatch) -> TrainingRun:
     return TrainingRun(spec, None, path)
 
 
-def test_a_run_goes_on_where_its_checkpoints_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_continues_without_writable_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = a_run(None, monkeypatch)
     losses = [plain.run_epoch().losses for _ in range(3)]
     plain.finish()

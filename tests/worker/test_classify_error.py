@@ -66,7 +66,7 @@ CUDA_OOM = "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total 
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_an_exception_has_a_status_and_one_line(error: BaseException, status: str, message: str) -> None:
+def test_classify(error: BaseException, status: str, message: str) -> None:
     assert classify(error) == (status, message)
     assert status in get_args(Status)
 
@@ -92,7 +92,7 @@ def multiply_wrong_shapes() -> None:
         (multiply_wrong_shapes, "crashed", "RuntimeError"),
     ],
 )
-def test_torch_s_own_words_are_known(work: Callable[[], None], status: str, words: str) -> None:
+def test_classify_errors_raised_by_torch(work: Callable[[], None], status: str, words: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         work()
     found, message = classify(caught.value)
@@ -108,7 +108,7 @@ class CompilerError(RuntimeError):
         self.inner_exception = inner
 
 
-def test_a_failed_compilation_is_told_by_its_cause() -> None:
+def test_failed_compilation_is_classified_by_cause() -> None:
     broken = CompilerError(RuntimeError("C++ compile error\n\nCommand:\ng++ main.cpp"))
     assert classify(broken) == ("crashed", "torch.compile failed: RuntimeError: C++ compile error")
     status, message = classify(CompilerError(torch.OutOfMemoryError("CUDA out of memory.")))
@@ -139,13 +139,13 @@ MIB = 2**20
         ),
     ],
 )
-def test_torch_s_words_say_how_much_memory_is_short(text: str, needed_mib: float, free_mib: float) -> None:
+def test_shortfall_of_torch_message(text: str, needed_mib: float, free_mib: float) -> None:
     found = shortfall_of(torch.OutOfMemoryError(text))
     assert found is not None
     assert found.needed_bytes == pytest.approx(needed_mib * MIB, rel=1e-6)
     assert found.free_bytes == pytest.approx(free_mib * MIB, rel=1e-6)
 
 
-def test_other_words_do_not_say_how_much_memory_is_short() -> None:
+def test_no_shortfall_in_other_messages() -> None:
     assert shortfall_of(torch.OutOfMemoryError("no memory")) is None
     assert shortfall_of(ValueError("Tried to allocate 1.00 GiB")) is None

@@ -95,7 +95,7 @@ def test_files_are_found_in_every_layout(folder: str, suffix: str, tmp_path: Pat
         assert read_verified(SMALL, tmp_path, file.part) == CONTENT[file.part]
 
 
-def test_the_first_folder_and_the_uncompressed_form_come_first(tmp_path: Path) -> None:
+def test_search_order_of_files(tmp_path: Path) -> None:
     store(tmp_path / "MNIST" / "raw")
     store(tmp_path / "mnist", suffix=".gz")
     assert find_file(SMALL, tmp_path, IMAGES.part) == tmp_path / "mnist" / f"{IMAGES.name}.gz"
@@ -109,7 +109,7 @@ def test_the_first_folder_and_the_uncompressed_form_come_first(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", [".", "nowhere", "file", "x" * 300])
-def test_missing_files_are_named_with_the_ways_out(name: str, tmp_path: Path) -> None:
+def test_missing_files_are_named(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     (tmp_path / IMAGES.name).mkdir()
     folder = tmp_path / name
@@ -158,7 +158,7 @@ PACKED = gzip.compress(DIGITS)
         (b"<html>moved</html>", ".gz", r"cannot be read \(.*Not a gzipped file.*\)\."),
     ],
 )
-def test_content_that_is_not_the_official_one(content: bytes, suffix: str, message: str, tmp_path: Path) -> None:
+def test_wrong_content_is_refused(content: bytes, suffix: str, message: str, tmp_path: Path) -> None:
     path = store(tmp_path, suffix=suffix) / (IMAGES.name + suffix)
     path.write_bytes(content)
     refuse(tmp_path, path, message)
@@ -173,7 +173,7 @@ def refuse(folder: Path, path: Path, message: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_file_that_is_far_too_long_is_not_read(suffix: str, tmp_path: Path) -> None:
+def test_too_long_file_is_not_read(suffix: str, tmp_path: Path) -> None:
     """Nor is an archive unpacked that would be as long."""
     path = store(tmp_path, suffix=suffix) / (IMAGES.name + suffix)
     with path.open("wb") as stream:
@@ -202,7 +202,7 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.Monkey
 # MNIST
 
 
-def test_images_and_labels_are_the_files_without_their_headers(small_mnist: Path) -> None:
+def test_mnist_is_read_without_headers(small_mnist: Path) -> None:
     for split, count in (("train", NUM_TRAIN), ("test", NUM_TEST)):
         digits, labels = load_mnist(SMALL, small_mnist, split)
         assert (digits.shape, digits.dtype) == ((count, 1, 28, 28), torch.uint8)
@@ -256,7 +256,7 @@ def test_cifar_in_both_layouts(row: DataSet, num_classes: int, layout: str, tmp_
         assert labels.tolist() == [label for _, each in batches for label in each]
 
 
-def test_python_layout_is_used_if_the_binary_one_is_incomplete(tmp_path: Path) -> None:
+def test_python_layout_is_used_if_binary_is_incomplete(tmp_path: Path) -> None:
     for file in CIFAR10.files[:-1]:
         (tmp_path / file.name).touch()
     with pytest.raises(MissingDataError, match=r"no test_batch\.bin\[\.gz\] nor the python layout's data_batch_1 in"):
@@ -317,7 +317,7 @@ def test_cifar_is_downloaded_by_checksum(name: str, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("row", [MNIST, CIFAR10, CIFAR100], ids=lambda row: row.name)
-def test_real_images_have_the_statistics_that_are_subtracted(row: DataSet) -> None:
+def test_real_images_have_the_statistics(row: DataSet) -> None:
     try:
         verify(row, default_data_dir())
     except MissingDataError as missing:

@@ -134,7 +134,7 @@ def test_broadcast_and_gather_objects(ranks: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("precision", EXACT)
-def test_two_ranks_train_as_one_process_on_the_joint_batch(precision: str, ranks: list[dict[str, Any]]) -> None:
+def test_two_ranks_equal_one_process(precision: str, ranks: list[dict[str, Any]]) -> None:
     alone = train(precision, "128" if precision == "fp16-master" else "none", Peers())
     # Half the batches are rounded apart: to 8 bits of mantissa, 11, or float32's 24.
     tolerance = {"fp32": 1e-5, "bf16-mixed": 2e-2, "fp16-master": 2e-3}[precision]
@@ -143,7 +143,7 @@ def test_two_ranks_train_as_one_process_on_the_joint_batch(precision: str, ranks
         assert float((first - whole).norm() / whole.norm()) < tolerance
 
 
-def test_an_overflow_in_one_rank_is_skipped_by_all(ranks: list[dict[str, Any]]) -> None:
+def test_overflow_in_one_rank_is_skipped_by_all(ranks: list[dict[str, Any]]) -> None:
     (skipped, scale, weights), (others_skipped, others_scale, others) = (rank["overflow"] for rank in ranks)
     assert (skipped, scale) == (others_skipped, others_scale) == (1, 2.0**15)
     assert all(torch.equal(one, other) for one, other in zip(weights, others, strict=True))
@@ -156,13 +156,13 @@ def test_each_rank_trains_on_its_share(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["whole"][0][2] != ranks[1]["whole"][0][2]
 
 
-def test_ranks_go_on_from_one_checkpoint_as_if_they_had_never_stopped(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_resume_from_checkpoint(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["first"] == rank["whole"][:1]
         assert rank["resumed"] == rank["whole"]
 
 
-def test_ranks_give_up_together(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_stop_together_when_diverged(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         ((num_steps, _, _, diverged),) = rank["hopeless"]
         assert num_steps % 5 == 0
@@ -171,7 +171,7 @@ def test_ranks_give_up_together(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["hopeless"][0][0] == ranks[1]["hopeless"][0][0]
 
 
-def test_what_rank_0_finds_of_a_run_holds_for_all(ranks: list[dict[str, Any]]) -> None:
+def test_rank_0_decides_divergence(ranks: list[dict[str, Any]]) -> None:
     assert [rank["diverged"][-1][3] for rank in ranks] == ["found by rank 0"] * 2
 
 
@@ -204,7 +204,7 @@ def test_loaders_of_two_ranks_share_the_samples(drop_last: bool, lengths: list[i
     assert set(seen) == set(range(9)) if not drop_last else len(set(seen)) == 8
 
 
-def test_loaders_of_two_ranks_draw_random_numbers_of_their_own() -> None:
+def test_loaders_of_two_ranks_draw_different_numbers() -> None:
     """Their processes do, which augment: a loader's generator lies on the CPU, on a GPU's machine too."""
     drawn = []
     for rank in range(2):
@@ -213,7 +213,7 @@ def test_loaders_of_two_ranks_draw_random_numbers_of_their_own() -> None:
     assert all(not one.equal(other) for one, other in combinations(drawn, 2))
 
 
-def test_each_epoch_has_its_own_order_and_always_the_same() -> None:
+def test_epoch_order_is_reproducible() -> None:
     source = load_batches(Numbers(32, 1), Loader(num_workers=0), 4, 0, torch.device("cpu"), Rank(0))
     first, second, again = ([labels.tolist() for _, labels in source.start(epoch)] for epoch in (0, 1, 0))
     assert source.num_batches == 4

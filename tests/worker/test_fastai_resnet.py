@@ -38,7 +38,7 @@ def make_task() -> Callable[[], Task]:
 
 # torchvision's published parameters (Weights.meta["num_params"]), and channels in front of its classifier
 @pytest.mark.parametrize(("name", "total", "width"), [("resnet18", 11_689_512, 512), ("resnet50", 25_557_032, 2048)])
-def test_parameters_are_torchvision_s_body_and_fastai_s_head(name: str, total: int, width: int) -> None:
+def test_number_of_parameters(name: str, total: int, width: int) -> None:
     with torch.device("meta"):
         model = make_model(name)
     head = 2 * (2 * width) + (2 * width + 1) * 512 + 2 * 512 + (512 + 1) * 100
@@ -48,7 +48,7 @@ def test_parameters_are_torchvision_s_body_and_fastai_s_head(name: str, total: i
 # Body and head
 
 
-def test_the_body_is_torchvision_s_up_to_its_pooling() -> None:
+def test_body_equals_torchvision() -> None:
     torch.manual_seed(0)
     resnet = models.resnet18(weights=None).eval()
     body = make_model("resnet18").get_submodule("body").eval()
@@ -64,7 +64,7 @@ def test_pooling_puts_maxima_before_means() -> None:
     assert pooled.flatten().tolist() == [7, 15, 3.5, 11.5]
 
 
-def test_the_head_is_create_head_s() -> None:
+def test_head_equals_create_head() -> None:
     head = list(make_model("resnet18").get_submodule("head"))  # type: ignore[call-overload]
     kinds = ["AdaptiveConcatPool2d", "Flatten", "BatchNorm1d", "Dropout", "Linear", "ReLU", "BatchNorm1d", "Dropout"]
     assert [type(module).__name__ for module in head] == [*kinds, "Linear"]
@@ -76,14 +76,14 @@ def test_the_head_is_create_head_s() -> None:
         assert not linear.bias.any()
 
 
-def test_all_but_batch_norm_is_frozen_in_the_body_and_nothing_in_the_head() -> None:
+def test_frozen_parameters() -> None:
     model = make_model("resnet18")
     norms = {id(p) for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()}
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad == (id(parameter) in norms or name.startswith("head.")), name
 
 
-def test_layer_groups_are_split_before_the_third_stage_and_before_the_head() -> None:
+def test_layer_groups() -> None:
     names = [name for name, _ in make_model("resnet18").named_parameters()]
     groups: dict[int, set[str]] = {0: set(), 1: set(), 2: set()}
     for name in names:
@@ -98,7 +98,7 @@ def test_layer_groups_are_split_before_the_third_stage_and_before_the_head() -> 
 
 
 @pytest.mark.parametrize(("precision", "scale"), [("fp32", "none"), ("bf16-mixed", "none"), ("fp16-master", "512")])
-def test_a_step_moves_what_learns_and_nothing_else(precision: str, scale: str, make_task: Callable[[], Task]) -> None:
+def test_step_changes_only_what_learns(precision: str, scale: str, make_task: Callable[[], Task]) -> None:
     task, row = make_task(), find_precision(precision)
     learning = {name for name, parameter in task.model.named_parameters() if parameter.requires_grad}
     step = make_step(row, task, find_workload("fastai-resnet18").optimizer, loss_scale=scale)

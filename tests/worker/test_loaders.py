@@ -33,7 +33,7 @@ def keep(image: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("channels", [3, 1])
-def test_samples_are_the_images_as_pil_has_them(channels: int) -> None:
+def test_image_samples(channels: int) -> None:
     """Channels last in colour, and none in grey."""
     images, labels = draw(3, channels)
     samples = ImageSamples(images, labels, keep)
@@ -106,7 +106,7 @@ for _, (pid,) in make_loader(EndlessSamples(), Loader(num_workers=2), 1, seed=0)
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
-def test_a_loaders_processes_do_not_outlive_a_trial_that_is_ended(end: str) -> None:
+def test_loader_processes_end_with_the_trial(end: str) -> None:
     alive, held_open = os.pipe()  # the trial and its loader's processes hold its other end
     command = [sys.executable, "-c", LOAD_FOR_EVER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[held_open], text=True) as trial:
@@ -127,7 +127,7 @@ def test_a_loaders_processes_do_not_outlive_a_trial_that_is_ended(end: str) -> N
 # 003's split
 
 
-def test_both_splits_are_pooled_and_a_fifth_is_drawn() -> None:
+def test_fastai_split() -> None:
     train = torch.arange(50_000)[:, None], torch.arange(50_000)
     test = torch.arange(50_000, 60_000)[:, None], torch.arange(50_000, 60_000)
     (images, labels), (validation_images, validation_labels) = fastai_split(train, test)
@@ -145,13 +145,13 @@ def test_both_splits_are_pooled_and_a_fifth_is_drawn() -> None:
 RUNS = (0, 1, 2, 9293, 2**43, 2**43 + 1, 2**63 - 1)  # all that --seed takes
 
 
-def test_no_two_epochs_runs_or_ranks_share_a_seed() -> None:
+def test_seeds_are_distinct() -> None:
     seeds = [seed_of(*each) for each in product(RUNS, (0, 1, 2, 299), (0, 1, 7))]
     assert len(set(seeds)) == len(seeds)
     assert max(seeds) + 10**6 < 2**64, "what torch takes"
 
 
-def test_epochs_of_runs_and_ranks_do_not_meet_in_32_bits() -> None:
+def test_seeds_are_distinct_in_32_bits() -> None:
     seeds = sorted(seed_of(run, rank=rank) % 2**32 for run in range(100) for rank in range(64))
     apart = [after - before for before, after in pairwise([*seeds, seeds[0] + 2**32])]
     assert min(apart) > 100_000

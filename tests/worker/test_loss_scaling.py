@@ -71,7 +71,7 @@ def test_loss_scales_have_one_spelling(text: str, canonical: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["abc", "", "128x", "0", "-1", "inf", "nan", "1e400"])
-def test_what_is_no_loss_scale_is_refused(text: str) -> None:
+def test_refuses_bad_loss_scale(text: str) -> None:
     with pytest.raises(UsageError, match=f"'{text}'"):
         parse_loss_scale(text)
 
@@ -81,7 +81,7 @@ def test_what_is_no_loss_scale_is_refused(text: str) -> None:
 
 @every_scale
 @every_dtype
-def test_steps_are_taken_with_the_unscaled_gradients(name: str, on_device: bool, dtype: torch.dtype) -> None:
+def test_steps_use_unscaled_gradients(name: str, on_device: bool, dtype: torch.dtype) -> None:
     """Momentum too is of the unscaled ones: 0.25 · (1, 1.5) times the learning rate of 0.5."""
     weight = make_weight(dtype)
     optimizer = momentum_sgd(weight)
@@ -139,7 +139,7 @@ def test_no_and_static_scaling_let_overflow_through(bad: float, name: str, scale
 
 
 @every_dtype
-def test_a_dynamic_scale_halves_until_the_gradients_fit(dtype: torch.dtype) -> None:
+def test_dynamic_scale_halves_until_gradients_fit(dtype: torch.dtype) -> None:
     """Steps until then are skipped and counted; the first that is taken is the unscaled gradient's."""
     largest = torch.finfo(dtype).max
     weight = make_weight(dtype)
@@ -161,9 +161,7 @@ def test_a_dynamic_scale_halves_until_the_gradients_fit(dtype: torch.dtype) -> N
 @pytest.mark.parametrize("clip_grad_norm", [None, 0.5])
 @pytest.mark.parametrize("kind", [DynamicScaling, DeviceScaling])
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
-def test_a_skipped_step_touches_neither_weights_nor_optimizer_state(
-    optimizer_name: str, kind: type, clip_grad_norm: float | None
-) -> None:
+def test_skipped_step_changes_nothing(optimizer_name: str, kind: type, clip_grad_norm: float | None) -> None:
     weight = make_weight()
     optimizer_class, arguments = OPTIMIZERS[optimizer_name]
     optimizer = optimizer_class([weight], **arguments)
@@ -188,9 +186,7 @@ def test_a_skipped_step_touches_neither_weights_nor_optimizer_state(
 
 
 @pytest.mark.parametrize(("name", "largest"), [("dynamic-apex", 2.0**24), ("dynamic", 2.0**27)])
-def test_apex_s_dynamic_scale_is_bounded_and_torch_s_is_not(
-    name: str, largest: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_apex_dynamic_scale_is_bounded(name: str, largest: float, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = tuple(replace(row, init=2.0**23, window=1) for row in DYNAMIC_SCALES)
     monkeypatch.setattr(loss_scaling, "DYNAMIC_SCALES", quick)
     weight = make_weight()
@@ -203,7 +199,7 @@ def test_apex_s_dynamic_scale_is_bounded_and_torch_s_is_not(
     assert scaling.read_scale() == largest / 2
 
 
-def test_the_registry_s_dynamic_scales_are_their_sources() -> None:
+def test_dynamic_scale_rows_equal_their_sources() -> None:
     torch_s = torch.amp.GradScaler("cpu")
     assert torch_s.get_scale() == DYNAMIC.init
     assert torch_s.get_growth_factor() == DYNAMIC.factor
@@ -225,7 +221,7 @@ GRADIENTS = (INF, 0.25, 0.5, -0.125, NAN, 0.5, -INF, INF, 0.25, 0.25, 0.125, 0.5
     [pair for pair in itertools.product(OPTIMIZERS, (False, True)) if pair != ("adadelta", True)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_the_device_does_what_torch_s_scaler_does(
+def test_device_scaling_equals_grad_scaler(
     name: str, fused: bool, clip: float | None, row: DynamicScale, dtype: torch.dtype
 ) -> None:
     kind, arguments = OPTIMIZERS[name]
@@ -244,7 +240,7 @@ def test_the_device_does_what_torch_s_scaler_does(
     assert scaling.skipped_steps == 4
 
 
-def test_scaling_on_the_device_goes_on_from_its_state() -> None:
+def test_device_scaling_restores_state() -> None:
     weight = make_weight()
     optimizer = SGD([weight], lr=0.5)
     scaling, later = DeviceScaling(QUICK, CPU, optimizer), DeviceScaling(QUICK, CPU, optimizer)

@@ -67,34 +67,34 @@ def test_float32_is_counted_to_the_byte(own: UserModel) -> None:
     assert parts.peak_bytes == parts.tensors_bytes
 
 
-def test_activations_go_with_the_batch_and_the_rest_does_not(own: UserModel) -> None:
+def test_saved_bytes_grow_with_batch_size(own: UserModel) -> None:
     one, four = parts_of(own, "fp32"), parts_of(own, "fp32", 4 * BATCH)
     assert four.saved_bytes == 4 * one.saved_bytes
     assert (four.weights_bytes, four.optimizer_bytes) == (one.weights_bytes, one.optimizer_bytes)
 
 
-def test_autocast_keeps_float32_weights_and_adds_copies_of_them(own: UserModel) -> None:
+def test_autocast_adds_weight_casts(own: UserModel) -> None:
     parts = parts_of(own, "bf16-mixed")
     assert (parts.weights_bytes, parts.optimizer_bytes) == (WEIGHTS, WEIGHTS)
     assert 2 * HIDDEN * HIDDEN <= parts.weight_casts_bytes <= WEIGHTS // 2
     assert parts.saved_bytes >= 2 * BATCH * 2 * HIDDEN
 
 
-def test_masters_are_told_from_weights_and_have_gradients_of_their_own(own: UserModel) -> None:
+def test_masters_are_counted_separately(own: UserModel) -> None:
     true, master = parts_of(own, "bf16-true"), parts_of(own, "fp16-master", loss_scale="128")
     assert (true.weights_bytes, true.optimizer_bytes, true.masters_bytes) == (WEIGHTS // 2, WEIGHTS // 2, 0)
     assert (master.weights_bytes, master.optimizer_bytes, master.masters_bytes) == (WEIGHTS // 2, WEIGHTS, WEIGHTS)
     assert master.gradients_bytes >= WEIGHTS
 
 
-def test_steps_that_loss_scaling_skips_are_waited_for(own: UserModel) -> None:
+def test_waits_for_a_step_that_is_not_skipped(own: UserModel) -> None:
     """The optimizer has no state before its first step; a scale that starts at 2^32 skips many."""
     parts = parts_of(own, "fp16-master", loss_scale="dynamic-apex")
     assert parts.optimizer_bytes == WEIGHTS
 
 
 @pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)
-def test_a_compiled_or_captured_step_is_not_taken_apart(row: Technique) -> None:
+def test_compiled_and_captured_steps_are_not_observed(row: Technique) -> None:
     hides = "compile" in row.name or "graph" in row.name
     spec, nothing = fake_spec("fp32", techniques=(row.name,)), cast("Any", None)
     try:

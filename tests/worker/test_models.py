@@ -77,14 +77,14 @@ def small(row: Workload) -> Workload:
 
 
 @pytest.mark.parametrize("row", [row for row in WORKLOADS if row.num_parameters], ids=lambda row: row.name)
-def test_models_have_the_size_that_their_row_states(row: Workload) -> None:
+def test_model_size_matches_row(row: Workload) -> None:
     task = build_on_meta(row)
     assert count_parameters(task.model) == row.num_parameters
     assert row.macs_per_sample in (None, count_macs(task))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_torchvision_models_have_the_published_size(name: str) -> None:
+def test_torchvision_model_size_is_the_published_one(name: str) -> None:
     num_parameters, gmacs = PUBLISHED[name]
     task = build_on_meta(find_workload(name))
     assert count_parameters(task.model) == num_parameters
@@ -95,7 +95,7 @@ def test_torchvision_models_have_the_published_size(name: str) -> None:
     ("name", "gates", "width"),
     [("lstm-lm", 4, 200), ("gru-lm", 3, 200), ("rnn-lm", 1, 200), ("lstm-lm-1500", 4, 1500)],
 )
-def test_language_models_have_the_counts_of_their_widths(name: str, gates: int, width: int) -> None:
+def test_language_model_size_follows_width(name: str, gates: int, width: int) -> None:
     task = build_on_meta(find_workload(name))
     recurrent = 2 * gates * 2 * width * width
     biases = 2 * gates * 2 * width
@@ -128,7 +128,7 @@ def test_takes_a_training_step(row: Workload) -> None:
 
 
 @every_row
-def test_batches_have_the_row_s_shape_and_follow_the_generator_alone(row: Workload) -> None:
+def test_batch_shapes_and_seeds(row: Workload) -> None:
     task = build_on_meta(row)
     assert task.units_per_sample == (35 if row.unit == "tokens" else 1)
     torch.manual_seed(1)
@@ -158,14 +158,14 @@ def test_mnist_cnn_returns_log_probabilities() -> None:
     torch.testing.assert_close(output.log_softmax(dim=1), output)
 
 
-def test_wide_resnet_has_biased_convolutions_and_one_fast_batch_norm() -> None:
+def test_wide_resnet_biases_and_batch_norm_momentum() -> None:
     model = build_on_meta(find_workload("wrn-28-10")).model
     assert all(m.bias is not None for m in model.modules() if isinstance(m, nn.Conv2d))
     fast = [name for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d) and m.momentum == 0.9]
     assert fast == ["bn1"]
 
 
-def test_wide_resnet_refuses_a_depth_that_is_no_whole_number_of_blocks() -> None:
+def test_wide_resnet_refuses_depth() -> None:
     with pytest.raises(ValueError, match=r"6n \+ 4, not 27"):
         WideResNet(27, 10, 0.3)
 
@@ -179,9 +179,7 @@ def test_wide_resnet_refuses_a_depth_that_is_no_whole_number_of_blocks() -> None
         ("torchvision:efficientnet_b0", (1e-5, 0.1)),
     ],
 )
-def test_efficientnets_have_the_source_s_batch_norm_and_torchvision_s_its_own(
-    name: str, norm: tuple[float, float]
-) -> None:
+def test_efficientnet_batch_norm(name: str, norm: tuple[float, float]) -> None:
     model = build_on_meta(find_workload(name)).model
     assert {(m.eps, m.momentum) for m in model.modules() if isinstance(m, nn.BatchNorm2d)} == {norm}
 
@@ -218,7 +216,7 @@ def test_state_restarts_when_the_batch_size_changes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN_TANH"])
-def test_state_survives_a_model_that_casts_its_inputs_and_outputs(kind: str) -> None:
+def test_state_is_carried_through_casts(kind: str) -> None:
     model, carried = LanguageModel(kind, width=8, dropout=0.0), CarriedLoss()
     convert_weights(model, find_precision("bf16-true"))
     for _ in range(2):
@@ -233,14 +231,14 @@ def language_batch(batch_size: int) -> Batch:
     return build_on_meta(find_workload("lstm-lm")).make_batches(1, batch_size, CPU, generator())[0]
 
 
-def test_targets_are_the_next_tokens_and_batches_follow_each_other() -> None:
+def test_targets_are_the_next_tokens() -> None:
     first, second = build_on_meta(find_workload("lstm-lm")).make_batches(2, 3, CPU, generator())
     tokens = torch.cat([first[0], second[0]])
     assert torch.equal(first[1].view(35, 3), tokens[1:36])
 
 
 @pytest.mark.parametrize("name", ["lstm-lm", "gru-lm", "rnn-lm"])
-def test_language_model_is_initialised_as_in_the_source(name: str) -> None:
+def test_language_model_initialisation(name: str) -> None:
     model = build_task(small(find_workload(name))).model
     for module in ("encoder", "decoder"):
         weight = model.get_submodule(module).get_parameter("weight")
@@ -252,7 +250,7 @@ def test_language_model_is_initialised_as_in_the_source(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "side"), [("resnext50_32x4d", 224), ("inception_v3", 299), ("googlenet", 224)])
-def test_torchvision_models_come_with_one_output_and_their_size(name: str, side: int) -> None:
+def test_torchvision_models_have_one_output(name: str, side: int) -> None:
     task = build_on_meta(find_workload(f"torchvision:{name}"))
     images, _ = task.make_batches(1, 2, CPU, generator())[0]
     assert images.shape == (2, 3, side, side)
@@ -314,7 +312,7 @@ def test_missing_timm_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) ->
 # Data sets
 
 
-def test_a_data_set_that_the_row_does_not_take_is_refused() -> None:
+def test_refuses_data_set_of_other_workload() -> None:
     with pytest.raises(UsageError, match=r"dpn92 does not take the data set 'mnist'. It takes: synthetic."):
         build_task(find_workload("dpn92"), data_set="mnist")
 
@@ -325,9 +323,7 @@ def test_a_real_data_set_needs_a_folder() -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in WORKLOADS if row.data_sets], ids=lambda row: row.name)
-def test_real_data_takes_the_place_of_the_synthetic(
-    row: Workload, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_real_data_replaces_synthetic(row: Workload, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     images = torch.randint(256, (9, *row.input_shape), dtype=torch.uint8)
     labels = torch.arange(9) % 10
     for name in datasets.IMAGE_SETS:
@@ -347,7 +343,7 @@ def test_real_data_takes_the_place_of_the_synthetic(
         assert not torch.equal(seen, labels[:8]), "not shuffled"
 
 
-def test_real_images_are_enlarged_to_the_workload_s_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_real_images_are_enlarged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     images, labels = torch.randint(256, (9, 3, 32, 32), dtype=torch.uint8), torch.arange(9)
     monkeypatch.setitem(datasets.IMAGE_SETS, "cifar100", lambda *_: (images, labels))
     make = datasets.resident_batches("cifar100", tmp_path, 64)

@@ -52,9 +52,7 @@ def switches() -> Iterator[None]:
 @every_row
 @pytest.mark.parametrize("conv", ["ieee", "tf32", "none"])
 @pytest.mark.parametrize("matmul", ["ieee", "tf32", "none"])
-def test_numeric_state_wins_over_what_was_set_and_restores_it(
-    row: Precision, matmul: str, conv: str, switches: None
-) -> None:
+def test_numeric_state_is_set_and_restored(row: Precision, matmul: str, conv: str, switches: None) -> None:
     write_switches("none", matmul=matmul, conv=conv, rnn="tf32")
     before, inside = read_fp32_precision(), {}
     with suppress(ZeroDivisionError), numeric_state(row):
@@ -69,7 +67,7 @@ def test_numeric_state_wins_over_what_was_set_and_restores_it(
 
 
 @pytest.mark.parametrize("row", [FP32, TF32], ids=lambda row: row.name)
-def test_after_numeric_state_switches_follow_their_parent_as_before(row: Precision, switches: None) -> None:
+def test_switches_follow_their_parent_after_numeric_state(row: Precision, switches: None) -> None:
     """A switch that was never written follows `torch.backends.fp32_precision`; it must not stop doing so."""
     write_switches("tf32")
     with numeric_state(row):
@@ -81,7 +79,7 @@ def test_after_numeric_state_switches_follow_their_parent_as_before(row: Precisi
 
 @every_row
 @pytest.mark.parametrize("older", ["highest", "high", "medium"])
-def test_the_older_matmul_switch_agrees_inside_and_is_given_back(row: Precision, older: str, switches: None) -> None:
+def test_older_matmul_switch_agrees(row: Precision, older: str, switches: None) -> None:
     """Inductor's max-autotune of torch 2.11 asks it, and torch raises where it contradicts the others."""
     torch.set_float32_matmul_precision(older)
     before = read_fp32_precision()
@@ -98,9 +96,7 @@ def test_the_older_matmul_switch_agrees_inside_and_is_given_back(row: Precision,
     ("older", "path", "value"),
     [("highest", "cuda.matmul", "tf32"), ("high", "mkldnn.matmul", "bf16"), ("medium", "mkldnn.matmul", "tf32")],
 )
-def test_a_contradiction_of_the_older_matmul_switch_is_none_inside(
-    older: str, path: str, value: str, switches: None
-) -> None:
+def test_contradictory_older_matmul_switch(older: str, path: str, value: str, switches: None) -> None:
     torch.set_float32_matmul_precision(older)
     switch = resolve_name(f"torch.backends:{path}")
     switch.fp32_precision = value
@@ -116,7 +112,7 @@ def test_a_contradiction_of_the_older_matmul_switch_is_none_inside(
 
 
 @every_row
-def test_weights_are_rounded_to_the_row_s_dtypes(row: Precision) -> None:
+def test_weight_dtypes(row: Precision) -> None:
     net, original = make_net(), make_net()
     convert_weights(net, row)
     for tensor in (net.conv.weight, net.linear.weight, net.linear.bias):
@@ -127,7 +123,7 @@ def test_weights_are_rounded_to_the_row_s_dtypes(row: Precision) -> None:
 
 
 @every_row
-def test_batch_norm_of_every_dimension_has_a_dtype_of_its_own_and_no_other_norm(row: Precision) -> None:
+def test_batch_norm_dtype(row: Precision) -> None:
     batch_norms = nn.BatchNorm1d(2), nn.Sequential(nn.BatchNorm2d(2, affine=False)), nn.BatchNorm3d(2)
     net = nn.Sequential(nn.Sequential(*batch_norms), nn.LayerNorm(4), nn.GroupNorm(2, 4))
     convert_weights(net, row)
@@ -141,7 +137,7 @@ def test_batch_norm_of_every_dimension_has_a_dtype_of_its_own_and_no_other_norm(
 
 
 @every_row_of_a_cpu
-def test_activations_have_the_row_s_dtype(row: Precision) -> None:
+def test_activation_dtypes(row: Precision) -> None:
     net = make_net()
     convert_weights(net, row)
     seen: dict[str, torch.dtype] = {}
@@ -174,7 +170,7 @@ def dtypes_of(nested: Any) -> Any:
 
 
 @every_row
-def test_inputs_are_cast_to_the_weights_dtype_and_outputs_to_float32(row: Precision) -> None:
+def test_dtypes_of_inputs_and_outputs(row: Precision) -> None:
     model = Spy()
     convert_weights(model, row)
     tokens, floats = torch.tensor([2**24 + 1]), torch.ones(2)
@@ -194,7 +190,7 @@ def give_gradients(net: nn.Module, value: float) -> None:
         parameter.grad = torch.full_like(parameter, value)
 
 
-def test_gradients_of_masters_lie_where_they_lay_before() -> None:
+def test_master_gradients_keep_their_memory() -> None:
     """No step allocates them anew, not even one after a step in which a weight took no part."""
     net = make_net()
     convert_weights(net, find_precision("fp16-master"))

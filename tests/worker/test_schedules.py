@@ -139,7 +139,7 @@ def two_loops() -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("done", [0, 1, 4, STEPS - 1, STEPS, STEPS + 1, 25, 4 * STEPS - 1])
-def test_two_cycles_go_on_from_their_state_on_either_side_of_the_boundary(done: int) -> None:
+def test_two_cycles_resume(done: int) -> None:
     optimizer = make_adamw()
     scheduler = make_run_scheduler(recipe(), optimizer, STEPS)
     before = take_steps(optimizer, scheduler, done)
@@ -152,14 +152,14 @@ def test_two_cycles_go_on_from_their_state_on_either_side_of_the_boundary(done: 
     assert before + take_steps(again, resumed, 4 * STEPS - done, done) == two_loops()
 
 
-def test_a_run_that_ends_with_its_first_cycle_has_no_second() -> None:
+def test_run_without_second_cycle() -> None:
     optimizer = make_adamw()
     scheduler = make_run_scheduler(recipe(epochs=1), optimizer, STEPS)
     assert take_steps(optimizer, scheduler, STEPS) == two_loops()[:STEPS]
     assert optimizer.state, "nothing is forgotten"
 
 
-def test_the_first_cycle_ends_with_its_epoch_also_where_that_is_cut_short() -> None:
+def test_first_cycle_of_a_shortened_epoch() -> None:
     optimizer = make_adamw()
     scheduler = make_run_scheduler(recipe(), optimizer, STEPS)
     first = take_steps(optimizer, scheduler, 3)

@@ -152,15 +152,13 @@ def test_warm_up_ends_when_windows_agree(
 
 
 @pytest.mark.parametrize(("known", "warm_up_steps"), [(None, 13), (0.05, 3)])
-def test_warm_up_takes_the_protocol_s_steps_unless_their_time_is_known(
-    known: float | None, warm_up_steps: int, script: Script
-) -> None:
+def test_warm_up_takes_the_protocol_s_steps(known: float | None, warm_up_steps: int, script: Script) -> None:
     protocol = MeasurementProtocol(warm_up_steps=12, warm_up_seconds=0.001)
     facts = script.make_run(spec_of(protocol=protocol), ALWAYS_THE_SAME).warm_up(known)
     assert (facts.warm_up_steps, facts.settled) == (warm_up_steps, True)
 
 
-def test_warm_up_that_does_not_settle_ends_when_its_time_is_up(script: Script) -> None:
+def test_warm_up_ends_after_its_time(script: Script) -> None:
     protocol = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=1.0)
     facts = script.make_run(spec_of(protocol=protocol), itertools.cycle([0.1, 0.2])).warm_up()
     assert not facts.settled
@@ -168,7 +166,7 @@ def test_warm_up_that_does_not_settle_ends_when_its_time_is_up(script: Script) -
     assert facts.warm_up_seconds == pytest.approx(1.1), "the first step's time is set-up's"
 
 
-def test_steps_before_a_graph_is_captured_have_not_settled_however_long_they_take(script: Script) -> None:
+def test_warm_up_does_not_settle_before_capture(script: Script) -> None:
     run = script.make_run(spec_of(protocol=MeasurementProtocol(warm_up_steps=9)), ALWAYS_THE_SAME)
     captures = SimpleNamespace(seconds=0.1, peak_bytes=0, earlier_peak_bytes=0)
     run._step.graph = SimpleNamespace(captures=captures, flush=lambda: None)  # type: ignore[assignment]
@@ -179,7 +177,7 @@ def test_steps_before_a_graph_is_captured_have_not_settled_however_long_they_tak
 
 
 @pytest.mark.parametrize(("step_seconds", "num_steps"), [(0.01, 20), (0.03, 7), (0.2, 1), (5.0, 1)])
-def test_a_block_has_the_steps_that_fill_its_time(script: Script, step_seconds: float, num_steps: int) -> None:
+def test_block_has_the_steps_that_fill_its_time(script: Script, step_seconds: float, num_steps: int) -> None:
     run = script.make_run(spec_of(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(step_seconds))
     run.warm_up()
     block = run.run_block()
@@ -192,7 +190,7 @@ def test_a_block_has_the_steps_that_fill_its_time(script: Script, step_seconds: 
     ("lead_in_seconds", "step_seconds", "lead_in_steps"),
     [(0.0, 0.01, 0), (0.02, 0.001, 20), (0.02, 0.009, 3), (0.02, 0.15, 1), (0.02, 0.9, 1), (0.02, 1.1, 0)],
 )
-def test_steps_lead_to_a_block(script: Script, lead_in_seconds: float, step_seconds: float, lead_in_steps: int) -> None:
+def test_lead_in_steps(script: Script, lead_in_seconds: float, step_seconds: float, lead_in_steps: int) -> None:
     script.loss_of_step = float
     protocol = MeasurementProtocol(block_seconds=0.2, lead_in_seconds=lead_in_seconds)
     run = script.make_run(spec_of(protocol=protocol), itertools.repeat(step_seconds))
@@ -226,7 +224,7 @@ def test_skipped_steps_are_those_of_the_block(script: Script) -> None:
     assert script.clock.steps == 13
 
 
-def test_finish_returns_the_blocks_in_order_and_each_stretch_s_memory(script: Script) -> None:
+def test_finish_returns_blocks_and_peak_memory(script: Script) -> None:
     protocol = MeasurementProtocol(warm_up_steps=1, block_seconds=0.05)
     run = script.make_run(spec_of(protocol=protocol), [0.05] * 4 + [0.06, 0.07, 0.08])
     run.warm_up()
@@ -263,7 +261,7 @@ def test_steady_run_on_the_real_clock() -> None:
 
 
 @every_row
-def test_the_facts_say_what_really_ran(row: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_describe_the_precision_that_ran(row: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     net = make_net()
     monkeypatch.setattr(build_module, "build_task", lambda *_, **__: make_task(net))
     run = SteadyRun(spec_of(row.name, loss_scale=row.loss_scale), None)
@@ -281,7 +279,7 @@ def test_the_facts_say_what_really_ran(row: Precision, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-master"])
-def test_the_same_seed_gives_the_same_losses(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_follow_the_seed(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, data and dropout come from the seed alone, whatever was drawn before."""
     monkeypatch.setattr(steady_run, "time_work", lambda _, work, **__: work() or 0.1)
     losses = []
@@ -297,9 +295,7 @@ def test_the_same_seed_gives_the_same_losses(precision: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("error", [UsageError, KeyboardInterrupt])
-def test_a_set_up_that_fails_restores_the_numeric_state(
-    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_set_up_restores_numeric_state(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     inside: dict[str, str] = {}
 
     def fail(*_: object, **__: object) -> None:
@@ -320,9 +316,7 @@ def test_a_set_up_that_fails_restores_the_numeric_state(
 
 
 @pytest.mark.parametrize("rested", [True, False])
-def test_on_a_gpu_the_time_begins_when_all_that_came_before_is_done(
-    rested: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_time_is_between_events(rested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
     class Event:

@@ -76,7 +76,7 @@ def test_cifar100_comes_pooled_split_and_enlarged(cifar100: Path) -> None:
         ("fastai-resnet18", "cifar100", (3, 32, 32), 50_000, 100),
     ],
 )
-def test_a_stand_in_is_as_large_as_the_real_set(
+def test_synthetic_image_set_has_the_real_size(
     workload: str, name: str, shape: tuple[int, ...], num_train: int, num_classes: int
 ) -> None:
     training, validation = data_of(workload, SYNTHETIC_PREFIX + name, None, validation_batch_size=16)
@@ -95,7 +95,7 @@ def test_a_stand_in_is_as_large_as_the_real_set(
     assert load_images(SYNTHETIC_PREFIX + name, None, "test")[0].equal(images), "the same every time"
 
 
-def test_a_stand_in_for_a_text_has_its_lengths() -> None:
+def test_synthetic_text_has_the_real_length() -> None:
     loader = Loader(resident=True, num_workers=0, shuffle=False)
     training, validation = data_of("lstm-lm", "synthetic:wikitext-2", None, loader=loader, validation_batch_size=10)
     assert training.num_batches == -(-(2_088_628 // 4 - 1) // 35)
@@ -115,7 +115,7 @@ def test_synthetic_samples_have_the_workload_s_classes() -> None:
 # Techniques
 
 
-def test_resident_data_has_the_same_samples_and_the_same_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resident_data_equals_loaded_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(datasets.NUM_IMAGES, "mnist", (50, 10))
     sums, validations = [], []
     for techniques in ((), ("resident-data",)):

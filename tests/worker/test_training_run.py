@@ -76,7 +76,7 @@ def run(a_spec: TrialSpec, tmp_path: Path, epochs: int | None = None, checkpoint
     return training
 
 
-def test_the_weights_that_are_kept_validate_as_the_run_did(tmp_path: Path) -> None:
+def test_kept_weights_validate_as_the_run_did(tmp_path: Path) -> None:
     """By the workload's own model, whatever the loop was."""
     a_spec = spec("bf16-master", epochs=1).model_copy(update={"techniques": ("channels-last", "matmul-stem")})
     training = run(a_spec, tmp_path)
@@ -91,9 +91,7 @@ def test_the_weights_that_are_kept_validate_as_the_run_did(tmp_path: Path) -> No
     assert epoch.validation_loss == pytest.approx(float(torch.nn.functional.cross_entropy(out, labels)), rel=0.02)
 
 
-def test_weights_of_another_run_do_not_stay_where_these_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_removes_older_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError("No space left on device")
 
@@ -105,7 +103,7 @@ def test_weights_of_another_run_do_not_stay_where_these_cannot_be_written(
     assert not (tmp_path / "run.pt").exists()
 
 
-def test_a_run_that_is_validated_at_its_end_trains_as_without(tmp_path: Path) -> None:
+def test_validation_at_end_does_not_change_training(tmp_path: Path) -> None:
     with_it, without, each = (
         run(spec(**changes), tmp_path).finish().epochs
         for changes in ({"validate_each_epoch": False, "validate_at_end": True}, {"validate_each_epoch": False}, {})
@@ -128,9 +126,7 @@ def always_say_the_same(model: torch.nn.Module) -> None:
 NO_LEARNING = Optimizer(name="SGD", arguments={"lr": 0.0})
 
 
-def test_validation_behind_a_run_is_no_part_of_what_it_held_or_came_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_at_end_affects_neither_memory_nor_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
     def noting(*given: Any) -> tuple[BatchSource, BatchSource]:
@@ -154,7 +150,7 @@ def test_validation_behind_a_run_is_no_part_of_what_it_held_or_came_to(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-def test_a_run_learns_and_says_so(precision: str, tmp_path: Path) -> None:
+def test_run_learns(precision: str, tmp_path: Path) -> None:
     first, *_, last = run(spec(precision, epochs=3), tmp_path).finish().epochs
     assert (first.num_steps, first.num_samples) == (5, 96)  # the last batch is short
     assert first.counted_samples == 96
@@ -172,7 +168,7 @@ def test_a_run_learns_and_says_so(precision: str, tmp_path: Path) -> None:
     assert not first.shortened
 
 
-def test_bringing_a_batch_to_the_device_is_no_waiting_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placing_is_not_data_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*given: Any) -> tuple[BatchSource, None]:
         source, _ = make_training_data(*given)
         return replace(source, place=lambda batch: (time.sleep(0.1), batch)[1]), None
@@ -204,7 +200,7 @@ def test_shortened_epoch_and_skipped_batches(
     ("precision", "scale", "techniques"),
     [("fp32", "none", ()), ("fp16-master", "dynamic", ()), ("fp32", "none", ("resident-data",))],
 )
-def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(
+def test_resumed_run_equals_uninterrupted_run(
     precision: str, scale: str, techniques: tuple[str, ...], tmp_path: Path
 ) -> None:
     schedule = Schedule(kind="triangular", arguments={"max_mul": 10.0, "ratio": 2.0})
@@ -225,7 +221,7 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(
     assert not checkpoint.exists(), "a finished run needs no checkpoint"
 
 
-def test_a_loss_that_is_no_number_ends_the_run_within_the_epoch(tmp_path: Path) -> None:
+def test_non_finite_loss_ends_the_run(tmp_path: Path) -> None:
     a_spec = spec(
         lr=math.inf, read_loss_every_step=True, epochs=3, optimizer=Optimizer(name="SGD", arguments={"lr": 1e30})
     )
@@ -235,7 +231,7 @@ def test_a_loss_that_is_no_number_ends_the_run_within_the_epoch(tmp_path: Path) 
     assert epoch.validation_loss is None, "there is nothing to validate"
 
 
-def test_an_accuracy_of_chance_is_no_convergence(tmp_path: Path) -> None:
+def test_accuracy_of_chance_is_diverged(tmp_path: Path) -> None:
     training = TrainingRun(spec(optimizer=NO_LEARNING), tmp_path)
     always_say_the_same(training.model)
     epoch = training.run_epoch()
@@ -244,7 +240,7 @@ def test_an_accuracy_of_chance_is_no_convergence(tmp_path: Path) -> None:
     assert "no better than chance" in epoch.diverged
 
 
-def test_a_language_model_trains_on_text(tmp_path: Path) -> None:
+def test_language_model_trains_on_text(tmp_path: Path) -> None:
     recipe = Recipe(
         epochs=2,
         loader=Loader(resident=True, num_workers=0, shuffle=False),
@@ -281,7 +277,7 @@ def test_a_language_model_trains_on_text(tmp_path: Path) -> None:
     ],
     ids="+".join,
 )
-def test_a_run_with_techniques_learns_as_the_plain_one(techniques: tuple[str, ...], tmp_path: Path) -> None:
+def test_run_with_techniques_learns(techniques: tuple[str, ...], tmp_path: Path) -> None:
     plain = run(spec(epochs=3), tmp_path).finish().epochs[-1]
     changed = run(spec(epochs=3).model_copy(update={"techniques": techniques}), tmp_path).finish().epochs[-1]
     assert (changed.num_steps, changed.num_samples) == (plain.num_steps, plain.num_samples)
@@ -290,9 +286,7 @@ def test_a_run_with_techniques_learns_as_the_plain_one(techniques: tuple[str, ..
     assert changed.accuracy == pytest.approx(plain.accuracy, abs=0.2)
 
 
-def test_without_step_sync_the_losses_are_the_same_and_not_read_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_step_sync_reads_fewer_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Tensor] = []
     item = Tensor.item
     monkeypatch.setattr(Tensor, "item", lambda self: reads.append(self) or item(self))
@@ -307,9 +301,7 @@ def test_without_step_sync_the_losses_are_the_same_and_not_read_one_by_one(
 
 
 @pytest.mark.parametrize("graph", ["cuda-graph", "cuda-graph-8"])
-def test_a_run_of_graphs_takes_the_steps_of_the_plain_one(
-    graph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_graphs_equals_plain_run(graph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are made within the graph, of what an epoch draws; here the graph is a fake."""
     captures = FakeCaptures()
     monkeypatch.setattr(graphs, "CudaCaptures", lambda _: captures)
@@ -337,7 +329,7 @@ def steps_of(losses: list[float], *, read_every_loss: bool = True) -> EpochSteps
 
 
 @pytest.mark.parametrize("read_every_loss", [False, True])
-def test_losses_are_kept_evenly_and_the_last_always(read_every_loss: bool) -> None:
+def test_kept_losses(read_every_loss: bool) -> None:
     few = steps_of([3.0, 2.0, 1.0], read_every_loss=read_every_loss)
     assert (few.num_steps, few.num_samples) == (3, 12)
     assert few.read_losses() == ((0, 3.0), (1, 2.0), (2, 1.0))

@@ -47,7 +47,7 @@ def settle(step: TrainingStep, batch: Batch) -> None:
 
 
 @every_row
-def test_gradients_and_optimizer_state_have_the_stepped_tensors_dtype(row: Precision) -> None:
+def test_dtypes_of_gradients_and_optimizer_state(row: Precision) -> None:
     net = make_net()
     step = make_step(row, make_task(net), MOMENTUM_SGD, loss_scale=row.loss_scale)
     settle(step, make_batch())
@@ -62,7 +62,7 @@ def test_gradients_and_optimizer_state_have_the_stepped_tensors_dtype(row: Preci
 
 
 @every_row
-def test_the_forward_alone_runs_under_autocast(row: Precision) -> None:
+def test_only_forward_runs_under_autocast(row: Precision) -> None:
     """Backward and the optimizer do not: torch says so, and casts there would not be the recipe's."""
     during: list[bool] = []
     step = make_step(row, make_task(make_net()))
@@ -76,7 +76,7 @@ def test_the_forward_alone_runs_under_autocast(row: Precision) -> None:
 
 
 @every_row
-def test_a_step_computes_what_float64_does_within_the_format_s_rounding(row: Precision) -> None:
+def test_step_equals_float64_within_rounding(row: Precision) -> None:
     """Loss, gradients and running statistics, from the weights that the row starts from."""
     net, (images, labels) = make_net(), make_batch()
     twin = copy.deepcopy(net)
@@ -100,7 +100,7 @@ def test_a_step_computes_what_float64_does_within_the_format_s_rounding(row: Pre
 
 
 @every_row
-def test_a_step_takes_the_learning_rate_times_the_gradient_off_the_weights(row: Precision) -> None:
+def test_sgd_update(row: Precision) -> None:
     net = make_net()
     step = make_step(row, make_task(net))
     before = [tensor.detach().double() for tensor in stepped_tensors(step)]
@@ -116,7 +116,7 @@ def test_a_step_takes_the_learning_rate_times_the_gradient_off_the_weights(row: 
 
 @every_row
 @pytest.mark.parametrize("loss_scale", ["128", *(scale.name for scale in DYNAMIC_SCALES)])
-def test_a_loss_scale_changes_the_update_by_no_more_than_rounding(row: Precision, loss_scale: str) -> None:
+def test_loss_scale_changes_only_rounding(row: Precision, loss_scale: str) -> None:
     """Also where the gradients are float16 themselves, which torch's GradScaler refuses."""
     nets = make_net(), make_net()
     plain, scaled = make_step(row, make_task(nets[0])), make_step(row, make_task(nets[1]), loss_scale=loss_scale)
@@ -138,7 +138,7 @@ def mean_of_outputs(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @every_row
-def test_small_updates_add_up_in_float32_and_round_away_in_16_bits(row: Precision) -> None:
+def test_small_updates_add_up_only_in_float32(row: Precision) -> None:
     """64 updates of 2⁻¹⁴, each a quarter of float16's half step below 1 and less of bfloat16's."""
     net = nn.Linear(1, 1, bias=False)
     nn.init.ones_(net.weight)
@@ -152,7 +152,7 @@ def test_small_updates_add_up_in_float32_and_round_away_in_16_bits(row: Precisio
 
 @every_row
 @pytest.mark.parametrize("loss_scale", ["none", "128", "dynamic"])
-def test_clipping_bounds_the_unscaled_gradient(row: Precision, loss_scale: str) -> None:
+def test_clipping_bounds_unscaled_gradient(row: Precision, loss_scale: str) -> None:
     net = make_net()
     step = make_step(row, make_task(net), loss_scale=loss_scale, clip_grad_norm=0.0625)
     settle(step, make_batch())
@@ -182,9 +182,7 @@ def make_branches() -> Branches:
 @every_row
 @pytest.mark.parametrize("optimizer", [MOMENTUM_SGD, ADAM], ids=lambda spec: spec.name)
 @pytest.mark.parametrize("loss_scale", ["none", "128", "dynamic"])
-def test_an_unused_branch_is_left_alone_as_torch_leaves_it(
-    row: Precision, optimizer: OptimizerSpec, loss_scale: str
-) -> None:
+def test_unused_weights_are_not_stepped(row: Precision, optimizer: OptimizerSpec, loss_scale: str) -> None:
     """Neither momentum, nor weight decay, nor an old gradient moves it; the next time it goes on where it was."""
     net = make_branches()
     step = make_step(row, make_task(net, mean_of_outputs), optimizer, loss_scale=loss_scale)
@@ -205,7 +203,7 @@ def test_an_unused_branch_is_left_alone_as_torch_leaves_it(
 
 
 @every_row
-def test_frozen_weights_are_cast_and_never_stepped(row: Precision) -> None:
+def test_frozen_weights_are_not_stepped(row: Precision) -> None:
     net = make_net()
     net.conv.requires_grad_(False)
     expected = net.conv.weight.to(getattr(torch, row.param_dtype)).clone()
@@ -232,7 +230,7 @@ class Tied(nn.Module):
 
 
 @every_row
-def test_tied_weights_are_stepped_once_with_both_uses_gradients(row: Precision) -> None:
+def test_tied_weights_are_stepped_once(row: Precision) -> None:
     net = Tied()
     step = make_step(row, make_task(net, sum_of_outputs))
     step((torch.ones(1, 1),))
@@ -243,7 +241,7 @@ def test_tied_weights_are_stepped_once_with_both_uses_gradients(row: Precision) 
 # The optimizer
 
 
-def test_optimizers_are_described_as_one_would_write_them() -> None:
+def test_describe_optimizer() -> None:
     assert describe_optimizer(ADAM) == "Adam(lr=0.125, betas=(0.9, 0.999), eps=0.001, weight_decay=0.25)"
     assert describe_optimizer(PLAIN_SGD) == "SGD(lr=0.125)"
     grouped = replace(PLAIN_SGD, group_rates=(3e-4, 3e-3))
@@ -262,7 +260,7 @@ def group_of(name: str) -> int:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16-master"])
 @pytest.mark.parametrize("has_frozen_norm", [False, True])
-def test_layer_groups_have_their_rates_over_weights_or_masters(precision: str, has_frozen_norm: bool) -> None:
+def test_layer_groups_have_their_rates(precision: str, has_frozen_norm: bool) -> None:
     """A group with nothing to step is left out."""
     net = make_net()
     net.norm.requires_grad_(not has_frozen_norm)
@@ -278,7 +276,7 @@ def test_layer_groups_have_their_rates_over_weights_or_masters(precision: str, h
     assert found == expected
 
 
-def test_rates_without_layer_groups_or_of_another_number_are_refused() -> None:
+def test_refuses_wrong_group_rates() -> None:
     optimizer = replace(PLAIN_SGD, group_rates=(0.1, 0.2))
     with pytest.raises(UsageError, match="the workload has no layer groups"):
         make_step(PRECISIONS[0], make_task(make_net()), optimizer)

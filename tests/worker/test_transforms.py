@@ -19,7 +19,7 @@ def image_for(name: str) -> Image.Image:
 
 
 @every_pair
-def test_both_give_float32_of_the_right_shape(name: str) -> None:
+def test_shapes_and_dtypes(name: str) -> None:
     for transform in TRANSFORMS[name]:
         made = transform(image_for(name))
         assert made.dtype == torch.float32
@@ -28,7 +28,7 @@ def test_both_give_float32_of_the_right_shape(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "fastai-224"])
-def test_training_differs_from_draw_to_draw_and_follows_the_seed(name: str) -> None:
+def test_training_transform_follows_the_seed(name: str) -> None:
     def draw(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
         return TRANSFORMS[name].training(image_for(name))
@@ -47,7 +47,7 @@ def test_validation_is_only_normalised(name: str) -> None:
     assert TRANSFORMS[name].training(image).equal(expected) == (name == "mnist"), "digits are not augmented"
 
 
-def test_fastai_fills_what_comes_in_with_black_and_keeps_the_middle() -> None:
+def test_fastai_borders_are_black() -> None:
     grey = Image.new("RGB", (32, 32), (128, 128, 128))
     darkest, brightest = [], []
     for _ in range(60):
