@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_step import cpu_spec
 
 from castwise.spec.recipe import Optimizer, Recipe
 from castwise.spec.trial import TrialSpec
@@ -15,28 +16,15 @@ from castwise.worker.distributed import Peers
 from castwise.worker.precision import read_fp32_precision
 
 
-def spec(precision: str = "fp32", recipe: Recipe | None = None, **changes: Any) -> TrialSpec:
-    fields: dict[str, Any] = {
-        "workload": "mnist-cnn",
-        "precision": precision,
-        "loss_scale": "none",
-        "batch_size": 4,
-        "device": "cpu",
-        "kind": "steady" if recipe is None else "training",
-        "recipe": recipe,
-    }
-    return TrialSpec(**(fields | changes))
-
-
 def weights(a_spec: TrialSpec) -> list[torch.Tensor]:
     with ExitStack() as stack:
         return [each.detach().clone() for each in build_trial(a_spec, stack, Peers()).step.model.parameters()]
 
 
 def test_weights_follow_the_seed() -> None:
-    first, again, training = weights(spec()), weights(spec()), weights(spec(recipe=Recipe(epochs=1)))
+    first, again, training = weights(cpu_spec()), weights(cpu_spec()), weights(cpu_spec(recipe=Recipe(epochs=1)))
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(first, again, training, strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(first, weights(spec(seed=1)), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, weights(cpu_spec(seed=1)), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +37,7 @@ def test_numeric_state_is_restored(recipe: Recipe | None, wanted: bool, before: 
     fp32 = read_fp32_precision()
     try:
         with ExitStack() as stack:
-            build_trial(spec(recipe=recipe), stack, Peers())
+            build_trial(cpu_spec(recipe=recipe), stack, Peers())
             assert torch.backends.cudnn.benchmark == wanted
         assert torch.backends.cudnn.benchmark == before
         assert read_fp32_precision() == fp32
@@ -60,8 +48,8 @@ def test_numeric_state_is_restored(recipe: Recipe | None, wanted: bool, before: 
 def test_recipe_replaces_the_optimizer() -> None:
     asked = Optimizer(name="SGD", arguments={"lr": 0.25})
     with ExitStack() as stack:
-        own = build_trial(spec(recipe=Recipe(epochs=1)), stack, Peers()).step.optimizer
-        other = build_trial(spec(recipe=Recipe(epochs=1, optimizer=asked)), stack, Peers()).step.optimizer
+        own = build_trial(cpu_spec(recipe=Recipe(epochs=1)), stack, Peers()).step.optimizer
+        other = build_trial(cpu_spec(recipe=Recipe(epochs=1, optimizer=asked)), stack, Peers()).step.optimizer
     assert isinstance(own, torch.optim.Adadelta)
     assert isinstance(other, torch.optim.SGD)
     assert other.defaults["lr"] == 0.25
@@ -82,7 +70,7 @@ def test_pretrained_weights_are_loaded_in_float32(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(build_module, "build_task", build)
     with ExitStack() as stack:
-        build_trial(spec("bf16-true", recipe=Recipe(epochs=1)), stack, Peers())
+        build_trial(cpu_spec("bf16-true", recipe=Recipe(epochs=1)), stack, Peers())
         assert loaded == []
-        build_trial(spec("bf16-true", recipe=Recipe(epochs=1), weights="/w.pth"), stack, Peers())
+        build_trial(cpu_spec("bf16-true", recipe=Recipe(epochs=1), weights="/w.pth"), stack, Peers())
     assert loaded == [(Path("/w.pth"), torch.float32)], "before the precision is applied"

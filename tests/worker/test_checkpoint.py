@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from small_step import cpu_spec
 
 from castwise.spec.recipe import Loader, Recipe
-from castwise.spec.trial import TrialSpec
 from castwise.worker import checkpoint as checkpoints
 from castwise.worker.data import datasets
 from castwise.worker.training_run import TrainingRun
@@ -88,17 +88,7 @@ def a_run(path: Path | None, monkeypatch: pytest.MonkeyPatch) -> TrainingRun:
     """Return a run of three short epochs on a handful of random images."""
     monkeypatch.setitem(datasets.NUM_IMAGES, "mnist", (40, 20))
     recipe = Recipe(epochs=3, transform="mnist", loader=Loader(num_workers=0))
-    spec = TrialSpec(
-        workload="mnist-cnn",
-        precision="fp32",
-        loss_scale="none",
-        batch_size=20,
-        device="cpu",
-        data_set="synthetic:mnist",
-        kind="training",
-        recipe=recipe,
-    )
-    return TrainingRun(spec, None, path)
+    return TrainingRun(cpu_spec(batch_size=20, data_set="synthetic:mnist", recipe=recipe), None, path)
 
 
 def test_run_continues_without_writable_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fake_engine import fake_environment
 from ranks import answers_of
-from small_step import MOMENTUM_SGD, make_step, make_task, stepped_tensors
+from small_step import MOMENTUM_SGD, cpu_spec, make_step, make_task, stepped_tensors
 from torch import Tensor, nn
 
 from castwise.orchestrator.processes import ForkserverEngine
@@ -30,24 +30,14 @@ from castwise.worker.training_run import TrainingRun
 TINY = MeasurementProtocol(
     warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1, max_seconds=1.0
 )
-FIELDS = {
-    "workload": "mnist-cnn",
-    "precision": "fp32",
-    "loss_scale": "none",
-    "batch_size": 8,
-    "device": "cpu",
-    "world_size": 2,
-    "parallelism": "ddp",
-    "protocol": TINY,
-}
-SPEC = TrialSpec.model_validate(FIELDS)
+SPEC = cpu_spec(batch_size=8, world_size=2, parallelism="ddp", protocol=TINY)
 EXACT = ("fp32", "bf16-mixed", "fp16-master")
 NUM_STEPS = 3
 
 
 def training_spec(**recipe: Any) -> TrialSpec:
     fields = {"epochs": 2, "samples_per_epoch": 64, "loader": Loader(resident=True, num_workers=0)} | recipe
-    return TrialSpec.model_validate(FIELDS | {"kind": "training", "recipe": Recipe(**fields)})
+    return SPEC.model_copy(update={"kind": "training", "recipe": Recipe(**fields)})
 
 
 # What runs in each rank
@@ -97,7 +87,7 @@ def run(spec: TrialSpec, peers: Peers, epochs: int, checkpoint: Path | None = No
 
 
 def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
-    """Return what a rank has to show, in one process so that torch is imported once."""
+    """Return the results of a rank, all in one process so that torch is imported once."""
     results: dict[str, Any] = {
         "agreed": peers.broadcast_object(f"rank {peers.rank}'s"),
         "gathered": peers.gather_objects(peers.rank),
@@ -120,7 +110,7 @@ def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return what two ranks have to show."""
+    """Return the results of two ranks."""
     return answers_of(all_of_it, SPEC, tmp_path_factory.mktemp("ranks"))
 
 
@@ -239,7 +229,7 @@ def test_images_are_each_rank_s_own() -> None:
     assert not torch.equal(first, second)
 
 
-# A sweep's own processes
+# Processes of the orchestrator
 
 
 @pytest.mark.parametrize("kind", ["steady", "training"])

@@ -5,11 +5,12 @@ from typing import Any, cast
 
 import pytest
 from fake_engine import fake_spec
+from small_step import cpu_spec
 
 from castwise.records.schema import MemoryParts
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import TECHNIQUES, Technique
-from castwise.spec.trial import FIT, TrialSpec
+from castwise.spec.trial import FIT
 from castwise.spec.user_model import UserModel
 from castwise.worker import memory_breakdown
 from castwise.worker.steady_run import SteadyRun
@@ -39,16 +40,12 @@ def own(tmp_path: Path) -> UserModel:
 
 
 def parts_of(own: UserModel, precision: str, batch_size: int = BATCH, **changes: object) -> MemoryParts:
+    fields = {"workload": "small.py:build", "user_model": own, "protocol": FIT, "batch_size": batch_size}
     scale = {"loss_scale": find_precision(precision).loss_scale, **changes}
-    spec = TrialSpec.model_validate(
-        {"workload": "small.py:build", "precision": precision, "batch_size": batch_size, "device": "cpu"}
-        | {"user_model": own, "protocol": FIT}
-        | scale
-    )
-    cell = SteadyRun(spec, None)
-    cell.warm_up()
-    cell.run_block()
-    samples = cell.finish()
+    run = SteadyRun(cpu_spec(precision, **fields, **scale), None)
+    run.warm_up()
+    run.run_block()
+    samples = run.finish()
     assert samples.memory_parts is not None
     assert samples.memory_parts.missing == ""
     return samples.memory_parts

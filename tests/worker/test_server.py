@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_step import cpu_spec
 
 from castwise.errors import TechniqueError, UsageError
 from castwise.orchestrator.session import Session
@@ -25,15 +26,8 @@ from castwise.worker.precision import read_fp32_precision, restore_fp32_precisio
 
 PATIENCE_SECONDS = 60.0
 TINY = MeasurementProtocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1)
-SPEC = TrialSpec(
-    workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=4, device="cpu", protocol=TINY, seed=1
-)
-TRAINING = SPEC.model_copy(
-    update={
-        "kind": "training",
-        "recipe": Recipe(epochs=2, samples_per_epoch=12, loader=Loader(resident=True, num_workers=0)),
-    }
-)
+SPEC = cpu_spec(protocol=TINY, seed=1)
+TRAINING = cpu_spec(recipe=Recipe(epochs=2, samples_per_epoch=12, loader=Loader(resident=True, num_workers=0)))
 
 
 class Parent:
@@ -293,8 +287,7 @@ def test_parent_that_leaves_without_reading(parent: Parent, monkeypatch: pytest.
     ],
 )
 def test_impossible_spec_is_refused(change: dict[str, Any], words: str, parent: Parent) -> None:
-    fields = {"workload": "mlp-4096", "precision": "fp32", "loss_scale": "none", "batch_size": 1, "device": "cpu"}
-    answer = parent.set_up(TrialSpec.model_validate(fields | change))
+    answer = parent.set_up(cpu_spec(**change))
     assert (answer["event"], answer["status"], answer["refused"]) == ("failed", "unsupported", True)
     assert words in answer["message"]
 

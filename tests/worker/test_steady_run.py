@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_step import make_net, make_task
+from small_step import cpu_spec, make_net, make_task
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
@@ -23,20 +23,6 @@ from castwise.worker.steady_run import SteadyRun, time_work
 QUICK = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=1e-6, block_seconds=0.001, num_blocks=3)
 
 every_row = pytest.mark.parametrize("row", [row for row in PRECISIONS if row.on_cpu], ids=lambda row: row.name)
-
-
-def spec_of(
-    precision: str = "fp32", *, protocol: MeasurementProtocol = QUICK, loss_scale: str = "none", seed: int = 0
-) -> TrialSpec:
-    return TrialSpec(
-        workload="mnist-cnn",
-        precision=precision,
-        loss_scale=loss_scale,
-        batch_size=2,
-        device="cpu",
-        protocol=protocol,
-        seed=seed,
-    )
 
 
 @dataclass
@@ -140,7 +126,7 @@ ALWAYS_THE_SAME = (0.05,) * 20
 def test_warm_up_ends_when_windows_agree(
     seconds: Sequence[float], reserved: list[int], known: float | None, windows: list[int], script: Script
 ) -> None:
-    run = script.make_run(spec_of(protocol=MeasurementProtocol(warm_up_steps=1)), seconds, reserved)
+    run = script.make_run(cpu_spec(protocol=MeasurementProtocol(warm_up_steps=1)), seconds, reserved)
     facts = run.warm_up(known)
     assert script.clock.windows == windows
     assert facts.settled
@@ -154,20 +140,20 @@ def test_warm_up_ends_when_windows_agree(
 @pytest.mark.parametrize(("known", "warm_up_steps"), [(None, 13), (0.05, 3)])
 def test_warm_up_takes_the_protocol_s_steps(known: float | None, warm_up_steps: int, script: Script) -> None:
     protocol = MeasurementProtocol(warm_up_steps=12, warm_up_seconds=0.001)
-    facts = script.make_run(spec_of(protocol=protocol), ALWAYS_THE_SAME).warm_up(known)
+    facts = script.make_run(cpu_spec(protocol=protocol), ALWAYS_THE_SAME).warm_up(known)
     assert (facts.warm_up_steps, facts.settled) == (warm_up_steps, True)
 
 
 def test_warm_up_ends_after_its_time(script: Script) -> None:
     protocol = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=1.0)
-    facts = script.make_run(spec_of(protocol=protocol), itertools.cycle([0.1, 0.2])).warm_up()
+    facts = script.make_run(cpu_spec(protocol=protocol), itertools.cycle([0.1, 0.2])).warm_up()
     assert not facts.settled
     assert script.clock.windows == [1] * 8
     assert facts.warm_up_seconds == pytest.approx(1.1), "the first step's time is set-up's"
 
 
 def test_warm_up_does_not_settle_before_capture(script: Script) -> None:
-    run = script.make_run(spec_of(protocol=MeasurementProtocol(warm_up_steps=9)), ALWAYS_THE_SAME)
+    run = script.make_run(cpu_spec(protocol=MeasurementProtocol(warm_up_steps=9)), ALWAYS_THE_SAME)
     captures = SimpleNamespace(seconds=0.1, peak_bytes=0, earlier_peak_bytes=0)
     run._step.graph = SimpleNamespace(captures=captures, flush=lambda: None)  # type: ignore[assignment]
     assert run.warm_up(0.05).warm_up_steps >= 9
@@ -178,7 +164,7 @@ def test_warm_up_does_not_settle_before_capture(script: Script) -> None:
 
 @pytest.mark.parametrize(("step_seconds", "num_steps"), [(0.01, 20), (0.03, 7), (0.2, 1), (5.0, 1)])
 def test_block_has_the_steps_that_fill_its_time(script: Script, step_seconds: float, num_steps: int) -> None:
-    run = script.make_run(spec_of(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(step_seconds))
+    run = script.make_run(cpu_spec(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(step_seconds))
     run.warm_up()
     block = run.run_block()
     assert block.num_steps == script.clock.windows[-1] == num_steps
@@ -193,7 +179,7 @@ def test_block_has_the_steps_that_fill_its_time(script: Script, step_seconds: fl
 def test_lead_in_steps(script: Script, lead_in_seconds: float, step_seconds: float, lead_in_steps: int) -> None:
     script.loss_of_step = float
     protocol = MeasurementProtocol(block_seconds=0.2, lead_in_seconds=lead_in_seconds)
-    run = script.make_run(spec_of(protocol=protocol), itertools.repeat(step_seconds))
+    run = script.make_run(cpu_spec(protocol=protocol), itertools.repeat(step_seconds))
     warm = run.warm_up()
     assert all(script.clock.rested)
     before = script.clock.steps
@@ -216,7 +202,7 @@ def test_lead_in_steps(script: Script, lead_in_seconds: float, step_seconds: flo
 def test_skipped_steps_are_those_of_the_block(script: Script) -> None:
     script.loss_of_step = lambda step: math.nan if step in (1, 3, 8, 9, 12) else 1.0
     protocol = MeasurementProtocol(warm_up_steps=1, block_seconds=0.1)
-    run = script.make_run(spec_of(protocol=protocol, loss_scale="dynamic"), itertools.repeat(0.05))
+    run = script.make_run(cpu_spec(protocol=protocol, loss_scale="dynamic"), itertools.repeat(0.05))
     assert run.warm_up().warm_up_steps == 7
     blocks = [run.run_block() for _ in range(3)]
     assert [block.skipped_steps for block in blocks] == [2, 0, 1]
@@ -226,13 +212,13 @@ def test_skipped_steps_are_those_of_the_block(script: Script) -> None:
 
 def test_finish_returns_blocks_and_peak_memory(script: Script) -> None:
     protocol = MeasurementProtocol(warm_up_steps=1, block_seconds=0.05)
-    run = script.make_run(spec_of(protocol=protocol), [0.05] * 4 + [0.06, 0.07, 0.08])
+    run = script.make_run(cpu_spec(protocol=protocol), [0.05] * 4 + [0.06, 0.07, 0.08])
     run.warm_up()
     blocks = [run.run_block() for _ in range(3)]
     samples = run.finish()
     assert samples.blocks == tuple(blocks)
     assert [block.seconds for block in blocks] == pytest.approx([0.06, 0.07, 0.08])
-    # One stretch from set-up to the end of warm-up, one for the blocks.
+    # One peak from set-up to the end of warm-up, one of the blocks.
     assert samples.warm_up_peak_allocated_bytes == 101
     assert samples.peak_allocated_bytes == 102
     assert samples.peak_reserved_bytes == 202
@@ -241,33 +227,19 @@ def test_finish_returns_blocks_and_peak_memory(script: Script) -> None:
 # A real workload
 
 
-def test_steady_run_on_the_real_clock() -> None:
-    before = read_fp32_precision()
-    run = SteadyRun(spec_of(), None)
-    facts = run.warm_up()
-    blocks = [run.run_block() for _ in range(3)]
-    samples = run.finish()
-    assert read_fp32_precision() == before
-    assert facts.num_parameters == 1_199_882
-    assert facts.optimizer == "Adadelta(lr=0.001)"
-    assert set(facts.fp32_precision.values()) == {"ieee"}
-    assert min(facts.set_up_seconds, facts.warm_up_seconds, *(block.seconds for block in blocks)) > 0
-    assert facts.warm_up_steps >= QUICK.warm_up_steps
-    assert samples.blocks == tuple(blocks)
-    assert all(math.isfinite(block.loss) for block in blocks)
-    assert samples.peak_reserved_bytes is None
-    assert samples.peak_allocated_bytes is not None
-    assert samples.warm_up_peak_allocated_bytes is not None
-
-
 @every_row
 def test_facts_describe_the_precision_that_ran(row: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
-    net = make_net()
+    """On the real clock; finishing restores the numeric state."""
+    net, before = make_net(), read_fp32_precision()
     monkeypatch.setattr(build_module, "build_task", lambda *_, **__: make_task(net))
-    run = SteadyRun(spec_of(row.name, loss_scale=row.loss_scale), None)
+    run = SteadyRun(cpu_spec(row.name, protocol=QUICK, loss_scale=row.loss_scale), None)
     facts = run.warm_up()
     block = run.run_block()
-    run.finish()
+    samples = run.finish()
+    assert read_fp32_precision() == before
+    assert samples.blocks == (block,)
+    assert samples.peak_allocated_bytes is not None
+    assert min(facts.set_up_seconds, facts.warm_up_seconds, block.seconds) > 0
     dtypes = dict.fromkeys((row.param_dtype, row.batch_norm_dtype), 0)
     dtypes[row.param_dtype] += net.conv.weight.numel() + net.linear.weight.numel() + net.linear.bias.numel()
     dtypes[row.batch_norm_dtype] += net.norm.weight.numel() + net.norm.bias.numel()
@@ -285,7 +257,7 @@ def test_losses_follow_the_seed(precision: str, monkeypatch: pytest.MonkeyPatch)
     losses = []
     for seed in (0, 0, 1):
         torch.rand(3)
-        run = SteadyRun(spec_of(precision, seed=seed), None)
+        run = SteadyRun(cpu_spec(precision, protocol=QUICK, seed=seed), None)
         run.warm_up()
         losses.append([run.run_block().loss for _ in range(3)])
         run.finish()
@@ -306,7 +278,7 @@ def test_failed_set_up_restores_numeric_state(error: type[BaseException], monkey
     monkeypatch.setattr(build_module, "build_task", fail)
     # The error is held, and by it the run: nothing is restored by being collected.
     with pytest.raises(error) as caught:
-        SteadyRun(spec_of(), None)
+        SteadyRun(cpu_spec(protocol=QUICK), None)
     assert set(inside.values()) == {"ieee"}
     assert read_fp32_precision() == before != inside
     assert caught.tb is not None
@@ -337,7 +309,7 @@ def test_gpu_time_is_between_events(rested: bool, monkeypatch: pytest.MonkeyPatc
 
 
 def test_sustained_steps(script: Script) -> None:
-    run = script.make_run(spec_of(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(0.05))
+    run = script.make_run(cpu_spec(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(0.05))
     run.warm_up()
     run.run_block()
     stretch = run.run_sustained(1.1)

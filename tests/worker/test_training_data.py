@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from cifar_files import binary_file, draw, put
+from small_step import cpu_spec
 
 from castwise.registry.datasets import CIFAR100, SYNTHETIC_PREFIX
 from castwise.registry.workloads import find_workload
 from castwise.spec.recipe import Loader, Recipe
-from castwise.spec.trial import TrialSpec
 from castwise.worker.data import datasets
 from castwise.worker.data.datasets import load_cifar, load_images
 from castwise.worker.data.training_data import BatchSource, make_training_data
@@ -26,17 +26,7 @@ def data_of(
 ) -> tuple[BatchSource, BatchSource | None]:
     row = find_workload(workload)
     fields = {"epochs": 1, "loader": PLAIN, "validate_each_epoch": True, "validation_workers": 0} | recipe
-    spec = TrialSpec(
-        workload=workload,
-        precision="fp32",
-        loss_scale="none",
-        batch_size=4,
-        device="cpu",
-        data_set=data_set,
-        kind="training",
-        recipe=Recipe(**fields),
-        techniques=techniques,
-    )
+    spec = cpu_spec(workload=workload, data_set=data_set, recipe=Recipe(**fields), techniques=techniques)
     with torch.device("meta"):
         task = build_task(row)
     return make_training_data(row, task, spec, data_dir, Peers())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fake_graphs import FakeCaptures
+from small_step import cpu_spec
 from torch import Tensor
 
 from castwise.registry.workloads import find_workload
@@ -55,17 +56,8 @@ def spec(precision: str = "fp32", lr: float = 1.0, seed: int = 0, loss_scale: st
         "validation_workers": 0,
         "validation_batch_size": 16,
     }
-    return TrialSpec(
-        workload="mnist-cnn",
-        precision=precision,
-        loss_scale=loss_scale,
-        batch_size=20,
-        device="cpu",
-        data_set="mnist",
-        kind="training",
-        recipe=Recipe(**(fields | recipe)),
-        seed=seed,
-    )
+    made = Recipe(**(fields | recipe))
+    return cpu_spec(precision, loss_scale=loss_scale, batch_size=20, data_set="mnist", recipe=made, seed=seed)
 
 
 def run(a_spec: TrialSpec, tmp_path: Path, epochs: int | None = None, checkpoint: Path | None = None) -> TrainingRun:
@@ -248,16 +240,7 @@ def test_language_model_trains_on_text(tmp_path: Path) -> None:
         validate_each_epoch=True,
         validation_batch_size=2,
     )
-    a_spec = TrialSpec(
-        workload="lstm-lm",
-        precision="fp32",
-        loss_scale="none",
-        batch_size=4,
-        device="cpu",
-        data_set="wikitext-2",
-        kind="training",
-        recipe=recipe,
-    )
+    a_spec = cpu_spec(workload="lstm-lm", data_set="wikitext-2", recipe=recipe)
     first, second = run(a_spec, tmp_path).finish().epochs
     assert first.num_samples == 4 * first.num_steps, "a sample is a column"
     assert first.accuracy is None
