@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from castwise.registry.precisions import Precision
 from castwise.registry.techniques import PLAIN, StepConfig
 from castwise.registry.workloads import OptimizerSpec
+from castwise.spec.trial import TrialSpec
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.models.torchvision_timm import image_task
 from castwise.worker.step import TrainingStep
@@ -36,6 +37,19 @@ class SmallNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features = torch.tanh(self.norm(self.conv(images)))
         return self.linear(features.flatten(1))  # type: ignore[no-any-return]
+
+
+def cpu_spec(precision: str = "fp32", **changes: object) -> TrialSpec:
+    """Return a spec of the MNIST network on the CPU; of a training run if it has a recipe."""
+    fields: dict[str, object] = {
+        "workload": "mnist-cnn",
+        "precision": precision,
+        "loss_scale": "none",
+        "batch_size": 4,
+        "device": "cpu",
+        "kind": "steady" if changes.get("recipe") is None else "training",
+    }
+    return TrialSpec.model_validate(fields | changes)
 
 
 def make_net(seed: int = 0) -> SmallNet:

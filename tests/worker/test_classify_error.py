@@ -23,26 +23,22 @@ CUDA_OOM = "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total 
         (CastwiseError("a\nb"), "unsupported", "a"),
         # memory of the device and of the host
         (torch.OutOfMemoryError(CUDA_OOM), "oom", "CUDA out of memory. Tried to allocate 20.00 GiB."),
+        (
+            torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has 139.80 GiB of which 7.12 MiB is free."
+                " Including non-PyTorch memory, this process has 139.79 GiB memory in use. If reserved but ..."
+            ),
+            "oom",
+            "CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has 139.80 GiB of which 7.12 MiB is free.",
+        ),
         (RuntimeError("CUDA error: out of memory"), "oom", "CUDA error: out of memory"),
         (MemoryError(), "oom", "the host's memory is exhausted"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom", "[Errno 12] Cannot allocate memory"),
-        (
-            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-            "oom",
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        ),
-        (
-            RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-            "oom",
-            "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-        ),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when"), "oom", "CUBLAS_STATUS_ALLOC_FAILED when"),
+        (RuntimeError("DEVICE_ALLOCATION_FAILED"), "oom", "DEVICE_ALLOCATION_FAILED"),
         (RuntimeError("Failed to allocate a workspace"), "oom", "Failed to allocate a workspace"),
         # kernels that PyTorch lacks
-        (
-            RuntimeError("\"avg_pool2d\" not implemented for 'Half'"),
-            "unsupported",
-            "\"avg_pool2d\" not implemented for 'Half'",
-        ),
+        (RuntimeError("pool not implemented for 'Half'"), "unsupported", "pool not implemented for 'Half'"),
         (RuntimeError("Half is not supported for fold"), "unsupported", "Half is not supported for fold"),
         (RuntimeError("It is not currently supported on CPU"), "unsupported", "It is not currently supported on CPU"),
         (NotImplementedError("Low precision dtypes"), "unsupported", "Low precision dtypes"),
@@ -70,7 +66,7 @@ CUDA_OOM = "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total 
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_an_exception_has_a_status_and_one_line(error: BaseException, status: str, message: str) -> None:
+def test_classify(error: BaseException, status: str, message: str) -> None:
     assert classify(error) == (status, message)
     assert status in get_args(Status)
 
@@ -96,18 +92,12 @@ def multiply_wrong_shapes() -> None:
         (multiply_wrong_shapes, "crashed", "RuntimeError"),
     ],
 )
-def test_torch_s_own_words_are_known(work: Callable[[], None], status: str, words: str) -> None:
+def test_classify_errors_raised_by_torch(work: Callable[[], None], status: str, words: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         work()
     found, message = classify(caught.value)
     assert found == status
     assert words in message
-
-
-def test_of_torch_s_words_on_memory_the_figures_are_kept() -> None:
-    figures = "CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has 139.80 GiB of which 7.12 MiB is free."
-    advice = " Including non-PyTorch memory, this process has 139.79 GiB memory in use. If reserved but unallocated ..."
-    assert classify(torch.OutOfMemoryError(figures + advice)) == ("oom", figures)
 
 
 class CompilerError(RuntimeError):
@@ -118,7 +108,7 @@ class CompilerError(RuntimeError):
         self.inner_exception = inner
 
 
-def test_a_failed_compilation_is_told_by_its_cause() -> None:
+def test_failed_compilation_is_classified_by_cause() -> None:
     broken = CompilerError(RuntimeError("C++ compile error\n\nCommand:\ng++ main.cpp"))
     assert classify(broken) == ("crashed", "torch.compile failed: RuntimeError: C++ compile error")
     status, message = classify(CompilerError(torch.OutOfMemoryError("CUDA out of memory.")))
@@ -149,13 +139,13 @@ MIB = 2**20
         ),
     ],
 )
-def test_torch_s_words_say_how_much_memory_is_short(text: str, needed_mib: float, free_mib: float) -> None:
+def test_shortfall_of_torch_message(text: str, needed_mib: float, free_mib: float) -> None:
     found = shortfall_of(torch.OutOfMemoryError(text))
     assert found is not None
     assert found.needed_bytes == pytest.approx(needed_mib * MIB, rel=1e-6)
     assert found.free_bytes == pytest.approx(free_mib * MIB, rel=1e-6)
 
 
-def test_other_words_do_not_say_how_much_memory_is_short() -> None:
+def test_no_shortfall_in_other_messages() -> None:
     assert shortfall_of(torch.OutOfMemoryError("no memory")) is None
     assert shortfall_of(ValueError("Tried to allocate 1.00 GiB")) is None

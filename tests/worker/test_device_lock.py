@@ -1,4 +1,4 @@
-"""Cells that are set up side by side: who times kernels has the device alone, and lets go of it while compiling."""
+"""Trials that are set up in parallel: one that times kernels has the device alone, but not while it compiles."""
 
 import multiprocessing
 import time
@@ -7,21 +7,21 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from castwise.worker import device_lock as turns
+from castwise.worker import device_lock as lock_module
 from castwise.worker.device_lock import DeviceLock, device_lock
 
 
 def hold(connection: Connection, alone: bool) -> None:
-    """Hold the turn in another process, forked as a trial is, until told to let go."""
-    turn = DeviceLock(alone=alone)
-    turn.acquire()
+    """Hold the lock in another process, forked like a trial, until a message arrives."""
+    lock = DeviceLock(alone=alone)
+    lock.acquire()
     connection.send("held")
     connection.recv()
     connection.send("letting go")
-    turn.close()
+    lock.close()
 
 
-class Neighbour:
+class OtherTrial:
     def __init__(self, alone: bool) -> None:
         context = multiprocessing.get_context("fork")
         self.connection, theirs = context.Pipe()
@@ -38,22 +38,22 @@ class Neighbour:
     ("theirs", "ours", "waits"), [(True, True, True), (True, False, True), (False, True, True), (False, False, False)]
 )
 def test_exclusive_lock(theirs: bool, ours: bool, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_MAX_WAIT_SECONDS", 0.2)
-    neighbour = Neighbour(theirs)
-    with device_lock(alone=ours, compiles=False) as turn:
-        assert (turn.waited_seconds >= 0.2) is waits
-    neighbour.let_go()
-    monkeypatch.setattr(turns, "_MAX_WAIT_SECONDS", 60.0)
-    with device_lock(alone=ours, compiles=False) as turn:
-        assert turn.waited_seconds < 30.0, "it was to be had"
+    monkeypatch.setattr(lock_module, "_MAX_WAIT_SECONDS", 0.2)
+    other = OtherTrial(theirs)
+    with device_lock(alone=ours, compiles=False) as lock:
+        assert (lock.waited_seconds >= 0.2) is waits
+    other.let_go()
+    monkeypatch.setattr(lock_module, "_MAX_WAIT_SECONDS", 60.0)
+    with device_lock(alone=ours, compiles=False) as lock:
+        assert lock.waited_seconds < 30.0, "it was to be had"
 
 
 def test_lock_of_a_dead_process_is_free() -> None:
-    neighbour = Neighbour(alone=True)
-    neighbour.process.kill()
-    neighbour.process.join()
-    with device_lock(alone=True, compiles=False) as turn:
-        assert turn.waited_seconds < 30.0
+    other = OtherTrial(alone=True)
+    other.process.kill()
+    other.process.join()
+    with device_lock(alone=True, compiles=False) as lock:
+        assert lock.waited_seconds < 30.0
 
 
 def test_lock_is_released_while_compiling() -> None:
@@ -82,7 +82,7 @@ def is_free() -> bool:
 
 
 def test_without_a_lock_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_FILE", None)
+    monkeypatch.setattr(lock_module, "_FILE", None)
     began = time.perf_counter()
     with device_lock(alone=True, compiles=False), device_lock(alone=True, compiles=False):
         pass

@@ -10,12 +10,12 @@ import pytest
 import torch
 from fake_engine import fake_environment
 from ranks import answers_of
-from small_step import MOMENTUM_SGD, make_step, make_task, stepped_tensors
+from small_step import MOMENTUM_SGD, cpu_spec, make_step, make_task, stepped_tensors
 from torch import Tensor, nn
 
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.runner import NullListener, TrialRunner
-from castwise.registry.precisions import PRECISIONS, find_precision
+from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import find_workload
 from castwise.spec.recipe import Loader, Optimizer, Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
@@ -24,30 +24,19 @@ from castwise.worker.data.sharding import rank_batches, rank_columns
 from castwise.worker.data.training_data import SyntheticSamples, load_batches, make_loader
 from castwise.worker.distributed import Peers, spread
 from castwise.worker.models import build_task
-from castwise.worker.precision import convert_weights
 from castwise.worker.training_run import TrainingRun
 
 TINY = MeasurementProtocol(
     warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1, max_seconds=1.0
 )
-FIELDS = {
-    "workload": "mnist-cnn",
-    "precision": "fp32",
-    "loss_scale": "none",
-    "batch_size": 8,
-    "device": "cpu",
-    "world_size": 2,
-    "parallelism": "ddp",
-    "protocol": TINY,
-}
-SPEC = TrialSpec.model_validate(FIELDS)
+SPEC = cpu_spec(batch_size=8, world_size=2, parallelism="ddp", protocol=TINY)
 EXACT = ("fp32", "bf16-mixed", "fp16-master")
 NUM_STEPS = 3
 
 
 def training_spec(**recipe: Any) -> TrialSpec:
     fields = {"epochs": 2, "samples_per_epoch": 64, "loader": Loader(resident=True, num_workers=0)} | recipe
-    return TrialSpec.model_validate(FIELDS | {"kind": "training", "recipe": Recipe(**fields)})
+    return SPEC.model_copy(update={"kind": "training", "recipe": Recipe(**fields)})
 
 
 # What runs in each rank
@@ -97,7 +86,7 @@ def run(spec: TrialSpec, peers: Peers, epochs: int, checkpoint: Path | None = No
 
 
 def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
-    """Return what a rank has to show, in one process so that torch is imported once."""
+    """Return the results of a rank, all in one process so that torch is imported once."""
     results: dict[str, Any] = {
         "agreed": peers.broadcast_object(f"rank {peers.rank}'s"),
         "gathered": peers.gather_objects(peers.rank),
@@ -120,7 +109,7 @@ def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return what two ranks have to show."""
+    """Return the results of two ranks."""
     return answers_of(all_of_it, SPEC, tmp_path_factory.mktemp("ranks"))
 
 
@@ -130,14 +119,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_broadcast_and_gather_objects(ranks: list[dict[str, Any]]) -> None:
     assert [rank["agreed"] for rank in ranks] == ["rank 0's"] * 2
     assert [rank["gathered"] for rank in ranks] == [[0, 1]] * 2
-
-
-def test_ranks_share_out_the_cores(ranks: list[dict[str, Any]]) -> None:
-    assert all(rank["threads"] <= max(1, torch.get_num_threads() // 2) for rank in ranks)
+    assert all(rank["threads"] <= max(1, torch.get_num_threads() // 2) for rank in ranks), "ranks share the cores"
 
 
 @pytest.mark.parametrize("precision", EXACT)
-def test_two_ranks_train_as_one_process_on_the_joint_batch(precision: str, ranks: list[dict[str, Any]]) -> None:
+def test_two_ranks_equal_one_process(precision: str, ranks: list[dict[str, Any]]) -> None:
     alone = train(precision, "128" if precision == "fp16-master" else "none", Peers())
     # Half the batches are rounded apart: to 8 bits of mantissa, 11, or float32's 24.
     tolerance = {"fp32": 1e-5, "bf16-mixed": 2e-2, "fp16-master": 2e-3}[precision]
@@ -146,7 +132,7 @@ def test_two_ranks_train_as_one_process_on_the_joint_batch(precision: str, ranks
         assert float((first - whole).norm() / whole.norm()) < tolerance
 
 
-def test_an_overflow_in_one_rank_is_skipped_by_all(ranks: list[dict[str, Any]]) -> None:
+def test_overflow_in_one_rank_is_skipped_by_all(ranks: list[dict[str, Any]]) -> None:
     (skipped, scale, weights), (others_skipped, others_scale, others) = (rank["overflow"] for rank in ranks)
     assert (skipped, scale) == (others_skipped, others_scale) == (1, 2.0**15)
     assert all(torch.equal(one, other) for one, other in zip(weights, others, strict=True))
@@ -159,13 +145,13 @@ def test_each_rank_trains_on_its_share(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["whole"][0][2] != ranks[1]["whole"][0][2]
 
 
-def test_ranks_go_on_from_one_checkpoint_as_if_they_had_never_stopped(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_resume_from_checkpoint(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["first"] == rank["whole"][:1]
         assert rank["resumed"] == rank["whole"]
 
 
-def test_ranks_give_up_together(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_stop_together_when_diverged(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         ((num_steps, _, _, diverged),) = rank["hopeless"]
         assert num_steps % 5 == 0
@@ -174,7 +160,7 @@ def test_ranks_give_up_together(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["hopeless"][0][0] == ranks[1]["hopeless"][0][0]
 
 
-def test_what_rank_0_finds_of_a_run_holds_for_all(ranks: list[dict[str, Any]]) -> None:
+def test_rank_0_decides_divergence(ranks: list[dict[str, Any]]) -> None:
     assert [rank["diverged"][-1][3] for rank in ranks] == ["found by rank 0"] * 2
 
 
@@ -207,7 +193,7 @@ def test_loaders_of_two_ranks_share_the_samples(drop_last: bool, lengths: list[i
     assert set(seen) == set(range(9)) if not drop_last else len(set(seen)) == 8
 
 
-def test_loaders_of_two_ranks_draw_random_numbers_of_their_own() -> None:
+def test_loaders_of_two_ranks_draw_different_numbers() -> None:
     """Their processes do, which augment: a loader's generator lies on the CPU, on a GPU's machine too."""
     drawn = []
     for rank in range(2):
@@ -216,7 +202,7 @@ def test_loaders_of_two_ranks_draw_random_numbers_of_their_own() -> None:
     assert all(not one.equal(other) for one, other in combinations(drawn, 2))
 
 
-def test_each_epoch_has_its_own_order_and_always_the_same() -> None:
+def test_epoch_order_is_reproducible() -> None:
     source = load_batches(Numbers(32, 1), Loader(num_workers=0), 4, 0, torch.device("cpu"), Rank(0))
     first, second, again = ([labels.tolist() for _, labels in source.start(epoch)] for epoch in (0, 1, 0))
     assert source.num_batches == 4
@@ -242,17 +228,7 @@ def test_images_are_each_rank_s_own() -> None:
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
-def test_a_replica_of_data_parallel_keeps_the_precision_s_hooks(row: Any) -> None:
-    net = small_net()
-    convert_weights(net, row)
-    replica = net._replicate_for_data_parallel()
-    assert replica._forward_hooks == net._forward_hooks
-    assert replica._forward_pre_hooks_with_kwargs == net._forward_pre_hooks_with_kwargs
-    assert bool(replica._forward_hooks) == (row.param_dtype != "float32")
-
-
-# A sweep's own processes
+# Processes of the orchestrator
 
 
 @pytest.mark.parametrize("kind", ["steady", "training"])

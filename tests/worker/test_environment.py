@@ -2,7 +2,6 @@
 
 import os
 import platform
-import socket
 from importlib import metadata
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 import torch
 
 import castwise
-from castwise.records.schema import Environment
-from castwise.registry.precisions import KNOWN_CPU_FEATURES
 from castwise.worker import environment
 from castwise.worker.environment import read_environment
 from castwise.worker.precision import read_fp32_precision
@@ -44,22 +41,13 @@ def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuinfo: str | None
 
 def test_a_cpu_s_environment() -> None:
     found = read_environment(CPU, "0123456789ab+")
-    assert found.castwise == castwise.__version__
-    assert found.commit == "0123456789ab+"
-    assert found.python == platform.python_version()
-    assert found.torch == torch.__version__
-    assert found.torchvision == metadata.version("torchvision")
-    assert found.host == socket.gethostname()
-    assert found.system.split() == [platform.system(), platform.release()]
-    assert found.num_threads == torch.get_num_threads()
+    assert (found.castwise, found.commit) == (castwise.__version__, "0123456789ab+")
+    assert (found.torch, found.torchvision) == (torch.__version__, metadata.version("torchvision"))
     assert found.fp32_precision == read_fp32_precision()
-    assert set(found.cpu_features) <= KNOWN_CPU_FEATURES
     assert found.device_name == found.cpu
-    assert found.cpu.strip("() cores0123456789")
     gpu_s = ("gpu", "gpu_uuid", "capability", "gpu_memory_bytes", "driver", "cuda", "cudnn")
     assert [getattr(found, name) for name in gpu_s] == [None] * len(gpu_s)
     assert (found.num_gpus, found.gpu_uuids) == (0, ())
-    assert Environment.model_validate_json(found.model_dump_json()) == found
     assert read_environment(CPU, None).fingerprint == found.fingerprint
 
 

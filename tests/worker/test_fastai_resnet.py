@@ -1,33 +1,19 @@
 """fastai's ResNets: what is frozen, the head, the layer groups, and steps in every precision that matters there."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from small_step import CPU, make_step, stepped_tensors
+from small_step import make_step, stepped_tensors
 from torch import nn
 from torchvision import models
 
 from castwise.registry.precisions import find_precision
-from castwise.registry.workloads import WORKLOADS, find_workload
-from castwise.spec.trial import MeasurementProtocol, TrialSpec
+from castwise.registry.workloads import find_workload
 from castwise.worker.models import build_task
 from castwise.worker.models.fastai_resnet import AdaptiveConcatPool2d, group_of, make_model
 from castwise.worker.models.task import Batch, Task
-from castwise.worker.precision import MasterWeights, convert_weights
-from castwise.worker.steady_run import SteadyRun
-
-ROWS = [row for row in WORKLOADS if row.family == "fastai_resnet"]
-# torchvision's published parameters (Weights.meta["num_params"]), and channels in front of its classifier.
-TORCHVISION = {
-    "resnet18": (11_689_512, 512),
-    "resnet34": (21_797_672, 512),
-    "resnet50": (25_557_032, 2048),
-    "resnet101": (44_549_160, 2048),
-    "resnet152": (60_192_808, 2048),
-}
 
 
 def make_batch(count: int = 4, side: int = 64) -> Batch:
@@ -50,47 +36,19 @@ def make_task() -> Callable[[], Task]:
     return make
 
 
-# The rows
-
-
-def test_the_rows_are_the_source_s() -> None:
-    batch_sizes = {row.name: row.batch_size for row in ROWS}
-    assert batch_sizes == {
-        "fastai-resnet18": 408,
-        "fastai-resnet34": 248,
-        "fastai-resnet50": 98,
-        "fastai-resnet101": 64,
-        "fastai-resnet152": 48,
-    }
-    for row in ROWS:
-        assert row.optimizer.name == "AdamW"
-        assert dict(row.optimizer.arguments) == {"lr": 3e-3, "betas": (0.9, 0.99), "weight_decay": 1e-2}
-        assert row.data_sets == ("cifar100",)
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_parameters_are_torchvision_s_body_and_fastai_s_head(row: object) -> None:
-    name = row.name.removeprefix("fastai-")  # type: ignore[attr-defined]
-    total, width = TORCHVISION[name]
+# torchvision's published parameters (Weights.meta["num_params"]), and channels in front of its classifier
+@pytest.mark.parametrize(("name", "total", "width"), [("resnet18", 11_689_512, 512), ("resnet50", 25_557_032, 2048)])
+def test_number_of_parameters(name: str, total: int, width: int) -> None:
     with torch.device("meta"):
         model = make_model(name)
     head = 2 * (2 * width) + (2 * width + 1) * 512 + 2 * 512 + (512 + 1) * 100
     assert sum(p.numel() for p in model.parameters()) == total - (width + 1) * 1000 + head
 
 
-def test_a_hundred_classes_and_no_more(make_task: Callable[[], Task]) -> None:
-    task = make_task()
-    assert task.num_classes == 100
-    assert task.model(make_batch()[0]).shape == (4, 100)
-    with torch.device("meta"):
-        _, labels = build_task(find_workload("fastai-resnet18")).make_batches(2, 300, CPU, torch.Generator())[0]
-    assert 0 <= labels.min() < labels.max() <= 99
-
-
 # Body and head
 
 
-def test_the_body_is_torchvision_s_up_to_its_pooling() -> None:
+def test_body_equals_torchvision() -> None:
     torch.manual_seed(0)
     resnet = models.resnet18(weights=None).eval()
     body = make_model("resnet18").get_submodule("body").eval()
@@ -106,7 +64,7 @@ def test_pooling_puts_maxima_before_means() -> None:
     assert pooled.flatten().tolist() == [7, 15, 3.5, 11.5]
 
 
-def test_the_head_is_create_head_s() -> None:
+def test_head_equals_create_head() -> None:
     head = list(make_model("resnet18").get_submodule("head"))  # type: ignore[call-overload]
     kinds = ["AdaptiveConcatPool2d", "Flatten", "BatchNorm1d", "Dropout", "Linear", "ReLU", "BatchNorm1d", "Dropout"]
     assert [type(module).__name__ for module in head] == [*kinds, "Linear"]
@@ -118,14 +76,14 @@ def test_the_head_is_create_head_s() -> None:
         assert not linear.bias.any()
 
 
-def test_all_but_batch_norm_is_frozen_in_the_body_and_nothing_in_the_head() -> None:
+def test_frozen_parameters() -> None:
     model = make_model("resnet18")
     norms = {id(p) for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()}
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad == (id(parameter) in norms or name.startswith("head.")), name
 
 
-def test_layer_groups_are_split_before_the_third_stage_and_before_the_head() -> None:
+def test_layer_groups() -> None:
     names = [name for name, _ in make_model("resnet18").named_parameters()]
     groups: dict[int, set[str]] = {0: set(), 1: set(), 2: set()}
     for name in names:
@@ -140,7 +98,7 @@ def test_layer_groups_are_split_before_the_third_stage_and_before_the_head() -> 
 
 
 @pytest.mark.parametrize(("precision", "scale"), [("fp32", "none"), ("bf16-mixed", "none"), ("fp16-master", "512")])
-def test_a_step_moves_what_learns_and_nothing_else(precision: str, scale: str, make_task: Callable[[], Task]) -> None:
+def test_step_changes_only_what_learns(precision: str, scale: str, make_task: Callable[[], Task]) -> None:
     task, row = make_task(), find_precision(precision)
     learning = {name for name, parameter in task.model.named_parameters() if parameter.requires_grad}
     step = make_step(row, task, find_workload("fastai-resnet18").optimizer, loss_scale=scale)
@@ -156,46 +114,6 @@ def test_a_step_moves_what_learns_and_nothing_else(precision: str, scale: str, m
     assert not still & learning
     assert still == set(before) - learning
     assert task.model.get_buffer("body.bn1.running_mean").any(), "the frozen body's statistics move on"
-
-
-def test_masters_are_the_head_s_alone(make_task: Callable[[], Task]) -> None:
-    model = make_task().model
-    convert_weights(model, find_precision("fp16-master"))
-    weights = MasterWeights(model)
-    low = [name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float16]
-    assert low == ["head.4.weight", "head.4.bias", "head.8.weight", "head.8.bias"]
-    assert len(weights._masters) == len(low)
-    assert model.get_parameter("body.conv1.weight").dtype == torch.float16
-    assert {tensor.dtype for tensor in weights.stepped} == {torch.float32}
-
-
-@pytest.mark.parametrize(("precision", "scale"), [("fp32", "none"), ("fp16-master", "512")])
-def test_a_steady_trial_runs(
-    precision: str, scale: str, make_task: Callable[[], Task], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = make_task()
-    task.make_batches = lambda count, batch_size, *_: [make_batch(batch_size, 32)] * count
-    monkeypatch.setattr("castwise.worker.build.build_task", lambda *_, **__: task)
-    protocol = MeasurementProtocol(
-        warm_up_steps=1, warm_up_seconds=0.01, block_seconds=0.01, num_blocks=1, min_blocks=1
-    )
-    cell = SteadyRun(
-        TrialSpec(
-            workload="fastai-resnet18",
-            precision=precision,
-            loss_scale=scale,
-            batch_size=8,
-            device="cpu",
-            protocol=protocol,
-        ),
-        None,
-    )
-    facts = cell.warm_up()
-    block = cell.run_block()
-    cell.finish()
-    assert facts.num_parameters == 11_755_684
-    assert block.loss is not None
-    assert math.isfinite(block.loss)
 
 
 def test_pretrained_weights_reach_the_body(make_task: Callable[[], Task], tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
 
 
 @pytest.mark.parametrize(("peak", "growth"), [(350, 250), (90, 0)])
-def test_the_peak_is_the_growth_of_the_resident_set(peak: int, growth: int, proc: FakeProc) -> None:
+def test_peak_is_the_growth_of_the_resident_set(peak: int, growth: int, proc: FakeProc) -> None:
     proc.write(resident=100, peak=500)
     meter = memory_meter(torch.device("cpu"))
     proc.write(resident=80, peak=peak)
@@ -44,7 +44,7 @@ def test_the_peak_is_the_growth_of_the_resident_set(peak: int, growth: int, proc
 
 
 @pytest.mark.parametrize("can_reset", [True, False])
-def test_a_new_phase_resets_the_kernel_s_peak_if_it_can(can_reset: bool, proc: FakeProc) -> None:
+def test_reset_peak(can_reset: bool, proc: FakeProc) -> None:
     proc.write(resident=100, peak=100)
     meter = CpuMemory()
     if not can_reset:
@@ -74,7 +74,7 @@ def held(num_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-def test_the_kernel_s_figures_show_what_was_held_and_only_in_its_phase() -> None:
+def test_peak_and_limit_of_real_memory() -> None:
     meter = CpuMemory()
     meter.set_limit(16 * MIB)
     meter.reset_peak()
@@ -92,7 +92,7 @@ def test_the_kernel_s_figures_show_what_was_held_and_only_in_its_phase() -> None
     assert found.value.shortfall.needed_bytes > 56 * MIB
 
 
-def test_of_several_gpus_the_fullest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (torch.device("cuda", index) for index in range(2))
     bytes_of = {first: 5, second: 7}
     for name in ("max_memory_allocated", "max_memory_reserved", "memory_reserved"):

@@ -5,11 +5,12 @@ from typing import Any, cast
 
 import pytest
 from fake_engine import fake_spec
+from small_step import cpu_spec
 
 from castwise.records.schema import MemoryParts
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import TECHNIQUES, Technique
-from castwise.spec.trial import FIT, TrialSpec
+from castwise.spec.trial import FIT
 from castwise.spec.user_model import UserModel
 from castwise.worker import memory_breakdown
 from castwise.worker.steady_run import SteadyRun
@@ -39,16 +40,12 @@ def own(tmp_path: Path) -> UserModel:
 
 
 def parts_of(own: UserModel, precision: str, batch_size: int = BATCH, **changes: object) -> MemoryParts:
+    fields = {"workload": "small.py:build", "user_model": own, "protocol": FIT, "batch_size": batch_size}
     scale = {"loss_scale": find_precision(precision).loss_scale, **changes}
-    spec = TrialSpec.model_validate(
-        {"workload": "small.py:build", "precision": precision, "batch_size": batch_size, "device": "cpu"}
-        | {"user_model": own, "protocol": FIT}
-        | scale
-    )
-    cell = SteadyRun(spec, None)
-    cell.warm_up()
-    cell.run_block()
-    samples = cell.finish()
+    run = SteadyRun(cpu_spec(precision, **fields, **scale), None)
+    run.warm_up()
+    run.run_block()
+    samples = run.finish()
     assert samples.memory_parts is not None
     assert samples.memory_parts.missing == ""
     return samples.memory_parts
@@ -67,34 +64,34 @@ def test_float32_is_counted_to_the_byte(own: UserModel) -> None:
     assert parts.peak_bytes == parts.tensors_bytes
 
 
-def test_activations_go_with_the_batch_and_the_rest_does_not(own: UserModel) -> None:
+def test_saved_bytes_grow_with_batch_size(own: UserModel) -> None:
     one, four = parts_of(own, "fp32"), parts_of(own, "fp32", 4 * BATCH)
     assert four.saved_bytes == 4 * one.saved_bytes
     assert (four.weights_bytes, four.optimizer_bytes) == (one.weights_bytes, one.optimizer_bytes)
 
 
-def test_autocast_keeps_float32_weights_and_adds_copies_of_them(own: UserModel) -> None:
+def test_autocast_adds_weight_casts(own: UserModel) -> None:
     parts = parts_of(own, "bf16-mixed")
     assert (parts.weights_bytes, parts.optimizer_bytes) == (WEIGHTS, WEIGHTS)
     assert 2 * HIDDEN * HIDDEN <= parts.weight_casts_bytes <= WEIGHTS // 2
     assert parts.saved_bytes >= 2 * BATCH * 2 * HIDDEN
 
 
-def test_masters_are_told_from_weights_and_have_gradients_of_their_own(own: UserModel) -> None:
+def test_masters_are_counted_separately(own: UserModel) -> None:
     true, master = parts_of(own, "bf16-true"), parts_of(own, "fp16-master", loss_scale="128")
     assert (true.weights_bytes, true.optimizer_bytes, true.masters_bytes) == (WEIGHTS // 2, WEIGHTS // 2, 0)
     assert (master.weights_bytes, master.optimizer_bytes, master.masters_bytes) == (WEIGHTS // 2, WEIGHTS, WEIGHTS)
     assert master.gradients_bytes >= WEIGHTS
 
 
-def test_steps_that_loss_scaling_skips_are_waited_for(own: UserModel) -> None:
+def test_waits_for_a_step_that_is_not_skipped(own: UserModel) -> None:
     """The optimizer has no state before its first step; a scale that starts at 2^32 skips many."""
     parts = parts_of(own, "fp16-master", loss_scale="dynamic-apex")
     assert parts.optimizer_bytes == WEIGHTS
 
 
 @pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)
-def test_a_compiled_or_captured_step_is_not_taken_apart(row: Technique) -> None:
+def test_compiled_and_captured_steps_are_not_observed(row: Technique) -> None:
     hides = "compile" in row.name or "graph" in row.name
     spec, nothing = fake_spec("fp32", techniques=(row.name,)), cast("Any", None)
     try:

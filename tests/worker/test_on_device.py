@@ -10,12 +10,7 @@ from torch import Tensor
 
 from castwise.registry.datasets import CIFAR10, CIFAR100, MNIST
 from castwise.registry.techniques import ON_DEVICE_TRANSFORMS
-from castwise.worker.data.gpu_augmentation import (
-    AUGMENTATIONS,
-    Augmentation,
-    DeviceImages,
-    Epochs,
-)
+from castwise.worker.data.gpu_augmentation import AUGMENTATIONS, Augmentation, DeviceImages, Epochs
 from castwise.worker.data.transforms import STATISTICS, TRANSFORMS
 from castwise.worker.distributed import Peers
 from castwise.worker.models.task import Batch
@@ -46,7 +41,7 @@ def labels_of(data: DeviceImages, epoch: int) -> list[int]:
     return torch.cat([labels for _, labels in batches_of(data, epoch)]).tolist()
 
 
-def test_what_the_plan_allows_is_what_the_device_can_do() -> None:
+def test_registry_lists_device_transforms() -> None:
     assert set(ON_DEVICE_TRANSFORMS) == set(AUGMENTATIONS) < set(TRANSFORMS)
 
 
@@ -79,7 +74,7 @@ def test_an_epoch_has_every_sample_once(shuffle: bool, drop_last: bool) -> None:
     assert (labels == sorted(labels)) != shuffle
 
 
-def test_an_epoch_follows_from_the_seed_and_its_number_alone() -> None:
+def test_epochs_are_reproducible() -> None:
     """So that a run that goes on from a checkpoint sees what it would have seen."""
     first, second = (DeviceImages(make_images(), "cifar10", CIFAR, Epochs(16, seed=3), CPU) for _ in range(2))
     list(batches_of(first, 0))
@@ -92,12 +87,8 @@ def test_an_epoch_follows_from_the_seed_and_its_number_alone() -> None:
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_ranks_share_out_the_samples_evenly(drop_last: bool) -> None:
-    shares = [
-        labels_of(
-            DeviceImages(make_images(50), "cifar10", PLAIN, Epochs(4, True, drop_last, 0, rank_of(rank, 3)), CPU), 0
-        )
-        for rank in range(3)
-    ]
+    orders = [Epochs(4, True, drop_last, 0, rank_of(rank, 3)) for rank in range(3)]
+    shares = [labels_of(DeviceImages(make_images(50), "cifar10", PLAIN, order, CPU), 0) for order in orders]
     assert {len(share) for share in shares} == {16 if drop_last else 17}
     together = [label for share in shares for label in share]
     assert len(set(together)) == (48 if drop_last else 50)
@@ -109,7 +100,7 @@ def undone(found: Tensor) -> Tensor:
     return ((found * deviation + mean) * 255).round().to(torch.uint8)
 
 
-def test_crops_are_torchvision_s_of_the_padded_image_mirrored_or_not() -> None:
+def test_crops_and_flips_are_uniform() -> None:
     """Every image is one of the 9 × 9 crops, or its mirror image; all of them come, about equally often."""
     images, labels = make_images(4, side=8)
     data = DeviceImages((images, labels), "cifar10", CIFAR, Epochs(4, shuffle=False), CPU)

@@ -15,7 +15,7 @@ def tell(connection: Connection) -> None:
     connection.send((gc.isenabled(), gc.get_freeze_count() == 0 and few_young, "torch._dynamo" in sys.modules))
 
 
-def test_trials_start_with_everything_imported_and_with_a_collector() -> None:
+def test_trials_start_with_imports_and_garbage_collector() -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     ours, theirs = context.Pipe()

@@ -30,16 +30,14 @@ class Attack:
         return os.system, (self.command,)
 
 
-def make_body() -> nn.Sequential:
-    torch.manual_seed(0)
+def make_body(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
 
 
 def state(**changes: Tensor) -> dict[str, Any]:
-    """Return another body's weights, with a classifier's beside them."""
-    torch.manual_seed(1)
-    body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).state_dict()
-    return {**body, "fc.weight": torch.ones(10, 4), "fc.bias": torch.ones(10), **changes}
+    """Return another body's weights, and a classifier's."""
+    return {**make_body(seed=1).state_dict(), "fc.weight": torch.ones(10, 4), "fc.bias": torch.ones(10), **changes}
 
 
 def saved(content: object, folder: Path, **options: Any) -> Path:
@@ -73,9 +71,7 @@ def test_all_but_the_classifier_is_loaded(zipped: bool, tmp_path: Path) -> None:
 
 
 def without(name: str) -> dict[str, Any]:
-    content = state()
-    del content[name]
-    return content
+    return {key: value for key, value in state().items() if key != name}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +124,7 @@ def test_nothing_in_a_file_is_run(zipped: bool, tmp_path: Path) -> None:
     assert executed.exists(), "the attack itself works"
 
 
-def test_a_checksum_in_the_name_is_compared(tmp_path: Path) -> None:
+def test_checksum_in_file_name(tmp_path: Path) -> None:
     content = saved(state(), tmp_path).read_bytes()
     digits = hashlib.sha256(content).hexdigest()[:8]
     good, bad = tmp_path / f"resnet18-{digits}.pth", tmp_path / "resnet18-f37072fd.pth"
@@ -141,7 +137,7 @@ def test_a_checksum_in_the_name_is_compared(tmp_path: Path) -> None:
 # Finding
 
 
-def test_torchvision_s_own_name_comes_first_in_a_folder(tmp_path: Path) -> None:
+def test_torchvision_file_name_comes_first(tmp_path: Path) -> None:
     names = ["resnet50-11ad3fa6.pth", "resnet50-19c8e357.pth", "resnet50.pth", "resnet50-0676ba61.pth"]
     (tmp_path / "resnet18-f37072fd.pth").touch()
     for expected, name in zip([names[0], names[0], "resnet50.pth", names[3]], names, strict=True):
@@ -151,7 +147,7 @@ def test_torchvision_s_own_name_comes_first_in_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["", "nowhere"])
-def test_a_place_without_weights_says_what_to_put_there(where: str, tmp_path: Path) -> None:
+def test_folder_without_weights(where: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         find_weights("resnet18", tmp_path / where)
     assert f"'{tmp_path / where}' is neither a file nor a folder with weights of resnet18" in str(caught.value)
@@ -168,7 +164,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub" / "checkpoints"
 
 
-def test_torch_hub_s_folder_comes_before_a_download(hub: Path) -> None:
+def test_hub_folder_comes_before_download(hub: Path) -> None:
     assert find_weights("resnet18", None) is None, "the server has none"
     served = saved(state(), hub.parent.parent / "server")
     before = socket.getdefaulttimeout()
@@ -180,14 +176,14 @@ def test_torch_hub_s_folder_comes_before_a_download(hub: Path) -> None:
     assert find_weights("resnet18", None) == hub / "resnet18-5c106cde.pth"
 
 
-def test_a_download_with_a_wrong_checksum_is_none(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_with_wrong_checksum(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = saved(state(), hub.parent.parent / "server").rename(hub.parent.parent / "server" / "resnet18-f37072fd.pth")
     monkeypatch.setattr(pretrained, "weights_url", lambda name: served.as_uri())
     assert find_weights("resnet18", None) is None
     assert list(hub.iterdir()) == []
 
 
-def test_a_server_that_never_answers_is_given_up(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_never_answers(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "_TIMEOUT_SECONDS", 0.2)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)

@@ -28,14 +28,14 @@ class Sample:
         [Sample(ONE, "one"), Sample(TWO, "two")],
     ],
 )
-def test_every_kind_of_nest_keeps_its_kind(nest: Any) -> None:
+def test_nests_keep_their_types(nest: Any) -> None:
     doubled = tree_map_tensors(lambda tensor: tensor * 2, nest)
     assert type(doubled) is type(nest)
     assert [tensor.tolist() for tensor in tree_tensors(nest)] == [[1, 1], [2, 2, 2]]
     assert [tensor.tolist() for tensor in tree_tensors(doubled)] == [[2, 2], [4, 4, 4]]
 
 
-def test_what_is_no_tensor_stays_as_it_is() -> None:
+def test_other_leaves_are_kept() -> None:
     thing = object()
     assert tree_map_tensors(lambda tensor: tensor, [thing, None, 1.5])[0] is thing
     assert tree_tensors({"a": [None, "x"]}) == []

@@ -34,26 +34,25 @@ def test_the_triangular_schedule_is_the_sources() -> None:
     assert seen[0] == pytest.approx(1e-4)
 
 
-def test_the_step_schedule_falls_after_each_epoch() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=1.0)
-    scheduler = Scheduler(Schedule(kind="step", arguments={"gamma": 0.8}), optimizer, 30)
-    optimizer.step()
-    scheduler.after_step()
-    assert optimizer.param_groups[0]["lr"] == 1.0
-    scheduler.after_epoch(None)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.8)
-
-
-def test_the_plateau_schedule_divides_at_the_first_loss_that_is_no_minimum() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=20.0)
-    scheduler = Scheduler(Schedule(kind="plateau", arguments={"factor": 0.25}), optimizer, 30)
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule(kind="step", arguments={"gamma": 0.5}), [10.0, 5.0, 2.5, 1.25, 0.625, 0.3125]),
+        # divided at each loss that is not a new minimum
+        (Schedule(kind="plateau", arguments={"factor": 0.25}), [20.0, 20.0, 5.0, 5.0, 1.25, 1.25]),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_schedules_by_epoch(schedule: Schedule, expected: list[float]) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=20.0)
+    scheduler = Scheduler(schedule, optimizer, 30)
     seen = []
     for loss in (5.0, 4.0, 4.1, 3.9, 3.9, None):
+        optimizer.step()
+        scheduler.after_step()
         scheduler.after_epoch(loss)
         seen.append(optimizer.param_groups[0]["lr"])
-    assert seen == [20.0, 20.0, 5.0, 5.0, 1.25, 1.25]
+    assert seen == expected
 
 
 # fastai's one cycle, group by group, and a first one before it
@@ -140,7 +139,7 @@ def two_loops() -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("done", [0, 1, 4, STEPS - 1, STEPS, STEPS + 1, 25, 4 * STEPS - 1])
-def test_two_cycles_go_on_from_their_state_on_either_side_of_the_boundary(done: int) -> None:
+def test_two_cycles_resume(done: int) -> None:
     optimizer = make_adamw()
     scheduler = make_run_scheduler(recipe(), optimizer, STEPS)
     before = take_steps(optimizer, scheduler, done)
@@ -153,14 +152,14 @@ def test_two_cycles_go_on_from_their_state_on_either_side_of_the_boundary(done: 
     assert before + take_steps(again, resumed, 4 * STEPS - done, done) == two_loops()
 
 
-def test_a_run_that_ends_with_its_first_cycle_has_no_second() -> None:
+def test_run_without_second_cycle() -> None:
     optimizer = make_adamw()
     scheduler = make_run_scheduler(recipe(epochs=1), optimizer, STEPS)
     assert take_steps(optimizer, scheduler, STEPS) == two_loops()[:STEPS]
     assert optimizer.state, "nothing is forgotten"
 
 
-def test_the_first_cycle_ends_with_its_epoch_also_where_that_is_cut_short() -> None:
+def test_first_cycle_of_a_shortened_epoch() -> None:
     optimizer = make_adamw()
     scheduler = make_run_scheduler(recipe(), optimizer, STEPS)
     first = take_steps(optimizer, scheduler, 3)

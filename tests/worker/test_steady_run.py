@@ -1,21 +1,20 @@
-"""Steady-state cells on the CPU: warm-up and blocks by a scripted clock, and one cell by the real one."""
+"""Steady trials on the CPU: warm-up and blocks by a scripted clock, and one trial by the real one."""
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from small_step import make_net, make_task
+from small_step import cpu_spec, make_net, make_task
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS, Precision
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
-from castwise.worker import build as cell_module
+from castwise.worker import build as build_module
 from castwise.worker import steady_run
 from castwise.worker.models.task import Batch
 from castwise.worker.precision import read_fp32_precision
@@ -26,37 +25,15 @@ QUICK = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=1e-6, block_seconds
 every_row = pytest.mark.parametrize("row", [row for row in PRECISIONS if row.on_cpu], ids=lambda row: row.name)
 
 
-def spec_of(
-    precision: str = "fp32", *, protocol: MeasurementProtocol = QUICK, loss_scale: str = "none", seed: int = 0
-) -> TrialSpec:
-    return TrialSpec(
-        workload="mnist-cnn",
-        precision=precision,
-        loss_scale=loss_scale,
-        batch_size=2,
-        device="cpu",
-        protocol=protocol,
-        seed=seed,
-    )
-
-
 @dataclass
 class ScriptedClock:
-    """Runs the work and says that it took what the script says a step takes.
+    """Runs the work and says that it took what the script says a step takes."""
 
-    Attributes:
-        step_seconds: The seconds of a step, window after window.
-        now: The scripted time.
-        steps: Steps run so far.
-        windows: Steps in each stretch that was timed.
-        rested: Whether all that came before was done when each of them began.
-    """
-
-    step_seconds: Iterator[float]
+    step_seconds: Iterator[float]  # of a step, window after window
     now: float = 0.0
-    steps: int = 0
-    windows: list[int] = field(default_factory=list)
-    rested: list[bool] = field(default_factory=list)
+    steps: int = 0  # run so far
+    windows: list[int] = field(default_factory=list)  # the steps that were timed together
+    rested: list[bool] = field(default_factory=list)  # whether earlier work was done when each window began
 
     def time(self, _: torch.device, work: Callable[[], None], *, rested: bool) -> float:
         self.rested.append(rested)
@@ -92,7 +69,7 @@ class ScriptedMemory:
 
 
 class Script:
-    """Cells of a tiny model, on a scripted clock."""
+    """Steady runs of a tiny model, on a scripted clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -101,15 +78,15 @@ class Script:
         self.batches: list[int] = []
         self.loss_of_step: Callable[[int], float] = lambda step: 1.0
 
-    def make_cell(
+    def make_run(
         self, spec: TrialSpec, step_seconds: Iterable[float], reserved: Iterable[int] = itertools.repeat(0)
     ) -> SteadyRun:
-        """Return a cell whose steps take these seconds, each for one window or block."""
+        """Return a run whose steps take these seconds, each for one window or block."""
         self.clock, self.memory = ScriptedClock(iter(step_seconds)), ScriptedMemory(iter(reserved))
         model = nn.Linear(1, 1)
         task = make_task(model, self._compute_loss)
         task.make_batches = lambda count, *_: [(torch.tensor([[float(index)]]),) for index in range(count)]
-        self._monkeypatch.setattr(cell_module, "build_task", lambda *_, **__: task)
+        self._monkeypatch.setattr(build_module, "build_task", lambda *_, **__: task)
         self._monkeypatch.setattr(steady_run, "time_work", self.clock.time)
         self._monkeypatch.setattr(steady_run, "memory_meter", lambda _: self.memory)
         self._monkeypatch.setattr(steady_run, "time", SimpleNamespace(perf_counter=lambda: self.clock.now))
@@ -149,8 +126,8 @@ ALWAYS_THE_SAME = (0.05,) * 20
 def test_warm_up_ends_when_windows_agree(
     seconds: Sequence[float], reserved: list[int], known: float | None, windows: list[int], script: Script
 ) -> None:
-    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(warm_up_steps=1)), seconds, reserved)
-    facts = cell.warm_up(known)
+    run = script.make_run(cpu_spec(protocol=MeasurementProtocol(warm_up_steps=1)), seconds, reserved)
+    facts = run.warm_up(known)
     assert script.clock.windows == windows
     assert facts.settled
     assert facts.warm_up_steps == sum(windows)
@@ -161,98 +138,87 @@ def test_warm_up_ends_when_windows_agree(
 
 
 @pytest.mark.parametrize(("known", "warm_up_steps"), [(None, 13), (0.05, 3)])
-def test_warm_up_takes_the_protocol_s_steps_unless_their_time_is_known(
-    known: float | None, warm_up_steps: int, script: Script
-) -> None:
+def test_warm_up_takes_the_protocol_s_steps(known: float | None, warm_up_steps: int, script: Script) -> None:
     protocol = MeasurementProtocol(warm_up_steps=12, warm_up_seconds=0.001)
-    facts = script.make_cell(spec_of(protocol=protocol), ALWAYS_THE_SAME).warm_up(known)
+    facts = script.make_run(cpu_spec(protocol=protocol), ALWAYS_THE_SAME).warm_up(known)
     assert (facts.warm_up_steps, facts.settled) == (warm_up_steps, True)
 
 
-def test_warm_up_that_does_not_settle_ends_when_its_time_is_up(script: Script) -> None:
+def test_warm_up_ends_after_its_time(script: Script) -> None:
     protocol = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=1.0)
-    facts = script.make_cell(spec_of(protocol=protocol), itertools.cycle([0.1, 0.2])).warm_up()
+    facts = script.make_run(cpu_spec(protocol=protocol), itertools.cycle([0.1, 0.2])).warm_up()
     assert not facts.settled
     assert script.clock.windows == [1] * 8
     assert facts.warm_up_seconds == pytest.approx(1.1), "the first step's time is set-up's"
 
 
-def test_steps_before_a_graph_is_captured_have_not_settled_however_long_they_take(script: Script) -> None:
-    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(warm_up_steps=9)), ALWAYS_THE_SAME)
+def test_warm_up_does_not_settle_before_capture(script: Script) -> None:
+    run = script.make_run(cpu_spec(protocol=MeasurementProtocol(warm_up_steps=9)), ALWAYS_THE_SAME)
     captures = SimpleNamespace(seconds=0.1, peak_bytes=0, earlier_peak_bytes=0)
-    cell._step.graph = SimpleNamespace(captures=captures, flush=lambda: None)  # type: ignore[assignment]
-    assert cell.warm_up(0.05).warm_up_steps >= 9
+    run._step.graph = SimpleNamespace(captures=captures, flush=lambda: None)  # type: ignore[assignment]
+    assert run.warm_up(0.05).warm_up_steps >= 9
 
 
 # Blocks
 
 
 @pytest.mark.parametrize(("step_seconds", "num_steps"), [(0.01, 20), (0.03, 7), (0.2, 1), (5.0, 1)])
-def test_a_block_has_the_steps_that_fill_its_time(script: Script, step_seconds: float, num_steps: int) -> None:
-    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(step_seconds))
-    cell.warm_up()
-    block = cell.run_block()
+def test_block_has_the_steps_that_fill_its_time(script: Script, step_seconds: float, num_steps: int) -> None:
+    run = script.make_run(cpu_spec(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(step_seconds))
+    run.warm_up()
+    block = run.run_block()
     assert block.num_steps == script.clock.windows[-1] == num_steps
     assert block.seconds == pytest.approx(step_seconds * num_steps)
-    assert cell.run_block(3).num_steps == 3 * num_steps
+    assert run.run_block(3).num_steps == 3 * num_steps
 
 
 @pytest.mark.parametrize(
     ("lead_in_seconds", "step_seconds", "lead_in_steps"),
     [(0.0, 0.01, 0), (0.02, 0.001, 20), (0.02, 0.009, 3), (0.02, 0.15, 1), (0.02, 0.9, 1), (0.02, 1.1, 0)],
 )
-def test_steps_lead_to_a_block(script: Script, lead_in_seconds: float, step_seconds: float, lead_in_steps: int) -> None:
+def test_lead_in_steps(script: Script, lead_in_seconds: float, step_seconds: float, lead_in_steps: int) -> None:
     script.loss_of_step = float
     protocol = MeasurementProtocol(block_seconds=0.2, lead_in_seconds=lead_in_seconds)
-    cell = script.make_cell(spec_of(protocol=protocol), itertools.repeat(step_seconds))
-    warm = cell.warm_up()
+    run = script.make_run(cpu_spec(protocol=protocol), itertools.repeat(step_seconds))
+    warm = run.warm_up()
     assert all(script.clock.rested)
     before = script.clock.steps
-    cell.lead_in()
+    run.lead_in()
     assert script.clock.steps == before + lead_in_steps
-    blocks = [cell.run_block()]
-    cell.lead_in()
-    blocks.append(cell.run_block(2))
+    blocks = [run.run_block()]
+    run.lead_in()
+    blocks.append(run.run_block(2))
     assert script.clock.rested[-2:] == [lead_in_steps == 0] * 2
     assert [block.lead_in_steps for block in blocks] == [lead_in_steps] * 2
     assert script.clock.windows[-1] == blocks[1].num_steps
     assert blocks[1].seconds == pytest.approx(step_seconds * blocks[1].num_steps), "its own steps' time"
     assert blocks[1].loss == script.clock.steps == warm.warm_up_steps + sum(block.all_steps for block in blocks)
     assert script.batches == [index % 32 for index in range(len(script.batches))]
-    cell.run_block()
+    run.run_block()
     assert script.clock.rested[-1], "nothing led to it"
-    assert cell.finish().blocks[-1].lead_in_steps == 0
-
-
-def test_a_block_s_loss_is_its_last_step_s_and_batches_are_taken_in_turn(script: Script) -> None:
-    script.loss_of_step = lambda step: math.nan if step == 70 else float(step)
-    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(block_seconds=0.15)), itertools.repeat(0.05))
-    cell.warm_up()
-    while script.clock.steps < 70:
-        assert repr(cell.run_block().loss) == repr(script.loss_of_step(script.clock.steps))
-    assert script.batches == [index % 32 for index in range(len(script.batches))]
+    assert run.finish().blocks[-1].lead_in_steps == 0
 
 
 def test_skipped_steps_are_those_of_the_block(script: Script) -> None:
     script.loss_of_step = lambda step: math.nan if step in (1, 3, 8, 9, 12) else 1.0
     protocol = MeasurementProtocol(warm_up_steps=1, block_seconds=0.1)
-    cell = script.make_cell(spec_of(protocol=protocol, loss_scale="dynamic"), itertools.repeat(0.05))
-    assert cell.warm_up().warm_up_steps == 7
-    blocks = [cell.run_block() for _ in range(3)]
+    run = script.make_run(cpu_spec(protocol=protocol, loss_scale="dynamic"), itertools.repeat(0.05))
+    assert run.warm_up().warm_up_steps == 7
+    blocks = [run.run_block() for _ in range(3)]
     assert [block.skipped_steps for block in blocks] == [2, 0, 1]
     assert [block.loss_scale for block in blocks] == [2.0**12, 2.0**12, 2.0**11]
     assert script.clock.steps == 13
 
 
-def test_finish_returns_the_blocks_in_order_and_each_stretch_s_memory(script: Script) -> None:
+def test_finish_returns_blocks_and_peak_memory(script: Script) -> None:
     protocol = MeasurementProtocol(warm_up_steps=1, block_seconds=0.05)
-    cell = script.make_cell(spec_of(protocol=protocol), [0.05] * 4 + [0.06, 0.07, 0.08])
-    cell.warm_up()
-    blocks = [cell.run_block() for _ in range(3)]
-    samples = cell.finish()
+    run = script.make_run(cpu_spec(protocol=protocol), [0.05] * 4 + [0.06, 0.07, 0.08])
+    run.warm_up()
+    blocks = [run.run_block() for _ in range(3)]
+    samples = run.finish()
     assert samples.blocks == tuple(blocks)
     assert [block.seconds for block in blocks] == pytest.approx([0.06, 0.07, 0.08])
-    # One stretch from set-up to the end of warm-up, one for the blocks.
+    # One peak from set-up to the end of warm-up, one of the blocks.
     assert samples.warm_up_peak_allocated_bytes == 101
     assert samples.peak_allocated_bytes == 102
     assert samples.peak_reserved_bytes == 202
@@ -261,34 +227,19 @@ def test_finish_returns_the_blocks_in_order_and_each_stretch_s_memory(script: Sc
 # A real workload
 
 
-def test_steady_run_on_the_real_clock() -> None:
-    before = read_fp32_precision()
-    cell = SteadyRun(spec_of(), None)
-    facts = cell.warm_up()
-    blocks = [cell.run_block() for _ in range(3)]
-    samples = cell.finish()
-    assert read_fp32_precision() == before
-    assert facts.num_parameters == 1_199_882
-    assert facts.optimizer == "Adadelta(lr=0.001)"
-    assert set(facts.fp32_precision.values()) == {"ieee"}
-    assert min(facts.set_up_seconds, facts.warm_up_seconds, *(block.seconds for block in blocks)) > 0
-    assert facts.warm_up_steps >= QUICK.warm_up_steps
-    assert samples.blocks == tuple(blocks)
-    assert all(math.isfinite(block.loss) for block in blocks)
-    assert samples.peak_reserved_bytes is None
-    is_known = Path("/proc/self/status").exists()
-    assert (samples.peak_allocated_bytes is not None) == is_known
-    assert (samples.warm_up_peak_allocated_bytes is not None) == is_known
-
-
 @every_row
-def test_the_facts_say_what_really_ran(row: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
-    net = make_net()
-    monkeypatch.setattr(cell_module, "build_task", lambda *_, **__: make_task(net))
-    cell = SteadyRun(spec_of(row.name, loss_scale=row.loss_scale), None)
-    facts = cell.warm_up()
-    block = cell.run_block()
-    cell.finish()
+def test_facts_describe_the_precision_that_ran(row: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the real clock; finishing restores the numeric state."""
+    net, before = make_net(), read_fp32_precision()
+    monkeypatch.setattr(build_module, "build_task", lambda *_, **__: make_task(net))
+    run = SteadyRun(cpu_spec(row.name, protocol=QUICK, loss_scale=row.loss_scale), None)
+    facts = run.warm_up()
+    block = run.run_block()
+    samples = run.finish()
+    assert read_fp32_precision() == before
+    assert samples.blocks == (block,)
+    assert samples.peak_allocated_bytes is not None
+    assert min(facts.set_up_seconds, facts.warm_up_seconds, block.seconds) > 0
     dtypes = dict.fromkeys((row.param_dtype, row.batch_norm_dtype), 0)
     dtypes[row.param_dtype] += net.conv.weight.numel() + net.linear.weight.numel() + net.linear.bias.numel()
     dtypes[row.batch_norm_dtype] += net.norm.weight.numel() + net.norm.bias.numel()
@@ -300,25 +251,23 @@ def test_the_facts_say_what_really_ran(row: Precision, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-master"])
-def test_the_same_seed_gives_the_same_losses(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_follow_the_seed(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, data and dropout come from the seed alone, whatever was drawn before."""
     monkeypatch.setattr(steady_run, "time_work", lambda _, work, **__: work() or 0.1)
     losses = []
     for seed in (0, 0, 1):
         torch.rand(3)
-        cell = SteadyRun(spec_of(precision, seed=seed), None)
-        cell.warm_up()
-        losses.append([cell.run_block().loss for _ in range(3)])
-        cell.finish()
+        run = SteadyRun(cpu_spec(precision, protocol=QUICK, seed=seed), None)
+        run.warm_up()
+        losses.append([run.run_block().loss for _ in range(3)])
+        run.finish()
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]
     assert len(set(losses[0])) == 3
 
 
 @pytest.mark.parametrize("error", [UsageError, KeyboardInterrupt])
-def test_a_set_up_that_fails_restores_the_numeric_state(
-    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_set_up_restores_numeric_state(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     inside: dict[str, str] = {}
 
     def fail(*_: object, **__: object) -> None:
@@ -326,10 +275,10 @@ def test_a_set_up_that_fails_restores_the_numeric_state(
         raise error("no folder")
 
     before = read_fp32_precision()
-    monkeypatch.setattr(cell_module, "build_task", fail)
-    # The error is held, and by it the cell: nothing is restored by being collected.
+    monkeypatch.setattr(build_module, "build_task", fail)
+    # The error is held, and by it the run: nothing is restored by being collected.
     with pytest.raises(error) as caught:
-        SteadyRun(spec_of(), None)
+        SteadyRun(cpu_spec(protocol=QUICK), None)
     assert set(inside.values()) == {"ieee"}
     assert read_fp32_precision() == before != inside
     assert caught.tb is not None
@@ -339,9 +288,7 @@ def test_a_set_up_that_fails_restores_the_numeric_state(
 
 
 @pytest.mark.parametrize("rested", [True, False])
-def test_on_a_gpu_the_time_begins_when_all_that_came_before_is_done(
-    rested: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_time_is_between_events(rested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
     class Event:
@@ -362,9 +309,9 @@ def test_on_a_gpu_the_time_begins_when_all_that_came_before_is_done(
 
 
 def test_sustained_steps(script: Script) -> None:
-    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(0.05))
-    cell.warm_up()
-    cell.run_block()
-    stretch = cell.run_sustained(1.1)
+    run = script.make_run(cpu_spec(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(0.05))
+    run.warm_up()
+    run.run_block()
+    stretch = run.run_sustained(1.1)
     assert (stretch.num_steps, stretch.seconds) == (22, pytest.approx(1.1))
-    assert len(cell.finish().blocks) == 1
+    assert len(run.finish().blocks) == 1

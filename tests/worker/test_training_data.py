@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from cifar_files import binary_file, draw, put
+from small_step import cpu_spec
 
 from castwise.registry.datasets import CIFAR100, SYNTHETIC_PREFIX
 from castwise.registry.workloads import find_workload
 from castwise.spec.recipe import Loader, Recipe
-from castwise.spec.trial import TrialSpec
 from castwise.worker.data import datasets
 from castwise.worker.data.datasets import load_cifar, load_images
 from castwise.worker.data.training_data import BatchSource, make_training_data
@@ -26,17 +26,7 @@ def data_of(
 ) -> tuple[BatchSource, BatchSource | None]:
     row = find_workload(workload)
     fields = {"epochs": 1, "loader": PLAIN, "validate_each_epoch": True, "validation_workers": 0} | recipe
-    spec = TrialSpec(
-        workload=workload,
-        precision="fp32",
-        loss_scale="none",
-        batch_size=4,
-        device="cpu",
-        data_set=data_set,
-        kind="training",
-        recipe=Recipe(**fields),
-        techniques=techniques,
-    )
+    spec = cpu_spec(workload=workload, data_set=data_set, recipe=Recipe(**fields), techniques=techniques)
     with torch.device("meta"):
         task = build_task(row)
     return make_training_data(row, task, spec, data_dir, Peers())
@@ -76,7 +66,7 @@ def test_cifar100_comes_pooled_split_and_enlarged(cifar100: Path) -> None:
         ("fastai-resnet18", "cifar100", (3, 32, 32), 50_000, 100),
     ],
 )
-def test_a_stand_in_is_as_large_as_the_real_set(
+def test_synthetic_image_set_has_the_real_size(
     workload: str, name: str, shape: tuple[int, ...], num_train: int, num_classes: int
 ) -> None:
     training, validation = data_of(workload, SYNTHETIC_PREFIX + name, None, validation_batch_size=16)
@@ -95,7 +85,7 @@ def test_a_stand_in_is_as_large_as_the_real_set(
     assert load_images(SYNTHETIC_PREFIX + name, None, "test")[0].equal(images), "the same every time"
 
 
-def test_a_stand_in_for_a_text_has_its_lengths() -> None:
+def test_synthetic_text_has_the_real_length() -> None:
     loader = Loader(resident=True, num_workers=0, shuffle=False)
     training, validation = data_of("lstm-lm", "synthetic:wikitext-2", None, loader=loader, validation_batch_size=10)
     assert training.num_batches == -(-(2_088_628 // 4 - 1) // 35)
@@ -115,26 +105,22 @@ def test_synthetic_samples_have_the_workload_s_classes() -> None:
 # Techniques
 
 
-def test_resident_data_has_the_same_samples_and_the_same_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resident_data_equals_loaded_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(datasets.NUM_IMAGES, "mnist", (50, 10))
-    loaded, loaded_validation = data_of("mnist-cnn", "synthetic:mnist", None, loader=Loader(num_workers=0))
-    on_device, on_device_validation = data_of(
-        "mnist-cnn", "synthetic:mnist", None, ("resident-data",), loader=Loader(num_workers=0)
-    )
-    assert on_device.num_batches == loaded.num_batches == 13
-    sums = [
-        sorted(images.sum((1, 2, 3)).tolist())
-        for source in (loaded, on_device)
-        for images in [torch.cat([batch[0] for batch in source.start(0)])]
-    ]
+    sums, validations = [], []
+    for techniques in ((), ("resident-data",)):
+        training, validation = data_of(
+            "mnist-cnn", "synthetic:mnist", None, techniques, loader=Loader(num_workers=0), validation_batch_size=10
+        )
+        assert training.num_batches == 13
+        images = torch.cat([batch[0] for batch in training.start(0)])
+        sums.append(sorted(images.sum((1, 2, 3)).tolist()))
+        assert validation is not None
+        validations.append(next(validation.start(0)))
     assert sums[0] == pytest.approx(sums[1], rel=1e-4)
-    assert loaded_validation is not None
-    assert on_device_validation is not None
-    for (images, labels), (others, other_labels) in zip(
-        loaded_validation.start(0), on_device_validation.start(0), strict=True
-    ):
-        torch.testing.assert_close(images, others, rtol=1e-5, atol=1e-5)
-        assert labels.equal(other_labels)
+    (images, labels), (others, other_labels) = validations
+    torch.testing.assert_close(images, others, rtol=1e-5, atol=1e-5)
+    assert labels.equal(other_labels)
 
 
 def test_synthetic_images_are_drawn_on_the_device() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fake_graphs import FakeCaptures
+from small_step import cpu_spec
 from torch import Tensor
 
 from castwise.registry.workloads import find_workload
@@ -55,17 +56,8 @@ def spec(precision: str = "fp32", lr: float = 1.0, seed: int = 0, loss_scale: st
         "validation_workers": 0,
         "validation_batch_size": 16,
     }
-    return TrialSpec(
-        workload="mnist-cnn",
-        precision=precision,
-        loss_scale=loss_scale,
-        batch_size=20,
-        device="cpu",
-        data_set="mnist",
-        kind="training",
-        recipe=Recipe(**(fields | recipe)),
-        seed=seed,
-    )
+    made = Recipe(**(fields | recipe))
+    return cpu_spec(precision, loss_scale=loss_scale, batch_size=20, data_set="mnist", recipe=made, seed=seed)
 
 
 def run(a_spec: TrialSpec, tmp_path: Path, epochs: int | None = None, checkpoint: Path | None = None) -> TrainingRun:
@@ -76,7 +68,7 @@ def run(a_spec: TrialSpec, tmp_path: Path, epochs: int | None = None, checkpoint
     return training
 
 
-def test_the_weights_that_are_kept_validate_as_the_run_did(tmp_path: Path) -> None:
+def test_kept_weights_validate_as_the_run_did(tmp_path: Path) -> None:
     """By the workload's own model, whatever the loop was."""
     a_spec = spec("bf16-master", epochs=1).model_copy(update={"techniques": ("channels-last", "matmul-stem")})
     training = run(a_spec, tmp_path)
@@ -91,9 +83,7 @@ def test_the_weights_that_are_kept_validate_as_the_run_did(tmp_path: Path) -> No
     assert epoch.validation_loss == pytest.approx(float(torch.nn.functional.cross_entropy(out, labels)), rel=0.02)
 
 
-def test_weights_of_another_run_do_not_stay_where_these_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_removes_older_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError("No space left on device")
 
@@ -105,7 +95,7 @@ def test_weights_of_another_run_do_not_stay_where_these_cannot_be_written(
     assert not (tmp_path / "run.pt").exists()
 
 
-def test_a_run_that_is_validated_at_its_end_trains_as_without(tmp_path: Path) -> None:
+def test_validation_at_end_does_not_change_training(tmp_path: Path) -> None:
     with_it, without, each = (
         run(spec(**changes), tmp_path).finish().epochs
         for changes in ({"validate_each_epoch": False, "validate_at_end": True}, {"validate_each_epoch": False}, {})
@@ -128,9 +118,7 @@ def always_say_the_same(model: torch.nn.Module) -> None:
 NO_LEARNING = Optimizer(name="SGD", arguments={"lr": 0.0})
 
 
-def test_validation_behind_a_run_is_no_part_of_what_it_held_or_came_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_at_end_affects_neither_memory_nor_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
     def noting(*given: Any) -> tuple[BatchSource, BatchSource]:
@@ -154,7 +142,7 @@ def test_validation_behind_a_run_is_no_part_of_what_it_held_or_came_to(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-def test_a_run_learns_and_says_so(precision: str, tmp_path: Path) -> None:
+def test_run_learns(precision: str, tmp_path: Path) -> None:
     first, *_, last = run(spec(precision, epochs=3), tmp_path).finish().epochs
     assert (first.num_steps, first.num_samples) == (5, 96)  # the last batch is short
     assert first.counted_samples == 96
@@ -172,7 +160,7 @@ def test_a_run_learns_and_says_so(precision: str, tmp_path: Path) -> None:
     assert not first.shortened
 
 
-def test_bringing_a_batch_to_the_device_is_no_waiting_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placing_is_not_data_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*given: Any) -> tuple[BatchSource, None]:
         source, _ = make_training_data(*given)
         return replace(source, place=lambda batch: (time.sleep(0.1), batch)[1]), None
@@ -184,24 +172,32 @@ def test_bringing_a_batch_to_the_device_is_no_waiting_for_data(tmp_path: Path, m
     assert epoch.data_seconds <= epoch.seconds - 0.3
 
 
-def test_a_shortened_epoch_says_so(tmp_path: Path) -> None:
-    (epoch,) = run(spec(epochs=1, max_steps=2), tmp_path).finish().epochs
-    assert (epoch.num_steps, epoch.num_samples, epoch.shortened) == (2, 40, True)
+@pytest.mark.parametrize(
+    ("recipe", "num_steps", "counted_samples"),
+    [
+        ({"max_steps": 2}, 2, 40),
+        ({"skip_batches": 2, "loader": Loader(num_workers=0, drop_last=True)}, 4, 40),
+    ],
+)
+def test_shortened_epoch_and_skipped_batches(
+    recipe: dict[str, Any], num_steps: int, counted_samples: int, tmp_path: Path
+) -> None:
+    (epoch,) = run(spec(epochs=1, **recipe), tmp_path).finish().epochs
+    assert (epoch.num_steps, epoch.num_samples) == (num_steps, 20 * num_steps)
+    assert (epoch.counted_samples, epoch.shortened) == (counted_samples, "max_steps" in recipe)
+    assert (epoch.counted_seconds < epoch.seconds) == ("skip_batches" in recipe)
 
 
-def test_skipped_batches_do_not_count(tmp_path: Path) -> None:
-    (epoch,) = (
-        run(spec(epochs=1, skip_batches=2, loader=Loader(num_workers=0, drop_last=True)), tmp_path).finish().epochs
-    )
-    assert (epoch.num_samples, epoch.counted_samples) == (80, 40)
-    assert epoch.counted_seconds < epoch.seconds
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16-master"])
-def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(precision: str, tmp_path: Path) -> None:
-    scale = "dynamic" if precision == "fp16-master" else "none"
+@pytest.mark.parametrize(
+    ("precision", "scale", "techniques"),
+    [("fp32", "none", ()), ("fp16-master", "dynamic", ()), ("fp32", "none", ("resident-data",))],
+)
+def test_resumed_run_equals_uninterrupted_run(
+    precision: str, scale: str, techniques: tuple[str, ...], tmp_path: Path
+) -> None:
     schedule = Schedule(kind="triangular", arguments={"max_mul": 10.0, "ratio": 2.0})
     a_spec = spec(precision, epochs=3, schedule=schedule, loss_scale=scale)
+    a_spec = a_spec.model_copy(update={"techniques": techniques})
     whole = run(a_spec, tmp_path).finish().epochs
     checkpoint = tmp_path / "checkpoints" / "run.pt"
     interrupted = run(a_spec, tmp_path, epochs=1, checkpoint=checkpoint)
@@ -217,7 +213,7 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(precision:
     assert not checkpoint.exists(), "a finished run needs no checkpoint"
 
 
-def test_a_loss_that_is_no_number_ends_the_run_within_the_epoch(tmp_path: Path) -> None:
+def test_non_finite_loss_ends_the_run(tmp_path: Path) -> None:
     a_spec = spec(
         lr=math.inf, read_loss_every_step=True, epochs=3, optimizer=Optimizer(name="SGD", arguments={"lr": 1e30})
     )
@@ -227,7 +223,7 @@ def test_a_loss_that_is_no_number_ends_the_run_within_the_epoch(tmp_path: Path) 
     assert epoch.validation_loss is None, "there is nothing to validate"
 
 
-def test_an_accuracy_of_chance_is_no_convergence(tmp_path: Path) -> None:
+def test_accuracy_of_chance_is_diverged(tmp_path: Path) -> None:
     training = TrainingRun(spec(optimizer=NO_LEARNING), tmp_path)
     always_say_the_same(training.model)
     epoch = training.run_epoch()
@@ -236,7 +232,7 @@ def test_an_accuracy_of_chance_is_no_convergence(tmp_path: Path) -> None:
     assert "no better than chance" in epoch.diverged
 
 
-def test_a_language_model_trains_on_text(tmp_path: Path) -> None:
+def test_language_model_trains_on_text(tmp_path: Path) -> None:
     recipe = Recipe(
         epochs=2,
         loader=Loader(resident=True, num_workers=0, shuffle=False),
@@ -244,16 +240,7 @@ def test_a_language_model_trains_on_text(tmp_path: Path) -> None:
         validate_each_epoch=True,
         validation_batch_size=2,
     )
-    a_spec = TrialSpec(
-        workload="lstm-lm",
-        precision="fp32",
-        loss_scale="none",
-        batch_size=4,
-        device="cpu",
-        data_set="wikitext-2",
-        kind="training",
-        recipe=recipe,
-    )
+    a_spec = cpu_spec(workload="lstm-lm", data_set="wikitext-2", recipe=recipe)
     first, second = run(a_spec, tmp_path).finish().epochs
     assert first.num_samples == 4 * first.num_steps, "a sample is a column"
     assert first.accuracy is None
@@ -273,7 +260,7 @@ def test_a_language_model_trains_on_text(tmp_path: Path) -> None:
     ],
     ids="+".join,
 )
-def test_a_run_with_techniques_learns_as_the_plain_one(techniques: tuple[str, ...], tmp_path: Path) -> None:
+def test_run_with_techniques_learns(techniques: tuple[str, ...], tmp_path: Path) -> None:
     plain = run(spec(epochs=3), tmp_path).finish().epochs[-1]
     changed = run(spec(epochs=3).model_copy(update={"techniques": techniques}), tmp_path).finish().epochs[-1]
     assert (changed.num_steps, changed.num_samples) == (plain.num_steps, plain.num_samples)
@@ -282,9 +269,7 @@ def test_a_run_with_techniques_learns_as_the_plain_one(techniques: tuple[str, ..
     assert changed.accuracy == pytest.approx(plain.accuracy, abs=0.2)
 
 
-def test_without_step_sync_the_losses_are_the_same_and_not_read_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_step_sync_reads_fewer_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Tensor] = []
     item = Tensor.item
     monkeypatch.setattr(Tensor, "item", lambda self: reads.append(self) or item(self))
@@ -299,9 +284,7 @@ def test_without_step_sync_the_losses_are_the_same_and_not_read_one_by_one(
 
 
 @pytest.mark.parametrize("graph", ["cuda-graph", "cuda-graph-8"])
-def test_a_run_of_graphs_takes_the_steps_of_the_plain_one(
-    graph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_graphs_equals_plain_run(graph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are made within the graph, of what an epoch draws; here the graph is a fake."""
     captures = FakeCaptures()
     monkeypatch.setattr(graphs, "CudaCaptures", lambda _: captures)
@@ -318,15 +301,6 @@ def test_a_run_of_graphs_takes_the_steps_of_the_plain_one(
     assert captures.launches == [1] * 6 + 3 * rest
 
 
-def test_a_run_on_resident_data_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> None:
-    resident_run = spec(epochs=3).model_copy(update={"techniques": ("resident-data",)})
-    whole = run(resident_run, tmp_path).finish().epochs
-    path = tmp_path / "checkpoint.pt"
-    run(resident_run, tmp_path, epochs=1, checkpoint=path)
-    resumed = run(resident_run, tmp_path, epochs=2, checkpoint=path).finish().epochs
-    assert [epoch.losses for epoch in resumed] == [epoch.losses for epoch in whole]
-
-
 # The steps of an epoch
 
 
@@ -338,7 +312,7 @@ def steps_of(losses: list[float], *, read_every_loss: bool = True) -> EpochSteps
 
 
 @pytest.mark.parametrize("read_every_loss", [False, True])
-def test_losses_are_kept_evenly_and_the_last_always(read_every_loss: bool) -> None:
+def test_kept_losses(read_every_loss: bool) -> None:
     few = steps_of([3.0, 2.0, 1.0], read_every_loss=read_every_loss)
     assert (few.num_steps, few.num_samples) == (3, 12)
     assert few.read_losses() == ((0, 3.0), (1, 2.0), (2, 1.0))
@@ -362,5 +336,7 @@ def test_diverged_after_many_non_finite_losses(losses: list[float], have_diverge
 
 def test_why_diverged() -> None:
     assert why_diverged(((0, math.nan), (9, 2.0)), 10) is None, "it recovered"
-    words = "the loss was nan at step 10 of the epoch (seen first at step 6)"
-    assert why_diverged(((0, 1.0), (5, math.inf), (9, math.nan)), 10) == words
+    reason = why_diverged(((0, 1.0), (5, math.inf), (9, math.nan)), 10)
+    assert reason is not None
+    assert "nan at step 10" in reason
+    assert "first at step 6" in reason

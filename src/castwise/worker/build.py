@@ -12,7 +12,6 @@ from castwise.records.schema import Facts
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import OptimizerSpec, find_workload
-from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
 from castwise.worker.data.sharding import seed_of
@@ -28,7 +27,7 @@ from castwise.worker.user_model.load import build_user_model
 
 @dataclass(frozen=True)
 class TrialSetup:
-    """A spec's task and its training step, on the device; `prepare` is done to every batch there, if there is one."""
+    """A spec's task and its training step, on the device; `prepare`, if any, is applied to every batch there."""
 
     task: Task
     step: TrainingStep
@@ -37,18 +36,14 @@ class TrialSetup:
 
 
 def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path | None = None) -> TrialSetup:
-    """Set the numeric state, and build the spec's model and optimizer in it.
+    """Set the numeric state, which `stack` restores, and build the spec's model and optimizer in it.
 
-    Args:
-        spec: What is to be run.
-        stack: Restores the process's numeric state when it is closed.
-        peers: The processes that share its steps.
-        data_dir: Where the real data of a steady trial lies; a training run reads its data itself.
+    `data_dir` is for a steady trial on real data; a training run reads its data itself.
     """
     row, precision, device = find_workload(spec.workload), find_precision(spec.precision), torch.device(spec.device)
     loop, recipe = step_config_of(spec.techniques), spec.recipe
     torch.manual_seed(spec.seed)
-    # First: what the user's code sets globally is the trial's to decide.
+    # The user's code runs first: the trial then decides about what that code sets globally.
     own = None if spec.user_model is None else build_user_model(spec.user_model)
     stack.enter_context(numeric_state(precision))
     if own is None or loop.cudnn_search:  # the user's own setting is kept
@@ -64,7 +59,12 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
         if task.chunk_loss is None:
             raise TechniqueError("chunked-loss is for language models, and this is none.")
         task.chunk_loss(loop.loss_chunks)
-    optimizer = optimizer_for(loop, _choose_optimizer(row.optimizer, recipe), device)
+    chosen = row.optimizer
+    if recipe is not None:
+        if recipe.optimizer is not None:
+            chosen = OptimizerSpec(recipe.optimizer.name, tuple(recipe.optimizer.arguments.items()))
+        chosen = replace(chosen, group_rates=recipe.group_rates)
+    optimizer = optimizer_for(loop, chosen, device)
     step = TrainingStep(
         task,
         precision,
@@ -82,13 +82,5 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
     else:
         step.spread(lambda model: spread(model, spec))
     if peers.rank > 0:
-        torch.manual_seed(seed_of(spec.seed, rank=peers.rank))  # the same weights, but dropout of one's own
+        torch.manual_seed(seed_of(spec.seed, rank=peers.rank))  # ranks have the same weights and different dropout
     return TrialSetup(task, step, describe(step, task, optimizer), preparation(loop))
-
-
-def _choose_optimizer(own: OptimizerSpec, recipe: Recipe | None) -> OptimizerSpec:
-    if recipe is None:
-        return own
-    asked = recipe.optimizer
-    chosen = own if asked is None else OptimizerSpec(asked.name, tuple(asked.arguments.items()))
-    return replace(chosen, group_rates=recipe.group_rates)

@@ -26,10 +26,6 @@ _OUT_OF_MEMORY = (
     "failed to allocate",
 )
 
-# The rest of torch's and oneDNN's messages is advice on settings; the log has all of it.
-_ADVICE = " Including non-PyTorch memory"
-_ONEDNN_ADVICE = " Run workload with environment variable"
-
 _SIZE = r"([\d.]+ (?:bytes|[KMG]iB))"
 _MIB = 2**20
 
@@ -38,7 +34,7 @@ def classify(error: BaseException) -> tuple[Status, str]:
     """Return the status and a one-line message for what a trial raised.
 
     The status is `oom` for memory on the device or the host; `unsupported` for a kernel that PyTorch lacks or a request
-    that castwise itself refuses; else `crashed`.
+    that castwise itself refuses; else `crashed`. The advice in torch's and oneDNN's messages is left to the log.
     """
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, Exception):  # torch._dynamo and torch._inductor wrap what a compiler raised
@@ -50,11 +46,11 @@ def classify(error: BaseException) -> tuple[Status, str]:
     if isinstance(error, CastwiseError):
         return "unsupported", text
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or _says(error, _OUT_OF_MEMORY):
-        return "oom", text.partition(_ADVICE)[0] or "the host's memory is exhausted"
+        return "oom", text.partition(" Including non-PyTorch memory")[0] or "the host's memory is exhausted"
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "oom", text
     if isinstance(error, NotImplementedError) or _says(error, _MISSING_KERNEL):
-        what, advice, _ = text.partition(_ONEDNN_ADVICE)
+        what, advice, _ = text.partition(" Run workload with environment variable")
         return "unsupported", f"oneDNN has no kernel for it on this processor: {what}" if advice else text
     return "crashed", f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -64,7 +60,7 @@ def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
 
 
 def shortfall_of(error: BaseException) -> Shortfall | None:
-    """Return by how much memory was too small according to an exception; None if it does not say.
+    """Return the memory that an exception says was needed and free; None if it does not say.
 
     Source: the wording of c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.11), which has no fields. For a tensor it
     requests 2 MiB from the device up to 1 MiB, 20 MiB below 10 MiB, and whole 2 MiB from there (get_allocation_size).

@@ -23,12 +23,12 @@ def _make_file() -> IO[bytes] | None:
     return None
 
 
-# The server from which trials are forked imports this module: they all share its file, and nobody else does.
+# The server from which trials are forked imports this module: they all share its file, and no other process does.
 _FILE = _make_file()
 
 
 class DeviceLock:
-    """A lock on the file: exclusive (`alone`) for a trial that times kernels, shared by those that do not."""
+    """A lock on the file: exclusive (`alone`) for a trial that times kernels, shared for the others."""
 
     def __init__(self, *, alone: bool) -> None:
         self._kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
@@ -51,7 +51,7 @@ class DeviceLock:
         self.waited_seconds += time.perf_counter() - began
 
     def try_acquire(self) -> bool:
-        """Return whether the lock could be had at once, or there is none."""
+        """Return whether the lock was free, or there is no lock file."""
         if self._descriptor is None:
             return True
         try:
@@ -63,12 +63,12 @@ class DeviceLock:
         return True
 
     def release(self) -> None:
-        """Release it."""
+        """Release the lock, to be acquired again."""
         if self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Release it for good."""
+        """Release the lock for good."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

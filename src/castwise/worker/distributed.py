@@ -14,9 +14,9 @@ _T = TypeVar("_T")
 
 
 class Peers:
-    """The processes of a trial, as one of them sees them: here a lone process, for which every method does nothing.
+    """The processes of a trial, as one of them sees them. This class is a single process: its methods do nothing.
 
-    The gradients of a step go through a collective: if a rank does not take part, the others wait for ever. So
+    The gradients of a step go through a collective: if a rank does not take part, the others wait forever. So
     whatever decides whether there is another step must be the same in all ranks, and all must call these methods.
     """
 
@@ -63,7 +63,7 @@ class _ProcessGroup(Peers):
     @torch.no_grad()
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            values = tensor.detach().contiguous()  # NCCL takes no others
+            values = tensor.detach().contiguous()  # NCCL requires it
             distributed.broadcast(values, src=0)
             tensor.copy_(values)
 
@@ -87,14 +87,11 @@ class _ProcessGroup(Peers):
 def join_peers(spec: TrialSpec, rank: int, rendezvous: str) -> Peers:
     """Form the process group of a `ddp` trial and return it; on a CPU the ranks divide the cores' threads.
 
-    Args:
-        spec: The trial, on this rank's device.
-        rank: This process's number, from 0.
-        rendezvous: `file://` URI of a file that does not exist yet, the same for all; it needs no port, which
-            another program might take first.
+    `rendezvous` is the `file://` URI of a file that does not exist yet, the same for all ranks. Unlike a port, no other
+    program can take it first.
 
     Raises:
-        RuntimeError: The others did not join within the protocol's `timeout_seconds`.
+        RuntimeError: The other ranks did not join within the protocol's `timeout_seconds`.
     """
     device = torch.device(spec.device)
     is_cuda = device.type == "cuda"

@@ -18,10 +18,6 @@ from castwise.worker.precision import read_fp32_precision
 def read_environment(device: torch.device, commit: str | None) -> Environment:
     """Open the device, make it the process's current one, and return the environment.
 
-    Args:
-        device: The device trials will use; on a GPU this opens CUDA.
-        commit: castwise's commit, found by the parent.
-
     Raises:
         RuntimeError: The device cannot be opened.
     """

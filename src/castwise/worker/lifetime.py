@@ -11,10 +11,7 @@ def kill_when_parent_dies(parent_pid: int) -> None:
     """Ask the kernel to kill this process when its parent is gone, whatever ended that; does nothing without prctl.
 
     A killed parent cannot end its children itself. To the kernel the parent is the thread that forked, so it must be
-    one that lasts: the main thread.
-
-    Args:
-        parent_pid: The parent as it was at the fork; if it has died since, this process ends at once.
+    one that lasts: the main thread. If the parent at the fork, `parent_pid`, has died since, this process ends at once.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "prctl"):

@@ -12,7 +12,7 @@ from castwise.spec.loss_scale import DYNAMIC_SCALES, DynamicScale
 
 
 class NoScaling:
-    """Plain backward and step; also the interface of the others."""
+    """Plain backward and step; also the interface of the other scalings."""
 
     skipped_steps = 0
     may_skip = False
@@ -28,14 +28,14 @@ class NoScaling:
         optimizer.step()
 
     def inverse(self) -> float | Tensor | None:
-        """Return what gradients are multiplied by; None leaves them. For those who unscale and step themselves."""
+        """Return the factor that unscales gradients, None if they are not scaled; for callers that step themselves."""
         return None
 
     def settle(self, overflowed: Tensor | None) -> None:
-        """Take note of a step that somebody else made: 1 where a gradient overflowed, else 0; None: nobody looked."""
+        """Count a step that the caller took; `overflowed` is 1 if a gradient overflowed, else 0, None if unknown."""
 
     def read_scale(self) -> float | None:
-        """Return the present loss scale, None without scaling. Reads from the device: not for timed steps."""
+        """Return the loss scale, None without scaling. Reads from the device: not for timed steps."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class DynamicScaling(NoScaling):
             self._scaler._scale.clamp_(max=self._maximum)  # type: ignore[union-attr]
 
     def read_scale(self) -> float | None:
-        """Return the present scale."""
+        """Return the scale."""
         return float(self._scaler.get_scale())
 
     def state_dict(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class DeviceScaling(NoScaling):
                 tensor.masked_fill_(is_skipped.to(tensor.device), 0)
 
     def read_scale(self) -> float | None:
-        """Return the present scale."""
+        """Return the scale."""
         return float(self._scale)
 
     def state_dict(self) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class DeviceScaling(NoScaling):
         return {"scale": self._scale, "good_steps": self._good_steps, "skipped": self._skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; the tensors stay the same, since kernels may hold on to them."""
+        """Go on from a state; the tensors stay the same, because kernels may refer to them."""
         self._scale.copy_(state["scale"])
         self._good_steps.copy_(state["good_steps"])
         self._skipped.copy_(state["skipped"])
@@ -236,10 +236,10 @@ def _state_of(optimizer: Optimizer, tensors: list[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def _fill_momentum(optimizer: Optimizer) -> None:
-    """Give SGD its momentum before the first step, as zeros; a state that came with the optimizer stays.
+    """Set SGD's momentum to zeros before the first step, unless the optimizer came with a state.
 
-    Torch makes it of the first gradient, and where that overflowed the fused kernel leaves memory that nobody wrote.
-    From zeros the first step is the same if dampening is 0; otherwise a TechniqueError says so.
+    Torch copies the first gradient, and if that overflowed the fused kernel leaves the momentum uninitialised. With
+    zeros the first step is the same if dampening is 0; otherwise a TechniqueError is raised.
     """
     if not isinstance(optimizer, SGD):
         return
@@ -247,7 +247,9 @@ def _fill_momentum(optimizer: Optimizer) -> None:
         if not group["momentum"]:
             continue
         if group["dampening"]:
-            raise TechniqueError("Loss scaling on the device makes SGD's momentum of zeros, which dampening weakens.")
+            raise TechniqueError(
+                "Loss scaling on the device starts SGD's momentum at zero, where dampening weakens it."
+            )
         for tensor in group["params"]:
             if optimizer.state[tensor].get("momentum_buffer") is None:
                 optimizer.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
@@ -256,13 +258,9 @@ def _fill_momentum(optimizer: Optimizer) -> None:
 def make_loss_scaling(
     name: str, device: torch.device, optimizer: Optimizer, *, decides_on_device: bool = False
 ) -> NoScaling:
-    """Return the scaling for a canonical loss scale name.
+    """Return the scaling of this name: `none`, that of a dynamic scale, or a number.
 
-    Args:
-        name: `none`, the name of a dynamic scale, or a number.
-        device: Where the optimizer's tensors lie.
-        optimizer: The optimizer whose steps are counted.
-        decides_on_device: Whether dynamic scaling decides on the device whether a step is skipped.
+    With `decides_on_device`, dynamic scaling decides on the device whether a step is skipped.
     """
     if name == "none":
         return NoScaling()

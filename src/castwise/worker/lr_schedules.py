@@ -1,4 +1,4 @@
-"""Learning rates: the schedules of recipes, and the user's own scheduler, which follows each step that was taken."""
+"""Learning rates: the schedules of recipes, and the user's own scheduler, which is stepped after each step taken."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from castwise.worker.techniques.optimizer_options import keep_rates_on_device
 
 
 class Scheduler:
-    """A schedule of `total_steps`, relative to the rates of an optimizer's groups; told after each step and epoch."""
+    """A schedule of `total_steps`, relative to the rates of an optimizer's groups."""
 
     def __init__(self, schedule: Schedule, optimizer: Optimizer, total_steps: int) -> None:
         arguments: dict[str, Any] = dict(schedule.arguments)
@@ -33,15 +33,15 @@ class Scheduler:
                 self._scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=rates, total_steps=total_steps, **arguments)
 
     def after_step(self) -> None:
-        """Be told that a step was taken or skipped."""
+        """Adapt the rates after a step that was taken or skipped."""
         if self._kind == "triangular" or (
-            # Behind its last step torch's goes up again, and then raises.
+            # After its last step, torch's one cycle goes up again, and then raises.
             self._kind == "one_cycle" and self._scheduler.last_epoch + 1 < self._scheduler.total_steps
         ):
             self._scheduler.step()
 
     def after_epoch(self, validation_loss: float | None) -> None:
-        """Be told that an epoch ended, and its mean validation loss if there is one."""
+        """Adapt the rates after an epoch, by its mean validation loss if there is one."""
         if self._kind == "step":
             self._scheduler.step()
         elif self._kind == "plateau" and validation_loss is not None:
@@ -58,7 +58,7 @@ class Scheduler:
 
 
 class _TwoCycles:
-    """A schedule of its own over the first epochs, also if those are cut short; then a fresh optimizer and another.
+    """One schedule over the first epochs, even if those are cut short; then a fresh optimizer and a second schedule.
 
     Source: init27/RTX-2080Ti-Vs-GTX-1080Ti-CIFAR-100-Benchmarks, 2080Ti.ipynb (ResNet-18: `fit_one_cycle(1)`, then
     `fit_one_cycle(30)`; each call of fastai's `fit` makes an optimizer).
@@ -94,7 +94,7 @@ class _TwoCycles:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._num_epochs = state["num_epochs"]
-        # A schedule that is made sets the optimizer's rates to its first ones; the optimizer has been loaded already.
+        # A new schedule sets the optimizer's rates to its first ones, but the optimizer has been loaded already.
         loaded = [dict(group) for group in self._optimizer.param_groups]
         if self._recipe.first_cycle_epochs <= min(self._num_epochs, self._recipe.epochs - 1):
             self._begin_second()
@@ -113,13 +113,9 @@ def make_run_scheduler(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: in
 def triangular(total_steps: int, *, max_mul: float, ratio: float) -> Callable[[int], float]:
     """Return the multiplier of the rate at each step: up over a `ratio + 1`th of the run, down over the rest.
 
-    Step k runs at the multiplier of max(k - 1, 0), as in the source, whose scheduler is called once before the
-    first step without effect. Source: ceshine/pytorch_helper_bot 0.1.3, lr_scheduler.py (TriangularLR).
-
-    Args:
-        total_steps: Steps of the whole run.
-        max_mul: The rate's growth from the first step to the turning point.
-        ratio: Length of the way down over that of the way up.
+    The rate grows by the factor `max_mul`. Step k runs at the multiplier of max(k - 1, 0), as in the source, whose
+    scheduler is called once before the first step without effect.
+    Source: ceshine/pytorch_helper_bot 0.1.3, lr_scheduler.py (TriangularLR).
     """
     turn = max(1, int(total_steps // (ratio + 1)))
 
@@ -132,7 +128,7 @@ def triangular(total_steps: int, *, max_mul: float, ratio: float) -> Callable[[i
 
 
 class AfterStep:
-    """Steps the user's scheduler after each step that the optimizer took, and not after a skipped one."""
+    """Steps the user's scheduler after each step that the optimizer took, but not after a skipped one."""
 
     def __init__(self, scaling: NoScaling, step_scheduler: Callable[[], None]) -> None:
         self._scaling, self._step_scheduler = scaling, step_scheduler

@@ -21,7 +21,7 @@ class MemoryLimitError(MemoryError):
 
 
 class CudaMemory:
-    """The caching allocator's peaks; of several devices, the largest."""
+    """The caching allocator's peaks since `reset_peak`, in bytes; of several devices, the largest."""
 
     def __init__(self, *devices: torch.device) -> None:
         self._devices = devices
@@ -33,24 +33,24 @@ class CudaMemory:
             torch.cuda.reset_peak_memory_stats(device)
 
     def peak_allocated(self) -> int | None:
-        """Return the most bytes that tensors held at once in this phase."""
+        """Return the most that tensors held at once."""
         return max(torch.cuda.max_memory_allocated(device) for device in self._devices)
 
     def peak_reserved(self) -> int | None:
-        """Return the most bytes the allocator held in this phase."""
+        """Return the most that the allocator held."""
         return max(torch.cuda.max_memory_reserved(device) for device in self._devices)
 
     def driver_used(self) -> int | None:
-        """Return the bytes in use on the whole device, as nvidia-smi shows them."""
+        """Return what is in use on the whole device now, as nvidia-smi shows it."""
         states = [torch.cuda.mem_get_info(device) for device in self._devices]
         return max(total - free for free, total in states)
 
     def current_bytes(self) -> int | None:
-        """Return the bytes that tensors hold now, on all devices."""
+        """Return what tensors hold now, on all devices."""
         return sum(torch.cuda.memory_allocated(device) for device in self._devices)
 
     def reserved(self) -> int:
-        """Return the bytes the allocator holds now, on all devices."""
+        """Return what the allocator holds now, on all devices."""
         return sum(torch.cuda.memory_reserved(device) for device in self._devices)
 
     def set_limit(self, limit_bytes: int) -> None:
@@ -79,10 +79,10 @@ class CpuMemory:
         try:
             _CLEAR_REFS.write_text("5")
         except OSError:
-            return  # the peak is the whole trial's then: still an upper bound
+            return  # the peak stays that of the whole trial, which is an upper bound
 
     def peak_allocated(self) -> int | None:
-        """Return the largest growth of the resident set in this phase in bytes; None without /proc."""
+        """Return the largest growth of the resident set; None without /proc."""
         peak = _read_status_bytes("VmHWM")
         return None if peak is None or self._before is None else max(0, peak - self._before)
 
@@ -95,15 +95,15 @@ class CpuMemory:
         return None
 
     def current_bytes(self) -> int | None:
-        """Return the bytes of the resident set now; None without /proc."""
+        """Return the resident set now; None without /proc."""
         return _read_status_bytes("VmRSS")
 
     def reserved(self) -> int:
-        """Return 0: no allocator's growth shows that warm-up goes on."""
+        """Return 0: there is no allocator whose growth shows that the warm-up is not over."""
         return 0
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Let `check` refuse growth beyond this: the kernel's own limits count address space."""
+        """Let `check` refuse more growth than this; the kernel's own limits count address space."""
         self._limit = limit_bytes
 
     def check(self) -> None:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from castwise.records.schema import MemoryParts
 from castwise.registry.techniques import rows_of
 from castwise.spec.trial import TrialSpec
+from castwise.worker.loss_scaling import stepped_by
 from castwise.worker.memory import CpuMemory, CudaMemory
 from castwise.worker.models.task import Batch
 from castwise.worker.pytree import tree_tensors
@@ -46,7 +47,7 @@ def profile_memory(
     device, held = torch.device(spec.device), list(batches)
     storages = _Storages(device.type)
     _add_existing(storages, step, held)
-    peak = _Peak(storages, device)
+    peak = _PeakMode(storages, device)
     try:
         _run_observed(storages, peak, step, held[0])
     except torch.OutOfMemoryError:
@@ -109,34 +110,19 @@ class _Storages:
         return tensor.untyped_storage()
 
 
-class _Peak:
-    """The moment of a step with the most memory in use so far; the workspace is what the allocator gave out besides."""
+class _PeakMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Registers the result of every operation, and keeps the moment with the most memory in use.
+
+    A copy of a weight in another dtype is autocast's. The workspace is what the allocator gave to no tensor.
+    """
 
     def __init__(self, storages: _Storages, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes_by_kind: dict[str, int] = {}
         self.workspace_bytes: int | None = 0 if device.type == "cuda" else None
         self._storages, self._device, self._most = storages, device, -1
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-
-    def update(self) -> None:
-        """Update the peak with the memory in use now; on a GPU with the most since the last update."""
-        tensors = most = sum(self._storages.totals.values())
-        if self._device.type == "cuda":
-            most = torch.cuda.max_memory_allocated(self._device)
-            torch.cuda.reset_peak_memory_stats(self._device)
-        if most > self._most:
-            self._most, self.bytes_by_kind = most, dict(self._storages.totals)
-            if self._device.type == "cuda":
-                self.workspace_bytes = max(0, most - tensors)
-
-
-class _StorageMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Registers the result of every operation; a copy of a weight in another dtype is autocast's."""
-
-    def __init__(self, storages: _Storages, peak: _Peak) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._storages, self._peak = storages, peak
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -150,14 +136,20 @@ class _StorageMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             source = args[1] if func is torch.ops.aten.copy_.default else args[0]
             if self._storages.kind_of(source) == _WEIGHTS and source.dtype != made[0].dtype:
                 self._storages.reclassify(made[0], _CASTS)
-        self._peak.update()
+        tensors = most = sum(self._storages.totals.values())
+        if self._device.type == "cuda":  # the most since the last operation
+            most = torch.cuda.max_memory_allocated(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+        if most > self._most:
+            self._most, self.bytes_by_kind = most, dict(self._storages.totals)
+            if self._device.type == "cuda":
+                self.workspace_bytes = max(0, most - tensors)
         return result
 
 
 def _add_existing(storages: _Storages, step: TrainingStep, batches: list[Batch]) -> None:
-    """Add the tensors that exist before the step; the first kind that a storage is given stays."""
-    parameters = list(step.model.parameters())
-    stepped = [tensor for group in step.optimizer.param_groups for tensor in group["params"]]
+    """Add the tensors that exist before the step; a storage keeps the first kind that it gets."""
+    parameters, stepped = list(step.model.parameters()), list(stepped_by(step.optimizer))
     kinds = {
         _WEIGHTS: [*parameters, *step.model.buffers()],
         _GRADIENTS: [tensor.grad for tensor in (*parameters, *stepped) if tensor.grad is not None],
@@ -170,7 +162,7 @@ def _add_existing(storages: _Storages, step: TrainingStep, batches: list[Batch])
             storages.add(tensor, kind)
 
 
-def _run_observed(storages: _Storages, peak: _Peak, step: TrainingStep, batch: Batch) -> None:
+def _run_observed(storages: _Storages, peak: _PeakMode, step: TrainingStep, batch: Batch) -> None:
     def save(tensor: Tensor) -> Tensor:
         if storages.kind_of(tensor) != _CASTS:
             storages.reclassify(tensor, _SAVED)
@@ -186,5 +178,5 @@ def _run_observed(storages: _Storages, peak: _Peak, step: TrainingStep, batch: B
                 handle = parameter.register_post_accumulate_grad_hook(note_gradient)  # type: ignore[no-untyped-call]
                 stack.callback(handle.remove)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor))
-        stack.enter_context(_StorageMode(storages, peak))
+        stack.enter_context(peak)
         step(batch)

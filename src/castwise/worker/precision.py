@@ -23,8 +23,8 @@ _FP32_SWITCHES = (
     "mkldnn.conv",
     "mkldnn.rnn",
 )
-# The older switch for matrix products. Nothing is computed by it, but torch 2.11's max-autotune reads it, and torch
-# raises where it contradicts these two, which writing it writes.
+# These two are written with the older switch for matrix products. It decides nothing, but torch 2.11's max-autotune
+# reads it, and torch raises if it contradicts them.
 _OLDER_WRITES = ("cuda.matmul", "mkldnn.matmul")
 
 
@@ -56,11 +56,9 @@ def numeric_state(row: Precision) -> Iterator[None]:
 
 
 def restore_fp32_precision(before: dict[str, str], written: Sequence[str] = ()) -> None:
-    """Set the global float32 switches as `read_fp32_precision` found them, and the older one to agree with them.
+    """Set the global float32 switches to what `read_fp32_precision` returned, and the older one to agree with them.
 
-    Args:
-        before: What it returned.
-        written: The switches that were written since, as far as that is known.
+    `written` are the switches that were written since, as far as is known.
     """
     matmuls = {before[path] for path in _OLDER_WRITES}
     older = "medium" if "bf16" in matmuls else "high" if "tf32" in matmuls else "highest"
@@ -84,7 +82,7 @@ def _set_older(wanted: str) -> list[str]:
 
 
 def autocast_maker(row: Precision, device_type: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what makes a new autocast for every step, as a loop written by hand does; without autocast nothing."""
+    """Return what makes a new autocast for every step, as a loop written by hand does, or a context without effect."""
     if row.autocast_dtype is None:
         return nullcontext
     return functools.partial(torch.autocast, device_type, dtype=getattr(torch, row.autocast_dtype))
@@ -129,11 +127,11 @@ class Weights:
         return [self.stepped_for(p) for p in self._parameters]
 
     def stepped_for(self, parameter: Tensor) -> Tensor:
-        """Return what the optimizer steps in the place of a tensor; of one that is no weight, itself."""
+        """Return what the optimizer steps instead of a tensor; a tensor that is no weight itself."""
         return parameter
 
     def behind(self, stepped: Tensor) -> Tensor:
-        """Return the weight that a tensor is stepped for, whose gradient backward leaves."""
+        """Return the weight, with the gradient of backward, that a stepped tensor stands for."""
         return stepped
 
     def zero_grad(self) -> None:
@@ -174,8 +172,8 @@ class MasterWeights(Weights):
     def collect_gradients(self) -> None:
         """Copy lower-precision gradients into the masters' float32 gradients.
 
-        The master of a weight that took no part in the step gets none, so that the optimizer leaves it alone as it
-        leaves every such weight; a gradient of zeros would still decay it and move it by its momentum.
+        The master of a weight that took no part in the step gets no gradient, so that the optimizer skips it as it
+        skips every such weight; a gradient of zeros would still decay it and move it by its momentum.
         """
         sources = [p.grad for p in self._low]
         for master, gradient, source in zip(self._masters, self._gradients, sources, strict=True):

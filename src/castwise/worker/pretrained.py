@@ -33,10 +33,8 @@ _WHAT_TO_DO = "Name torchvision's file for the model, downloaded anew, or leave 
 def find_weights(model_name: str, where: Path | None) -> Path | None:
     """Return the file with a torchvision model's pretrained weights; None if `where` is None and no file can be had.
 
-    Args:
-        model_name: As torchvision spells it ("resnet18").
-        where: The file itself, or a folder with it. None looks where torch.hub keeps its files and then asks
-            torchvision's server, for at most eight seconds without an answer or without data.
+    `where` is the file itself, or a folder with it. None looks where torch.hub keeps its files and then asks
+    torchvision's server, for at most eight seconds without an answer or without data.
 
     Raises:
         DataError: `where` is neither a file nor a folder that has one for the model.
@@ -101,11 +99,9 @@ def _download(model_name: str, folder: Path) -> Path | None:
 
 
 def load_weights(body: nn.Module, path: Path) -> None:
-    """Fill a model without its classifier with the weights of a torchvision file, all of them or none.
+    """Fill a torchvision model that has no classifier with the weights of torchvision's file, all of them or none.
 
-    Args:
-        body: The model, whose children have the names that torchvision gives them; in float32.
-        path: A state dict as torchvision publishes it. The classifier's entries (`fc.`) are ignored.
+    The body is in float32 and its children have torchvision's names. The classifier's entries (`fc.`) are ignored.
 
     Raises:
         DataError: The file cannot be read, is damaged, holds anything but tensors, or is another model's.

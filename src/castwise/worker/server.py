@@ -50,7 +50,7 @@ def _answer(worker: "Worker", message: bytes) -> bytes:
         status, text = classify(error)
         place = error_location(error, worker.user_model) if worker.user_model is not None and status != "oom" else None
         text += f" ({place})" if place is not None else ""
-        # What the user's code raises before anything is measured is theirs to correct, as a misspelt name is.
+        # An error in the user's code before anything is measured is for the user to correct, like a misspelt name.
         refused = isinstance(error, CastwiseError) and not isinstance(error, TechniqueError)
         refused |= name == "inspect"
         failed = Failed(status=status, message=text, refused=refused, shortfall=shortfall_of(error))
@@ -99,7 +99,7 @@ class Worker:
         """Return the file of pretrained weights of each model of torchvision, None if it cannot be had."""
         files: dict[str, str | None] = {}
         for model in models:
-            # If one cannot be downloaded, the others cannot either: nobody should wait for each.
+            # If one cannot be downloaded, the others cannot either; each would take seconds to fail.
             is_offline = where is None and None in files.values()
             path = None if is_offline else find_weights(model, where)
             files[model] = None if path is None else str(path)

@@ -91,9 +91,8 @@ class SteadyRun:
     def warm_up(self, step_seconds: float | None = None) -> Facts:
         """Run steps until their time has settled, and return what is now known of the trial.
 
-        Args:
-            step_seconds: Seconds a step in earlier processes of the same configuration. Steps that take as long have
-                settled, unless some of them come before a graph is captured.
+        Steps that take `step_seconds`, as in earlier processes of the same configuration, have settled, unless there is
+        a CUDA graph, which is captured after some of them.
         """
         started, protocol, graph = time.perf_counter(), self._spec.protocol, self._step.graph
         num_windows_before = len(self._windows)
@@ -179,16 +178,16 @@ class SteadyRun:
         self._reserved.append(self._memory.reserved())
 
     def lead_in(self) -> None:
-        """Launch the steps that lead to the next block, and do not wait for them.
+        """Launch the steps before the next block, and do not wait for them.
 
-        They keep the device busy until the block begins: after a pause its clock differs from that within steps.
+        They keep the device busy until the block begins: after a pause its clock frequency differs from that in steps.
         """
         if self._lead_in_steps:
             self._steps_into([], self._lead_in_steps)()
             self._num_led_in += self._lead_in_steps
 
     def run_block(self, length: int = 1) -> Block:
-        """Time one block of steps, `length` times as long as usual, right behind its lead-in steps if there are any."""
+        """Time one block of steps, `length` times as long as usual, right after its lead-in steps if there are any."""
         num_steps, num_led_in = length * self._steps_per_block, self._num_led_in
         self._num_led_in = 0
         seconds, loss = self._time_steps(num_steps, rested=not num_led_in)
@@ -226,7 +225,7 @@ class SteadyRun:
             warm_up_peak_allocated_bytes=self._warm_up_peak,
             notes=() if self._watch is None else self._watch.notes(),
         )
-        if self._spec.protocol.memory_parts:  # last: it is a step as no other
+        if self._spec.protocol.memory_parts:  # last: an observed step differs from all others
             parts = profile_memory(self._spec, self._step, self._batches, self._memory)
             samples = samples.model_copy(update={"memory_parts": parts})
         self._stack.close()
@@ -234,7 +233,7 @@ class SteadyRun:
 
     def _time_steps(self, count: int, *, rested: bool = True) -> tuple[float, Tensor]:
         losses: list[Tensor] = []
-        self._peers.barrier()  # what one rank waits for another at the start is not the steps' time
+        self._peers.barrier()  # waiting for another rank at the start is not part of the steps' time
         seconds = time_work(self._device, self._steps_into(losses, count), rested=rested)
         self._memory.check()
         return seconds, losses[-1]
@@ -255,10 +254,7 @@ class SteadyRun:
 def time_work(device: torch.device, work: Callable[[], None], *, rested: bool = True) -> float:
     """Run work and return its seconds: on a GPU by CUDA events, from its first launch to its last kernel's end.
 
-    Args:
-        device: Where it runs; on a CPU the host's monotonic clock times it.
-        work: What is timed.
-        rested: Whether to wait first for all that was launched before; if not, the time begins when it is done.
+    With `rested` it waits first for all that was launched before; otherwise the time begins when that is done.
     """
     if device.type != "cuda":
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""One training step of one cell: a task in a precision, ready to be run as often as one likes."""
+"""One training step: a task in a precision, with its optimizer, loss scaling and techniques."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ class TrainingStep:
 
         # The parts of a step, in their order.
         self._make: Prepare | None = None
-        # Masters keep their gradients' memory; all else does what a loop written by hand does.
+        # Masters keep their gradients' memory; everything else is as in a loop written by hand.
         self._zero_grad = self._weights.zero_grad if precision.master_weights else self.optimizer.zero_grad
         self._autocast = autocast_maker(precision, device.type)
         self._compute_loss = task.compute_loss
@@ -87,7 +87,7 @@ class TrainingStep:
         self._after_step = None if user_loop is None else self._make_after_step(user_loop, loop, device)
 
     def _make_after_step(self, user_loop: UserLoop, loop: StepConfig, device: torch.device) -> AfterStep | None:
-        """Return what steps the user's scheduler, None if there is none; raise TechniqueError if the loop cannot."""
+        """Return what steps the user's scheduler, if any; raise TechniqueError if the loop cannot follow it."""
         step_scheduler = None if user_loop.make_scheduler is None else user_loop.make_scheduler(self.optimizer)
         if step_scheduler is None:
             return None
@@ -106,24 +106,24 @@ class TrainingStep:
         self._called = wrap(self.model)
 
     def average_gradients(self, peers: Peers) -> None:
-        """Let ranks average their gradients behind backward, without a wrapper; they begin with rank 0's model."""
+        """Let ranks average their gradients after backward, without a wrapper; they start with rank 0's model."""
         whole = (*self.model.parameters(), *self.model.buffers(), *self._weights.stepped)
         peers.broadcast({id(tensor): tensor for tensor in whole}.values())
         self._reduce = CoalescedReduce(self.model, peers)
 
     def share_statistics(self) -> None:
-        """Give all ranks rank 0's running statistics where each moves its own: before anybody reads them."""
+        """Give all ranks rank 0's running statistics, if each updates its own; to be called before they are read."""
         if self._reduce is not None:
             self._reduce.share_statistics()
 
     def make_batches_by(self, make: Prepare | None) -> None:
-        """Let every step make its batch of what it is given; in a graph that is part of the launch."""
+        """Let every step make its batch from what it is given; in a CUDA graph that is part of the launch."""
         self._make = make
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch and return its loss, still on the device.
 
-        It is not detached: that would cost the host some microseconds a step. Whoever keeps it for long detaches it.
+        It is not detached: that would cost the host some microseconds a step. A caller that keeps it detaches it.
         """
         loss = self._run(batch)
         if self._after_step is not None:  # outside of a graph: a scheduler computes on the host
@@ -131,12 +131,12 @@ class TrainingStep:
         return loss
 
     def flush(self) -> None:
-        """Take the steps that wait to be taken together with others: before the clock or a loss is read."""
+        """Take the steps that wait to be launched together; to be called before the clock or a loss is read."""
         if self.graph is not None:
             self.graph.flush()
 
     def close(self) -> None:
-        """Let go of a graph: NCCL does not end its connections as long as one holds a collective."""
+        """Release the CUDA graphs: NCCL does not end its connections while a graph holds a collective."""
         if self.graph is not None:
             self.graph.captures.release()
 
@@ -162,10 +162,7 @@ class TrainingStep:
         return loss
 
     def _accumulated_backward(self, batches: Sequence[Any]) -> Tensor:
-        """Add up the gradients of the mean loss; what is unscaled, clipped and stepped is their sum.
-
-        Ranks average their gradients with or behind the last batch only, as a loop written by hand does.
-        """
+        """Add up the gradients of the mean loss; ranks average them with the last batch only, as loops by hand do."""
         total: Tensor | None = None
         called = self._called
         for number, batch in enumerate(batches, start=1):
@@ -175,37 +172,32 @@ class TrainingStep:
                     loss = self._compute_loss(called, batch) / len(batches)
                 self.scaling.backward(loss)
             total = loss.detach() if total is None else total + loss.detach()
-        assert total is not None, "there is a batch at the least"
+        assert total is not None, "there is at least one batch"
         return total
 
     def peak_allocated(self, seen: int | None, *, ever: bool = False) -> int | None:
-        """Return the most bytes that tensors held at once, by what the allocator saw, which is not a graph's.
+        """Return the most bytes that tensors held at once; the allocator saw `seen`, without those of a CUDA graph.
 
-        With `ever` it is that of all steps so far, those that the allocator has forgotten too.
+        With `ever` it is the peak of all steps so far, even if the allocator's counter was reset since.
         """
         if seen is None:
             return None
-        outside = 0 if self._mean is None else self._mean.outside_bytes
-        captures = None if self.graph is None else self.graph.captures
-        peaks = [outside + seen]
-        if captures is not None:
-            peaks.append(outside + captures.peak_bytes)
-        if captures is not None and ever:
-            peaks.append(outside + captures.earlier_peak_bytes)
-        if self._mean is not None and ever:
-            peaks.append(self._mean.earlier_peaks[0])
-        return max(peaks)
+        if self.graph is not None:
+            captures = self.graph.captures
+            seen = max(seen, captures.peak_bytes, captures.earlier_peak_bytes if ever else 0)
+        if self._mean is None:
+            return seen
+        return max(seen + self._mean.outside_bytes, self._mean.earlier_peaks[0] if ever else 0)
 
     def peak_reserved(self, seen: int | None, *, ever: bool = False) -> int | None:
-        """Return the most bytes that were held for tensors, by what the allocator held."""
+        """Return the most bytes that were held for tensors, of which the allocator held `seen`."""
         if seen is None or self._mean is None:
             return seen
-        peak = seen + self._mean.outside_bytes
-        return max(peak, self._mean.earlier_peaks[1]) if ever else peak
+        return max(seen + self._mean.outside_bytes, self._mean.earlier_peaks[1] if ever else 0)
 
     @property
     def averaged_by(self) -> Literal["collectives", "shared memory"] | None:
-        """Return how ranks average gradients behind backward, None where they do not, or have not yet."""
+        """Return how ranks average gradients after backward; None if they do not, or not yet."""
         return None if self._mean is None else self._mean.kind
 
     @property
@@ -232,9 +224,9 @@ class TrainingStep:
 
 
 def _layer_groups(task: Task, rates: Sequence[float], stepped: Sequence[Tensor]) -> list[Tensor] | list[dict[str, Any]]:
-    """Return an optimizer's parameter groups, one a layer group that has anything to step; without rates the tensors.
+    """Return a parameter group for each layer group that has anything to step; without rates the tensors.
 
-    A group says which it is under "layer_group", for schedules that give it another rate later.
+    A parameter group has its layer group's number under "layer_group", for schedules that change its rate later.
     """
     if not rates:
         return list(stepped)

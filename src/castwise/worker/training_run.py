@@ -47,11 +47,7 @@ class TrainingRun:
     ) -> None:
         """Build model, data and optimizer, and resume from a checkpoint if there is one.
 
-        Args:
-            spec: What to run; it has a recipe.
-            data_dir: Where real data lies; None for synthetic data.
-            checkpoint: Written after every epoch by rank 0 and read at the start by all; None keeps none.
-            peers: The processes that share its steps; None if there are no others.
+        A spec on synthetic data needs no `data_dir`. Rank 0 writes the checkpoint after every epoch.
         """
         assert spec.recipe is not None, "a training trial has a recipe"
         started = time.perf_counter()
@@ -97,11 +93,10 @@ class TrainingRun:
     def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
         """Train one epoch, validate, and write the checkpoint that the next starts from.
 
-        Args:
-            on_progress: Receives the share of the epoch that is done, about once a second.
+        `on_progress` receives the share of the epoch that is done, about once a second.
         """
         epoch = self._train(on_progress)
-        self._step.share_statistics()  # in all ranks, even if only some go on to validate
+        self._step.share_statistics()  # in all ranks, even if only some validate
         is_last = len(self._epochs) + 1 >= self._recipe.num_epochs
         if self._validation is not None and epoch.diverged is None:
             if self._recipe.validate_each_epoch:
@@ -110,7 +105,7 @@ class TrainingRun:
                 self._memory_samples = self._read_memory()
                 validated = self._validate(self._validation, epoch, on_progress)
                 epoch = validated.model_copy(update={"validation_seconds": 0.0, "diverged": None})
-        # Each rank has losses of its own; what follows from them must be the same in all.
+        # Each rank has losses of its own; decisions by them must be the same in all ranks.
         validation_loss, diverged = self._peers.broadcast_object((epoch.validation_loss, epoch.diverged))
         epoch = epoch.model_copy(update={"diverged": diverged})
         self._scheduler.after_epoch(validation_loss)
@@ -155,8 +150,8 @@ class TrainingRun:
         counted_from, first_step = 0.0, None
         self._synchronize()
         started = time.perf_counter()
-        source, data_seconds, placing_seconds = self._training, 0.0, 0.0
-        batches = source.read(len(self._epochs))
+        data_seconds, placing_seconds = 0.0, 0.0
+        batches = self._training.read(len(self._epochs))
         for index in itertools.count():
             reading = time.perf_counter()
             read = next(batches, None)
@@ -164,7 +159,7 @@ class TrainingRun:
             if read is None:
                 break
             placing = time.perf_counter()
-            batch = source.place(read)
+            batch = self._training.place(read)
             placing_seconds += time.perf_counter() - placing
             if index == recipe.skip_batches > 0:
                 self._synchronize()  # what is queued belongs to the batches that are not counted
@@ -246,7 +241,7 @@ class TrainingRun:
 
     @property
     def _question(self) -> str:
-        """Return what a checkpoint must be of: the spec without what does not matter, or differs between ranks."""
+        """Return the spec that a checkpoint must be of, without what does not matter or differs between ranks."""
         return self._spec.model_dump_json(exclude={"device", "protocol"})
 
     def _save(self, path: Path) -> None:
@@ -274,7 +269,7 @@ class TrainingRun:
         self._scheduler.load_state_dict(state["scheduler"])
         self._epochs = [Epoch.model_validate_json(text) for text in own["epochs"]]
         checkpoints.restore_random_state(own["random"], self._device)
-        self._peers.barrier()  # nobody writes the next one before all have read this one
+        self._peers.barrier()  # the next one is not written before all ranks have read this one
 
 
 class _Heartbeat:
@@ -335,10 +330,7 @@ def why_diverged(losses: tuple[tuple[int, float], ...], num_steps: int) -> str |
 
 
 def batch_size_of(batch: Batch, nominal: int) -> int:
-    """Return the samples of a batch, or of what it is made of: the last one may be short.
-
-    A language model's samples are columns, not rows.
-    """
+    """Return the samples of a batch, of which the last may be short; a language model's are columns, not rows."""
     first = batch[0]
     is_text = first.dim() == 2 and not first.is_floating_point()
     return first.shape[1] if is_text else min(nominal, first.shape[0])

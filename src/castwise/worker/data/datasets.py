@@ -92,20 +92,13 @@ IMAGE_SETS: dict[str, Callable[[Path, str], tuple[Tensor, Tensor]]] = {
     CIFAR10.name: partial(load_cifar, CIFAR10),
     CIFAR100.name: partial(load_cifar, CIFAR100),
 }
-# By data set: one image's shape, channels first, and the number of classes.
-_SHAPES = {MNIST.name: ((1, 28, 28), 10), CIFAR10.name: ((3, 32, 32), 10), CIFAR100.name: ((3, 32, 32), 100)}
-# By data set: training and test images.
 NUM_IMAGES = {MNIST.name: (60_000, 10_000), CIFAR10.name: (50_000, 10_000), CIFAR100.name: (50_000, 10_000)}
 
 
 def load_images(data_set: str, data_dir: Path | None, split: str) -> tuple[Tensor, Tensor]:
-    """Return all images of a split, uint8 of shape (N, C, H, W), and labels, int64 of shape (N,).
+    """Return all images of a split ("train" or "test"), uint8 of shape (N, C, H, W), and labels, int64 of shape (N,).
 
-    Args:
-        data_set: A name of `IMAGE_SETS`; behind `SYNTHETIC_PREFIX` images and labels are random, as many as the data
-            set has and in its shape, always the same.
-        data_dir: The folder with real ones.
-        split: "train" or "test".
+    After `SYNTHETIC_PREFIX` they are random, as many as the data set has and in its shape, always the same.
 
     Raises:
         DataError: The real set is missing or wrong.
@@ -114,7 +107,8 @@ def load_images(data_set: str, data_dir: Path | None, split: str) -> tuple[Tenso
     if name == data_set:
         assert data_dir is not None, "real data has a folder"
         return IMAGE_SETS[data_set](data_dir, split)
-    shape, num_classes = _SHAPES[name]
+    shape = (1, 28, 28) if name == MNIST.name else (3, 32, 32)
+    num_classes = 100 if name == CIFAR100.name else 10
     is_test = split == "test"
     count = NUM_IMAGES[name][is_test]
     generator = np.random.default_rng(int(is_test))

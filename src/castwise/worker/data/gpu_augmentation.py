@@ -19,7 +19,7 @@ _ALONE = Peers()
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augmentation of training images, besides normalisation."""
+    """What is done to training images before they are normalised."""
 
     padding: int = 0  # black pixels added on each side before a random crop of the image's own size
     flips: bool = False  # half of the images are mirrored
@@ -33,7 +33,7 @@ AUGMENTATIONS: dict[str, Augmentation] = {"mnist": _NONE, "cifar10": _CIFAR, "ci
 
 @dataclass(frozen=True)
 class Epochs:
-    """How the epochs of a data set are divided into batches of a rank; the seed is of order and augmentation."""
+    """How the epochs of a data set are divided into batches of a rank; the seed decides order and augmentation."""
 
     batch_size: int
     shuffle: bool = True
@@ -54,8 +54,8 @@ class Epochs:
 class DeviceImages:
     """Batches of a data set on the device: images, float32 of shape (batch, C, H, W), and labels.
 
-    The order and the augmentation of an epoch follow from the seed and the epoch's number alone. They are drawn first;
-    the batch is made from these draws by operations that a CUDA graph can capture. The host never waits for the device.
+    The order and the augmentation of an epoch depend on the seed and the epoch's number only. They are drawn first; the
+    batch is made from these draws by operations that a CUDA graph can capture. The host never waits for the device.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from castwise.registry.datasets import SYNTHETIC_PREFIX, WIKITEXT2
 from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import Workload
-from castwise.spec.recipe import Loader
+from castwise.spec.recipe import Loader, Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
 from castwise.worker.data.datasets import load_images
@@ -50,18 +50,12 @@ class BatchSource:
 
     Reading and copying to the device are separate so that each can be timed: the copy waits for steps in flight, which
     is not waiting for data.
-
-    Attributes:
-        num_batches: Batches in an epoch.
-        read: Returns an iterator over the batches of an epoch, by its number from 0, or over the draws for them.
-        place: Copies what was read to the device.
-        make: Makes the step's batch from that, on the device; None if it is the batch.
     """
 
-    num_batches: int
-    read: Callable[[int], Iterator[Batch]]
-    place: Prepare = lambda batch: batch
-    make: Prepare | None = None
+    num_batches: int  # of an epoch
+    read: Callable[[int], Iterator[Batch]]  # iterates over an epoch's batches, or the draws for them; from epoch 0
+    place: Prepare = lambda batch: batch  # copies what was read to the device
+    make: Prepare | None = None  # makes the step's batch from that, on the device; None if it is the batch
 
     def start(self, epoch: int) -> Iterator[Batch]:
         """Return an iterator over the batches of an epoch on the device."""
@@ -77,36 +71,25 @@ class BatchSource:
 
 
 def make_training_data(
-    row: Workload,
-    task: Task,
-    spec: TrialSpec,
-    data_dir: Path | None,
-    peers: Peers,
-    prepare: Prepare | None = None,
+    row: Workload, task: Task, spec: TrialSpec, data_dir: Path | None, peers: Peers, prepare: Prepare | None = None
 ) -> tuple[BatchSource, BatchSource | None]:
     """Return a rank's share of a training trial's data, and all validation data if the recipe validates.
 
-    Args:
-        row: The workload.
-        task: Its task, for synthetic resident batches.
-        spec: The trial's spec; it has a recipe. Batches go to its device.
-        data_dir: The folder with real data; synthetic data (`synthetic`, `synthetic:cifar10`) needs none.
-        peers: The ranks that share the training data.
-        prepare: Is applied to every batch on the device.
+    Batches are on the spec's device, where `prepare` is applied to each.
 
     Raises:
         DataError: Real data is missing or is not what its name says.
     """
+    assert spec.recipe is not None, "a training trial has a recipe"
     if spec.data_set == SYNTHETIC:
-        return _synthetic_source(row, task, spec, peers).prepared(prepare), None
+        return _synthetic_source(row, task, spec, spec.recipe, peers).prepared(prepare), None
     is_text = spec.data_set.removeprefix(SYNTHETIC_PREFIX) == WIKITEXT2.name
-    training, validation = (_text_sources if is_text else _image_sources)(spec, data_dir, peers)
+    training, validation = (_text_sources if is_text else _image_sources)(spec, spec.recipe, data_dir, peers)
     return training.prepared(prepare), None if validation is None else validation.prepared(prepare)
 
 
-def _synthetic_source(row: Workload, task: Task, spec: TrialSpec, peers: Peers) -> BatchSource:
-    recipe, device = spec.recipe, torch.device(spec.device)
-    assert recipe is not None, "a training trial has a recipe"
+def _synthetic_source(row: Workload, task: Task, spec: TrialSpec, recipe: Recipe, peers: Peers) -> BatchSource:
+    device = torch.device(spec.device)
     if recipe.loader.resident:
         joint = spec.batch_size * spec.world_size
         count = max(1, (recipe.samples_per_epoch or joint) // joint)
@@ -114,15 +97,16 @@ def _synthetic_source(row: Workload, task: Task, spec: TrialSpec, peers: Peers) 
     total, side = recipe.samples_per_epoch or _SYNTHETIC_SAMPLES, row.input_shape[-1]
     num_classes = task.num_classes or 1000
     if step_config_of(spec.techniques).resident_data:
-        images = DrawnImages(total, (3, side, side), num_classes, _epochs(spec, recipe.loader, peers), device)
+        images = DrawnImages(total, (3, side, side), num_classes, _epochs(spec, recipe, peers), device)
         return BatchSource(images.num_batches, images.start)
     samples = SyntheticSamples(total, side, num_classes)
     return load_batches(samples, recipe.loader, spec.process_batch_size, spec.seed, device, peers)
 
 
-def _text_sources(spec: TrialSpec, data_dir: Path | None, peers: Peers) -> tuple[BatchSource, BatchSource | None]:
-    recipe, device = spec.recipe, torch.device(spec.device)
-    assert recipe is not None, "a training trial has a recipe"
+def _text_sources(
+    spec: TrialSpec, recipe: Recipe, data_dir: Path | None, peers: Peers
+) -> tuple[BatchSource, BatchSource | None]:
+    device = torch.device(spec.device)
     if spec.data_set.startswith(SYNTHETIC_PREFIX):
         corpus = random_corpus()
     else:
@@ -135,16 +119,17 @@ def _text_sources(spec: TrialSpec, data_dir: Path | None, peers: Peers) -> tuple
     return training, _resident(segments(batchify(corpus.valid, recipe.validation_batch_size).to(device)))
 
 
-def _image_sources(spec: TrialSpec, data_dir: Path | None, peers: Peers) -> tuple[BatchSource, BatchSource | None]:
-    recipe, device = spec.recipe, torch.device(spec.device)
-    assert recipe is not None, "a training trial has a recipe"
+def _image_sources(
+    spec: TrialSpec, recipe: Recipe, data_dir: Path | None, peers: Peers
+) -> tuple[BatchSource, BatchSource | None]:
+    device = torch.device(spec.device)
     name, own = spec.data_set.removeprefix(SYNTHETIC_PREFIX), recipe.loader
     transform = recipe.transform or name
     training, validation = (load_images(spec.data_set, data_dir, split) for split in ("train", "test"))
     if recipe.pooled_split:
         training, validation = fastai_split(training, validation)
     if step_config_of(spec.techniques).resident_data:
-        images = DeviceImages(training, name, AUGMENTATIONS[transform], _epochs(spec, own, peers), device)
+        images = DeviceImages(training, name, AUGMENTATIONS[transform], _epochs(spec, recipe, peers), device)
         source = BatchSource(images.num_batches, images.start, make=images.make)
         if not recipe.validates:
             return source, None
@@ -162,8 +147,8 @@ def _image_sources(spec: TrialSpec, data_dir: Path | None, peers: Peers) -> tupl
     return source, load_batches(judged_samples, plain, recipe.validation_batch_size, spec.seed, device)
 
 
-def _epochs(spec: TrialSpec, loader: Loader, peers: Peers) -> Epochs:
-    return Epochs(spec.process_batch_size, loader.shuffle, loader.drop_last, spec.seed, peers)
+def _epochs(spec: TrialSpec, recipe: Recipe, peers: Peers) -> Epochs:
+    return Epochs(spec.process_batch_size, recipe.loader.shuffle, recipe.loader.drop_last, spec.seed, peers)
 
 
 def _resident(batches: Sequence[Batch]) -> BatchSource:
@@ -202,8 +187,6 @@ class SyntheticSamples(Dataset[Sample]):
         return self._num_samples
 
     def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < self._num_samples:
-            raise IndexError(f"sample {index} of {self._num_samples}")
         image = torch.rand(3, self._side, self._side) * 2 - 1
         return image, random.randint(0, self._num_classes - 1)
 

@@ -1,6 +1,6 @@
 """Image transforms on the CPU as in published training scripts, by name: one for training, one for validation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from PIL import Image
@@ -26,29 +26,22 @@ class TransformPair(NamedTuple):
     validation: Transform
 
 
-def _make_pair(augmented: list[Transform], plain: list[Transform]) -> TransformPair:
-    return TransformPair(transforms.Compose([*augmented, *plain]), transforms.Compose(plain))
-
-
-def _normalised(name: str) -> list[Transform]:
-    return [transforms.ToTensor(), transforms.Normalize(*STATISTICS[name])]
-
-
-def _crop_and_flip() -> list[Transform]:
-    return [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
+def _normalised(name: str, augmentation: Sequence[Transform] = ()) -> TransformPair:
+    plain = [transforms.ToTensor(), transforms.Normalize(*STATISTICS[name])]
+    return TransformPair(transforms.Compose([*augmentation, *plain]), transforms.Compose(plain))
 
 
 def _fastai_224() -> TransformPair:
-    """Return the nearest of torchvision to what 003 does: fastai 1.0.41's `get_transforms()` at size 224.
+    """Return torchvision's nearest to what 003 does: fastai 1.0.41's `get_transforms()` at size 224.
 
-    Alike are the transforms, their ranges and probabilities, and bilinear interpolation at 224 × 224. Not alike:
+    The transforms, their ranges and probabilities, and bilinear interpolation at 224 × 224 are the same. Differences:
         - fastai composes flip, warp, rotation, zoom and the enlargement from 32 into one interpolation of float
-          pixels; here each is one of its own, of bytes, so a sample costs another amount of CPU time;
-        - fastai fills what comes in from outside with the image's reflection; here it is black;
+          pixels; here each interpolates bytes by itself, so the CPU time per sample differs;
+        - fastai fills the borders with the image's reflection; here they are black;
         - fastai's warp moves opposite corners together, inwards or outwards, by up to 0.2 of half a side; here
           each corner moves by itself, inwards, by as much;
-        - fastai changes brightness and contrast in logit space; here pixels are scaled, by factors that come to
-          the same at mid-grey.
+        - fastai changes brightness and contrast in logit space; here pixels are scaled, by factors with the same
+          effect at mid-grey.
 
     Source: fastai/fastai fastai/vision/transform.py at 0d37271f (`get_transforms`) and vision/data.py
     (`cifar_stats`); init27/RTX-2080Ti-Vs-GTX-1080Ti-CIFAR-100-Benchmarks, 2080Ti.ipynb.
@@ -69,11 +62,12 @@ def _fastai_224() -> TransformPair:
     return TransformPair(transforms.Compose([enlarge, *augment, *plain]), transforms.Compose([enlarge, *plain]))
 
 
+_CROP_AND_FLIP = (transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip())
 # Sources: leolui2004/tensorcore mnist_0_512.py; kuangliu/pytorch-cifar main.py at 34075118 and
 # ceshine/apex_pytorch_cifar_experiment's notebooks. No source has CIFAR-100 at 32²; it is done as CIFAR-10 is.
 TRANSFORMS: dict[str, TransformPair] = {
-    "mnist": _make_pair([], _normalised("mnist")),
-    "cifar10": _make_pair(_crop_and_flip(), _normalised("cifar10")),
-    "cifar100": _make_pair(_crop_and_flip(), _normalised("cifar100")),
+    "mnist": _normalised("mnist"),
+    "cifar10": _normalised("cifar10", _CROP_AND_FLIP),
+    "cifar100": _normalised("cifar100", _CROP_AND_FLIP),
     "fastai-224": _fastai_224(),
 }

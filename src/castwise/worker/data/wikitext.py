@@ -30,7 +30,7 @@ class Corpus:
 
 
 def load_wikitext2(data_dir: Path) -> Corpus:
-    """Return WikiText-2 at word level, with `<eos>` behind every line.
+    """Return WikiText-2 at word level, with `<eos>` after every line.
 
     Raises:
         DataError: A file is missing in the folder or is not the official one.
@@ -59,10 +59,7 @@ def make_corpus(train: str, valid: str, test: str) -> Corpus:
 
 
 def batchify(words: Tensor, batch_size: int) -> Tensor:
-    """Cut a text into columns of equal length, which are read side by side; words left over are dropped.
-
-    Returns:
-        Shape (words // batch_size, batch_size): each column goes on where the one before it ends.
+    """Cut a text into consecutive columns, shape (words // batch_size, batch_size); words left over are dropped.
 
     Raises:
         DataError: The columns would be shorter than two words, so that none has a successor to predict.
@@ -74,14 +71,10 @@ def batchify(words: Tensor, batch_size: int) -> Tensor:
 
 
 def segments(rows: Tensor, num_steps: int = _NUM_STEPS) -> Sequence[tuple[Tensor, Tensor]]:
-    """Return the batches of one pass over a text, views of it where they can be; the last may be shorter.
+    """Return the batches of one pass over the rows of `batchify`; the last may be shorter.
 
-    Args:
-        rows: Shape (rows, batch), from `batchify`.
-        num_steps: Words of a column in one batch, which is as far as gradients go back.
-
-    Returns:
-        Words of shape (steps, batch), and the words that follow them, of shape (steps * batch,).
+    A batch is words of shape (num_steps, batch), which is as far as gradients go back, and the words that follow them,
+    of shape (num_steps * batch,).
     """
     last = len(rows) - 1
     return [

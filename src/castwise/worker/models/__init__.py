@@ -31,23 +31,13 @@ _CHECKS: dict[Family, Callable[[Workload], object]] = {
 
 
 def check_workload(row: Workload) -> None:
-    """Check that torchvision or timm has the row's model, without building it.
-
-    Raises:
-        UsageError: There is no such model.
-    """
-    check = _CHECKS.get(row.family)
-    if check is not None:
-        check(row)
+    """Raise UsageError unless torchvision or timm has the row's model, which is not built."""
+    if row.family in _CHECKS:
+        _CHECKS[row.family](row)
 
 
 def build_task(row: Workload, *, data_set: str = SYNTHETIC, data_dir: Path | None = None) -> Task:
     """Build a workload's model, its data and its loss; the weights come from torch's global seed.
-
-    Args:
-        row: The workload.
-        data_set: `synthetic`, or one that the row takes.
-        data_dir: The folder with a real data set's files; synthetic data needs none.
 
     Raises:
         UsageError: The row does not take the data set, a real one has no folder, or the row's zoo does not

@@ -20,24 +20,11 @@ class DualPathBlock(nn.Module):
     """1x1, grouped 3x3 and 1x1 convolutions; the first channels are added to the input, the last appended."""
 
     def __init__(
-        self,
-        in_channels: int,
-        channels: int,
-        residual: int,
-        dense: int,
-        *,
-        stride: int = 1,
-        first: bool = False,
+        self, in_channels: int, channels: int, residual: int, dense: int, *, stride: int = 1, first: bool = False
     ) -> None:
-        """Build one block.
+        """Build one block with `residual` channels that are added and `dense` channels that are appended.
 
-        Args:
-            in_channels: Channels of the input.
-            channels: Channels inside the block.
-            residual: Channels of the residual path, which are added.
-            dense: Channels that the block appends to the dense path.
-            stride: Stride of the 3x3 convolution and of the shortcut.
-            first: Whether the block opens a stage; its shortcut is a 1x1 convolution then.
+        The shortcut of a stage's first block is a 1x1 convolution; the stride is its and the 3x3 convolution's.
         """
         super().__init__()
         self.residual = residual
@@ -49,10 +36,8 @@ class DualPathBlock(nn.Module):
         self.bn3 = nn.BatchNorm2d(residual + dense)
         self.shortcut: nn.Module = nn.Identity()
         if first:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(in_channels, residual + dense, 1, stride, bias=False),
-                nn.BatchNorm2d(residual + dense),
-            )
+            projection = nn.Conv2d(in_channels, residual + dense, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(residual + dense))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output, with `dense` channels more than its shortcut has."""
@@ -87,14 +72,7 @@ class DualPathNetwork(nn.Module):
         self.linear = nn.Linear(width, _NUM_CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits.
-
-        Args:
-            images: Shape (batch, 3, 32, 32).
-
-        Returns:
-            Shape (batch, 10).
-        """
+        """Return the logits, shape (batch, 10), of images, shape (batch, 3, 32, 32)."""
         x = self.blocks(functional.relu(self.bn1(self.conv1(images))))
         logits: Tensor = self.linear(functional.avg_pool2d(x, 4).flatten(1))
         return logits

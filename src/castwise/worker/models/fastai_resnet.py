@@ -1,4 +1,8 @@
-"""ResNets as fastai 1.0 fine-tunes them: a frozen body, of which only batch norm learns, and a new head."""
+"""ResNets as fastai 1.0 fine-tunes them: a frozen body, of which only batch norm learns, and a new head.
+
+Source: fastai/fastai at 0d37271f: fastai/vision/learner.py (`create_cnn`: freeze, train_bn; `create_head`;
+`_resnet_split`), fastai/layers.py (AdaptiveConcatPool2d) and fastai/torch_core.py (`apply_init`, `cond_init`).
+"""
 
 from collections import OrderedDict
 from functools import partial
@@ -13,45 +17,26 @@ from castwise.worker.pretrained import load_weights
 
 _NUM_CLASSES = 100  # CIFAR-100's
 _HEAD_WIDTH = 512
-# Source: fastai/fastai fastai/vision/learner.py at 0d37271f (`create_head`, ps=0.5: half of it but for the last).
+# `create_head` with ps=0.5: half of it in all but the last.
 _DROPOUTS = (0.25, 0.5)
 _SECOND_GROUP = ("layer3", "layer4")
 
 
 class AdaptiveConcatPool2d(nn.Module):
-    """The maxima of all channels, followed by their means.
-
-    Source: fastai/fastai fastai/layers.py at 0d37271f.
-    """
+    """The maxima of all channels, followed by their means."""
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return both.
-
-        Args:
-            features: Shape (batch, channels, height, width).
-
-        Returns:
-            Shape (batch, 2 * channels, 1, 1).
-        """
+        """Return both, shape (batch, 2 * channels, 1, 1), of features, shape (batch, channels, height, width)."""
         maximum = nn.functional.adaptive_max_pool2d(features, 1)
         return torch.cat([maximum, nn.functional.adaptive_avg_pool2d(features, 1)], 1)
 
 
 def make_model(name: str) -> nn.Sequential:
-    """Return body and head; takes images of shape (batch, 3, side, side), returns logits of shape (batch, 100).
+    """Return body and head of torchvision's ResNet of this name ("resnet18").
 
-    Backward runs through the whole body, for its batch norm; no convolution's weight gets a gradient.
-
-    Args:
-        name: One of torchvision's ResNets, "resnet18".
-
-    Source: fastai/fastai fastai/vision/learner.py at 0d37271f (`create_cnn`: freeze, train_bn).
+    The model takes images of shape (batch, 3, side, side) and returns logits of shape (batch, 100). Backward runs
+    through the whole body, for its batch norm; no convolution's weight gets a gradient.
     """
-    body, num_features = _make_body(name)
-    return nn.Sequential(OrderedDict(body=body, head=_make_head(2 * num_features)))
-
-
-def _make_body(name: str) -> tuple[nn.Sequential, int]:
     from torchvision import models
 
     resnet = models.get_model(name, weights=None)
@@ -60,10 +45,7 @@ def _make_body(name: str) -> tuple[nn.Sequential, int]:
     for module in body.modules():
         for parameter in module.parameters(recurse=False):
             parameter.requires_grad_(isinstance(module, nn.BatchNorm2d))
-    return body, resnet.fc.in_features
-
-
-def _make_head(num_features: int) -> nn.Sequential:
+    num_features = 2 * resnet.fc.in_features
     head = nn.Sequential(
         AdaptiveConcatPool2d(),
         nn.Flatten(),
@@ -77,20 +59,13 @@ def _make_head(num_features: int) -> nn.Sequential:
     )
     for module in head:
         if isinstance(module, nn.Linear):
-            # Source: fastai/fastai fastai/torch_core.py at 0d37271f (`apply_init`, `cond_init`).
             nn.init.kaiming_normal_(module.weight)
             nn.init.zeros_(module.bias)
-    return head
+    return nn.Sequential(OrderedDict(body=body, head=head))
 
 
 def group_of(name: str) -> int:
-    """Return a parameter's layer group: 0 up to the second stage, 1 the third and fourth, 2 the head.
-
-    Args:
-        name: As in `make_model(...).named_parameters()`.
-
-    Source: fastai/fastai fastai/vision/learner.py at 0d37271f (`_resnet_split`: (m[0][6], m[1])).
-    """
+    """Return a parameter's layer group, by its name: 0 up to the second stage, 1 the third and fourth, 2 the head."""
     part, child, *_ = name.split(".")
     if part == "head":
         return 2

@@ -18,11 +18,7 @@ def build(row: Workload) -> Task:
     Source: pytorch/tutorials recipes_source/recipes/amp_recipe.py at 00b83bfa (`make_model`, MSELoss).
     """
     (width,) = row.input_shape
-    return Task(
-        model=_build_model(width),
-        make_batches=partial(_make_batches, width),
-        compute_loss=_compute_loss,
-    )
+    return Task(_build_model(width), partial(_make_batches, width), _compute_loss)
 
 
 def _build_model(width: int) -> nn.Sequential:

@@ -27,13 +27,9 @@ class MnistCnn(nn.Module):
         self.fc2 = nn.Linear(128, _NUM_DIGITS)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return log-probabilities.
+        """Return log-probabilities, shape (batch, 10), of images, shape (batch, 1, 28, 28).
 
-        Args:
-            images: Shape (batch, 1, 28, 28).
-
-        Returns:
-            Shape (batch, 10). The source takes the cross entropy of these, so log-softmax is applied twice.
+        The source takes the cross entropy of these, so log-softmax is applied twice.
         """
         x = functional.relu(self.conv1(images))
         x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)

@@ -29,13 +29,7 @@ class LanguageModel(nn.Module):
     """
 
     def __init__(self, kind: str, width: int, dropout: float) -> None:
-        """Build the model.
-
-        Args:
-            kind: `LSTM`, `GRU` or `RNN_TANH`.
-            width: Width of the embedding and of the recurrent layers.
-            dropout: Probability of dropping an element, after the embedding and after each recurrent layer.
-        """
+        """Build the model of kind `LSTM`, `GRU` or `RNN_TANH`, with embedding and recurrent layers of one width."""
         super().__init__()
         self.drop = nn.Dropout(dropout)
         self.encoder = nn.Embedding(_VOCABULARY, width)
@@ -48,29 +42,22 @@ class LanguageModel(nn.Module):
     def forward(
         self, tokens: Tensor, hidden: Hidden | None, targets: Tensor | None = None, num_chunks: int = 1
     ) -> tuple[Tensor, Hidden]:
-        """Return the logits of every next token, or their loss, and the state after the last.
+        """Return the logits of every next token, or with targets their mean cross entropy, and the last state.
 
         Args:
             tokens: Shape (steps, batch), int64.
             hidden: The state to start from; None starts from zeros.
-            targets: The next tokens, of shape (steps * batch,); None asks for logits.
+            targets: The next tokens, of shape (steps * batch,); None asks for logits, shape (steps, batch, vocabulary).
             num_chunks: Parts in which the loss is computed; backward computes each again.
-
-        Returns:
-            Logits of shape (steps, batch, vocabulary), or with targets their mean cross entropy; and the
-            state.
         """
         embedded = self.drop(self.encoder(tokens))
         output, hidden = self.rnn(embedded, hidden)
         output = self.drop(output)
         if targets is None:
             return self.decoder(output), hidden
-        return self._chunked_loss(output.flatten(0, 1), targets, num_chunks), hidden
-
-    def _chunked_loss(self, outputs: Tensor, targets: Tensor, num_chunks: int) -> Tensor:
-        parts = zip(outputs.chunk(num_chunks), targets.chunk(num_chunks), strict=True)
+        parts = zip(output.flatten(0, 1).chunk(num_chunks), targets.chunk(num_chunks), strict=True)
         losses = [checkpoint(self._summed_loss, *part, use_reentrant=False) for part in parts]
-        return torch.stack(losses).sum() / targets.numel()
+        return torch.stack(losses).sum() / targets.numel(), hidden
 
     def _summed_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(self.decoder(outputs).float(), targets, reduction="sum")
@@ -93,11 +80,9 @@ class CarriedLoss:
         self._num_chunks = num_chunks
 
     def compute_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross entropy over all tokens, a float32 scalar.
+        """Return the mean cross entropy, a float32 scalar, of a `LanguageModel`, which may be wrapped.
 
-        Args:
-            model: A `LanguageModel`, maybe wrapped.
-            batch: Tokens of shape (steps, batch) and the next tokens, of shape (steps * batch,).
+        A batch is tokens of shape (steps, batch) and the next tokens, of shape (steps * batch,).
         """
         tokens, targets = batch
         if tokens.shape[1] != self._batch_size:

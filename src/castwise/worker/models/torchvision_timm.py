@@ -18,7 +18,7 @@ _NUM_CLASSES = 1000
 _SIDE = 224
 _SIDES = {"inception_v3": 299}
 
-# Builders whose models would return auxiliary logits beside the logits.
+# Builders whose models would also return auxiliary logits.
 # Source: jorism1993/nvidia_amd_gpu_comparison main.py at 573a94ff (inception_v3, aux_logits=False).
 _ONE_OUTPUT: dict[str, Any] = {"aux_logits": False, "init_weights": True}
 _MODEL_ARGUMENTS: dict[str, dict[str, Any]] = {"inception_v3": _ONE_OUTPUT, "googlenet": _ONE_OUTPUT}
@@ -39,30 +39,16 @@ class Draw(Protocol):
 
 
 def image_task(model: nn.Module, input_shape: tuple[int, ...], num_classes: int, *, draw: Draw) -> Task:
-    """Return the task of classifying random images with random labels, under cross entropy.
-
-    Args:
-        model: Takes images and returns logits of shape (batch, num_classes).
-        input_shape: One image's shape, channels first.
-        num_classes: Labels are drawn from [0, num_classes).
-        draw: Draws the images.
-    """
+    """Return the task of classifying random images, of `input_shape` each, channels first, under cross entropy."""
 
     def make_batches(count: int, batch_size: int, device: torch.device, generator: torch.Generator) -> Sequence[Batch]:
         def make_batch() -> Batch:
             images = draw((batch_size, *input_shape), generator=generator, device=device)
-            labels = torch.randint(num_classes, (batch_size,), generator=generator, device=device)
-            return images, labels
+            return images, torch.randint(num_classes, (batch_size,), generator=generator, device=device)
 
         return [make_batch() for _ in range(count)]
 
-    return Task(
-        model=model,
-        make_batches=make_batches,
-        compute_loss=_cross_entropy,
-        evaluate_batch=evaluate_labels,
-        num_classes=num_classes,
-    )
+    return Task(model, make_batches, _cross_entropy, _evaluate_labels, num_classes)
 
 
 def _cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
@@ -70,8 +56,7 @@ def _cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(model(images).float(), labels)
 
 
-def evaluate_labels(model: nn.Module, batch: Batch) -> BatchScore:
-    """Return a validation batch's summed loss, its number of right labels, and its number of labels."""
+def _evaluate_labels(model: nn.Module, batch: Batch) -> BatchScore:
     images, labels = batch
     logits = model(images).float()
     loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
@@ -84,26 +69,20 @@ def _draw_uniform(size: tuple[int, ...], *, generator: torch.Generator, device: 
 
 
 def build_torchvision(row: Workload) -> Task:
-    """Return the task of a torchvision image classifier with random weights.
-
-    Raises:
-        UsageError: torchvision has no such model, or it is not an image classifier.
-    """
+    """Return the task of a torchvision image classifier with random weights; raise as `check_torchvision` does."""
     from torchvision import models
 
     check_torchvision(row)
     name = _model_name(row).lower()
     arguments = _MODEL_ARGUMENTS.get(name, {}) | _ROW_ARGUMENTS.get(row.name, {})
     model = models.get_model(name, weights=None, **arguments)
-    return image_task(model, _torchvision_shape(row, name), _NUM_CLASSES, draw=_draw_uniform)
+    side = _SIDES.get(name, _SIDE)
+    input_shape = (3, side, side) if ":" in row.name else row.input_shape
+    return image_task(model, input_shape, _NUM_CLASSES, draw=_draw_uniform)
 
 
 def check_torchvision(row: Workload) -> None:
-    """Check that torchvision has the row's model, and that it is an image classifier.
-
-    Raises:
-        UsageError: It is not.
-    """
+    """Raise UsageError unless torchvision has the row's model and it is an image classifier."""
     from torchvision import models
 
     name = _model_name(row).lower()
@@ -118,19 +97,8 @@ def check_torchvision(row: Workload) -> None:
     raise unknown_name("torchvision model", name, classifiers)
 
 
-def _torchvision_shape(row: Workload, name: str) -> tuple[int, ...]:
-    if ":" not in row.name:
-        return row.input_shape
-    side = _SIDES.get(name, _SIDE)
-    return (3, side, side)
-
-
 def build_timm(row: Workload) -> Task:
-    """Return the task of a timm model with random weights, at its own image size and number of classes.
-
-    Raises:
-        UsageError: timm is not installed, or has no such model.
-    """
+    """Return the task of a timm model with random weights, at its own image size; raise as `check_timm` does."""
     timm = check_timm(row)
     name = _model_name(row)
     # A model published as a feature extractor has 0 classes; it is given a classifier.
@@ -141,13 +109,14 @@ def build_timm(row: Workload) -> Task:
 
 
 def check_timm(row: Workload) -> Any:
-    """Check that timm has the row's model, and return timm.
-
-    Raises:
-        UsageError: timm is not installed, or has no such model.
-    """
+    """Return timm; raise UsageError if it is not installed or does not have the row's model."""
+    try:
+        import timm
+    except ImportError as error:
+        raise UsageError(
+            f"'{row.name}' needs timm, which is not installed. Install it with: pip install 'castwise[timm]'"
+        ) from error
     name = _model_name(row)
-    timm = _import_timm(row.name)
     # Only listed names: timm would look for others (`hf-hub:...`) on the network.
     known = [*timm.list_models(), *timm.list_models(include_tags=True)]
     if name not in known:
@@ -158,13 +127,3 @@ def check_timm(row: Workload) -> Any:
 
 def _model_name(row: Workload) -> str:
     return str(dict(row.options)["model"])
-
-
-def _import_timm(workload: str) -> Any:
-    try:
-        import timm
-    except ImportError as error:
-        raise UsageError(
-            f"'{workload}' needs timm, which is not installed. Install it with: pip install 'castwise[timm]'"
-        ) from error
-    return timm

@@ -43,12 +43,7 @@ class WideResNet(nn.Module):
     """
 
     def __init__(self, depth: int, widen: int, dropout: float) -> None:
-        """Build the network.
-
-        Args:
-            depth: Layers, 6n + 4 for n blocks in each of the three stages.
-            widen: How many times wider than a plain ResNet the stages are.
-            dropout: Probability of dropping an element inside a block.
+        """Build the network of 6n + 4 layers, n blocks in each of three stages, `widen` times as wide as a ResNet.
 
         Raises:
             ValueError: The depth is not 6n + 4.
@@ -66,14 +61,7 @@ class WideResNet(nn.Module):
         self.linear = nn.Linear(widths[3], _NUM_CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits.
-
-        Args:
-            images: Shape (batch, 3, 32, 32).
-
-        Returns:
-            Shape (batch, 10).
-        """
+        """Return the logits, shape (batch, 10), of images, shape (batch, 3, 32, 32)."""
         x = self.layer3(self.layer2(self.layer1(self.conv1(images))))
         x = functional.avg_pool2d(functional.relu(self.bn1(x)), 8)
         logits: Tensor = self.linear(x.flatten(1))
