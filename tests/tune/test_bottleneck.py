@@ -8,7 +8,7 @@ from fake_engine import fake_spec, fake_trial
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary, Trial
 from castwise.tune.bottleneck import Evidence, Power, evidence_of, explain, is_in_doubt, power_of
-from castwise.tune.changes import Change
+from castwise.tune.candidates import Change
 from castwise.tune.measurements import Measurements
 
 

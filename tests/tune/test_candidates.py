@@ -4,8 +4,7 @@ from fake_engine import fake_environment, fake_spec
 
 from castwise.analysis.statistics import Estimate
 from castwise.spec.trial import TrialSpec
-from castwise.tune.candidates import SearchSpace, TriedChange
-from castwise.tune.changes import Change, is_within, may_enable
+from castwise.tune.candidates import Change, SearchSpace, TriedChange, may_enable
 from castwise.tune.measurements import Outcome
 
 
@@ -29,7 +28,7 @@ def all_of(
 ) -> list[TriedChange]:
     """Return tried at every change open at the start of its rank; one is taken at twice the speed."""
     return [
-        attempt(stage, change, below, "taken" if change == taken else "slower", 2.0 if change == taken else ratio)
+        attempt(stage, change, below, "accepted" if change == taken else "slower", 2.0 if change == taken else ratio)
         for change in space.candidates(below, [])
     ]
 
@@ -61,18 +60,18 @@ def test_what_did_not_pay_is_tried_again_once_its_partner_is_taken() -> None:
     tried = [attempt(0, change, start, "slower", 0.99) for change in SPACE.candidates(start, [])]
     tried += [attempt(0, change, start, "slower", 0.99) for change in SPACE.candidates(start, tried)]
     assert "bf16-mixed" not in names(SPACE, start, *tried)
-    tried.append(attempt(0, graph, start, "taken", 3.0))
+    tried.append(attempt(0, graph, start, "accepted", 3.0))
     both = {"tf32 + channels-last", "bf16-mixed + channels-last"}
     assert both <= names(SPACE, graph.on(start), *tried), "launches no longer hide it"
-    search = attempt(0, Change(techniques=("cudnn-search",)), start, "taken", 3.0)
+    search = attempt(0, Change(techniques=("cudnn-search",)), start, "accepted", 3.0)
     assert "bf16-mixed" not in names(SPACE, search.spec, *tried[:-1], search)
 
 
 def test_a_precision_far_behind_the_one_taken_is_not_tried_again() -> None:
     start, bf16 = fake_spec(), Change(precision="bf16-mixed", techniques=("channels-last",))
     rival = Change(precision="tf32", techniques=("channels-last",))
-    graph = attempt(1, Change(techniques=("cuda-graph",)), bf16.on(start), "taken", 1.5)
-    tried = [attempt(0, rival, start, "second best", 1.9), attempt(0, bf16, start, "taken", 2.0)]
+    graph = attempt(1, Change(techniques=("cuda-graph",)), bf16.on(start), "accepted", 1.5)
+    tried = [attempt(0, rival, start, "second best", 1.9), attempt(0, bf16, start, "accepted", 2.0)]
     assert "tf32" not in names(SPACE, bf16.on(start), *tried), "nothing since acts on it"
     assert "tf32" in names(SPACE, graph.spec, *tried, graph)
     tried[0] = attempt(0, rival, start, "second best", 1.1)
@@ -83,15 +82,18 @@ def test_a_precision_far_behind_has_another_go_once_the_launches_that_hid_its_ga
     """The LSTM of 200 on an H200: bf16 is 0.8 times TF32 from the host, and 1.5 times TF32 as one graph."""
     start, tf32 = fake_spec(workload="lstm-lm"), Change(precision="tf32")
     below = tf32.on(start)
-    tried = [attempt(0, Change(precision="bf16-mixed"), start, "slower", 1.04), attempt(0, tf32, start, "taken", 1.27)]
-    graph = attempt(1, Change(techniques=("cuda-graph",)), below, "taken", 2.5)
+    tried = [
+        attempt(0, Change(precision="bf16-mixed"), start, "slower", 1.04),
+        attempt(0, tf32, start, "accepted", 1.27),
+    ]
+    graph = attempt(1, Change(techniques=("cuda-graph",)), below, "accepted", 2.5)
     assert "bf16-mixed" in names(SPACE, graph.spec, *tried, graph)
     # Far behind by more than casts explain, or without casts, it is by what the graph bought.
     for lost, won in ((Change(precision="bf16-mixed"), tf32), (tf32, Change(precision="bf16-mixed"))):
         ratio = 0.5 if won == tf32 else 1.0
-        tried = [attempt(0, lost, start, "slower", ratio), attempt(0, won, start, "taken", 1.27)]
+        tried = [attempt(0, lost, start, "slower", ratio), attempt(0, won, start, "accepted", 1.27)]
         for bought, is_open in ((2.5, True), (1.05, False)):
-            graph = attempt(1, Change(techniques=("cuda-graph",)), won.on(start), "taken", bought)
+            graph = attempt(1, Change(techniques=("cuda-graph",)), won.on(start), "accepted", bought)
             assert (lost.name in names(SPACE, graph.spec, *tried, graph)) is is_open
 
 
@@ -99,14 +101,14 @@ def test_16_bits_behind_float32_have_another_go_as_a_graph_whatever_it_bought_th
     """mlp-4096 on an H200: a graph bought TF32 1.07; bf16-master is 0.82 times it without graphs, 1.26 with them."""
     start, tf32 = fake_spec(workload="mlp-4096"), Change(precision="tf32")
     bf16 = Change(precision="bf16-mixed")
-    tried = [attempt(0, bf16, start, "second best", 2.9), attempt(0, tf32, start, "taken", 3.5)]
-    graph = attempt(1, Change(techniques=("cuda-graph",)), tf32.on(start), "taken", 1.03)
+    tried = [attempt(0, bf16, start, "second best", 2.9), attempt(0, tf32, start, "accepted", 3.5)]
+    graph = attempt(1, Change(techniques=("cuda-graph",)), tf32.on(start), "accepted", 1.03)
     assert "bf16-mixed" in names(SPACE, graph.spec, *tried, graph)
     tried[0] = attempt(0, bf16, start, "second best", 1.6)
     assert "bf16-mixed" not in names(SPACE, graph.spec, *tried, graph), "its products cannot make up for that"
     # The other way about there are no casts to lessen.
-    tried = [attempt(0, tf32, start, "second best", 2.9), attempt(0, bf16, start, "taken", 3.5)]
-    graph = attempt(1, Change(techniques=("cuda-graph",)), bf16.on(start), "taken", 1.03)
+    tried = [attempt(0, tf32, start, "second best", 2.9), attempt(0, bf16, start, "accepted", 3.5)]
+    graph = attempt(1, Change(techniques=("cuda-graph",)), bf16.on(start), "accepted", 1.03)
     assert "tf32" not in names(SPACE, graph.spec, *tried, graph)
 
 
@@ -114,7 +116,7 @@ def test_what_was_second_best_is_tried_on_the_next_stage() -> None:
     start, search = fake_spec(), Change(techniques=("cudnn-search",))
     space = space_of(("fp32",), ("fused-optimizer", "cudnn-search", "chunked-loss"))
     tried = [
-        attempt(0, search, start, "taken", 1.2),
+        attempt(0, search, start, "accepted", 1.2),
         attempt(0, Change(techniques=("fused-optimizer",)), start, "second best", 1.1),
         attempt(0, Change(techniques=("chunked-loss",)), start, "slower", 0.9),
     ]
@@ -128,7 +130,7 @@ def test_what_failed_is_not_tried_again_and_what_lacked_something_is() -> None:
     lacking = TriedChange(0, no_sync, start, no_sync.on(start), None, "unsupported")
     failed = TriedChange(0, Change(techniques=("channels-last",)), start, start, None, "failed", "oom: (fake)")
     pair = TriedChange(0, Change(techniques=("channels-last", "cudnn-search")), start, start, None, "failed")
-    taken = attempt(0, search, start, "taken", 1.5)
+    taken = attempt(0, search, start, "accepted", 1.5)
     assert names(space, search.on(start), lacking, failed, pair, taken) == {"no-step-sync"}
 
 
@@ -156,8 +158,8 @@ def test_kernels_that_pay_in_a_compiled_loop_are_tried_with_compilation() -> Non
     loop = fake_spec(device="cuda:0", techniques=("channels-last",))
     alone, both = space.candidates(loop, [])
     assert [alone.name, both.name] == ["compile", "compile + batch-norm-kernel"]
-    assert is_within(alone, both)
-    assert not is_within(both, alone)
+    assert alone.is_within(both)
+    assert not both.is_within(alone)
     (later,) = space.candidates(alone.on(loop), [])
     assert later.name == "batch-norm-kernel"
     assert later.on(alone.on(loop)) == both.on(loop)

@@ -91,7 +91,7 @@ def test_a_longer_timeout_tries_what_ran_into_the_shorter_one(tmp_path: Path) ->
     assert outcomes(before)["compile"] == "failed"
     assert measured(180.0)[1] == [], "what failed is not measured again"
     after, specs = measured(400.0)
-    assert outcomes(after)["compile + cuda-graph"] == "taken"
+    assert outcomes(after)["compile + cuda-graph"] == "accepted"
     others = {spec.techniques for spec in specs if "compile" not in "+".join(spec.techniques)}
     assert others == {before.winner.techniques}, "the configuration that it is compared with"
 
@@ -140,7 +140,7 @@ def test_an_unsupported_change_comes_once() -> None:
 
 def test_options_bound_what_is_tried() -> None:
     assert "pad-channels-4" not in outcomes(tune(engine()))
-    assert outcomes(tune(engine(), numerics="shape"))["pad-channels-4"] == "taken"
+    assert outcomes(tune(engine(), numerics="shape"))["pad-channels-4"] == "accepted"
     assert {spec.precision for spec in tune(engine()).path} <= {"fp32", "bf16-mixed"}, "true precisions on demand"
     assert tune(engine(), precisions=("fp32", "fp16-true")).winner.precision == "fp16-true"
     assert tune(engine(), precisions=("tf32", "bf16-mixed")).start.precision == "tf32"
@@ -204,7 +204,7 @@ def test_within_a_limit_the_winner_has_a_smaller_batch(tmp_path: Path) -> None:
     result = small_batch(made := engine(graph_pays), limit, results=tmp_path)
     within = fastest_within(result, limit)
     assert within is not None
-    assert (within["techniques"], within["batch_size"], within["outcome"]) == ("cuda-graph", 184, "taken")
+    assert (within["techniques"], within["batch_size"], within["outcome"]) == ("cuda-graph", 184, "accepted")
     assert within["tried"] == "batch 184 (within the limit)"
     assert within["throughput_per_second"] == pytest.approx(1.5 * 184 / 0.0194, rel=0.01)
     assert within["total_speedup"] == pytest.approx(1.5 * (184 / 0.0194) / (256 / 0.0266), rel=0.01), (
@@ -252,7 +252,7 @@ def test_epochs_are_tuned_with_the_reading_of_their_data() -> None:
 
 def test_a_faster_loop_that_is_not_proven_within_the_budget_is_named() -> None:
     found = tune(engine(), precisions=("fp32", "tf32"))
-    unproven = tuple(replace(each, outcome="unproven") for each in found.tried if each.outcome == "taken")
+    unproven = tuple(replace(each, outcome="unproven") for each in found.tried if each.outcome == "accepted")
     done, stopped = (replace(found, tried=unproven, ending=ending) for ending in ("nothing left", "budget"))
     assert len(conclusions(stopped)) == len(conclusions(done)) + 1
 
@@ -273,7 +273,7 @@ def test_every_format_names_the_fastest_within_the_limit(command: CommandLine) -
     assert document["fastest_within_memory_on_this_batch"] is None
     (row,) = [row for row in document["rows"] if row["batch_size"] == 184]
     assert row["peak_reserved_bytes"] <= 1.5 * 2**30 < document["rows"][0]["peak_reserved_bytes"]
-    assert (document["ending"], document["num_recorded"], row["outcome"]) == ("nothing left", 0, "taken")
+    assert (document["ending"], document["num_recorded"], row["outcome"]) == ("nothing left", 0, "accepted")
     assert document["trials"]
     for form in ("table", "markdown", "csv"):
         assert row["tried"] in output(form)

@@ -15,7 +15,7 @@ from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import captures_graph, probe_technique
 from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
-from castwise.tune.changes import Change
+from castwise.tune.candidates import Change
 from castwise.tune.measurements import Measurements, key_of
 from castwise.tune.memory_limit import half_batch
 
