@@ -73,7 +73,6 @@ def test_the_answer_is_what_trained_and_the_next_that_did_not(usable: float) -> 
 def test_the_prediction_comes_from_two_small_batches() -> None:
     found = fit()["fp32"]
     assert found.prediction is not None
-    assert found.prediction.from_batches == (128, 512)
     assert found.prediction.fixed_bytes == pytest.approx(FIXED_BYTES, rel=1e-6)
     assert found.prediction.sample_bytes == pytest.approx(OTHER_SAMPLE_BYTES, rel=1e-6)
     assert found.prediction_error == pytest.approx(0.99 / 0.94 - 1, abs=0.01)

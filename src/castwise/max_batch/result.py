@@ -54,23 +54,18 @@ def held_bytes(trial: Trial) -> int | None:
     return steady_metrics.largest([peak, *(rank.warm_up_peak_allocated_bytes for rank in trial.ranks)])
 
 
-def outside_bytes(trial: Trial) -> int:
-    """Return what lay on the device outside the trial's allocator, 0 if it is not known."""
-    found = [rank.memory_parts.outside_bytes for rank in trial.ranks if rank.memory_parts is not None]
-    found += [
-        rank.driver_used_bytes - rank.peak_reserved_bytes
-        for rank in trial.ranks
-        if rank.driver_used_bytes is not None and rank.peak_reserved_bytes is not None
-    ]
-    return max(0, steady_metrics.largest(found) or 0)
-
-
 def available_bytes(trial: Trial) -> int | None:
     """Return what a trial's allocator, or its process on a CPU, could have held; None if it is not known."""
     limit, whole = trial.spec.memory_limit_bytes, trial.environment.gpu_memory_bytes
     if trial.spec.device_type == "cpu" or whole is None:
         return limit
-    room = whole - outside_bytes(trial)
+    outside = [rank.memory_parts.outside_bytes for rank in trial.ranks if rank.memory_parts is not None]
+    outside += [
+        rank.driver_used_bytes - rank.peak_reserved_bytes
+        for rank in trial.ranks
+        if rank.driver_used_bytes is not None and rank.peak_reserved_bytes is not None
+    ]
+    room = whole - max(0, steady_metrics.largest(outside) or 0)
     return room if limit is None else min(limit, room)
 
 
@@ -81,7 +76,6 @@ class Prediction:
     fixed_bytes: float  # memory that does not depend on the batch
     sample_bytes: float  # memory of each sample on top
     usable_bytes: float  # memory that tensors can hold in all
-    from_batches: tuple[int, int]
 
     @property
     def batch_size(self) -> int | None:
@@ -92,11 +86,9 @@ class Prediction:
 
 
 def predict(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | None:
-    """Return what the two largest of some trials predict; None if fewer than two have trained.
+    """Return what the two largest of some small batches predict; None if fewer than two have trained.
 
-    Args:
-        trials: Trials of small batches that differ in their batch size alone.
-        usable: On a GPU, the share of what the allocator may hold that tensors can come to.
+    On a GPU tensors can come to the share `usable` of what the allocator may hold.
     """
     known = sorted((t for t in trials if has_trained(t) and held_bytes(t)), key=lambda trial: trial.spec.batch_size)
     available = available_bytes(known[-1]) if len(known) > 1 else None
@@ -113,7 +105,7 @@ def predict(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | Non
     small, large = (trial.spec.batch_size for trial in pair)
     sample = (held[1] - held[0]) / (large - small)
     share = usable if pair[1].spec.device_type == "cuda" else 1.0
-    return Prediction(held[0] - small * sample, sample, available * share, (small, large))
+    return Prediction(held[0] - small * sample, sample, available * share)
 
 
 def next_small(trials: Sequence[Trial]) -> int | None:

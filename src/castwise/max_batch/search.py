@@ -123,14 +123,8 @@ def find_limit(
     batch that fits and the smallest that does not, until they are neighbours. If the smallest does not fit, smaller
     ones are tried, down to one sample.
 
-    Args:
-        measure: Runs a trial.
-        template: The trial, whatever its batch size.
-        grid: Which sizes may be tried.
-        usable: The share of a GPU's memory that tensors are expected to fill.
-
-    Returns:
-        Every trial, in the order it was run; if the search failed, the last one tells why.
+    Trials are returned in the order they were run; if the search failed, the last one tells why. Tensors are expected
+    to fill the share `usable` of a GPU's memory.
     """
     search = _Bisection(measure, template, grid, usable)
     size: int | None = grid.aligned(grid.start)
