@@ -107,7 +107,7 @@ def test_the_same_command_measures_nothing_again_and_finds_the_same(tmp_path: Pa
     assert len(third.measured) == len(first.measured)
 
 
-def test_trials_of_before_are_told_from_those_that_the_time_is_of(tmp_path: Path, command: CommandLine) -> None:
+def test_trials_on_record_are_counted_apart(tmp_path: Path, command: CommandLine) -> None:
     asked = ("max-batch", "resnet50", "--precision", "fp32", "--results", tmp_path)
     first = command(*asked).out.splitlines()[-1]
     count = len(load_folder(tmp_path)[0])
@@ -115,7 +115,7 @@ def test_trials_of_before_are_told_from_those_that_the_time_is_of(tmp_path: Path
     assert command(*asked).out.splitlines()[-1].startswith(f"{count} trials, all of them on record already, in ")
 
 
-def test_a_search_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
     cut = FakeEngine(faults={"bf16-mixed": Fault("interrupt")})
     with pytest.raises(KeyboardInterrupt):
         fit(cut, results=tmp_path)
@@ -243,7 +243,7 @@ def test_one_precision_that_does_not_fit_does_not_hide_the_others(command: Comma
     assert "bf16-mixed: batch" in done.out
 
 
-def test_a_crash_is_said_and_is_the_exit_code(command: CommandLine) -> None:
+def test_a_crash_is_reported_and_sets_the_exit_code(command: CommandLine) -> None:
     done = command_of(
         command, "resnet50", "--precision", "fp32,bf16-mixed", engine=FakeEngine(faults={"fp32": Fault("crash")})
     )

@@ -29,7 +29,7 @@ def validated(trial: Trial, seconds: float) -> Trial:
     return trial.model_copy(update={"ranks": (rank.model_copy(update={"epochs": epochs}),)})
 
 
-def test_a_speed_up_that_validation_takes_from_its_throughput_says_so() -> None:
+def test_a_speed_up_below_its_ratio_of_throughputs_is_noted() -> None:
     made = result("wrn-cifar10", precisions=("fp32", "fp16-mixed"))
     assert list(notes(made)) == []
     longer = replace(made, trials=tuple(validated(trial, 1000.0) for trial in made.trials))
@@ -110,7 +110,7 @@ def test_each_note_comes_once_and_only_if_there_is_a_reason(
     assert all(map(str.startswith, found, expected))
 
 
-def test_failures_and_notes_on_data_are_told_once() -> None:
+def test_failures_and_notes_on_data_come_once() -> None:
     made = with_trial(result("wrn-cifar10"), 0, status="crashed", message="m")
     for index in range(1, 4):
         made = with_trial(made, index, facts=fake_facts(data_note="odd data"))

@@ -71,17 +71,6 @@ def test_without_a_gain_the_plain_loop_is_the_fastest(gain: float) -> None:
     assert outcomes(result)["cuda-graph"] == ("same" if gain > 1 else "slower")
 
 
-@pytest.mark.parametrize("kind", ["crash", "unsupported"])
-def test_failures_are_results(kind: str) -> None:
-    made = engine(faults={"compile": Fault(kind)})
-    result = tune(made)
-    assert result.ending == "nothing left"
-    assert result.winner.techniques == FASTEST[:3]
-    assert outcomes(result)["compile"] == ("unsupported" if kind == "unsupported" else "failed")
-    reason = next(each.reason for each in result.tried if each.change.name == "compile")
-    assert any(reason in line for line in reasons(result))
-
-
 def test_a_longer_timeout_tries_what_ran_into_the_shorter_one(tmp_path: Path) -> None:
     def measured(seconds: float, **traits: object) -> tuple[TuningResult, list[TrialSpec]]:
         made = engine(**traits)  # type: ignore[arg-type]
@@ -119,16 +108,6 @@ def test_a_technique_that_its_process_refuses_is_in_no_pair() -> None:
 def test_without_the_plain_loop_there_is_no_search(command: CommandLine) -> None:
     done = command("tune", "resnet50", "--results", command.results, engine=engine(faults={"fp32": Fault("crash")}))
     assert done.code == 1
-
-
-def test_a_plain_loop_out_of_memory_leads_to_one_that_fits() -> None:
-    result = tune(engine(faults={"fp32": Fault("oom")}))
-    assert (result.ending, result.winner.precision) == ("nothing left", "bf16-mixed")
-    assert result.winner.techniques == FASTEST
-
-
-def test_a_loss_that_is_no_number_is_not_accepted() -> None:
-    assert tune(engine(faults={"bf16-mixed": Fault("nan")})).winner.precision == "fp16-mixed"
 
 
 def test_an_unsupported_change_comes_once() -> None:
@@ -230,12 +209,6 @@ def test_a_smaller_batch_that_fails_is_a_result() -> None:
     within = fastest_within(result, limit)
     assert within is not None
     assert 128 < within["batch_size"] < 184
-
-
-def test_a_limit_that_nothing_meets() -> None:
-    result = small_batch(engine(graph_pays), 2**29)
-    assert (chosen(result, 2**29), result.ending) == (None, "nothing left")
-    assert any("the least is 522 MiB" in line for line in conclusions(result, 2**29))
 
 
 def test_epochs_are_tuned_with_the_reading_of_their_data() -> None:
