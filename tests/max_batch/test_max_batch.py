@@ -257,7 +257,7 @@ def test_a_crash_is_reported_and_sets_the_exit_code(command: CommandLine) -> Non
         (("resnet50", "--device", "cpu"), "name a limit with --memory"),
         (("resnet50", "--memory", "1000GiB"), "is more than Fake GPU has (16.0 GiB)"),
         (("resnet50", "--margin", "120%"), "--margin takes a share"),
-        (("resnet50", "--steps", "2"), "2 are too few"),
+        (("resnet50", "--steps", "2"), "2 are too few steps"),
         (("resnet5", "--memory", "1GiB"), "resnet5"),
     ],
 )

@@ -29,10 +29,10 @@ def has_trained(trial: Trial) -> bool:
 
 
 def is_too_large(trial: Trial, trained_batch: int) -> bool:
-    """Return whether a trial tells that its batch is too large, if a smaller one is known to train.
+    """Return whether a trial shows that its batch is too large, given the largest batch that is known to train.
 
-    Out of memory does, and so does a crash: libraries have errors of their own for lack of memory, and limits of their
-    own on sizes.
+    It ran out of memory, or it crashed above a batch that trains: libraries have errors of their own for lack of
+    memory, and limits of their own on sizes.
     """
     return trial.status == "oom" or (trial.status == "crashed" and 0 < trained_batch < trial.spec.batch_size)
 
@@ -43,7 +43,7 @@ def is_max_batch_trial(trial: Trial) -> bool:
 
 
 def held_bytes(trial: Trial) -> int | None:
-    """Return what a trial held, as far as a limit is concerned.
+    """Return the memory of a trial that counts for a limit.
 
     On a GPU it is the tensors' peak in the timed steps: the allocator gives back what it keeps beyond that when memory
     runs out. On a CPU it is the growth of the process from its start.
@@ -191,7 +191,7 @@ class MaxBatch:
 
     @property
     def num_foreign(self) -> int:
-        """Return how many processes of others computed on the GPU, at the most, while steps were timed."""
+        """Return the most foreign processes that computed on the GPU while steps were timed."""
         counts = [reading.foreign_processes for trial in self.trained for reading in trial.readings]
         return max((count for count in counts if count is not None), default=0)
 

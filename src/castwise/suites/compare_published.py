@@ -30,8 +30,8 @@ _PEAKS = {"allocated": peak_allocated_bytes, "reserved": peak_reserved_bytes, "d
 def compare_with_published(suite: Suite, trials: Sequence[Trial]) -> list[FlatRow]:
     """Return each published figure and what was measured of the same configuration, in the order of the suite.
 
-    The source's `gpu` and the measured `trials`, one a seed, are in the rows besides the fields; `speedup` is over
-    float32 at the batch of the source's float32 run, `equal_batch_speedup` over float32 at the same batch.
+    The rows also have the source's `gpu` and the measured `trials`, one per seed. `speedup` is over float32
+    at the batch of the source's float32 run, `equal_batch_speedup` over float32 at the same batch.
     """
     rows = []
     for figure in suite.published:

@@ -1,4 +1,4 @@
-"""What bounds a loop, as far as other measurements prove it: the same step as a CUDA graph, on half the batch, in TF32.
+"""What bounds a loop, by measurements of the same step as a CUDA graph, on half the batch, and in TF32.
 
 The data of a steady step lies on the device, so that input never bounds it; epochs are compared with resident data.
 """
@@ -53,7 +53,7 @@ class Evidence:
 
 
 def evidence_of(measured: Measurements, loop: TrialSpec) -> Evidence:
-    """Return what was measured that tells what bounds a loop."""
+    """Return the measurements that show what bounds a loop."""
 
     def speedup(base: TrialSpec, other: TrialSpec | None) -> float | None:
         if other is None or key_of(base) == key_of(other):
@@ -88,7 +88,7 @@ def evidence_of(measured: Measurements, loop: TrialSpec) -> Evidence:
 
 
 def power_limit_of(trials: Sequence[Trial]) -> PowerLimit | None:
-    """Return how the power limit held a loop's clock down most of the time; None if it did not, or nothing tells."""
+    """Return how the power limit held a loop's clock down most of the time; None if not, or not known."""
     max_clock = next((trial.gpu_facts.max_sm_clock_hertz for trial in trials if trial.gpu_facts is not None), None)
     readings = [reading for trial in trials for reading in trial.readings]
     known = [reading for reading in readings if reading.throttle_reasons is not None and reading.sm_clock_hertz]
@@ -139,7 +139,7 @@ def explain(evidence: Evidence) -> str:
             found.append(
                 f"steps of sustained training take up to {format_share(power.slowdown)} longer than timed ones"
             )
-    return ("; ".join(found) or "what bounds it is not known, since nothing was measured that tells") + "."
+    return ("; ".join(found) or "what bounds it is not known: no measurement shows it") + "."
 
 
 def _bound(what: str, speedup: float, how: str) -> str:

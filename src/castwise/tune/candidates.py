@@ -151,7 +151,7 @@ class SearchSpace:
     techniques: tuple[str, ...]
     environment: Environment
     larger_batches: bool = False
-    memory_bytes: float = math.inf  # the fastest configuration that holds no more is looked for, too
+    memory_bytes: float = math.inf  # the fastest configuration that holds no more is searched for, too
 
     def candidates(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
         """Return the changes to try next on a configuration: the open ones of the lowest rank; none if none is left.
@@ -191,7 +191,7 @@ class SearchSpace:
 
 
 def allowed_techniques(numerics: Numerics, kind: str = "steady") -> tuple[str, ...]:
-    """Return the techniques of a kind of trial that change the numbers this much at the most."""
+    """Return the techniques of a kind of trial that change the numbers by at most this much."""
     order = get_args(Numerics)  # the least change first
     allowed = order[: order.index(numerics) + 1]
     return tuple(row.name for row in TECHNIQUES if kind in row.kinds and row.numerics in allowed)
@@ -273,7 +273,7 @@ def _is_open(change: Change, tried: Sequence[TriedChange], current: TrialSpec) -
     since = [each for each in tried if each.outcome == "accepted" and each.stage >= last.stage]
     if last.outcome == "unsupported":
         if not last.was_refused_by_trial:
-            return True  # the constraints of the techniques tell at once
+            return True  # the constraints of the techniques are checked without a trial
         return any(may_enable(each.change, each.below, change, last.reason) for each in since)
     interacting = [each for each in since if change.interacts_with(each.change)]
     if change.precision is not None:

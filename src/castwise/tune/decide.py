@@ -29,12 +29,12 @@ from castwise.tune.time_budget import TimeLeft
 
 Ending = Literal["nothing left", "budget", "failed"]
 
-# Configurations that are measured next to the current one at the most: a CPU has no cores for more than one.
+# At most so many configurations are measured next to the current one: a CPU has no cores for more than one.
 _SIDE_BY_SIDE = {"cuda": 6, "cpu": 1}
-_CONTEXT_BYTES = 2**30  # what a process holds besides its tensors
+_CONTEXT_BYTES = 2**30  # what a process holds in addition to its tensors
 _USABLE = 0.85  # of the device's memory, so that a kernel search finds its workspace
 _MAX_SESSIONS_OF_A_PAIR = 4  # to find out which of two configurations is faster
-_MAX_BATCHES = 3  # smaller ones that are measured, besides those on record
+_MAX_BATCHES = 3  # smaller ones that are measured, in addition to those on record
 _SAVES_MEMORY = 0.99  # a change that leaves more than this share of the memory does not count as saving it
 
 
@@ -101,7 +101,7 @@ class _Search:
         return Done(ending, tuple(tried), tuple(unique(self.used)))
 
     def _probe(self, spec: TrialSpec) -> None:
-        """Measure what tells what bounds a configuration: half the batch, a CUDA graph, resident data, TF32."""
+        """Measure what shows the bound of a configuration: half the batch, a CUDA graph, resident data, TF32."""
         names = [name for name in (probe_technique("launches"), probe_technique("data")) if name not in spec.techniques]
         probes = [half_batch(spec), *(Change(techniques=(name,)).on(spec) for name in names)]
         if spec.precision == "fp32" and "tf32" in self.space.precisions:
@@ -156,8 +156,8 @@ class _Search:
         """Measure changes to the last configuration of a path; return whether there was time for all.
 
         Compilation takes minutes, and may take the time that is left. Before the first one, the configuration reached
-        is compared with the last accepted one. If that leaves a doubt, the last accepted one is measured next to what
-        compiles, too.
+        is compared with the last accepted one. If the result is in doubt, the last accepted one is also measured next
+        to the compiled candidates.
         """
         current, others = path[-1], list[TrialSpec]()
         if any(is_compiled(spec) and not self.measured.of(spec) for spec in specs) and not is_compiled(current):
@@ -196,7 +196,7 @@ class _Search:
         return max(1, min(most, int(memory * _USABLE / (held + _CONTEXT_BYTES)) - 1))
 
     def _combine(self, current: TrialSpec, changes: Sequence[Change]) -> list[TrialSpec]:
-        """Return the path from the current configuration to the best that the changes which paid make together."""
+        """Return the path from the current configuration to the best combination of the changes that were faster."""
         better = [change for change in changes if self._improves(current, change.on(current))]
         better.sort(key=lambda change: self._merit(current, change.on(current)), reverse=True)
         if not better:
@@ -329,7 +329,7 @@ class _Search:
         batches = self._smaller_batches(winner, next_stage(tried))
         if ending == "budget" or _lacks_time(batches):
             return batches, "budget"
-        # What a configuration would hold at the least with all that was seen to save memory.
+        # The least that a configuration could hold with all changes that were seen to save memory.
         shares: dict[str, float] = {}
         for each in tried:
             if each.ratio is not None:

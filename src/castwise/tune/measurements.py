@@ -25,7 +25,7 @@ ONE_PROCESS = "one process each: the interval is over its blocks"
 
 
 def key_of(spec: TrialSpec) -> Key:
-    """Return what tells the configurations of one search apart."""
+    """Return the fields in which the configurations of one search differ."""
     return spec.precision, spec.loss_scale, spec.techniques, spec.batch_size
 
 

@@ -67,7 +67,7 @@ def rows_of(result: TuningResult) -> list[FlatRow]:
 
 
 def _row(result: TuningResult, tried: TriedChange | None) -> FlatRow:
-    """Return the values of a tried change, or of the plain loop, by field name; its spec and name besides."""
+    """Return the values of a tried change, or of the plain loop, by field name, with its spec and name."""
     start, measured = result.start, result.measured
     spec = start if tried is None else tried.spec
     trials, rate, held = measured.of(spec), measured.rate(spec), measured.held_bytes(spec)
