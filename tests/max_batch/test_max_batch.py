@@ -234,21 +234,18 @@ def test_memory_below_the_smallest_batch_is_one_clear_line(command: CommandLine)
     assert done.error_lines[-1].endswith("400 MiB free.")
 
 
-def test_one_precision_that_does_not_fit_does_not_hide_the_others(command: CommandLine) -> None:
-    done = command_of(
-        command, "resnet50", "--precision", "fp32,bf16-mixed", engine=FakeEngine(faults={"fp32": Fault("oom")})
-    )
-    assert done.code == 0
-    assert "batch 1 does not fit in fp32" in done.out
+@pytest.mark.parametrize(
+    ("kind", "code", "words"),
+    [("oom", 0, "batch 1 does not fit in fp32"), ("crash", 1, "crashed: RuntimeError: an illegal memory access")],
+)
+def test_a_precision_that_fails_does_not_hide_the_others(
+    command: CommandLine, kind: str, code: int, words: str
+) -> None:
+    engine = FakeEngine(faults={"fp32": Fault(kind)})
+    done = command_of(command, "resnet50", "--precision", "fp32,bf16-mixed", engine=engine)
+    assert done.code == code
+    assert words in done.out
     assert "bf16-mixed: batch" in done.out
-
-
-def test_a_crash_is_reported_and_sets_the_exit_code(command: CommandLine) -> None:
-    done = command_of(
-        command, "resnet50", "--precision", "fp32,bf16-mixed", engine=FakeEngine(faults={"fp32": Fault("crash")})
-    )
-    assert done.code == 1
-    assert "crashed: RuntimeError: an illegal memory access" in done.out
 
 
 @pytest.mark.parametrize(

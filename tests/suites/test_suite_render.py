@@ -267,16 +267,6 @@ def test_json_and_csv_hold_everything() -> None:
     assert as_csv(empty) == []
 
 
-def test_the_same_run_in_two_suites_has_each_suite_s_pair() -> None:
-    one = result("tensorcore")
-    figures = tuple(figure for figure in one.suite.published if figure.precision == "fp32") + tuple(
-        figure.model_copy(update={"batch_size": 1024}) for figure in one.suite.published if figure.precision == "fp32"
-    )
-    other = replace(one, suite=one.suite.model_copy(update={"name": "other", "published": figures}))
-    rows = [row for row in as_csv(one, other) if (row["precision"], row["batch_size"]) == ("fp16-mixed", "1024")]
-    assert [bool(row["published_pair_speedup"]) for row in rows] == [True, False]
-
-
 @pytest.mark.parametrize(
     ("epochs", "done", "steps", "words"),
     [

@@ -128,15 +128,6 @@ def test_nothing_is_screened_twice(factors: tuple[float, ...]) -> None:
         seen |= {key_of(spec) for spec in session.specs}
 
 
-def test_pairs_that_pay_only_together_are_found() -> None:
-    def speed(spec: TrialSpec) -> float:
-        pair = {"compile", "cuda-graph"} & set(spec.techniques)
-        return {0: 1.0, 1: 0.95, 2: 1.5}[len(pair)]
-
-    done = World(speed).search(space_of("compile", "cuda-graph"))
-    assert set(winner_of(done).techniques) == {"compile", "cuda-graph"}
-
-
 @pytest.mark.parametrize(("gain", "num_sessions"), [(1.03, 2), (1.5, 1)])
 def test_small_gains_are_proven_by_further_processes(gain: float, num_sessions: int) -> None:
     world = World(gains(fused_optimizer=gain))
