@@ -117,8 +117,8 @@ def test_a_failed_change_is_not_tried_again_and_an_unsupported_one_is() -> None:
     lacking = TriedChange(0, no_sync, start, no_sync.on(start), None, "unsupported")
     failed = TriedChange(0, Change(techniques=("channels-last",)), start, start, None, "failed", "oom: (fake)")
     pair = TriedChange(0, Change(techniques=("channels-last", "cudnn-search")), start, start, None, "failed")
-    taken = attempt(0, search, start, "accepted", 1.5)
-    assert names(space, search.on(start), lacking, failed, pair, taken) == {"no-step-sync"}
+    accepted = attempt(0, search, start, "accepted", 1.5)
+    assert names(space, search.on(start), lacking, failed, pair, accepted) == {"no-step-sync"}
 
 
 def test_a_change_sets_the_precisions_loss_scale_and_replaces_what_it_excludes() -> None:

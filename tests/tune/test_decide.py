@@ -131,10 +131,10 @@ def test_nothing_is_screened_twice(factors: tuple[float, ...]) -> None:
 @pytest.mark.parametrize(("gain", "num_sessions"), [(1.03, 2), (1.5, 1)])
 def test_small_gains_are_proven_by_further_processes(gain: float, num_sessions: int) -> None:
     world = World(gains(fused_optimizer=gain))
-    (taken,) = [each for each in world.search(space_of("fused-optimizer")).tried if each.outcome == "accepted"]
-    assert world.measured.times_together([START, taken.spec]) == num_sessions
-    assert taken.ratio is not None
-    assert (taken.ratio.n, bool(taken.reason)) == (num_sessions, num_sessions == 1)
+    (accepted,) = [each for each in world.search(space_of("fused-optimizer")).tried if each.outcome == "accepted"]
+    assert world.measured.times_together([START, accepted.spec]) == num_sessions
+    assert accepted.ratio is not None
+    assert (accepted.ratio.n, bool(accepted.reason)) == (num_sessions, num_sessions == 1)
 
 
 def test_what_is_not_proven_is_not_accepted() -> None:
@@ -184,7 +184,7 @@ def held(**shares: float) -> Callable[[TrialSpec], float]:
     return lambda spec: GIB * (0.5 + 2 * spec.batch_size / 256 * factor(spec))
 
 
-def test_what_only_saves_memory_is_taken_when_memory_is_the_limit() -> None:
+def test_a_change_that_only_saves_memory_is_accepted_if_memory_is_the_limit() -> None:
     """Two changes cost time and save memory; only both together fit."""
     world = World(gains(chunked_loss=0.9, fused_optimizer=0.8), held_bytes=held(chunked_loss=0.7, fused_optimizer=0.6))
     start = fake_spec(workload="lstm-lm")
@@ -209,8 +209,8 @@ def test_a_plain_loop_that_runs_out_of_memory_is_made_to_fit() -> None:
     start = fake_spec(workload="lstm-lm")
     done = world.search(SearchSpace(start, ("fp32",), ("chunked-loss", "compile"), fake_environment()))
     assert done.ending == "nothing left"
-    taken = [each for each in done.tried if each.outcome == "accepted"]
-    assert set(taken[-1].spec.techniques) == {"chunked-loss", "compile"}
+    accepted = [each for each in done.tried if each.outcome == "accepted"]
+    assert set(accepted[-1].spec.techniques) == {"chunked-loss", "compile"}
     assert world.search(SearchSpace(start, ("fp32",), ("compile",), fake_environment())).ending == "failed"
 
 
@@ -256,9 +256,9 @@ def test_larger_batches_are_compared_by_units_per_second() -> None:
     space = SearchSpace(START, ("fp32",), (), fake_environment(), larger_batches=True)
     done = world.search(space)
     assert winner_of(done).batch_size == 512
-    (taken,) = [each for each in done.tried if each.outcome == "accepted"]
-    assert taken.ratio is not None
-    assert taken.ratio.value == pytest.approx(1.3, rel=0.05)
+    (accepted,) = [each for each in done.tried if each.outcome == "accepted"]
+    assert accepted.ratio is not None
+    assert accepted.ratio.value == pytest.approx(1.3, rel=0.05)
 
 
 def test_fewer_configurations_share_a_small_device() -> None:

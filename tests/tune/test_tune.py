@@ -85,7 +85,7 @@ def test_a_longer_timeout_tries_what_ran_into_the_shorter_one(tmp_path: Path) ->
     assert others == {before.winner.techniques}, "the configuration that it is compared with"
 
 
-def test_what_a_process_refused_is_tried_again_if_a_technique_it_named_was_taken() -> None:
+def test_what_a_process_refused_is_tried_again_if_a_technique_it_named_was_accepted() -> None:
     def refuses(spec: TrialSpec) -> str | None:
         if "cuda-graph" in spec.techniques and "fused-optimizer" not in spec.techniques:
             return "cuda-graph needs fused-optimizer (fake)"
