@@ -57,7 +57,7 @@ def accepted(name: str) -> str:
     for row in search["rows"]:
         if row is search["rows"][0]:
             change, ratio = f"first loop, {row['precision']}", "–"
-        elif row["outcome"] == "taken":
+        elif row["outcome"] in ("accepted", "taken"):  # "taken" in older files
             change = row["tried"]
             ratio = f"{row['speedup']:.3f} [{row['speedup_low']:.3f}, {row['speedup_high']:.3f}]"
         else:

@@ -73,7 +73,6 @@ def test_the_answer_is_what_trained_and_the_next_that_did_not(usable: float) -> 
 def test_the_prediction_comes_from_two_small_batches() -> None:
     found = fit()["fp32"]
     assert found.prediction is not None
-    assert found.prediction.from_batches == (128, 512)
     assert found.prediction.fixed_bytes == pytest.approx(FIXED_BYTES, rel=1e-6)
     assert found.prediction.sample_bytes == pytest.approx(OTHER_SAMPLE_BYTES, rel=1e-6)
     assert found.prediction_error == pytest.approx(0.99 / 0.94 - 1, abs=0.01)
@@ -108,7 +107,7 @@ def test_the_same_command_measures_nothing_again_and_finds_the_same(tmp_path: Pa
     assert len(third.measured) == len(first.measured)
 
 
-def test_trials_of_before_are_told_from_those_that_the_time_is_of(tmp_path: Path, command: CommandLine) -> None:
+def test_trials_on_record_are_counted_apart(tmp_path: Path, command: CommandLine) -> None:
     asked = ("max-batch", "resnet50", "--precision", "fp32", "--results", tmp_path)
     first = command(*asked).out.splitlines()[-1]
     count = len(load_folder(tmp_path)[0])
@@ -116,7 +115,7 @@ def test_trials_of_before_are_told_from_those_that_the_time_is_of(tmp_path: Path
     assert command(*asked).out.splitlines()[-1].startswith(f"{count} trials, all of them on record already, in ")
 
 
-def test_a_search_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
     cut = FakeEngine(faults={"bf16-mixed": Fault("interrupt")})
     with pytest.raises(KeyboardInterrupt):
         fit(cut, results=tmp_path)
@@ -235,21 +234,18 @@ def test_memory_below_the_smallest_batch_is_one_clear_line(command: CommandLine)
     assert done.error_lines[-1].endswith("400 MiB free.")
 
 
-def test_one_precision_that_does_not_fit_does_not_hide_the_others(command: CommandLine) -> None:
-    done = command_of(
-        command, "resnet50", "--precision", "fp32,bf16-mixed", engine=FakeEngine(faults={"fp32": Fault("oom")})
-    )
-    assert done.code == 0
-    assert "batch 1 does not fit in fp32" in done.out
+@pytest.mark.parametrize(
+    ("kind", "code", "words"),
+    [("oom", 0, "batch 1 does not fit in fp32"), ("crash", 1, "crashed: RuntimeError: an illegal memory access")],
+)
+def test_a_precision_that_fails_does_not_hide_the_others(
+    command: CommandLine, kind: str, code: int, words: str
+) -> None:
+    engine = FakeEngine(faults={"fp32": Fault(kind)})
+    done = command_of(command, "resnet50", "--precision", "fp32,bf16-mixed", engine=engine)
+    assert done.code == code
+    assert words in done.out
     assert "bf16-mixed: batch" in done.out
-
-
-def test_a_crash_is_said_and_is_the_exit_code(command: CommandLine) -> None:
-    done = command_of(
-        command, "resnet50", "--precision", "fp32,bf16-mixed", engine=FakeEngine(faults={"fp32": Fault("crash")})
-    )
-    assert done.code == 1
-    assert "crashed: RuntimeError: an illegal memory access" in done.out
 
 
 @pytest.mark.parametrize(
@@ -258,7 +254,7 @@ def test_a_crash_is_said_and_is_the_exit_code(command: CommandLine) -> None:
         (("resnet50", "--device", "cpu"), "name a limit with --memory"),
         (("resnet50", "--memory", "1000GiB"), "is more than Fake GPU has (16.0 GiB)"),
         (("resnet50", "--margin", "120%"), "--margin takes a share"),
-        (("resnet50", "--steps", "2"), "2 are too few"),
+        (("resnet50", "--steps", "2"), "2 are too few steps"),
         (("resnet5", "--memory", "1GiB"), "resnet5"),
     ],
 )

@@ -19,8 +19,7 @@ from castwise.registry.techniques import TECHNIQUES, StepConfig, Technique, step
 from castwise.render.emit.script import script_of
 from castwise.render.emit.source import copy_definitions
 from castwise.spec.plan import ParameterGrid, build_plan
-from castwise.tune.candidates import allowed_techniques
-from castwise.tune.changes import Change, is_applicable
+from castwise.tune.candidates import Change, allowed_techniques, is_applicable
 
 NAME = sample_technique.ROW.name
 every_technique = pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)

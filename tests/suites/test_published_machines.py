@@ -38,19 +38,19 @@ def test_a_gpu_has_the_figures_of_all_suites() -> None:
     assert [suite.name for suite in find_published("T4").suites] == ["tensorcore", "wrn-cifar10"]
 
 
-def test_a_source_with_plots_only_is_said() -> None:
+def test_sources_with_plots_only_are_named() -> None:
     assert any("amd-nvidia" in note for note in find_published("2080Ti").notes)
     with pytest.raises(UsageError, match="amd-nvidia has plots only"):
         find_published("MI50")
 
 
 @pytest.mark.parametrize("name", ["H100", "", "Ti", "GTX"])
-def test_any_other_gpu_is_refused_with_those_that_there_are(name: str) -> None:
+def test_an_unknown_gpu_is_refused_and_the_known_ones_are_named(name: str) -> None:
     with pytest.raises(UsageError, match=r"No published GPU named .*(Tesla T4|GTX 1080 Ti)"):
         find_published(name)
 
 
-def test_a_figure_knows_the_float32_run_that_its_source_set_beside_it() -> None:
+def test_a_figure_has_the_float32_baseline_of_its_source() -> None:
     figures = {(f.published.workload, f.published.precision): f for f in find_published("2080Ti").figures}
     baseline = figures["fastai-resnet18", "fp16-master"].baseline
     assert baseline is not None

@@ -105,7 +105,7 @@ def test_a_piped_suite_has_every_line_whole(name: str) -> None:
         ({"epochs": 2, "max_steps": 3}, "2 of 10 epochs, cut to 3 steps"),
     ],
 )
-def test_a_shortened_run_says_so_wherever_its_figure_is_shown(choice: dict[str, Any], words: str) -> None:
+def test_the_length_of_a_shortened_run_is_in_every_format(choice: dict[str, Any], words: str) -> None:
     made = result("wrn-cifar10", **choice)
     rows = [line for line in printed(made, 300).splitlines() if re.match(r"(fp32|fp16)", line)]
     assert len(rows) == 4 + 4 + 1 + 3, "the runs, and next to them the figures of T4, K80 and P100"
@@ -147,7 +147,7 @@ def measured_runs(made: SuiteResult) -> list[str]:
     return [row["measured"] for row in as_json(made)[0]["published"]]
 
 
-def test_how_runs_ended_stands_beside_the_published_figure() -> None:
+def test_published_rows_say_how_runs_ended() -> None:
     assert measured_runs(ended("oom", epochs=0))[0] == "oom"
     assert measured_runs(ended("diverged", epochs=3))[0] == "diverged after 3 of 10 epochs"
     three = result("wrn-cifar10", seeds=3)
@@ -157,7 +157,7 @@ def test_how_runs_ended_stands_beside_the_published_figure() -> None:
     )
 
 
-def test_columns_that_say_nothing_are_left_out() -> None:
+def test_columns_without_information_are_left_out() -> None:
     def names(made: SuiteResult) -> set[str]:
         return {column.name for column in training_table.data_table(made.runs, made.pairs).columns}
 
@@ -171,7 +171,7 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     assert {"gpus", "efficiency"} <= names(result("amd-nvidia", world_sizes=(1, 2), workloads=("resnet50",)))
 
 
-def test_there_is_a_table_for_each_gpu_of_the_source_with_the_cells_that_were_run() -> None:
+def test_there_is_a_table_for_each_published_gpu_with_measured_cells() -> None:
     def num_published(name: str, **choice: Any) -> int:
         return printed(result(name, **choice), 300).count("Published on")
 
@@ -267,16 +267,6 @@ def test_json_and_csv_hold_everything() -> None:
     assert as_csv(empty) == []
 
 
-def test_the_same_run_in_two_suites_has_each_suite_s_pair() -> None:
-    one = result("tensorcore")
-    figures = tuple(figure for figure in one.suite.published if figure.precision == "fp32") + tuple(
-        figure.model_copy(update={"batch_size": 1024}) for figure in one.suite.published if figure.precision == "fp32"
-    )
-    other = replace(one, suite=one.suite.model_copy(update={"name": "other", "published": figures}))
-    rows = [row for row in as_csv(one, other) if (row["precision"], row["batch_size"]) == ("fp16-mixed", "1024")]
-    assert [bool(row["published_pair_speedup"]) for row in rows] == [True, False]
-
-
 @pytest.mark.parametrize(
     ("epochs", "done", "steps", "words"),
     [
@@ -297,7 +287,7 @@ def test_length(epochs: int, done: int, steps: int | None, words: str) -> None:
     assert length_in_words(trial) == words
 
 
-def test_what_a_short_tuned_run_s_time_holds_is_told_below_its_table() -> None:
+def test_the_note_on_first_steps_is_below_the_table_of_tuned_runs() -> None:
     made = result("tensorcore", workloads=("mnist-cnn",), max_steps=3, synthetic=True, techniques=("none", "tuned"))
     (document,) = as_json(made)
     (note,) = [line for line in document["notes"] if line.startswith("times as fast counts the first step")]

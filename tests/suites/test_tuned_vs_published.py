@@ -1,4 +1,4 @@
-"""The published loop beside the tuned one of the same cell."""
+"""The published loop compared with the tuned one of the same cell."""
 
 import math
 
@@ -29,7 +29,7 @@ def texts(trials: list[Trial]) -> dict[str, str]:
     return {column.name: column.text(table.rows[0]) for column in table.columns}
 
 
-def test_runs_of_three_seeds_stand_beside_each_other_with_intervals() -> None:
+def test_runs_of_three_seeds_are_compared_with_intervals() -> None:
     before, after = (0.85, 0.86, 0.87), (0.85, 0.87, 0.88)
     trials = [run(seed, accuracy) for seed, accuracy in enumerate(before)]
     trials += [run(seed, accuracy, gain=4.0, loop=_LOOP) for seed, accuracy in enumerate(after)]
@@ -65,7 +65,7 @@ def test_only_runs_of_the_same_seeds_are_compared_seed_by_seed() -> None:
     assert unlike.value == pytest.approx(alike.value)
 
 
-def test_what_compiles_first_does_not_hide_how_fast_the_other_epochs_are() -> None:
+def test_the_settled_speedup_leaves_out_the_first_epoch() -> None:
     plain = [run(seed, 0.85) for seed in range(2)]
     other = [with_first_step(run(seed, 0.85, 4.0, _LOOP), share) for seed, share in enumerate((3.0, 0.1))]
     (pair,) = tuned_pairs(runs([*plain, *other]))
@@ -89,7 +89,7 @@ def test_one_run_a_side_has_a_difference_and_no_interval() -> None:
     assert math.isnan(pair.difference.low)
 
 
-def test_a_first_step_that_weighs_in_a_short_run_is_told_of() -> None:
+def test_a_long_first_step_of_a_short_run_is_noted() -> None:
     plain, other = run(0, 0.85), run(0, 0.86, 2.0, _LOOP)
     short, long = ([with_first_step(plain, 0.02), with_first_step(other, share)] for share in (0.3, 0.04))
     assert tuned_pairs(runs(short))[0].start_shares == (pytest.approx(0.02), pytest.approx(0.3))
@@ -115,7 +115,7 @@ def test_a_language_model_is_judged_by_perplexity() -> None:
     assert float(shown["published_score"]) == pytest.approx(math.exp(4.5), abs=0.05)
 
 
-def test_what_has_no_other_side_or_did_not_end_well_is_left_out() -> None:
+def test_configurations_without_both_loops_are_left_out() -> None:
     other = run(0, 0.86, loop=_LOOP)
     assert tuned_pairs(runs([run(0, 0.85)])) == []
     assert tuned_pairs(runs([other])) == []

@@ -1,14 +1,11 @@
 """What measurements prove of a loop's bounds, and nothing else."""
 
-import math
-
 import pytest
 from fake_engine import fake_spec, fake_trial
 
-from castwise.analysis.statistics import Estimate
 from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary, Trial
-from castwise.tune.bottleneck import Evidence, Power, evidence_of, explain, is_in_doubt, power_of
-from castwise.tune.changes import Change
+from castwise.tune.bottleneck import Evidence, evidence_of, explain, power_limit_of
+from castwise.tune.candidates import Change
 from castwise.tune.measurements import Measurements
 
 
@@ -63,15 +60,15 @@ CAPPED = ((1860e6, 690.0, ("sw_power_cap",)), (1900e6, 680.0, ("sw_power_cap",))
 
 
 def test_a_power_limit_that_holds_the_clock_down_is_named() -> None:
-    power = power_of([trial_with(*CAPPED)])
+    power = power_limit_of([trial_with(*CAPPED)])
     assert power is not None
-    assert (power.is_limit, power.slowdown) == (True, None)
+    assert power.slowdown is None
     assert "(685 W, 1,880 of 1,980 MHz)" in explain(Evidence(power=power))
 
 
 def test_the_slowdown_of_sustained_training_is_named() -> None:
     sustained = [EnergyMeasurement(step_seconds=seconds) for seconds in (0.1, 0.1023, 0.1011)]
-    power = power_of([trial_with(*CAPPED).model_copy(update={"energy_measurement": each}) for each in sustained])
+    power = power_limit_of([trial_with(*CAPPED).model_copy(update={"energy_measurement": each}) for each in sustained])
     assert power is not None
     assert power.slowdown == pytest.approx(0.023)
     assert "up to 2.3 % longer" in explain(Evidence(power=power))
@@ -83,25 +80,23 @@ def test_the_slowdown_of_sustained_training_is_named() -> None:
         [(1980e6, 500.0, ()), (1980e6, 690.0, ("sw_power_cap",)), (1800e6, 500.0, ())],  # not in most blocks
         [(1970e6, 690.0, ("sw_power_cap",))],  # hardly below its highest clock
         [(1500e6, 300.0, ("gpu_idle",))],
+        [],  # nothing was read
     ],
 )
 def test_other_clocks_are_not_blamed_on_the_power_limit(samples: list[tuple[float, float, tuple[str, ...]]]) -> None:
-    power = power_of([trial_with(*samples)])
-    assert power is not None
-    assert not power.is_limit
-    assert "power" not in explain(Evidence(power=power))
+    assert power_limit_of([trial_with(*samples)]) is None
 
 
-def test_without_clocks_or_reasons_nothing_is_known_of_power() -> None:
-    assert power_of([trial_with((1980e6, 690.0, ()), max_clock=None)]) is None
-    assert power_of([trial_with()]) is None
-    assert not Power(1.0, 1970e6, 1980e6, 690.0).is_limit
+def test_without_the_highest_clock_no_power_limit_is_known() -> None:
+    assert power_limit_of([trial_with(*CAPPED, max_clock=None)]) is None
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "in_doubt"),
-    [(0.46, 3.06, True), (0.99, 1.01, False), (1.1, 1.3, False), (0.8, 0.9, False), (math.nan, math.nan, False)],
-)
-def test_a_ratio_that_may_be_a_gain_or_none_tells_nothing(low: float, high: float, in_doubt: bool) -> None:
-    """MNIST on an H200: TF32 was 1.19 times as fast in two sessions, with an interval from 0.46 to 3.06."""
-    assert is_in_doubt(Estimate(1.19, low, high, 2)) is in_doubt
+@pytest.mark.parametrize(("seconds", "is_proven"), [((0.5, 1.5), False), ((0.5, 0.501), True)])
+def test_a_ratio_that_may_be_a_gain_or_none_proves_nothing(seconds: tuple[float, ...], is_proven: bool) -> None:
+    loop = fake_spec()
+    trials = []
+    for repeat, time in enumerate(seconds):
+        for spec, step in ((loop, 1.0), (Change(precision="tf32").on(loop), time)):
+            trial = fake_trial(spec.model_copy(update={"repeat": repeat}), step_seconds=(step,) * 3)
+            trials.append(trial.model_copy(update={"session_id": str(repeat)}))
+    assert (evidence_of(Measurements().plus(trials), loop).tf32 is not None) is is_proven

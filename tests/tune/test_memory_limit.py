@@ -63,11 +63,3 @@ def test_one_that_failed_is_no_point_of_the_line_and_bounds_the_search() -> None
 def test_where_the_allocators_segments_hide_the_line_the_batch_is_halved() -> None:
     flat = [BatchPoint(size, 400.0, 1.0) for size in (256, 128)]
     assert next_batch(flat, 300) == 64
-
-
-def test_a_loop_of_resnet50_fits_into_eight_gib_on_half_its_batch() -> None:
-    """An H200's winner (benchmarks/records/tune/resnet50): 13.87 GiB, on half the batch 7.52 and 54 % of the time."""
-    whole, half = BatchPoint(256, 13.87 * 2**30, 1.0), BatchPoint(128, 7.52 * 2**30, 0.5 / 0.54)
-    assert next_batch([whole, half], 8 * 2**30) is None, "there is no room for more that would pay"
-    assert next_batch([whole, half], 10 * 2**30) == 168
-    assert next_batch([whole, half], 4 * 2**30) == 48

@@ -73,11 +73,8 @@ def breakdown_of(trial: Trial) -> MemoryBreakdown | None:
 def why_not_halved(base: MemoryBreakdown, other: MemoryBreakdown) -> str:
     """Return in a sentence how a precision's memory compares with float32's, and what keeps it from half of it.
 
-    Each part is compared with half of what it holds in float32; those that hold more make up the distance.
-
-    Args:
-        base: Float32's.
-        other: That of the same loop and batch in another precision.
+    The base is float32's memory, the other that of the same loop and batch in another precision. Each part is compared
+    with half of what it holds in float32; those that hold more make up the distance.
     """
     precision, batch = other.trial.spec.precision, other.trial.spec.batch_size
     whole, ratio = base.seen_bytes, other.seen_bytes / base.seen_bytes

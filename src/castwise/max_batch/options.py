@@ -22,8 +22,8 @@ class MaxBatchOptions(StepOptions):
         ),
     ] = None
     techniques: Techniques = None
-    exact: Annotated[bool, Option("To the sample; else to a multiple of 8.")] = False
-    margin: Annotated[float | None, Option("The share of the memory that is to stay free: 5%.", **SHARE)] = None
+    exact: Annotated[bool, Option("Find the largest batch to the sample. Without it: to a multiple of 8.")] = False
+    margin: Annotated[float | None, Option("The share of the memory that must stay free: 5%.", **SHARE)] = None
     memory_bytes: Annotated[
         float | None,
         Option(
@@ -33,6 +33,6 @@ class MaxBatchOptions(StepOptions):
         ),
     ] = None
     steps: Annotated[
-        int | None, Option("Steps that a batch must train to fit, at the least. Without it: 5.", **COUNT)
+        int | None, Option("The least number of steps that a batch must train to fit. Without it: 5.", **COUNT)
     ] = None
     curve: Annotated[bool, Option("Measure batches below the largest, for the curve and its knee.")] = True

@@ -29,10 +29,10 @@ def has_trained(trial: Trial) -> bool:
 
 
 def is_too_large(trial: Trial, trained_batch: int) -> bool:
-    """Return whether a trial tells that its batch is too large, if a smaller one is known to train.
+    """Return whether a trial shows that its batch is too large, given the largest batch that is known to train.
 
-    Out of memory does, and so does a crash: libraries have errors of their own for lack of memory, and limits of their
-    own on sizes.
+    It ran out of memory, or it crashed above a batch that trains: libraries have errors of their own for lack of
+    memory, and limits of their own on sizes.
     """
     return trial.status == "oom" or (trial.status == "crashed" and 0 < trained_batch < trial.spec.batch_size)
 
@@ -43,7 +43,7 @@ def is_max_batch_trial(trial: Trial) -> bool:
 
 
 def held_bytes(trial: Trial) -> int | None:
-    """Return what a trial held, as far as a limit is concerned.
+    """Return the memory of a trial that counts for a limit.
 
     On a GPU it is the tensors' peak in the timed steps: the allocator gives back what it keeps beyond that when memory
     runs out. On a CPU it is the growth of the process from its start.
@@ -54,23 +54,18 @@ def held_bytes(trial: Trial) -> int | None:
     return steady_metrics.largest([peak, *(rank.warm_up_peak_allocated_bytes for rank in trial.ranks)])
 
 
-def outside_bytes(trial: Trial) -> int:
-    """Return what lay on the device outside the trial's allocator, 0 if it is not known."""
-    found = [rank.memory_parts.outside_bytes for rank in trial.ranks if rank.memory_parts is not None]
-    found += [
-        rank.driver_used_bytes - rank.peak_reserved_bytes
-        for rank in trial.ranks
-        if rank.driver_used_bytes is not None and rank.peak_reserved_bytes is not None
-    ]
-    return max(0, steady_metrics.largest(found) or 0)
-
-
 def available_bytes(trial: Trial) -> int | None:
     """Return what a trial's allocator, or its process on a CPU, could have held; None if it is not known."""
     limit, whole = trial.spec.memory_limit_bytes, trial.environment.gpu_memory_bytes
     if trial.spec.device_type == "cpu" or whole is None:
         return limit
-    room = whole - outside_bytes(trial)
+    outside = [rank.memory_parts.outside_bytes for rank in trial.ranks if rank.memory_parts is not None]
+    outside += [
+        rank.driver_used_bytes - rank.peak_reserved_bytes
+        for rank in trial.ranks
+        if rank.driver_used_bytes is not None and rank.peak_reserved_bytes is not None
+    ]
+    room = whole - max(0, steady_metrics.largest(outside) or 0)
     return room if limit is None else min(limit, room)
 
 
@@ -81,7 +76,6 @@ class Prediction:
     fixed_bytes: float  # memory that does not depend on the batch
     sample_bytes: float  # memory of each sample on top
     usable_bytes: float  # memory that tensors can hold in all
-    from_batches: tuple[int, int]
 
     @property
     def batch_size(self) -> int | None:
@@ -92,11 +86,9 @@ class Prediction:
 
 
 def predict(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | None:
-    """Return what the two largest of some trials predict; None if fewer than two have trained.
+    """Return what the two largest of some small batches predict; None if fewer than two have trained.
 
-    Args:
-        trials: Trials of small batches that differ in their batch size alone.
-        usable: On a GPU, the share of what the allocator may hold that tensors can come to.
+    On a GPU tensors can come to the share `usable` of what the allocator may hold.
     """
     known = sorted((t for t in trials if has_trained(t) and held_bytes(t)), key=lambda trial: trial.spec.batch_size)
     available = available_bytes(known[-1]) if len(known) > 1 else None
@@ -113,7 +105,7 @@ def predict(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | Non
     small, large = (trial.spec.batch_size for trial in pair)
     sample = (held[1] - held[0]) / (large - small)
     share = usable if pair[1].spec.device_type == "cuda" else 1.0
-    return Prediction(held[0] - small * sample, sample, available * share, (small, large))
+    return Prediction(held[0] - small * sample, sample, available * share)
 
 
 def next_small(trials: Sequence[Trial]) -> int | None:
@@ -199,7 +191,7 @@ class MaxBatch:
 
     @property
     def num_foreign(self) -> int:
-        """Return how many processes of others computed on the GPU, at the most, while steps were timed."""
+        """Return the most foreign processes that computed on the GPU while steps were timed."""
         counts = [reading.foreign_processes for trial in self.trained for reading in trial.readings]
         return max((count for count in counts if count is not None), default=0)
 

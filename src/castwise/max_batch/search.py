@@ -123,14 +123,8 @@ def find_limit(
     batch that fits and the smallest that does not, until they are neighbours. If the smallest does not fit, smaller
     ones are tried, down to one sample.
 
-    Args:
-        measure: Runs a trial.
-        template: The trial, whatever its batch size.
-        grid: Which sizes may be tried.
-        usable: The share of a GPU's memory that tensors are expected to fill.
-
-    Returns:
-        Every trial, in the order it was run; if the search failed, the last one tells why.
+    Trials are returned in the order they were run; if the search failed, the last one says why. Tensors are expected
+    to fill the share `usable` of a GPU's memory.
     """
     search = _Bisection(measure, template, grid, usable)
     size: int | None = grid.aligned(grid.start)
@@ -163,7 +157,7 @@ class MaxBatchJob:
             # How much of this device fragmentation takes is known once one search has ended.
             usable = next((share for each in reversed(found) if (share := each.usable) is not None), USABLE)
             trials = find_limit(measure, template, self.grid, usable)
-            # What an earlier search of the same loop measured belongs to it, too.
+            # The trials of an earlier search of the same loop are part of the result.
             earlier = [] if self.job.policy.again else [t for t in measure.known.values() if _is_of(t, template)]
             tried = {trial.spec.key: trial for trial in (*earlier, *trials)}
             while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
@@ -206,7 +200,7 @@ def prepare_max_batch(
     least = 1 + FIT.min_blocks
     steps = FIT.warm_up_steps + FIT.min_blocks if request.steps is None else request.steps
     if steps < least:
-        raise UsageError(f"A batch is seen to train after {least} steps at the least; {steps} are too few.")
+        raise UsageError(f"{steps} are too few steps to see whether a batch trains: name at least {least}.")
     run_options = steps_of(
         request,
         workloads=(request.workload,),
@@ -232,7 +226,7 @@ def _limit(request: MaxBatchOptions, environment: Environment) -> int | None:
     asked = request.memory_bytes
     if whole is None and asked is None:
         raise UsageError(
-            "On a CPU memory ends where the machine begins to swap, which no batch is worth: "
+            "A CPU has no memory limit of its own, and a batch that is too large makes the machine swap: "
             "name a limit with --memory, such as --memory 2GiB."
         )
     if whole is not None and asked is not None and asked > whole:

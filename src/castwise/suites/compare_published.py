@@ -30,8 +30,8 @@ _PEAKS = {"allocated": peak_allocated_bytes, "reserved": peak_reserved_bytes, "d
 def compare_with_published(suite: Suite, trials: Sequence[Trial]) -> list[FlatRow]:
     """Return each published figure and what was measured of the same configuration, in the order of the suite.
 
-    The source's `gpu` and the measured `trials`, one a seed, are in the rows besides the fields; `speedup` is over
-    float32 at the batch of the source's float32 run, `equal_batch_speedup` over float32 at the same batch.
+    The rows also have the source's `gpu` and the measured `trials`, one per seed. `speedup` is over float32
+    at the batch of the source's float32 run, `equal_batch_speedup` over float32 at the same batch.
     """
     rows = []
     for figure in suite.published:
@@ -44,8 +44,7 @@ def compare_with_published(suite: Suite, trials: Sequence[Trial]) -> list[FlatRo
             batch_size = baseline.batch_size if baseline else figure.batch_size
             speedup = median_speedup(_with_baselines(measured, trials, batch_size))
             equal_batch_speedup = median_speedup(_with_baselines(measured, trials, figure.batch_size))
-        num_epochs, accuracies = _accuracies(figure, measured)
-        published_accuracy, accuracy = accuracies or (figure.accuracy, None)
+        published_accuracy, accuracy, num_epochs = _accuracies(figure, measured) or (figure.accuracy, None, 0)
         whole = [trial for trial in measured if is_whole(trial)]  # times of runs cut short say nothing
         row: FlatRow = {
             "gpu": figure.gpu,
@@ -67,7 +66,7 @@ def compare_with_published(suite: Suite, trials: Sequence[Trial]) -> list[FlatRo
             "memory": figure.memory if figure.memory_bytes else None,
             "published_accuracy": published_accuracy,
             "accuracy": accuracy,
-            "accuracy_after": f"epoch {num_epochs}" if accuracies is not None and not whole else None,
+            "accuracy_after": f"epoch {num_epochs}" if num_epochs and not whole else None,
         }
         rows.append(row)
     return rows
@@ -143,7 +142,7 @@ def _with_baselines(
     return [(baselines[key(trial)], trial) for trial in chosen if key(trial) in baselines]
 
 
-def _accuracies(figure: Published, trials: Sequence[Trial]) -> tuple[int | None, tuple[float, float] | None]:
+def _accuracies(figure: Published, trials: Sequence[Trial]) -> tuple[float, float, int] | None:
     """Return published and measured accuracy after as many epochs, and that number.
 
     For whole runs both are those of the epoch with the lowest validation loss, as the source selects it. Runs on random
@@ -153,19 +152,17 @@ def _accuracies(figure: Published, trials: Sequence[Trial]) -> tuple[int | None,
     num_epochs = max((len(epochs_of(trial)) for trial in comparable), default=0)
     comparable = [trial for trial in comparable if len(epochs_of(trial)) == num_epochs]
     whole = [trial for trial in comparable if is_whole(trial)]
-    if not comparable:
-        return None, None
     if whole and figure.accuracy is not None:
         published = figure.accuracy
         measured = median(value for trial in whole if (value := best_accuracy(trial)) is not None)
     else:
         cut_short = any(epoch.shortened for trial in comparable for epoch in epochs_of(trial))
-        if cut_short or num_epochs > len(figure.epoch_accuracy):
-            return None, None
+        if not comparable or cut_short or num_epochs > len(figure.epoch_accuracy):
+            return None
         published = figure.epoch_accuracy[num_epochs - 1]
         last = (epochs_of(trial)[-1].accuracy for trial in comparable)
         measured = median(value for value in last if value is not None)
-    return num_epochs, None if measured is None else (published, measured)
+    return None if measured is None else (published, measured, num_epochs)
 
 
 def _has_comparable_accuracy(trial: Trial) -> bool:

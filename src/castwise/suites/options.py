@@ -8,28 +8,7 @@ from castwise.spec.options import DURATION, Option, SharedOptions, SuiteFilter
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions(SharedOptions):
-    """What every command that trains for epochs takes."""
-
-    weights: Annotated[
-        Path | None, Option("Pretrained weights: a file, or a folder of torchvision's files.", metavar="PATH")
-    ] = None
-    keep_weights: Annotated[
-        Path | None,
-        Option(
-            "Keep the weights of what is trained now here, a state_dict a run, under its record's folder and name; "
-            "what is on record already has none.",
-            metavar="DIR",
-        ),
-    ] = None
-    timeout_seconds: Annotated[
-        float | None,
-        Option("Wall time without a sign of life: then a run is given up.", flags=("--timeout",), **DURATION),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteOptions(SuiteFilter, TrainingOptions):
+class SuiteOptions(SuiteFilter, SharedOptions):
     """Which suites `castwise suite` runs, what of them, and how."""
 
     suites: Annotated[
@@ -50,3 +29,18 @@ class SuiteOptions(SuiteFilter, TrainingOptions):
             "--techniques none,tuned."
         ),
     ] = False
+    weights: Annotated[
+        Path | None, Option("Pretrained weights: a file, or a folder of torchvision's files.", metavar="PATH")
+    ] = None
+    keep_weights: Annotated[
+        Path | None,
+        Option(
+            "Keep the weights of each run that is trained now, as a state_dict, in this folder, under its record's "
+            "folder and name; runs on record have none.",
+            metavar="DIR",
+        ),
+    ] = None
+    timeout_seconds: Annotated[
+        float | None,
+        Option("Give a run up after this wall time without a sign of life.", flags=("--timeout",), **DURATION),
+    ] = None

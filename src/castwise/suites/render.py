@@ -75,12 +75,6 @@ _DROP_FIRST = (
 )
 
 
-def published_table(rows: Sequence[FlatRow]) -> DataTable[FlatRow]:
-    """Return the table of published figures next to measured ones."""
-    fields = [find_field(name, _PUBLISHED_TITLES.get(name, "")) for name in PUBLISHED]
-    return DataTable(worth_showing(fields, rows, ("batch_size", "published_seconds")), rows)
-
-
 def tuned_table(pairs: Sequence[TunedPair]) -> DataTable[FlatRow]:
     """Return the table of published loops next to tuned ones."""
     flat = [tuned_row(pair) for pair in pairs]
@@ -174,7 +168,9 @@ def _comparisons(result: SuiteResult) -> list[tuple[str, DataTable[FlatRow], lis
         if row["trials"]:
             by_gpu.setdefault(row["gpu"], []).append(row)
     for gpu, rows in by_gpu.items():
-        tables.append((f"Published on {gpu}, and measured here", published_table(rows), []))
+        fields = [find_field(name, _PUBLISHED_TITLES.get(name, "")) for name in PUBLISHED]
+        shown = worth_showing(fields, rows, always=("batch_size", "published_seconds"))
+        tables.append((f"Published on {gpu}, and measured here", DataTable(shown, rows), []))
     if result.limits:
         tables.append(("Largest batch that trains", limits_table(result.limits), []))
     return tables

@@ -111,14 +111,12 @@ def notes(result: SuiteResult) -> Iterator[str]:
 
 def _about_lengths(runs: Sequence[Run]) -> Iterator[str]:
     """Say which runs are cut short, and what their speed-ups and throughputs leave out or count."""
-    rows = [run.trial for run in runs]
-    succeeded = [trial for trial in rows if trial.status == "ok"]
-    cut = [trial for trial in succeeded if not is_whole(trial)]
-    if cut:
-        among = "" if len(succeeded) == len(rows) else " that ended well"
+    succeeded = [run.trial for run in runs if run.trial.status == "ok"]
+    num_cut = sum(not is_whole(trial) for trial in succeeded)
+    if num_cut:
         yield (
-            f"{_runs_in_words(len(cut), len(succeeded), among)} {'is' if len(cut) == 1 else 'are'} cut short (column "
-            "length): speed-ups are ratios of throughput then, not of whole runs' times"
+            f"cut short (column length): {num_cut} of {len(succeeded)} successful runs; their speed-ups are ratios of "
+            "throughput, not of whole runs' times"
         )
     ratios = [
         f"{run.throughput_ratio:.2f}× for {run.trial.spec.label} (speed-up {run.speedup:.2f}×)"
@@ -130,14 +128,12 @@ def _about_lengths(runs: Sequence[Run]) -> Iterator[str]:
             "speed-up is that of a whole run's time, validation included; the ratio of throughputs is "
             f"{truncate_list(ratios)}"
         )
-    trained = [trial for trial in rows if epochs_of(trial)]
-    prefetched = sum(map(_counts_prefetched_batches, trained))
-    if prefetched:
-        which = "" if len(trained) == len(rows) else " that trained"
+    trained = [run.trial for run in runs if epochs_of(run.trial)]
+    num_prefetched = sum(map(_counts_prefetched_batches, trained))
+    if num_prefetched:
         yield (
-            f"{_runs_in_words(prefetched, len(trained), which)} {'counts' if prefetched == 1 else 'count'} batches "
-            "that the loader made while the first steps ran: if the loader limits the speed, a whole run is slower "
-            "than this"
+            f"in {num_prefetched} of {len(trained)} runs, throughput counts batches that the loader made while the "
+            "first steps ran: if the loader limits the speed, a whole run is slower than this"
         )
 
 
@@ -149,29 +145,17 @@ def _counts_prefetched_batches(trial: Trial) -> bool:
     return recipe.skip_batches < _PREFETCHED_PER_WORKER * loader.num_workers
 
 
-def _runs_in_words(count: int, among: int, which: str) -> str:
-    """Return how many of some runs something is true of.
-
-    Args:
-        count: Of how many it is true.
-        among: Of how many it could be.
-        which: What sets those apart from the table's other rows, after a space; empty if they are all of its rows.
-    """
-    if count < among:
-        return f"{count} of {'the ' if which else ''}{among} runs{which}"
-    if among == 1:
-        return f"the run{which}"
-    return f"all {among} runs{which}" if which else "all runs"
-
-
 def _substitutes(rows: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
     """Say what was used in place of the source's data and weights, in the table's rows and in all trials behind it."""
     for name in dict.fromkeys(imitated_data_set(trial.spec.data_set) for trial in trials):
         if name is not None:
             yield f"random samples in place of {name}'s: time and memory comparable, accuracy not"
-    random = [trial for trial in rows if find_workload(trial.spec.workload).pretrained and not trial.spec.weights]
-    if random:
-        which = "" if len(random) == len(rows) else f" in {_runs_in_words(len(random), len(rows), '')}"
-        yield f"random weights{which} in place of the source's pretrained ones: time comparable, accuracy not"
+    pretrained = [trial for trial in rows if find_workload(trial.spec.workload).pretrained]
+    num_random = sum(trial.spec.weights is None for trial in pretrained)
+    if num_random:
+        yield (
+            f"random weights in place of the source's pretrained ones in {num_random} of {len(rows)} runs: time "
+            "comparable, accuracy not"
+        )
     data_notes = (trial.facts.data_note for trial in trials if trial.facts is not None)
     yield from dict.fromkeys(note for note in data_notes if note)

@@ -29,7 +29,7 @@ class TunedPair:
 
     @property
     def speedup(self) -> Estimate | None:
-        """Return how many times as fast the tuned loop trains, seed by seed; None if no seed tells."""
+        """Return how many times as fast the tuned loop trains, seed by seed; None if no seed has both."""
         return self._ratio(speedup)
 
     @property

@@ -1,4 +1,4 @@
-"""What bounds a loop, as far as other measurements prove it: the same step as a CUDA graph, on half the batch, in TF32.
+"""What bounds a loop, by measurements of the same step as a CUDA graph, on half the batch, and in TF32.
 
 The data of a steady step lies on the device, so that input never bounds it; epochs are compared with resident data.
 """
@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from castwise.analysis import steady_metrics
 from castwise.analysis.speedup import speedup_estimate
-from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Trial
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import captures_graph, probe_technique
 from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
-from castwise.tune.changes import Change
+from castwise.tune.candidates import Change
 from castwise.tune.measurements import Measurements, key_of
 from castwise.tune.memory_limit import half_batch
 
@@ -24,24 +23,19 @@ _GAIN = 1.05
 # If half the batch takes this share of the time or more, most of a step does not depend on the batch; if it takes the
 # second or less, all of it does. Source: chosen here.
 _FIXED, _SCALES = 0.8, 0.55
-# A GPU is at its power limit if this share of its blocks was, and its clock below this share of its highest.
+# A GPU is at its power limit if this share of its blocks was, and its clock is below this share of its highest.
 _POWER_CAP, _MOSTLY, _AT_ITS_CLOCK = "sw_power_cap", 0.5, 0.98
 
 
 @dataclass(frozen=True)
-class Power:
-    """How far the GPU's power limit set a loop's pace."""
+class PowerLimit:
+    """How the GPU's power limit set a loop's pace."""
 
     capped: float  # the share of blocks in which the limit held the clock down
     clock_hertz: float  # the mean clock of the streaming multiprocessors in the blocks
     max_clock_hertz: float
     watts: float
     slowdown: float | None = None  # how much longer steps took in sustained training, as a share
-
-    @property
-    def is_limit(self) -> bool:
-        """Return whether the limit held the clock down most of the time."""
-        return self.capped >= _MOSTLY and self.clock_hertz <= _AT_ITS_CLOCK * self.max_clock_hertz
 
 
 @dataclass(frozen=True)
@@ -55,21 +49,20 @@ class Evidence:
     sixteen: float | None = None  # of a 16-bit mixed precision over TF32: fewer bytes, and faster products
     resident: float | None = None  # of an epoch with its data on the device
     waiting: float | None = None  # the share of the counted epochs' time that the host waited for batches
-    power: Power | None = None
+    power: PowerLimit | None = None
 
 
 def evidence_of(measured: Measurements, loop: TrialSpec) -> Evidence:
-    """Return what was measured that tells what bounds a loop."""
+    """Return the measurements that show what bounds a loop."""
 
     def speedup(base: TrialSpec, other: TrialSpec | None) -> float | None:
         if other is None or key_of(base) == key_of(other):
             return None
         sides = [[trial for trial in measured.of(each) if trial.status == "ok"] for each in (base, other)]
         ratio = speedup_estimate(*sides)
-        return None if ratio is None or is_in_doubt(ratio) else ratio.value
-
-    def with_precision(name: str) -> TrialSpec:
-        return Change(precision=name).on(loop)
+        # An interval that holds both a gain and none proves nothing. The interval of one process is NaN.
+        is_in_doubt = ratio is not None and ratio.low < 1 and ratio.high >= _GAIN
+        return None if ratio is None or is_in_doubt else ratio.value
 
     trials = measured.of(loop)
     epochs = [
@@ -81,40 +74,33 @@ def evidence_of(measured: Measurements, loop: TrialSpec) -> Evidence:
     epoch_seconds = sum(epoch.seconds for epoch in epochs)
     is_graph = captures_graph(loop.techniques)
     is_fp32 = find_precision(loop.precision).name == "fp32"
-    mixed = [speedup(with_precision("tf32"), with_precision(name)) for name in ("bf16-mixed", "fp16-mixed")]
+    tf32, *mixed = (Change(precision=name).on(loop) for name in ("tf32", "bf16-mixed", "fp16-mixed"))
     return Evidence(
         is_graph=is_graph,
         graph=None if is_graph else speedup(loop, Change(techniques=(probe_technique("launches"),)).on(loop)),
         half=speedup(loop, half_batch(loop)),
-        tf32=speedup(loop, with_precision("tf32")) if is_fp32 else None,
-        sixteen=max(filter(None, mixed), default=None) if is_fp32 else None,
+        tf32=speedup(loop, tf32) if is_fp32 else None,
+        sixteen=max(filter(None, (speedup(tf32, each) for each in mixed)), default=None) if is_fp32 else None,
         resident=speedup(loop, Change(techniques=(probe_technique("data"),)).on(loop)),
         waiting=sum(epoch.data_seconds for epoch in epochs) / epoch_seconds if epoch_seconds else None,
-        power=power_of(trials),
+        power=power_limit_of(trials),
     )
 
 
-def is_in_doubt(ratio: Estimate) -> bool:
-    """Return whether an interval holds both what would be a gain and what would be none: then nothing is proven."""
-    return ratio.low < 1 and ratio.high >= _GAIN  # neither holds of the NaN that one process has
-
-
-def power_of(trials: Sequence[Trial]) -> Power | None:
-    """Return what a loop's readings tell of the power limit; None if they tell nothing."""
+def power_limit_of(trials: Sequence[Trial]) -> PowerLimit | None:
+    """Return how the power limit held a loop's clock down most of the time; None if not, or not known."""
     max_clock = next((trial.gpu_facts.max_sm_clock_hertz for trial in trials if trial.gpu_facts is not None), None)
     readings = [reading for trial in trials for reading in trial.readings]
     known = [reading for reading in readings if reading.throttle_reasons is not None and reading.sm_clock_hertz]
     watts = [power for reading in readings if (power := reading.gpu_power_watts) is not None]
     if max_clock is None or not known or not watts:
         return None
+    capped = statistics.fmean(_POWER_CAP in (reading.throttle_reasons or ()) for reading in known)
+    clock = statistics.fmean(reading.sm_clock_hertz or 0.0 for reading in known)
+    if capped < _MOSTLY or clock > _AT_ITS_CLOCK * max_clock:
+        return None
     slowdowns = [found for trial in trials if (found := steady_metrics.sustained_slowdown(trial)) is not None]
-    return Power(
-        capped=statistics.fmean(_POWER_CAP in (reading.throttle_reasons or ()) for reading in known),
-        clock_hertz=statistics.fmean(reading.sm_clock_hertz or 0.0 for reading in known),
-        max_clock_hertz=max_clock,
-        watts=statistics.fmean(watts),
-        slowdown=max(slowdowns, default=None),
-    )
+    return PowerLimit(capped, clock, max_clock, statistics.fmean(watts), max(slowdowns, default=None))
 
 
 def explain(evidence: Evidence) -> str:
@@ -144,7 +130,7 @@ def explain(evidence: Evidence) -> str:
             f"16 bits are {evidence.sixteen:.2f} times as fast as TF32, by half the bytes and faster products together"
         )
     power = evidence.power
-    if power is not None and power.is_limit:
+    if power is not None:
         found.append(
             f"the power limit held the clock down in {format_share(power.capped)} of its blocks ({power.watts:.0f} W, "
             f"{power.clock_hertz / 1e6:,.0f} of {power.max_clock_hertz / 1e6:,.0f} MHz)"
@@ -153,7 +139,7 @@ def explain(evidence: Evidence) -> str:
             found.append(
                 f"steps of sustained training take up to {format_share(power.slowdown)} longer than timed ones"
             )
-    return ("; ".join(found) or "what bounds it is not known, since nothing was measured that tells") + "."
+    return ("; ".join(found) or "what bounds it is not known: no measurement shows it") + "."
 
 
 def _bound(what: str, speedup: float, how: str) -> str:

@@ -1,4 +1,4 @@
-"""Which changes to a configuration are worth a measurement next, by what was tried before; the cheap kinds come first.
+"""Changes to a configuration, and which of them are worth a measurement next; the cheap kinds come first.
 
 A change that was not faster is tried again only if a change that interacts with it has been accepted since. Changes
 that interact are tried as a pair, too, since neither may be faster alone.
@@ -6,27 +6,34 @@ that interact are tried as a pair, too, since neither may be faster alone.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import get_args
 
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Environment
 from castwise.registry.precisions import find_precision
-from castwise.registry.techniques import TECHNIQUES, why_unsupported
+from castwise.registry.techniques import (
+    PRECISION,
+    TECHNIQUES,
+    Rank,
+    exclude_each_other,
+    find_technique,
+    resolve,
+    rows_of,
+    step_config_of,
+    why_unsupported,
+)
+from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import Numerics
-from castwise.tune.changes import (
-    COMPANION,
-    COMPILE_RANK,
-    PAIRS,
-    Change,
-    interact,
-    is_applicable,
-    is_compiled,
-    may_enable,
-)
 from castwise.tune.measurements import Outcome
 
-NUMERICS: tuple[Numerics, ...] = ("bits", "rounding", "draws", "shape")
+_BATCH = "batch"
+
+# Techniques that are also tried together, if a configuration has neither: one may be faster only with the other.
+_PAIRS = tuple((row.name, other) for row in TECHNIQUES for other in row.tried_with if other != PRECISION)
+# A precision is tried with this technique first, and without it only if that was slower.
+_COMPANION = next(row.name for row in TECHNIQUES if PRECISION in row.tried_with)
 
 # A precision this far behind the accepted one is not tried again, unless the device waited for something that hid its
 # gain, and a change accepted since removed that. Source: chosen here.
@@ -38,6 +45,77 @@ _HOPELESS_WITH_CASTS = 0.5
 _MAX_COMPILED_PRECISIONS = 2
 _MAX_BATCH_FACTOR = 8
 _IN_VAIN = ("same", "slower", "too large", "failed", "unsupported")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change to a configuration; None leaves the precision or the batch as it is."""
+
+    precision: str | None = None
+    techniques: tuple[str, ...] = ()  # what is added; one that excludes another replaces it
+    batch_size: int | None = None
+
+    @property
+    def parts(self) -> set[str]:
+        """Return what it changes: `precision`, `batch`, and the names of techniques."""
+        parts = set(self.techniques)
+        if self.precision:
+            parts.add(PRECISION)
+        if self.batch_size:
+            parts.add(_BATCH)
+        return parts
+
+    @property
+    def singles(self) -> list["Change"]:
+        """Return its changes one by one, the precision first."""
+        first = [Change(precision=self.precision)] if self.precision else []
+        batch = [Change(batch_size=self.batch_size)] if self.batch_size else []
+        return [*first, *(Change(techniques=(name,)) for name in self.techniques), *batch]
+
+    @property
+    def name(self) -> str:
+        """Return it as people read it: `bf16-mixed + channels-last`."""
+        batch = f"batch {self.batch_size}" if self.batch_size else None
+        return " + ".join(filter(None, (self.precision, *self.techniques, batch)))
+
+    @property
+    def rank(self) -> int:
+        """Return its rank: the lowest is tried first."""
+        if self.batch_size:
+            return Rank.BATCH
+        if self.precision:
+            return Rank.PRECISION
+        return max(row.rank for row in rows_of(self.techniques))
+
+    @property
+    def removes_waiting(self) -> bool:
+        """Return whether it only removes time in which the device waits."""
+        return not self.precision and not self.batch_size and all(r.removes_waiting for r in rows_of(self.techniques))
+
+    def on(self, spec: TrialSpec) -> TrialSpec:
+        """Return a configuration with this change."""
+        if self.precision is not None:
+            row = find_precision(self.precision)
+            spec = spec.model_copy(update={"precision": row.name, "loss_scale": row.loss_scale})
+        if self.batch_size is not None:
+            spec = spec.model_copy(update={"batch_size": self.batch_size})
+        kept = [
+            name for name in spec.techniques if not any(exclude_each_other(name, added) for added in self.techniques)
+        ]
+        return resolve((*kept, *self.techniques), spec)
+
+    def is_within(self, accepted: "Change") -> bool:
+        """Return whether it is a part of the changes that were accepted together."""
+        return self.parts <= accepted.parts and self.precision in (None, accepted.precision)
+
+    def interacts_with(self, other: "Change") -> bool:
+        """Return whether the gain of one change may depend on the other."""
+        for one, another in ((self, other), (other, self)):
+            for row in rows_of(one.techniques):
+                tried_with = (name for name in row.tried_with if name != PRECISION)
+                if another.parts & {*row.interacts_with, *tried_with}:
+                    return True
+        return False
 
 
 @dataclass(frozen=True)
@@ -53,6 +131,16 @@ class TriedChange:
     reason: str = ""
     limited: bool = False  # whether it was tried for a memory limit alone
 
+    @property
+    def speedup(self) -> float:
+        """Return its speed-up, 1 if it is not known."""
+        return 1.0 if self.ratio is None else self.ratio.value
+
+    @property
+    def was_refused_by_trial(self) -> bool:
+        """Return whether a process refused it, and not the constraints of the techniques."""
+        return self.outcome == "unsupported" and why_unsupported(self.spec) is None
+
 
 @dataclass(frozen=True)
 class SearchSpace:
@@ -63,7 +151,7 @@ class SearchSpace:
     techniques: tuple[str, ...]
     environment: Environment
     larger_batches: bool = False
-    memory_bytes: float | None = None  # the fastest configuration that holds no more is looked for, too
+    memory_bytes: float = math.inf  # the fastest configuration that holds no more is searched for, too
 
     def candidates(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
         """Return the changes to try next on a configuration: the open ones of the lowest rank; none if none is left.
@@ -71,21 +159,27 @@ class SearchSpace:
         Every session on a compiled configuration compiles it again, so that all that compiles no longer than it does
         is tried at once there.
         """
-        found = [change for change in self._all(current, tried) if _is_open(change, tried, current)]
+        found = [change for change in self._applicable(current, tried) if _is_open(change, tried, current)]
         lowest = min((change.rank for change in found), default=0)
-        if lowest > COMPILE_RANK or not is_compiled(current):
+        if lowest > Rank.COMPILE or not is_compiled(current):
             return [change for change in found if change.rank == lowest]
-        found = [change for change in found if change.rank <= COMPILE_RANK]
-        precisions = sorted((change for change in found if change.precision), key=lambda each: -_speed(each, tried))
+        found = [change for change in found if change.rank <= Rank.COMPILE]
+
+        def known_speedup(change: Change) -> float:
+            last = _last_try(change, tried)
+            return math.inf if last is None or last.ratio is None else last.ratio.value
+
+        precisions = sorted((change for change in found if change.precision), key=known_speedup, reverse=True)
         # Techniques first: if there is no time for all, the precisions were compared at an earlier stage already.
         return [*(change for change in found if not change.precision), *precisions[:_MAX_COMPILED_PRECISIONS]]
 
-    def _all(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
+    def _applicable(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
+        """Return all changes that can change what a configuration does, whether they were tried or not."""
         new = [name for name in self.techniques if name not in current.techniques and is_applicable(name, current)]
         others = [name for name in self.precisions[1:] if name != current.precision]  # never back to the first
         changes = [change for name in others for change in _to_precision(name, new, tried, current)]
         changes += [Change(techniques=(name,)) for name in new]
-        for first, second in PAIRS:
+        for first, second in _PAIRS:
             pair = Change(techniques=(first, second))
             if first in new and second in self.techniques and second not in current.techniques:
                 is_useful = is_applicable(second, Change(techniques=(first,)).on(current))
@@ -97,20 +191,73 @@ class SearchSpace:
 
 
 def allowed_techniques(numerics: Numerics, kind: str = "steady") -> tuple[str, ...]:
-    """Return the techniques of a kind of trial that change the numbers this much at the most."""
-    most = NUMERICS.index(numerics)
-    return tuple(row.name for row in TECHNIQUES if kind in row.kinds and NUMERICS.index(row.numerics) <= most)
+    """Return the techniques of a kind of trial that change the numbers by at most this much."""
+    order = get_args(Numerics)  # the least change first
+    allowed = order[: order.index(numerics) + 1]
+    return tuple(row.name for row in TECHNIQUES if kind in row.kinds and row.numerics in allowed)
 
 
 def next_stage(tried: Sequence[TriedChange]) -> int:
     """Return how many changes were accepted."""
-    return 1 + max((each.stage for each in tried if each.outcome == "taken"), default=-1)
+    return 1 + max((each.stage for each in tried if each.outcome == "accepted"), default=-1)
+
+
+def change_between(below: TrialSpec, spec: TrialSpec) -> Change:
+    """Return the change from one configuration to another."""
+    added = tuple(name for name in spec.techniques if name not in below.techniques)
+    precision = None if spec.precision == below.precision else spec.precision
+    return Change(precision, added, None if spec.batch_size == below.batch_size else spec.batch_size)
+
+
+def cumulative_configs(current: TrialSpec, changes: Sequence[Change]) -> list[TrialSpec]:
+    """Return the configurations that result from adding changes to the current one after another.
+
+    A change to what an earlier one has changed is left out.
+    """
+    changed: set[str] = set()
+    configs: list[TrialSpec] = []
+    for change in changes:
+        techniques = changed - {PRECISION, _BATCH}
+        excluded = any(exclude_each_other(one, other) for one in change.techniques for other in techniques)
+        if change.parts & changed or excluded:
+            continue
+        changed |= change.parts
+        for single in change.singles:
+            configs.append(single.on(configs[-1] if configs else current))
+    return [config for config in configs if why_unsupported(config) is None]
+
+
+def is_compiled(spec: TrialSpec) -> bool:
+    """Return whether a configuration is compiled, again in each of its processes."""
+    return any(row.rank >= Rank.COMPILE for row in rows_of(spec.techniques))
+
+
+def is_applicable(name: str, current: TrialSpec) -> bool:
+    """Return whether adding a technique to a configuration can change what it does."""
+    row = find_technique(name)
+    needed = row.tried_after or row.requires
+    if needed and needed not in current.techniques:
+        return False
+    if any(other.tried_after == name and exclude_each_other(name, other.name) for other in rows_of(current.techniques)):
+        return False  # the configuration has a stronger form of it
+    before, after = (step_config_of(names) for names in (current.techniques, (*current.techniques, name)))
+    if current.recipe is None or not current.recipe.read_loss_every_step:
+        before, after = (replace(config, reads_loss=False) for config in (before, after))
+    return before != after
+
+
+def may_enable(accepted: Change, below: TrialSpec, refused: Change, reason: str) -> bool:
+    """Return whether an accepted change may allow one that a process refused; the reason names what would help."""
+    if any(name in reason for name in accepted.techniques):
+        return True
+    skipped, skips = is_dynamic(below.loss_scale), is_dynamic(accepted.on(below).loss_scale)
+    return skipped and not skips and step_config_of(refused.techniques).scales_on_device
 
 
 def _to_precision(precision: str, new: Sequence[str], tried: Sequence[TriedChange], current: TrialSpec) -> list[Change]:
     """Return the changes to a precision: with its companion technique, and alone if that was of no use."""
-    alone, both = Change(precision=precision), Change(precision=precision, techniques=(COMPANION,))
-    if COMPANION not in new or why_unsupported(Change(techniques=(COMPANION,)).on(current)) is not None:
+    alone, both = Change(precision=precision), Change(precision=precision, techniques=(_COMPANION,))
+    if _COMPANION not in new or why_unsupported(Change(techniques=(_COMPANION,)).on(current)) is not None:
         return [alone]
     in_vain = any(each.change == both and each.below == current and each.outcome in _IN_VAIN for each in tried)
     return [both, alone] if in_vain else [both]
@@ -121,28 +268,28 @@ def _is_open(change: Change, tried: Sequence[TriedChange], current: TrialSpec) -
     last = _last_try(change, tried)
     if last is None:
         return True
-    if last.stage == next_stage(tried) or last.outcome in ("taken", "failed", "too large"):
+    if last.stage == next_stage(tried) or last.outcome in ("accepted", "failed", "too large"):
         return False
-    since = [each for each in tried if each.outcome == "taken" and each.stage >= last.stage]
+    since = [each for each in tried if each.outcome == "accepted" and each.stage >= last.stage]
     if last.outcome == "unsupported":
-        if not _was_refused_by_trial(last):
-            return True  # the constraints of the techniques tell at once
+        if not last.was_refused_by_trial:
+            return True  # the constraints of the techniques are checked without a trial
         return any(may_enable(each.change, each.below, change, last.reason) for each in since)
-    acting = [each for each in since if interact(change, each.change)]
+    interacting = [each for each in since if change.interacts_with(each.change)]
     if change.precision is not None:
-        return bool(acting) and _may_catch_up(last, since, acting, current)
-    return bool(acting) or _value(last) > 1
+        return bool(interacting) and _may_catch_up(last, since, interacting, current)
+    return bool(interacting) or last.speedup > 1
 
 
 def _may_catch_up(
-    last: TriedChange, since: Sequence[TriedChange], acting: Sequence[TriedChange], current: TrialSpec
+    last: TriedChange, since: Sequence[TriedChange], interacting: Sequence[TriedChange], current: TrialSpec
 ) -> bool:
     """Return whether a precision was near enough to the accepted one, given what may have hidden its gain."""
-    rival = next((_value(each) for each in since if each.stage == last.stage and each.change.precision), 1.0)
+    rival = next((each.speedup for each in since if each.stage == last.stage and each.change.precision), 1.0)
     # A change that removed waiting time may have done so for this precision alone.
-    hidden = math.prod(_value(each) for each in acting if each.change.removes_waiting)
+    hidden = math.prod(each.speedup for each in interacting if each.change.removes_waiting)
     adds_casts = _is_16_bit(last.spec.precision) and not _is_16_bit(current.precision)
-    return _value(last) / rival * hidden >= (_HOPELESS_WITH_CASTS if adds_casts else _HOPELESS)
+    return last.speedup / rival * hidden >= (_HOPELESS_WITH_CASTS if adds_casts else _HOPELESS)
 
 
 def _is_16_bit(precision: str) -> bool:
@@ -150,15 +297,11 @@ def _is_16_bit(precision: str) -> bool:
     return (row.autocast_dtype or row.param_dtype) != "float32"
 
 
-def _was_refused_by_trial(tried: TriedChange) -> bool:
-    return tried.outcome == "unsupported" and why_unsupported(tried.spec) is None
-
-
 def _has_refused_part(pair: Change, tried: Sequence[TriedChange], current: TrialSpec) -> bool:
     """Return whether a trial refused one of a pair, for a reason that does not name the other, and would again."""
     for part in pair.singles:
         last = _last_try(part, tried)
-        if last is not None and _was_refused_by_trial(last) and not _is_open(part, tried, current):
+        if last is not None and last.was_refused_by_trial and not _is_open(part, tried, current):
             others = set(pair.techniques) - set(part.techniques)
             if not any(name in last.reason for name in others):
                 return True
@@ -173,12 +316,3 @@ def _last_try(change: Change, tried: Sequence[TriedChange]) -> TriedChange | Non
         if change.precision and not change.techniques and each.change.precision == change.precision:
             return None if each.outcome in _IN_VAIN else each
     return None
-
-
-def _speed(change: Change, tried: Sequence[TriedChange]) -> float:
-    last = _last_try(change, tried)
-    return math.inf if last is None or last.ratio is None else last.ratio.value
-
-
-def _value(tried: TriedChange) -> float:
-    return 1.0 if tried.ratio is None else tried.ratio.value

@@ -13,7 +13,7 @@ from castwise.spec.trial import TrialSpec
 
 Key = tuple[str, str, tuple[str, ...], int]
 Outcome = Literal[
-    "taken", "second best", "same", "slower", "unproven", "too large", "failed", "not tried", "unsupported"
+    "accepted", "second best", "same", "slower", "unproven", "too large", "failed", "not tried", "unsupported"
 ]
 
 # A candidate that is this much faster in its first session is worth a closer look. Source: chosen here.
@@ -25,7 +25,7 @@ ONE_PROCESS = "one process each: the interval is over its blocks"
 
 
 def key_of(spec: TrialSpec) -> Key:
-    """Return what tells the configurations of one search apart."""
+    """Return the fields in which the configurations of one search differ."""
     return spec.precision, spec.loss_scale, spec.techniques, spec.batch_size
 
 
@@ -119,7 +119,7 @@ class Measurements:
         ratio = self.ratio(below, spec)
         return (self._block_ratio(below, spec) or ratio) if ratio is not None and ratio.n == 1 else ratio
 
-    def is_clear(self, below: TrialSpec, spec: TrialSpec) -> bool:
+    def _is_clear(self, below: TrialSpec, spec: TrialSpec) -> bool:
         """Return whether one session shows more than what processes of a configuration differ by."""
         ratio = self._block_ratio(below, spec)
         return ratio is not None and ratio.low > _BEYOND_PROCESSES
@@ -127,22 +127,22 @@ class Measurements:
     def is_answered(self, below: TrialSpec, spec: TrialSpec) -> bool:
         """Return whether the difference of two configurations needs no further processes."""
         ratio = self.ratio(below, spec)
-        if ratio is None or not self.is_ok(below) or self.is_clear(below, spec):
+        if ratio is None or not self.is_ok(below) or self._is_clear(below, spec):
             return True
         return ratio.n > 1 and verdict_of(ratio).kind != "inconclusive"
 
-    def is_proven(self, below: TrialSpec, spec: TrialSpec, limit_bytes: float | None) -> bool:
+    def is_proven(self, below: TrialSpec, spec: TrialSpec, limit_bytes: float) -> bool:
         """Return whether a configuration is to be accepted over another: it is faster, or it alone fits a limit."""
         if not self.is_ok(spec):
             return False
         if not self.is_ok(below):
             return self.is_out_of_memory(below)
-        if limit_bytes is not None and self.held_bytes(spec) <= limit_bytes < self.held_bytes(below):
+        if self.held_bytes(spec) <= limit_bytes < self.held_bytes(below):
             return True
         ratio = self.ratio(below, spec)
         if ratio is None:
             return False
-        return verdict_of(ratio).kind == "faster" or (ratio.n == 1 and self.is_clear(below, spec))
+        return verdict_of(ratio).kind == "faster" or (ratio.n == 1 and self._is_clear(below, spec))
 
     def is_out_of_memory(self, spec: TrialSpec) -> bool:
         """Return whether a configuration's processes ran out of memory."""
@@ -158,7 +158,7 @@ class Measurements:
         keys = frozenset(map(key_of, specs))
         return sum(keys <= session for session in self.sessions)
 
-    def outcome(self, spec: TrialSpec, ratio: Estimate | None, limit_bytes: float | None) -> tuple[Outcome, str]:
+    def outcome(self, spec: TrialSpec, ratio: Estimate | None, limit_bytes: float) -> tuple[Outcome, str]:
         """Return what came of a configuration that was not accepted, by its speed-up over another, and why."""
         failed = self.failure(spec)
         if failed is not None:
@@ -168,7 +168,7 @@ class Measurements:
             return "failed", f"{failed.status}: {failed.message}{more}"
         if not self.of(spec):
             return "not tried", "no time was left for it"
-        if limit_bytes is not None and self.held_bytes(spec) > limit_bytes:
+        if self.held_bytes(spec) > limit_bytes:
             return "too large", "it holds more memory than --memory allows"
         if ratio is None:
             return "unproven", "there is nothing that it could be compared with"

@@ -35,12 +35,7 @@ def half_batch(spec: TrialSpec) -> TrialSpec | None:
 
 
 def next_batch(measured: Sequence[BatchPoint], limit_bytes: float) -> int | None:
-    """Return the batch to try next; None if no other one promises anything.
-
-    Args:
-        measured: The batches that were tried, the one that holds too much among them.
-        limit_bytes: The memory limit.
-    """
+    """Return the batch to try next, given those measured; None if no other one promises anything."""
     by_size = sorted(measured, key=lambda each: each.batch_size)
     fits = [each for each in by_size if each.held_bytes <= limit_bytes]
     above = [each for each in by_size if not fits or each.batch_size > fits[-1].batch_size]

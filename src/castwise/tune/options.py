@@ -27,7 +27,7 @@ class TuneOptions(StepOptions):
     numerics: Annotated[
         Numerics,
         Option(
-            "What a technique may change at the most: bits (nothing), rounding, draws (other random numbers of the "
+            "What a technique may change at most: bits (nothing), rounding, draws (other random numbers of the "
             "same distribution), shape (the model).",
             keyword="allow",
         ),
@@ -36,7 +36,7 @@ class TuneOptions(StepOptions):
     memory_bytes: Annotated[
         float | None,
         Option(
-            "Find the fastest loop within this memory too, on a smaller batch where need be: 8GiB.",
+            "Also find the fastest loop within this memory, on a smaller batch if necessary: 8GiB.",
             keyword="memory",
             **MEMORY,
         ),
@@ -44,7 +44,7 @@ class TuneOptions(StepOptions):
     budget_seconds: Annotated[
         float | None,
         Option(
-            "Wall time after which nothing further is tried: 5min. Without it: 9min, or 160s where a GPU's step takes "
+            "Wall time after which nothing further is tried: 5min. Without it: 9min, or 160s if a GPU's step takes "
             "less than 10 ms.",
             keyword="budget",
             **DURATION,
@@ -58,12 +58,12 @@ class TuneOptions(StepOptions):
         ),
     ] = None
     training: Annotated[bool, Option("Time epochs as the source's suite runs them, on the suite's data.")] = False
-    larger_batches: Annotated[bool, Option("Try 2, 4 and 8 times the batch, too: that changes the training.")] = False
+    larger_batches: Annotated[bool, Option("Also try 2, 4 and 8 times the batch: that changes the training.")] = False
     timeout_seconds: Annotated[
         float | None,
         Option(
-            "How long one phase of a trial, a compilation for one, may take. Without it: half of --budget, 3min at "
-            "the least.",
+            "How long one phase of a trial, such as compilation, may take. Without it: half of --budget, at least "
+            "3min.",
             flags=("--timeout",),
             **DURATION,
         ),

@@ -67,7 +67,7 @@ def rows_of(result: TuningResult) -> list[FlatRow]:
 
 
 def _row(result: TuningResult, tried: TriedChange | None) -> FlatRow:
-    """Return the values of a tried change, or of the plain loop, by field name; its spec and name besides."""
+    """Return the values of a tried change, or of the plain loop, by field name, with its spec and name."""
     start, measured = result.start, result.measured
     spec = start if tried is None else tried.spec
     trials, rate, held = measured.of(spec), measured.rate(spec), measured.held_bytes(spec)
@@ -220,7 +220,7 @@ def print_tuning(result: TuningResult, console: Console, memory_bytes: float | N
     console.print(escape(headline(result)), style="bold", soft_wrap=soft)
 
     def style(row: FlatRow) -> str | None:
-        return "bold green" if row["outcome"] == "taken" else (None if row["outcome"] is None else "dim")
+        return "bold green" if row["outcome"] == "accepted" else (None if row["outcome"] is None else "dim")
 
     print_data_table(console, data_table(result, memory_bytes), drop_first=_DROP_FIRST, style=style)
     for line in reasons(result):

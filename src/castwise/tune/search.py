@@ -1,5 +1,6 @@
 """`castwise tune` from the request to the result: prepare the search, then measure what is decided until it is done."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,6 @@ class TuningResult:
     start: TrialSpec  # the plain loop
     tried: tuple[TriedChange, ...]  # stage by stage; what was tried for a memory limit alone comes last
     trials: tuple[Trial, ...]
-    probes: tuple[TrialSpec, ...]  # measured only to tell what bounds the plain loop and the fastest one
     ending: Ending
     seconds: float  # wall time
     num_recorded: int = 0  # trials that were on record before, and are not in the wall time
@@ -51,7 +51,7 @@ class TuningResult:
     @property
     def path(self) -> list[TrialSpec]:
         """Return the accepted configurations, the plain loop first."""
-        return [self.start, *(each.spec for each in self.tried if each.outcome == "taken" and not each.limited)]
+        return [self.start, *(each.spec for each in self.tried if each.outcome == "accepted" and not each.limited)]
 
     @property
     def winner(self) -> TrialSpec:
@@ -103,7 +103,6 @@ class TuningSearch:
             start=start,
             tried=decision.tried,
             trials=trials,
-            probes=decision.probes,
             ending=decision.ending,
             seconds=self.clock() - began,
             num_recorded=sum(id(trial) in recorded for trial in trials),
@@ -145,7 +144,7 @@ def prepare_tuning(
         techniques=allowed_techniques(request.numerics, start.kind),
         environment=job.runner.environment,
         larger_batches=request.larger_batches,
-        memory_bytes=request.memory_bytes,
+        memory_bytes=math.inf if request.memory_bytes is None else request.memory_bytes,
     )
     store = None if request.again else job.runner.store
     stored = () if store is None else store.load(job.runner.environment)[0].values()

@@ -113,13 +113,13 @@ def is_short(trials: Sequence[Trial]) -> bool:
 def default_budget(plain: Sequence[Trial]) -> float:
     """Return the budget of a search if none is named, by the trials of its plain loop.
 
-    An epoch of short steps is short, too: nobody waits nine minutes to make it shorter.
+    Short steps make short epochs, too: nobody waits nine minutes to shorten those.
     """
     return SHORT_BUDGET_SECONDS if is_short(plain) else BUDGET_SECONDS
 
 
 def phase_limit(budget_seconds: float | None) -> float:
-    """Return how long a phase of a trial may take within a budget: half of it, three minutes at the least.
+    """Return how long a phase of a trial may take within a budget: half of it, at least three minutes.
 
     A large network compiles for minutes; a compilation that hangs must leave time for the rest.
     """
