@@ -13,7 +13,7 @@ from fake_engine import FakeEngine, fake_environment
 
 import castwise
 from castwise.cli import app, run
-from castwise.cli import options as options_module
+from castwise.cli.options import completion_of
 from castwise.registry.gpus import GPU_MODELS
 from castwise.registry.precisions import PRECISIONS
 from castwise.registry.techniques import SETS, TECHNIQUES
@@ -395,10 +395,11 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
 
 
 def test_names_are_completed_behind_the_last_comma() -> None:
-    assert options_module.complete_precisions("fp16-m") == ["fp16-mixed", "fp16-master"]
-    assert options_module.complete_precisions("fp32,bf16-t") == ["fp32,bf16-true"]
-    assert options_module.complete_workloads("resnet1") == ["resnet18", "resnet101", "resnet152"]
-    assert options_module.complete_workloads("xyz") == []
+    assert completion_of("precisions")("fp32,bf16-t") == ["fp32,bf16-true"]
+    assert completion_of("workloads")("resnet1") == ["resnet18", "resnet101", "resnet152"]
+    assert completion_of("workloads")("xyz") == []
+    assert completion_of("techniques")("none,channels-last+cuda-graph-") == ["none,channels-last+cuda-graph-8"]
+    assert completion_of("suites")("tensor") == ["tensorcore"]
 
 
 def test_the_examples_of_the_help_are_understood(

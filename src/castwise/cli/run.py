@@ -49,15 +49,14 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
     from castwise.analysis.advice import recommend
     from castwise.analysis.energy import Prices
     from castwise.analysis.result_table import MARGIN, compare
-    from castwise.cli.measuring import announce, live_progress, looking, measuring, say_logs
+    from castwise.cli.measuring import announce, looking, measuring, say_logs
     from castwise.cli.output import emit, say
     from castwise.orchestrator.job import prepare
     from castwise.render import run_report
 
     prices = Prices(output.price_kwh, output.price_gpu_hour)
     prices.check()
-    progress = live_progress()
-    with measuring(options, output):
+    with measuring(options, output) as progress:
         with looking():
             job = prepare(options, progress)
         announce(job)
