@@ -1,5 +1,3 @@
-import ast
-
 import pytest
 from fake_engine import fake_spec, fake_trial
 from syrupy.assertion import SnapshotAssertion
@@ -7,9 +5,6 @@ from syrupy.assertion import SnapshotAssertion
 from castwise.analysis.advice import Advice, recommend
 from castwise.analysis.result_table import compare
 from castwise.records.schema import Status, Trial
-from castwise.registry.precisions import PRECISIONS, Precision, find_precision
-
-each_precision = pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
 
 
 def advise(*trials: Trial) -> Advice:
@@ -120,14 +115,3 @@ def test_each_workload_batch_and_number_of_gpus_has_its_own_advice_in_order() ->
         ("resnet50", "bf16-mixed"),
     ]
     assert recommend([]) == []
-
-
-@each_precision
-def test_every_precisions_code_can_be_pasted(row: Precision) -> None:
-    for device in ("cuda:0", "cpu"):
-        trials = [at("fp32", 1, status="oom", device=device), at(row.name, 2, device=device)]
-        code = advise(*trials).code or find_precision(row.name).code
-        ast.parse(code)
-        if row.name != "fp32":
-            assert "{" not in code
-            assert "device" not in code or f'"{device.partition(":")[0]}"' in code

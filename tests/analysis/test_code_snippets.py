@@ -1,5 +1,6 @@
 """What is to be pasted does what was measured; the frameworks take the words they are given."""
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +96,7 @@ def test_without_facts_the_lines_are_the_precisions_own() -> None:
     for row in PRECISIONS:
         assert pytorch_code(row, "cuda") == row.code.replace("{device!r}", '"cuda"')
         assert pytorch_code(row, "cuda", facts()) == pytorch_code(row, "cuda")
+        ast.parse(pytorch_code(row, "cuda"))
 
 
 def code_of(precision: str, framework: str, known: Facts | None = None, device_type: str = "cuda") -> str:

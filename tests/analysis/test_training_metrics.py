@@ -49,6 +49,9 @@ def test_a_whole_run_by_hand() -> None:
     assert figures.throughput == pytest.approx(200 / 20)
     assert training_metrics.data_share(figures.trial) == pytest.approx(4 / 18), "the first step is left out"
     assert figures.speedup == 1.0
+    words, rank = fake_facts(units_per_sample=35), figures.trial.ranks[0]
+    on_two = figures.trial.model_copy(update={"facts": words, "ranks": (rank, rank)})
+    assert training_metrics.throughput(on_two) == pytest.approx(2 * 35 * 200 / 20)
 
 
 def test_the_share_of_the_first_step_by_hand() -> None:
@@ -69,7 +72,7 @@ def test_the_share_of_the_first_step_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("reads_loss", "share"), [(False, None), (True, 4 / 18)])
-def test_a_record_that_counts_the_copy_as_waiting_says_so_only_where_nothing_is_in_flight(
+def test_waits_for_data_of_older_records_are_known_if_the_loss_is_read_each_step(
     reads_loss: bool, share: float | None
 ) -> None:
     older = [each.model_copy(update={"placing_seconds": None}) for each in WHOLE]
@@ -125,14 +128,6 @@ def test_a_run_that_ended_before_anything_counted_counts_all() -> None:
     assert training_metrics.throughput(in_first_batches) == pytest.approx(10.0)
 
 
-def test_units_and_ranks_are_counted() -> None:
-    trial = run("fp32", epoch(10.0), epoch(10.0))
-    facts, rank = fake_facts(units_per_sample=35), trial.ranks[0]
-    assert training_metrics.throughput(
-        trial.model_copy(update={"facts": facts, "ranks": (rank, rank)})
-    ) == pytest.approx(700.0)
-
-
 def test_without_epochs_nothing_is_known() -> None:
     failed = fake_trial(fake_training(), status="oom", step_seconds=())
     (figures,) = training_metrics.runs([failed])
@@ -160,9 +155,6 @@ def test_the_baseline_has_the_same_batch_seed_and_recipe_but_not_the_same_rates(
         assert speedup(other, {}) is None
     assert speedup({"status": "diverged"}, {}) is None, "a baseline has to end well"
     assert speedup({}, {"status": "diverged"}) == 2.0
-
-
-def test_another_machine_s_baseline_is_none() -> None:
     there = run("fp32", *WHOLE).model_copy(update={"environment": fake_environment(host="elsewhere")})
     assert training_metrics.runs([there, run("tf32", *WHOLE)])[1].speedup is None
 
@@ -198,11 +190,7 @@ def test_perplexity(loss: float | None, accuracy: float | None, expected: float 
     assert found == (expected if expected is None else pytest.approx(expected))
 
 
-def test_perplexity_of_a_loss_that_is_no_number() -> None:
-    assert math.isnan(training_metrics.perplexity(epoch(1.0, validation_loss=math.nan)) or 0.0)
-
-
-def test_several_seeds_give_the_median_and_the_odd_one_out_is_left_out() -> None:
+def test_several_seeds_give_the_median_speedup() -> None:
     def pair(slow: float, fast: float) -> tuple[Trial, Trial]:
         return run("fp32", epoch(slow), epoch(slow)), run("tf32", epoch(fast), epoch(fast))
 
@@ -212,16 +200,13 @@ def test_several_seeds_give_the_median_and_the_odd_one_out_is_left_out() -> None
     assert training_metrics.median([]) is None
 
 
-def test_memory_is_that_of_the_fullest_rank() -> None:
-    trial = run("fp32", *WHOLE)
+def test_memory_is_that_of_the_fullest_rank_and_skipped_steps_add_up() -> None:
+    skipping = (epoch(1.0, skipped_steps=2), epoch(1.0, skipped_steps=3))
+    trial = run("fp16-mixed", *skipping)
     ranks = tuple(
-        RankSamples(epochs=WHOLE, peak_allocated_bytes=size, driver_used_bytes=2 * size, peak_reserved_bytes=None)
+        RankSamples(epochs=skipping, peak_allocated_bytes=size, driver_used_bytes=2 * size, peak_reserved_bytes=None)
         for size in (1, 3, 2)
     )
     (figures,) = training_metrics.runs([trial.model_copy(update={"ranks": ranks})])
+    assert figures.skipped_steps == 5
     assert (figures.peak_allocated_bytes, figures.driver_used_bytes, figures.peak_reserved_bytes) == (3, 6, None)
-
-
-def test_skipped_steps_add_up() -> None:
-    trial = run("fp16-mixed", epoch(1.0, skipped_steps=2), epoch(1.0, skipped_steps=3))
-    assert training_metrics.runs([trial])[0].skipped_steps == 5

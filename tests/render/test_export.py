@@ -15,7 +15,7 @@ from fake_records import every_kind, poisoned, steady
 
 from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
 from castwise.report.collection import Collection, collect
-from castwise.report.export.formats import FILE_FORMATS, TRACKER_FORMATS, to_csv, to_json, to_parquet
+from castwise.report.export.formats import to_csv, to_json, to_parquet
 from castwise.report.export.tables import LEVELS, flat_table
 from castwise.report.export.trackers import TrackedRun, tracked_runs
 
@@ -207,7 +207,3 @@ def test_hostile_names_stay_in_the_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     for path in (tmp_path / "out").rglob("*"):
         assert re.fullmatch(r"[A-Za-z0-9._ ,:=+-]+", path.name), path.name
-
-
-def test_every_format_has_one_name() -> None:
-    assert len({*FILE_FORMATS, *TRACKER_FORMATS}) == 6
