@@ -293,7 +293,7 @@ def train_me(tmp_path: Path) -> str:
     return f"{file}:build"
 
 
-def test_a_users_own_model_is_measured_in_every_precision(command: CommandLine, train_me: str) -> None:
+def test_a_user_model_is_measured_in_every_precision(command: CommandLine, train_me: str) -> None:
     done = command.run(train_me)
     assert done.code == 0
     assert done.engine.measured_precisions == ALL
@@ -307,9 +307,7 @@ def test_a_users_own_model_is_measured_in_every_precision(command: CommandLine, 
     assert "8 of 8 trials are on record already" in again.err
 
 
-def test_what_is_wrong_with_a_users_code_is_one_line_and_its_traceback_on_demand(
-    command: CommandLine, train_me: str
-) -> None:
+def test_an_error_of_a_users_code_is_one_line_and_its_traceback_on_demand(command: CommandLine, train_me: str) -> None:
     words = "ZeroDivisionError: division by zero (train_me.py:2, in build)"
     engine = FakeEngine(own=TrialFailedError("crashed", words, "Traceback …\n  their own lines", True))
     done = command.run(train_me, engine=engine)
@@ -320,7 +318,7 @@ def test_what_is_wrong_with_a_users_code_is_one_line_and_its_traceback_on_demand
     assert command.records() == []
 
 
-def test_a_mistake_that_shows_in_a_trial_ends_the_run_in_a_line(command: CommandLine, train_me: str) -> None:
+def test_a_refused_user_model_ends_the_run_in_one_line(command: CommandLine, train_me: str) -> None:
     engine = FakeEngine(faults={"tf32": Fault("refused")})
     done = command.run(train_me, engine=engine)
     assert (done.code, done.out) == (2, "")

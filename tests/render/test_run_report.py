@@ -7,8 +7,8 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from html.parser import HTMLParser
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
@@ -241,43 +241,17 @@ def test_markdown_has_headline_table_remarks_advice_and_code() -> None:
     assert "\n\n\n" not in without_code
 
 
-class Html(HTMLParser):
-    """Collects the cells of a document, and checks that every tag is closed in its place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.rows: list[list[str]] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if {"td", "th"} & set(self.open):
-            self.rows[-1][-1] += data
-
-
 def test_notebook_html_has_the_terminals_table_and_escapes_text() -> None:
     nasty = "<script>alert(1)</script>"
     rows = compare([*JOB[:2], failed("tf32", "crashed", nasty)])
-    parsed = Html()
-    parsed.feed(run_report.to_html(rows, recommend(rows)))
-    parsed.close()
-    assert parsed.open == []
+    page = ElementTree.fromstring(f"<body>{run_report.to_html(rows, recommend(rows))}</body>")  # every tag is closed
     table = run_report.data_table(rows)
     texts = [[column.text(row) for column in table.columns] for row in table.rows]
-    assert parsed.rows == [[column.title for column in table.columns], *texts]
-    assert nasty in parsed.text
-    assert 'Trainer(precision="bf16-mixed")' in parsed.text
+    found = [["".join(cell.itertext()) for cell in row] for row in page.iter("tr")]
+    assert found == [[column.title for column in table.columns], *texts]
+    words = "".join(page.itertext())
+    assert nasty in words
+    assert 'Trainer(precision="bf16-mixed")' in words
 
 
 def test_energy_and_warnings_in_every_format() -> None:

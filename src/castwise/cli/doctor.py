@@ -60,19 +60,22 @@ def _facts(environment: Environment) -> list[tuple[str, str]]:
         return [*facts, ("GPU", "none that torch can use")]
     major, minor = environment.capability or (0, 0)
     known = find_gpu_model(environment.gpu)
+    switches = {"matmul": "cuda.matmul", "convolution": "cudnn.conv", "RNN": "cudnn.rnn"}
+    states = {name: environment.fp32_precision.get(path) == "tf32" for name, path in switches.items()}
+    tf32 = ", ".join(f"{name} {'on' if is_on else 'off'}" for name, is_on in states.items())
     return [
         ("GPU", f"{environment.gpu}, {format_bytes(environment.gpu_memory_bytes)}, {environment.num_gpus} in all"),
         ("capability", f"{major}.{minor}"),
         ("driver", f"{environment.driver or 'unknown'}, CUDA {environment.cuda}, cuDNN {environment.cudnn}"),
         ("datasheet", known.source if known else "not known to castwise: no peak to compare with"),
-        ("TF32 by default", _tf32_state(environment.fp32_precision)),
+        ("TF32 by default", f"{tf32} (a trial sets all three itself)"),
         *_driver_facts(environment.gpu_uuid),
         *facts,
     ]
 
 
 def _driver_facts(uuid: str | None) -> list[tuple[str, str]]:
-    """Return power limit, clock, persistence mode and memory errors as the driver has them, or why it has not."""
+    """Return power limit, clock, persistence mode and memory errors from the driver, or why they are unknown."""
     if uuid is None:
         return []
     try:
@@ -95,9 +98,3 @@ def _driver_facts(uuid: str | None) -> list[tuple[str, str]]:
         ("persistence", known("persistence_mode", "on" if facts.persistence_mode else "off (nvidia-smi -pm 1)")),
         ("ECC", known("ecc_errors", ecc)),
     ]
-
-
-def _tf32_state(switches: dict[str, str]) -> str:
-    places = {"matmul": "cuda.matmul", "convolution": "cudnn.conv", "RNN": "cudnn.rnn"}
-    states = [f"{name} {'on' if switches.get(path) == 'tf32' else 'off'}" for name, path in places.items()]
-    return ", ".join(states) + " (a trial sets all three itself)"

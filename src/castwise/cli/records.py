@@ -46,7 +46,7 @@ class RecordsOptions(SelectionOptions):
         tuple[Path, ...] | None,
         Option("Results folders, or single records.", metavar="DIR", is_argument=True, takes_many=True),
     ] = None
-    # What every command that measures has, and here nobody needs.
+    # An option of the commands that measure; here it only gives a better error message.
     results: Annotated[Path | None, Option(hidden=True)] = None
 
     def folders(self, command: str) -> Sequence[Path]:
@@ -119,7 +119,7 @@ def find(paths: Sequence[Path], selection: SelectionOptions) -> Found:
 
 
 def _name_from(named: Path, file: Path) -> str:
-    """Return a file's name from the folder named on: where that lies is no business of a report's readers."""
+    """Return a file's name from the named folder on; a report does not show where that folder is."""
     return file.name if file == named else str(Path(named.name, file.relative_to(named)))
 
 

@@ -80,9 +80,9 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
 
 
 def exit_code(trials: "list[Trial]") -> int:
-    """Return 0 where every trial has its answer, 1 where one crashed, hung or diverged, or none ended well.
+    """Return 0 if every trial has its answer, 1 if one crashed, hung or diverged, or none ended well.
 
-    An out-of-memory and an unsupported precision are answers to the question that was asked.
+    Running out of memory and an unsupported precision are answers.
     """
     statuses = {trial.status for trial in trials}
     return 1 if statuses & {"crashed", "timeout", "diverged"} or (statuses and "ok" not in statuses) else 0

@@ -1,4 +1,4 @@
-"""The lines around a table of steady trials: where they were measured, and what a reader must know of them."""
+"""The lines around a table of steady trials: machine, failures, warnings, costs and code to paste."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -134,7 +134,7 @@ def _seen(warned: Sequence[tuple[str, TrialWarning]], num_rows: int) -> str:
 
 
 def _disagreements(rows: Sequence[Row]) -> list[str]:
-    """Return why two figures of the table seem to contradict each other, for those that do."""
+    """Return an explanation for each pair of figures in the table that seem to contradict each other."""
     lines, ratios = [], []
     for row in rows:
         paired, unpaired = row.speedup_estimate, row.unpaired_speedup

@@ -107,7 +107,7 @@ def print_table(
 ) -> None:
     """Print the table, its remarks, what epochs cost at these prices, and the advice to a terminal.
 
-    `elsewhere` says where the columns are that a narrow terminal leaves out.
+    `elsewhere` names the place of the columns that a narrow terminal leaves out.
     """
     advised = {item.key for item in advice}
 

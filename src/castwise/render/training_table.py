@@ -83,7 +83,7 @@ def data_table(
 def print_runs(
     runs: Sequence[Run], pairs: Mapping[str, float] | None, console: Console, elsewhere: str = IN_CSV
 ) -> None:
-    """Print a table of training runs to a terminal; `elsewhere` says where the columns are that it leaves out."""
+    """Print a table of training runs to a terminal; `elsewhere` names the place of the columns that it leaves out."""
 
     def style(row: FlatRow) -> str | None:
         return None if row["status"] == "ok" else "dim"
