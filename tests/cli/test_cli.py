@@ -37,10 +37,7 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     ("arguments", "word"),
     [
         (("--help",), "In which numeric precision"),
-        (("run", "--help"), "--batch-size"),
         (("--version",), castwise.__version__),
-        (("list", "workloads"), "wrn-28-10"),
-        (("list", "precisions"), "bf16-mixed"),
         (("list", "devices"), "NVIDIA H200"),
         (("list", "techniques"), "channels-last"),
     ],

@@ -48,14 +48,6 @@ def test_a_margin_makes_a_slowdown_the_same(command: CommandLine, tmp_path: Path
     assert command("compare", before, after, "--fail-on", "slower", "--margin", "10%").code == 0
 
 
-def test_one_process_proves_nothing_and_is_no_failure(command: CommandLine, tmp_path: Path) -> None:
-    before, after = stored(tmp_path / "a", [steady()]), stored(tmp_path / "b", [other_machine(steady())])
-    outcome = command("compare", before, after, "--fail-on", "slower")
-    assert outcome.code == 0
-    assert "inconclusive" in outcome.out
-    assert "no ratio has an interval" in outcome.out
-
-
 def test_markdown_is_for_github(command: CommandLine, sides: tuple[Path, Path]) -> None:
     text = command("compare", *sides, "--format", "markdown").out
     assert text.startswith("**Compared with Fake GPU, Slow GPU is 0.50× as fast")
@@ -82,8 +74,6 @@ def test_a_file_by_its_suffix(command: CommandLine, sides: tuple[Path, Path], tm
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err.startswith(f"{output}: ")
     assert "Slow GPU" in output.read_text()
-    refused = command("compare", *sides, "-o", tmp_path / "both.pdf")
-    assert (refused.code, len(refused.error_lines)) == (2, 1)
 
 
 def test_one_folder_of_two_machines_is_two_sides(command: CommandLine, tmp_path: Path) -> None:
@@ -128,21 +118,18 @@ def test_every_workload_becomes_a_picture(command: CommandLine, sides: tuple[Pat
     }
     drawing = (tmp_path / "charts" / "resnet50-machines.svg").read_text()
     assert "speed-up over fp32" in drawing
-    refused = command("compare", *sides, "--charts", tmp_path / "more", "--chart-format", "gif")
-    assert (refused.code, len(refused.error_lines)) == (2, 1)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere", "published:T4"], "There is no folder or file 'nowhere'"),
         (["published:H100", "published:T4"], "No published GPU named 'H100'"),
         (["published:MI50", "published:T4"], "plots only"),
+        (["published:T4", "published:P100", "-o", "both.pdf"], "one of .html, .md, .json."),
         (["published:T4"], "only one machine to compare: Tesla T4"),
         (["published:T4", "published:2080Ti"], "Nothing of Tesla T4 (published) and RTX 2080 Ti (published) can be"),
         (["published:T4", "published:P100", "--fail-on", "faster"], "'faster' is not one of 'slower'"),
         (["published:T4", "published:P100", "--format", "html"], "'html' is not one of 'table', 'markdown', 'json'"),
-        (["published:T4", "published:P100", "--precision", "fp64"], "No precision named 'fp64'"),
     ],
 )
 def test_bad_input_is_a_line(command: CommandLine, arguments: list[str], words: str) -> None:
