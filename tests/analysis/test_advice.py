@@ -92,12 +92,12 @@ def test_the_words_of_the_advice(snapshot: SnapshotAssertion) -> None:
 
 
 @pytest.mark.parametrize("status", ["oom", "timeout", "crashed", "diverged", "unsupported"])
-def test_only_what_ended_well_is_recommended(status: Status) -> None:
+def test_failed_trials_are_not_recommended(status: Status) -> None:
     assert advise(at("fp32", 1), at("bf16-mixed", 9, status=status), at("tf32", 2)).precision == "tf32"
     assert advise(fake_trial(status=status, step_seconds=())).precision is None
 
 
-def test_each_workload_batch_and_number_of_gpus_has_its_own_advice_in_order() -> None:
+def test_advice_is_per_workload_batch_size_and_number_of_gpus() -> None:
     two = {"world_size": 2, "parallelism": "ddp"}
     trials = [
         at("fp32", 1),

@@ -69,11 +69,11 @@ def test_power_of_interleaved_short_blocks_is_unknown() -> None:
         watched(TelemetrySummary(seconds=0.0)),
     ],
 )
-def test_without_readings_there_is_no_energy(trial: Trial) -> None:
+def test_no_energy_without_readings(trial: Trial) -> None:
     assert energy_of(trial) is joules_per_unit(trial) is None
 
 
-def test_power_is_weighed_by_time() -> None:
+def test_power_is_weighted_by_time() -> None:
     trial = watched(fake_reading(power_watts=100.0, seconds=3.0), fake_reading(power_watts=500.0, seconds=1.0))
     assert power_watts(trial) == 200.0
     assert power_watts(fake_trial()) is None
@@ -120,7 +120,7 @@ def test_energy_of_epochs_on_four_gpus(
     assert gpus_read(trial) == num_gpus
 
 
-def test_an_epoch_s_cost_by_energy_and_by_time() -> None:
+def test_cost_of_an_epoch() -> None:
     # 2560 samples a second, 1 J each.
     cost = cost_of(counted(256.0, 256.0), 3_600_000, Prices(per_kwh=0.3, per_gpu_hour=2.0))
     assert cost is not None
@@ -147,7 +147,7 @@ def test_unknown_costs_are_none() -> None:
 
 
 @pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf")])
-def test_a_price_that_is_none_is_refused(price: float) -> None:
+def test_impossible_prices_are_refused(price: float) -> None:
     with pytest.raises(UsageError, match="per kWh is impossible"):
         Prices(per_kwh=price).check()
     with pytest.raises(UsageError, match="per GPU hour is impossible"):

@@ -84,7 +84,7 @@ def test_the_first_of_several_baselines_counts() -> None:
     assert [row.speedup for row in rows] == [pytest.approx(1), pytest.approx(0.5), pytest.approx(3)]
 
 
-def test_scaling_efficiency_is_throughput_over_that_of_as_many_gpus_alone() -> None:
+def test_scaling_efficiency() -> None:
     two = {"world_size": 2, "parallelism": "ddp"}
     rows = compare(
         [
@@ -119,7 +119,7 @@ def test_scaling_efficiency_needs_the_same_configuration_on_one_gpu(change: dict
     assert compare([alone, spread])[1].scaling_efficiency is None
 
 
-def test_the_gain_of_techniques_is_over_the_same_configuration_without_them() -> None:
+def test_loop_speedup() -> None:
     graph = {"techniques": ("cuda-graph",)}
     rows = compare(
         [

@@ -76,7 +76,7 @@ def test_a_rate_is_the_units_of_a_step_over_its_seconds() -> None:
     assert speedup_estimate([], trials) is None
 
 
-def test_configurations_that_share_one_of_several_sessions_are_compared_unpaired() -> None:
+def test_one_common_session_of_several_gives_an_unpaired_ratio() -> None:
     trials = rounds((0.3, 0.1), (0.33, 0.1), (0.3, 0.11))
     trials = [*trials[:2], *(trial.model_copy(update={"session_id": None}) for trial in trials[2:])]
     found = speedup_estimate(trials[::2], trials[1::2])
@@ -88,7 +88,7 @@ def test_configurations_that_share_one_of_several_sessions_are_compared_unpaired
     assert (once.value, once.n) == (pytest.approx(3), 1)
 
 
-def test_unpaired_interval_is_welch_s() -> None:
+def test_unpaired_interval_is_welchs() -> None:
     from scipy.stats import ttest_ind
 
     before, after = [0.30, 0.32, 0.31, 0.33], [0.10, 0.11, 0.10]
@@ -102,7 +102,7 @@ def test_unpaired_interval_is_welch_s() -> None:
     assert (found.low, found.high) == (pytest.approx(math.exp(expected.low)), pytest.approx(math.exp(expected.high)))
 
 
-def test_a_cell_is_one_row_however_many_processes() -> None:
+def test_a_configuration_is_one_row_over_all_processes() -> None:
     base, mixed = rows_of(rounds((0.30, 0.10), (0.31, 0.10), (0.32, 0.11)))
     assert len(base.trials) == len(mixed.trials) == 3
     assert base.step_seconds == pytest.approx((0.30 * 0.31 * 0.32) ** (1 / 3))

@@ -18,7 +18,7 @@ from castwise.analysis.statistics import (
 )
 
 
-def test_the_value_is_the_geometric_mean_and_the_interval_student_s() -> None:
+def test_estimate_is_the_geometric_mean_with_students_interval() -> None:
     found = estimate([1.0, 2.0, 4.0])
     assert found is not None
     assert found.value == pytest.approx(2.0)
@@ -54,7 +54,7 @@ def test_blocks_are_paired() -> None:
     assert paired_ratio([], [1.0]) is None
 
 
-def test_the_pseudomedian_lies_between_two_speeds_and_feels_no_outlier() -> None:
+def test_pseudomedian() -> None:
     """The median of one that flips between two speeds is one of the two, by chance."""
     assert pseudomedian([1.0, 1.0, 1.0, 2.0, 2.0, 2.0]) == 1.5
     assert pseudomedian([1.0] * 7 + [2.0] * 5) == 1.5, "not the speed that happened to come up more often"
@@ -113,7 +113,7 @@ def test_coverage_of_intervals() -> None:
     assert 0.93 <= held / draws <= 0.985
 
 
-def test_means_that_do_not_vary_differ_by_what_they_differ() -> None:
+def test_mean_difference_without_variance() -> None:
     exact = mean_difference([0.5, 0.5], [0.6, 0.6])
     assert exact.low == exact.value == exact.high
     assert math.isnan(mean_difference([0.5], [0.6, 0.7]).low)

@@ -18,7 +18,7 @@ def with_blocks(*blocks: tuple[float, int]) -> Trial:
     return fake_trial().model_copy(update={"ranks": (samples,)})
 
 
-def test_step_time_is_the_median_over_blocks_of_seconds_per_step() -> None:
+def test_step_seconds() -> None:
     assert steady_metrics.step_seconds(with_blocks((1.0, 10), (4.0, 20), (0.9, 3))) == pytest.approx(0.2)
     assert steady_metrics.step_seconds(with_blocks((1.0, 10), (4.0, 20))) == pytest.approx(0.15)
 
@@ -57,7 +57,7 @@ def test_spread_is_the_interquartile_range_over_the_median() -> None:
     assert steady_metrics.spread(fake_trial(step_seconds=(0.1,) * 3)) is None, "too few blocks"
 
 
-def test_final_loss_stands_beside_the_step_it_was_taken_at() -> None:
+def test_final_loss_has_its_step() -> None:
     samples = RankSamples(
         blocks=(Block(seconds=1, num_steps=10, loss=2.0), Block(seconds=1, num_steps=7, loss=1.5)),
     )

@@ -1,4 +1,4 @@
-"""Figures of training runs, computed by hand beside."""
+"""Figures of training runs, compared with values computed by hand."""
 
 import math
 from typing import Any
@@ -72,9 +72,7 @@ def test_the_share_of_the_first_step_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("reads_loss", "share"), [(False, None), (True, 4 / 18)])
-def test_waits_for_data_of_older_records_are_known_if_the_loss_is_read_each_step(
-    reads_loss: bool, share: float | None
-) -> None:
+def test_data_share_of_older_records(reads_loss: bool, share: float | None) -> None:
     older = [each.model_copy(update={"placing_seconds": None}) for each in WHOLE]
     trial = run("fp32", *older, recipe={"read_loss_every_step": reads_loss})
     assert training_metrics.data_share(trial) == (None if share is None else pytest.approx(share))
@@ -84,7 +82,7 @@ def test_waits_for_data_of_older_records_are_known_if_the_loss_is_read_each_step
     assert split.total == 28.0
 
 
-def test_the_speed_up_of_whole_runs_is_that_of_their_wall_times() -> None:
+def test_speedup_of_whole_runs_is_the_ratio_of_wall_times() -> None:
     fast = run("fp16-mixed", epoch(4.0, validation_seconds=4.0), epoch(4.0, validation_seconds=4.0))
     _, figures = training_metrics.runs([run("fp32", *WHOLE), fast])
     assert figures.speedup == pytest.approx(28 / 16)
@@ -92,7 +90,7 @@ def test_the_speed_up_of_whole_runs_is_that_of_their_wall_times() -> None:
 
 
 @pytest.mark.parametrize("which", ["both", "baseline", "run"])
-def test_of_a_run_cut_short_it_is_that_of_throughputs(which: str) -> None:
+def test_speedup_of_a_shortened_run_is_the_ratio_of_throughputs(which: str) -> None:
     slow = (*WHOLE,) if which == "run" else (epoch(30.0, validation_seconds=4.0),)
     fast = (epoch(4.0), epoch(4.0)) if which == "baseline" else (epoch(6.0, shortened=True, num_samples=60),)
     expected = {"both": 30 / 6, "baseline": 30 / 4, "run": 20 / 6 / 2}[which]
@@ -139,7 +137,7 @@ def test_without_epochs_nothing_is_known() -> None:
     )
 
 
-def test_the_baseline_has_the_same_batch_seed_and_recipe_but_not_the_same_rates() -> None:
+def test_baselines_of_runs_may_have_other_learning_rates() -> None:
     def speedup(baseline: dict[str, Any], own: dict[str, Any]) -> float | None:
         figures = training_metrics.runs(
             [run("fp32", epoch(4.0), epoch(4.0), **baseline), run("tf32", epoch(2.0), epoch(2.0), **own)]
@@ -173,7 +171,7 @@ def test_scaling_efficiency_is_over_as_many_single_gpus() -> None:
     assert training_metrics.runs([alone, reduced])[1].efficiency == pytest.approx(0.8)
 
 
-def test_the_best_accuracy_is_that_of_the_lowest_validation_loss() -> None:
+def test_best_accuracy_has_the_lowest_validation_loss() -> None:
     assert training_metrics.best_accuracy(judged((2.0, 0.5), (1.0, 0.6), (1.5, 0.7))) == 0.6
     assert training_metrics.best_accuracy(judged((math.nan, 0.9), (3.0, 0.2), (math.inf, 0.8))) == 0.2
     assert training_metrics.best_accuracy(judged((math.nan, 0.9))) is None
@@ -200,7 +198,7 @@ def test_several_seeds_give_the_median_speedup() -> None:
     assert training_metrics.median([]) is None
 
 
-def test_memory_is_that_of_the_fullest_rank_and_skipped_steps_add_up() -> None:
+def test_peaks_and_skipped_steps_over_all_ranks() -> None:
     skipping = (epoch(1.0, skipped_steps=2), epoch(1.0, skipped_steps=3))
     trial = run("fp16-mixed", *skipping)
     ranks = tuple(

@@ -43,7 +43,7 @@ def test_a_comparison_is_a_table_and_its_records(engine: FakeEngine, capsys: pyt
     assert [line.split(": ")[0] for line in err.splitlines()] == ["trial 1 of 2", "trial 2 of 2"]
 
 
-def test_rich_shows_it_in_colour_where_there_is_colour(engine: FakeEngine) -> None:
+def test_rich_prints_colours_if_the_console_has_them(engine: FakeEngine) -> None:
     found = castwise.compare(MODEL, BATCH, progress=False)
     for color in ("truecolor", None):
         console = Console(width=100, color_system=color, force_terminal=True, record=True, file=io.StringIO())
@@ -112,7 +112,7 @@ def test_on_a_cpu_it_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.measured[-1].protocol.max_seconds == 3
 
 
-def test_what_is_wrong_with_the_users_code_is_raised_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_users_code_is_raised_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = TrialFailedError("crashed", "ZeroDivisionError: division by zero (x.py:2, in build)", "Traceback …", True)
     engine = FakeEngine(own=broken)
     monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
@@ -149,7 +149,7 @@ print([trial.status for trial in found.trials], found.trials[0].spec.workload)
 """
 
 
-def test_what_a_script_defines_travels_and_the_script_runs_once(tmp_path: Path) -> None:
+def test_objects_of_a_script_are_pickled_and_the_script_runs_once(tmp_path: Path) -> None:
     """For real: classes, functions and lambdas of `__main__`, without a guard."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -43,7 +43,7 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_what_measures_nothing_imports_no_torch(arguments: tuple[str, ...], word: str) -> None:
+def test_commands_that_do_not_measure_import_no_torch(arguments: tuple[str, ...], word: str) -> None:
     done = process(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert word in done.stdout

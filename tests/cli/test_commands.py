@@ -156,7 +156,7 @@ def test_doctor_shows_the_machine_and_its_precisions(command: CommandLine) -> No
     assert command.records() == []
 
 
-def test_doctor_shows_every_gpu_and_a_cpu_where_there_is_none(command: CommandLine) -> None:
+def test_doctor_shows_every_gpu_or_the_cpu(command: CommandLine) -> None:
     two = FakeEngine(environment=fake_environment(num_gpus=2), devices=("cuda:1",))
     assert command("doctor", engine=two).out.count("This machine") == 2
     none = command("doctor", engine=FakeEngine(environment=fake_environment(None)))
@@ -308,9 +308,9 @@ def test_an_error_of_a_users_code_is_one_line_and_its_traceback_on_demand(comman
     engine = FakeEngine(own=TrialFailedError("crashed", words, "Traceback …\n  their own lines", True))
     done = command.run(train_me, engine=engine)
     assert (done.code, done.out, done.error_lines) == (2, "", [f"castwise: {words}"])
-    told = command.run(train_me, "--verbose", engine=engine)
-    assert (told.code, told.out) == (2, "")
-    assert told.error_lines == ["Traceback …", "  their own lines", f"castwise: {words}"]
+    verbose = command.run(train_me, "--verbose", engine=engine)
+    assert (verbose.code, told.out) == (2, "")
+    assert verbose.error_lines == ["Traceback …", "  their own lines", f"castwise: {words}"]
     assert command.records() == []
 
 

@@ -56,7 +56,7 @@ def test_markdown_is_for_github(command: CommandLine, sides: tuple[Path, Path]) 
     assert "<details><summary>What differs</summary>" in text
 
 
-def test_json_has_intervals_and_what_is_refused(command: CommandLine, tmp_path: Path) -> None:
+def test_json_has_intervals_and_refusals(command: CommandLine, tmp_path: Path) -> None:
     after = [*rounds(2.0, gpu="Slow GPU"), other_machine(steady(batch_size=8))]
     folders = stored(tmp_path / "a", rounds()), stored(tmp_path / "b", after)
     document = json.loads(command("compare", *folders, "--format", "json").out)
@@ -162,7 +162,7 @@ def test_hostile_records_are_words(command: CommandLine, tmp_path: Path) -> None
     assert command("compare", before, after).code == 0
 
 
-def test_a_user_s_code_may_change_and_that_is_said(command: CommandLine, tmp_path: Path) -> None:
+def test_changed_code_of_a_user_model_is_reported(command: CommandLine, tmp_path: Path) -> None:
     def own(digest: str, gpu: str) -> Trial:
         model = UserModel(kind="file", path="/x/train_me.py", name="build", digest=digest)
         return fake_trial(fake_spec(workload="own:build", own=model), environment=fake_environment(gpu=gpu))
@@ -173,7 +173,7 @@ def test_a_user_s_code_may_change_and_that_is_said(command: CommandLine, tmp_pat
     assert "The code of" not in command("compare", folders[0], same).out
 
 
-def test_every_kind_of_record_can_stand_beside_itself(command: CommandLine, tmp_path: Path) -> None:
+def test_every_kind_of_record_is_compared(command: CommandLine, tmp_path: Path) -> None:
     trials = every_kind()
     folders = stored(tmp_path / "a", trials), stored(tmp_path / "b", [other_machine(trial) for trial in trials])
     outcome = command("compare", *folders, "-o", tmp_path / "both.html")

@@ -69,7 +69,7 @@ def test_texts_and_values_are_understood(keyword: str, given: Any, meant: Any) -
     assert getattr(parse_options(RunOptions, {keyword: given}), field) == meant
 
 
-def test_what_is_not_given_is_the_default() -> None:
+def test_options_that_are_not_given_have_defaults() -> None:
     assert parse_options(RunOptions, {"precision": None}) == RunOptions()
     assert next(option.default for option in options_of(RunOptions) if option.name == "results") == DEFAULT_RESULTS
 

@@ -129,7 +129,7 @@ def test_workloads_and_precisions_narrow_it_down(command: CommandLine, tmp_path:
     assert (outcome.code, "No precision named 'fp64'" in outcome.err) == (2, True)
 
 
-def test_where_nothing_can_be_written_the_line_says_so(command: CommandLine, results: Path, unwritable: Path) -> None:
+def test_an_unwritable_output_is_one_line(command: CommandLine, results: Path, unwritable: Path) -> None:
     outcome = command("report", results, "-o", unwritable / "report.html")
     assert (outcome.code, len(outcome.error_lines)) == (3, 1)
     outcome = command("export", results, "--format", "csv", "-o", unwritable / "trials.csv")

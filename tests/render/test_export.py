@@ -46,7 +46,7 @@ def test_each_level_has_a_row_for_each_of_its_things() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_values_are_of_their_column_s_kind(level: str) -> None:
+def test_values_have_the_kind_of_their_column(level: str) -> None:
     kinds: dict[str, tuple[type, ...]] = {"text": (str,), "integer": (int,), "number": (int, float), "truth": (bool,)}
     table = flat_table(level, COLLECTION, file_of)
     assert len({field.name for field in table.fields}) == len(table.fields)
@@ -88,7 +88,7 @@ def test_json_has_no_nan() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_parquet_reads_back_with_types_whatever_the_records_hold(level: str) -> None:
+def test_parquet_reads_back_with_types(level: str) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     table = parquet.read_table(io.BytesIO(to_parquet(flat_table(level, COLLECTION, file_of))))
     assert [_comparable(row) for row in table.to_pylist()] == [_comparable(row) for row in rows(level)]
@@ -111,7 +111,7 @@ def test_tracked_runs_have_names_of_their_own_and_rising_steps() -> None:
             assert [point.seconds for point in points] == sorted(point.seconds for point in points)
 
 
-def test_series_are_the_trial_s_own() -> None:
+def test_series_of_a_trial() -> None:
     (run,) = runs(collect([steady("fp32")]))
     assert [point.step for point in run.series["step_seconds"]] == list(range(1, 9))
     assert run.series["max_temperature_celsius"][-1].value == 57.0

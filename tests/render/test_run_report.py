@@ -110,7 +110,7 @@ def test_a_terminal_shows_headline_table_remarks_and_advice(snapshot: SnapshotAs
     ],
     ids=lambda value: "-".join(sorted(value)) or "none",
 )
-def test_columns_that_say_nothing_are_left_out(changes: dict[str, object], names: set[str]) -> None:
+def test_columns_with_one_usual_value_are_left_out(changes: dict[str, object], names: set[str]) -> None:
     found = set(shown([trial("fp32", 0.3), trial("fp16-mixed", 0.1, **changes)]))
     assert found & {"workload", "batch_size", "loss_scale", "data_set", "gpus", "parallelism"} == names
     assert {"peak_reserved_bytes", "joules_per_unit", "verdict", "skipped_steps"} & found == set()
@@ -118,7 +118,7 @@ def test_columns_that_say_nothing_are_left_out(changes: dict[str, object], names
     assert "speedup" not in shown([trial("tf32", 0.3)]), "there is no baseline"
 
 
-def test_gpus_are_told_apart() -> None:
+def test_rows_differ_in_gpus_and_parallelism() -> None:
     rows = markdown_rows(ON_GPUS)
     assert [row["GPUs"] for row in rows] == ["1", "2", "2"]
     assert [row["parallelism"] for row in rows] == ["–", "ddp", "dp"]
@@ -137,7 +137,7 @@ def test_gpus_are_told_apart() -> None:
         (1, 2, {"energy_joules": None, "power_watts": None}, None),
     ],
 )
-def test_energy_of_some_of_the_gpus_is_called_so(
+def test_energy_of_some_of_the_gpus_is_a_remark(
     num_read: int, num_gpus: int, changes: dict[str, object], words: str | None
 ) -> None:
     spec: dict[str, object] = {"world_size": num_gpus, "parallelism": "ddp" if num_gpus > 1 else "none"}
@@ -148,7 +148,7 @@ def test_energy_of_some_of_the_gpus_is_called_so(
     assert words is None or words in found[0]
 
 
-def test_what_is_copied_from_a_terminal_is_unchanged() -> None:
+def test_code_and_messages_are_printed_unchanged() -> None:
     (advice,) = recommend(compare(JOB))
     code = [*advice.code.splitlines(), *snippet_lines(advice)]
     assert [line.strip() for line in printed(JOB, 40).splitlines()[-len(code) :]] == [line.strip() for line in code]
@@ -316,7 +316,7 @@ def disagreements(trials: Sequence[Trial]) -> list[str]:
     return [line for line in remarks(compare(trials)) if line.startswith("speed-up compares")]
 
 
-def test_a_paired_speedup_far_from_the_ratio_of_throughputs_is_explained() -> None:
+def test_a_speedup_that_differs_from_the_ratio_of_throughputs_is_explained() -> None:
     (line,) = disagreements(rounds(1.05, 1.06, 1.04, drift=1.02))
     assert "1.09× for resnet50 bf16-mixed batch 256 (speed-up 1.05×)" in line
     assert disagreements(rounds(1.05, drift=1.02)) == [], "one process has one ratio"
