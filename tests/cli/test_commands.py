@@ -309,7 +309,7 @@ def test_an_error_of_a_users_code_is_one_line_and_its_traceback_on_demand(comman
     done = command.run(train_me, engine=engine)
     assert (done.code, done.out, done.error_lines) == (2, "", [f"castwise: {words}"])
     verbose = command.run(train_me, "--verbose", engine=engine)
-    assert (verbose.code, told.out) == (2, "")
+    assert (verbose.code, verbose.out) == (2, "")
     assert verbose.error_lines == ["Traceback …", "  their own lines", f"castwise: {words}"]
     assert command.records() == []
 
