@@ -150,8 +150,6 @@ def test_unknown_costs_are_none() -> None:
 def test_impossible_prices_are_refused(price: float) -> None:
     with pytest.raises(UsageError, match="per kWh is impossible"):
         Prices(per_kwh=price).check()
-    with pytest.raises(UsageError, match="per GPU hour is impossible"):
-        Prices(per_gpu_hour=price).check()
     Prices(0.0, 0.0).check()
     assert Prices(per_kwh=0.0)
     assert not Prices()

@@ -151,15 +151,16 @@ def test_copies_and_files_that_are_no_records_are_named(command: CommandLine, si
 def test_hostile_records_are_words(command: CommandLine, tmp_path: Path) -> None:
     before = stored(tmp_path / "a", [poisoned(steady(), "precision")])
     after = stored(tmp_path / "b", [poisoned(other_machine(steady()), "precision")])
-    marked = stored(tmp_path / "c", [other_machine(steady())])
-    strange = stored(tmp_path / "d", rounds(gpu="[bold]GPU[/bold] :smile:"))
-    assert "[bold]GPU[/bold] :smile:" in command("compare", marked, strange).out
     for name in ("both.html", "both.md"):
         assert command("compare", before, after, "-o", tmp_path / name).code == 0
         text = (tmp_path / name).read_text()
         assert HOSTILE not in text
         assert "<img" not in text
     assert command("compare", before, after).code == 0
+    markup = stored(
+        tmp_path / "c", [steady().model_copy(update={"environment": fake_environment(gpu="[bold]G[/bold]")})]
+    )
+    assert "[bold]G[/bold]" in command("compare", before, stored(tmp_path / "d", [steady()]), markup).out
 
 
 def test_changed_code_of_a_user_model_is_reported(command: CommandLine, tmp_path: Path) -> None:

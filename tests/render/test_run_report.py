@@ -102,7 +102,6 @@ def test_a_terminal_shows_headline_table_remarks_and_advice(snapshot: SnapshotAs
     ("changes", "names"),
     [
         ({}, set()),
-        ({"workload": "resnet18"}, {"workload"}),
         ({"batch_size": 8}, {"batch_size"}),
         ({"loss_scale": "128"}, {"loss_scale"}),
         ({"data_set": "mnist"}, {"data_set"}),

@@ -55,7 +55,6 @@ _DROP_FIRST = (
 _VISIBLE = 0.01  # block times are drawn if one differs from the median by this share
 _FEWEST_BLOCKS = 4
 
-
 # Figures of a row under the names of their fields.
 _OF_ROW = (
     *("speedup", "loop_speedup", "scaling_efficiency", "step_seconds", "spread", "peak_allocated_bytes"),
@@ -133,15 +132,18 @@ def print_table(
 
 
 def _with_block_times(table: DataTable[FlatRow], rows: Sequence[Row]) -> DataTable[FlatRow]:
-    """Return the table with a small curve of each row's block times, if any differ by what can be seen.
+    """Return the table with a small curve of each row's block times, if the differences are large enough to see.
 
     All curves have one scale, so that a quiet configuration looks quiet next to a noisy one.
     """
-    deviations: list[list[float]] = []
+    deviations: list[list[float]] = []  # of each block from its row's median, as a share of it
     for row in rows:
         times = step_times(row.trial)
-        median = statistics.median(times or [1.0])
-        deviations.append([value / median - 1 for value in times] if len(times) >= _FEWEST_BLOCKS else [])
+        if len(times) >= _FEWEST_BLOCKS:
+            median = statistics.median(times)
+            deviations.append([value / median - 1 for value in times])
+        else:
+            deviations.append([])
     reach = max((abs(value) for values in deviations for value in values), default=0.0)
     if reach < _VISIBLE:
         return table
