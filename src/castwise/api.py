@@ -4,7 +4,7 @@ import inspect
 import io
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -26,7 +26,7 @@ from castwise.render.progress import LiveProgress
 from castwise.render.run_report import print_table, to_html
 from castwise.spec.options import RunOptions, options_of, parse_options
 
-_WIDTH = 120  # of what print shows, which knows of no terminal
+_WIDTH = 120  # of str(comparison), which has no terminal to ask
 
 
 class RunKeywords(TypedDict, total=False):
@@ -98,7 +98,7 @@ class Comparison:
 
     def _rendered(self, width: int, *, color: bool) -> str:
         text = io.StringIO()
-        # In a notebook rich shows what it prints, to whatever file, and IPython asks for the text of what it shows.
+        # Without force_jupyter rich would also display the table in a notebook, whatever the console's file is.
         console = Console(file=text, width=width, force_terminal=color, emoji=False, force_jupyter=False)
         print_table(self.rows, self.advice, console)
         return text.getvalue().rstrip("\n")
@@ -202,21 +202,17 @@ def compare(  # noqa: PLR0913  what a model is made of
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
-    given = {"batch": batch, "loss": loss, "training_step": training_step, "optimizer": optimizer}
-    given |= {"scheduler": scheduler, "clip_grad_norm": clip_grad_norm, "unit": unit}
-    given |= {"units_per_sample": units_per_sample, "accumulate": accumulate if accumulate != 1 else None}
-    parts = {"model": model} | {name: value for name, value in given.items() if value is not None}
+    parts = {"batch": batch, "loss": loss, "training_step": training_step, "optimizer": optimizer}
+    parts |= {"scheduler": scheduler, "clip_grad_norm": clip_grad_norm, "unit": unit}
+    parts |= {"units_per_sample": units_per_sample, "accumulate": accumulate if accumulate != 1 else None}
+    parts = {"model": model} | {name: value for name, value in parts.items() if value is not None}
     run_options = _parse(options, "compare")
     with _reference(parts, run_options.results) as reference:
         run_options = replace(run_options, workloads=(reference,))
-        if not progress:
-            job = prepare(run_options, NullListener(), short=True)
+        live = LiveProgress(Console(stderr=True, highlight=False, emoji=False, force_jupyter=False))
+        job = prepare(run_options, live if progress else NullListener(), short=True)
+        with live if progress else nullcontext():
             trials = job.run()
-        else:
-            live = LiveProgress(Console(stderr=True, highlight=False, emoji=False, force_jupyter=False))
-            job = prepare(run_options, live, short=True)
-            with live:
-                trials = job.run()
     return Comparison(tuple(trials), MARGIN if job.rule is None else job.rule.margin)
 
 

@@ -18,8 +18,7 @@ from collections.abc import Iterable
 class CastwiseError(Exception):
     """Base of all errors that castwise raises on purpose.
 
-    Attributes:
-        details: What a trial's process printed, the user's own traceback included; empty where there was none.
+    `details` is what a trial's process printed, the user's own traceback included; empty if there was none.
     """
 
     exit_code = 1
@@ -58,23 +57,15 @@ class EngineError(CastwiseError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
-    """Return the error for a name that no registry row has, with the nearest names.
+    """Return the error for a name that is not among the known ones of its kind ("precision"), with the nearest names.
 
-    Args:
-        kind: What was looked up, in the singular ("precision").
-        name: What the user wrote.
-        known: Every name that would have been accepted.
-        hint: What to do where no name is near.
+    The hint says what to do if no name is near.
     """
     names = list(known)
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     near += [candidate for candidate in names if candidate.startswith(name.lower() + "-") and candidate not in near]
     if near:
-        return UsageError(f"No {kind} named '{name}'. Did you mean {_either(near[:3])}?")
+        *others, last = near[:3]
+        either = f"{', '.join(others)} or {last}" if others else last
+        return UsageError(f"No {kind} named '{name}'. Did you mean {either}?")
     return UsageError(f"No {kind} named '{name}'. {hint or 'Known: ' + ', '.join(names) + '.'}")
-
-
-def _either(names: list[str]) -> str:
-    if len(names) == 1:
-        return names[0]
-    return ", ".join(names[:-1]) + " or " + names[-1]

@@ -1,5 +1,6 @@
 """What is to be pasted does what was measured; the frameworks take the words they are given."""
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -84,17 +85,18 @@ def pasted(row: Precision, clip: float | None, accumulate: int) -> list[Tensor]:
 
 @pytest.mark.parametrize(("clip", "accumulate"), [(None, 1), (NORM, 1), (None, 2), (NORM, 4)])
 @each_precision
-def test_the_lines_to_paste_do_what_was_measured(row: Precision, clip: float | None, accumulate: int) -> None:
+def test_pytorch_code_gives_the_measured_weights(row: Precision, clip: float | None, accumulate: int) -> None:
     with numeric_state(row):
         ours, theirs = measured(row, clip, accumulate), pasted(row, clip, accumulate)
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(other, own, rtol=1e-3, atol=1e-4)
 
 
-def test_without_facts_the_lines_are_the_precisions_own() -> None:
+def test_pytorch_code_without_facts() -> None:
     for row in PRECISIONS:
         assert pytorch_code(row, "cuda") == row.code.replace("{device!r}", '"cuda"')
         assert pytorch_code(row, "cuda", facts()) == pytorch_code(row, "cuda")
+        ast.parse(pytorch_code(row, "cuda"))
 
 
 def code_of(precision: str, framework: str, known: Facts | None = None, device_type: str = "cuda") -> str:
@@ -102,7 +104,7 @@ def code_of(precision: str, framework: str, known: Facts | None = None, device_t
     return next(snippet.code for snippet in snippets if snippet.framework == framework)
 
 
-def test_on_a_cpu_frameworks_are_told_so_and_none_takes_another_precision_in_silence() -> None:
+def test_framework_snippets_on_a_cpu() -> None:
     assert code_of("bf16-mixed", "Lightning", None, "cpu") == 'Trainer(accelerator="cpu", precision="bf16-mixed")'
     assert code_of("bf16-mixed", "Accelerate", None, "cpu").endswith('Accelerator(cpu=True, mixed_precision="bf16")')
     line = code_of("bf16-mixed", "transformers", None, "cpu")
@@ -112,7 +114,7 @@ def test_on_a_cpu_frameworks_are_told_so_and_none_takes_another_precision_in_sil
     assert eval(line, {"TrainingArguments": arguments}).bf16
 
 
-def test_clipping_and_accumulation_are_set_too() -> None:
+def test_framework_snippets_clip_and_accumulate() -> None:
     known = facts(1.5, 4)
     assert code_of("bf16-mixed", "Lightning", known) == (
         'Trainer(precision="bf16-mixed", gradient_clip_val=1.5, accumulate_grad_batches=4)'
@@ -136,7 +138,7 @@ RUNS: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("precision", "framework"), RUNS)
-def test_the_frameworks_take_these_words(precision: str, framework: str, tmp_path: Any) -> None:
+def test_framework_snippets_run(precision: str, framework: str, tmp_path: Any) -> None:
     names: dict[str, Any] = {"torch": torch, "model": nn.Linear(2, 2)}
     code = code_of(precision, framework, facts(1.0, 2 if framework != "Lightning" else 1))
     if framework == "Lightning":
@@ -171,7 +173,7 @@ def _arguments(transformers: Any, folder: str) -> Callable[..., Any]:
     return lambda **words: transformers.TrainingArguments(output_dir=folder, use_cpu=True, **words)
 
 
-def test_advice_comes_with_all_of_them() -> None:
+def test_advice_has_framework_snippets() -> None:
     times = {"fp32": 0.3, "bf16-mixed": 0.1}
     trials = [fake_trial(fake_spec(name), step_seconds=(seconds,)) for name, seconds in times.items()]
     (advice,) = recommend(compare(trials))

@@ -22,20 +22,41 @@ def counted(*joules: float | None) -> Trial:
     return watched(*(fake_reading(energy_joules=each, power_watts=500.0, seconds=0.1) for each in joules))
 
 
-def test_the_counter_s_energy_over_all_units() -> None:
-    energy = energy_of(counted(256.0, 512.0))
+@pytest.mark.parametrize(
+    ("trial", "joules", "watts", "source"),
+    [
+        (counted(256.0, 512.0), 1.5, 3840.0, "counter"),
+        # A counter that stood still in one block: power is taken for all.
+        (counted(256.0, None, 512.0), 50.0 / 256, 500.0, "power × time"),
+        (watched(fake_reading(energy_joules=256.0, seconds=0.1), units_per_sample=35), 1 / 35, 2560.0, "counter"),
+        # A reading that lasts longer than the steps in it: their share counts.
+        (watched(*[fake_reading(energy_joules=320.0, seconds=0.125)] * 3), 1.0, 2560.0, "counter"),
+    ],
+)
+def test_energy_of_blocks(trial: Trial, joules: float, watts: float, source: str) -> None:
+    energy = energy_of(trial)
     assert energy is not None
-    assert (energy.joules_per_unit, energy.source) == (1.5, "counter")
-    assert energy.power_watts == pytest.approx(3840.0)
-    assert (energy.low, energy.high) == (None, None)
-    tokens = watched(fake_reading(energy_joules=256.0, seconds=0.1), units_per_sample=35)
-    assert joules_per_unit(tokens) == pytest.approx(1 / 35)
+    assert energy.joules_per_unit == joules_per_unit(trial) == pytest.approx(joules)
+    assert energy.power_watts == pytest.approx(watts)
+    assert energy.source == source
 
 
-def test_where_the_counter_stood_still_in_a_block_power_is_taken_for_all() -> None:
-    energy = energy_of(counted(256.0, None, 512.0))
+def test_the_interval_is_students() -> None:
+    energy = energy_of(counted(256.0, 512.0, 768.0))
     assert energy is not None
-    assert (energy.joules_per_unit, energy.source) == (50.0 / 256, "power × time")
+    low, high = scipy.stats.t.interval(0.95, 2, loc=2.0, scale=1 / 3**0.5)
+    assert (energy.low, energy.high) == (pytest.approx(low, abs=0.03), pytest.approx(high, abs=0.03))
+    two = energy_of(counted(256.0, 512.0))
+    assert two is not None
+    assert (two.low, two.high) == (None, None)
+
+
+def test_power_of_interleaved_short_blocks_is_unknown() -> None:
+    alone = counted(256.0, 512.0)
+    interleaved = alone.model_copy(update={"session_id": "s"})
+    assert joules_per_unit(interleaved) is power_watts(interleaved) is None
+    long = tuple(fake_reading(seconds=2.0, energy_joules=20 * joules) for joules in (256.0, 512.0))
+    assert joules_per_unit(interleaved.model_copy(update={"readings": long})) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(
@@ -48,18 +69,11 @@ def test_where_the_counter_stood_still_in_a_block_power_is_taken_for_all() -> No
         watched(TelemetrySummary(seconds=0.0)),
     ],
 )
-def test_without_readings_there_is_no_energy(trial: Trial) -> None:
+def test_no_energy_without_readings(trial: Trial) -> None:
     assert energy_of(trial) is joules_per_unit(trial) is None
 
 
-def test_the_interval_is_student_s() -> None:
-    energy = energy_of(counted(256.0, 512.0, 768.0))
-    assert energy is not None
-    low, high = scipy.stats.t.interval(0.95, 2, loc=2.0, scale=1 / 3**0.5)
-    assert (energy.low, energy.high) == (pytest.approx(low, abs=0.03), pytest.approx(high, abs=0.03))
-
-
-def test_power_is_weighed_by_time() -> None:
+def test_power_is_weighted_by_time() -> None:
     trial = watched(fake_reading(power_watts=100.0, seconds=3.0), fake_reading(power_watts=500.0, seconds=1.0))
     assert power_watts(trial) == 200.0
     assert power_watts(fake_trial()) is None
@@ -89,12 +103,24 @@ def test_an_epoch_that_an_earlier_process_ran_is_left_out() -> None:
     assert joules_per_unit(trial) == 0.5
 
 
-def test_of_data_parallel_gpus_the_first_has_its_share_of_the_samples() -> None:
-    trial = epochs(1000, parallelism="dp", world_size=4)
-    assert joules_per_unit(trial.model_copy(update={"readings": (fake_reading(energy_joules=500.0),)})) == 2.0
+@pytest.mark.parametrize(
+    ("samples", "parallelism", "num_gpus", "joules", "expected"),
+    [
+        (1000, "dp", 1, 500.0, 2.0),  # read of the first GPU alone: a quarter of the samples
+        (4000, "dp", 4, 6000.0, 1.5),
+        (1000, "ddp", 4, 6000.0, 1.5),  # a rank has a quarter of the samples
+    ],
+)
+def test_energy_of_epochs_on_four_gpus(
+    samples: int, parallelism: str, num_gpus: int, joules: float, expected: float
+) -> None:
+    readings = (fake_reading(energy_joules=joules, num_gpus=num_gpus),)
+    trial = epochs(samples, parallelism=parallelism, world_size=4).model_copy(update={"readings": readings})
+    assert joules_per_unit(trial) == pytest.approx(expected)
+    assert gpus_read(trial) == num_gpus
 
 
-def test_an_epoch_s_cost_by_energy_and_by_time() -> None:
+def test_cost_of_an_epoch() -> None:
     # 2560 samples a second, 1 J each.
     cost = cost_of(counted(256.0, 256.0), 3_600_000, Prices(per_kwh=0.3, per_gpu_hour=2.0))
     assert cost is not None
@@ -102,25 +128,17 @@ def test_an_epoch_s_cost_by_energy_and_by_time() -> None:
     assert cost.energy_cost == pytest.approx(0.3)
     assert cost.seconds == pytest.approx(3_600_000 / 2560)
     assert cost.gpu_hour_cost == pytest.approx(2.0 * 1000 / 2560)
-
-
-def test_of_several_gpus_all_are_paid_for() -> None:
-    one = counted(256.0)
     two = watched(fake_reading(energy_joules=256.0, seconds=0.1), world_size=2, parallelism="ddp")
-    prices = Prices(per_kwh=0.3, per_gpu_hour=2.0)
-    alone, both = cost_of(one, 10_000, prices), cost_of(two, 10_000, prices)
-    assert alone is not None
+    both = cost_of(two, 3_600_000, Prices(per_kwh=0.3, per_gpu_hour=2.0))
     assert both is not None
-    assert both.seconds == alone.seconds / 2
-    assert both.joules == alone.joules
-    assert both.gpu_hour_cost == pytest.approx(alone.gpu_hour_cost)
+    assert (both.seconds, both.joules) == (cost.seconds / 2, cost.joules)
+    assert both.gpu_hour_cost == pytest.approx(cost.gpu_hour_cost), "all GPUs are paid for"
 
 
-def test_what_cannot_be_reckoned_is_none() -> None:
+def test_unknown_costs_are_none() -> None:
     unwatched = cost_of(fake_trial(), 100, Prices(per_kwh=0.3, per_gpu_hour=2.0))
     assert unwatched is not None
     assert (unwatched.joules, unwatched.energy_cost) == (None, None)
-    assert unwatched.gpu_hour_cost is not None
     on_cpu = fake_trial(fake_spec(device="cpu"), environment=fake_environment(None))
     cpu_cost = cost_of(on_cpu, 100, Prices(per_gpu_hour=2.0))
     assert cpu_cost is not None
@@ -129,30 +147,12 @@ def test_what_cannot_be_reckoned_is_none() -> None:
 
 
 @pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf")])
-def test_a_price_that_is_none_is_refused(price: float) -> None:
+def test_impossible_prices_are_refused(price: float) -> None:
     with pytest.raises(UsageError, match="per kWh is impossible"):
         Prices(per_kwh=price).check()
-    with pytest.raises(UsageError, match="per GPU hour is impossible"):
-        Prices(per_gpu_hour=price).check()
     Prices(0.0, 0.0).check()
     assert Prices(per_kwh=0.0)
     assert not Prices()
-
-
-def test_short_turns_among_others_tell_no_energy() -> None:
-    alone = counted(256.0, 512.0)
-    assert joules_per_unit(alone.model_copy(update={"session_id": "s"})) is None
-    assert power_watts(alone.model_copy(update={"session_id": "s"})) is None
-    long = tuple(fake_reading(seconds=2.0, energy_joules=20 * joules) for joules in (256.0, 512.0))
-    assert joules_per_unit(alone.model_copy(update={"session_id": "s", "readings": long})) == pytest.approx(1.5)
-
-
-def test_of_a_block_s_reading_only_the_share_of_its_steps_counts() -> None:
-    """The counter ticks ten times a second: a block of 0.1 s has the ticks of the time that it was watched for."""
-    energy = energy_of(watched(*[fake_reading(energy_joules=320.0, seconds=0.125)] * 3))
-    assert energy is not None
-    assert energy.joules_per_unit == pytest.approx(1.0)
-    assert energy.power_watts == pytest.approx(2560.0)
 
 
 def metered(**changes: object) -> Trial:
@@ -162,22 +162,23 @@ def metered(**changes: object) -> Trial:
     )
 
 
-def test_a_stretch_of_steps_tells_more_than_blocks() -> None:
+def test_energy_of_sustained_steps_goes_before_that_of_blocks() -> None:
     energy = energy_of(metered())
     assert energy is not None
     assert energy.source == "sustained counter"
     assert energy.power_watts == power_watts(metered()) == 500.0
     assert energy.joules_per_unit == joules_per_unit(metered()) == pytest.approx(500.0 * 0.2 / 256), "of its own steps"
-    unknown = metered(step_seconds=0.0)
-    assert joules_per_unit(unknown) == pytest.approx(500.0 * 0.1 / 256)
     assert energy.low == pytest.approx(energy.joules_per_unit * (1 - 0.0155))
     assert energy.high == pytest.approx(energy.joules_per_unit * (1 + 0.0155))
-
-
-def test_a_stretch_without_ticks_tells_nothing() -> None:
-    energy = energy_of(metered(joules=0.0, seconds=0.0, missing="the driver's counter ticked 1 times in 0.1 s"))
-    assert energy is not None
-    assert energy.source == "counter"
+    assert joules_per_unit(metered(step_seconds=0.0)) == pytest.approx(500.0 * 0.1 / 256)
+    assert joules_per_unit(on_four(metered())) == joules_per_unit(metered()), "in older records, of the first GPU alone"
+    four = on_four(metered(joules=2000.0, num_gpus=4))
+    assert joules_per_unit(four) == pytest.approx(joules_per_unit(metered()))
+    assert (power_watts(four), gpus_read(four)) == (500.0, 4)
+    without_ticks = energy_of(metered(joules=0.0, seconds=0.0, missing="the counter ticked once in 0.1 s"))
+    assert without_ticks is not None
+    assert without_ticks.source == "counter"
+    assert gpus_read(fake_trial()) is None
 
 
 def on_four(trial: Trial, parallelism: str = "ddp") -> Trial:
@@ -205,28 +206,3 @@ def _of_four(reading: TelemetrySummary) -> TelemetrySummary:
     joules, watts = reading.energy_joules, reading.power_watts or 0.0
     update = {"num_gpus": 4, "energy_joules": None if joules is None else 4 * joules, "power_watts": 4 * watts}
     return reading.model_copy(update=update)
-
-
-def test_a_stretch_of_all_gpus_is_not_scaled_again() -> None:
-    assert joules_per_unit(on_four(metered())) == joules_per_unit(metered()), "in older records, of the first GPU alone"
-    four = on_four(metered(joules=2000.0, num_gpus=4))
-    assert joules_per_unit(four) == pytest.approx(joules_per_unit(metered()))
-    assert power_watts(four) == 500.0
-
-
-@pytest.mark.parametrize("parallelism", ["ddp", "dp"])
-def test_epochs_of_all_gpus_have_the_samples_of_all(parallelism: str) -> None:
-    # A rank trains on a quarter; DataParallel's one process on all.
-    trial = epochs(1000 if parallelism == "ddp" else 4000, parallelism=parallelism, world_size=4)
-    reading = fake_reading(energy_joules=6000.0, num_gpus=4)
-    assert joules_per_unit(trial.model_copy(update={"readings": (reading,)})) == pytest.approx(1.5)
-
-
-def test_of_how_many_gpus_energy_was_read() -> None:
-    two = {"world_size": 2, "parallelism": "ddp"}
-    assert gpus_read(watched(fake_reading(), fake_reading(), **two)) == 1
-    assert gpus_read(watched(fake_reading(num_gpus=2), fake_reading(num_gpus=2), **two)) == 2
-    sustained = EnergyMeasurement(joules=100.0, seconds=1.0, late_seconds=0.005, num_gpus=2)
-    metered = watched(fake_reading(), **two).model_copy(update={"energy_measurement": sustained})
-    assert gpus_read(metered) == 2, "the stretch is what energy comes from"
-    assert gpus_read(fake_trial()) is None

@@ -45,17 +45,6 @@ def test_a_speedup_is_baseline_time_over_candidate_time() -> None:
     assert compare([]) == []
 
 
-def test_a_row_holds_the_trials_figures() -> None:
-    (row,) = compare([fake_trial(step_seconds=(0.5,) * 4, losses=(4.0, 3.0, 2.0, 1.0), skipped=2)])
-    assert row.throughput == pytest.approx(512)
-    assert row.step_seconds == 0.5
-    assert row.spread == 0
-    assert row.peak_allocated_bytes == 2**30
-    assert row.peak_reserved_bytes is None
-    assert (row.final_loss, row.final_step) == (1.0, 5 + 4)
-    assert row.skipped_steps == 2
-
-
 @pytest.mark.parametrize("name", list(CHANGES))
 def test_only_like_is_compared_with_like(name: str) -> None:
     assert set(CHANGES) == set(TrialSpec.model_fields), "a new field needs a value in CHANGES"
@@ -66,7 +55,7 @@ def test_only_like_is_compared_with_like(name: str) -> None:
     assert (row.memory_ratio is not None) == (name in COMPARED)
 
 
-@pytest.mark.parametrize("status", ["oom", "timeout", "crashed", "diverged", "unsupported"])
+@pytest.mark.parametrize("status", ["oom", "diverged"])
 def test_a_baseline_that_did_not_end_well_gives_no_ratios(status: str) -> None:
     baseline = trial("fp32", 0.3).model_copy(update={"status": status})
     row = compare([baseline, trial("bf16-mixed", 0.1)])[1]
@@ -95,7 +84,7 @@ def test_the_first_of_several_baselines_counts() -> None:
     assert [row.speedup for row in rows] == [pytest.approx(1), pytest.approx(0.5), pytest.approx(3)]
 
 
-def test_scaling_efficiency_is_throughput_over_that_of_as_many_gpus_alone() -> None:
+def test_scaling_efficiency() -> None:
     two = {"world_size": 2, "parallelism": "ddp"}
     rows = compare(
         [
@@ -111,7 +100,7 @@ def test_scaling_efficiency_is_throughput_over_that_of_as_many_gpus_alone() -> N
     assert rows[1].speedup is None
 
 
-def test_what_one_gpu_has_nothing_to_do_for_is_not_looked_for_there() -> None:
+def test_scaling_efficiency_ignores_techniques_for_several_gpus() -> None:
     loop, two = ("compile", "cuda-graph"), {"world_size": 2, "parallelism": "ddp"}
     rows = compare(
         [
@@ -124,13 +113,13 @@ def test_what_one_gpu_has_nothing_to_do_for_is_not_looked_for_there() -> None:
 
 
 @pytest.mark.parametrize("change", [{"batch_size": 8}, {"precision": "fp32"}, {"seed": 1}, {"loss_scale": "128"}])
-def test_only_the_same_cell_on_one_gpu_says_how_well_it_scales(change: dict[str, object]) -> None:
+def test_scaling_efficiency_needs_the_same_configuration_on_one_gpu(change: dict[str, object]) -> None:
     alone = fake_trial(fake_spec("bf16-mixed").model_copy(update=change))
     spread = fake_trial(fake_spec("bf16-mixed", world_size=2, parallelism="ddp"))
     assert compare([alone, spread])[1].scaling_efficiency is None
 
 
-def test_what_techniques_bought_is_over_the_same_cell_in_the_plain_loop() -> None:
+def test_loop_speedup() -> None:
     graph = {"techniques": ("cuda-graph",)}
     rows = compare(
         [

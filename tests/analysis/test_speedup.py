@@ -39,7 +39,7 @@ def rows_of(trials: list[Trial]) -> tuple[Row, Row]:
     return first, second
 
 
-def test_each_sitting_gives_one_ratio() -> None:
+def test_each_session_gives_one_ratio() -> None:
     trials = rounds((0.3, 0.1), (0.3, 0.1), (0.3, 0.1), drift=1.5)
     found = speedup_estimate(trials[::2], trials[1::2])
     assert found is not None
@@ -47,7 +47,7 @@ def test_each_sitting_gives_one_ratio() -> None:
     assert found.half_width == pytest.approx(0, abs=1e-9), "drift falls on both alike"
 
 
-def test_the_turns_of_one_sitting_have_an_interval_of_their_own() -> None:
+def test_the_blocks_of_one_session_have_an_interval() -> None:
     before, after = timed("fp32", "s", 0.3, 0.31, 0.29, 0.3, 0.3), timed("bf16-mixed", "s", 0.1, 0.1, 0.1, 0.1, 0.1)
     found = session_speedup_estimate([before], [after])
     assert found is not None
@@ -61,7 +61,7 @@ def test_the_turns_of_one_sitting_have_an_interval_of_their_own() -> None:
     assert newest.value == pytest.approx(2), "of the last session they share"
 
 
-def test_a_rate_is_the_units_of_a_step_over_its_seconds_and_its_fastest_end_is_the_step_s_shortest() -> None:
+def test_a_rate_is_the_units_of_a_step_over_its_seconds() -> None:
     trials = [timed("fp32", f"s{number}", seconds) for number, seconds in enumerate((0.1, 0.125))]
     step = step_estimate(trials)
     found = rate_estimate(trials, step)
@@ -72,30 +72,23 @@ def test_a_rate_is_the_units_of_a_step_over_its_seconds_and_its_fastest_end_is_t
     assert (found.low, found.high) == (pytest.approx(units / step.high), pytest.approx(units / step.low))
     assert found.low < found.value < found.high
     assert rate_estimate(trials, None) is rate_estimate([], None) is None
+    assert step_estimate([timed("fp32", None, status="oom")]) is None
+    assert speedup_estimate([], trials) is None
 
 
-def test_without_a_common_sitting_drift_is_in_the_interval() -> None:
-    alone = [trial.model_copy(update={"session_id": None}) for trial in rounds((0.3, 0.1), (0.33, 0.1), (0.3, 0.11))]
-    found = speedup_estimate(alone[::2], alone[1::2])
-    assert found is not None
-    assert found.value == pytest.approx(3, rel=0.02)
-    assert found.n == 3
-    assert 0.1 < found.half_width < 0.5
-
-
-def test_one_common_sitting_is_not_all_that_is_known_of_cells_that_were_measured_apart() -> None:
+def test_one_common_session_of_several_gives_an_unpaired_ratio() -> None:
     trials = rounds((0.3, 0.1), (0.33, 0.1), (0.3, 0.11))
     trials = [*trials[:2], *(trial.model_copy(update={"session_id": None}) for trial in trials[2:])]
     found = speedup_estimate(trials[::2], trials[1::2])
     assert found is not None
-    assert found.n == 3
-    assert 0.1 < found.half_width < 0.5
+    assert (found.value, found.n) == (pytest.approx(3, rel=0.02), 3)
+    assert 0.1 < found.half_width < 0.5, "the drift between sessions is in the interval"
     once = speedup_estimate(trials[:1], trials[1:2])
     assert once is not None
     assert (once.value, once.n) == (pytest.approx(3), 1)
 
 
-def test_unpaired_interval_is_welch_s() -> None:
+def test_unpaired_interval_is_welchs() -> None:
     from scipy.stats import ttest_ind
 
     before, after = [0.30, 0.32, 0.31, 0.33], [0.10, 0.11, 0.10]
@@ -109,7 +102,7 @@ def test_unpaired_interval_is_welch_s() -> None:
     assert (found.low, found.high) == (pytest.approx(math.exp(expected.low)), pytest.approx(math.exp(expected.high)))
 
 
-def test_a_cell_is_one_row_however_many_processes() -> None:
+def test_a_configuration_is_one_row_over_all_processes() -> None:
     base, mixed = rows_of(rounds((0.30, 0.10), (0.31, 0.10), (0.32, 0.11)))
     assert len(base.trials) == len(mixed.trials) == 3
     assert base.step_seconds == pytest.approx((0.30 * 0.31 * 0.32) ** (1 / 3))
@@ -132,24 +125,16 @@ def test_verdicts_of_rows(after: tuple[float, ...], kind: str) -> None:
     assert any("inconclusive" in line for line in remarks(rows)) == (kind == "inconclusive")
 
 
-def test_a_wider_margin_makes_the_same_of_more() -> None:
-    trials = rounds((0.3, 0.31), (0.3, 0.3102), (0.3, 0.3098))
-    assert [row.verdict.kind for row in compare(trials, margin=0.05) if row.verdict] == ["same"]
-
-
 @pytest.mark.parametrize(
     ("other", "words"),
     [
         (fake_trial(fake_spec("bf16-mixed", batch_size=128)), "another batch size"),
-        (fake_trial(fake_spec("bf16-mixed", seed=3)), "another seed"),
         (fake_trial(fake_spec("bf16-mixed", workload="dpn92")), "another workload"),
-        (fake_trial(fake_spec("bf16-mixed"), environment=fake_environment(gpu="another")), "another device name"),
         (fake_trial(fake_spec("bf16-mixed"), environment=fake_environment(driver="another")), "another driver"),
-        (fake_trial(fake_spec("bf16-mixed"), environment=fake_environment(torch="another")), "another torch"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_differs_in_more_than_precision_is_not_compared(other: Trial, words: str) -> None:
+def test_incomparable_configurations_have_a_reason(other: Trial, words: str) -> None:
     (_, row) = compare([fake_trial(fake_spec("fp32", protocol=MeasurementProtocol(timeout_seconds=5.0))), other])
     assert row.speedup is None
     assert row.verdict is not None
@@ -167,12 +152,7 @@ def test_a_process_that_failed_shows_in_its_row() -> None:
     assert row.speedup == pytest.approx(3)
 
 
-def test_nothing_timed_gives_nothing() -> None:
-    assert step_estimate([timed("fp32", None, status="oom")]) is None
-    assert speedup_estimate([], rounds((0.3, 0.1))) is None
-
-
-def test_what_a_comparison_key_leaves_out() -> None:
+def test_comparison_key() -> None:
     first, other = fake_trial(fake_spec(batch_size=8)), fake_trial(fake_spec(batch_size=32, techniques=("compile",)))
     assert comparison_key(first, "batch_size", "techniques") == comparison_key(other, "batch_size", "techniques")
     assert comparison_key(first, "batch_size") != comparison_key(other, "batch_size")

@@ -1,4 +1,4 @@
-"""Figures of training runs, computed by hand beside."""
+"""Figures of training runs, compared with values computed by hand."""
 
 import math
 from typing import Any
@@ -49,6 +49,9 @@ def test_a_whole_run_by_hand() -> None:
     assert figures.throughput == pytest.approx(200 / 20)
     assert training_metrics.data_share(figures.trial) == pytest.approx(4 / 18), "the first step is left out"
     assert figures.speedup == 1.0
+    words, rank = fake_facts(units_per_sample=35), figures.trial.ranks[0]
+    on_two = figures.trial.model_copy(update={"facts": words, "ranks": (rank, rank)})
+    assert training_metrics.throughput(on_two) == pytest.approx(2 * 35 * 200 / 20)
 
 
 def test_the_share_of_the_first_step_by_hand() -> None:
@@ -69,9 +72,7 @@ def test_the_share_of_the_first_step_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("reads_loss", "share"), [(False, None), (True, 4 / 18)])
-def test_a_record_that_counts_the_copy_as_waiting_says_so_only_where_nothing_is_in_flight(
-    reads_loss: bool, share: float | None
-) -> None:
+def test_data_share_of_older_records(reads_loss: bool, share: float | None) -> None:
     older = [each.model_copy(update={"placing_seconds": None}) for each in WHOLE]
     trial = run("fp32", *older, recipe={"read_loss_every_step": reads_loss})
     assert training_metrics.data_share(trial) == (None if share is None else pytest.approx(share))
@@ -81,7 +82,7 @@ def test_a_record_that_counts_the_copy_as_waiting_says_so_only_where_nothing_is_
     assert split.total == 28.0
 
 
-def test_the_speed_up_of_whole_runs_is_that_of_their_wall_times() -> None:
+def test_speedup_of_whole_runs_is_the_ratio_of_wall_times() -> None:
     fast = run("fp16-mixed", epoch(4.0, validation_seconds=4.0), epoch(4.0, validation_seconds=4.0))
     _, figures = training_metrics.runs([run("fp32", *WHOLE), fast])
     assert figures.speedup == pytest.approx(28 / 16)
@@ -89,7 +90,7 @@ def test_the_speed_up_of_whole_runs_is_that_of_their_wall_times() -> None:
 
 
 @pytest.mark.parametrize("which", ["both", "baseline", "run"])
-def test_of_a_run_cut_short_it_is_that_of_throughputs(which: str) -> None:
+def test_speedup_of_a_shortened_run_is_the_ratio_of_throughputs(which: str) -> None:
     slow = (*WHOLE,) if which == "run" else (epoch(30.0, validation_seconds=4.0),)
     fast = (epoch(4.0), epoch(4.0)) if which == "baseline" else (epoch(6.0, shortened=True, num_samples=60),)
     expected = {"both": 30 / 6, "baseline": 30 / 4, "run": 20 / 6 / 2}[which]
@@ -125,14 +126,6 @@ def test_a_run_that_ended_before_anything_counted_counts_all() -> None:
     assert training_metrics.throughput(in_first_batches) == pytest.approx(10.0)
 
 
-def test_units_and_ranks_are_counted() -> None:
-    trial = run("fp32", epoch(10.0), epoch(10.0))
-    facts, rank = fake_facts(units_per_sample=35), trial.ranks[0]
-    assert training_metrics.throughput(
-        trial.model_copy(update={"facts": facts, "ranks": (rank, rank)})
-    ) == pytest.approx(700.0)
-
-
 def test_without_epochs_nothing_is_known() -> None:
     failed = fake_trial(fake_training(), status="oom", step_seconds=())
     (figures,) = training_metrics.runs([failed])
@@ -144,7 +137,7 @@ def test_without_epochs_nothing_is_known() -> None:
     )
 
 
-def test_the_baseline_has_the_same_batch_seed_and_recipe_but_not_the_same_rates() -> None:
+def test_baselines_of_runs_may_have_other_learning_rates() -> None:
     def speedup(baseline: dict[str, Any], own: dict[str, Any]) -> float | None:
         figures = training_metrics.runs(
             [run("fp32", epoch(4.0), epoch(4.0), **baseline), run("tf32", epoch(2.0), epoch(2.0), **own)]
@@ -160,9 +153,6 @@ def test_the_baseline_has_the_same_batch_seed_and_recipe_but_not_the_same_rates(
         assert speedup(other, {}) is None
     assert speedup({"status": "diverged"}, {}) is None, "a baseline has to end well"
     assert speedup({}, {"status": "diverged"}) == 2.0
-
-
-def test_another_machine_s_baseline_is_none() -> None:
     there = run("fp32", *WHOLE).model_copy(update={"environment": fake_environment(host="elsewhere")})
     assert training_metrics.runs([there, run("tf32", *WHOLE)])[1].speedup is None
 
@@ -181,7 +171,7 @@ def test_scaling_efficiency_is_over_as_many_single_gpus() -> None:
     assert training_metrics.runs([alone, reduced])[1].efficiency == pytest.approx(0.8)
 
 
-def test_the_best_accuracy_is_that_of_the_lowest_validation_loss() -> None:
+def test_best_accuracy_has_the_lowest_validation_loss() -> None:
     assert training_metrics.best_accuracy(judged((2.0, 0.5), (1.0, 0.6), (1.5, 0.7))) == 0.6
     assert training_metrics.best_accuracy(judged((math.nan, 0.9), (3.0, 0.2), (math.inf, 0.8))) == 0.2
     assert training_metrics.best_accuracy(judged((math.nan, 0.9))) is None
@@ -198,11 +188,7 @@ def test_perplexity(loss: float | None, accuracy: float | None, expected: float 
     assert found == (expected if expected is None else pytest.approx(expected))
 
 
-def test_perplexity_of_a_loss_that_is_no_number() -> None:
-    assert math.isnan(training_metrics.perplexity(epoch(1.0, validation_loss=math.nan)) or 0.0)
-
-
-def test_several_seeds_give_the_median_and_the_odd_one_out_is_left_out() -> None:
+def test_several_seeds_give_the_median_speedup() -> None:
     def pair(slow: float, fast: float) -> tuple[Trial, Trial]:
         return run("fp32", epoch(slow), epoch(slow)), run("tf32", epoch(fast), epoch(fast))
 
@@ -212,16 +198,13 @@ def test_several_seeds_give_the_median_and_the_odd_one_out_is_left_out() -> None
     assert training_metrics.median([]) is None
 
 
-def test_memory_is_that_of_the_fullest_rank() -> None:
-    trial = run("fp32", *WHOLE)
+def test_peaks_and_skipped_steps_over_all_ranks() -> None:
+    skipping = (epoch(1.0, skipped_steps=2), epoch(1.0, skipped_steps=3))
+    trial = run("fp16-mixed", *skipping)
     ranks = tuple(
-        RankSamples(epochs=WHOLE, peak_allocated_bytes=size, driver_used_bytes=2 * size, peak_reserved_bytes=None)
+        RankSamples(epochs=skipping, peak_allocated_bytes=size, driver_used_bytes=2 * size, peak_reserved_bytes=None)
         for size in (1, 3, 2)
     )
     (figures,) = training_metrics.runs([trial.model_copy(update={"ranks": ranks})])
+    assert figures.skipped_steps == 5
     assert (figures.peak_allocated_bytes, figures.driver_used_bytes, figures.peak_reserved_bytes) == (3, 6, None)
-
-
-def test_skipped_steps_add_up() -> None:
-    trial = run("fp16-mixed", epoch(1.0, skipped_steps=2), epoch(1.0, skipped_steps=3))
-    assert training_metrics.runs([trial])[0].skipped_steps == 5

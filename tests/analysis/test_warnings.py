@@ -117,21 +117,21 @@ def test_the_words_of_the_warnings(snapshot: SnapshotAssertion) -> None:
 
 
 @pytest.mark.parametrize("trial", SILENT)
-def test_what_is_no_cause_for_a_warning(trial: Trial) -> None:
+def test_no_warning(trial: Trial) -> None:
     assert warnings_of(trial) == []
 
 
 @pytest.mark.parametrize(
     "field", [name for name in TelemetrySummary.model_fields if name not in ("seconds", "missing")]
 )
-def test_what_is_missing_gives_no_warning(field: str) -> None:
+def test_missing_fields_give_no_warning(field: str) -> None:
     assert warnings_of(trial_with(fake_reading(**{field: TelemetrySummary.model_fields[field].default}))) == []
 
 
 @pytest.mark.parametrize(
     "trial", [sustained(0.0), sustained(0.0995), sustained(0.1004), sustained(0.105, (0.1, 0.102, 0.104, 0.106) * 2)]
 )
-def test_sustained_steps_within_the_noise_of_the_blocks_are_not_told(trial: Trial) -> None:
+def test_sustained_slowdown_within_the_noise_is_not_reported(trial: Trial) -> None:
     (warning,) = warnings_of(trial)
     assert "sustained" not in warning.seen
 
@@ -141,7 +141,7 @@ def test_a_throttled_clock_has_both_warnings() -> None:
     assert [each.name for each in found] == ["throttled", "clock-below-boost"]
 
 
-def test_a_remark_is_a_line_a_kind() -> None:
+def test_each_kind_of_warning_is_one_remark() -> None:
     off = trial_with(fake_reading(), persistence_mode=False)
     other = off.model_copy(update={"spec": off.spec.model_copy(update={"seed": 1})})
     (line,) = [line for line in remarks(compare([off, other])) if "persistence" in line]
@@ -150,7 +150,7 @@ def test_a_remark_is_a_line_a_kind() -> None:
     assert line.startswith("persistence-off: resnet50 fp32 batch 256")
 
 
-def test_of_many_trials_six_are_told_of_in_full_and_all_are_named() -> None:
+def test_a_remark_has_details_of_six_trials_and_names_all() -> None:
     off = trial_with(fake_reading(), persistence_mode=False)
     many = [off.model_copy(update={"spec": off.spec.model_copy(update={"batch_size": size})}) for size in range(1, 10)]
     (line,) = [line for line in remarks(compare([*many, trial_with(fake_reading())])) if "persistence" in line]
@@ -158,7 +158,7 @@ def test_of_many_trials_six_are_told_of_in_full_and_all_are_named() -> None:
     assert "and as well resnet50 fp32 batch 7, resnet50 fp32 batch 8, resnet50 fp32 batch 9; likely" in line
 
 
-def test_what_is_not_available_is_a_remark_once() -> None:
+def test_missing_telemetry_is_one_remark() -> None:
     note = "not available: gpu (no NVML)"
     trial = trial_with(fake_reading()).model_copy(update={"telemetry_note": note})
     assert remarks(compare([trial, trial])) == [f"telemetry {note}"]

@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import subprocess
@@ -7,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import fake_engine
 import pytest
 from conftest import CommandLine, Outcome
-from fake_engine import FAKE_DIGEST, PHASES, FakeEngine, Fault, fake_environment, fake_spec, fake_trial
+from fake_engine import FAKE_DIGEST, PHASES, FakeEngine, Fault, fake_environment, fake_trial
 from fake_gpu import UUID, FakeMonitor, fake_gpu_facts
 
 from castwise.cli import doctor
@@ -34,9 +32,6 @@ GOES_ON = "Interrupted. What was measured is in '{}'; the same command goes on f
         (("ok",), 0),
         (("ok", "oom", "unsupported"), 0),
         (("ok", "crashed"), 1),
-        (("timeout", "ok"), 1),
-        (("ok", "diverged"), 1),
-        (("oom",), 1),
         (("oom", "unsupported"), 1),
     ],
 )
@@ -48,7 +43,6 @@ def test_the_exit_code_says_whether_every_trial_has_its_answer(statuses: tuple[S
     ("kind", "status", "code"),
     [
         ("oom", "oom", 0),
-        ("unsupported", "unsupported", 0),
         ("crash", "crashed", 1),
         ("timeout", "timeout", 1),
         ("nan", "diverged", 1),
@@ -65,19 +59,6 @@ def test_a_fault_is_a_row_of_the_table_and_the_others_are_measured(
     assert sum(": ok (" in line for line in done.error_lines) == len(ALL) - 1
     assert "Traceback" not in done.out + done.err
     assert len(command.records()) == len(ALL)
-
-
-def test_the_same_command_again_does_only_what_is_missing(command: CommandLine) -> None:
-    first = command.run("resnet50", "--precision", "fp32,tf32")
-    second = command.run("resnet50")
-    assert second.engine.measured_precisions == [name for name in ALL if name not in ("fp32", "tf32")]
-    assert second.error_lines[0] == "2 of 8 trials are on record already; measuring 6."
-    third = command.run("resnet50")
-    assert third.engine.measured == []
-    assert third.error_lines == ["8 of 8 trials are on record already; measuring 0."]
-    assert (first.code, second.code, third.code) == (0, 0, 0)
-    assert third.out == second.out
-    assert len(command.records()) == 8
 
 
 def test_rounds_on_a_cpu_say_what_ends_them_and_how_many_are_on_record(command: CommandLine) -> None:
@@ -97,13 +78,15 @@ def test_rounds_on_a_cpu_say_what_ends_them_and_how_many_are_on_record(command: 
     assert run("--within", "50%").error_lines[:2] == [recorded, budget]
 
 
-def test_retry_and_again_say_what_they_measure(command: CommandLine) -> None:
+def test_retry_and_again_measure_recorded_trials(command: CommandLine) -> None:
     faults = {"tf32": Fault("crash"), "fp16-mixed": Fault("oom")}
-    assert command.run("resnet50", engine=FakeEngine(faults=faults)).code == 1
+    first = command.run("resnet50", engine=FakeEngine(faults=faults))
+    assert (first.code, "Traceback (fake)" in first.err) == (1, False)
     retried = command.run("resnet50", "--retry")
     assert (retried.code, retried.engine.measured_precisions) == (0, ["tf32"])
-    again = command.run("resnet50", "--again")
+    again = command.run("resnet50", "--again", "--verbose", engine=FakeEngine(faults=faults))
     assert again.engine.measured_precisions == ALL
+    assert "resnet50 tf32 batch 256 printed:\nTraceback (fake)\n" in again.err
     assert len(command.records()) == 8 + 1 + 8
 
 
@@ -120,13 +103,6 @@ def test_an_interrupt_leaves_what_was_measured_and_says_how_to_go_on(command: Co
     assert rest.engine.measured_precisions == ALL[2:]
 
 
-def test_an_interrupt_before_the_first_trial_is_no_traceback_either(command: CommandLine) -> None:
-    done = command.run("resnet50", engine=FakeEngine(faults={"#1": Fault("interrupt", "open")}))
-    assert (done.code, done.out) == (INTERRUPTED, "")
-    assert done.error_lines == [GOES_ON.format(command.results)]
-    assert command.records() == []
-
-
 def test_an_interrupt_of_again_does_not_promise_to_go_on_with_again(command: CommandLine) -> None:
     done = command.run("resnet50", "--again", engine=FakeEngine(faults={"#3": Fault("interrupt")}))
     assert done.code == INTERRUPTED
@@ -134,53 +110,15 @@ def test_an_interrupt_of_again_does_not_promise_to_go_on_with_again(command: Com
     assert command.run("resnet50").engine.measured_precisions == ALL[1:]
 
 
-NO_RECORDS = {
-    "damaged.json": b'{"spec": {"workl',
-    "alien.json": b'{"name": "something else"}',
-    "empty.json": b"",
-    "binary.json": bytes(range(256)),
-    "other-schema.json": fake_trial().model_dump_json().replace('"schema_version":1', '"schema_version":99').encode(),
-}
-
-
-@pytest.mark.parametrize("name", list(NO_RECORDS))
-def test_a_file_that_is_no_record_is_named_in_one_line_and_stays_as_it_is(command: CommandLine, name: str) -> None:
+def test_a_file_that_is_no_record_is_named_and_stays(command: CommandLine) -> None:
     command.run("resnet50", "--precision", "fp32")
     (record,) = command.records()
-    file = record.with_name(name)
-    file.write_bytes(NO_RECORDS[name])
+    file = record.with_name("alien.json")
+    file.write_text('{"name": "something else"}')
     done = command.run("resnet50", "--precision", "fp32,tf32")
-    assert done.code == 0
-    (line,) = [line for line in done.error_lines if name in line]
-    assert line.startswith(f"Left as it is: {file}: ")
-    assert ("schema 99" in line) == (name == "other-schema.json")
-    assert "Traceback" not in done.err
-    assert done.engine.measured_precisions == ["tf32"]
-    assert file.read_bytes() == NO_RECORDS[name]
-
-
-def test_a_record_that_was_damaged_is_measured_again_beside_it(command: CommandLine) -> None:
-    command.run("resnet50", "--precision", "fp32")
-    (record,) = command.records()
-    damaged = record.read_bytes()[:-100]
-    record.write_bytes(damaged)
-    done = command.run("resnet50", "--precision", "fp32")
-    assert done.engine.measured_precisions == ["fp32"]
-    assert record.read_bytes() == damaged
-    assert len(command.records()) == 2
-    third = command.run("resnet50", "--precision", "fp32")
-    assert third.engine.measured == []
-    assert f"Left as it is: {record}: " in third.err
-
-
-def test_a_folder_named_like_a_record_is_named_and_stays(command: CommandLine) -> None:
-    command.run("resnet50", "--precision", "fp32")
-    (record,) = command.records()
-    folder = record.with_name("x.json")
-    folder.mkdir()
-    done = command.run("resnet50", "--precision", "fp32")
-    assert f"Left as it is: {folder}: Is a directory" in done.error_lines
-    assert (done.code, folder.is_dir()) == (0, True)
+    assert (done.code, done.engine.measured_precisions) == (0, ["tf32"])
+    assert done.error_lines[0].startswith(f"Left as it is: {file}: ")
+    assert file.read_text() == '{"name": "something else"}'
 
 
 def test_a_disk_that_fills_up_is_exit_code_3_and_keeps_the_whole_records(
@@ -205,14 +143,6 @@ def test_a_disk_that_fills_up_is_exit_code_3_and_keeps_the_whole_records(
     assert len(command.records()) == 2
 
 
-def test_a_bare_run_on_a_cpu_notes_in_one_line_that_mnist_is_missing(command: CommandLine) -> None:
-    done = command.run(engine=FakeEngine(environment=fake_environment(None)))
-    assert done.code == 0
-    assert done.error_lines[0].startswith("Note: Synthetic images stand in for MNIST's: ")
-    assert done.error_lines[1].startswith("trial 1 of 4: mnist-cnn fp32 batch 512: ok")
-    assert "upper bound" in done.out
-
-
 def test_doctor_shows_the_machine_and_its_precisions(command: CommandLine) -> None:
     done = command("doctor", engine=FakeEngine(environment=fake_environment((7, 5))))
     assert (done.code, done.err) == (0, "")
@@ -226,7 +156,7 @@ def test_doctor_shows_the_machine_and_its_precisions(command: CommandLine) -> No
     assert command.records() == []
 
 
-def test_doctor_shows_every_gpu_and_a_cpu_where_there_is_none(command: CommandLine) -> None:
+def test_doctor_shows_every_gpu_or_the_cpu(command: CommandLine) -> None:
     two = FakeEngine(environment=fake_environment(num_gpus=2), devices=("cuda:1",))
     assert command("doctor", engine=two).out.count("This machine") == 2
     none = command("doctor", engine=FakeEngine(environment=fake_environment(None)))
@@ -235,44 +165,36 @@ def test_doctor_shows_every_gpu_and_a_cpu_where_there_is_none(command: CommandLi
     assert "impossible" in none.out
 
 
-def test_doctor_shows_what_the_driver_says(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monitor = FakeMonitor()
-    monkeypatch.setattr(doctor, "open_monitor", lambda uuid: monitor)
-    done = command("doctor", engine=FakeEngine(environment=fake_environment(gpu_uuid=UUID)))
-    lines = [" ".join(line.split()) for line in done.out.splitlines()]
-    assert {"power limit 700 W", "highest clock 1980 MHz", "persistence on"} <= set(lines)
+def test_doctor_shows_what_the_driver_says_and_what_it_hides(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def examine(**facts: object) -> tuple[set[str], FakeMonitor]:
+        monitor = FakeMonitor()
+        monkeypatch.setattr(monitor, "facts", lambda: fake_gpu_facts(**facts))
+        monkeypatch.setattr(doctor, "open_monitor", lambda uuid: monitor)
+        done = command("doctor", engine=FakeEngine(environment=fake_environment(gpu_uuid=UUID)))
+        return {" ".join(line.split()) for line in done.out.splitlines()}, monitor
+
+    lines, monitor = examine()
+    assert {"power limit 700 W", "highest clock 1980 MHz", "persistence on"} <= lines
     assert "ECC on, 0 uncorrected errors since the driver was loaded" in lines
     assert monitor.was_closed
+    lines, _ = examine(power_limit_watts=None, persistence_mode=False, missing={"power_limit_watts": "denied"})
+    assert {"power limit not available: denied", "persistence off (nvidia-smi -pm 1)"} <= lines
 
 
-def test_doctor_says_why_the_driver_says_nothing(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_why_the_driver_cannot_be_read(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(uuid: str) -> FakeMonitor:
         raise GpuUnreadableError("no NVML (fake)")
 
     monkeypatch.setattr(doctor, "open_monitor", refuse)
     done = command("doctor", engine=FakeEngine(environment=fake_environment(gpu_uuid=UUID)))
-    assert "not available: no NVML (fake)" in done.out
-    assert done.code == 0
+    assert (done.code, "not available: no NVML (fake)" in done.out) == (0, True)
 
 
-def test_doctor_says_which_facts_are_hidden(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden = fake_gpu_facts(power_limit_watts=None, persistence_mode=False, missing={"power_limit_watts": "denied"})
-    monitor = FakeMonitor()
-    monkeypatch.setattr(monitor, "facts", lambda: hidden)
-    monkeypatch.setattr(doctor, "open_monitor", lambda uuid: monitor)
-    done = command("doctor", engine=FakeEngine(environment=fake_environment(gpu_uuid=UUID)))
-    assert "not available: denied" in done.out
-    assert "off (nvidia-smi -pm 1)" in done.out
-
-
-def test_prices_add_a_line_on_what_an_epoch_costs(command: CommandLine) -> None:
+def test_a_price_adds_what_an_epoch_costs(command: CommandLine) -> None:
     done = command.run("resnet50", "--precision", "fp32", "--price-gpu-hour", "2.5")
-    assert done.code == 0
-    assert "a million samples cost" in done.out
-    assert "in GPU hours" in done.out
-    refused = command.run("resnet50", "--price-kwh", "-1")
-    assert (refused.code, refused.out) == (2, "")
-    assert "A price of -1 per kWh is impossible" in refused.err
+    assert (done.code, "in GPU hours" in done.out) == (0, True)
 
 
 @contextmanager
@@ -298,11 +220,10 @@ def running(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-@pytest.mark.parametrize("phase", ["set_up", "run_block"])
 def test_a_signal_stops_a_run_cleanly_and_the_next_completes_the_rest(
-    number: signal.Signals, phase: str, tmp_path: Path, command: CommandLine
+    number: signal.Signals, tmp_path: Path, command: CommandLine
 ) -> None:
-    with running(tmp_path / "results", faults=f"bf16-mixed=hang@{phase},tf32=oom") as process:
+    with running(tmp_path / "results", faults="bf16-mixed=hang@run_block,tf32=oom") as process:
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (INTERRUPTED, "")
@@ -361,14 +282,6 @@ def test_a_narrow_terminal_is_no_crash(command: CommandLine, monkeypatch: pytest
     assert "bf16-mixed" in done.out
 
 
-def test_records_hold_what_was_asked(command: CommandLine) -> None:
-    command.run("resnet50", "--precision", "fp32")
-    (record,) = command.records()
-    document = json.loads(record.read_text())
-    assert document["spec"]["workload"] == fake_spec().workload
-    assert document["environment"]["gpu"] == "Fake GPU"
-
-
 @pytest.fixture
 def train_me(tmp_path: Path) -> str:
     file = tmp_path / "train_me.py"
@@ -376,7 +289,7 @@ def train_me(tmp_path: Path) -> str:
     return f"{file}:build"
 
 
-def test_a_users_own_model_is_measured_in_every_precision(command: CommandLine, train_me: str) -> None:
+def test_a_user_model_is_measured_in_every_precision(command: CommandLine, train_me: str) -> None:
     done = command.run(train_me)
     assert done.code == 0
     assert done.engine.measured_precisions == ALL
@@ -390,51 +303,20 @@ def test_a_users_own_model_is_measured_in_every_precision(command: CommandLine, 
     assert "8 of 8 trials are on record already" in again.err
 
 
-def test_a_users_own_model_is_measured_anew_once_it_has_changed(
-    command: CommandLine, train_me: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command.run(train_me, "--precision", "fp32")
-    monkeypatch.setattr(fake_engine, "FAKE_DIGEST", "ba9876543210")
-    assert command.run(train_me, "--precision", "fp32").engine.measured_precisions == ["fp32"]
-
-
-def test_a_users_own_model_is_measured_in_rounds_too(command: CommandLine, train_me: str) -> None:
-    engine = FakeEngine(exclusive=False)
-    done = command.run(train_me, "--rounds", "3", "--precision", "fp32,bf16-mixed", engine=engine)
-    assert done.code == 0
-    assert "faster" in done.out
-
-
-def test_what_is_wrong_with_a_users_code_is_one_line_and_its_traceback_on_demand(
-    command: CommandLine, train_me: str
-) -> None:
+def test_an_error_of_a_users_code_is_one_line_and_its_traceback_on_demand(command: CommandLine, train_me: str) -> None:
     words = "ZeroDivisionError: division by zero (train_me.py:2, in build)"
     engine = FakeEngine(own=TrialFailedError("crashed", words, "Traceback …\n  their own lines", True))
     done = command.run(train_me, engine=engine)
     assert (done.code, done.out, done.error_lines) == (2, "", [f"castwise: {words}"])
-    told = command.run(train_me, "--verbose", engine=engine)
-    assert (told.code, told.out) == (2, "")
-    assert told.error_lines == ["Traceback …", "  their own lines", f"castwise: {words}"]
+    verbose = command.run(train_me, "--verbose", engine=engine)
+    assert (verbose.code, verbose.out) == (2, "")
+    assert verbose.error_lines == ["Traceback …", "  their own lines", f"castwise: {words}"]
     assert command.records() == []
 
 
-def test_a_mistake_that_shows_in_a_trial_ends_the_run_in_a_line(command: CommandLine, train_me: str) -> None:
+def test_a_refused_user_model_ends_the_run_in_one_line(command: CommandLine, train_me: str) -> None:
     engine = FakeEngine(faults={"tf32": Fault("refused")})
     done = command.run(train_me, engine=engine)
     assert (done.code, done.out) == (2, "")
     assert done.error_lines[-1] == "castwise: The loss has shape (4,): it must be a scalar (fake)"
     assert [record.name.split("-")[2] for record in command.records()] == ["fp32"]
-
-
-def test_what_failed_trials_printed_is_shown_on_demand(command: CommandLine) -> None:
-    engine = FakeEngine(faults={"tf32": Fault("crash")})
-    quiet = command.run("resnet50", engine=engine)
-    assert "Traceback (fake)" not in quiet.err
-    told = command.run("resnet50", "--verbose", "--again", engine=FakeEngine(faults={"tf32": Fault("crash")}))
-    assert told.error_lines[-2:] == ["resnet50 tf32 batch 256 printed:", "Traceback (fake)"]
-
-
-def test_a_file_that_is_not_there_is_no_reason_to_start_anything(command: CommandLine, tmp_path: Path) -> None:
-    done = command.run(f"{tmp_path}/none.py:build")
-    assert (done.code, done.out, done.engine.sessions) == (2, "", [])
-    assert "none.py' does not exist." in done.err

@@ -19,7 +19,7 @@ def test_the_starter_names_all_that_a_model_may_have(tmp_path: Path) -> None:
     assert all(len(line) <= 120 for line in text.splitlines())
 
 
-def test_what_is_commented_out_can_be_commented_in() -> None:
+def test_commented_lines_of_the_starter_are_code() -> None:
     lines = STARTER.format(file="x.py", function="build").splitlines()
     ast.parse("\n".join(line.replace('# "', '"', 1) for line in lines))
 

@@ -56,16 +56,12 @@ def test_an_unknown_keyword_is_a_type_error() -> None:
         ("workload", ["resnet18", "resnet50,dpn92"], ("resnet18", "resnet50", "dpn92")),
         ("precision", "fp32, tf32", ("fp32", "tf32")),
         ("batch_size", [4, "8,16"], (4, 8, 16)),
-        ("batch_size", 4, (4,)),
-        ("loss_scale", 0.5, ("0.5",)),
         ("loss_scale", ["dynamic", 128], ("dynamic", "128")),
         ("timeout_seconds", "2min", 120.0),
         ("timeout_seconds", 5, 5.0),
         ("within", "1%", 0.01),
-        ("within", 0.01, 0.01),
         ("rounds", "3", 3),
-        ("results", "here", Path("here")),
-        ("data", Path("there"), Path("there")),
+        ("data", "there", Path("there")),
     ],
 )
 def test_texts_and_values_are_understood(keyword: str, given: Any, meant: Any) -> None:
@@ -73,7 +69,7 @@ def test_texts_and_values_are_understood(keyword: str, given: Any, meant: Any) -
     assert getattr(parse_options(RunOptions, {keyword: given}), field) == meant
 
 
-def test_what_is_not_given_is_the_default() -> None:
+def test_options_that_are_not_given_have_defaults() -> None:
     assert parse_options(RunOptions, {"precision": None}) == RunOptions()
     assert next(option.default for option in options_of(RunOptions) if option.name == "results") == DEFAULT_RESULTS
 

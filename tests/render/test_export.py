@@ -5,7 +5,6 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from fake_records import every_kind, poisoned, steady
 
 from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
 from castwise.report.collection import Collection, collect
-from castwise.report.export.formats import FILE_FORMATS, TRACKER_FORMATS, to_csv, to_json, to_parquet
+from castwise.report.export.formats import to_csv, to_json, to_parquet
 from castwise.report.export.tables import LEVELS, flat_table
 from castwise.report.export.trackers import TrackedRun, tracked_runs
 
@@ -47,7 +46,7 @@ def test_each_level_has_a_row_for_each_of_its_things() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_values_are_of_their_column_s_kind(level: str) -> None:
+def test_values_have_the_kind_of_their_column(level: str) -> None:
     kinds: dict[str, tuple[type, ...]] = {"text": (str,), "integer": (int,), "number": (int, float), "truth": (bool,)}
     table = flat_table(level, COLLECTION, file_of)
     assert len({field.name for field in table.fields}) == len(table.fields)
@@ -89,7 +88,7 @@ def test_json_has_no_nan() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_parquet_reads_back_with_types_whatever_the_records_hold(level: str) -> None:
+def test_parquet_reads_back_with_types(level: str) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     table = parquet.read_table(io.BytesIO(to_parquet(flat_table(level, COLLECTION, file_of))))
     assert [_comparable(row) for row in table.to_pylist()] == [_comparable(row) for row in rows(level)]
@@ -112,7 +111,7 @@ def test_tracked_runs_have_names_of_their_own_and_rising_steps() -> None:
             assert [point.seconds for point in points] == sorted(point.seconds for point in points)
 
 
-def test_series_are_the_trial_s_own() -> None:
+def test_series_of_a_trial() -> None:
     (run,) = runs(collect([steady("fp32")]))
     assert [point.step for point in run.series["step_seconds"]] == list(range(1, 9))
     assert run.series["max_temperature_celsius"][-1].value == 57.0
@@ -158,44 +157,20 @@ def test_mlflow_reads_them(tmp_path: Path) -> None:
     assert {(run.info.run_name, run.info.status) for run in lost} == {("fp32", "FINISHED"), ("fp16-true", "FAILED")}
 
 
-def test_weights_and_biases_reads_them_and_nothing_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_biases_has_a_file_for_each_run_and_nothing_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb")
-    from wandb.proto import wandb_internal_pb2
-
     from castwise.report.export.trackers import write_wandb
 
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     assert write_wandb([run for run in runs() if run.group == "dpn92"], tmp_path) == 2
     files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-    assert len(files) == 2
-    names, steps = set(), 0
-    for path in files:
-        for data in _entries(path.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            if record.WhichOneof("record_type") == "run":
-                names.add(record.run.display_name)
-            steps += record.WhichOneof("record_type") == "history"
-    assert names == {"fp32", "fp16-true"}
-    assert steps == 12
-
-
-def _entries(content: bytes) -> Iterator[bytes]:
-    """Return the entries of a .wandb file: LevelDB's log format behind a header of seven bytes."""
-    assert content.startswith(b":W&B")
-    place, entry = 7, b""
-    while place + 7 <= len(content):
-        left = 32768 - place % 32768
-        if left < 7:
-            place += left
-            continue
-        length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
-        entry += content[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield entry
-            entry = b""
+    contents = [path.read_bytes() for path in files]
+    assert len(contents) == 2
+    assert all(content.count(b"step_seconds") >= 6 for content in contents)
+    assert [sum(name in content for content in contents) for name in (b"fp32", b"fp16-true")] == [1, 1]
 
 
 def test_hostile_names_stay_in_the_folder(tmp_path: Path) -> None:
@@ -207,7 +182,3 @@ def test_hostile_names_stay_in_the_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     for path in (tmp_path / "out").rglob("*"):
         assert re.fullmatch(r"[A-Za-z0-9._ ,:=+-]+", path.name), path.name
-
-
-def test_every_format_has_one_name() -> None:
-    assert len({*FILE_FORMATS, *TRACKER_FORMATS}) == 6

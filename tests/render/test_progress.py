@@ -31,14 +31,31 @@ def play(listener: Listener, status: str = "ok", message: str = "", workload: st
         listener.ended(fake_trial(spec).model_copy(update={"status": status, "message": message}))
 
 
-def test_where_there_is_no_terminal_each_trial_is_a_line() -> None:
+def test_a_pipe_gets_a_line_a_trial() -> None:
     console = piped()
     with LiveProgress(console) as progress:
         play(progress)
-    assert said(console).splitlines() == [
-        "trial 1 of 2: resnet50 fp32 batch 256: ok (1 s)",
-        "trial 2 of 2: resnet50 bf16-mixed batch 256: ok (1 s)",
-    ]
+        play(progress, "oom", "CUDA out of memory. [bold]Tried[/bold] :smile:", "timm:" + "x" * 200)
+    good, _, bad, _ = said(console).splitlines()
+    assert good == "trial 1 of 2: resnet50 fp32 batch 256: ok (1 s)"
+    assert bad.endswith(" fp32 batch 256: oom (1 s): CUDA out of memory. [bold]Tried[/bold] :smile:")
+
+
+@pytest.mark.parametrize("width", [20, 200])
+def test_a_terminal_shows_a_bar_and_keeps_a_line_for_failures(width: int) -> None:
+    console = terminal(width)
+    with LiveProgress(console) as progress:
+        play(progress)
+    text = said(console)
+    assert "\x1b[?25l" in text
+    assert text.endswith("\x1b[?25h\r\x1b[1A\x1b[2K")
+    assert "256: ok" not in text
+    if width == 200:
+        assert "trial 2 of 2  resnet50 bf16-mixed batch 256  timing" in text
+        assert "left" in text
+    with LiveProgress(console) as progress:
+        play(progress, "crashed", "RuntimeError: [red]x[/red]")
+    assert "resnet50 fp32 batch 256: crashed: RuntimeError: [red]x[/red]" in said(console)
 
 
 def test_the_time_of_an_interleaved_session_is_reported_once() -> None:
@@ -58,55 +75,7 @@ def test_the_time_of_an_interleaved_session_is_reported_once() -> None:
     ]
 
 
-def test_a_line_stays_a_line_however_long_it_is() -> None:
-    console = piped()
-    with LiveProgress(console) as progress:
-        play(progress, "timeout", workload="timm:" + "x" * 200)
-    assert len(said(console).splitlines()) == 2
-
-
-def test_where_there_is_no_terminal_a_failure_says_why() -> None:
-    console = piped()
-    with LiveProgress(console) as progress:
-        play(progress, "oom", "CUDA out of memory. [bold]Tried[/bold] :smile:")
-    assert said(console).splitlines()[0] == (
-        "trial 1 of 2: resnet50 fp32 batch 256: oom (1 s): CUDA out of memory. [bold]Tried[/bold] :smile:"
-    )
-
-
-@pytest.mark.parametrize("width", [20, 60, 200])
-def test_a_terminal_shows_a_bar_and_takes_it_away(width: int) -> None:
-    console = terminal(width)
-    with LiveProgress(console) as progress:
-        play(progress)
-    assert "\x1b[?25l" in said(console)
-    assert said(console).endswith("\x1b[?25h\r\x1b[1A\x1b[2K")
-
-
-def test_a_terminal_shows_trial_phase_and_the_time_left() -> None:
-    console = terminal(200)
-    with LiveProgress(console) as progress:
-        play(progress)
-    text = said(console)
-    assert "trial 2 of 2  resnet50 bf16-mixed batch 256  timing" in text
-    assert "left" in text
-
-
-def test_a_terminal_keeps_a_line_for_what_went_wrong() -> None:
-    console = terminal(200)
-    with LiveProgress(console) as progress:
-        play(progress, "crashed", "RuntimeError: [red]x[/red]")
-    assert "resnet50 fp32 batch 256: crashed: RuntimeError: [red]x[/red]" in said(console)
-
-
-def test_what_went_well_leaves_no_line_on_a_terminal() -> None:
-    console = terminal(200)
-    with LiveProgress(console) as progress:
-        play(progress)
-    assert "256: ok" not in said(console)
-
-
-def test_the_bar_is_taken_away_when_the_sweep_breaks_off() -> None:
+def test_the_bar_is_removed_after_an_interrupt() -> None:
     console = terminal()
     progress = LiveProgress(console)
 
@@ -120,13 +89,6 @@ def test_the_bar_is_taken_away_when_the_sweep_breaks_off() -> None:
     assert "\x1b[?25h" in said(console), "the cursor must come back"
     with progress:  # a second sweep in the same process
         play(progress)
-
-
-def test_it_says_nothing_before_a_trial_starts() -> None:
-    console = piped()
-    with LiveProgress(console):
-        pass
-    assert said(console) == ""
 
 
 @pytest.mark.parametrize("console", [piped(), terminal(120)], ids=["piped", "terminal"])

@@ -62,7 +62,7 @@ def test_colours_stay_apart_for_everyone(sight: str) -> None:
         )
         for (one, a), (other, b) in itertools.combinations(LOOKS.items(), 2)
     )
-    # 2.3 is what can just be told apart; bars beside each other want several times that.
+    # 2.3 is what can just be distinguished; neighbouring bars need several times that.
     assert closest[0] > 9, closest
 
 

@@ -26,23 +26,14 @@ _CHECK_ACCURACY = "check the accuracy before you take it."
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do, and the code that does it.
-
-    Attributes:
-        workload: The workload it is about.
-        precision: The precision to take; None if nothing could be measured.
-        sentence: The advice in words.
-        code: The lines of PyTorch that switch the precision on; empty if there is nothing to switch.
-        key: The key of the trial it rests on; None if nothing could be measured.
-        snippets: What to set in the frameworks around PyTorch; empty if there is nothing to switch.
-    """
+    """What to do, and the code that does it."""
 
     workload: str
-    precision: str | None
+    precision: str | None  # to take; None if nothing could be measured
     sentence: str
-    code: str
-    key: str | None = None
-    snippets: tuple[Snippet, ...] = ()
+    code: str  # the lines of PyTorch that switch the precision on; empty if there is nothing to switch
+    key: str | None = None  # of the trial that it rests on
+    snippets: tuple[Snippet, ...] = ()  # what to set in the frameworks around PyTorch
 
 
 def recommend(rows: Sequence[Row]) -> list[Advice]:

@@ -17,7 +17,7 @@ class Snippet:
 def framework_snippets(row: Precision, device_type: str, facts: Facts | None = None) -> tuple[Snippet, ...]:
     """Return a line for Lightning, Accelerate and transformers each, with the trial's clipping and accumulation.
 
-    The frameworks use a GPU unasked and have to be told to use a CPU: TrainingArguments refuse bf16 there otherwise.
+    The frameworks use a GPU by default, so a CPU has to be named: TrainingArguments refuse bf16 there otherwise.
     """
     names = row.frameworks
     on_cpu = device_type == "cpu"
@@ -75,7 +75,12 @@ def pytorch_code(row: Precision, device_type: str, facts: Facts | None = None) -
         last = next(index for index, line in enumerate(lines) if ".backward()" in line)
         first = next(index for index, line in enumerate(lines) if line.startswith(("with torch.autocast", "loss =")))
         head = f"for x, y in batches:  # {facts.accumulate} for one optimizer step"
-        body = [f"    {_divided(line, facts.accumulate)}" for line in lines[first : last + 1]]
+        body = []
+        for line in lines[first : last + 1]:
+            code, comment, rest = line.partition("  #")
+            if code.lstrip().startswith("loss = "):
+                code += f" / {facts.accumulate}"
+            body.append(f"    {code}{comment}{rest}")
         lines = [*lines[:first], head, *body, *lines[last + 1 :]]
     if facts.clip_grad_norm is not None:
         step = next(i for i, line in enumerate(lines) if line.endswith((".step(optimizer)", "optimizer.step()")))
@@ -85,9 +90,3 @@ def pytorch_code(row: Precision, device_type: str, facts: Facts | None = None) -
             clipping.insert(0, "scaler.unscale_(optimizer)")
         lines = [*lines[:step], *clipping, *lines[step:]]
     return "\n".join(lines)
-
-
-def _divided(line: str, count: int) -> str:
-    """Divide the loss by the number of batches, if this is the line that computes it."""
-    code, comment, rest = line.partition("  #")
-    return f"{code} / {count}{comment}{rest}" if code.lstrip().startswith("loss = ") else line

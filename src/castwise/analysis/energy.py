@@ -155,11 +155,7 @@ class Prices:
         return self.per_kwh is not None or self.per_gpu_hour is not None
 
     def check(self) -> None:
-        """Make sure that prices can be such.
-
-        Raises:
-            UsageError: One is negative or no number.
-        """
+        """Raise UsageError if a price is negative or no finite number."""
         for what, price in (("kWh", self.per_kwh), ("GPU hour", self.per_gpu_hour)):
             if price is not None and not (price >= 0 and math.isfinite(price)):
                 raise UsageError(f"A price of {price:g} per {what} is impossible. Give a number from 0.")

@@ -25,53 +25,45 @@ _MACHINE_FIELDS = ("device_name", "driver", "torch", "torchvision", "cuda", "cud
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration's figures over all its processes, and their ratios to the baseline's.
+    """One configuration's figures over all its processes, and their ratios to the baseline's."""
 
-    Attributes:
-        trial: The configuration's first trial, or the one that failed.
-        trials: All its trials, one for each process.
-        throughput: Units per second.
-        throughput_estimate: The same with its interval.
-        spread: The blocks' interquartile range over their median, within a process; the median over processes.
-        step_seconds: Seconds per step: the pseudomedian over blocks, the geometric mean over processes.
-        speedup: Baseline step time over this one's; above 1 is faster. None without a baseline.
-        speedup_estimate: The same with its interval.
-        unpaired_speedup: Baseline step time over this one's, each over all blocks of its processes, drift included: the
-            ratio of the throughputs. None without a baseline.
-        verdict: Whether it is faster, slower or the same as the baseline; None for the baseline itself, and if nothing
-            was measured.
-        loop_speedup: Step time of the same configuration without techniques over this one's. None without techniques,
-            and if that is not among the trials.
-        scaling_efficiency: Throughput over world size times the throughput of the same configuration on one GPU; 1 is
-            ideal. None on one GPU, and if that is not among the trials.
-        peak_allocated_bytes: Peak of what tensors held.
-        peak_reserved_bytes: Peak of what the allocator held.
-        memory_ratio: Peak allocated over the baseline's.
-        memory_estimate: The same with its interval.
-        final_loss: The last timed step's loss.
-        final_step: The number of that step, warm-up included.
-        skipped_steps: Steps after warm-up that loss scaling skipped.
-    """
-
-    trial: Trial
-    trials: tuple[Trial, ...]
-    throughput: float | None
-    throughput_estimate: Estimate | None
-    spread: float | None
-    step_seconds: float | None
-    speedup: float | None
-    speedup_estimate: Estimate | None
-    unpaired_speedup: float | None
-    verdict: Verdict | None
-    loop_speedup: float | None
+    trial: Trial  # the first, or the one that failed
+    trials: tuple[Trial, ...]  # one for each process
+    step_seconds: float | None  # the pseudomedian over blocks, the geometric mean over processes
+    spread: float | None  # the blocks' interquartile range over their median, in the median process
+    throughput_estimate: Estimate | None  # units per second
+    speedup_estimate: Estimate | None  # baseline step time over this one's; above 1 is faster
+    memory_estimate: Estimate | None  # peak allocated over the baseline's
+    unpaired_speedup: float | None  # the ratio of the throughputs, each over all blocks, drift included
+    verdict: Verdict | None  # on the speed-up; None for the baseline itself, and if nothing was measured
+    loop_speedup: float | None  # over the same configuration without techniques, if that is among the trials
+    # Throughput over world size times the throughput of the same configuration on one GPU, if that is among the
+    # trials; 1 is ideal.
     scaling_efficiency: float | None
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
-    memory_ratio: float | None
-    memory_estimate: Estimate | None
-    final_loss: float | None
-    final_step: int | None
-    skipped_steps: int
+    final_loss: float | None  # of the last timed step
+    final_step: int | None  # its number, warm-up included
+    skipped_steps: int  # after warm-up, by loss scaling
+
+    @property
+    def throughput(self) -> float | None:
+        """Return units per second."""
+        return _value(self.throughput_estimate)
+
+    @property
+    def speedup(self) -> float | None:
+        """Return baseline step time over this one's; above 1 is faster. None without a baseline."""
+        return _value(self.speedup_estimate)
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Return peak allocated over the baseline's."""
+        return _value(self.memory_estimate)
+
+
+def _value(found: Estimate | None) -> float | None:
+    return None if found is None else found.value
 
 
 def group_of(trial: Trial) -> tuple[str, str]:
@@ -104,41 +96,40 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         first = own[0]
         loop_speedup = scaling_efficiency = None
         if first.spec.techniques:
-            plain = speedup_estimate(without_techniques.get(comparison_key(first, "techniques"), []), own)
-            loop_speedup = plain.value if plain is not None else None
+            loop_speedup = speedup_estimate(without_techniques.get(comparison_key(first, "techniques"), []), own)
+        step = step_estimate(own)
+        rate = rate_estimate(own, step)
         if first.spec.world_size > 1:
             single = on_one_gpu.get(comparison_key(as_on_one_gpu(first), *GPUS), [])
-            rate, single_rate = (rate_estimate(each, step_estimate(each)) for each in (own, single))
+            single_rate = rate_estimate(single, step_estimate(single))
             if rate is not None and single_rate is not None:
                 scaling_efficiency = rate.value / (single_rate.value * first.spec.world_size)
         group_baselines = baselines[group_of(first)]
-        step, baseline_step = step_estimate(own), step_estimate(group_baselines)
-        rate = rate_estimate(own, step)
-        speedup = _speedup(own, step, group_baselines)
+        baseline_step = step_estimate(group_baselines)
+        if group_baselines and first.spec.configuration == group_baselines[0].spec.configuration:
+            speedup = Estimate(1.0, 1.0, 1.0, step.n) if step else None
+        else:
+            speedup = speedup_estimate(group_baselines, own)
         verdict = None
         if step is not None and first.spec.precision != BASELINE:
             verdict = verdict_of(speedup, margin) if speedup is not None else _incomparable(first, baselines.values())
-        memory = estimate(_memory_ratios(own, group_baselines))
+        spreads = [spread for trial in own if (spread := steady_metrics.spread(trial)) is not None]
         shown = next((trial for trial in own if trial.status not in ("ok", "diverged")), first)
         loss, loss_step = steady_metrics.final_loss(shown) or (None, None)
-        spreads = [spread for trial in own if (spread := steady_metrics.spread(trial)) is not None]
         row = Row(
             trial=shown,
             trials=tuple(own),
-            throughput=rate.value if rate else None,
-            throughput_estimate=rate,
+            step_seconds=_value(step),
             spread=statistics.median(spreads) if spreads else None,
-            step_seconds=step.value if step else None,
-            speedup=speedup.value if speedup else None,
+            throughput_estimate=rate,
             speedup_estimate=speedup,
+            memory_estimate=estimate(_memory_ratios(own, group_baselines)),
             unpaired_speedup=baseline_step.value / step.value if baseline_step and step else None,
             verdict=verdict,
-            loop_speedup=loop_speedup,
+            loop_speedup=_value(loop_speedup),
             scaling_efficiency=scaling_efficiency,
             peak_allocated_bytes=steady_metrics.largest(map(steady_metrics.peak_allocated_bytes, own)),
             peak_reserved_bytes=steady_metrics.largest(map(steady_metrics.peak_reserved_bytes, own)),
-            memory_ratio=memory.value if memory else None,
-            memory_estimate=memory,
             final_loss=loss,
             final_step=loss_step,
             skipped_steps=sum(map(steady_metrics.skipped_steps, own)),
@@ -147,23 +138,12 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     return rows
 
 
-def _speedup(trials: list[Trial], step: Estimate | None, baselines: list[Trial]) -> Estimate | None:
-    if baselines and trials[0].spec.configuration == baselines[0].spec.configuration:
-        return Estimate(1.0, 1.0, 1.0, step.n) if step else None
-    return speedup_estimate(baselines, trials)
-
-
 def _memory_ratios(trials: list[Trial], baselines: list[Trial]) -> list[float]:
     """Return peak over the baseline's peak in the same round, or in its first."""
     by_repeat = {trial.spec.repeat: steady_metrics.peak_allocated_bytes(trial) for trial in baselines}
     first = next((peak for peak in by_repeat.values() if peak), None)
-    ratios = []
-    for trial in trials:
-        peak = steady_metrics.peak_allocated_bytes(trial)
-        baseline_peak = by_repeat.get(trial.spec.repeat) or first
-        if peak and baseline_peak:
-            ratios.append(peak / baseline_peak)
-    return ratios
+    pairs = [(steady_metrics.peak_allocated_bytes(each), by_repeat.get(each.spec.repeat) or first) for each in trials]
+    return [peak / baseline_peak for peak, baseline_peak in pairs if peak and baseline_peak]
 
 
 def _incomparable(trial: Trial, baselines: Iterable[list[Trial]]) -> Verdict | None:

@@ -45,7 +45,7 @@ DRIFT = 0.02
 
 # The reasons that hold a clock down; the others are idleness and settings. Source: nvml.h.
 _THROTTLING = ("sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
-# The cause and the advice for the first of these groups that has a trial's reason.
+# The cause and the advice for the first of these groups that has one of a trial's reasons.
 _WHY_THROTTLED = (
     (
         ("sw_thermal_slowdown", "hw_thermal_slowdown"),
@@ -118,13 +118,19 @@ def _throttled(trial: Trial) -> _Found:
         f"{reason} in {count} of {blocks} blocks{_on_gpus(trial, reason)}" for reason, count in held.items()
     )
     limit = trial.gpu_facts.power_limit_watts if trial.gpu_facts is not None else None
-    powers = [power for reading in trial.readings if (power := reading.gpu_power_watts) is not None]
-    if limit and powers:
-        seen += f", at {statistics.fmean(powers):.0f} of {limit:.0f} W"
+    power = _mean(trial, "gpu_power_watts")
+    if limit and power is not None:
+        seen += f", at {power:.0f} of {limit:.0f} W"
     slowdown = steady_metrics.sustained_slowdown(trial)
     if slowdown is not None:
         seen += f"; sustained steps took {format_share(slowdown)} longer than those in the blocks"
     return next((seen, cause, advice) for reasons, cause, advice in _WHY_THROTTLED if held.keys() & set(reasons))
+
+
+def _mean(trial: Trial, field: str) -> float | None:
+    """Return the mean of a field over the readings that have it, None if none has."""
+    known = [value for reading in trial.readings if (value := getattr(reading, field)) is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _on_gpus(trial: Trial, name: str) -> str:
@@ -141,11 +147,11 @@ def _on_gpus(trial: Trial, name: str) -> str:
 
 def _clock_below_boost(trial: Trial) -> _Found:
     most = trial.gpu_facts.max_sm_clock_hertz if trial.gpu_facts is not None else None
-    clocks = [reading.sm_clock_hertz for reading in trial.readings if reading.sm_clock_hertz is not None]
-    if not most or not clocks or statistics.fmean(clocks) >= (1 - CLOCK_SHORTFALL) * most:
+    clock = _mean(trial, "sm_clock_hertz")
+    if not most or clock is None or clock >= (1 - CLOCK_SHORTFALL) * most:
         return None
     slowest = ", of the slowest GPU," if any(reading.num_gpus > 1 for reading in trial.readings) else ""
-    seen = f"SM clock {statistics.fmean(clocks) / 1e6:.0f} MHz{slowest} of at most {most / 1e6:.0f} MHz"
+    seen = f"SM clock {clock / 1e6:.0f} MHz{slowest} of at most {most / 1e6:.0f} MHz"
     reasons = {reason for reading in trial.readings for reason in reading.throttle_reasons or ()}
     for names, cause, advice in _WHY_BELOW_BOOST:
         if reasons & set(names):
@@ -229,11 +235,7 @@ def _too_few_blocks(trial: Trial) -> _Found:
 
 
 def _cpu_starved(trial: Trial) -> _Found:
-    def mean(field: str) -> float | None:
-        known = [value for reading in trial.readings if (value := getattr(reading, field)) is not None]
-        return statistics.fmean(known) if known else None
-
-    pressure, steal, load = mean("cpu_pressure"), mean("cpu_steal"), mean("cpu_load")
+    pressure, steal, load = (_mean(trial, field) for field in ("cpu_pressure", "cpu_steal", "cpu_load"))
     if pressure is not None and pressure > PRESSURE:
         seen = f"tasks waited for a CPU {100 * pressure:.0f} % of the time"
     elif steal is not None and steal > STEAL:

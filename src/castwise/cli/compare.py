@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from castwise.cli.output import emit, format_size, say
 from castwise.cli.records import (
-    HTML,
-    MARKDOWN,
     ChartOptions,
     FileOf,
     SelectionOptions,
-    atomic_write,
     find,
     say_problems,
+    write_by_suffix,
     write_pictures,
 )
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
+from castwise.render.units import pluralize
 from castwise.spec.options import DEFAULT_RESULTS, SHARE, Option
 
 if TYPE_CHECKING:
     from castwise.records.schema import Trial
     from castwise.report.machine_comparison import MachineComparison
-    from castwise.report.machines import ComparedMachine, Origin
+    from castwise.report.machines import ComparedMachine
 
 EXAMPLES = """\
 Examples:
@@ -75,17 +74,11 @@ class CompareOptions(ChartOptions, SelectionOptions):
 
 @dataclass(frozen=True)
 class Compared:
-    """Machines compared, and where their figures are from.
-
-    Attributes:
-        comparison: The comparison.
-        file_of: Returns the name of a trial's file.
-        problems: Files that are no records, each with its reason.
-    """
+    """Machines compared, and where their figures are from."""
 
     comparison: "MachineComparison"
-    file_of: FileOf
-    problems: list[tuple[str, str]]
+    file_of: FileOf  # names a trial's file
+    problems: list[tuple[str, str]]  # files that are no records, each with its reason
 
 
 @gc_disabled()  # as it ends, nothing that it read is worth collecting
@@ -146,35 +139,40 @@ def compare_folders(options: CompareOptions) -> Compared:
             machines.append(published_machine(find_published(name[len(PREFIX) :]), options.workloads, precisions))
         else:
             machines += next(measured)
-    _check_machines(machines, origins)
+    if len(machines) < 2:
+        raise UsageError(
+            f"There is only one machine to compare: {machines[0].name}. Name another folder, or published:T4."
+        )
+    for first, second in itertools.combinations(origins, 2):
+        if _same_records(first.trials, second.trials):
+            raise UsageError(f"'{first.name}' and '{second.name}' hold the same records: there is nothing to compare.")
     comparison = compare_machines(machines, options.margin)
     if not comparison.rows:
-        raise UsageError(_why_nothing(comparison))
+        refusals = comparison.incomparable
+        why = f"{refusals[0].machine.name}: {refusals[0].labels[0]}: {refusals[0].reason}" if refusals else "no records"
+        if len(refusals) > 1:
+            why += f" (and {pluralize(len(refusals) - 1, 'more reason')})"
+        which = " and ".join(machine.name for machine in comparison.machines)
+        raise UsageError(f"Nothing of {which} can be compared. {why}.")
     return Compared(comparison, lambda trial: files[id(trial)], problems)
 
 
 def write_comparison(compared: Compared, output: Path, title: str = CompareOptions.title) -> int:
-    """Write a comparison as HTML, Markdown or JSON by the file's suffix; return its size in bytes.
-
-    Raises:
-        UsageError: The suffix is none of theirs, or what HTML needs is not installed.
-        StoreError: The file cannot be written.
-    """
+    """Write a comparison as HTML, Markdown or JSON by the file's suffix; return its size in bytes."""
     from castwise.report import machine_report
 
-    suffix = output.suffix.lower()
-    if suffix in HTML:
+    def html() -> str:
         from castwise.report.html.compare_page import render_comparison
         from castwise.report.html.page_frame import Source
 
-        text = render_comparison(compared.comparison, Source(compared.file_of, compared.problems), title)
-    elif suffix in MARKDOWN:
-        text = machine_report.markdown_comparison(compared.comparison)
-    elif suffix == ".json":
-        text = machine_report.json_comparison(compared.comparison)
-    else:
-        raise UsageError(f"What '{output}' should be is not clear: its name ends in none of .html, .md and .json.")
-    return atomic_write(output, text.encode())
+        return render_comparison(compared.comparison, Source(compared.file_of, compared.problems), title)
+
+    return write_by_suffix(
+        output,
+        html=html,
+        markdown=lambda: machine_report.markdown_comparison(compared.comparison),
+        json=lambda: machine_report.json_comparison(compared.comparison),
+    )
 
 
 def _folder(name: str, results: Path) -> Path:
@@ -192,24 +190,8 @@ def _folder(name: str, results: Path) -> Path:
     return folders[0] if folders else path
 
 
-def _check_machines(machines: "Sequence[ComparedMachine]", origins: "Sequence[Origin]") -> None:
-    if len(machines) < 2:
-        raise UsageError(
-            f"There is only one machine to compare: {machines[0].name}. Name another folder, or published:T4."
-        )
-    ordered = [sorted(origin.trials, key=_identity) for origin in origins]
-    for (first, one), (second, other) in itertools.combinations(zip(origins, ordered, strict=True), 2):
-        if one == other:
-            raise UsageError(f"'{first.name}' and '{second.name}' hold the same records: there is nothing to compare.")
+def _same_records(first: "Sequence[Trial]", second: "Sequence[Trial]") -> bool:
+    def identity(trial: "Trial") -> tuple[str, str, str]:
+        return (trial.environment.fingerprint, trial.spec.key, trial.started_at)
 
-
-def _identity(trial: "Trial") -> tuple[str, str, str]:
-    return (trial.environment.fingerprint, trial.spec.key, trial.started_at)
-
-
-def _why_nothing(comparison: "MachineComparison") -> str:
-    refusals = comparison.incomparable
-    why = f"{refusals[0].machine.name}: {refusals[0].labels[0]}: {refusals[0].reason}" if refusals else "no records"
-    more = f" (and {len(refusals) - 1:,} more reason{'' if len(refusals) == 2 else 's'})" if len(refusals) > 1 else ""
-    names = " and ".join(machine.name for machine in comparison.machines)
-    return f"Nothing of {names} can be compared. {why}{more}."
+    return sorted(first, key=identity) == sorted(second, key=identity)

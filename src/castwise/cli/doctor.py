@@ -4,9 +4,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from castwise.orchestrator.machine import detect_devices
-from castwise.records.schema import Environment, GpuFacts
+from castwise.records.schema import Environment
 from castwise.registry.gpus import find_gpu_model
-from castwise.registry.precisions import PRECISIONS, Precision, why_emulated, why_unsupported
+from castwise.registry.precisions import PRECISIONS, why_emulated, why_unsupported
 from castwise.render.console import result_console
 from castwise.render.units import format_bytes
 from castwise.telemetry.gpu import GpuUnreadableError
@@ -18,40 +18,22 @@ def doctor() -> int:
     """Print what the machine is and which precisions it has; return the exit code."""
     console = result_console()
     for environment in detect_devices():
-        console.print(device_table(environment))
-        console.print(precision_table(environment))
+        facts = Table(show_header=False, box=None, pad_edge=False, title="This machine", title_justify="left")
+        for name, value in _facts(environment):
+            facts.add_row(name, escape(value))
+        console.print(facts)
+        table = Table("precision", "here", "why", box=None, pad_edge=False, title="\nPrecisions", title_justify="left")
+        for row in PRECISIONS:
+            if (impossible := why_unsupported(row, environment.hardware)) is not None:
+                table.add_row(row.name, "[red]impossible[/]", escape(impossible))
+            elif (emulated := why_emulated(row, environment.hardware)) is not None:
+                table.add_row(row.name, "[yellow]emulated[/]", escape(f"{emulated}: it runs, without the speed"))
+            else:
+                table.add_row(row.name, "[green]native[/]", escape(row.summary))
+        console.print(table)
         for line in foreign_processes(environment):
             console.print(line, markup=False, style="yellow")
     return 0
-
-
-def device_table(environment: Environment) -> Table:
-    """Return device, driver, software and the process's TF32 state, a line each."""
-    table = Table(show_header=False, box=None, pad_edge=False, title="This machine", title_justify="left")
-    for name, value in _facts(environment):
-        table.add_row(name, escape(value))
-    return table
-
-
-def precision_table(environment: Environment) -> Table:
-    """Return each precision with whether the device has it: native, emulated, or impossible and why."""
-    table = Table("precision", "here", "why", box=None, pad_edge=False, title="\nPrecisions", title_justify="left")
-    for row in PRECISIONS:
-        verdict, why = judge(row, environment)
-        style = {"native": "green", "emulated": "yellow", "impossible": "red"}[verdict]
-        table.add_row(row.name, f"[{style}]{verdict}[/]", escape(why))
-    return table
-
-
-def judge(row: Precision, environment: Environment) -> tuple[str, str]:
-    """Return native, emulated or impossible, and the reason."""
-    impossible = why_unsupported(row, environment.hardware)
-    if impossible is not None:
-        return "impossible", impossible
-    emulated = why_emulated(row, environment.hardware)
-    if emulated is not None:
-        return "emulated", f"{emulated}: it runs, without the speed"
-    return "native", row.summary
 
 
 def foreign_processes(environment: Environment) -> list[str]:
@@ -78,19 +60,22 @@ def _facts(environment: Environment) -> list[tuple[str, str]]:
         return [*facts, ("GPU", "none that torch can use")]
     major, minor = environment.capability or (0, 0)
     known = find_gpu_model(environment.gpu)
+    switches = {"matmul": "cuda.matmul", "convolution": "cudnn.conv", "RNN": "cudnn.rnn"}
+    states = {name: environment.fp32_precision.get(path) == "tf32" for name, path in switches.items()}
+    tf32 = ", ".join(f"{name} {'on' if is_on else 'off'}" for name, is_on in states.items())
     return [
         ("GPU", f"{environment.gpu}, {format_bytes(environment.gpu_memory_bytes)}, {environment.num_gpus} in all"),
         ("capability", f"{major}.{minor}"),
         ("driver", f"{environment.driver or 'unknown'}, CUDA {environment.cuda}, cuDNN {environment.cudnn}"),
         ("datasheet", known.source if known else "not known to castwise: no peak to compare with"),
-        ("TF32 by default", _tf32_state(environment.fp32_precision)),
+        ("TF32 by default", f"{tf32} (a trial sets all three itself)"),
         *_driver_facts(environment.gpu_uuid),
         *facts,
     ]
 
 
 def _driver_facts(uuid: str | None) -> list[tuple[str, str]]:
-    """Return power limit, clock, persistence mode and memory errors as the driver has them, or why it has not."""
+    """Return power limit, clock, persistence mode and memory errors from the driver, or why they are unknown."""
     if uuid is None:
         return []
     try:
@@ -105,23 +90,11 @@ def _driver_facts(uuid: str | None) -> list[tuple[str, str]]:
     def known(name: str, text: str) -> str:
         return f"not available: {facts.missing[name]}" if name in facts.missing else text
 
+    ecc_mode = "unknown" if facts.ecc_mode is None else "on" if facts.ecc_mode else "off"
+    ecc = f"{ecc_mode}, {facts.ecc_errors or 0} uncorrected errors since the driver was loaded"
     return [
         ("power limit", known("power_limit_watts", f"{facts.power_limit_watts or 0:.0f} W")),
         ("highest clock", known("max_sm_clock_hertz", f"{(facts.max_sm_clock_hertz or 0) / 1e6:.0f} MHz")),
-        (
-            "persistence",
-            known("persistence_mode", "on" if facts.persistence_mode else "off (nvidia-smi -pm 1)"),
-        ),
-        ("ECC", known("ecc_errors", _ecc_state(facts))),
+        ("persistence", known("persistence_mode", "on" if facts.persistence_mode else "off (nvidia-smi -pm 1)")),
+        ("ECC", known("ecc_errors", ecc)),
     ]
-
-
-def _ecc_state(facts: GpuFacts) -> str:
-    mode = "unknown" if facts.ecc_mode is None else "on" if facts.ecc_mode else "off"
-    return f"{mode}, {facts.ecc_errors or 0} uncorrected errors since the driver was loaded"
-
-
-def _tf32_state(switches: dict[str, str]) -> str:
-    places = {"matmul": "cuda.matmul", "convolution": "cudnn.conv", "RNN": "cudnn.rnn"}
-    states = [f"{name} {'on' if switches.get(path) == 'tf32' else 'off'}" for name, path in places.items()]
-    return ", ".join(states) + " (a trial sets all three itself)"

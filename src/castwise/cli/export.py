@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from castwise.cli.output import format_size, say
-from castwise.cli.records import Found, RecordsOptions, atomic_write, find, say_problems
+from castwise.cli.records import RecordsOptions, atomic_write, find, say_problems
 from castwise.errors import StoreError, UsageError
 from castwise.records.collector import gc_disabled
 from castwise.render.units import pluralize
@@ -41,35 +41,29 @@ class ExportOptions(RecordsOptions):
 @gc_disabled()  # as it ends, nothing that it read is worth collecting
 def export(options: ExportOptions) -> None:
     """Write records for other programs: flat tables, or runs for an experiment tracker. Nothing is sent anywhere."""
-    found = find(options.folders("export"), options)
-    line = _write(found, options.level, options.format, options.output)
-    if line is not None:
-        say(line)
-    say_problems(found.problems)
-
-
-def _write(found: Found, level: str, name: str | None, output: Path | None) -> str | None:
-    """Write records for another program; return a line that says what was written, None if it is on stdout."""
     from castwise.report.export.formats import FILE_FORMATS, TRACKER_FORMATS, choose_format
     from castwise.report.export.tables import flat_table
     from castwise.report.export.trackers import tracked_runs
 
-    chosen = choose_format(name, output)
+    found, output = find(options.folders("export"), options), options.output
+    chosen = choose_format(options.format, output)
     if chosen in FILE_FORMATS:
-        content = FILE_FORMATS[chosen](flat_table(level, found.collection, found.file_of))
+        content = FILE_FORMATS[chosen](flat_table(options.level, found.collection, found.file_of))
         if output is not None:
-            return f"{output}: {level} as {chosen}, {format_size(atomic_write(output, content))}"
-        if chosen == "parquet":
+            say(f"{output}: {options.level} as {chosen}, {format_size(atomic_write(output, content))}")
+        elif chosen == "parquet":
             raise UsageError("parquet is not for terminals; name a file with --output.")
-        sys.stdout.write(content.decode())
-        return None
-    if output is None:
-        raise UsageError(f"{chosen} needs a folder; name one with --output.")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(f"'{output}' is there already; name a new folder, so that no run is in it twice.")
-    write, command = TRACKER_FORMATS[chosen]
-    try:
-        count = write(tracked_runs(found.collection, found.file_of), output)
-    except OSError as error:
-        raise StoreError(f"'{output}' cannot be written: {error.strerror or error}.") from None
-    return f"{output}: {pluralize(count, 'run')}. To see them: {command.format(folder=output)}"
+        else:
+            sys.stdout.write(content.decode())
+    else:
+        if output is None:
+            raise UsageError(f"{chosen} needs a folder; name one with --output.")
+        if output.exists() and (not output.is_dir() or any(output.iterdir())):
+            raise UsageError(f"'{output}' is there already; name a new folder, so that no run is in it twice.")
+        write, command = TRACKER_FORMATS[chosen]
+        try:
+            count = write(tracked_runs(found.collection, found.file_of), output)
+        except OSError as error:
+            raise StoreError(f"'{output}' cannot be written: {error.strerror or error}.") from None
+        say(f"{output}: {pluralize(count, 'run')}. To see them: {command.format(folder=output)}")
+    say_problems(found.problems)

@@ -24,14 +24,13 @@ Examples:
 
 def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
     """Find the largest batch that trains, by training on it; and what throughput, memory and energy are below it."""
-    from castwise.cli.measuring import FAILED, announce_notes, live_progress, looking, measuring, say_logs
+    from castwise.cli.measuring import FAILED, announce_notes, looking, measuring, say_logs
     from castwise.cli.output import emit
     from castwise.max_batch import render
     from castwise.max_batch.render import raise_if_nothing_fits
     from castwise.max_batch.search import prepare_max_batch
 
-    progress = live_progress()
-    with measuring(options, output):
+    with measuring(options, output) as progress:
         with looking():
             search = prepare_max_batch(options, progress)
         announce_notes(search.job)

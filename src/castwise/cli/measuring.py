@@ -19,20 +19,15 @@ INTERRUPTED = 130
 FAILED = 1
 
 
-def live_progress() -> LiveProgress:
-    """Return the progress of one job, for stderr."""
-    return LiveProgress(error_console())
-
-
 def say_logs(trials: Sequence[Trial]) -> None:
-    """Print what trials printed that failed."""
+    """Print what failed trials printed."""
     for trial in trials:
         if trial.log:
             say(f"{trial.spec.label} printed:\n{trial.log.rstrip()}")
 
 
 def announce(job: Job) -> None:
-    """Print what is to be known of a job before it starts: its notes, files that are no records, what is on record."""
+    """Print a job's notes, the files that are no records, and how many trials are on record, before it starts."""
     announce_notes(job)
     for problem in job.problems:
         say(f"Left as it is: {problem.path}: {problem.reason}", style="yellow")
@@ -50,11 +45,11 @@ def announce_notes(job: Job) -> None:
 
 
 @contextmanager
-def measuring(options: SharedOptions, output: PrintOptions) -> Iterator[None]:
-    """End the command, when it is interrupted within, with exit code 130 and a line on how to go on.
+def measuring(options: SharedOptions, output: PrintOptions) -> Iterator[LiveProgress]:
+    """Yield the progress on stderr, and end an interrupted command with exit code 130 and a line on how to go on.
 
-    SIGTERM and SIGHUP are treated like Ctrl-C, so that a batch system's stop is as clean as a user's. Whoever ignores
-    one (`nohup` does) has it ignored.
+    SIGTERM and SIGHUP are treated like Ctrl-C, so that a batch system's stop is as clean as a user's. A signal that is
+    ignored (as `nohup` does) stays ignored.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -65,7 +60,7 @@ def measuring(options: SharedOptions, output: PrintOptions) -> Iterator[None]:
     previous = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         try:
-            yield
+            yield LiveProgress(error_console())
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -82,7 +77,7 @@ def measuring(options: SharedOptions, output: PrintOptions) -> Iterator[None]:
 
 @contextmanager
 def looking() -> Iterator[None]:
-    """Show, where stderr is a terminal, that the machine is looked at."""
+    """Show that the machine is looked at, if stderr is a terminal."""
     console = error_console()
     with console.status("looking at the machine") if console.is_terminal else nullcontext():
         yield

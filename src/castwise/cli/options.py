@@ -1,6 +1,7 @@
 """Commands from options classes: a function of such classes becomes a command with their fields as its options."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -52,7 +53,9 @@ def add_command(
 def _parameter(option: Option) -> inspect.Parameter:
     default = option.field_default if option.default is None else option.default
     words: dict[str, Any] = {"help": option.help, "metavar": option.metavar, "hidden": option.hidden}
-    words |= {"envvar": option.environment, "autocompletion": _COMPLETIONS.get(option.completion or "")}
+    words["envvar"] = option.environment
+    if option.completion is not None:
+        words["autocompletion"] = completion_of(option.completion)
     if option.is_argument:
         info = typer.Argument(**words | {"metavar": option.label})
     elif default is True:
@@ -80,44 +83,29 @@ def _type_on_command_line(option: Option) -> Any:
     return list[kind] if option.takes_many else kind
 
 
-def _complete(incomplete: str, names: list[str]) -> list[str]:
-    before, comma, last = incomplete.rpartition(",")
-    return [before + comma + name for name in names if name.startswith(last)]
+def completion_of(kind: str) -> Callable[[str], list[str]]:
+    """Return a function for the shell that completes the last name of a list: of workloads, for example."""
 
+    def complete(incomplete: str) -> list[str]:
+        # One registry is imported for it, not all.
+        if kind == "workloads":
+            from castwise.registry.workloads import WORKLOADS
 
-def complete_workloads(incomplete: str) -> list[str]:
-    """Return the workloads that a started list may become."""
-    from castwise.registry.workloads import WORKLOADS
+            names = [row.name for row in WORKLOADS]
+        elif kind == "precisions":
+            from castwise.registry.precisions import PRECISIONS
 
-    return _complete(incomplete, [row.name for row in WORKLOADS])
+            names = [row.name for row in PRECISIONS]
+        elif kind == "techniques":
+            from castwise.registry.techniques import NONE, SETS, TECHNIQUES
 
+            names = [NONE, *SETS, *(row.name for row in TECHNIQUES)]
+        else:
+            from castwise.registry.suites import SUITE_NAMES
 
-def complete_precisions(incomplete: str) -> list[str]:
-    """Return the precisions that a started list may become."""
-    from castwise.registry.precisions import PRECISIONS
+            names = list(SUITE_NAMES)
+        # Lists are comma-separated, and the techniques of a loop are joined by "+".
+        last = re.split("[,+]" if kind == "techniques" else ",", incomplete)[-1]
+        return [incomplete.removesuffix(last) + name for name in names if name.startswith(last)]
 
-    return _complete(incomplete, [row.name for row in PRECISIONS])
-
-
-def complete_techniques(incomplete: str) -> list[str]:
-    """Return the techniques that a started list may become."""
-    from castwise.registry.techniques import NONE, SETS, TECHNIQUES
-
-    names = [NONE, *SETS, *(row.name for row in TECHNIQUES)]
-    before, plus, last = incomplete.rpartition("+")
-    return [before + plus + name for name in _complete(last, names)]
-
-
-def complete_suites(incomplete: str) -> list[str]:
-    """Return the suites that a started list may become."""
-    from castwise.registry.suites import SUITE_NAMES
-
-    return _complete(incomplete, list(SUITE_NAMES))
-
-
-_COMPLETIONS: dict[str, Callable[[str], list[str]]] = {
-    "workloads": complete_workloads,
-    "precisions": complete_precisions,
-    "techniques": complete_techniques,
-    "suites": complete_suites,
-}
+    return complete

@@ -34,7 +34,7 @@ def error_console() -> "Console":
 
 
 def say(line: str, style: str | None = None) -> None:
-    """Print a line on stderr; it is never wrapped, since a line to the reader is a line to `grep` too."""
+    """Print a line on stderr; it is never wrapped, so that `grep` finds it whole."""
     error_console().print(line, style=style, markup=False, soft_wrap=True)
 
 

@@ -14,13 +14,10 @@ from castwise.spec.options import DEFAULT_RESULTS, OnlyPrecisions, OnlyWorkloads
 
 if TYPE_CHECKING:
     from castwise.records.schema import Trial
-    from castwise.records.store import Problem, Record
     from castwise.report.charts.static_images import Picture
     from castwise.report.collection import Collection
 
 FileOf = Callable[["Trial"], str]
-HTML = (".html", ".htm")
-MARKDOWN = (".md", ".markdown")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +46,7 @@ class RecordsOptions(SelectionOptions):
         tuple[Path, ...] | None,
         Option("Results folders, or single records.", metavar="DIR", is_argument=True, takes_many=True),
     ] = None
-    # What every command that measures has, and here nobody needs.
+    # An option of the commands that measure; here it only gives a better error message.
     results: Annotated[Path | None, Option(hidden=True)] = None
 
     def folders(self, command: str) -> Sequence[Path]:
@@ -68,30 +65,21 @@ class RecordsOptions(SelectionOptions):
 
 @dataclass(frozen=True)
 class Found:
-    """The records that a command is about.
+    """The records that a command is about."""
 
-    Attributes:
-        collection: The records in order.
-        problems: Files that are none, each with its reason.
-        file_of: Returns the name of a trial's file, from the folder that was named on.
-    """
-
-    collection: "Collection"
-    problems: list[tuple[str, str]]
-    file_of: FileOf
+    collection: "Collection"  # in order
+    problems: list[tuple[str, str]]  # files that are none, each with its reason
+    file_of: FileOf  # names a trial's file, from the folder that was named on
 
 
 def find(paths: Sequence[Path], selection: SelectionOptions) -> Found:
-    """Read the records that are asked for.
-
-    Args:
-        paths: Results folders, or single records.
-        selection: Which of them.
+    """Read the selected records from results folders, or from single files.
 
     Raises:
         UsageError: A path does not exist, or there are no records, or none of those asked for.
         StoreError: A folder cannot be read.
     """
+    from castwise.records.store import read_records
     from castwise.registry.precisions import find_precision
     from castwise.report.collection import collect
 
@@ -100,7 +88,12 @@ def find(paths: Sequence[Path], selection: SelectionOptions) -> Found:
     problems: list[tuple[str, str]] = []
     seen: set[Path] = set()
     for path in paths:
-        records, failed = _read(path)
+        if not path.exists():
+            raise UsageError(f"There is no folder or file '{path}'.")
+        try:
+            records, failed = read_records([path] if path.is_file() else sorted(path.rglob("*.json")))
+        except OSError as error:
+            raise StoreError(f"'{path}' cannot be read: {error.strerror or error}.") from None
         real = path.resolve()  # once: the files below it are too many to be asked each
         for record in records:
             where = real / record.path.relative_to(path)
@@ -125,19 +118,8 @@ def find(paths: Sequence[Path], selection: SelectionOptions) -> Found:
     return Found(collect(chosen), problems, lambda trial: files[id(trial)])
 
 
-def _read(path: Path) -> "tuple[list[Record], list[Problem]]":
-    from castwise.records.store import read_records
-
-    if not path.exists():
-        raise UsageError(f"There is no folder or file '{path}'.")
-    try:
-        return read_records([path] if path.is_file() else sorted(path.rglob("*.json")))
-    except OSError as error:
-        raise StoreError(f"'{path}' cannot be read: {error.strerror or error}.") from None
-
-
 def _name_from(named: Path, file: Path) -> str:
-    """Return a file's name from the folder named on: where that lies is no business of a report's readers."""
+    """Return a file's name from the named folder on; a report does not show where that folder is."""
     return file.name if file == named else str(Path(named.name, file.relative_to(named)))
 
 
@@ -172,7 +154,7 @@ def write_pictures(pictures: "Iterable[Picture]", options: ChartOptions) -> None
 
 
 def say_problems(problems: list[tuple[str, str]]) -> None:
-    """Say which files were left out: first the records of a newer castwise, as these are no accident."""
+    """Say which files were left out: first the records of a newer castwise, which are no accident."""
     ordered = sorted(problems, key=lambda problem: not problem[1].startswith("a record of schema"))
     for path, reason in ordered[:5]:
         say(f"Left out: {path}: {reason}")
@@ -180,11 +162,26 @@ def say_problems(problems: list[tuple[str, str]]) -> None:
         say(f"Left out: {pluralize(len(problems) - 5, 'more file')} without a record to read")
 
 
+def write_by_suffix(path: Path, **texts: Callable[[], str]) -> int:
+    """Write the text of the format that a file's suffix names (html, markdown or json), and return the file's size.
+
+    Raises:
+        UsageError: The suffix is none of theirs, or what HTML needs is not installed.
+        StoreError: The file cannot be written.
+    """
+    suffixes = {"html": (".html", ".htm"), "markdown": (".md", ".markdown"), "json": (".json",)}
+    for name, text in texts.items():
+        if path.suffix.lower() in suffixes[name]:
+            return atomic_write(path, text().encode())
+    known = ", ".join(suffixes[name][0] for name in texts)
+    raise UsageError(f"'{path}' has no suffix of a format that can be written. End its name with one of {known}.")
+
+
 def atomic_write(path: Path, content: bytes) -> int:
     """Write a file, all of it or nothing, and return its size; one that is there is replaced.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The file cannot be written.
     """
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp")
     try:

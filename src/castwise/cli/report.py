@@ -4,16 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from castwise.cli.output import format_size, say
+from castwise.cli.output import emit, format_size, say
 from castwise.cli.records import (
-    HTML,
-    MARKDOWN,
     ChartOptions,
     Found,
     RecordsOptions,
-    atomic_write,
     find,
     say_problems,
+    write_by_suffix,
     write_pictures,
 )
 from castwise.errors import UsageError
@@ -58,7 +56,13 @@ def report(options: ReportOptions) -> None:
         raise UsageError("--format prints on stdout, and --output writes a file: name one of them.")
     found = find(options.folders("report"), options)
     if options.format is not None:
-        _print(found, options.format)
+        from castwise.report.text_report import markdown_report, print_report
+
+        emit(
+            options.format,
+            table=lambda console: print_report(found.collection, console),
+            markdown=lambda: markdown_report(found.collection),
+        )
     elif options.output is not None or options.charts is None:
         path = options.output or _DEFAULT_REPORT
         size = write_report(found, path, options.title)
@@ -71,33 +75,17 @@ def report(options: ReportOptions) -> None:
 
 
 def write_report(found: Found, output: Path, title: str = ReportOptions.title) -> int:
-    """Write a report, as HTML or as Markdown by the file's suffix; return its size in bytes.
+    """Write a report, as HTML or as Markdown by the file's suffix; return its size in bytes."""
 
-    Raises:
-        UsageError: The suffix is neither's, or what HTML needs is not installed.
-        StoreError: The file cannot be written.
-    """
-    suffix = output.suffix.lower()
-    if suffix in MARKDOWN:
-        from castwise.report.text_report import markdown_report
-
-        text = markdown_report(found.collection)
-    elif suffix in HTML:
+    def html() -> str:
         from castwise.report.html.page_frame import Source
         from castwise.report.html.report_page import render
 
-        text = render(found.collection, Source(found.file_of, found.problems), title)
-    else:
-        raise UsageError(f"What '{output}' should be is not clear: its name ends in neither .html nor .md.")
-    return atomic_write(output, text.encode())
+        return render(found.collection, Source(found.file_of, found.problems), title)
 
+    def markdown() -> str:
+        from castwise.report.text_report import markdown_report
 
-def _print(found: Found, output_format: str) -> None:
-    from castwise.cli.output import emit
-    from castwise.report.text_report import markdown_report, print_report
+        return markdown_report(found.collection)
 
-    emit(
-        output_format,
-        table=lambda console: print_report(found.collection, console),
-        markdown=lambda: markdown_report(found.collection),
-    )
+    return write_by_suffix(output, html=html, markdown=markdown)

@@ -49,15 +49,14 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
     from castwise.analysis.advice import recommend
     from castwise.analysis.energy import Prices
     from castwise.analysis.result_table import MARGIN, compare
-    from castwise.cli.measuring import announce, live_progress, looking, measuring, say_logs
+    from castwise.cli.measuring import announce, looking, measuring, say_logs
     from castwise.cli.output import emit, say
     from castwise.orchestrator.job import prepare
     from castwise.render import run_report
 
     prices = Prices(output.price_kwh, output.price_gpu_hour)
     prices.check()
-    progress = live_progress()
-    with measuring(options, output):
+    with measuring(options, output) as progress:
         with looking():
             job = prepare(options, progress)
         announce(job)
@@ -81,9 +80,9 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
 
 
 def exit_code(trials: "list[Trial]") -> int:
-    """Return 0 where every trial has its answer, 1 where one crashed, hung or diverged, or none ended well.
+    """Return 0 if every trial has its answer, 1 if one crashed, hung or diverged, or none ended well.
 
-    An out-of-memory and an unsupported precision are answers to the question that was asked.
+    Running out of memory and an unsupported precision are answers.
     """
     statuses = {trial.status for trial in trials}
     return 1 if statuses & {"crashed", "timeout", "diverged"} or (statuses and "ok" not in statuses) else 0

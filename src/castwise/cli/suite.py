@@ -10,8 +10,6 @@ from castwise.errors import UsageError
 from castwise.suites.options import SuiteOptions
 
 if TYPE_CHECKING:
-    from castwise.orchestrator.machine import Machine
-    from castwise.registry.suites import Suite
     from castwise.suites.result import SuiteResult
 
 EXAMPLES = """\
@@ -37,23 +35,28 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
         if options.techniques is not None:
             raise UsageError("--tuned stands for --techniques none,tuned. Give one of the two.")
         options = replace(options, techniques=("none", "tuned"))
-    from castwise.cli.measuring import FAILED, looking, measuring, say_logs
+    from castwise.cli.measuring import FAILED, announce, looking, measuring, say_logs
     from castwise.cli.output import emit, say
     from castwise.orchestrator.machine import detect_machine
     from castwise.registry.suites import SUITE_NAMES, find_suite
+    from castwise.render.units import pluralize
     from castwise.suites import render
-    from castwise.suites.run import check
+    from castwise.suites.run import check, prepare_suite
 
     suites = [find_suite(each) for each in dict.fromkeys(options.suites or SUITE_NAMES)]
     check(options)
     results: list[SuiteResult] = []
     refused = 0
-    with measuring(options, output):
+    with measuring(options, output) as progress:
         with looking():
             machine = detect_machine(options.device, options.data_dir)
         for each in suites:
             try:
-                result = _run(each, options, machine)
+                job = prepare_suite(each, options, machine, progress)
+                say(f"{each.name}: {pluralize(len(job.job.specs), 'trial')}")
+                announce(job.job)
+                with progress:
+                    result = job.run()
             except UsageError as error:
                 # A suite that cannot be run (its data is missing) does not keep the others from being run.
                 if len(suites) == 1:
@@ -77,17 +80,3 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
     # That float16 without masters diverges, or that a batch does not fit, is what a suite is run to find out.
     failed = not trials or any(trial.status in ("crashed", "timeout") for trial in trials)
     return refused or (FAILED if failed else 0)
-
-
-def _run(suite: "Suite", options: SuiteOptions, machine: "Machine") -> "SuiteResult":
-    from castwise.cli.measuring import announce, live_progress
-    from castwise.cli.output import say
-    from castwise.suites.run import prepare_suite
-
-    progress = live_progress()
-    job = prepare_suite(suite, options, machine, progress)
-    count = len(job.job.specs)
-    say(f"{suite.name}: {count} trial{'s' if count > 1 else ''}")
-    announce(job.job)
-    with progress:
-        return job.run()

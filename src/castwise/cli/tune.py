@@ -45,7 +45,7 @@ class TunePrintOptions(PrintOptions):
 
 def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     """Search from the plain loop for the fastest that computes the same, and say what each technique gains."""
-    from castwise.cli.measuring import FAILED, announce_notes, live_progress, looking, measuring, say_logs
+    from castwise.cli.measuring import FAILED, announce_notes, looking, measuring, say_logs
     from castwise.cli.output import emit
     from castwise.tune import render
     from castwise.tune.search import prepare_tuning, source_of
@@ -55,8 +55,7 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
 
         data_set, recipe = source_of(options) or (options.data_set or "synthetic", None)
         check_script(options.workload, data_set, recipe, output.emit)
-    progress = live_progress()
-    with measuring(options, output):
+    with measuring(options, output) as progress:
         with looking():
             search = prepare_tuning(options, progress)
         announce_notes(search.job)

@@ -16,7 +16,7 @@ def result_console(width: int | None = None) -> Console:
 
 
 def print_line(console: Console, line: str, style: str | None = None) -> None:
-    """Print a line, markup included: a terminal wraps it behind its indent, and a pipe gets one line for `grep`."""
+    """Print a line without reading markup; a terminal wraps it with its indent, a pipe gets one line for `grep`."""
     text = line.lstrip(" ")
     indent = len(line) - len(text)
     if console.is_terminal:

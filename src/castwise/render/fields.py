@@ -2,7 +2,7 @@
 
 Terminal, Markdown, HTML, charts, CSV, JSON, Parquet and trackers select their columns from `FIELDS` by name. They read
 them from flat rows: dictionaries of plain values in SI units, by field name. Each kind of result has a function that
-makes its flat rows (for steady trials `run_table.flat_row`, for training runs `training_table.flat_row`).
+makes its flat rows (for steady trials `run_report.flat_row`, for training runs `training_table.flat_row`).
 
 To add a column: add one line to `FIELDS`, set its value in the flat rows, and name it in the tables that show it.
 """
@@ -47,29 +47,17 @@ _KINDS: dict[Unit, Kind] = {"text": "text", "count": "integer", "bytes": "intege
 
 @dataclass(frozen=True)
 class Field:
-    """A quantity, and how it is shown.
+    """A quantity, and how it is shown."""
 
-    Attributes:
-        name: The name in CSV, JSON and Parquet, with the unit as a suffix.
-        title: The heading for people; empty if only files have the field.
-        unit: The unit or type of the values.
-        format: Returns the text of a row that has a value; None formats the value by its unit.
-        best: Which value of a column is the best; None if there is no such thing.
-        wraps: Whether a narrow terminal may break the text between words.
-        varies: Whether a table shows the field only if its rows have several values.
-        default: Values that are not worth a column if all rows have one of them.
-        otherwise: The name of a field that says why there is no value, for the text.
-    """
-
-    name: str
-    title: str = ""
+    name: str  # in CSV, JSON and Parquet, with the unit as a suffix
+    title: str = ""  # the heading; empty if only files have the field
     unit: Unit = "text"
-    format: Callable[[FlatRow], str] | None = None
-    best: Literal["highest", "lowest"] | None = None
-    wraps: bool = False
-    varies: bool = False
-    default: tuple[Any, ...] = ()
-    otherwise: str = ""
+    format: Callable[[FlatRow], str] | None = None  # a row with a value as text; None formats it by its unit
+    best: Literal["highest", "lowest"] | None = None  # which value of a column is the best
+    wraps: bool = False  # whether a narrow terminal may break the text between words
+    varies: bool = False  # whether a table shows the field only if its rows have several values
+    default: tuple[Any, ...] = ()  # values that are not worth a column if all rows have one of them
+    otherwise: str = ""  # the field that says why there is no value
 
     def value(self, row: FlatRow) -> Any:
         """Return the plain value in a row, None if it has none."""
@@ -113,6 +101,14 @@ def _count_text(name: str) -> Callable[[FlatRow], str]:
     return lambda row: f"{row[name]:,}"
 
 
+def _parallelism_text(row: FlatRow) -> str:
+    return "–" if row["parallelism"] == "none" else str(row["parallelism"])
+
+
+def _energy_text(row: FlatRow) -> str:
+    return format_energy(row["joules_per_unit"], row["unit"])
+
+
 def _predicted_batch_text(row: FlatRow) -> str:
     error = row.get("prediction_error")
     return f"{row['predicted_batch']:,}" + ("" if error is None else f" ({100 * error:+z.1f} %)")
@@ -142,12 +138,7 @@ FIELDS: tuple[Field, ...] = (
     Field("batch_size", "batch", "count", varies=True),
     Field("gpus", "GPUs", "count", varies=True),
     Field("world_size", "GPUs", "count", varies=True),
-    Field(
-        "parallelism",
-        "parallelism",
-        format=lambda row: "–" if row["parallelism"] == "none" else row["parallelism"],
-        varies=True,
-    ),
+    Field("parallelism", "parallelism", format=_parallelism_text, varies=True),
     Field("loss_scale", "loss scale", default=("none", "dynamic")),
     Field("techniques", "techniques", wraps=True, varies=True),
     Field("seed", "seed", "count", varies=True),
@@ -198,13 +189,7 @@ FIELDS: tuple[Field, ...] = (
     Field("driver_used_bytes", "driver's figure", "bytes"),
     Field("memory_ratio", "memory ratio", "ratio"),
     # Energy.
-    Field(
-        "joules_per_unit",
-        "energy",
-        "number",
-        lambda row: format_energy(row["joules_per_unit"], row["unit"]),
-        best="lowest",
-    ),
+    Field("joules_per_unit", "energy", "number", _energy_text, best="lowest"),
     Field("joules_per_unit_low", unit="number"),
     Field("joules_per_unit_high", unit="number"),
     Field("energy_source", "energy by"),
@@ -305,21 +290,13 @@ def find_fields(names: Iterable[str]) -> list[Field]:
 
 
 def worth_showing(fields: Sequence[Field], rows: Sequence[FlatRow], always: Iterable[str] = ()) -> list[Field]:
-    """Return the fields that tell a reader something: values that exist, that are unusual, or that differ.
+    """Return the fields with values that exist, that are unusual, or that differ, and those that are always shown."""
 
-    Args:
-        fields: The fields to choose from.
-        rows: The table's rows.
-        always: Names of fields that are shown whatever their values.
-    """
-    return [field for field in fields if field.name in always or _is_worth_showing(field, rows)]
+    def is_worth_it(field: Field) -> bool:
+        values = {field.value(row) for row in rows}
+        return len(values) > 1 if field.varies else not values <= {None, *field.default}
 
-
-def _is_worth_showing(field: Field, rows: Sequence[FlatRow]) -> bool:
-    values = {field.value(row) for row in rows}
-    if field.varies:
-        return len(values) > 1
-    return not values <= {None, *field.default}
+    return [field for field in fields if field.name in always or is_worth_it(field)]
 
 
 def trial_values(trial: Trial) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The lines around a table of steady trials: where they were measured, and what a reader must know of them."""
+"""The lines around a table of steady trials: machine, failures, warnings, costs and code to paste."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -24,8 +24,7 @@ _MOST_TRIALS_NAMED = 6  # in a warning; JSON has all
 def measured_on(trials: Sequence[Trial]) -> str:
     """Return the devices, the software and the dates: `NVIDIA H200 (castwise 0.1.0 at 80a6, torch 2.11.0, 2026-11-21)`.
 
-    Args:
-        trials: At least one; if they differ, every device, version and commit is named.
+    If the trials (at least one) differ, every device, version and commit is named.
     """
     environments = [trial.environment for trial in trials]
     commits = _and(each.commit for each in environments if each.commit)
@@ -76,7 +75,10 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     lines += _warnings(rows)
     lines += _disagreements(rows)
     lines += _on_several_gpus(trials)
-    lines += _undecided(rows)
+    for row in rows:
+        kind = row.verdict and row.verdict.kind
+        if row.verdict and (kind == "incomparable" or (kind == "inconclusive" and len(row.trials) > 1)):
+            lines.append(f"{row.trial.spec.label}: {kind}: {row.verdict.reason}")
     if any(trial.spec.device == "cpu" for trial in trials):
         lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
     lines += _cold_starts(rows)
@@ -132,7 +134,7 @@ def _seen(warned: Sequence[tuple[str, TrialWarning]], num_rows: int) -> str:
 
 
 def _disagreements(rows: Sequence[Row]) -> list[str]:
-    """Return why two figures of the table seem to contradict each other, for those that do."""
+    """Return an explanation for each pair of figures in the table that seem to contradict each other."""
     lines, ratios = [], []
     for row in rows:
         paired, unpaired = row.speedup_estimate, row.unpaired_speedup
@@ -145,16 +147,15 @@ def _disagreements(rows: Sequence[Row]) -> list[str]:
             "speed-up compares blocks measured moments apart; throughput is that of all blocks, whatever drifted "
             f"between them: its ratio is {truncate_list(ratios)}"
         )
-    if any(len(row.trials) > 1 and _has_noisier_process(row) for row in rows):
+    most = [max(spread(trial) or 0.0 for trial in row.trials) for row in rows]
+    if any(
+        len(row.trials) > 1 and noisiest > NOISE and format_share(noisiest) != format_share(row.spread or 0.0)
+        for row, noisiest in zip(rows, most, strict=True)
+    ):
         lines.append(
             "the column spread is the median over the processes of a configuration; the warning is of the noisiest"
         )
     return lines
-
-
-def _has_noisier_process(row: Row) -> bool:
-    most = max(spread(trial) or 0.0 for trial in row.trials)
-    return most > NOISE and format_share(most) != format_share(row.spread or 0.0)
 
 
 def _on_several_gpus(trials: Sequence[Trial]) -> list[str]:
@@ -171,16 +172,6 @@ def _on_several_gpus(trials: Sequence[Trial]) -> list[str]:
     if partly_read:
         lines.append(f"energy and power were read of {_and(partly_read)} GPUs here; the others are taken to be alike")
     return list(dict.fromkeys(lines))
-
-
-def _undecided(rows: Sequence[Row]) -> list[str]:
-    """Return why some verdicts are none."""
-    return [
-        f"{row.trial.spec.label}: {row.verdict.kind}: {row.verdict.reason}"
-        for row in rows
-        if row.verdict is not None
-        and (row.verdict.kind == "incomparable" or (row.verdict.kind == "inconclusive" and len(row.trials) > 1))
-    ]
 
 
 def _cold_starts(rows: Sequence[Row]) -> list[str]:

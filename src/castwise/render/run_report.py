@@ -3,8 +3,8 @@
 import json
 import math
 import statistics
-from collections.abc import Hashable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from html import escape
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from castwise.analysis.advice import Advice
-from castwise.analysis.energy import Prices, energy_of, joules_per_unit, power_watts
+from castwise.analysis.energy import Prices, energy_of, power_watts
 from castwise.analysis.result_table import Row
 from castwise.analysis.statistics import Estimate
 from castwise.analysis.steady_metrics import cold_start_seconds, step_times
@@ -23,6 +23,7 @@ from castwise.render.notes import cost_lines, costs, headline, remarks, snippet_
 from castwise.render.table import (
     IN_CSV,
     DataTable,
+    competing_by,
     csv_grid,
     json_values,
     markdown_grid,
@@ -33,107 +34,55 @@ from castwise.render.units import sparkline
 from castwise.spec.quantities import format_share
 
 SHOWN = (
-    "workload",
-    "data_set",
-    "precision",
-    "batch_size",
-    "gpus",
-    "parallelism",
-    "loss_scale",
-    "techniques",
-    "throughput_per_second",
-    "speedup",
-    "verdict",
-    "loop_speedup",
-    "scaling_efficiency",
-    "step_seconds",
-    "spread",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "joules_per_unit",
-    "power_watts",
-    "final_loss",
-    "skipped_steps",
+    *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
+    *("throughput_per_second", "speedup", "verdict", "loop_speedup", "scaling_efficiency", "step_seconds", "spread"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "joules_per_unit", "power_watts", "final_loss", "skipped_steps"),
     "status",
 )
 # The columns of CSV and JSON.
 IN_FILES = (
     *(name for name in SHOWN if name != "skipped_steps"),
-    "unit",
-    "processes",
-    "throughput_low",
-    "throughput_high",
-    "speedup_low",
-    "speedup_high",
-    "memory_low",
-    "memory_high",
-    "verdict_reason",
-    "memory_ratio",
-    "final_step",
-    "skipped_steps",
-    "joules_per_unit_low",
-    "joules_per_unit_high",
-    "energy_source",
-    "cold_start_seconds",
-    "ready_seconds",
-    "set_up_seconds",
-    "first_step_seconds",
-    "warm_up_seconds",
-    "warnings",
-    "telemetry_note",
-    "message",
-    "device",
-    "torch",
-    "key",
+    *("unit", "processes", "throughput_low", "throughput_high", "speedup_low", "speedup_high"),
+    *("memory_low", "memory_high", "verdict_reason", "memory_ratio", "final_step", "skipped_steps"),
+    *("joules_per_unit_low", "joules_per_unit_high", "energy_source"),
+    *("cold_start_seconds", "ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_seconds"),
+    *("warnings", "telemetry_note", "message", "device", "torch", "key"),
 )
 _DROP_FIRST = (
-    "blocks",
-    "power_watts",
-    "peak_reserved_bytes",
-    "spread",
-    "step_seconds",
-    "data_set",
-    "joules_per_unit",
-    "final_loss",
-    "verdict",
+    *("blocks", "power_watts", "peak_reserved_bytes", "spread", "step_seconds", "data_set", "joules_per_unit"),
+    *("final_loss", "verdict"),
 )
 _VISIBLE = 0.01  # block times are drawn if one differs from the median by this share
 _FEWEST_BLOCKS = 4
 
+# Figures of a row under the names of their fields.
+_OF_ROW = (
+    *("speedup", "loop_speedup", "scaling_efficiency", "step_seconds", "spread", "peak_allocated_bytes"),
+    *("peak_reserved_bytes", "memory_ratio", "final_loss", "final_step", "skipped_steps"),
+)
+_OF_FACTS = ("ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_seconds")
+
 
 def flat_row(row: Row) -> dict[str, Any]:
     """Return the values of a steady result by field name."""
-    energy, facts = energy_of(row.trial), row.trials[0].facts
+    energy, verdict = energy_of(row.trial), row.verdict
     return {
         **trial_values(row.trial),
+        **{name: getattr(row, name) for name in _OF_ROW},
         "throughput_per_second": row.throughput,
-        "speedup": row.speedup,
-        "verdict": None if row.verdict is None else row.verdict.kind,
-        "verdict_reason": None if row.verdict is None else row.verdict.reason,
-        "loop_speedup": row.loop_speedup,
-        "scaling_efficiency": row.scaling_efficiency,
-        "step_seconds": row.step_seconds,
-        "spread": row.spread,
-        "peak_allocated_bytes": row.peak_allocated_bytes,
-        "peak_reserved_bytes": row.peak_reserved_bytes,
-        "memory_ratio": row.memory_ratio,
-        "joules_per_unit": joules_per_unit(row.trial),
-        "joules_per_unit_low": None if energy is None else energy.low,
-        "joules_per_unit_high": None if energy is None else energy.high,
-        "energy_source": None if energy is None else energy.source,
-        "power_watts": power_watts(row.trial),
-        "final_loss": row.final_loss,
-        "final_step": row.final_step,
-        "skipped_steps": row.skipped_steps,
-        "processes": len(row.trials),
         **interval_values("throughput", row.throughput_estimate),
         **interval_values("speedup", row.speedup_estimate),
         **interval_values("memory", row.memory_estimate),
+        "verdict": verdict and verdict.kind,
+        "verdict_reason": verdict and verdict.reason,
+        "joules_per_unit": energy and energy.joules_per_unit,
+        "joules_per_unit_low": energy and energy.low,
+        "joules_per_unit_high": energy and energy.high,
+        "energy_source": energy and energy.source,
+        "power_watts": power_watts(row.trial),
+        "processes": len(row.trials),
         "cold_start_seconds": cold_start_seconds(row.trials[0]),
-        "ready_seconds": None if facts is None else facts.ready_seconds,
-        "set_up_seconds": None if facts is None else facts.set_up_seconds,
-        "first_step_seconds": None if facts is None else facts.first_step_seconds,
-        "warm_up_seconds": None if facts is None else facts.warm_up_seconds,
+        **{name: getattr(row.trials[0].facts, name, None) for name in _OF_FACTS},
         "warnings": " ".join(warning.name for warning in warnings_of_all(row.trials)),
     }
 
@@ -144,12 +93,8 @@ def data_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
     shown = worth_showing(find_fields(SHOWN), flat)
     if all(row["processes"] == 1 for row in flat):
         shown = [field for field in shown if field.name != "verdict"]
-    return DataTable(shown, flat, _competing, "the best at its batch size")
-
-
-def _competing(row: FlatRow) -> Hashable:
-    names = ("workload", "data_set", "batch_size", "gpus", "parallelism")
-    return tuple(row[name] for name in names) if row["status"] == "ok" else None
+    group = competing_by("workload", "data_set", "batch_size", "gpus", "parallelism")
+    return DataTable(shown, flat, group, "the best at its batch size")
 
 
 def print_table(
@@ -161,12 +106,7 @@ def print_table(
 ) -> None:
     """Print the table, its remarks, what epochs cost at these prices, and the advice to a terminal.
 
-    Args:
-        rows: The results.
-        advice: What to take.
-        console: The terminal.
-        prices: What energy and GPUs cost; None leaves costs out.
-        elsewhere: Where the columns are that a narrow terminal leaves out.
+    `elsewhere` names the place of the columns that a narrow terminal leaves out.
     """
     advised = {item.key for item in advice}
 
@@ -192,11 +132,18 @@ def print_table(
 
 
 def _with_block_times(table: DataTable[FlatRow], rows: Sequence[Row]) -> DataTable[FlatRow]:
-    """Return the table with a small curve of each row's block times, if any differ by what can be seen.
+    """Return the table with a small curve of each row's block times, if the differences are large enough to see.
 
     All curves have one scale, so that a quiet configuration looks quiet next to a noisy one.
     """
-    deviations = [_deviations(row) for row in rows]
+    deviations: list[list[float]] = []  # of each block from its row's median, as a share of it
+    for row in rows:
+        times = step_times(row.trial)
+        if len(times) >= _FEWEST_BLOCKS:
+            median = statistics.median(times)
+            deviations.append([value / median - 1 for value in times])
+        else:
+            deviations.append([])
     reach = max((abs(value) for values in deviations for value in values), default=0.0)
     if reach < _VISIBLE:
         return table
@@ -204,16 +151,7 @@ def _with_block_times(table: DataTable[FlatRow], rows: Sequence[Row]) -> DataTab
     flat = [{**row, "blocks": curve} for row, curve in zip(table.rows, curves, strict=True)]
     *columns, status = table.columns
     blocks = Field("blocks", f"blocks, ±{format_share(reach)}")
-    return DataTable([*columns, blocks, status], flat, table.group, table.best_note)
-
-
-def _deviations(row: Row) -> list[float]:
-    """Return by what share each block's step time differs from the median; nothing for a few blocks."""
-    times = step_times(row.trial)
-    if len(times) < _FEWEST_BLOCKS:
-        return []
-    median = statistics.median(times)
-    return [value / median - 1 for value in times]
+    return replace(table, columns=[*columns, blocks, status], rows=flat)
 
 
 def to_markdown(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
@@ -236,8 +174,17 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 def to_html(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
     """Return the headline, the table, its remarks, the advice and the code to paste as HTML for a notebook."""
-    parts = [f"<p><b>{escape(headline(rows))}</b></p>"]
-    parts += _html_table(data_table(rows), {item.key for item in advice})
+    table, advised = data_table(rows), {item.key for item in advice}
+    sides = [f' style="text-align:{"left" if column.left else "right"}"' for column in table.columns]
+    heads = [f"<th{side}>{escape(column.title)}</th>" for column, side in zip(table.columns, sides, strict=True)]
+    parts = [f"<p><b>{escape(headline(rows))}</b></p>", "<table>"]
+    parts += [f"<thead><tr>{''.join(heads)}</tr></thead>", "<tbody>"]
+    for row in table.rows:
+        tag = "b" if row["key"] in advised else "span"
+        texts = (escape(column.text(row)) for column in table.columns)
+        cells = (f"<td{side}><{tag}>{text}</{tag}></td>" for text, side in zip(texts, sides, strict=True))
+        parts.append(f"<tr>{''.join(cells)}</tr>")
+    parts += ["</tbody>", "</table>"]
     lines = remarks(rows)
     if lines:
         parts += ["<ul>", *(f"<li>{escape(line)}</li>" for line in lines), "</ul>"]
@@ -248,18 +195,6 @@ def to_html(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
     return "\n".join(parts)
 
 
-def _html_table(table: DataTable[FlatRow], advised: set[str | None]) -> list[str]:
-    sides = [f' style="text-align:{"left" if column.left else "right"}"' for column in table.columns]
-    heads = [f"<th{side}>{escape(column.title)}</th>" for column, side in zip(table.columns, sides, strict=True)]
-    lines = ["<table>", f"<thead><tr>{''.join(heads)}</tr></thead>", "<tbody>"]
-    for row in table.rows:
-        tag = "b" if row["key"] in advised else "span"
-        texts = (escape(column.text(row)) for column in table.columns)
-        cells = (f"<td{side}><{tag}>{text}</{tag}></td>" for text, side in zip(texts, sides, strict=True))
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return [*lines, "</tbody>", "</table>"]
-
-
 def to_csv(rows: Sequence[Row]) -> str:
     """Return one line a configuration, plain values, a header line first."""
     return csv_grid(find_fields(IN_FILES), [flat_row(row) for row in rows])
@@ -267,18 +202,19 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 def to_json(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
     """Return an object with the figures and warnings, the advice, the whole records, and the costs at these prices."""
+    advised = [
+        {
+            "workload": item.workload,
+            "precision": item.precision,
+            "sentence": item.sentence,
+            "code": item.code,
+            "frameworks": {snippet.framework: snippet.code or None for snippet in item.snippets},
+        }
+        for item in advice
+    ]
     document: dict[str, Any] = {
         "rows": [_json_row(row) for row in rows],
-        "advice": [
-            {
-                "workload": item.workload,
-                "precision": item.precision,
-                "sentence": item.sentence,
-                "code": item.code,
-                "frameworks": {snippet.framework: snippet.code or None for snippet in item.snippets},
-            }
-            for item in advice
-        ],
+        "advice": advised,
         "trials": [json.loads(trial.model_dump_json()) for row in rows for trial in row.trials],
     }
     if prices:
@@ -296,12 +232,13 @@ def _json_row(row: Row) -> dict[str, Any]:
     return {
         **json_values({name: values[name] for name in IN_FILES}),
         "estimates": {name: _json_estimate(found) for name, found in estimates.items()},
-        "verdict": None if row.verdict is None else {"kind": row.verdict.kind, "reason": row.verdict.reason},
+        "verdict": row.verdict and {"kind": row.verdict.kind, "reason": row.verdict.reason},
         "warnings": [asdict(each) for each in warnings_of_all(row.trials)],
     }
 
 
 def _json_estimate(found: Estimate | None) -> dict[str, Any] | None:
+    """Return an estimate for JSON, which has no NaN: an interval that there is not is null."""
     if found is None:
         return None
     return {name: value if math.isfinite(value) else None for name, value in asdict(found).items()}

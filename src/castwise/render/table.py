@@ -6,16 +6,16 @@ import math
 import textwrap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from castwise.render.console import print_line
+from castwise.render.fields import Field, FlatRow
 
-R = TypeVar("R")
-R_contra = TypeVar("R_contra", contravariant=True)
+R = TypeVar("R", bound=FlatRow)
 
 BEST = "*"  # behind the best value of a column
 IN_CSV = "--format csv has all"  # where the columns are that a narrow terminal leaves out
@@ -24,53 +24,17 @@ _SHORTEST_HEADING = 10  # a heading above narrower cells is not wrapped to fewer
 _MOST_LAID_OUT = 1000  # rich takes 6 s to lay out 10,000 rows
 
 
-class AnyColumn(Protocol[R_contra]):
-    """What a table needs to know of a column; `render.fields.Field` is one."""
-
-    @property
-    def name(self) -> str:
-        """Return the name in CSV and JSON."""
-
-    @property
-    def title(self) -> str:
-        """Return the heading."""
-
-    @property
-    def left(self) -> bool:
-        """Return whether the text is flush left."""
-
-    @property
-    def wraps(self) -> bool:
-        """Return whether a narrow terminal may break the text between words."""
-
-    @property
-    def best(self) -> Literal["highest", "lowest"] | None:
-        """Return which value is the best."""
-
-    def value(self, row: R_contra, /) -> Any:
-        """Return the plain value of a row."""
-
-    def text(self, row: R_contra, /) -> str:
-        """Return the value of a row as people read it."""
-
-
 @dataclass(frozen=True)
 class DataTable(Generic[R]):
-    """Columns and rows.
+    """Columns and rows."""
 
-    Attributes:
-        columns: The columns.
-        rows: The rows.
-        group: Returns what rows share whose values compete for being the best; None for a row that does not compete.
-        best_note: What a mark behind a value means, for the line below the table.
-    """
-
-    columns: Sequence[AnyColumn[R]]
+    columns: Sequence[Field]
     rows: Sequence[R]
+    # What rows share whose values compete for being the best; None for a row that does not compete.
     group: Callable[[R], Hashable] = lambda _: None
-    best_note: str = "the best of its column"
+    best_note: str = "the best of its column"  # what the mark behind a value means, for the line below the table
 
-    def best(self, column: AnyColumn[R]) -> set[int]:
+    def best(self, column: Field) -> set[int]:
         """Return the numbers of the rows that have the best value of their group; none if all of a group are equal."""
         if column.best is None:
             return set()
@@ -85,6 +49,11 @@ class DataTable(Generic[R]):
             winners = {number for value, number in values if value == best}
             found |= winners if len(winners) < len(values) else set()
         return found
+
+
+def competing_by(*names: str) -> Callable[[FlatRow], Hashable]:
+    """Return a table's `group`: rows that ended well compete if these fields are equal."""
+    return lambda row: tuple(row[name] for name in names) if row["status"] == "ok" else None
 
 
 def print_data_table(
@@ -107,11 +76,16 @@ def print_data_table(
         style: Returns the style of a row, None for the plain one.
         elsewhere: Where the columns are that are left out.
     """
-    columns: Sequence[_TextColumn] = [_TextColumn.of(table, column) for column in table.columns]
+    columns = [_text_column(table, column) for column in table.columns]
     if len(table.rows) > _MOST_LAID_OUT:
         _print_lines(console, columns)
     else:
-        kept = _drop_columns(columns, drop_first, console.width)
+        kept = columns
+        for group in drop_first:
+            if _total(column.width for column in kept) <= console.width:
+                break
+            names = (group,) if isinstance(group, str) else group
+            kept = [column for column in kept if column.source.name not in names]
         console.print(_laid_out(kept, [style(row) for row in table.rows], console.width), crop=False)
         left_out = [column.source.title for column in columns if column not in kept]
         if left_out:
@@ -124,48 +98,27 @@ def print_data_table(
 
 @dataclass(frozen=True)
 class _TextColumn:
-    """A column as text.
+    """A column as text."""
 
-    Attributes:
-        source: The column.
-        heading: Its title, wrapped to the width of the cells.
-        cells: The texts, with marks behind the best.
-        best: The numbers of the rows with the best values.
-        width: The least width at which no figure is broken.
-        longest_word: The least width at which no word is broken.
-    """
-
-    source: AnyColumn[Any]
-    heading: str
-    cells: Sequence[str]
-    best: set[int]
-    width: int
-    longest_word: int
-
-    @classmethod
-    def of(cls, table: DataTable[R], column: AnyColumn[R]) -> "_TextColumn":
-        """Return a column of a table as text."""
-        best = table.best(column)
-        cells = [column.text(row) for row in table.rows]
-        if best:
-            cells = [f"{cell}{BEST if number in best else ' '}" for number, cell in enumerate(cells)]
-        longest_cell = max(map(len, cells), default=0)
-        longest_word = max((len(word) for cell in (column.title, *cells) for word in cell.split()), default=0)
-        width = max(longest_word, (longest_cell + 1) // 2) if column.wraps else longest_cell
-        heading = textwrap.wrap(column.title, max(width, _SHORTEST_HEADING), break_long_words=False)
-        width = max([width, *map(len, heading)])
-        return cls(column, "\n".join(heading), cells, best, width, longest_word)
+    source: Field
+    heading: str  # its title, wrapped to the width of the cells
+    cells: Sequence[str]  # with marks behind the best
+    best: set[int]  # the numbers of the rows with the best values
+    width: int  # the least at which no figure is broken
+    longest_word: int  # the least at which no word is broken
 
 
-def _drop_columns(
-    columns: Sequence[_TextColumn], drop_first: Sequence[str | tuple[str, ...]], width: int
-) -> Sequence[_TextColumn]:
-    for group in drop_first:
-        if _total(column.width for column in columns) <= width:
-            break
-        names = (group,) if isinstance(group, str) else group
-        columns = [column for column in columns if column.source.name not in names]
-    return columns
+def _text_column(table: DataTable[R], column: Field) -> _TextColumn:
+    best = table.best(column)
+    cells = [column.text(row) for row in table.rows]
+    if best:
+        cells = [f"{cell}{BEST if number in best else ' '}" for number, cell in enumerate(cells)]
+    longest_cell = max(map(len, cells), default=0)
+    longest_word = max((len(word) for cell in (column.title, *cells) for word in cell.split()), default=0)
+    width = max(longest_word, (longest_cell + 1) // 2) if column.wraps else longest_cell
+    heading = textwrap.wrap(column.title, max(width, _SHORTEST_HEADING), break_long_words=False)
+    width = max([width, *map(len, heading)])
+    return _TextColumn(column, "\n".join(heading), cells, best, width, longest_word)
 
 
 def _total(widths: Iterable[int]) -> int:
@@ -226,7 +179,7 @@ def _print_lines(console: Console, columns: Sequence[_TextColumn]) -> None:
     console.print(Text("\n").join(lines), highlight=False, soft_wrap=True)
 
 
-def markdown_grid(columns: Sequence[AnyColumn[R]], rows: Sequence[R]) -> list[str]:
+def markdown_grid(columns: Sequence[Field], rows: Sequence[FlatRow]) -> list[str]:
     """Return the lines of a Markdown table."""
     lines = ["| " + " | ".join(_cell(column.title) for column in columns) + " |"]
     lines.append("|" + "|".join("---" if column.left else "---:" for column in columns) + "|")
@@ -242,7 +195,7 @@ def _cell(text: str) -> str:
     return markdown_text(text).replace("|", "\\|")
 
 
-def csv_grid(columns: Sequence[AnyColumn[R]], rows: Sequence[R]) -> str:
+def csv_grid(columns: Sequence[Field], rows: Sequence[FlatRow]) -> str:
     """Return a header line and a line a row, plain values."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -251,8 +204,8 @@ def csv_grid(columns: Sequence[AnyColumn[R]], rows: Sequence[R]) -> str:
     return out.getvalue()
 
 
-def plain(columns: Sequence[AnyColumn[R]], row: R) -> dict[str, Any]:
-    """Return the values of a row by name, for JSON: it has no NaN and no infinity, so a string names them."""
+def plain(columns: Sequence[Field], row: FlatRow) -> dict[str, Any]:
+    """Return the values of a row by name, for JSON."""
     return json_values({column.name: column.value(row) for column in columns})
 
 

@@ -62,24 +62,21 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], low: float, high: float, width: int = 10) -> str:
-    """Return values as a curve of block characters, with means of neighbours if there are more values than characters.
+    """Return values as a curve of block characters from `low` to `high`; values beyond them are cut off.
 
-    Args:
-        values: The values, in order; those that are not finite leave a gap.
-        low: The value of the lowest character; lower ones have that character too.
-        high: The value of the highest.
-        width: The most characters.
+    More values than characters are averaged with their neighbours; values that are not finite leave a gap.
     """
     count = min(width, len(values))
-    parts = [values[len(values) * n // count : len(values) * (n + 1) // count] for n in range(count)]
-    return "".join(_level([value for value in part if math.isfinite(value)], low, high) for part in parts)
-
-
-def _level(values: Sequence[float], low: float, high: float) -> str:
-    share = 0.0 if high <= low or not values else (statistics.fmean(values) - low) / (high - low)
-    if not values or not math.isfinite(share):  # a damaged record's values can be too far apart for a float
-        return " "
-    return _LEVELS[round(min(max(share, 0.0), 1.0) * (len(_LEVELS) - 1))]
+    curve = ""
+    for n in range(count):
+        part = values[len(values) * n // count : len(values) * (n + 1) // count]
+        finite = [value for value in part if math.isfinite(value)]
+        share = 0.0 if high <= low or not finite else (statistics.fmean(finite) - low) / (high - low)
+        if finite and math.isfinite(share):  # a damaged record's values can be too far apart for a float
+            curve += _LEVELS[round(min(max(share, 0.0), 1.0) * (len(_LEVELS) - 1))]
+        else:
+            curve += " "
+    return curve
 
 
 def pluralize(number: int, what: str) -> str:
