@@ -47,6 +47,7 @@ def measure(cell: str, pairs: int, seconds: float) -> dict[str, object]:
             rate, seen = run(workload, precision, seconds)
             found[name].append(rate)
             environment = seen or environment
+        print(f"{cell} pair {pair + 1}: {[round(rates[-1], 1) for rates in found.values()]}", file=sys.stderr)
     logs = [math.log(trial / script) for trial, script in zip(found["trial"], found["script"], strict=True)]
     mean = statistics.mean(logs)
     half = float(student.ppf(0.975, pairs - 1)) * statistics.stdev(logs) / math.sqrt(pairs) if pairs > 1 else math.inf
