@@ -10,18 +10,15 @@ from castwise.max_batch.render import (
     baseline_of,
     breakdowns_of,
     conclusions,
-    headline,
     loop_name,
     part_titles,
     ratio_of,
-    remarks,
-    summary_table,
 )
 from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.registry.precisions import PRECISIONS, why_unsupported
 from castwise.registry.published import LargestBatch, largest_batches
-from castwise.render.table import markdown_grid, markdown_text
-from castwise.render.units import format_bytes, format_duration, format_percent, format_ratio
+from castwise.render.table import markdown_text
+from castwise.render.units import format_bytes, format_percent, format_ratio
 
 # The workloads of the sources that filled their GPU's memory.
 _SOURCED = ("dpn92", *(f"fastai-resnet{depth}" for depth in (18, 34, 50, 101, 152)))
@@ -46,11 +43,6 @@ def measured_fits(folder: Path) -> dict[str, list[list[MaxBatch]]]:
     return found
 
 
-def summaries(measured: Measured) -> str:
-    """Return the largest batches of every workload on record."""
-    return "\n".join(_summary(fits) for groups in measured.values() for fits in groups)
-
-
 def in_a_sentence(name: str, measured: Measured) -> str:
     """Return the largest batches of a workload in a sentence, with where and when they were found."""
     fits = measured[name][0]
@@ -71,21 +63,6 @@ def _command(fits: Sequence[MaxBatch]) -> str:
     named = "" if set(own) == set(every) else f" --precision {','.join(own)}"
     limit = "" if spec.memory_limit_bytes is None else f" --memory {spec.memory_limit_bytes / 2**30:.3g}GiB"
     return f"castwise max-batch {spec.workload}{named}{limit}"
-
-
-def _summary(fits: Sequence[MaxBatch]) -> str:
-    """Return what `castwise max-batch` prints first: the largest batches, with remarks."""
-    trials = [trial for fit in fits for trial in fit.trials]
-    took = format_duration(sum(trial.duration_seconds for trial in trials))  # they ran one by one
-    head = f"{markdown_text(headline(fits))}: {len(trials)} trials, {took}"
-    notes = [f"- {markdown_text(line)}" for line in remarks(fits)]
-    found = summary_table(fits)
-    columns = found.columns
-    if any(fit.num_foreign for fit in fits):  # others computed on the GPU: batches and memory are right, times are not
-        columns = [column for column in columns if column.name not in _TIMED]
-        head = f"{markdown_text(headline(fits))}: {len(trials)} trials"
-    table = [head, "", *markdown_grid(columns, found.rows)]
-    return "\n".join([*table, *([""] if notes else []), *notes]) + "\n"
 
 
 def account(fits: Sequence[MaxBatch]) -> str:

@@ -44,8 +44,6 @@ def _take(out: Path) -> None:
         write_report(find([RECORDS / "scaling"], SelectionOptions()), scaling)
         loops = Path(folder) / "loops.html"
         write_report(find([RECORDS / "techniques"], SelectionOptions()), loops)
-        folders = [RECORDS / "trials", RECORDS / "techniques", RECORDS / "scaling", RECORDS / "suites" / "full"]
-        write_report(find(folders, SelectionOptions()), out.parent / "report.html")
         names = ["published:T4", "published:P100", str(RECORDS / "suites" / "full")]
         write_comparison(compare_folders(CompareOptions(machines=tuple(names), results=RECORDS)), compared)
         browser = playwright.chromium.launch(executable_path=path)
@@ -56,9 +54,7 @@ def _take(out: Path) -> None:
             ("report-runs", runs, WIDE, "dark", "wrn-28-10"),
             ("report-scaling", scaling, WIDE, "light", "[id$=-scaling]"),
             ("report-waterfall", loops, WIDE, "light", "[id$=-waterfall]"),
-            ("compare-wide", compared, WIDE, "light", ""),
             ("compare-chart", compared, WIDE, "light", "#group-3-machines"),
-            ("compare-narrow", compared, NARROW, "dark", "#group-3-machines"),
         ):
             page = browser.new_context(viewport=viewport, color_scheme=scheme).new_page()
             page.goto(file.as_uri())

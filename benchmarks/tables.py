@@ -49,11 +49,6 @@ def results(workload: str, folder: str = "trials") -> str:
     return markdown_table([row for row in rows(folder) if row.trial.spec.workload == workload])
 
 
-def user_models(_: str) -> str:
-    """Return the models of tests/six_models.py in every precision, by their short names."""
-    return re.sub(r"\bsix_models\.py:(\w+?)_full\b", r"\1", markdown_table(rows("own")))
-
-
 def advice(workload: str) -> str:
     """Return what castwise says of one workload's trials, and the code it prints."""
     (item,) = recommend([row for row in rows() if row.trial.spec.workload == workload])
@@ -156,8 +151,6 @@ TABLES: dict[str, Callable[[str], str]] = {
     "suite": suite,
     "techniques": techniques,
     "goals": goals,
-    "own": user_models,
-    "max_batches": lambda _: max_batch_tables.summaries(max_batches()),
     "max_batch": lambda name: max_batch_tables.in_a_sentence(name, max_batches()),
     "max_batch_account": lambda name: max_batch_tables.account(max_batches()[name][0]),
     "max_batch_said": lambda name: max_batch_tables.sentences(max_batches()[name][0]),

@@ -16,8 +16,8 @@ START, GROWTH = 8, 4
 _SMALL = 0.4
 # Of what the allocator may hold, the share that tensors come to at the largest batch; fragmentation takes the rest.
 # Source: ResNet-50 on an H200 (benchmarks/records/fit): 0.990 to 0.994. DPN-92 there: 0.934 to 0.953, as far as
-# multiples of 128 tell (benchmarks/records/suites/quick). A guess that is too high costs less than one too low: an
-# out-of-memory comes at once.
+# multiples of 128 tell (records/suites/quick of castwise 4bce9a48f35e). A guess that is too high costs less than one
+# that is too low: an out-of-memory comes at once.
 USABLE = 0.99
 # A throughput this near to the best is as good. Source: chosen here, as the project's goal states it.
 KNEE = 0.02
