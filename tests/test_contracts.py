@@ -58,7 +58,7 @@ def test_a_name_finds_one_row(
 @pytest.mark.parametrize(
     ("find", "name", "nearest"),
     [
-        (find_precision, "bf16", "bf16-true, bf16-mixed or bf16-master"),
+        (find_precision, "bf16", "bf16-mixed, bf16-master or bf16-true"),
         (find_precision, "FP16-MIXD", "fp16-mixed"),
         (find_workload, "mnist-cn", "mnist-cnn"),
         (find_data_set, "mnits", "mnist"),
@@ -69,6 +69,12 @@ def test_a_name_finds_one_row(
 def test_an_unknown_name_is_answered_with_the_nearest(find: Callable[[str], Any], name: str, nearest: str) -> None:
     with pytest.raises(UsageError, match=f"named '{name}'.*{nearest}"):
         find(name)
+
+
+@pytest.mark.parametrize("name", ["fp8", "MXFP8", "float8_e4m3"])
+def test_8_bit_names_are_answered_with_what_is_measured(name: str) -> None:
+    with pytest.raises(UsageError, match=f"does not measure '{name}' yet.*bf16-mixed"):
+        find_precision(name)
 
 
 # Precisions

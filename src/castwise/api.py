@@ -186,7 +186,7 @@ def compare(  # noqa: PLR0913  what a model is made of
             workload's name, such as "train_me.py:build" or "resnet50".
         batch: An example batch, a function that returns a batch of as many samples as it is asked for, or a data
             loader, whose first batch is the example.
-        loss: Takes output and target, the last part of the batch; None takes the output's own `loss` or mean square.
+        loss: Takes output and target, the last part of the batch; None takes the output's own `loss`.
         training_step: Takes model and batch and returns the loss, in the place of `loss`.
         optimizer: An optimizer of the model's parameters, or a function that returns one from them; None takes AdamW.
         scheduler: A scheduler of that optimizer, or a function that returns one from it; stepped after each step.

@@ -62,8 +62,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     The hint says what to do if no name is near.
     """
     names = list(known)
-    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    near += [candidate for candidate in names if candidate.startswith(name.lower() + "-") and candidate not in near]
+    near = [candidate for candidate in names if candidate.startswith(name.lower() + "-")]
+    near += [each for each in difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5) if each not in near]
     if near:
         *others, last = near[:3]
         either = f"{', '.join(others)} or {last}" if others else last

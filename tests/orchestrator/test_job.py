@@ -65,6 +65,14 @@ def test_unsupported_gpus_are_asked_for_again(job: Prepare, tmp_path: Path) -> N
     assert [trial.status for trial in larger.run()] == ["ok", "ok"]
 
 
+def test_gpus_are_refused_on_a_machine_without_any(job: Prepare) -> None:
+    machine = FakeEngine(environment=fake_environment(None), devices=("cpu",))
+    with pytest.raises(UsageError, match="2 GPUs are asked for, and this machine has none"):
+        job(machine, precisions=("fp32",), world_sizes=(2,))
+    (spec,) = job(machine, precisions=("fp32",), world_sizes=(2,), device="cpu").specs
+    assert spec.num_processes == 2
+
+
 def test_the_same_rounds_again_measure_nothing(job: Prepare) -> None:
     rule, names = StopRule(min_rounds=2, max_rounds=2), ("fp32", "bf16-mixed")
     first = job(FakeEngine(exclusive=False), precisions=names, rule=rule).run()

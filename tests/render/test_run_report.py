@@ -117,6 +117,11 @@ def test_columns_with_one_usual_value_are_left_out(changes: dict[str, object], n
     assert "speedup" not in shown([trial("tf32", 0.3)]), "there is no baseline"
 
 
+def test_rows_that_differ_in_loss_scale_alone_show_it() -> None:
+    scales = [trial("fp16-mixed", 0.1, loss_scale=scale) for scale in ("dynamic", "none")]
+    assert "loss_scale" in shown([trial("fp32", 0.3), *scales])
+
+
 def test_rows_differ_in_gpus_and_parallelism() -> None:
     rows = markdown_rows(ON_GPUS)
     assert [row["GPUs"] for row in rows] == ["1", "2", "2"]

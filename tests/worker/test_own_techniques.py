@@ -10,7 +10,7 @@ import torch
 from fake_graphs import FakeCaptures
 from own_steps import as_dict, halving, in_groups, losses_of, step_of, train_on_dict
 from small_step import CPU, cross_entropy, make_batch, make_net
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop, lr_scheduler
 
 from castwise.errors import TechniqueError
@@ -131,7 +131,11 @@ def test_existing_momentum_is_kept() -> None:
 
 
 def test_compiled_update_refuses_a_weight_trained_later() -> None:
-    step = step_of("fp32", "compiled-update", training_step=lambda model, batch: model.conv(batch[0]).square().mean())
+    def partly(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        model(batch[0])
+        return model.conv(batch[0]).square().mean()
+
+    step = step_of("fp32", "compiled-update", training_step=partly)
     step(make_batch())
     step._compute_loss = cross_entropy
     with pytest.raises(TechniqueError, match="trained in the first step"):

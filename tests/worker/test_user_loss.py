@@ -54,24 +54,48 @@ def test_inputs_and_target(batch: Any, parts: dict[str, Any], called: Any, expec
 
 
 @pytest.mark.parametrize(
-    ("form", "loss"),
+    ("form", "loss", "is_chosen"),
     [
-        (lambda weight: weight, 4),
-        (lambda weight: weight.sum(), 24),
-        (lambda weight: {"out": weight, "aux": weight / 2}, 5),
-        (lambda weight: (weight, torch.zeros(4, dtype=torch.int64)), 4),
-        (lambda weight: SimpleNamespace(loss=weight.max(), logits=weight), 2),
-        (lambda weight: {"loss": weight.max(), "logits": weight}, 2),
-        (lambda weight: SimpleNamespace(loss=None), None),
+        (lambda weight: weight, 4, True),
+        (lambda weight: weight.sum(), 24, False),
+        (lambda weight: (weight, weight.sum()), 24, True),
+        (lambda weight: (weight, torch.zeros(4, dtype=torch.int64)), 4, True),
+        (lambda weight: SimpleNamespace(loss=weight.max(), logits=weight), 2, False),
+        (lambda weight: {"loss": weight.max(), "logits": weight}, 2, False),
     ],
 )
-def test_loss_of_output(form: Any, loss: float | None) -> None:
-    output = form(Recording().weight)
-    if loss is None:
-        with pytest.raises(UsageError, match="without a floating-point tensor"):
-            loss_of_output(output, "train_me.py:build")
-    else:
-        assert loss_of_output(output, "train_me.py:build").item() == loss
+def test_a_loss_that_castwise_chooses_has_a_note(form: Any, loss: float, is_chosen: bool) -> None:
+    found, note = loss_of_output(form(Recording().weight), "train_me.py:build")
+    assert found.item() == loss
+    assert bool(note) == is_chosen
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda weight: SimpleNamespace(loss=None),
+        lambda weight: {"out": weight, "aux": weight / 2},
+        lambda weight: (weight.sum(), weight.mean()),
+    ],
+)
+def test_an_output_without_one_loss_is_refused(form: Any) -> None:
+    with pytest.raises(UsageError, match="which loss is meant"):
+        loss_of_output(form(Recording().weight), "train_me.py:build")
+
+
+def test_a_training_step_that_runs_backward_is_refused() -> None:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        loss = model(batch[0]).mean()
+        loss.backward(retain_graph=True)
+        return loss
+
+    with pytest.raises(UsageError, match="runs backward itself"):
+        compute((X, Y), training_step=step)
+
+
+def test_a_training_step_past_the_models_forward_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"does not call model\(...\)"):
+        compute((X, Y), training_step=lambda model, batch: model.weight.mean())
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from castwise.worker.data.sharding import rank_batches
 from castwise.worker.distributed import Peers
 from castwise.worker.precision import read_fp32_precision
 from castwise.worker.steady_run import SteadyRun
+from castwise.worker.user_model.contract import read_contract
 from castwise.worker.user_model.load import build_user_model, inspect_model
 
 HEAD = "import torch\nfrom torch import nn\n"
@@ -155,6 +156,7 @@ def test_pickles(tmp_path: Path) -> None:
 BAD = [
     ("x = 1", "No function of train_me.py named 'build'. It defines no function."),
     ("def biuld():\n    pass", r"No function of train_me.py named 'build'. Did you mean biuld\?"),
+    ("def build():\n    pass", "train_me.py:build is not called: it returns nothing"),
     (HEAD + "def build():\n    return nn.Linear(1, 1)", r"train_me.py:build gives no batch. Return \(model, batch\)"),
 ]
 
@@ -340,3 +342,24 @@ def test_data_loader_workers_fork(tmp_path: Path) -> None:
     model = UserModel(kind="file", path=str(file), name="build")
     assert inspect_model(model).batch_size == 4
     assert build_user_model(model).notes == (), "the workers are gone before steps begin"
+
+
+@pytest.mark.parametrize("name", ["main", "train", "no_return"])
+def test_a_function_that_trains_is_not_called(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "from pathlib import Path\n"
+        f"def {name}():\n"
+        f"    Path({str(tmp_path / 'checkpoint')!r}).write_text('overwritten')\n"
+        + ("" if name == "no_return" else "    return 1\n")
+    )
+    with pytest.raises(UsageError, match="is not called"):
+        inspect_model(UserModel(kind="file", name=name, path=str(file)))
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_several_optimizers_are_refused() -> None:
+    model = nn.Linear(1, 1)
+    optimizers = [torch.optim.SGD(model.parameters()), torch.optim.SGD(model.parameters())]
+    with pytest.raises(UsageError, match="has 2 optimizers"):
+        read_contract({"model": model, "optimizer": optimizers}, "train_me.py:build")

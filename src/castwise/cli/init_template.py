@@ -46,7 +46,7 @@ def {function}():
     return {{
         "model": model,
         "batch": batch,
-        # Of the model's output and the target. Without it: the output's own `loss`, or its mean square.
+        # Of the model's output and the target. Without it: the output's own `loss`.
         "loss": nn.CrossEntropyLoss(),
         # Without it: AdamW.
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),

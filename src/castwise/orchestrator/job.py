@@ -125,6 +125,12 @@ def prepare(
     _check(options, user_models)
     store = Store(options.results) if options.results is not None else None
     machine = detect_machine(options.device, options.data_dir, make_engine, zoo_models)
+    most_gpus = max(options.world_sizes or (1,))
+    if machine.device == "cpu" and options.device is None and most_gpus > 1:
+        raise UsageError(
+            f"{most_gpus} GPUs are asked for, and this machine has none. Name --device cpu to share the step among CPU "
+            "processes."
+        )
     user_workloads = {name: inspect_user_model(machine, locate(name)) for name in user_models}
     is_cpu = machine.device == "cpu"
     names_precisions = options.precisions is not None

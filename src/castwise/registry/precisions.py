@@ -6,7 +6,7 @@ A record may name a precision that has no row here: `precision_row` gives it neu
 from dataclasses import dataclass
 from typing import Literal
 
-from castwise.errors import unknown_name
+from castwise.errors import UsageError, unknown_name
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 
@@ -237,6 +237,8 @@ PRECISIONS: tuple[Precision, ...] = (
     ),
 )
 
+_EIGHT_BIT_NAMES = ("fp8", "float8", "mxfp8", "nvfp4", "int8")
+
 BASELINE = "fp32"
 # What PyTorch computes float32 convolutions and RNNs in on a GPU that has it, unless it is set otherwise.
 PYTORCH_DEFAULT = "tf32"
@@ -249,6 +251,8 @@ def find_precision(name: str) -> Precision:
         UsageError: No row has the name; the message offers the nearest.
     """
     found = known_precision(name)
+    if found is None and name.strip().lower().startswith(_EIGHT_BIT_NAMES):
+        raise UsageError(f"castwise does not measure '{name}' yet. Most models that leave float32 train in bf16-mixed.")
     if found is None:
         raise unknown_name("precision", name, (row.name for row in PRECISIONS))
     return found

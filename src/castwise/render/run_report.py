@@ -90,7 +90,9 @@ def flat_row(row: Row) -> dict[str, Any]:
 def data_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
     """Return the table of steady results, with the columns worth showing."""
     flat: list[FlatRow] = [flat_row(row) for row in rows]
-    shown = worth_showing(find_fields(SHOWN), flat)
+    scales = {(row["precision"], row["loss_scale"]) for row in flat}
+    has_several = len(scales) > len({precision for precision, _ in scales})  # then nothing else may tell rows apart
+    shown = worth_showing(find_fields(SHOWN), flat, ["loss_scale"] if has_several else [])
     if all(row["processes"] == 1 for row in flat):
         shown = [field for field in shown if field.name != "verdict"]
     group = competing_by("workload", "data_set", "batch_size", "gpus", "parallelism")

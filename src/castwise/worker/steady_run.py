@@ -81,7 +81,9 @@ class SteadyRun:
             self._stack = stack.pop_all()
         # Views of one tensor share their storage.
         storages = [part.untyped_storage() for part in tree_tensors(self._batches)]
+        loss_note = getattr(setup.task.compute_loss, "note", "")  # of a user's model that leaves the loss to castwise
         update = {
+            "notes": (*setup.facts.notes, *filter(None, [loss_note])),
             "data_bytes": sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()),
             "set_up_seconds": set_up_seconds,
             "first_step_seconds": first_step_seconds,

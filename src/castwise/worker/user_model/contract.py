@@ -96,6 +96,15 @@ def call_without_arguments(function: Any, source: str) -> Any:
     return function()
 
 
+def check_single_optimizer(optimizer: Any, source: str) -> None:
+    """Raise UsageError if these are several optimizers."""
+    if isinstance(optimizer, list | tuple) and all(isinstance(each, Optimizer) for each in optimizer):
+        raise UsageError(
+            f"{source} has {len(optimizer)} optimizers, and castwise steps one. Put the parameters into groups of one "
+            "optimizer, or measure the parts one by one."
+        )
+
+
 def _check_parts(contract: Contract, source: str) -> None:
     for name in ("loss", "training_step"):
         value = getattr(contract, name)
@@ -104,6 +113,7 @@ def _check_parts(contract: Contract, source: str) -> None:
     if contract.loss is not None and contract.training_step is not None:
         raise UsageError(f"{source} has both a loss and a training_step, which returns the loss. Leave one out.")
     optimizer = contract.optimizer
+    check_single_optimizer(optimizer, source)
     if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, Optimizer):
         raise UsageError(f"The optimizer of {source} is {_a(optimizer)}: neither an optimizer nor a function.")
     for name in ("batch_size", "accumulate", "units_per_sample"):

@@ -1,10 +1,13 @@
 """The user's model as a task: find and run their code, check what it returns, and prepare it for training."""
 
+import ast
 import importlib
 import importlib.util
+import inspect
 import multiprocessing
 import pickle
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,8 @@ from castwise.worker.user_model.source import defined_at, digest, where
 
 # The module name of a user's file; its own name may belong to another module.
 _FILE_MODULE = "castwise_user_file"
+# Usual names of functions that train. Such a function may overwrite the user's checkpoints.
+_TRAINING_NAMES = ("main", "train", "fit", "train_model", "training_loop")
 
 
 def inspect_model(model: UserModel) -> UserWorkload:
@@ -172,7 +177,26 @@ def _call(module: Any, name: str, source: str) -> Any:
         raise unknown_name(f"function of {source}", name, known, hint)
     if isinstance(function, nn.Module | dict | tuple):
         return function
+    _check_builds(function, name, source)
     return call_without_arguments(function, f"{source}:{name}")
+
+
+def _check_builds(function: Any, name: str, source: str) -> None:
+    """Raise UsageError for a function that trains, or returns nothing: calling it could overwrite the user's files."""
+    advice = (
+        "castwise calls a function that only builds: it returns the model and a batch, and castwise trains. "
+        "`castwise init FILE` writes one to start from."
+    )
+    if name.lower() in _TRAINING_NAMES:
+        raise UsageError(f"{source}:{name} is not called: by its name it trains. {advice}")
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return  # it has no source of its own, as a class or a partial function
+    if not isinstance(definition, ast.FunctionDef):
+        return
+    if not any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(definition)):
+        raise UsageError(f"{source}:{name} is not called: it returns nothing. {advice}")
 
 
 def _from_pickle(model: UserModel) -> Any:

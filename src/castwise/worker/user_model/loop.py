@@ -13,7 +13,7 @@ from castwise.errors import UsageError
 from castwise.worker.models.task import UserLoop
 from castwise.worker.precision import Weights
 from castwise.worker.pytree import tree_tensors
-from castwise.worker.user_model.contract import Contract
+from castwise.worker.user_model.contract import Contract, check_single_optimizer
 
 # Usual names of a parameter that is a model.
 _MODEL_NAMES = ("model", "net", "network", "module")
@@ -35,12 +35,57 @@ def make_compute_loss(contract: Contract, source: str) -> ComputeLoss:
         contract: The user's parts.
         source: The user's function, for messages: "train_me.py:build".
     """
-    step = contract.training_step
-    if step is not None:
-        return lambda model, batch: _scalar(step(model, batch), source)
+    if contract.training_step is not None:
+        return _LossOfStep(contract.training_step, source)
     if contract.loss is None:
-        return lambda model, batch: loss_of_output(_call(model, batch), source)
+        return _LossOfOutput(source)
     return _LossOnTarget(_explaining(contract.loss, source), source)
+
+
+class _LossOfStep:
+    """The user's training step. Its first call is checked: castwise runs forward by the model, and backward itself."""
+
+    def __init__(self, step: Callable[[nn.Module, Any], Any], source: str) -> None:
+        self._step, self._source = step, source
+        self._is_checked = False
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        if self._is_checked or torch.compiler.is_compiling():
+            return _scalar(self._step(model, batch), self._source)
+        self._is_checked = True
+        had_gradients = any(parameter.grad is not None for parameter in model.parameters())
+        calls: list[None] = []
+        handle = model.register_forward_hook(lambda *_: calls.append(None))
+        try:
+            loss = self._step(model, batch)
+        finally:
+            handle.remove()
+        if not calls:
+            raise UsageError(
+                f"The training_step of {self._source} does not call model(...): precisions and several GPUs act on "
+                "that call. Let the model's forward do what the step calls, and call model(...)."
+            )
+        if not had_gradients and any(parameter.grad is not None for parameter in model.parameters()):
+            raise UsageError(
+                f"The training_step of {self._source} runs backward itself, and castwise runs it again. Return the "
+                "loss without calling backward."
+            )
+        return _scalar(loss, self._source)
+
+
+class _LossOfOutput:
+    """The loss that a model's output has, or one that castwise chooses; `note` names it then."""
+
+    note = ""  # known after the first batch
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        loss, note = loss_of_output(_call(model, batch), self._source)
+        if note != self.note:
+            self.note = note
+        return loss
 
 
 def _explaining(loss: Callable[..., Any], source: str) -> Callable[..., Any]:
@@ -88,29 +133,33 @@ class _LossOnTarget:
         return _scalar(self._loss(output, *target), self._source)
 
 
-def loss_of_output(output: Any, source: str) -> Tensor:
-    """Return the loss that a model's output has, or else a bounded one: its mean square.
+def loss_of_output(output: Any, source: str) -> tuple[Tensor, str]:
+    """Return the loss that a model's output has, and a sentence on it if castwise chose it; empty if it is the user's.
 
     Args:
-        output: A scalar, which is the loss; something with a `loss`, as transformers' models have given labels; or a
-            nest of tensors: the mean squares of the floating-point ones are added up.
+        output: A scalar, which is the loss; something with a `loss`, as transformers' models have given labels; a nest
+            of tensors with one scalar, which castwise takes; or one tensor, of which it takes the mean square.
         source: The user's function, for messages: "train_me.py:build".
 
     Raises:
-        UsageError: The output has no loss and no floating-point tensor.
+        UsageError: The output has no loss, and more than one tensor that could be meant.
     """
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is not None:
-        return _scalar(loss, source)
+        return _scalar(loss, source), ""
     if isinstance(output, Tensor) and output.dim() == 0:
-        return output
-    parts = [part.float().square().mean() for part in tree_tensors(output) if part.is_floating_point()]
-    if not parts:
-        raise UsageError(
-            f"The model of {source} returned {type(output).__name__} without a floating-point tensor, of which there "
-            "is no loss. Give a loss, or a training_step."
-        )
-    return sum(parts[1:], parts[0])
+        return output, ""
+    parts = [part for part in tree_tensors(output) if part.is_floating_point()]
+    scalars = [part for part in parts if part.numel() == 1 and part.requires_grad]
+    if len(scalars) == 1:
+        return _scalar(scalars[0], source), "the loss is the one number in the model's output: no loss was given"
+    if len(parts) == 1:
+        note = "the loss is the mean square of the model's output: no loss was given"
+        return _scalar(parts[0].float().square().mean(), source), note
+    found = f"{len(parts)} floating-point tensors and no loss" if parts else "no floating-point tensor"
+    raise UsageError(
+        f"The model of {source} returned {found}: which loss is meant? Return (model, batch, loss), or a training_step."
+    )
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
@@ -166,6 +215,7 @@ def _optimizer(given: Any, weights: Weights, source: str) -> Optimizer:
         _adopt(given, weights)
         return given
     made = given(weights.stepped)
+    check_single_optimizer(made, source)
     if not isinstance(made, Optimizer):
         raise UsageError(f"The optimizer function of {source} returned {type(made).__name__}, not an optimizer.")
     return made
