@@ -232,7 +232,8 @@ def build():
         ("pass", None),
         ("torch.backends.cuda.matmul.allow_tf32 = True", "float32 products of cuda.matmul: tf32 while it trains"),
         ("torch.backends.cudnn.benchmark = True", "torch.backends.cudnn.benchmark (False → True) while it trains"),
-        ("kept.append(torch.ones(2**21))", "something keeps tensors of past steps"),
+        # 32 MiB: malloc maps such a block anew, while smaller ones may lie in memory that earlier tests freed.
+        ("kept.append(torch.ones(2**23))", "something keeps tensors of past steps"),
     ],
 )
 def test_side_effects_of_steps_are_noted(line: str, words: str | None, write: Callable[..., str]) -> None:
