@@ -15,7 +15,7 @@ from castwise.max_batch.render import (
     ratio_of,
 )
 from castwise.max_batch.result import MaxBatch, max_batches_of
-from castwise.registry.precisions import PRECISIONS, why_unsupported
+from castwise.registry.precisions import DEFAULT, PRECISIONS, why_unsupported
 from castwise.registry.published import LargestBatch, largest_batches
 from castwise.render.table import markdown_text
 from castwise.render.units import format_bytes, format_percent, format_ratio
@@ -56,10 +56,10 @@ def in_a_sentence(name: str, measured: Measured) -> str:
 
 
 def _command(fits: Sequence[MaxBatch]) -> str:
-    """Return the command that searched: precisions are named where they are not all that the device has."""
+    """Return the command that searched: precisions are named where they are not all that it measures here."""
     spec, hardware = fits[0].spec, fits[0].trials[0].environment.hardware
     own = list(dict.fromkeys(fit.spec.precision for fit in fits))
-    every = [row.name for row in PRECISIONS if why_unsupported(row, hardware) is None]
+    every = [row.name for row in PRECISIONS if row.name != DEFAULT and why_unsupported(row, hardware) is None]
     named = "" if set(own) == set(every) else f" --precision {','.join(own)}"
     limit = "" if spec.memory_limit_bytes is None else f" --memory {spec.memory_limit_bytes / 2**30:.3g}GiB"
     return f"castwise max-batch {spec.workload}{named}{limit}"

@@ -21,7 +21,6 @@ from goal_rows import ROWS
 from goal_tables import goals_table, measured_rows
 from stored import RECORDS, costs_of, load, markdown, place_of
 
-from castwise.analysis.advice import recommend
 from castwise.analysis.result_table import Row, compare
 from castwise.cli.listings import NUMERICS
 from castwise.records.schema import Trial
@@ -47,12 +46,6 @@ def rows(folder: str = "trials") -> tuple[Row, ...]:
 def results(workload: str, folder: str = "trials") -> str:
     """Return the table of one workload's trials in a folder."""
     return markdown_table([row for row in rows(folder) if row.trial.spec.workload == workload])
-
-
-def advice(workload: str) -> str:
-    """Return what castwise says of one workload's trials, and the code it prints."""
-    (item,) = recommend([row for row in rows() if row.trial.spec.workload == workload])
-    return f"> {item.sentence}\n\n```python\n{item.code}\n```\n"
 
 
 def overhead(name: str) -> str:
@@ -143,7 +136,6 @@ TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
     "scaling": lambda workload: results(workload, "scaling"),
     "loops": lambda workload: results(workload, "techniques"),
-    "advice": advice,
     "overhead": overhead,
     "coverage": coverage,
     "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),

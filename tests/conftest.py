@@ -94,6 +94,8 @@ class CommandLine:
 
     def run(self, *arguments: str | Path, engine: FakeEngine | None = None) -> Outcome:
         """Run `castwise run ARGUMENTS --results ...`."""
+        engine = engine or FakeEngine()
+        engine.exclusive = False  # the configurations of a round share the machine
         return self("run", *arguments, "--results", self.results, engine=engine)
 
     def suite(self, *arguments: str | Path, engine: FakeEngine | None = None) -> Outcome:

@@ -35,7 +35,8 @@ def main() -> None:
     from castwise.orchestrator import machine
 
     descriptor = os.environ.get("CASTWISE_FAKE_READY_FD")
-    engine = FakeEngine(faults=parse_faults(os.environ.get("CASTWISE_FAKE_FAULTS", "")))
+    faults = parse_faults(os.environ.get("CASTWISE_FAKE_FAULTS", ""))
+    engine = FakeEngine(faults=faults, exclusive=False)
     if descriptor is not None:
         engine.on_hang = announce_on(int(descriptor))
     machine.ForkserverEngine = lambda data_dir, commit: engine  # type: ignore[misc, assignment]

@@ -82,7 +82,7 @@ def test_8_bit_names_are_answered_with_what_is_measured(name: str) -> None:
 
 @every_precision
 def test_a_precision_says_things_that_exist(row: Precision) -> None:
-    assert row.peak_dtype in PEAK_DTYPES
+    assert row.peak_dtype in PEAK_DTYPES or row.float32_matmul is None, "PyTorch's default computes in two formats"
     assert parse_loss_scale(row.loss_scale) == row.loss_scale
     for name in (row.param_dtype, row.batch_norm_dtype, row.autocast_dtype or row.param_dtype):
         assert getattr(torch, name).is_floating_point
@@ -119,7 +119,12 @@ def test_a_snippet_is_code(row: Precision) -> None:
 @pytest.mark.usefixtures("switches")
 def test_a_snippet_sets_the_switches_as_the_precision_does(row: Precision) -> None:
     switch_lines = [line for line in row.code.splitlines() if line.startswith("torch.backends.")]
-    if row.param_dtype == "float32" and row.autocast_dtype is None:
+    if row.float32_matmul is None:
+        assert not row.code, "PyTorch's default needs no line"
+        before = read_fp32_precision()
+        with numeric_state(row):
+            assert read_fp32_precision() == before
+    elif row.param_dtype == "float32" and row.autocast_dtype is None:
         assert switch_lines == row.code.splitlines(), "such a row is nothing but its switches"
         exec("\n".join(switch_lines), {"torch": torch})
         got = read_fp32_precision()

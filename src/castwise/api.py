@@ -178,8 +178,8 @@ def compare(  # noqa: PLR0913  what a model is made of
 ) -> Comparison:
     """Train a model in every precision, each in a process of its own, and return what that took, side by side.
 
-    The objects may be defined in a script or in a notebook: their code travels with them. On a CPU a trial takes 0.4 s
-    unless `seconds` says otherwise, and rounds end after 75 s unless `budget` or `rounds` does.
+    The objects may be defined in a script or in a notebook: their code travels with them. On a CPU a process times
+    0.4 s of steps unless `seconds` says otherwise, and rounds end after 75 s unless `budget` or `rounds` is given.
 
     Args:
         model: The model; a function without arguments that returns it, or everything (docs/own-model.md); or a

@@ -1,10 +1,14 @@
+import shlex
+
 import pytest
-from fake_engine import fake_spec, fake_trial
+from fake_engine import fake_environment, fake_spec, fake_trial
 from syrupy.assertion import SnapshotAssertion
 
-from castwise.analysis.advice import Advice, recommend
+from castwise.analysis.advice import Advice, Decision, recommend
 from castwise.analysis.result_table import compare
-from castwise.records.schema import Status, Trial
+from castwise.records.schema import Environment, Status, Trial
+
+SAME = (1.0, 1.0, 1.0)  # the gains of three rounds without noise
 
 
 def advise(*trials: Trial) -> Advice:
@@ -12,106 +16,224 @@ def advise(*trials: Trial) -> Advice:
     return advice
 
 
-def at(precision: str, speed: float, status: Status = "ok", **changes: object) -> Trial:
+def at(
+    precision: str,
+    speed: float,
+    status: Status = "ok",
+    skipped: int = 0,
+    environment: Environment | None = None,
+    **changes: object,
+) -> Trial:
     """Return a trial that is `speed` times as fast as one of 0.1 s a step."""
-    return fake_trial(fake_spec(precision, **changes), status=status, step_seconds=(0.1 / speed,))
+    spec = fake_spec(precision, **changes)
+    return fake_trial(spec, status=status, step_seconds=(0.1 / speed,), skipped=skipped, environment=environment)
 
 
-def in_rounds(*speeds: float) -> list[Trial]:
-    """Return a round for each speed-up of bf16-mixed."""
-    pairs = [(at("fp32", 1, repeat=n), at("bf16-mixed", speed, repeat=n)) for n, speed in enumerate(speeds)]
-    return [trial.model_copy(update={"session_id": f"s{n}"}) for n, pair in enumerate(pairs) for trial in pair]
+def on_cpu(precision: str, speed: float) -> Trial:
+    return at(precision, speed, environment=fake_environment(None), device="cpu")
 
 
-def noisy(precision: str, speed: float) -> Trial:
-    return fake_trial(fake_spec(precision), step_seconds=tuple(each / speed for each in (0.08, 0.09, 0.1, 0.11, 0.12)))
+def rounds(*firsts: Trial, gains: tuple[float, ...] = SAME) -> list[Trial]:
+    """Return the trials in rounds: all but the first gain as much more in each."""
+    trials = []
+    for repeat, gain in enumerate(gains):
+        for index, trial in enumerate(firsts):
+            update: dict[str, object] = {"spec": trial.spec.model_copy(update={"repeat": repeat})}
+            if index and trial.ranks:
+                blocks = [each.model_copy(update={"seconds": each.seconds / gain}) for each in trial.ranks[0].blocks]
+                update["ranks"] = (trial.ranks[0].model_copy(update={"blocks": tuple(blocks)}),)
+            trials.append(trial.model_copy(update={**update, "session_id": f"s{repeat}"}))
+    return trials
 
 
-def skipping(count: int) -> Trial:
-    return fake_trial(fake_spec("fp16-mixed"), step_seconds=(0.05,), skipped=count)
+FP32 = at("fp32", 1)
+DEFAULT = at("default", 1.5)
+TOO_LARGE = fake_trial(fake_spec("fp32"), status="oom", step_seconds=())
+DEFAULT_TOO_LARGE = fake_trial(fake_spec("default"), status="oom", step_seconds=())
+NEARLY_EQUAL = rounds(FP32, at("tf32", 1.96), at("bf16-mixed", 1.97), at("fp16-mixed", 2.0), at("fp16-master", 2.01))
 
-
-NEARLY_EQUAL = [
-    at("fp32", 1),
-    at("tf32", 1.96),
-    at("bf16-mixed", 1.97),
-    at("fp16-mixed", 2.0),
-    at("fp16-master", 2.01),
-]
-NO_BASELINE = at("fp32", 1, status="oom")
-# What was measured, and the precision to take.
-CASES: dict[str, tuple[list[Trial], str | None]] = {
-    "the fastest": ([at("fp32", 1), at("tf32", 1.5), at("bf16-mixed", 3.25), at("fp16-mixed", 3)], "bf16-mixed"),
-    "an interval with 1 in it": (in_rounds(1.1, 1.5), "fp32"),
-    "an interval above 1": (in_rounds(1.30, 1.31, 1.30), "bf16-mixed"),
-    "slower": ([at("fp32", 1), at("bf16-mixed", 0.8), at("tf32", 0.7)], "fp32"),
-    "as fast": ([at("fp32", 1), at("bf16-mixed", 1)], "fp32"),
-    "a gain below 3 %": ([at("fp32", 1), at("bf16-mixed", 1.029), at("tf32", 0.7)], "fp32"),
-    "a gain above 3 %": ([at("fp32", 1), at("bf16-mixed", 1.031)], "bf16-mixed"),
-    "a gain within the noise": ([noisy("fp32", 1), noisy("tf32", 1.1)], "fp32"),
-    "only the less simple gains enough": ([at("fp32", 1), at("tf32", 1.02), at("bf16-mixed", 1.04)], "bf16-mixed"),
-    "the simplest of nearly equals": (NEARLY_EQUAL, "tf32"),
-    "in any order": (NEARLY_EQUAL[::-1], "tf32"),
-    "simple but slower": ([at("fp32", 1), at("tf32", 1.9), at("bf16-mixed", 2.0)], "bf16-mixed"),
+# What was measured, the decision, and the precision to take or to stay with.
+CASES: dict[str, tuple[list[Trial], Decision, str | None]] = {
+    # Three rounds without noise.
+    "the fastest": (rounds(FP32, at("tf32", 1.5), at("bf16-mixed", 3.25), at("fp16-mixed", 3)), "take", "bf16-mixed"),
+    "faster than default": (rounds(FP32, DEFAULT, at("tf32", 1.5), at("bf16-mixed", 3)), "take", "bf16-mixed"),
+    "faster than fp32 alone": (rounds(FP32, DEFAULT, at("tf32", 1.5), at("bf16-mixed", 1.4)), "stay", "default"),
+    "fp32 for want of default": (rounds(FP32, DEFAULT_TOO_LARGE, at("bf16-mixed", 1.4)), "take", "bf16-mixed"),
+    "slower": (rounds(FP32, at("bf16-mixed", 0.8), at("tf32", 0.7)), "stay", "fp32"),
+    "as fast": (rounds(FP32, at("bf16-mixed", 1)), "stay", "fp32"),
+    "a gain below 3 %": (rounds(FP32, at("bf16-mixed", 1.029), at("tf32", 0.7)), "stay", "fp32"),
+    "a gain above 3 %": (rounds(FP32, at("bf16-mixed", 1.031)), "take", "bf16-mixed"),
+    "only the less simple gains enough": (rounds(FP32, at("tf32", 1.02), at("bf16-mixed", 1.04)), "take", "bf16-mixed"),
+    "the simplest of nearly equals": (NEARLY_EQUAL, "take", "tf32"),
+    "in any order": (NEARLY_EQUAL[::-1], "take", "tf32"),
+    "simple but slower": (rounds(FP32, at("tf32", 1.9), at("bf16-mixed", 2.0)), "take", "bf16-mixed"),
+    "on a CPU": (
+        rounds(on_cpu("fp32", 1), on_cpu("bf16-mixed", 2)),
+        "take",
+        "bf16-mixed",
+    ),
+    # Precisions without float32 weights.
+    "one without float32 weights": (rounds(FP32, at("bf16-mixed", 2), at("bf16-true", 2.2)), "take", "bf16-mixed"),
     "two without float32 weights": (
-        [at("fp32", 1), at("bf16-mixed", 2), at("bf16-true", 2.2), at("fp16-true", 3)],
+        rounds(FP32, at("bf16-mixed", 2), at("bf16-true", 2.2), at("fp16-true", 3)),
+        "take",
         "bf16-mixed",
     ),
-    "one without float32 weights": ([at("fp32", 1), at("bf16-mixed", 2), at("bf16-true", 2.2)], "bf16-mixed"),
     "hardly faster without float32 weights": (
-        [at("fp32", 1), at("bf16-mixed", 2), at("bf16-true", 2.04), at("fp16-true", 3, status="diverged")],
+        rounds(FP32, at("bf16-mixed", 2), at("bf16-true", 2.04), at("fp16-true", 3, status="diverged")),
+        "take",
         "bf16-mixed",
     ),
-    "fp32 and one without float32 weights": ([at("fp32", 1), at("bf16-true", 2)], "fp32"),
-    "a skipped step": ([at("fp32", 1), skipping(1)], "fp16-mixed"),
-    "skipped steps": ([at("fp32", 1), skipping(3)], "fp16-mixed"),
-    "no baseline": ([at("bf16-mixed", 2), at("tf32", 1)], "bf16-mixed"),
-    "a baseline out of memory": ([NO_BASELINE, at("bf16-mixed", 2), at("bf16-true", 2.2)], "bf16-mixed"),
-    "a crashed baseline": ([at("fp32", 1, status="crashed"), at("bf16-mixed", 2)], "bf16-mixed"),
-    "nothing with float32 weights": ([at("bf16-true", 2), at("fp16-true", 1)], "bf16-true"),
-    "nothing else with float32 weights": ([NO_BASELINE, at("fp16-true", 1)], "fp16-true"),
-    "fp32 alone": ([at("fp32", 1)], "fp32"),
+    "slower, and one without float32 weights": (
+        rounds(FP32, at("bf16-mixed", 0.8), at("bf16-true", 2)),
+        "stay",
+        "fp32",
+    ),
+    "fp32 and one without float32 weights": ([FP32, at("bf16-true", 2)], "nothing", None),
+    # Intervals, and none.
+    "an interval above 1": (rounds(FP32, at("bf16-mixed", 1.3), gains=(1, 1.01, 1)), "take", "bf16-mixed"),
+    "an interval below 1.03": (rounds(FP32, at("bf16-mixed", 1), gains=(0.999, 1.001, 1)), "stay", "fp32"),
+    "an interval with 1 in it": (rounds(FP32, at("bf16-mixed", 1), gains=(1.1, 1.5)), "undecided", None),
+    "one process each": ([FP32, DEFAULT, at("tf32", 0.5), at("bf16-mixed", 2)], "undecided", None),
+    "one process each, slower": ([FP32, at("bf16-mixed", 0.5)], "undecided", None),
+    # Loss scaling.
+    "skipped steps": (rounds(FP32, at("fp16-mixed", 2, skipped=1)), "take", "fp16-mixed"),
     "several loss scales": (
-        [at("fp32", 1), at("fp16-master", 2), at("fp16-master", 3, loss_scale="128")],
+        rounds(FP32, at("fp16-master", 2), at("fp16-master", 3, loss_scale="128")),
+        "take",
         "fp16-master",
     ),
-    "nothing ended well": ([NO_BASELINE, at("bf16-mixed", 2, status="crashed")], None),
+    # No reference.
+    "no reference": (rounds(at("bf16-mixed", 2), at("tf32", 1)), "take", "bf16-mixed"),
+    "no reference, and one alone": ([at("bf16-mixed", 2)], "nothing", None),
+    "no reference with float32 weights": (rounds(at("bf16-true", 2), at("fp16-true", 1)), "take", "bf16-true"),
+    "only one has room": ([TOO_LARGE, at("bf16-mixed", 2)], "take", "bf16-mixed"),
+    "only one with float32 weights has room": (
+        [DEFAULT_TOO_LARGE, TOO_LARGE, at("bf16-mixed", 2), at("bf16-true", 2.2)],
+        "take",
+        "bf16-mixed",
+    ),
+    "only one without float32 weights has room": ([TOO_LARGE, at("fp16-true", 1)], "take", "fp16-true"),
+    "several have room": (rounds(TOO_LARGE, at("bf16-mixed", 1.5), at("fp16-mixed", 2)), "take", "fp16-mixed"),
+    "several have room and are as fast": (
+        rounds(TOO_LARGE, at("bf16-mixed", 1.99), at("fp16-mixed", 2)),
+        "take",
+        "bf16-mixed",
+    ),
+    "several have room, in one process each": (
+        [TOO_LARGE, at("bf16-mixed", 1.5), at("fp16-mixed", 2)],
+        "undecided",
+        None,
+    ),
+    "several have room, with an interval with 1 in it": (
+        rounds(at("bf16-mixed", 1.5), at("fp16-mixed", 1.5), TOO_LARGE, gains=(1.2, 0.9, 1.1)),
+        "undecided",
+        None,
+    ),
+    "fp32 crashed": ([at("fp32", 1, status="crashed"), at("bf16-mixed", 2)], "take", "bf16-mixed"),
+    # Nothing to compare.
+    "fp32 alone": ([FP32], "nothing", None),
+    "nothing ended well": ([TOO_LARGE, at("bf16-mixed", 2, status="crashed")], "nothing", None),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_which_precision_to_take(name: str) -> None:
-    trials, precision = CASES[name]
+def test_the_decision(name: str) -> None:
+    trials, decision, precision = CASES[name]
     advice = advise(*trials)
-    assert (advice.workload, advice.precision) == ("resnet50", precision)
-    assert bool(advice.code) == (precision not in ("fp32", None))
+    assert (advice.workload, advice.decision, advice.precision) == ("resnet50", decision, precision)
+    assert bool(advice.code) == (decision == "take")
+    assert bool(advice.command) == (decision == "undecided")
+    assert bool(advice.key) == (precision is not None)
+    assert advice.command in advice.sentence
 
 
 def test_the_words_of_the_advice(snapshot: SnapshotAssertion) -> None:
-    assert "\n".join(f"{name}: {advise(*trials).sentence}" for name, (trials, _) in CASES.items()) == snapshot
+    assert "\n".join(f"{name}: {advise(*trials).sentence}" for name, (trials, *_) in CASES.items()) == snapshot
+
+
+def test_a_loss_scale_of_one_s_own_is_named_and_noted_in_the_code() -> None:
+    advice = advise(*rounds(FP32, at("fp16-master", 3, loss_scale="128")))
+    assert "take fp16-master with loss scale 128." in advice.sentence
+    assert advice.code.startswith("# Measured with the loss scale 128;")
+
+
+def test_precisions_without_float32_weights_are_named_with_a_caution() -> None:
+    faster = advise(*rounds(FP32, at("bf16-mixed", 2), at("bf16-true", 2.2)))
+    assert "bf16-true (1.10×) was faster but keeps no float32 weights" in faster.sentence
+    assert "bf16-true" not in advise(*rounds(FP32, at("bf16-mixed", 2), at("bf16-true", 1.9))).sentence
+
+
+GRAPH = {"techniques": ("compile", "cuda-graph"), "data_set": "mnist"}
+TWO_GPUS = {"world_size": 2, "parallelism": "dp", "device": "cuda:1"}
+COMMANDS: dict[str, tuple[list[Trial], str]] = {
+    "those that may be faster": (
+        [*rounds(FP32, at("tf32", 0.5), gains=(1, 1.01, 1)), at("bf16-mixed", 2), at("bf16-true", 3)],
+        "castwise run resnet50 --precision fp32,bf16-mixed --batch-size 256",
+    ),
+    "the reference first": (
+        [at("bf16-mixed", 2), FP32, DEFAULT],
+        "castwise run resnet50 --precision default,bf16-mixed,fp32 --batch-size 256",
+    ),
+    "without a reference": (
+        [TOO_LARGE, at("bf16-mixed", 1), at("tf32", 2)],
+        "castwise run resnet50 --precision tf32,bf16-mixed --batch-size 256",
+    ),
+    "loop and data": (
+        [at("fp32", 1, **GRAPH), at("tf32", 2, **GRAPH)],
+        "castwise run resnet50 --precision fp32,tf32 --batch-size 256 --techniques compile+cuda-graph --data-set mnist",
+    ),
+    "on a CPU": (
+        [on_cpu("fp32", 1), on_cpu("bf16-mixed", 2)],
+        "castwise run resnet50 --precision fp32,bf16-mixed --batch-size 256 --device cpu",
+    ),
+    "GPUs": (
+        [at("fp32", 1, **TWO_GPUS), at("tf32", 2, **TWO_GPUS)],
+        "castwise run resnet50 --precision fp32,tf32 --batch-size 256 --gpus 2 --parallelism dp --device cuda:1",
+    ),
+    "a loss scale": (
+        [FP32, at("fp16-mixed", 2), at("fp16-mixed", 2, loss_scale="128")],
+        "castwise run resnet50 --precision fp32,fp16-mixed --batch-size 256 --loss-scale dynamic,128",
+    ),
+    "a path with a space": (
+        [at(name, 1, workload="my models/train_me.py:build") for name in ("fp32", "tf32")],
+        "castwise run 'my models/train_me.py:build' --precision fp32,tf32 --batch-size 256",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_that_decides(name: str) -> None:
+    trials, command = COMMANDS[name]
+    advice = advise(*trials)
+    assert advice.command == f"{command} --within 1%"
+    assert shlex.split(advice.command)[2] == trials[0].spec.workload
+
+
+def test_objects_have_no_command() -> None:
+    advice = advise(*(at(name, 1, workload="pickle:0123456789ab") for name in ("fp32", "tf32")))
+    assert (advice.decision, advice.command) == ("undecided", "")
 
 
 @pytest.mark.parametrize("status", ["oom", "timeout", "crashed", "diverged", "unsupported"])
 def test_failed_trials_are_not_recommended(status: Status) -> None:
-    assert advise(at("fp32", 1), at("bf16-mixed", 9, status=status), at("tf32", 2)).precision == "tf32"
-    assert advise(fake_trial(status=status, step_seconds=())).precision is None
+    assert advise(*rounds(FP32, at("bf16-mixed", 9, status=status), at("tf32", 2))).precision == "tf32"
+    assert advise(fake_trial(status=status, step_seconds=())).decision == "nothing"
+    only = advise(at("fp32", 1, status=status), at("bf16-mixed", 2))
+    assert (only.decision, only.precision) == ("take", "bf16-mixed")
 
 
 def test_advice_is_per_workload_batch_size_and_number_of_gpus() -> None:
     two = {"world_size": 2, "parallelism": "ddp"}
-    trials = [
-        at("fp32", 1),
-        at("fp32", 1, batch_size=8),
-        at("fp32", 1, workload="dpn92"),
-        at("tf32", 2, batch_size=8),
-        at("fp32", 0.9, **two),
-        at("bf16-mixed", 3, **two),
-    ]
+    trials = rounds(FP32)
+    trials += rounds(at("fp32", 1, batch_size=8), at("tf32", 2, batch_size=8))
+    trials += rounds(at("fp32", 1, workload="dpn92"))
+    trials += rounds(at("fp32", 0.9, **two), at("bf16-mixed", 3, **two))
     advice = recommend(compare(trials))
     assert [(item.workload, item.precision) for item in advice] == [
-        ("resnet50", "fp32"),
+        ("resnet50", None),
         ("resnet50", "tf32"),
-        ("dpn92", "fp32"),
+        ("dpn92", None),
         ("resnet50", "bf16-mixed"),
     ]
     assert recommend([]) == []

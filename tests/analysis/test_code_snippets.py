@@ -23,7 +23,8 @@ from castwise.worker.user_model.contract import Contract
 from castwise.worker.user_model.loop import make_loop
 
 LR, NORM = 0.125, 0.0625
-on_cpu = [row for row in PRECISIONS if row.on_cpu and row.name != "fp32"]
+# Those that are more than switches.
+on_cpu = [row for row in PRECISIONS if row.on_cpu and row.name not in ("default", "fp32")]
 each_precision = pytest.mark.parametrize("row", on_cpu, ids=lambda row: row.name)
 
 
@@ -173,17 +174,23 @@ def _arguments(transformers: Any, folder: str) -> Callable[..., Any]:
     return lambda **words: transformers.TrainingArguments(output_dir=folder, use_cpu=True, **words)
 
 
-def test_advice_has_framework_snippets() -> None:
-    times = {"fp32": 0.3, "bf16-mixed": 0.1}
-    trials = [fake_trial(fake_spec(name), step_seconds=(seconds,)) for name, seconds in times.items()]
+def lines_of(**seconds: float) -> list[str]:
+    """Return the framework lines of the advice from two processes of each precision, by its step time."""
+    trials = [
+        fake_trial(fake_spec(name.replace("_", "-"), repeat=repeat), step_seconds=(each,))
+        for repeat in (0, 1)
+        for name, each in seconds.items()
+    ]
     (advice,) = recommend(compare(trials))
-    assert advice.precision == "bf16-mixed"
-    assert snippet_lines(advice) == [
+    return snippet_lines(advice)
+
+
+def test_advice_to_take_a_precision_has_framework_snippets() -> None:
+    assert lines_of(fp32=0.3, bf16_mixed=0.1) == [
         '# Lightning: Trainer(precision="bf16-mixed")',
         '# Accelerate: accelerator = Accelerator(mixed_precision="bf16")',
         "# transformers: TrainingArguments(bf16=True, max_grad_norm=0)",
     ]
-    (stay,) = recommend(compare(trials[:1]))
-    assert snippet_lines(stay) == []
-    (master,) = recommend(compare([trials[0], fake_trial(fake_spec("fp16-master"), step_seconds=(0.1,))]))
-    assert snippet_lines(master) == ["# Lightning, Accelerate, transformers: no such mode"]
+    assert lines_of(default=0.3, fp32=0.4) == []
+    assert lines_of(fp32=0.3) == []
+    assert lines_of(fp32=0.3, fp16_master=0.1) == ["# Lightning, Accelerate, transformers: no such mode"]

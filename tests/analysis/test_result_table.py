@@ -132,3 +132,23 @@ def test_loop_speedup() -> None:
     )
     assert [row.loop_speedup for row in rows] == [None, pytest.approx(2), None, pytest.approx(1.5), None]
     assert [row.speedup for row in rows] == [pytest.approx(ratio) for ratio in (3, 4, 1, 1, 4 / 3)]
+
+
+def test_verdicts_are_over_pytorch_s_default_if_it_was_measured() -> None:
+    times = {"fp32": 0.3, "default": 0.2, "tf32": 0.2, "bf16-mixed": 0.25}
+    trials = [trial(name, seconds, repeat=repeat) for repeat in (0, 1) for name, seconds in times.items()]
+    rows = compare(trials)
+    assert [row.speedup for row in rows] == [pytest.approx(ratio) for ratio in (1, 1.5, 1.5, 1.2)]
+    assert [row.default_speedup for row in rows] == [pytest.approx(ratio) for ratio in (2 / 3, 1, 1, 0.8)]
+    assert [row.verdict and row.verdict.kind for row in rows] == ["slower", None, "same", "slower"]
+    over_fp32 = compare([each for each in trials if each.spec.precision != "default"])
+    assert [row.default_speedup for row in over_fp32] == [None] * 3
+    assert [row.verdict and row.verdict.kind for row in over_fp32] == [None, "faster", "faster"]
+
+
+@pytest.mark.parametrize("status", ["oom", "crashed"])
+def test_without_a_default_that_ended_well_verdicts_are_over_fp32(status: str) -> None:
+    failed = fake_trial(fake_spec("default"), step_seconds=()).model_copy(update={"status": status})
+    rows = compare([failed, *(trial(name, 0.2, repeat=repeat) for repeat in (0, 1) for name in ("fp32", "tf32"))])
+    assert [row.default_speedup for row in rows] == [None] * 3
+    assert [row.verdict and row.verdict.kind for row in rows] == [None, None, "same"]

@@ -22,25 +22,29 @@ MODEL, BATCH = nn.Linear(3, 2), torch.ones(4, 3)
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    engine = FakeEngine()
+    engine = FakeEngine(exclusive=False)
     monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
     return engine
 
 
 def test_a_comparison_is_a_table_and_its_records(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     found = castwise.compare(MODEL, BATCH, precision="fp32,bf16-mixed")
-    assert [trial.spec.precision for trial in found.trials] == ["fp32", "bf16-mixed"]
+    assert [trial.spec.precision for trial in found.trials] == ["fp32"] * 3 + ["bf16-mixed"] * 3
     assert {trial.spec.workload for trial in found.trials} == {"own:Linear"}
     assert {trial.spec.batch_size for trial in found.trials} == {16}  # the fake engine's word for it
     assert found.best == "bf16-mixed"
     assert [row.speedup for row in found.rows] == [1, pytest.approx(2.5)]
     assert str(found) == repr(found)
-    assert "own:Linear, batch 16: take bf16-mixed." in str(found)
+    assert found.advice[0].decision == "take"
+    assert found.rows[1].verdict is not None
+    assert found.rows[1].verdict.kind == "faster"
+    assert "own:Linear, batch 16: take bf16-mixed" in str(found)
     assert "\x1b" not in str(found)
     assert "<table>" in found._repr_html_()
     out, err = capsys.readouterr()
     assert out == ""
-    assert [line.split(": ")[0] for line in err.splitlines()] == ["trial 1 of 2", "trial 2 of 2"]
+    trial_lines = [line for line in err.splitlines() if line.startswith("trial ")]
+    assert [line.split(": ")[0] for line in trial_lines] == [f"trial {number} of 6" for number in range(1, 7)]
 
 
 def test_rich_prints_colours_if_the_console_has_them(engine: FakeEngine) -> None:
@@ -64,16 +68,11 @@ def test_in_a_notebook_it_is_shown_once_by_jupyter(
     assert capsys.readouterr().out == ""
 
 
-def test_rounds_give_intervals_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FakeEngine(exclusive=False)
-    monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
-    found = castwise.compare(MODEL, BATCH, precision="fp32,tf32", rounds=3, progress=False)
-    assert len(found.trials) == 6
-    row = found.rows[1]
-    assert row.speedup_estimate is not None
-    assert row.verdict is not None
-    assert row.verdict.kind == "faster"
-    wide = castwise.compare(MODEL, BATCH, precision="fp32,tf32", rounds=3, margin=0.99, progress=False)
+def test_the_number_of_rounds_and_the_margin_are_the_users(engine: FakeEngine) -> None:
+    once = castwise.compare(MODEL, BATCH, precision="fp32,tf32", rounds=1, progress=False)
+    assert (len(once.trials), once.advice[0].decision, once.best) == (2, "undecided", None)
+    wide = castwise.compare(MODEL, BATCH, precision="fp32,tf32", rounds=2, margin=0.99, progress=False)
+    assert len(wide.trials) == 4
     assert wide.rows[1].verdict is not None
     assert wide.rows[1].verdict.kind == "same"
 
@@ -88,7 +87,7 @@ def test_without_progress_and_records_nothing_is_left_behind(
 
 def test_with_records_the_same_objects_are_measured_once(engine: FakeEngine, tmp_path: Path) -> None:
     for _ in range(2):
-        found = castwise.compare(MODEL, BATCH, progress=False, results=tmp_path, precision="fp32")
+        found = castwise.compare(MODEL, BATCH, progress=False, results=tmp_path, precision="fp32", rounds=1)
     assert len(engine.measured) == 1
     assert found.trials[0].status == "ok"
     own = found.trials[0].spec.user_model
@@ -103,10 +102,10 @@ def test_a_name_is_measured_as_it_is(engine: FakeEngine) -> None:
 
 
 def test_on_a_cpu_it_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FakeEngine(environment=fake_environment(None))
+    engine = FakeEngine(environment=fake_environment(None), exclusive=False)
     monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
-    castwise.compare(MODEL, BATCH, progress=False)
-    assert [spec.precision for spec in engine.measured] == ["fp32", "bf16-mixed", "fp16-mixed", "bf16-true"]
+    found = castwise.compare(MODEL, BATCH, progress=False)
+    assert [row.trial.spec.precision for row in found.rows] == ["fp32", "bf16-mixed", "fp16-mixed", "bf16-true"]
     assert all(spec.protocol.max_seconds <= 1 for spec in engine.measured)
     castwise.compare(MODEL, BATCH, progress=False, precision="fp16-true", seconds=3.0)
     assert engine.measured[-1].protocol.max_seconds == 3
@@ -143,7 +142,7 @@ def loss(output, target):
 torch.set_num_threads(1)
 found = castwise.compare(
     Net(), lambda size: (torch.randn(size, 16), torch.randint(4, (size,))), loss,
-    batch_size=8, precision="fp32,bf16-mixed", seconds=0.1, progress=False, device="cpu",
+    batch_size=8, precision="fp32,bf16-mixed", rounds=1, seconds=0.1, progress=False, device="cpu",
 )
 print([trial.status for trial in found.trials], found.trials[0].spec.workload)
 """

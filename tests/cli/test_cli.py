@@ -1,13 +1,14 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import CommandLine
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, step_time_of
 
 import castwise
 from castwise.cli import app, run
@@ -132,7 +133,7 @@ def test_what_typer_refuses_is_one_line(command: CommandLine, arguments: tuple[s
 
 def test_options_reach_the_trials(command: CommandLine) -> None:
     lists = ("--precision", "fp32,bf16-mixed", "--batch-size", "4, 8", "--techniques", "none,channels-last")
-    numbers = ("--device", "cpu", "--seconds", "6", "--timeout", "9", "--seed", "3")
+    numbers = ("--device", "cpu", "--seconds", "6", "--timeout", "9", "--seed", "3", "--rounds", "1")
     done = command.run("resnet50, dpn92", *lists, *numbers, "--format", "json")
     assert done.code == 0, done.err
     assert [(spec.workload, spec.batch_size, spec.techniques, spec.precision) for spec in done.engine.measured] == [
@@ -149,9 +150,49 @@ def test_options_reach_the_trials(command: CommandLine) -> None:
     assert [row["loop_speedup"] is not None for row in rows[:4]] == [False, False, True, True]
 
 
+def test_a_plain_run_gives_intervals_and_a_decision(command: CommandLine) -> None:
+    done = command.run("resnet50", "--format", "json")
+    found = json.loads(done.out)
+    rows = {row["precision"]: row for row in found["rows"]}
+    assert list(rows) == ALL
+    assert all(row["processes"] >= 3 for row in rows.values())
+    for name in ("default_speedup", "speedup"):
+        estimate = rows["bf16-mixed"]["estimates"][name]
+        assert 1 < estimate["low"] <= rows["bf16-mixed"][name] <= estimate["high"]
+    assert rows["bf16-mixed"]["speedup"] == pytest.approx(step_time_of("fp32") / step_time_of("bf16-mixed"))
+    assert rows["bf16-mixed"]["default_speedup"] == pytest.approx(step_time_of("default") / step_time_of("bf16-mixed"))
+    assert rows["default"]["default_speedup"] == rows["fp32"]["speedup"] == 1
+    assert [rows[name]["verdict"] and rows[name]["verdict"]["kind"] for name in ("default", "fp32", "tf32")] == [
+        None,
+        "slower",
+        "faster",
+    ]
+    (advice,) = found["advice"]
+    assert (advice["decision"], advice["precision"], advice["command"]) == ("take", "bf16-mixed", None)
+
+
+def test_one_round_is_undecided_and_its_command_decides(command: CommandLine) -> None:
+    def advice_of(*arguments: str) -> dict[str, object]:
+        done = command.run(*arguments, "--format", "json")
+        assert done.code == 0, done.err
+        (advice,) = json.loads(done.out)["advice"]
+        return advice  # type: ignore[no-any-return]
+
+    first = advice_of("resnet50", "--rounds", "1", "--batch-size", "64")
+    assert (first["decision"], first["precision"], first["code"]) == ("undecided", None, "")
+    name, subcommand, *arguments = shlex.split(str(first["command"]))
+    assert (name, subcommand) == ("castwise", "run")
+    assert advice_of(*arguments)["decision"] == "take"
+
+
+def test_a_margin_alone_widens_what_is_the_same(command: CommandLine) -> None:
+    done = command.run("resnet50", "--precision", "fp32,tf32", "--margin", "90%", "--format", "json")
+    assert [row["verdict"] and row["verdict"]["kind"] for row in json.loads(done.out)["rows"]] == [None, "same"]
+
+
 @pytest.mark.parametrize("names", [("mnist-cnn", "resnet50"), ("mnist-cnn,", "resnet50")])
 def test_workloads_are_separated_by_spaces_or_commas(command: CommandLine, names: tuple[str, ...]) -> None:
-    done = command.run(*names, "--precision", "fp32")
+    done = command.run(*names, "--precision", "fp32", "--rounds", "1")
     assert [spec.workload for spec in done.engine.measured] == ["mnist-cnn", "resnet50"]
 
 
@@ -176,7 +217,6 @@ def test_workloads_are_separated_by_spaces_or_commas(command: CommandLine, names
             "No technique named 'chanels-last'. Did you mean channels-last,",
         ),
         (("resnet50", "--price-kwh", "-1"), "A price of -1 per kWh is impossible"),
-        (("resnet50", "--margin", "2%"), "margin is for speed-ups with intervals"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -220,12 +260,13 @@ def test_results_go_to_stdout_and_everything_else_to_stderr(command: CommandLine
     done = command.run("resnet50", "--precision", "fp32,tf32", "--format", output)
     assert done.code == 0
     assert "\x1b" not in done.out, "no colours in a pipe"
-    assert "trial 1 of 2: resnet50 fp32 batch 256: ok" in done.err
+    assert "trial 1 of 6: resnet50 fp32 batch 256: ok" in done.err
     assert "trial" not in done.out.replace('"trials"', "")
     assert "fp32" in done.out
     again = command.run("resnet50", "--precision", "fp32,tf32", "--format", output)
     assert again.out == done.out, "from records, the same is printed"
-    assert again.error_lines == ["2 of 2 trials are on record already; measuring 0."]
+    assert again.error_lines[0] == "6 trials of earlier rounds are on record already."
+    assert again.engine.measured == []
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
@@ -239,7 +280,9 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
         finally:
             os.close(writer)
         assert done.returncode == 1
-        assert not [line for line in done.stderr.splitlines() if not line.startswith("trial ")]
+        assert not [
+            line for line in done.stderr.splitlines() if not line.startswith(("trial ", "resnet50 batch 256: "))
+        ]
 
 
 def test_names_are_completed_behind_the_last_comma() -> None:
@@ -261,5 +304,5 @@ def test_the_examples_of_the_help_are_understood(
         arguments = re.split(r"\s{3,}", example)[0].split()
         if "DIR" in arguments:
             continue  # it needs real data
-        engine = FakeEngine(exclusive="--within" not in arguments)
+        engine = FakeEngine(exclusive=False)
         assert command(*arguments, "--results", command.results, engine=engine).code == 0, example

@@ -23,15 +23,15 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_a_report_is_one_file_that_loads_nothing(
-    command: CommandLine, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path / "out")
-    results.rename("castwise-results")
+    stored(Path("castwise-results"), [steady(name, repeat) for repeat in range(3) for name in ("fp32", "bf16-mixed")])
     output = Path("castwise-report.html")
     outcome = command("report")
     assert (outcome.code, outcome.out) == (0, "")
-    assert outcome.err.startswith(f"{output}: 2 trials, ")
+    assert outcome.err.startswith(f"{output}: 6 trials, ")
     page = output.read_text(encoding="utf-8")
     assert "take bf16-mixed" in page
     assert "default-src &#39;none&#39;; script-src &#39;sha256-" in page
@@ -273,7 +273,7 @@ def test_a_report_in_the_terminal(command: CommandLine, tmp_path: Path) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     for words in ("take bf16-mixed for", "wrn-28-10 on cifar10: training", "* the best", "█▄▂▁", "oom"):
         assert words in outcome.out
-    assert command("report", folder, "--format", "markdown").out.startswith("**On Fake GPU: take")
+    assert command("report", folder, "--format", "markdown").out.startswith("**On Fake GPU: ")
 
 
 def test_losses_that_are_no_numbers_make_a_report(command: CommandLine, tmp_path: Path) -> None:

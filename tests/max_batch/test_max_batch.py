@@ -63,6 +63,12 @@ def test_a_search_goes_on_under_another_time_limit_as_under_the_same(then: dict[
     assert found[0] == found[1]
 
 
+def test_pytorch_s_default_has_no_search_of_its_own_unless_it_is_named() -> None:
+    assert "fp32" in (found := fit(precisions=None, curve=False))
+    assert "default" not in found
+    assert list(fit(precisions=("default",), curve=False)) == ["default"]
+
+
 @pytest.mark.parametrize("usable", [0.94, 0.97, 0.8])
 def test_the_answer_is_what_trained_and_the_next_that_did_not(usable: float) -> None:
     for precision, found in fit(FakeEngine(usable=usable)).items():

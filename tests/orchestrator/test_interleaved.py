@@ -32,11 +32,11 @@ class Engine(FakeEngine):
 
 
 def run(engine: FakeEngine, specs: Sequence[TrialSpec] = (), **options: Any) -> list[Trial]:
+    """Run a session whose baseline is the first of the specs."""
     runner = TrialRunner(engine, None, engine.environment, NullListener())
+    specs = specs or [fake_spec("fp32"), fake_spec("bf16-mixed")]
     try:
-        return run_session(
-            runner, specs or [fake_spec("fp32"), fake_spec("bf16-mixed")], **({"round_number": 1} | options)
-        )
+        return run_session(runner, specs, **({"round_number": 1, "baseline": specs[0].configuration} | options))
     finally:
         runner.closer.wait()
 
@@ -79,13 +79,13 @@ def num_blocks(trials: list[Trial]) -> list[int]:
     return [len(trial.ranks[0].blocks) for trial in trials]
 
 
-def run_unevenly(*, restless_baseline: bool = False) -> list[Trial]:
+def run_unevenly(*, restless_baseline: bool = False, **options: Any) -> list[Trial]:
     engine = Engine(exclusive=False)
     engine.session = Uneven
     engine.restless_baseline = restless_baseline  # type: ignore[attr-defined]
     protocol = MeasurementProtocol(num_blocks=20, min_blocks=4)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
-    return run(engine, specs)
+    return run(engine, specs, **options)
 
 
 def test_settled_configuration_stops_before_the_baseline() -> None:
@@ -96,6 +96,12 @@ def test_settled_configuration_stops_before_the_baseline() -> None:
 
 def test_all_continue_until_the_baseline_has_settled() -> None:
     assert num_blocks(run_unevenly(restless_baseline=True)) == [20, 20, 20]
+
+
+def test_without_a_baseline_each_stops_once_it_has_settled() -> None:
+    first, second, restless = num_blocks(run_unevenly(baseline=None))
+    assert first == second == 4
+    assert restless > 8
 
 
 @pytest.mark.parametrize(("setup_order", "order"), [("first alone", [0, 1, 1]), ("one by one", [0, 1, 2])])

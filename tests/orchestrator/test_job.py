@@ -17,7 +17,7 @@ from castwise.records.store import Store, load_folder
 from castwise.registry import datasets
 from castwise.registry.precisions import PRECISIONS
 from castwise.spec.options import RunOptions
-from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL
+from castwise.spec.trial import CPU_ROUND, CUDA_ROUND
 
 ALL = [row.name for row in PRECISIONS]
 
@@ -26,13 +26,14 @@ Prepare = Callable[..., Job]
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
-    """Return a function that prepares a job in this test's folders, on a fake engine."""
+    """Return a function that prepares a job in this test's folders, on a fake engine; of one round, unless asked."""
     monkeypatch.setenv(machine_module.COMMIT_VARIABLE, "0123456789ab")
     monkeypatch.setenv(datasets.DATA_VARIABLE, str(tmp_path / "no-data"))
 
     def make(engine: FakeEngine | None = None, **request: Any) -> Job:
-        asked = {"workloads": ("resnet50",), "results": tmp_path / "results"} | request
+        asked: dict[str, Any] = {"workloads": ("resnet50",), "results": tmp_path / "results", "rounds": 1} | request
         chosen = engine or FakeEngine()
+        chosen.exclusive = False  # the configurations of a round share the machine
         how = {name: asked.pop(name) for name in ("rule", "short") if name in asked}
         made = prepare(RunOptions(**asked), NullListener(), lambda data_dir, commit: chosen, **how)
         assert chosen.num_open == 0, "a session was left open"
@@ -56,6 +57,14 @@ def test_a_job_measures_its_plan_and_returns_it_in_order(job: Prepare, tmp_path:
     assert len(load_folder(tmp_path / "results")[0]) == 4
 
 
+def test_without_further_options_each_configuration_has_three_processes(job: Prepare) -> None:
+    engine = FakeEngine()
+    made = job(engine, precisions=("fp32", "bf16-mixed"), rounds=None)
+    assert made.rule == StopRule(min_rounds=3, max_rounds=5)
+    assert [trial.spec.repeat for trial in made.run()] == [0, 1, 2, 0, 1, 2]
+    assert len(engine.measured) == 6
+
+
 def test_unsupported_gpus_are_asked_for_again(job: Prepare, tmp_path: Path) -> None:
     axes = {"precisions": ("fp32",), "world_sizes": (1, 2)}
     trials = job(**axes).run()
@@ -75,33 +84,42 @@ def test_gpus_are_refused_on_a_machine_without_any(job: Prepare) -> None:
 
 def test_the_same_rounds_again_measure_nothing(job: Prepare) -> None:
     rule, names = StopRule(min_rounds=2, max_rounds=2), ("fp32", "bf16-mixed")
-    first = job(FakeEngine(exclusive=False), precisions=names, rule=rule).run()
+    first = job(precisions=names, rule=rule).run()
     assert [trial.spec.repeat for trial in first] == [0, 1, 0, 1]
-    engine = FakeEngine(exclusive=False)
+    engine = FakeEngine()
     again = job(engine, precisions=names, rule=rule).run()
     assert engine.measured == []
     assert [repr(trial) for trial in again] == [repr(trial) for trial in first]
 
 
 def test_a_job_with_one_axis_longer_measures_only_what_is_new(job: Prepare) -> None:
-    job(precisions=("fp32",), batch_sizes=(4,)).run()
+    job(precisions=("fp32", "tf32"), batch_sizes=(4,)).run()
     engine = FakeEngine()
     trials = job(engine, precisions=("O0", "tf32"), batch_sizes=(4, 8)).run()
-    assert [(spec.precision, spec.batch_size) for spec in engine.measured] == [("tf32", 4), ("fp32", 8), ("tf32", 8)]
+    assert {(spec.precision, spec.batch_size) for spec in engine.measured} == {("fp32", 8), ("tf32", 8)}
     assert len(trials) == 4
+
+
+def test_an_added_precision_is_measured_together_with_the_baseline(job: Prepare) -> None:
+    job(precisions=("fp32",)).run()
+    engine = FakeEngine()
+    trials = job(engine, precisions=("fp32", "tf32")).run()
+    assert sorted(engine.measured_precisions) == ["fp32", "tf32"]
+    assert [(trial.spec.precision, trial.spec.repeat) for trial in trials] == [("fp32", 0), ("fp32", 1), ("tf32", 0)]
 
 
 @pytest.mark.parametrize("number", [2, 5, 8])
 def test_an_interrupted_job_goes_on_where_it_was_cut_off(job: Prepare, number: int) -> None:
-    # Session 1 looks at the machine; session 2 is the first trial.
+    # Session 1 looks at the machine; sessions 2 and 3 are the first batch size's trials, and so on.
+    axes: dict[str, Any] = {"precisions": ("fp32", "bf16-mixed"), "batch_sizes": (2, 4, 8, 16)}
     with pytest.raises(KeyboardInterrupt):
-        job(FakeEngine(faults={f"#{number}": Fault("interrupt")})).run()
+        job(FakeEngine(faults={f"#{number}": Fault("interrupt")}), **axes).run()
     engine = FakeEngine()
-    rest = job(engine)
-    assert precisions(rest) == ALL
-    assert [spec.precision for spec in rest.missing] == ALL[number - 2 :]
-    assert statuses(rest.run()) == dict.fromkeys(ALL, "ok")
-    assert engine.measured_precisions == ALL[number - 2 :]
+    rest = job(engine, **axes)
+    left = [size for size in axes["batch_sizes"][(number - 2) // 2 :] for _ in axes["precisions"]]
+    assert [spec.batch_size for spec in rest.missing] == left
+    assert [trial.status for trial in rest.run()] == ["ok"] * 8
+    assert [spec.batch_size for spec in engine.measured] == left
 
 
 FAULTS = {
@@ -117,7 +135,7 @@ def test_retry_measures_crashed_and_timed_out_trials_again(job: Prepare) -> None
     job(FakeEngine(faults=FAULTS)).run()
     engine = FakeEngine()
     ends = statuses(job(engine, retry=True).run())
-    assert engine.measured_precisions == ["fp32", "tf32"]
+    assert sorted(engine.measured_precisions) == ["default", "fp32", "tf32"], "the baseline shares their session"
     assert (ends["fp32"], ends["tf32"], ends["fp16-mixed"]) == ("ok", "ok", "oom")
     assert job(retry=True).missing == (), "what a retry found stays found"
 
@@ -133,14 +151,23 @@ def test_a_record_stands_under_another_time_limit_unless_it_ran_into_a_shorter_o
 
 def test_without_precisions_a_job_has_those_of_the_device(job: Prepare) -> None:
     assert precisions(job(FakeEngine(environment=fake_environment((9, 0))))) == ALL
-    assert precisions(job(FakeEngine(environment=fake_environment((7, 5))))) == [p for p in ALL if p != "tf32"]
+    older = [name for name in ALL if name not in ("default", "tf32")]
+    assert precisions(job(FakeEngine(environment=fake_environment((7, 5))))) == older
     assert precisions(job(FakeEngine(environment=fake_environment((3, 7))))) == [
         "fp32",
         "bf16-mixed",
         "bf16-master",
         "bf16-true",
     ]
-    assert precisions(job(FakeEngine(environment=fake_environment(None)))) == [p for p in ALL if p != "tf32"]
+    assert precisions(job(FakeEngine(environment=fake_environment(None)))) == older
+
+
+@pytest.mark.parametrize("capability", [(7, 5), None])
+def test_pytorch_s_default_is_measured_everywhere_if_it_is_named(
+    job: Prepare, capability: tuple[int, int] | None
+) -> None:
+    engine = FakeEngine(environment=fake_environment(capability))
+    assert precisions(job(engine, precisions=("default", "fp32"))) == ["default", "fp32"]
 
 
 @pytest.mark.parametrize(
@@ -195,14 +222,14 @@ def test_the_device_is_the_one_asked_for_or_the_first_gpu(
     engine = FakeEngine(environment=fake_environment(capability), devices=("cpu", "cuda", "cuda:1"))
     made = job(engine, device=asked, precisions=("fp32",))
     assert [spec.device for spec in made.specs] == [device]
-    assert made.specs[0].protocol == (CPU_PROTOCOL if device == "cpu" else CUDA_PROTOCOL)
+    assert made.specs[0].protocol == (CPU_ROUND if device == "cpu" else CUDA_ROUND)
 
 
 def test_seconds_and_timeout_go_into_the_protocol(job: Prepare) -> None:
     protocol = job(seconds=4.0, timeout_seconds=7.0).specs[0].protocol
     assert (protocol.max_seconds, protocol.timeout_seconds) == (4.0, 7.0)
     assert protocol.block_seconds * protocol.num_blocks == pytest.approx(4.0)
-    assert protocol.num_blocks == CUDA_PROTOCOL.num_blocks
+    assert protocol.num_blocks == CUDA_ROUND.num_blocks
 
 
 def test_a_bare_job_suits_a_gpu(job: Prepare) -> None:
@@ -252,7 +279,7 @@ def test_without_a_results_folder_nothing_is_kept_or_taken(job: Prepare, tmp_pat
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeEngine:
     """Return the engine that `castwise.run` gets."""
-    made = FakeEngine()
+    made = FakeEngine(exclusive=False)
     monkeypatch.setattr(machine_module, "ForkserverEngine", lambda data_dir, commit: made)
     monkeypatch.chdir(tmp_path)
     return made
@@ -260,13 +287,13 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeEngine:
 
 def test_the_function_takes_names_or_lists_of_names(engine: FakeEngine, tmp_path: Path) -> None:
     one = castwise.run("resnet50", precision="fp32", batch_size=8)
-    assert [trial.spec.batch_size for trial in one] == [8]
-    many = castwise.run(["resnet18", "resnet50"], precision=["O0", "tf32"], batch_size=[4, 8], device="cuda")
+    assert [(trial.spec.batch_size, trial.spec.repeat) for trial in one] == [(8, 0), (8, 1), (8, 2)]
+    many = castwise.run(["resnet18", "resnet50"], precision=["O0", "tf32"], batch_size=[4, 8], device="cuda", rounds=1)
     assert len(many) == 8
-    gpus = castwise.run("resnet50", precision="fp32", gpus=[1, 2], parallelism="dp")
+    gpus = castwise.run("resnet50", precision="fp32", gpus=[1, 2], parallelism="dp", rounds=1)
     assert [(trial.spec.world_size, trial.spec.parallelism) for trial in gpus] == [(1, "none"), (2, "dp")]
     assert castwise.run("resnet50", precision="fp32", gpus=2)[0].spec.parallelism == "ddp"
-    commas = castwise.run("resnet18, resnet50", precision="O0,tf32", batch_size=(4, 8))
+    commas = castwise.run("resnet18, resnet50", precision="O0,tf32", batch_size=(4, 8), rounds=1)
     assert [trial.spec for trial in commas] == [trial.spec for trial in many]
     assert list(tmp_path.iterdir()) == [], "without `results` it keeps nothing"
 
@@ -291,11 +318,13 @@ def test_a_record_made_under_other_defaults_answers_another_question(job: Prepar
         ("cpu", {"rounds": 2}, None),
         ("cpu", {"within": 0.01, "rounds": StopRule.max_rounds}, None),
         ("cuda", {"within": 0.01}, None),
+        ("cpu", {}, 75.0),
+        ("cuda", {}, None),
     ],
 )
 def test_rounds_on_a_cpu_end_by_a_budget_unless_their_number_is_named(
     device: str, rounds: dict[str, Any], budget: float | None, job: Prepare
 ) -> None:
-    rule = job(device=device, **rounds).rule
+    rule = job(device=device, **{"rounds": None, **rounds}).rule
     assert rule is not None
     assert rule.budget_seconds == budget

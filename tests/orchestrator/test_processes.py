@@ -341,7 +341,7 @@ UNGUARDED = """\
 import sys
 print("top", flush=True)
 import castwise
-(trial,) = castwise.run("mnist-cnn", precision="fp32", batch_size=8, device="cpu", seconds=0.2)
+(trial,) = castwise.run("mnist-cnn", precision="fp32", batch_size=8, device="cpu", seconds=0.2, rounds=1)
 print(trial.status, "torch" in sys.modules, flush=True)
 sys.stdin.readline()
 
@@ -349,7 +349,7 @@ from castwise.spec.options import RunOptions
 from castwise.orchestrator.job import prepare
 SPEAKING
 grid = {"workloads": ("mnist-cnn",), "precisions": ("fp32",), "batch_sizes": (8,)}
-prepare(RunOptions(**grid, device="cpu", seconds=3600.0), Speaking()).run()
+prepare(RunOptions(**grid, device="cpu", seconds=3600.0, rounds=1), Speaking()).run()
 """.replace("SPEAKING", SPEAKING)
 HANGING = run_trial('faulty_worker.fail_at("run_block", faulty_worker.hang)')
 
@@ -367,7 +367,7 @@ def test_unguarded_script_and_its_sudden_end(program: Program) -> None:
 
     process.stdin.write("go on\n")
     process.stdin.flush()
-    program.wait_for_line("timing")
+    program.wait_for_line("round 1: timing")
     wait_until(lambda: len(program.alive()) == 4, "program, tracker, server and worker")
     process.kill()
     wait_until(lambda: not program.alive(), "the end of every process")

@@ -4,10 +4,11 @@ import itertools
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine, FakeSession, Fault, fake_spec
+from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_spec
 
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, noise_of
@@ -83,14 +84,25 @@ def engine(**traits: float) -> Noisy:
     return made
 
 
+class Notes(NullListener):
+    """Keeps the remarks."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def remark(self, line: str) -> None:
+        self.lines.append(line)
+
+
 def compare(
-    made: Noisy,
+    made: FakeEngine,
     specs: Sequence[TrialSpec] = (),
     store: Store | None = None,
     recorded: Sequence[Trial] = (),
+    listener: NullListener | None = None,
     **rule: object,
 ) -> Rounds:
-    runner = TrialRunner(made, store, made.environment, NullListener())
+    runner = TrialRunner(made, store, made.environment, listener or NullListener())
     rounds = Rounds(runner, specs or configurations(), StopRule(**rule), recorded)  # type: ignore[arg-type]
     assert rounds.run() == rounds.trials
     return rounds
@@ -177,6 +189,30 @@ def test_any_configuration_may_be_the_baseline() -> None:
     assert made.measured[0].configuration == specs[0].configuration, "it is set up first"
 
 
+def test_pytorch_s_default_is_the_baseline_if_it_is_measured() -> None:
+    made = engine()
+    made.gain = lambda spec: 1 + 0.02 * (len(made.sessions) // 3 % 3 - 1) if spec.precision == "fp32" else 1.0
+    compared = compare(made, configurations("fp32", "default", "bf16-mixed"), max_rounds=6)
+    assert len(of(compared, "bf16-mixed")) == 3, "its ratio to the default is known, although that to fp32 is not"
+    assert len(of(compared, "fp32")) == len(of(compared, "default")) == 6
+
+
+@pytest.mark.parametrize(
+    ("capability", "order"),
+    [
+        ((9, 0), ["default", "bf16-master", "bf16-mixed", "fp16-mixed", "fp32"]),
+        ((7, 5), ["default", "fp16-mixed", "fp32", "bf16-mixed", "bf16-master"]),
+    ],
+)
+def test_emulated_precisions_are_set_up_last(capability: tuple[int, int], order: list[str]) -> None:
+    made = Noisy(environment=fake_environment(capability))
+    names = ("bf16-master", "bf16-mixed", "fp16-mixed", "fp32", "default")
+    # Its set-ups are one by one.
+    specs = [spec.model_copy(update={"techniques": ("compile-max-autotune",)}) for spec in configurations(*names)]
+    compare(made, specs, min_rounds=1, max_rounds=1)
+    assert made.measured_precisions == order
+
+
 def test_session_id() -> None:
     compared = compare(engine())
     session_ids = [
@@ -210,6 +246,112 @@ def test_a_budget_ends_it_between_rounds(monkeypatch: pytest.MonkeyPatch) -> Non
     compared = compare(engine(process_noise=0.1), budget_seconds=60)
     assert compared.ending == "budget"
     assert 1 <= len(of(compared, "fp32")) < 5
+
+
+@dataclass
+class Clocked(FakeEngine):
+    """A fake engine whose set-ups, warm-ups and blocks move a clock of its own."""
+
+    set_up_seconds: float = 0.0
+    warm_up_seconds: float = 0.0
+    num_short: int = 0  # so many set-ups, the first ones, find no memory
+    now: float = 0.0
+    exclusive: bool = False
+
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
+        self.sessions.append(ClockedSession(self))
+        return self.sessions[-1]
+
+
+class ClockedSession(FakeSession):
+    _engine: Clocked
+
+    def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
+        self._engine.now += self._engine.set_up_seconds
+        super().set_up(spec, checkpoint)
+        if len(self._engine.measured) <= self._engine.num_short:
+            raise TrialFailedError("oom", "CUDA out of memory (fake)")
+
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
+        self._engine.now += self._engine.warm_up_seconds
+        return super().warm_up(step_seconds)
+
+    def run_block(self, length: int = 1) -> Block:
+        block = super().run_block(length)
+        self._engine.now += block.seconds
+        return block
+
+
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
+    """Return an engine whose clock is that of the program."""
+    made = Clocked()
+    monkeypatch.setattr("castwise.orchestrator.rounds.time.perf_counter", lambda: made.now)
+    return made
+
+
+def on(device: str) -> list[TrialSpec]:
+    """Return specs of a device: those of a CPU are set up one by one."""
+    return [spec.model_copy(update={"device": device}) for spec in configurations()]
+
+
+@pytest.mark.parametrize(
+    ("device", "set_up_seconds", "warm_up_seconds", "num_measured"),
+    [
+        ("cpu", 1.0, 0.0, 3),
+        ("cpu", 20.0, 0.0, 2),
+        ("cpu", 100.0, 0.0, 1),
+        ("cuda:0", 0.0, 1.0, 3),
+        ("cuda:0", 0.0, 30.0, 2),
+        ("cuda:0", 0.0, 100.0, 1),
+    ],
+)
+def test_a_budget_that_ends_before_all_are_timed_leaves_out_the_last(
+    clocked: Clocked, device: str, set_up_seconds: float, warm_up_seconds: float, num_measured: int
+) -> None:
+    clocked.set_up_seconds, clocked.warm_up_seconds, notes = set_up_seconds, warm_up_seconds, Notes()
+    compared = compare(clocked, on(device), listener=notes, budget_seconds=60.0)
+    assert compared.ending == ("narrow" if num_measured == 3 else "budget")
+    assert {trial.spec.precision for trial in compared.trials} == set(NAMES[:num_measured])
+    assert all(trial.status == "ok" and trial.ranks[0].blocks for trial in compared.trials)
+    (line,) = notes.lines
+    assert [name for name in NAMES if name in line] == list(NAMES[num_measured:])
+    assert clocked.num_open == 0
+
+
+@pytest.mark.parametrize(
+    ("budget_seconds", "ends", "ending"),
+    [
+        # The baseline's memory is short at 40 s, and no time is left to see whether it would fit alone.
+        (60.0, {"bf16-mixed": "ok"}, "budget"),
+        (600.0, {"fp32": "oom", "bf16-mixed": "ok", "fp16-mixed": "ok"}, "narrow"),
+    ],
+)
+def test_without_memory_for_the_baseline_a_budget_goes_to_the_next(
+    clocked: Clocked, budget_seconds: float, ends: dict[str, str], ending: str
+) -> None:
+    clocked.faults, clocked.set_up_seconds, notes = {"fp32": Fault("oom")}, 40.0, Notes()
+    compared = compare(clocked, on("cpu"), listener=notes, budget_seconds=budget_seconds)
+    assert {trial.spec.precision: trial.status for trial in compared.trials} == ends
+    assert compared.ending == ending
+    assert [name for name in NAMES if name in notes.lines[0]] == [name for name in NAMES if name not in ends]
+    assert clocked.num_open == 0
+
+
+def test_no_session_of_a_round_begins_after_its_budget(clocked: Clocked) -> None:
+    """Only two fit into memory at once: the third is for another session, together with the baseline."""
+    clocked.warm_up_seconds = 15.0
+    clocked.faults = {"fp16-mixed": Fault("oom")}
+    compared = compare(clocked, on("cuda:0"), budget_seconds=30.0)
+    assert {trial.spec.precision for trial in compared.trials} == {"fp32", "bf16-mixed"}
+    assert len(of(compared, "fp32")) == 1
+
+
+def test_one_is_timed_although_the_budget_ended_while_none_fitted_next_to_the_others(clocked: Clocked) -> None:
+    clocked.set_up_seconds, clocked.num_short = 40.0, 6  # all three together, and again with the first alone
+    compared = compare(clocked, on("cuda:0"), budget_seconds=60.0)
+    assert [(trial.spec.precision, trial.status) for trial in compared.trials] == [("fp32", "ok")]
+    assert compared.ending == "budget"
 
 
 def test_lack_of_memory_splits_the_session() -> None:
@@ -324,16 +466,10 @@ def test_free_repeat_numbers_are_used() -> None:
 
 @pytest.mark.parametrize(("noise", "num_rounds"), [(0.0, 3), (0.1, 4)])
 def test_remark_on_the_ending(noise: float, num_rounds: int) -> None:
-    lines: list[str] = []
-
-    class Notes(NullListener):
-        def remark(self, line: str) -> None:
-            lines.append(line)
-
-    made = engine(process_noise=noise)
-    Rounds(TrialRunner(made, None, made.environment, Notes()), configurations(), StopRule(max_rounds=4)).run()
-    assert len(lines) == 1
-    assert lines[0].startswith(f"resnet50 batch 256: {num_rounds} rounds: ")
+    notes = Notes()
+    compare(engine(process_noise=noise), listener=notes, max_rounds=4)
+    (line,) = notes.lines
+    assert line.startswith(f"resnet50 batch 256: {num_rounds} rounds: ")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,16 @@ from castwise.analysis.advice import recommend
 from castwise.analysis.code_snippets import framework_snippets, pytorch_code
 from castwise.analysis.result_table import compare
 from castwise.registry import precisions
-from castwise.registry.precisions import PRECISIONS, Frameworks, Look, Precision, precision_row, precision_sort_key
+from castwise.registry.precisions import (
+    PRECISIONS,
+    Frameworks,
+    Hardware,
+    Look,
+    Precision,
+    is_same_as_fp32,
+    precision_row,
+    precision_sort_key,
+)
 from castwise.render.emit.script import script_of
 from castwise.render.theme import look_of
 
@@ -57,7 +66,11 @@ def test_a_new_row_is_measured_advised_and_shown(command: CommandLine, new_row: 
 
 
 def test_a_new_row_has_its_code_look_and_place(new_row: Precision) -> None:
-    trials = [fake_trial(fake_spec(name), step_seconds=(step_time_of(name),)) for name in ("fp32", new_row.name)]
+    trials = [
+        fake_trial(fake_spec(name, repeat=repeat), step_seconds=(step_time_of(name),))
+        for repeat in (0, 1)
+        for name in ("fp32", new_row.name)
+    ]
     (advice,) = recommend(compare(trials))
     assert (advice.precision, advice.code) == (new_row.name, pytorch_code(new_row, "cuda"))
     assert [bool(each.code) for each in framework_snippets(new_row, "cuda")] == [True, True, True]
@@ -79,11 +92,20 @@ def test_a_new_row_s_emitted_script_trains(new_row: Precision, tmp_path: Path) -
     assert loss > 0
 
 
+@pytest.mark.parametrize(("capability", "repeats"), [(None, True), ((7, 5), True), ((8, 0), False), ((9, 0), False)])
+def test_pytorch_s_default_repeats_fp32_where_there_is_no_tf32(
+    capability: tuple[int, int] | None, repeats: bool
+) -> None:
+    hardware = Hardware("Fake", capability)
+    same = [row.name for row in PRECISIONS if is_same_as_fp32(row, hardware)]
+    assert same == (["default"] if repeats else [])
+
+
 def test_a_precision_without_a_row_has_neutral_defaults() -> None:
     spec = fake_spec().model_copy(update={"precision": "int4-mixed"})
     trials = [fake_trial(), fake_trial(spec, step_seconds=(0.01,))]
     (advice,) = recommend(compare(trials))
-    assert advice.precision == "fp32", "nobody knows whether an unknown precision keeps float32 weights"
+    assert advice.precision is None, "nobody knows whether an unknown precision keeps float32 weights"
     assert "int4-mixed (10.00×) was faster but keeps no float32 weights" in advice.sentence
     assert precision_row("int4-mixed").code == ""
     assert look_of("int4-mixed") == look_of("int2-mixed") != look_of("fp32")

@@ -2,10 +2,12 @@ import io
 
 import pytest
 from fake_engine import fake_spec, fake_training, fake_trial
+from programs import wait_until
 from rich.console import Console
 
 from castwise.orchestrator.runner import Listener
 from castwise.registry.suites import LIMIT_STEPS
+from castwise.render import progress as live
 from castwise.render.progress import LiveProgress
 
 
@@ -103,3 +105,15 @@ def test_a_search_of_unknown_length_says_that_it_is_one(console: Console) -> Non
     assert "search for the largest batch, trial 2" in text
     assert "of 0" not in text
     assert " left" not in text
+
+
+def test_a_pipe_gets_a_line_after_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_SILENCE_SECONDS", 0.02)
+    console = piped()
+    progress = LiveProgress(console)
+    for phase in ("warming up", "timing"):  # a second sweep in the same process
+        with progress:
+            progress.started(fake_spec(), 1, 2)
+            progress.phase(phase, 0.1)
+            wait_until(lambda: said(console).count(phase) > 1, f"a line about {phase}")  # noqa: B023  called at once
+    assert said(console).startswith("trial 1 of 2: resnet50 fp32 batch 256: warming up, ")

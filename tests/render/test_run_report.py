@@ -24,10 +24,10 @@ from castwise.render import run_report
 from castwise.render.notes import cost_lines, headline, measured_on, remarks, snippet_lines
 
 CSV_HEADER = (
-    "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,techniques,throughput_per_second,speedup,"
-    "verdict,loop_speedup,scaling_efficiency,step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,"
-    "joules_per_unit,power_watts,final_loss,status,unit,processes,throughput_low,throughput_high,speedup_low,"
-    "speedup_high,memory_low,memory_high,verdict_reason,memory_ratio,final_step,skipped_steps,joules_per_unit_low,"
+    "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,techniques,throughput_per_second,"
+    "default_speedup,speedup,verdict,loop_speedup,scaling_efficiency,step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,"
+    "joules_per_unit,power_watts,final_loss,status,unit,processes,throughput_low,throughput_high,"
+    "default_speedup_low,default_speedup_high,speedup_low,speedup_high,memory_low,memory_high,verdict_reason,memory_ratio,final_step,skipped_steps,joules_per_unit_low,"
     "joules_per_unit_high,energy_source,cold_start_seconds,ready_seconds,set_up_seconds,first_step_seconds,"
     "warm_up_seconds,warnings,telemetry_note,message,device,torch,key"
 )
@@ -37,6 +37,11 @@ TWO_GPUS: dict[str, object] = {"world_size": 2, "parallelism": "ddp"}
 
 def trial(precision: str, seconds: float, **changes: object) -> Trial:
     return fake_trial(fake_spec(precision, **changes), step_seconds=(seconds,) * 6)
+
+
+def twice(precision: str, seconds: float) -> list[Trial]:
+    """Return two processes of a configuration: advice rests on intervals."""
+    return [trial(precision, seconds, repeat=repeat) for repeat in (0, 1)]
 
 
 def failed(precision: str, status: str, message: str = "it went wrong") -> Trial:
@@ -53,7 +58,11 @@ def metered(precision: str, joules: float, **changes: object) -> Trial:
 DIVERGED = fake_trial(
     fake_spec("fp16-true"), status="diverged", message="the loss was nan", step_seconds=(0.02,), losses=(math.nan,)
 )
-JOB = [trial("fp32", 0.3), trial("bf16-mixed", 0.1), failed("fp16-mixed", "oom", "no | memory"), DIVERGED]
+DEFAULT, FP32, BF16 = (
+    twice(name, seconds) for name, seconds in (("default", 0.25), ("fp32", 0.3), ("bf16-mixed", 0.1))
+)
+JOB = [*DEFAULT, *FP32, *BF16, failed("fp16-mixed", "oom", "no | memory"), DIVERGED]
+NUM_ROWS = 5
 ON_GPUS = [trial("fp32", 0.3), trial("fp32", 0.3, **TWO_GPUS), trial("fp32", 0.4, world_size=2, parallelism="dp")]
 
 
@@ -206,11 +215,13 @@ def test_csv_has_plain_values() -> None:
     message = 'says "no", twice,\nand | once more'
     rows = as_csv([*JOB, failed("fp32", "crashed", message)])
     assert message in {row["message"] for row in rows}
-    assert [row["precision"] for row in rows[:4]] == ["fp32", "bf16-mixed", "fp16-mixed", "fp16-true"]
-    assert float(rows[1]["speedup"]) == pytest.approx(3)
-    assert float(rows[1]["throughput_per_second"]) == pytest.approx(2560)
-    assert (rows[2]["status"], rows[2]["throughput_per_second"], rows[2]["final_loss"]) == ("oom", "", "")
-    assert math.isnan(float(rows[3]["final_loss"]))
+    default, fp32, mixed, oom, diverged = rows[:NUM_ROWS]
+    assert [row["precision"] for row in (default, fp32, mixed)] == ["default", "fp32", "bf16-mixed"]
+    assert float(mixed["speedup"]) == pytest.approx(3)
+    assert float(mixed["default_speedup"]) == float(mixed["default_speedup_low"]) == pytest.approx(2.5)
+    assert float(mixed["throughput_per_second"]) == pytest.approx(2560)
+    assert (oom["status"], oom["throughput_per_second"], oom["final_loss"]) == ("oom", "", "")
+    assert math.isnan(float(diverged["final_loss"]))
     assert {row["unit"] for row in rows} == {"images"}
     assert as_csv([]) == []
 
@@ -218,24 +229,35 @@ def test_csv_has_plain_values() -> None:
 def test_json_has_rows_advice_and_whole_trials() -> None:
     document = as_json(JOB)
     assert set(document) == {"rows", "advice", "trials"}
-    assert [set(row) for row in document["rows"]] == [{*CSV_HEADER.split(","), "estimates"}] * 4
-    assert [row["speedup"] for row in document["rows"][:2]] == [pytest.approx(1), pytest.approx(3)]
-    assert [row["final_loss"] for row in document["rows"][2:]] == [None, "nan"]
+    assert [set(row) for row in document["rows"]] == [{*CSV_HEADER.split(","), "estimates"}] * NUM_ROWS
+    rows = document["rows"]
+    assert [row["speedup"] for row in rows[:3]] == [pytest.approx(1.2), pytest.approx(1), pytest.approx(3)]
+    assert [row["default_speedup"] for row in rows[:3]] == [
+        pytest.approx(1),
+        pytest.approx(1 / 1.2),
+        pytest.approx(2.5),
+    ]
+    assert rows[2]["estimates"]["default_speedup"]["low"] == pytest.approx(2.5)
+    assert [row["final_loss"] for row in rows[3:]] == [None, "nan"]
     (advice,) = document["advice"]
-    assert set(advice) == {"workload", "precision", "sentence", "code", "frameworks"}
+    assert set(advice) == {"workload", "decision", "precision", "sentence", "command", "code", "frameworks"}
+    assert (advice["decision"], advice["precision"], advice["command"]) == ("take", "bf16-mixed", None)
     assert advice["frameworks"]["Lightning"] == 'Trainer(precision="bf16-mixed")'
     ast.parse(advice["code"])
     trials = [Trial.model_validate_json(json.dumps(item)) for item in document["trials"]]
     assert repr(trials) == repr(JOB)
     for loss in (math.inf, -math.inf):
         assert as_json([fake_trial(losses=(loss,))])["rows"][0]["final_loss"] == str(loss)
+    (undecided,) = as_json([FP32[0], BF16[0]])["advice"]
+    assert (undecided["decision"], undecided["precision"], undecided["code"]) == ("undecided", None, "")
+    assert undecided["command"].startswith("castwise run resnet50 ")
     assert as_json([]) == {"rows": [], "advice": [], "trials": []}
 
 
 def test_markdown_has_headline_table_remarks_advice_and_code() -> None:
     text = as_markdown(JOB)
     assert text.startswith("resnet50, batch 256, synthetic data on Fake GPU")
-    assert len(markdown_rows(JOB)) == len(JOB)
+    assert len(markdown_rows(JOB)) == NUM_ROWS
     assert "\n- resnet50 fp16-mixed batch 256: oom: no | memory\n" in text
     ast.parse(text.partition("```python\n")[2].partition("```")[0])
     assert "\n\n\n" not in text
@@ -247,7 +269,7 @@ def test_markdown_has_headline_table_remarks_advice_and_code() -> None:
 
 def test_notebook_html_has_the_terminals_table_and_escapes_text() -> None:
     nasty = "<script>alert(1)</script>"
-    rows = compare([*JOB[:2], failed("tf32", "crashed", nasty)])
+    rows = compare([*FP32, *BF16, failed("tf32", "crashed", nasty)])
     page = ElementTree.fromstring(f"<body>{run_report.to_html(rows, recommend(rows))}</body>")  # every tag is closed
     table = run_report.data_table(rows)
     texts = [[column.text(row) for column in table.columns] for row in table.rows]
@@ -259,7 +281,7 @@ def test_notebook_html_has_the_terminals_table_and_escapes_text() -> None:
 
 
 def test_energy_and_warnings_in_every_format() -> None:
-    assert [(row["energy"], row["power"]) for row in markdown_rows([metered("fp32", 256.0), JOB[1]])] == [
+    assert [(row["energy"], row["power"]) for row in markdown_rows([metered("fp32", 256.0), BF16[0]])] == [
         ("1 J/image", "500 W"),
         ("–", "–"),
     ]

@@ -1,5 +1,8 @@
 """What records say in the end: which precision to take, and the sentence for all."""
 
+import re
+from typing import Any
+
 import pytest
 from fake_engine import fake_epoch, fake_run, fake_spec, fake_training, fake_trial
 from fake_records import steady
@@ -18,6 +21,10 @@ def sentence(*trials: Trial) -> str:
     return in_one_sentence(collect(trials), answers(*trials))
 
 
+def rounds(precision: str, **changes: Any) -> list[Trial]:
+    return [steady(precision, repeat, **changes) for repeat in range(3)]
+
+
 def run(precision: str, seconds: float, accuracy: float | None = None, epochs: int = 2, **changes: object) -> Trial:
     spec = fake_training(precision, **changes)
     update = {"seconds": seconds, "counted_seconds": seconds, "accuracy": accuracy}
@@ -25,20 +32,38 @@ def run(precision: str, seconds: float, accuracy: float | None = None, epochs: i
 
 
 def test_answer_has_precision_speedup_memory_and_code() -> None:
-    (answer,) = answers(steady("fp32"), steady("bf16-mixed"))
-    assert answer.precision == "bf16-mixed"
-    assert answer.speedup == pytest.approx(2.5, rel=0.01)
+    trials = [*rounds("fp32"), *rounds("bf16-mixed")]
+    (answer,) = answers(*trials)
+    assert (answer.decision, answer.precision) == ("take", "bf16-mixed")
+    assert answer.speedup == answer.fp32_speedup == pytest.approx(2.5, rel=0.03)
     assert answer.memory_ratio == pytest.approx(0.7)
     assert answer.code.startswith("with torch.autocast")
-    assert sentence(steady("fp32"), steady("bf16-mixed")) == answer.sentence
+    assert sentence(*trials) == answer.sentence
+
+
+def test_speedup_is_over_pytorchs_default_if_that_was_measured() -> None:
+    names = ("resnet50", "dpn92")
+    trials = [each for name in names for p in ("default", "fp32", "bf16-mixed") for each in rounds(p, workload=name)]
+    answer, _ = answers(*trials)
+    assert answer.speedup == answer.default_speedup == pytest.approx(0.7 / 0.4, rel=0.03)
+    assert answer.fp32_speedup == pytest.approx(2.5, rel=0.03)
+    assert "times as fast as PyTorch's default)" in sentence(*trials)
 
 
 def test_answers_are_put_together_by_precision() -> None:
     factors = {"resnet50": 1.0, "dpn92": 0.5, "lstm-lm": 3.0}
-    trials = [steady("bf16-mixed", workload=name, factor=factor) for name, factor in factors.items()]
-    said = sentence(*trials, *(steady("fp32", workload=name) for name in factors))
-    assert "take bf16-mixed for resnet50, dpn92 (2.50 to 5.00 times" in said
-    assert "stay with fp32 for lstm-lm." in said
+    trials = [t for name, factor in factors.items() for t in rounds("bf16-mixed", workload=name, factor=factor)]
+    trials += [trial for name in factors for trial in rounds("fp32", workload=name)]
+    once = [steady(precision, workload=name) for precision in ("fp32", "tf32") for name in ("resnet18", "resnet101")]
+    said = sentence(*trials, *once)
+    assert re.search(r"take bf16-mixed for resnet50, dpn92 \(2\.\d\d to [45]\.\d\d times as fast as fp32\)", said)
+    assert "stay with fp32 for lstm-lm; undecided for resnet18, resnet101." in said
+
+
+def test_one_process_of_each_leaves_it_undecided() -> None:
+    small, large = answers(*(steady(name, batch_size=size) for size in (32, 64) for name in ("default", "bf16-mixed")))
+    assert (small.decision, small.precision, small.speedup, small.code) == ("undecided", None, None, "")
+    assert (small.spec.batch_size, large.spec.batch_size) == (32, 64)
 
 
 def test_nothing_is_recommended_if_nothing_ended_well() -> None:
@@ -82,7 +107,9 @@ def test_searches_for_the_largest_batch_recommend_nothing() -> None:
     assert answers(run("fp32", 5.0, **recipe), run("fp16-mixed", 1.0, **recipe)) == []
 
 
-def test_answers_with_a_baseline_go_first() -> None:
-    loops = [steady("bf16-mixed", techniques=("compile",)), steady("bf16-mixed", techniques=("cuda-graph",))]
-    assert "take tf32 for resnet50 (" in sentence(steady("fp32"), steady("tf32"), *loops)
-    assert "bf16-mixed" in sentence(*loops)
+def test_answers_with_a_reference_go_first() -> None:
+    names, loops = ("bf16-mixed", "fp16-master"), (("compile",), ("cuda-graph",))
+    without = [trial for name in names for loop in loops for trial in rounds(name, techniques=loop)]
+    assert "take tf32 for resnet50 (" in (said := sentence(*rounds("fp32"), *rounds("tf32"), *without))
+    assert "bf16-mixed" not in said
+    assert "take bf16-mixed for resnet50." in sentence(*without)

@@ -123,6 +123,7 @@ def test_options_bound_what_is_tried() -> None:
     assert {spec.precision for spec in tune(engine()).path} <= {"fp32", "bf16-mixed"}, "true precisions on demand"
     assert tune(engine(), precisions=("fp32", "fp16-true")).winner.precision == "fp16-true"
     assert tune(engine(), precisions=("tf32", "bf16-mixed")).start.precision == "tf32"
+    assert tune(engine(), precisions=("default", "bf16-mixed")).start.precision == "default"
     assert "compile" not in allowed_techniques("rounding")
     assert "resident-data" not in allowed_techniques("shape"), "steady steps have their data on the device"
 

@@ -245,7 +245,7 @@ def test_facts_describe_the_precision_that_ran(row: Precision, monkeypatch: pyte
     dtypes[row.batch_norm_dtype] += net.norm.weight.numel() + net.norm.bias.numel()
     assert facts.param_dtypes == dtypes
     assert facts.num_parameters == sum(dtypes.values())
-    assert facts.fp32_precision["cuda.matmul"] == row.float32_matmul
+    assert facts.fp32_precision["cuda.matmul"] == (row.float32_matmul or before["cuda.matmul"])
     assert math.isfinite(block.loss)
     assert (block.loss_scale is None) == (row.loss_scale == "none")
 

@@ -1,27 +1,34 @@
-"""Say in words which precision to take, how much faster it is, and what speaks against the faster ones."""
+"""Decide which precision to take, from the intervals of the speed-ups, and say it in words."""
 
 import math
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from castwise.analysis.code_snippets import Snippet, framework_snippets, pytorch_code
 from castwise.analysis.result_table import Row
-from castwise.analysis.statistics import Estimate
-from castwise.registry.precisions import BASELINE, PYTORCH_DEFAULT, precision_row
+from castwise.analysis.speedup import speedup_estimate
+from castwise.analysis.statistics import Estimate, has_interval
+from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, precision_row
 from castwise.registry.techniques import join
+from castwise.spec.types import SYNTHETIC
 
-# A gain smaller than this is not worth a change of numerics. The figure is a choice, not a measurement:
-# processes of the same configuration were seen to differ by 0.1 % on an H200, and by some per cent on a busy CPU.
+# A gain smaller than this is not worth a change of numerics. The figure is a choice, not a measurement.
 WORTHWHILE = 1.03
 
-# What a baseline that did not end well says about the others, by its status.
-_WITHOUT_BASELINE = {
-    "oom": "fp32 does not fit into memory at this batch size",
-    "crashed": "fp32 crashed, so by how much is open",
-    "timeout": "fp32 took too long, so by how much is open",
-    "diverged": "fp32 diverged: look at the learning rate before anything else",
+Decision = Literal["take", "stay", "undecided", "nothing"]
+
+# Why a reference has no figures, by its status.
+_WITHOUT_REFERENCE = {
+    "oom": "{} does not fit into memory at this batch size",
+    "crashed": "{} crashed, so there is nothing to compare with",
+    "timeout": "{} took too long, so there is nothing to compare with",
+    "unsupported": "{} does not run here, so there is nothing to compare with",
+    "diverged": "{} diverged: look at the learning rate before anything else",
 }
 _CHECK_ACCURACY = "check the accuracy before you take it."
+_NO_INTERVAL = "but one process of each gives no interval"
 
 
 @dataclass(frozen=True)
@@ -29,11 +36,13 @@ class Advice:
     """What to do, and the code that does it."""
 
     workload: str
-    precision: str | None  # to take; None if nothing could be measured
+    decision: Decision  # `take` another precision and `stay` rest on intervals
+    precision: str | None  # to take or to stay with; None if that is undecided
     sentence: str
-    code: str  # the lines of PyTorch that switch the precision on; empty if there is nothing to switch
+    code: str = ""  # the lines of PyTorch that switch the precision on; empty if there is nothing to switch
     key: str | None = None  # of the trial that it rests on
     snippets: tuple[Snippet, ...] = ()  # what to set in the frameworks around PyTorch
+    command: str = ""  # decides what is undecided
 
 
 def recommend(rows: Sequence[Row]) -> list[Advice]:
@@ -52,26 +61,76 @@ def _advise(rows: list[Row]) -> Advice:
     where += f", {join(spec.techniques)}" if spec.techniques else ""
     measured = [row for row in rows if row.trial.status == "ok" and row.throughput is not None]
     if not measured:
-        return Advice(spec.workload, None, f"{where}: nothing to recommend, no trial ended well.", "")
-    baselines = [row for row in rows if row.trial.spec.precision == BASELINE]
-    baseline = next((row for row in baselines if row in measured), None)
-    keeping = [row for row in measured if _keeps_float32_weights(row)]
-    if baseline is None:
-        best = _simplest_of_the_fastest(keeping) if keeping else max(measured, key=_speed)
-        among = "what was measured" if len(keeping) in (0, len(measured)) else "those that keep float32 weights"
-        status = baselines[0].trial.status if baselines else ""
-        why = _WITHOUT_BASELINE.get(status, "without fp32 to compare with, by how much is open")
-        sentence = f"{where}: take {_name(best)}, the fastest of {among}; {why}."
-        if not keeping:
-            sentence += f" It keeps no float32 weights: {_CHECK_ACCURACY}"
-        return _take(best, sentence + _caution(measured, best))
-    compared = [row for row in keeping if row.speedup is not None]
-    worthwhile = [row for row in compared if _is_faster(row, baseline)]
-    if not worthwhile:
-        sentence = f"{where}: stay with fp32. {_nothing_gained(compared)}{_caution(measured, baseline)}"
-        return Advice(spec.workload, BASELINE, sentence, "", baseline.trial.spec.key)
-    best = _simplest_of_the_fastest(worthwhile)
-    return _take(best, f"{where}: take {_name(best)}. {_gain(best, measured)}{_caution(measured, best)}")
+        return Advice(spec.workload, "nothing", None, f"{where}: nothing to recommend. No trial ended well.")
+    references = [row for name in (DEFAULT, BASELINE) for row in rows if row.trial.spec.precision == name]
+    reference = next((row for row in references if row in measured), None)
+    keeping = [row for row in measured if _keeps_float32_weights(row) and row is not reference]
+    if reference is None:
+        return _without_reference(where, references, keeping or measured, measured)
+    name = _reference_name(reference)
+    ratios = [(row, ratio) for row in keeping if (ratio := speedup_estimate(reference.trials, row.trials)) is not None]
+    if not ratios:
+        sentence = f"{where}: nothing to compare {name} with: no other precision with float32 weights was measured."
+        return Advice(spec.workload, "nothing", None, sentence + _caution(measured, reference))
+    proven = [row for row, ratio in ratios if _is_known(ratio) and ratio.low > 1 and ratio.value >= WORTHWHILE]
+    if proven:
+        best = _simplest_of_the_fastest(proven)
+        ratio = next(ratio for row, ratio in ratios if row is best)
+        gain = _gain(best, ratio, reference, name)
+        sentence = f"{where}: take {_name(best)}. It trains {gain}.{_caution(measured, best)}"
+        return _take(best, sentence)
+    best, ratio = max(ratios, key=lambda pair: pair[1].value)
+    may_be_faster = [(row, each) for row, each in ratios if not _is_known(each) or _is_open(each)]
+    if may_be_faster:
+        return _undecided(where, may_be_faster, reference, name)
+    found = f"{_name(best)} comes closest, at {_times(ratio)} its speed."
+    if ratio.value > 1:
+        found = f"{_name(best)} gains too little for a change of numerics: it trains {_times(ratio)} as fast."
+    sentence = f"{where}: stay with {name}. {found}{_caution(measured, reference)}"
+    return Advice(spec.workload, "stay", reference.trial.spec.precision, sentence, key=reference.trial.spec.key)
+
+
+def _undecided(where: str, candidates: Sequence[tuple[Row, Estimate]], reference: Row, reference_name: str) -> Advice:
+    """Return what was seen, and the command that decides it."""
+    best, ratio = max(candidates, key=lambda pair: pair[1].value)
+    seen = f"{_name(best)} was {_times(ratio)} as fast as {reference_name}"
+    doubt = "so it may be slower or faster" if _is_known(ratio) else _NO_INTERVAL
+    command = _command([reference, *(row for row, _ in candidates)])
+    sentence = f"{where}: undecided. {seen}, {doubt}. {_more_rounds(command)}"
+    return Advice(best.trial.spec.workload, "undecided", None, sentence, command=command)
+
+
+def _without_reference(
+    where: str, references: Sequence[Row], candidates: Sequence[Row], measured: Sequence[Row]
+) -> Advice:
+    """Return the fastest of those that could be measured, if that is proven, and why there is nothing to compare."""
+    workload = candidates[0].trial.spec.workload
+    why = "neither PyTorch's default nor fp32 was measured"
+    if references:
+        failed = references[0].trial
+        why = _WITHOUT_REFERENCE.get(failed.status, "{} was not measured").format(_reference_name(references[0]))
+    elif len(measured) == 1:
+        sentence = f"{where}: nothing to compare {_name(candidates[0])} with: {why}."
+        return Advice(workload, "nothing", None, sentence)
+    among = " with float32 weights" if len(candidates) < len(measured) else ""
+    fastest = max(candidates, key=_speed)
+    rivals = [(row, speedup_estimate(row.trials, fastest.trials)) for row in candidates if row is not fastest]
+    rest = [row for row, ratio in rivals if ratio is None or not _is_known(ratio) or _is_open(ratio)]
+    if rest:
+        doubt = f"but {_and(rest)} may be as fast" if all(_is_known(ratio) for _, ratio in rivals) else _NO_INTERVAL
+        command = _command([fastest, *rest])
+        seen = f"{_name(fastest)} was the fastest{among}, {doubt}; {why}"
+        return Advice(
+            workload, "undecided", None, f"{where}: undecided. {seen}. {_more_rounds(command)}", command=command
+        )
+    best = _simplest_of_the_fastest(candidates)
+    rank = f"the fastest{among}" if best is fastest else f"simpler than {_name(fastest)} and hardly slower"
+    if not rivals:
+        rank = f"the only one{among} that trained"
+    sentence = f"{where}: take {_name(best)}, {rank}; {why}."
+    if not _keeps_float32_weights(best):
+        sentence += f" It keeps no float32 weights: {_CHECK_ACCURACY}"
+    return _take(best, sentence + _caution(measured, best))
 
 
 def _take(row: Row, sentence: str) -> Advice:
@@ -82,69 +141,52 @@ def _take(row: Row, sentence: str) -> Advice:
     if code and spec.loss_scale != precision.loss_scale:
         code = f"# Measured with the loss scale {spec.loss_scale}; this is {precision.loss_scale} loss scaling.\n{code}"
     snippets = framework_snippets(precision, spec.device_type, facts) if code else ()
-    return Advice(spec.workload, spec.precision, sentence, code, spec.key, snippets)
+    return Advice(spec.workload, "take", spec.precision, sentence, code, spec.key, snippets)
 
 
-def _simplest_of_the_fastest(rows: list[Row]) -> Row:
+def _simplest_of_the_fastest(rows: Sequence[Row]) -> Row:
     """Return the fastest row, or of those hardly slower the one that changes the loop least."""
     fastest = max(_speed(row) for row in rows)
     near = [row for row in rows if _speed(row) * WORTHWHILE >= fastest]
     return min(near, key=lambda row: precision_row(row.trial.spec.precision).loop_changes)
 
 
-def _is_faster(row: Row, baseline: Row) -> bool:
-    """Return whether a gain is worth a change of numerics, and not noise.
-
-    With an interval, from several processes, the interval has to lie above 1; without one, the gain has to be larger
-    than both sides' blocks spread.
-    """
-    interval = _interval(row)
-    if interval is not None:
-        return interval.value >= WORTHWHILE and interval.low > 1
-    noise = (row.spread or 0.0) + (baseline.spread or 0.0)
-    return _speed(row) >= max(WORTHWHILE, 1 + noise) * _speed(baseline)
-
-
-def _gain(row: Row, measured: list[Row]) -> str:
-    words = f"It trains {row.speedup:.2f} times as fast as fp32"
-    default = next((other for other in measured if other.trial.spec.precision == PYTORCH_DEFAULT), None)
-    if default is not None and default is not row and default.trial.spec.device_type == "cuda":
-        ratio = _speed(row) / _speed(default)
-        words += f" ({ratio:.2f} times tf32, which PyTorch uses in convolutions and RNNs unasked)"
-    if row.memory_ratio is not None:
-        is_same = 0.995 <= row.memory_ratio < 1.005
-        words += " in the same memory" if is_same else f" in {row.memory_ratio:.2f} times the memory"
+def _gain(row: Row, ratio: Estimate, reference: Row, reference_name: str) -> str:
+    """Return how much faster a row is than the reference and than fp32, and in how much memory."""
+    words = f"{_times(ratio)} as fast as {reference_name}"
+    if reference.trial.spec.precision != BASELINE and row.speedup is not None:
+        words += f" ({row.speedup:.2f}× as fast as fp32)"
+    if row.peak_allocated_bytes and reference.peak_allocated_bytes:
+        memory = row.peak_allocated_bytes / reference.peak_allocated_bytes
+        words += ", in the same memory" if 0.995 <= memory < 1.005 else f", in {memory:.2f}× the memory"
     if row.skipped_steps:
         words += f"; loss scaling skipped {row.skipped_steps} step{'s' if row.skipped_steps > 1 else ''}"
-    return words + "."
+    return words
 
 
-def _nothing_gained(compared: list[Row]) -> str:
-    others = [row for row in compared if row.trial.spec.precision != BASELINE]
-    if not others:
-        return "No other precision that keeps float32 weights was measured."
-    best = max(others, key=lambda row: row.speedup or 0.0)
-    speedup = best.speedup or 0.0
-    if speedup <= 1:
-        return "No other precision that keeps float32 weights was faster."
-    if speedup < WORTHWHILE:
-        return f"{_name(best)} comes closest, at {speedup:.2f} times its speed: not worth a change of numerics."
-    interval = _interval(best)
-    doubt = "the blocks spread by as much: measure it again"
-    if interval is not None:
-        doubt = f"the 95 % interval reaches from {interval.low:.2f} to {interval.high:.2f}: more rounds tell more"
-    return f"{_name(best)} was {speedup:.2f} times as fast, but {doubt}."
-
-
-def _caution(measured: list[Row], best: Row) -> str:
+def _caution(measured: Sequence[Row], best: Row) -> str:
     """Return a sentence about what was faster and keeps no float32 weights; empty if nothing was."""
     faster = [row for row in measured if not _keeps_float32_weights(row) and _speed(row) > _speed(best) * WORTHWHILE]
     if not faster or not _keeps_float32_weights(best):
         return ""
-    names = ", ".join(f"{_name(row)} ({_speed(row) / _speed(best):.2f}×)" for row in faster)
-    still = "" if best.trial.spec.precision == BASELINE else "still "
-    verbs = f"was faster {still}but keeps" if len(faster) == 1 else f"were faster {still}but keep"
+    names = _and(faster, lambda row: f" ({_speed(row) / _speed(best):.2f}×)")
+    verbs = "was faster but keeps" if len(faster) == 1 else "were faster but keep"
     return f" {names} {verbs} no float32 weights: {_CHECK_ACCURACY}"
+
+
+def _is_known(ratio: Estimate | None) -> bool:
+    return ratio is not None and math.isfinite(ratio.half_width)
+
+
+def _is_open(ratio: Estimate) -> bool:
+    """Return whether a speed-up may be worthwhile, and may be none."""
+    return ratio.low <= 1 and ratio.high >= WORTHWHILE
+
+
+def _times(ratio: Estimate) -> str:
+    """Return a speed-up with its interval: `1.37× [1.35, 1.39]`."""
+    interval = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if has_interval(ratio) else ""
+    return f"{ratio.value:.2f}×{interval}"
 
 
 def _name(row: Row) -> str:
@@ -156,10 +198,43 @@ def _name(row: Row) -> str:
     return f"{spec.precision} with loss scale {spec.loss_scale}"
 
 
-def _interval(row: Row) -> Estimate | None:
-    """Return the speed-up if it has an interval."""
-    found = row.speedup_estimate
-    return found if found is not None and math.isfinite(found.half_width) else None
+def _reference_name(row: Row) -> str:
+    if row.trial.spec.precision == DEFAULT:
+        return "PyTorch's default"
+    is_default = is_same_as_fp32(find_precision(DEFAULT), row.trial.environment.hardware)
+    return "fp32 (PyTorch's default here)" if is_default else "fp32"
+
+
+def _and(rows: Sequence[Row], addition: Callable[[Row], str] = lambda _: "") -> str:
+    """Return the rows' precisions as a list in words, each with an addition."""
+    *others, last = (_name(row) + addition(row) for row in rows)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _more_rounds(command: str) -> str:
+    return f"More rounds decide: {command}" if command else "More rounds decide."
+
+
+def _command(rows: Sequence[Row]) -> str:
+    """Return the command that measures rows more closely; empty if a shell cannot name them."""
+    specs = [row.trial.spec for row in rows]
+    spec = specs[0]
+    if spec.workload.startswith("pickle:"):
+        return ""
+    # A loss scale goes to the precisions that scale their loss; if none does, to all.
+    scaling = [each for each in specs if precision_row(each.precision).loss_scale != "none"] or specs
+    parts = ["castwise", "run", spec.workload]
+    parts += ["--precision", ",".join(dict.fromkeys(each.precision for each in specs))]
+    parts += ["--batch-size", str(spec.batch_size)]
+    if any(each.loss_scale != precision_row(each.precision).loss_scale for each in scaling):
+        parts += ["--loss-scale", ",".join(dict.fromkeys(each.loss_scale for each in scaling))]
+    parts += ["--techniques", join(spec.techniques)] if spec.techniques else []
+    parts += ["--gpus", str(spec.world_size)] if spec.world_size > 1 else []
+    parts += ["--parallelism", spec.parallelism] if spec.parallelism == "dp" else []
+    parts += ["--device", spec.device] if spec.device != "cuda:0" else []
+    parts += ["--data-set", spec.data_set] if spec.data_set != SYNTHETIC and spec.user_model is None else []
+    parts += ["--seed", str(spec.seed)] if spec.seed else []
+    return shlex.join([*parts, "--within", "1%"])
 
 
 def _keeps_float32_weights(row: Row) -> bool:

@@ -16,7 +16,7 @@ from castwise.analysis.speedup import (
 )
 from castwise.analysis.statistics import Estimate, Verdict, estimate, verdict_of
 from castwise.records.schema import Trial
-from castwise.registry.precisions import BASELINE
+from castwise.registry.precisions import BASELINE, DEFAULT
 
 MARGIN = 0.01  # how far from 1 a speed-up still is "the same"
 _MOST_BASELINES = 50  # among which the most similar one is looked for
@@ -32,10 +32,12 @@ class Row:
     step_seconds: float | None  # the pseudomedian over blocks, the geometric mean over processes
     spread: float | None  # the blocks' interquartile range over their median, in the median process
     throughput_estimate: Estimate | None  # units per second
-    speedup_estimate: Estimate | None  # baseline step time over this one's; above 1 is faster
+    speedup_estimate: Estimate | None  # fp32's step time over this one's; above 1 is faster
+    default_estimate: Estimate | None  # the same over PyTorch's default, if that was measured
     memory_estimate: Estimate | None  # peak allocated over the baseline's
     unpaired_speedup: float | None  # the ratio of the throughputs, each over all blocks, drift included
-    verdict: Verdict | None  # on the speed-up; None for the baseline itself, and if nothing was measured
+    # On the speed-up over PyTorch's default, or over fp32 without it; None for that one, and if nothing was measured.
+    verdict: Verdict | None
     loop_speedup: float | None  # over the same configuration without techniques, if that is among the trials
     # Throughput over world size times the throughput of the same configuration on one GPU, if that is among the
     # trials; 1 is ideal.
@@ -53,8 +55,13 @@ class Row:
 
     @property
     def speedup(self) -> float | None:
-        """Return baseline step time over this one's; above 1 is faster. None without a baseline."""
+        """Return fp32's step time over this one's; above 1 is faster. None without fp32."""
         return _value(self.speedup_estimate)
+
+    @property
+    def default_speedup(self) -> float | None:
+        """Return the step time of PyTorch's default over this one's. None if that was not measured."""
+        return _value(self.default_estimate)
 
     @property
     def memory_ratio(self) -> float | None:
@@ -72,9 +79,10 @@ def group_of(trial: Trial) -> tuple[str, str]:
 
 
 def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
-    """Return a row for each configuration, in the order of their first trials, relative to fp32 in the same group.
+    """Return a row for each configuration, in the order of their first trials.
 
-    A baseline that did not end `ok` gives no ratios. A speed-up within the margin around 1 is "the same".
+    Each is compared with fp32 and with PyTorch's default in the same group, if they ended `ok`. A speed-up within the
+    margin around 1 is "the same".
     """
     configurations: dict[tuple[str, str], list[Trial]] = {}
     groups: dict[tuple[str, str], list[Trial]] = {}
@@ -91,6 +99,7 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         if uses_techniques and not trial.spec.techniques and trial.status == "ok":
             without_techniques.setdefault(comparison_key(trial, "techniques"), []).append(trial)
     baselines = {key: baselines_among(group) for key, group in groups.items()}
+    defaults = {key: baselines_among(group, DEFAULT) for key, group in groups.items()}
     rows = []
     for own in configurations.values():
         first = own[0]
@@ -106,13 +115,12 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
                 scaling_efficiency = rate.value / (single_rate.value * first.spec.world_size)
         group_baselines = baselines[group_of(first)]
         baseline_step = step_estimate(group_baselines)
-        if group_baselines and first.spec.configuration == group_baselines[0].spec.configuration:
-            speedup = Estimate(1.0, 1.0, 1.0, step.n) if step else None
-        else:
-            speedup = speedup_estimate(group_baselines, own)
+        group_defaults = defaults[group_of(first)]
+        speedup, default_speedup = (_speedup(each, own) for each in (group_baselines, group_defaults))
+        decisive = default_speedup if group_defaults else speedup
         verdict = None
-        if step is not None and first.spec.precision != BASELINE:
-            verdict = verdict_of(speedup, margin) if speedup is not None else _incomparable(first, baselines.values())
+        if step is not None and first.spec.precision != (DEFAULT if group_defaults else BASELINE):
+            verdict = verdict_of(decisive, margin) if decisive is not None else _incomparable(first, baselines.values())
         spreads = [spread for trial in own if (spread := steady_metrics.spread(trial)) is not None]
         shown = next((trial for trial in own if trial.status not in ("ok", "diverged")), first)
         loss, loss_step = steady_metrics.final_loss(shown) or (None, None)
@@ -123,6 +131,7 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
             spread=statistics.median(spreads) if spreads else None,
             throughput_estimate=rate,
             speedup_estimate=speedup,
+            default_estimate=default_speedup,
             memory_estimate=estimate(_memory_ratios(own, group_baselines)),
             unpaired_speedup=baseline_step.value / step.value if baseline_step and step else None,
             verdict=verdict,
@@ -136,6 +145,14 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         )
         rows.append(row)
     return rows
+
+
+def _speedup(baselines: list[Trial], trials: list[Trial]) -> Estimate | None:
+    """Return the speed-up over a configuration, exactly 1 over itself."""
+    if baselines and trials[0].spec.configuration == baselines[0].spec.configuration:
+        step = step_estimate(trials)
+        return Estimate(1.0, 1.0, 1.0, step.n) if step else None
+    return speedup_estimate(baselines, trials)
 
 
 def _memory_ratios(trials: list[Trial], baselines: list[Trial]) -> list[float]:

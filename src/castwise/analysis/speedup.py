@@ -59,9 +59,9 @@ def session_speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]
     return None
 
 
-def baselines_among(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials of the float32 configuration that others are compared with: the first that ended well."""
-    ended = [trial.spec for trial in trials if trial.spec.precision == BASELINE and trial.status == "ok"]
+def baselines_among(trials: Sequence[Trial], precision: str = BASELINE) -> list[Trial]:
+    """Return the trials of a precision's configuration that others are compared with: the first that ended well."""
+    ended = [trial.spec for trial in trials if trial.spec.precision == precision and trial.status == "ok"]
     return [trial for trial in trials if ended and trial.spec.configuration == ended[0].configuration]
 
 

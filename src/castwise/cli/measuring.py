@@ -66,7 +66,8 @@ def measuring(options: SharedOptions, output: PrintOptions) -> Iterator[LiveProg
                 signal.signal(number, handler)
     except KeyboardInterrupt:
         same = "the same command without --again" if options.again else "the same command"
-        where = f" What was measured is in '{options.results}'; {same} goes on from there." if options.results else ""
+        has_records = options.results is not None and any(options.results.rglob("*.json"))
+        where = f" What was measured is in '{options.results}'; {same} goes on from there." if has_records else ""
         say(f"Interrupted.{where}")
         raise typer.Exit(INTERRUPTED) from None
     except UsageError as error:

@@ -29,6 +29,7 @@ from castwise.orchestrator.machine import EngineFactory
 from castwise.orchestrator.runner import CachedMeasure, Listener
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import is_reusable
+from castwise.registry.precisions import DEFAULT
 from castwise.spec.options import steps_of
 from castwise.spec.trial import FIT, TrialSpec
 
@@ -214,7 +215,9 @@ def prepare_max_batch(
     if request.timeout_seconds is not None:
         protocol = protocol.model_copy(update={"timeout_seconds": request.timeout_seconds})
     update = {"protocol": protocol, "memory_limit_bytes": limit}
-    templates = tuple(spec.model_copy(update=update) for spec in job.specs)
+    # PyTorch's default needs as much memory as fp32 or tf32.
+    specs = [spec for spec in job.specs if request.precisions or spec.precision != DEFAULT]
+    templates = tuple(spec.model_copy(update=update) for spec in specs)
     finest = max((own.accumulate for own in job.user_workloads.values()), default=1)
     multiple = finest if request.exact else math.lcm(MULTIPLE, finest)
     return MaxBatchJob(templates, BatchGrid(multiple, finest, math.lcm(START, finest)), request.curve, job)

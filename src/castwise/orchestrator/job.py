@@ -20,15 +20,13 @@ from castwise.orchestrator.runner import Listener, NullListener, TrialRunner, un
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import Problem, ResumePolicy, Store, reusable_trials
 from castwise.registry.datasets import MNIST, find_data_set
-from castwise.registry.precisions import find_precision, why_unsupported
+from castwise.registry.precisions import find_precision, is_same_as_fp32, why_unsupported
 from castwise.registry.workloads import find_workload
 from castwise.spec.options import RunOptions
 from castwise.spec.plan import build_plan
 from castwise.spec.trial import (
-    CPU_PROTOCOL,
     CPU_ROUND,
     CPU_SHORT,
-    CUDA_PROTOCOL,
     CUDA_ROUND,
     MeasurementProtocol,
     TrialSpec,
@@ -40,13 +38,6 @@ from castwise.spec.user_model import UserWorkload, locate
 _BARE_CPU = ("mnist-cnn", ("fp32", "bf16-mixed", "fp16-mixed", "bf16-true"))
 _BARE_CUDA = ("resnet50", None)
 
-# By whether it is a CPU, and whether there are rounds.
-_PROTOCOLS = {
-    (False, False): CUDA_PROTOCOL,
-    (False, True): CUDA_ROUND,
-    (True, False): CPU_PROTOCOL,
-    (True, True): CPU_ROUND,
-}
 # A CPU's steps take long, and vary too much for any number of rounds to help. It holds unless the user gives a number.
 _CPU_BUDGET_SECONDS = 75.0
 
@@ -139,7 +130,8 @@ def prepare(
         options, notes = _bare_run(options, machine)
     if short and is_cpu and options.precisions is None:
         options = replace(options, precisions=_BARE_CPU[1])
-    protocol = CPU_SHORT if short and is_cpu and rule is None else _PROTOCOLS[is_cpu, rule is not None]
+    is_open = options.within is None and options.budget_seconds is None and options.rounds is None
+    protocol = CPU_SHORT if short and is_cpu and is_open else CPU_ROUND if is_cpu else CUDA_ROUND
     specs = build_plan(
         options,
         device=machine.device,
@@ -151,7 +143,7 @@ def prepare(
     if options.data_set not in (None, SYNTHETIC):
         provide(machine.engine, find_data_set(str(options.data_set)), machine.data_dir)
     specs = _supported(specs, machine.environment, explicit=names_precisions)
-    if rule is not None and is_cpu and rule.budget_seconds is None and options.rounds is None:
+    if is_cpu and rule.budget_seconds is None and options.rounds is None:
         rule = replace(rule, budget_seconds=_CPU_BUDGET_SECONDS)
     job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
     runner = replace(job.runner, data_note=" ".join(notes) or None)
@@ -232,6 +224,7 @@ def _supported(specs: Sequence[TrialSpec], environment: Environment, *, explicit
         reason = why_unsupported(find_precision(spec.precision), environment.hardware)
         if reason and explicit:
             raise UsageError(f"{reason}. Leave it out, or leave --precision out to measure what the device has.")
-        if not reason:
+        is_repeat = not explicit and is_same_as_fp32(find_precision(spec.precision), environment.hardware)
+        if not reason and not is_repeat:
             kept.append(spec)
     return tuple(kept)

@@ -1,6 +1,7 @@
 """Rounds of interleaved sessions, each with fresh processes, until every ratio is known well enough."""
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,14 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from castwise.analysis.speedup import baselines_among, process_stds, speedup_estimate, step_estimate
+from castwise.analysis.speedup import process_stds, speedup_estimate, step_estimate
 from castwise.analysis.statistics import FEWEST_BLOCKS, Estimate, noise_of, student_quantile, verdict_of
 from castwise.analysis.steady_metrics import block_lengths, block_means
-from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import PriorStats
 from castwise.orchestrator.runner import TrialRunner, run_session
 from castwise.records.schema import Trial
-from castwise.registry.precisions import BASELINE
+from castwise.registry.precisions import BASELINE, DEFAULT, precision_row, why_emulated
 from castwise.registry.techniques import join, times_kernels, times_kernels_while_compiling
 from castwise.spec.options import DurationOptions
 from castwise.spec.trial import TrialSpec
@@ -23,6 +23,8 @@ from castwise.spec.trial import TrialSpec
 # What a process holds on the device besides its tensors: its CUDA context and libraries' workspaces.
 _CONTEXT_BYTES = 2**30
 _USABLE = 0.95  # of the device's memory
+# Rounds at the most if nothing is asked for: three have an interval, and two more may settle a doubtful verdict.
+_FEW_ROUNDS = 5
 
 # Why no further round starts: every interval is narrow, the budget or the allowed rounds are spent, or all that could
 # be compared failed.
@@ -38,20 +40,13 @@ class StopRule:
     margin: float = 0.01  # how far from 1 a speed-up still is "the same"
     min_rounds: int = 3  # before an interval counts
     max_rounds: int = 12
-    budget_seconds: float | None = None  # wall time after which no round starts; None for no such limit
+    budget_seconds: float | None = None  # wall time that the rounds may take; None for no such limit
 
     @classmethod
-    def of(cls, options: DurationOptions) -> "StopRule | None":
-        """Return the rule that a user asks for; None without any of `within`, `budget` and `rounds`.
-
-        Raises:
-            UsageError: There is a margin, and nothing that has intervals.
-        """
-        if options.within is None and options.budget_seconds is None and options.rounds is None:
-            if options.margin is not None:
-                raise UsageError("A margin is for speed-ups with intervals: give within, budget or rounds, too.")
-            return None
-        max_rounds = options.rounds or cls.max_rounds
+    def of(cls, options: DurationOptions) -> "StopRule":
+        """Return the rule that a user asks for; without any of `within`, `budget` and `rounds` a few rounds."""
+        is_open = options.within is None and options.budget_seconds is None
+        max_rounds = options.rounds or (_FEW_ROUNDS if is_open else cls.max_rounds)
         return cls(
             half_width=options.within or cls.half_width,
             margin=options.margin or cls.margin,
@@ -75,7 +70,7 @@ class Rounds:
         specs: The configurations, as specs with repeat 0.
         rule: When to end.
         recorded: Trials of these configurations that need not be measured again.
-        baseline: The configuration that the others are compared with; None takes float32's.
+        baseline: The configuration that the others are compared with; None takes PyTorch's default, or else fp32.
     """
 
     def __init__(
@@ -86,25 +81,29 @@ class Rounds:
         recorded: Sequence[Trial] = (),
         baseline: TrialSpec | None = None,
     ) -> None:
-        self._runner, self._rule, self._baseline = runner, rule, baseline
-        # The baseline is set up first: without it nothing can be compared.
-        self._specs = sorted(specs, key=lambda spec: not self._is_baseline(spec))
+        self._runner, self._rule = runner, rule
+        by_precision = {spec.precision: spec for spec in reversed(specs)}
+        self._baseline = baseline or by_precision.get(DEFAULT) or by_precision.get(BASELINE)
+        # The baseline is set up first: without it nothing can be compared. Emulated precisions are slow and come last.
+        self._specs = sorted(specs, key=lambda spec: (not self._is_baseline(spec), self._emulation_rank(spec)))
         self.trials = list(recorded)  # one for each configuration and round
         self.ending: Ending | None = None
         self._started = time.perf_counter()
-        self._longest_round = 0.0
+        self._seconds_per_cost = 0.0  # of the longest round
 
     def run(self) -> list[Trial]:
         """Run rounds until the rule ends them; return all trials, those of earlier jobs first."""
         with self._prepared():
             # Intervals need scipy, which takes half a second to import: meanwhile the first processes start.
             threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
-            while (ending := self._ending()) is None:
+            while specs := self._affordable(self._unfinished()):
                 started = time.perf_counter()
-                self._run_round(self._unfinished())
-                self._longest_round = max(self._longest_round, time.perf_counter() - started)
-        self.ending = ending
-        self._report_ending(ending)
+                self._run_round(specs)
+                cost = sum(cost for cost in map(self._cost, specs) if math.isfinite(cost))
+                if cost:
+                    self._seconds_per_cost = max(self._seconds_per_cost, (time.perf_counter() - started) / cost)
+        self.ending = self._find_ending()
+        self._report_ending(self.ending)
         return self.trials
 
     def run_once(self) -> list[Trial]:
@@ -136,19 +135,42 @@ class Rounds:
         where = f"{spec.workload} batch {spec.batch_size}"
         where += f" on {spec.world_size_label}" if spec.world_size_label else ""
         where += f" {join(spec.techniques)}" if spec.techniques else ""
-        self._runner.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}: {why}")
+        unmeasured = [spec.precision for spec in self._specs if not self._of(spec)]
+        lacking = f"; not measured, since no time was left: {', '.join(unmeasured)}" if unmeasured else ""
+        self._runner.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}: {why}{lacking}")
 
-    def _ending(self) -> Ending | None:
-        if not self._unfinished():
-            well = self._not_failed()
-            if not well:
-                return "failed"
-            return "narrow" if all(self._is_narrow(spec) for spec in well) else "rounds"
-        budget = self._rule.budget_seconds
-        passed = time.perf_counter() - self._started
-        if budget is not None and self._longest_round and passed + self._longest_round > budget:
+    def _find_ending(self) -> Ending:
+        if self._unfinished():
             return "budget"
-        return None
+        well = self._not_failed()
+        if not well:
+            return "failed"
+        return "narrow" if all(self._is_narrow(spec) for spec in well) else "rounds"
+
+    def _affordable(self, specs: list[TrialSpec]) -> list[TrialSpec]:
+        """Return those whose next round would end within the budget: without the slowest if that is needed.
+
+        Empty if no time is left for any comparison.
+        """
+        if self._rule.budget_seconds is None or not self._seconds_per_cost:
+            return specs
+        left = self._started + self._rule.budget_seconds - time.perf_counter()
+        kept = sorted(specs, key=self._cost)
+        while kept and sum(map(self._cost, kept)) * self._seconds_per_cost > left:
+            others = [spec for spec in kept if not self._is_baseline(spec)]
+            if len(others) <= 1:
+                return []
+            kept.remove(others[-1])
+        return [spec for spec in specs if spec in kept]
+
+    def _cost(self, spec: TrialSpec) -> float:
+        """Return the seconds that a configuration's last process took by itself; infinite if it was never measured."""
+        trials = self._of(spec)
+        facts = trials[-1].facts if trials else None
+        if facts is None:
+            return math.inf
+        phases = (facts.set_up_seconds, facts.first_step_seconds, facts.warm_up_seconds)
+        return sum(filter(None, phases)) + sum(block.seconds for rank in trials[-1].ranks for block in rank.blocks)
 
     def _unfinished(self) -> list[TrialSpec]:
         """Return what another round measures: the baseline, and those whose ratio is not known well enough.
@@ -168,11 +190,13 @@ class Rounds:
         # The baseline's own interval is not needed; without a baseline there is no ratio.
         if self._is_baseline(spec) or any(self._is_baseline(each) and self._has_failed(each) for each in self._specs):
             return True
-        baseline = baselines_among(self.trials) if self._baseline is None else self._of(self._baseline)
-        ratio = speedup_estimate(baseline, trials)
+        ratio = speedup_estimate(self._of(self._baseline), trials) if self._baseline is not None else None
         return ratio is None or self._rule.is_answered(ratio)
 
     def _run_round(self, specs: list[TrialSpec]) -> None:
+        budget = self._rule.budget_seconds
+        deadline = None if budget is None else self._started + budget
+        num_before = len(self.trials)
         number = 1 + max(map(self._num_trials, [s for s in specs if not self._is_baseline(s)] or specs))
         is_first = not all(map(self._num_trials, specs))
         waiting = [specs] if is_first else self._groups_that_fit(specs)
@@ -182,6 +206,9 @@ class Rounds:
             group = [spec for spec in waiting.pop(0) if not self._has_failed(spec)]  # the baseline may just have failed
             if not group:
                 continue
+            has_timed = any(trial.ranks for trial in self.trials[num_before:])
+            if deadline is not None and has_timed and time.perf_counter() > deadline:
+                return
             fresh = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in group]
             self._announce(fresh[0])
             trials = run_session(
@@ -191,9 +218,14 @@ class Rounds:
                 round_number=number,
                 earlier={spec.configuration: prior_stats_of(self._of(spec)) for spec in group},
                 baseline=None if self._baseline is None else self._baseline.configuration,
+                deadline=deadline,
             )
             postponed: list[TrialSpec] = []
-            for spec, trial in zip(group, trials, strict=True):
+            trial_of = {trial.spec.configuration: trial for trial in trials}
+            for spec in group:
+                trial = trial_of.get(spec.configuration)
+                if trial is None:  # there was no time for it
+                    continue
                 if trial.status == "oom" and len(group) > 1:  # no record yet: it may fit with fewer others, or alone
                     postponed.append(spec)
                     continue
@@ -248,10 +280,13 @@ class Rounds:
     def _not_failed(self) -> list[TrialSpec]:
         return [spec for spec in self._specs if not self._has_failed(spec)]
 
+    def _emulation_rank(self, spec: TrialSpec) -> int:
+        """Return 0 for a precision that the device has, else more the more it changes the loop."""
+        row = precision_row(spec.precision)
+        return 0 if why_emulated(row, self._runner.environment.hardware) is None else 1 + row.loop_changes
+
     def _is_baseline(self, spec: TrialSpec) -> bool:
-        if self._baseline is None:
-            return spec.precision == BASELINE
-        return spec.configuration == self._baseline.configuration
+        return self._baseline is not None and spec.configuration == self._baseline.configuration
 
 
 def group_by_memory(

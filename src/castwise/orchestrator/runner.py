@@ -7,8 +7,9 @@ once. A lone trial is a session of one that takes every block, or every epoch, t
 import math
 import random
 import secrets
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -31,7 +32,6 @@ from castwise.records.schema import (
     Trial,
 )
 from castwise.records.store import ResumePolicy, Store, name_of, reusable_trials, stem_of
-from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.recipe import Recipe
@@ -42,6 +42,12 @@ from castwise.telemetry.summary import telemetry_note, unwatched
 # Seconds of sustained steps for the energy counter: ten of its ticks for a lone trial, five in a session (H200).
 _ENERGY_SECONDS_ALONE = 1.1
 _ENERGY_SECONDS = 0.5
+# Of the time to a deadline: no set-up, and no warm-up, begins after these shares. The rest is for timing.
+_SET_UP_SHARE = 0.5
+_WARM_UP_SHARE = 0.75
+# How long another set-up than the first may take: this share of that time, or so many times the first's.
+_LONGEST_SET_UP = 0.15
+_TIMES_THE_FIRST = 3.0
 
 
 class Listener(Protocol):
@@ -170,7 +176,7 @@ class CachedMeasure:
 SetupOrder = Literal["together", "first alone", "one by one"]
 
 
-def run_session(
+def run_session(  # noqa: PLR0913  what a session is made of, by keyword
     runner: TrialRunner,
     specs: Sequence[TrialSpec],
     *,
@@ -178,10 +184,12 @@ def run_session(
     setup_order: SetupOrder = "together",
     earlier: Mapping[str, PriorStats | None] | None = None,
     baseline: str | None = None,
+    deadline: float | None = None,
 ) -> list[Trial]:
     """Interleave the blocks of several configurations until each is known well enough or its time is up.
 
-    Return a record for each, in the order of the specs. One that ran out of memory next to others may yet fit alone.
+    Return a record for each, in the order of the specs, except for those that a deadline left no time for. One that ran
+    out of memory next to others may yet fit alone.
 
     The processes of the previous session may still be ending while this one's start; this one's end in the background
     once all is measured (`runner.closer`).
@@ -194,21 +202,33 @@ def run_session(
         setup_order: How they are set up. If the first does not fit next to the others, all start again with the first
             alone. They are always warmed up one by one.
         earlier: What earlier processes of a configuration measured, if there were any, by configuration.
-        baseline: The configuration that the others are compared with; None takes float32's.
+        baseline: The configuration that the others are compared with, if one is.
+        deadline: The value of `time.perf_counter` at which no further block is timed; the first configuration that
+            does not fail always has one.
     """
     is_alone = round_number is None
     prefix = "" if is_alone else f"round {round_number}: "
     measurements: list[_Measurement] = []
+    began = time.perf_counter()
+
+    def is_out_of_time(share: float = 1.0) -> bool:
+        return deadline is not None and time.perf_counter() - began > share * (deadline - began)
 
     def report(phase: str, share: float) -> None:
         runner.listener.phase(prefix + phase, share)
 
+    def start(spec: TrialSpec) -> _Measurement:
+        prior = (earlier or {}).get(spec.configuration)
+        return _Measurement(runner, spec, prior, is_baseline=spec.configuration == baseline, is_alone=is_alone)
+
     def set_up_all(order: SetupOrder) -> None:
         report("starting", 0.0)
-        for spec in specs:
-            is_baseline = spec.precision == BASELINE if baseline is None else spec.configuration == baseline
-            prior = (earlier or {}).get(spec.configuration)
-            measurements.append(_Measurement(runner, spec, prior, is_baseline=is_baseline, is_alone=is_alone))
+        if order == "one by one" and deadline is not None:
+            runner.closer.wait()
+            report("setting up", 0.05)
+            _set_up_in_time(measurements, map(start, specs), deadline - began)
+            return
+        measurements.extend(start(spec) for spec in specs)
         _all_at_once(_Measurement.open_device, measurements)
         runner.closer.wait()  # the memory of the previous session's processes is needed now
         report("setting up", 0.05)
@@ -227,13 +247,15 @@ def run_session(
             set_up_all("first alone")
         # One by one: while others compute, no step time settles.
         for index, each in enumerate(measurements):
+            if is_out_of_time(_WARM_UP_SHARE) and any(other.can_continue for other in measurements[:index]):
+                each.drop()
             if each.can_continue and not each.runs_all_epochs:
                 name = f"warming up {each.spec.precision}" if len(specs) > 1 else "warming up"
                 report(name, 0.1 + 0.3 * index / len(specs))
             each.attempt(each.warm_up)
-        _time_interleaved(measurements, random.Random(round_number), report)
+        _time_interleaved(measurements, random.Random(round_number), report, is_out_of_time)
         for each in measurements:
-            if round_number in (None, 1) or each.is_first:
+            if (round_number in (None, 1) or each.is_first) and not is_out_of_time():
                 each.attempt(each.measure_energy)
         _all_at_once(_Measurement.finish, measurements)
     except BaseException:
@@ -243,7 +265,29 @@ def run_session(
     if is_alone:
         runner.closer.wait()  # a lone trial's duration includes the end of its process
     session_id = secrets.token_hex(6) if sum(each.can_continue for each in measurements) > 1 else None
-    return [each.record(session_id) for each in measurements]
+    return [each.record(session_id) for each in measurements if not each.is_dropped]
+
+
+def _set_up_in_time(measurements: "list[_Measurement]", started: "Iterable[_Measurement]", seconds: float) -> None:
+    """Start and set up one after another while there is time; the others are not even started.
+
+    One that takes much longer than the first would leave no time for the others: it is given up.
+    """
+    began, longest = time.perf_counter(), math.inf
+    for each in started:
+        measurements.append(each)
+        started_at = time.perf_counter()
+        thread = threading.Thread(target=each.attempt, args=(each.get_ready,), daemon=True)
+        thread.start()
+        thread.join(None if math.isinf(longest) else longest)
+        if thread.is_alive():
+            each.drop()
+            thread.join()
+        elif each.can_continue and math.isinf(longest):
+            longest = max(_LONGEST_SET_UP * seconds, _TIMES_THE_FIRST * (time.perf_counter() - started_at))
+        is_out_of_time = time.perf_counter() - began > _SET_UP_SHARE * seconds
+        if is_out_of_time and any(other.can_continue for other in measurements):
+            return
 
 
 class _Measurement:
@@ -256,6 +300,7 @@ class _Measurement:
         self.schedule = BlockSchedule(spec.protocol, prior, adaptive=not is_alone)
         self.is_baseline = is_baseline
         self.is_done = False  # whether it takes no further blocks
+        self.is_dropped = False  # whether no time was left for it
         self.is_first = prior is None
         self.failure: TrialFailedError | None = None
         self._runner = runner
@@ -279,6 +324,18 @@ class _Measurement:
     def can_continue(self) -> bool:
         """Return whether it has neither failed nor diverged in training."""
         return self.failure is None and not (self._epochs and self._epochs[-1].diverged)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Return whether it has a timed block, or an epoch that counts."""
+        return self.schedule.share > 0
+
+    def drop(self) -> None:
+        """End the process, unless it failed before: no time is left for it."""
+        if self.failure is None:
+            self.is_dropped = True
+            self.failure = TrialFailedError("timeout", "no time was left")
+            self.session.close()
 
     @property
     def goes_on(self) -> bool:
@@ -315,6 +372,11 @@ class _Measurement:
 
     def open_device(self) -> None:
         self._environment = self.session.open(self.spec.device)
+
+    def get_ready(self) -> None:
+        """Open the device and build the trial."""
+        self.open_device()
+        self.set_up()
 
     def set_up(self) -> None:
         """Build the trial, which ends with its first step."""
@@ -437,7 +499,10 @@ class _Measurement:
 
 
 def _time_interleaved(
-    measurements: Sequence[_Measurement], rng: random.Random, report: Callable[[str, float], None]
+    measurements: Sequence[_Measurement],
+    rng: random.Random,
+    report: Callable[[str, float], None],
+    is_out_of_time: Callable[[], bool],
 ) -> None:
     """Time blocks, one of each configuration in a random order, and again until none needs another.
 
@@ -452,7 +517,7 @@ def _time_interleaved(
             for each in measurements:
                 each.is_done |= not each.is_baseline and not each.goes_on
         order = [each for each in measurements if not each.is_done]
-        if not any(each.goes_on for each in order):
+        if not any(each.goes_on for each in order) or (is_out_of_time() and all(each.has_blocks for each in order)):
             return
         rng.shuffle(order)
         if not all(each.runs_all_epochs for each in order):

@@ -44,7 +44,8 @@ class Precision:
     aliases: tuple[str, ...] = ()  # in lower case
     param_dtype: Dtype = "float32"
     autocast_dtype: Dtype | None = None
-    float32_matmul: Literal["ieee", "tf32"] = "ieee"  # of matrix products, convolutions and RNNs alike
+    # How float32 products are computed, in matmul, convolution and RNN alike; None leaves PyTorch's defaults.
+    float32_matmul: Literal["ieee", "tf32"] | None = "ieee"
     master_weights: bool = False  # the optimizer steps float32 copies of the weights
     batch_norm_dtype: Dtype = "float32"  # of its weights and running statistics
     loss_scale: str = "none"  # unless the user names another
@@ -119,6 +120,8 @@ loss = loss_fn(model(x.to(torch.{dtype})).float(), y)
 loss.backward()
 optimizer.step()"""
 
+_TF32_CAPABILITY = (8, 0)
+
 # In the order of tables and charts. Source of the frameworks' names: the documentation of Lightning 2.6 (Trainer:
 # precision), Accelerate 1.15 (Accelerator: mixed_precision), transformers 5.23 (TrainingArguments: bf16, fp16, tf32);
 # tf32 sets matrix products there, and convolutions and RNNs use it anyway. Source of the colours, which colour-blind
@@ -126,11 +129,21 @@ optimizer.step()"""
 # shows.
 PRECISIONS: tuple[Precision, ...] = (
     Precision(
-        name="fp32",
-        summary="IEEE float32 in matmul, convolution and RNN alike (PyTorch's default uses TF32 in two of them)",
-        aliases=("o0", "float32", "single"),
+        name="default",
+        summary="PyTorch as it comes: float32, with TF32 in convolutions and RNNs on a GPU that has it",
+        aliases=("pytorch",),
+        float32_matmul=None,
         keeps_float32_weights=True,
         loop_changes=0,
+        frameworks=Frameworks(lightning="32-true", accelerate="no", transformers=""),
+        look=Look("#999933", "star", "solid"),
+    ),
+    Precision(
+        name="fp32",
+        summary="IEEE float32 in matmul, convolution and RNN alike",
+        aliases=("o0", "float32", "single"),
+        keeps_float32_weights=True,
+        loop_changes=1,
         peak_dtype="fp32",
         code=_IEEE_CODE,
         frameworks=Frameworks(lightning="32-true", accelerate="no", transformers="tf32=False"),
@@ -142,9 +155,9 @@ PRECISIONS: tuple[Precision, ...] = (
         aliases=("tensorfloat-32", "tensorfloat32"),
         float32_matmul="tf32",
         keeps_float32_weights=True,
-        loop_changes=1,
+        loop_changes=2,
         peak_dtype="tf32",
-        capability=(8, 0),
+        capability=_TF32_CAPABILITY,
         on_cpu=False,
         code=_IEEE_CODE.replace("ieee", "tf32"),
         frameworks=Frameworks(
@@ -162,7 +175,7 @@ PRECISIONS: tuple[Precision, ...] = (
         autocast_dtype="float16",
         loss_scale="dynamic",
         keeps_float32_weights=True,
-        loop_changes=3,
+        loop_changes=4,
         peak_dtype="fp16",
         capability=(5, 3),
         code=_MIXED_FP16_CODE,
@@ -176,7 +189,7 @@ PRECISIONS: tuple[Precision, ...] = (
         summary="float32 weights, autocast to bfloat16, no loss scaling needed",
         autocast_dtype="bfloat16",
         keeps_float32_weights=True,
-        loop_changes=2,
+        loop_changes=3,
         peak_dtype="bf16",
         capability=(8, 0),
         emulated_below=True,
@@ -192,7 +205,7 @@ PRECISIONS: tuple[Precision, ...] = (
         master_weights=True,
         loss_scale="dynamic",
         keeps_float32_weights=True,
-        loop_changes=5,
+        loop_changes=6,
         peak_dtype="fp16",
         capability=(5, 3),
         code=_MASTER_FP16_CODE,
@@ -204,7 +217,7 @@ PRECISIONS: tuple[Precision, ...] = (
         param_dtype="bfloat16",
         master_weights=True,
         keeps_float32_weights=True,
-        loop_changes=4,
+        loop_changes=5,
         peak_dtype="bf16",
         capability=(8, 0),
         emulated_below=True,
@@ -240,8 +253,8 @@ PRECISIONS: tuple[Precision, ...] = (
 _EIGHT_BIT_NAMES = ("fp8", "float8", "mxfp8", "nvfp4", "int8")
 
 BASELINE = "fp32"
-# What PyTorch computes float32 convolutions and RNNs in on a GPU that has it, unless it is set otherwise.
-PYTORCH_DEFAULT = "tf32"
+# The loop that users have before they change anything.
+DEFAULT = "default"
 
 
 def find_precision(name: str) -> Precision:
@@ -300,6 +313,11 @@ def why_unsupported(row: Precision, hardware: Hardware) -> str | None:
     if row.emulated_below or hardware.capability >= row.capability:
         return None
     return f"{needed}; {hardware.name} has {_dotted(hardware.capability)}"
+
+
+def is_same_as_fp32(row: Precision, hardware: Hardware) -> bool:
+    """Return whether a device computes the same in a precision as in fp32: PyTorch's defaults without TF32."""
+    return row.name == DEFAULT and (hardware.capability is None or hardware.capability < _TF32_CAPABILITY)
 
 
 def why_emulated(row: Precision, hardware: Hardware) -> str | None:

@@ -128,6 +128,8 @@ def _loss_text(row: FlatRow) -> str:
     return f"{row['final_loss']:.4g}" + ("" if step is None else f" @ {step}")
 
 
+_ESTIMATED = ("throughput", "default_speedup", "speedup", "memory")
+
 FIELDS: tuple[Field, ...] = (
     # What was asked for.
     Field("workload", "workload", varies=True),
@@ -165,6 +167,7 @@ FIELDS: tuple[Field, ...] = (
     Field("data_share", "waits for data", "share"),
     Field("validation_seconds", "validation", "seconds", default=(0.0,)),
     Field("throughput_per_second", "throughput", "rate", rate_text("throughput_per_second"), best="highest"),
+    Field("default_speedup", "over default", "ratio", interval_text("default_speedup"), best="highest"),
     Field("speedup", "speed-up", "ratio", interval_text("speedup"), best="highest"),
     Field("verdict", "verdict"),
     Field("verdict_reason", "why"),
@@ -181,7 +184,7 @@ FIELDS: tuple[Field, ...] = (
     Field("warm_up_seconds", "warm-up", "seconds"),
     Field("warm_up_steps", "warm-up steps", "count"),
     Field("settled", "settled", "boolean"),
-    *(Field(f"{name}_{end}", unit="number") for name in ("throughput", "speedup", "memory") for end in ("low", "high")),
+    *(Field(f"{name}_{end}", unit="number") for name in _ESTIMATED for end in ("low", "high")),
     *(Field(f"throughput_per_second_{end}", unit="number") for end in ("low", "high")),
     # Memory.
     Field("peak_allocated_bytes", "peak allocated", "bytes", _allocated_text, best="lowest"),

@@ -1,5 +1,6 @@
 """Live progress of a job on stderr: which trial, its phase, the time left."""
 
+import threading
 import time
 from typing import Self
 
@@ -11,6 +12,7 @@ from castwise.registry.suites import is_search
 from castwise.render.units import format_duration
 from castwise.spec.trial import TrialSpec
 
+_SILENCE_SECONDS = 8.0  # after which a log gets a line
 _LEAST_SHARE_TO_PREDICT = 0.3  # of a trial; before, its own share says little
 
 
@@ -25,13 +27,17 @@ class LiveProgress:
         self._console = console
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._label = self._which = ""
+        self._label = self._which = self._phase = ""
+        self._is_over = threading.Event()
         self._index = self._count = 0
         self._session: str | None = None
-        self._started = time.monotonic()
+        self._started = self._last_line = time.monotonic()
 
     def __enter__(self) -> Self:
         """Show the bar if there is a terminal."""
+        self._is_over.clear()
+        if not self._console.is_terminal:
+            threading.Thread(target=self._show_signs_of_life, daemon=True).start()
         if self._console.is_terminal:
             columns = (
                 SpinnerColumn(),
@@ -45,6 +51,7 @@ class LiveProgress:
 
     def __exit__(self, *_: object) -> None:
         """Remove the bar."""
+        self._is_over.set()
         if self._bar is not None:
             self._bar.stop()
             self._bar = self._task = None
@@ -63,6 +70,7 @@ class LiveProgress:
 
     def phase(self, name: str, done: float) -> None:
         """Show the running trial's phase, its share done, and the time left for all."""
+        self._phase = name
         if self._bar is None or self._task is None:
             return
         completed, left = done, ""
@@ -91,10 +99,18 @@ class LiveProgress:
         is_new, self._session = trial.session_id != self._session, trial.session_id
         return f"in a session of {took}" if is_new else "in the same session"
 
+    def _show_signs_of_life(self) -> None:
+        """Print what is going on if nothing was printed for some seconds: a log file shows no bar."""
+        while not self._is_over.wait(_SILENCE_SECONDS / 4):
+            if time.monotonic() - self._last_line >= _SILENCE_SECONDS and self._which:
+                passed = format_duration(time.monotonic() - self._started)
+                self._print(f"{self._which}: {self._label}: {self._phase}, {passed} so far")
+
     def remark(self, line: str) -> None:
         """Print a line above the bar."""
         self._print(line)
 
     def _print(self, line: str, style: str | None = None) -> None:
+        self._last_line = time.monotonic()
         # Never wrapped: `grep` finds a line whole.
         self._console.print(line, style=style, highlight=False, markup=False, emoji=False, soft_wrap=True)

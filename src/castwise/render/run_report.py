@@ -35,14 +35,16 @@ from castwise.spec.quantities import format_share
 
 SHOWN = (
     *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
-    *("throughput_per_second", "speedup", "verdict", "loop_speedup", "scaling_efficiency", "step_seconds", "spread"),
+    *("throughput_per_second", "default_speedup", "speedup", "verdict", "loop_speedup", "scaling_efficiency"),
+    *("step_seconds", "spread"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "joules_per_unit", "power_watts", "final_loss", "skipped_steps"),
     "status",
 )
 # The columns of CSV and JSON.
 IN_FILES = (
     *(name for name in SHOWN if name != "skipped_steps"),
-    *("unit", "processes", "throughput_low", "throughput_high", "speedup_low", "speedup_high"),
+    *("unit", "processes", "throughput_low", "throughput_high", "default_speedup_low", "default_speedup_high"),
+    *("speedup_low", "speedup_high"),
     *("memory_low", "memory_high", "verdict_reason", "memory_ratio", "final_step", "skipped_steps"),
     *("joules_per_unit_low", "joules_per_unit_high", "energy_source"),
     *("cold_start_seconds", "ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_seconds"),
@@ -57,8 +59,8 @@ _FEWEST_BLOCKS = 4
 
 # Figures of a row under the names of their fields.
 _OF_ROW = (
-    *("speedup", "loop_speedup", "scaling_efficiency", "step_seconds", "spread", "peak_allocated_bytes"),
-    *("peak_reserved_bytes", "memory_ratio", "final_loss", "final_step", "skipped_steps"),
+    *("default_speedup", "speedup", "loop_speedup", "scaling_efficiency", "step_seconds", "spread"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "memory_ratio", "final_loss", "final_step", "skipped_steps"),
 )
 _OF_FACTS = ("ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_seconds")
 
@@ -71,6 +73,7 @@ def flat_row(row: Row) -> dict[str, Any]:
         **{name: getattr(row, name) for name in _OF_ROW},
         "throughput_per_second": row.throughput,
         **interval_values("throughput", row.throughput_estimate),
+        **interval_values("default_speedup", row.default_estimate),
         **interval_values("speedup", row.speedup_estimate),
         **interval_values("memory", row.memory_estimate),
         "verdict": verdict and verdict.kind,
@@ -207,8 +210,10 @@ def to_json(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None
     advised = [
         {
             "workload": item.workload,
+            "decision": item.decision,
             "precision": item.precision,
             "sentence": item.sentence,
+            "command": item.command or None,
             "code": item.code,
             "frameworks": {snippet.framework: snippet.code or None for snippet in item.snippets},
         }
@@ -228,6 +233,7 @@ def _json_row(row: Row) -> dict[str, Any]:
     values = flat_row(row)
     estimates = {
         "throughput_per_second": row.throughput_estimate,
+        "default_speedup": row.default_estimate,
         "speedup": row.speedup_estimate,
         "memory_ratio": row.memory_estimate,
     }

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from castwise.analysis.advice import WORTHWHILE, recommend
+from castwise.analysis.advice import WORTHWHILE, Decision, recommend
+from castwise.analysis.result_table import Row
 from castwise.analysis.training_metrics import epochs_of, is_whole, length_in_words, perplexity
 from castwise.max_batch.result import max_batches_of
 from castwise.registry.datasets import imitated_data_set
-from castwise.registry.precisions import BASELINE, precision_row
+from castwise.registry.precisions import BASELINE, DEFAULT, precision_row
 from castwise.registry.suites import is_search
 from castwise.registry.techniques import join
 from castwise.report.collection import Collection, ComparisonGroup, Configuration, value_of
@@ -22,29 +23,40 @@ class Answer:
     """Which precision to take in a comparison group, at one batch size and number of GPUs."""
 
     group: ComparisonGroup
-    precision: str | None  # None if nothing could be measured
+    decision: Decision
+    precision: str | None  # to take or to stay with; None if that is undecided, or nothing could be measured
     sentence: str  # the same in words
     code: str  # lines of PyTorch that switch it on; empty if there is nothing to switch
-    config: Configuration | None  # that the answer is based on; None if nothing could be measured
-    baseline: Configuration | None = None  # the float32 configuration that it is compared with
+    spec: TrialSpec  # of the configuration that the answer is based on, or of another one of the same setting
+    config: Configuration | None  # that the answer is based on; None without a precision
+    reference: Configuration | None  # what the others are compared with: PyTorch's default, or else fp32
     cut: str = ""  # how training runs were cut short, in words; empty for whole runs and for steady state
 
     @property
-    def spec(self) -> TrialSpec:
-        """Return the spec that the answer is based on; the group's first if nothing could be measured."""
-        return self.group.first.spec if self.config is None else self.config.trial.spec
+    def speedup(self) -> float | None:
+        """Return the speed-up of what to take over the reference."""
+        is_over_default = self.reference is not None and self.reference.precision == DEFAULT
+        return self.default_speedup if is_over_default else self.fp32_speedup
+
+    @property
+    def default_speedup(self) -> float | None:
+        """Return the speed-up of what to take over PyTorch's default."""
+        source = self.config.source if self.config is not None else None
+        return source.default_speedup if isinstance(source, Row) else None
+
+    @property
+    def fp32_speedup(self) -> float | None:
+        """Return the speed-up of what to take over fp32."""
+        return self.config.speedup.value if self.config is not None and self.config.speedup is not None else None
 
     @property
     def memory_ratio(self) -> float | None:
-        """Return the peak of what tensors held over float32's."""
-        own = self.config.peak_allocated_bytes if self.config is not None else None
-        other = self.baseline.peak_allocated_bytes if self.baseline is not None else None
+        """Return the peak of what tensors held over fp32's."""
+        source = self.config.source if self.config is not None else None
+        if isinstance(source, Row):
+            return source.memory_ratio
+        own, other = (each and each.peak_allocated_bytes for each in (self.config, self.reference))
         return own / other if own and other else None
-
-    @property
-    def speedup(self) -> float | None:
-        """Return the speed-up over float32 of what to take."""
-        return self.config.speedup.value if self.config is not None and self.config.speedup is not None else None
 
 
 def answers_of(collection: Collection) -> list[Answer]:
@@ -65,20 +77,21 @@ def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
         return answers[0].sentence
     devices = list(dict.fromkeys(machine.device_name for machine in collection.machines.values()))
     where = "On " + ", ".join(devices[:_MAX_NAMES]) + (" and others" if len(devices) > _MAX_NAMES else "")
-    # Steady state is preferred to training runs, which more than the precision slows down, and answers with a speed-up
+    # Steady state is preferred to training runs, which more than the precision slows down, and answers with a reference
     # to those without.
     preferred = [each for each in answers if not each.group.is_training] or list(answers)
-    preferred = [each for each in preferred if each.speedup is not None or each.precision == BASELINE] or preferred
-    by_precision: dict[tuple[str, bool], list[Answer]] = {}
+    preferred = [each for each in preferred if each.reference is not None] or preferred
+    clauses: dict[tuple[Decision, str | None, str, bool], list[Answer]] = {}
     for answer in preferred:
-        if answer.precision is not None:
-            by_precision.setdefault((answer.precision, bool(answer.cut)), []).append(answer)
-    if not by_precision:
-        return f"{where} nothing can be recommended: no trial ended well."
-    ordered = sorted(by_precision.items(), key=lambda pair: (pair[0][1], -len(pair[1])))
-    workloads = [name for _, own in ordered for name in {each.spec.workload for each in own}]
+        if answer.decision != "nothing":
+            over = answer.reference.precision if answer.reference is not None else ""
+            clauses.setdefault((answer.decision, answer.precision, over, bool(answer.cut)), []).append(answer)
+    if not clauses:
+        return f"{where} nothing can be recommended: nothing that can be compared ended well."
+    ordered = sorted(clauses.values(), key=lambda own: (bool(own[0].cut), own[0].decision == "undecided", -len(own)))
+    workloads = [name for own in ordered for name in {each.spec.workload for each in own}]
     ambiguous = {name for name in workloads if workloads.count(name) > 1}
-    return f"{where}: " + "; ".join(_clause(precision, own, ambiguous) for (precision, _), own in ordered) + "."
+    return f"{where}: " + "; ".join(_clause(own, ambiguous) for own in ordered) + "."
 
 
 def _largest_batches(collection: Collection) -> str:
@@ -92,8 +105,8 @@ def _largest_batches(collection: Collection) -> str:
     return f"Largest batches that train. {'. '.join(named)}." if named else ""
 
 
-def _clause(precision: str, answers: Sequence[Answer], ambiguous: set[str]) -> str:
-    """Return the clause for answers of one precision; ambiguous workloads, with several answers, name their setting."""
+def _clause(answers: Sequence[Answer], ambiguous: set[str]) -> str:
+    """Return the clause for equal answers; ambiguous workloads, with several answers, name their setting."""
     by_workload: dict[str, list[Answer]] = {}
     for each in answers:
         by_workload.setdefault(each.spec.workload, []).append(each)
@@ -106,28 +119,37 @@ def _clause(precision: str, answers: Sequence[Answer], ambiguous: set[str]) -> s
             setting = f" at batch {spec.batch_size}" + (f" on {spec.world_size_label}" if spec.world_size_label else "")
         names.append(name + setting)
     where = truncate_list(names, most=_MAX_NAMES if len(names) <= _MAX_NAMES else _MAX_NAMES - 1)  # never "and 1 more"
-    is_cut = bool(answers[0].cut)  # the same for all of them
-    if precision == BASELINE and is_cut:
-        return f"in runs cut short no precision was worth leaving fp32, in {where}"
-    if precision == BASELINE:
-        return f"stay with fp32 for {where}"
+    decision, precision, is_cut = answers[0].decision, answers[0].precision, bool(answers[0].cut)  # all have the same
+    if decision == "undecided":
+        return f"undecided for {where}"
+    if decision == "stay":
+        stay = f"in runs cut short no precision was worth leaving {_name(precision)}, in" if is_cut else ""
+        return f"{stay or f'stay with {_name(precision)} for'} {where}"
     clause = f"in runs cut short {precision} was the fastest for {where}" if is_cut else f"take {precision} for {where}"
     speedups = sorted(each.speedup for each in answers if each.speedup is not None)
-    if not speedups:
+    reference = answers[0].reference
+    if not speedups or reference is None:
         return clause
     span = " to ".join(dict.fromkeys((f"{speedups[0]:.2f}", f"{speedups[-1]:.2f}")))
-    return f"{clause} ({span} times as fast as fp32)"
+    return f"{clause} ({span} times as fast as {_name(reference.precision)})"
 
 
-def _answers_of_steady_state(group: ComparisonGroup) -> list[Answer]:
-    configurations = {config.trial.spec.key: config for config in group.configurations}
-    baselines = {c.trial.spec.comparison: c for c in group.configurations if c.precision == BASELINE}
-    answers = []
-    for advice in recommend(group.rows):
-        config = configurations.get(advice.key or "")
-        baseline = baselines.get(config.trial.spec.comparison) if config is not None else None
-        answers.append(Answer(group, advice.precision, advice.sentence, advice.code, config, baseline))
-    return answers
+def _name(precision: str | None) -> str:
+    return "PyTorch's default" if precision == DEFAULT else precision or ""
+
+
+def _answers_of_steady_state(group: ComparisonGroup) -> Iterator[Answer]:
+    settings: dict[tuple[object, ...], list[Configuration]] = {}
+    for config in group.configurations:
+        spec = config.trial.spec
+        settings.setdefault((spec.batch_size, spec.world_size_label, spec.techniques), []).append(config)
+    for own in settings.values():
+        (advice,) = recommend([config.source for config in own if isinstance(config.source, Row)])
+        based_on = next((each for each in own if each.trial.spec.key == advice.key), None)
+        spec = (based_on or own[0]).trial.spec
+        ended = {each.precision: each for each in own if each.trial.status == "ok"}
+        reference = ended.get(DEFAULT) or ended.get(BASELINE)
+        yield Answer(group, advice.decision, advice.precision, advice.sentence, advice.code, spec, based_on, reference)
 
 
 def _answers_of_runs(group: ComparisonGroup) -> Iterator[Answer]:
@@ -160,7 +182,8 @@ def _answer_of_runs(
         is_faster = any(value_of(config.speedup) > speedup for config in others)
         among = " of those that keep float32 weights" if is_faster else ""
         comes = f"{best.precision} comes closest{among}, at {speedup:.2f} times its speed{in_cut_runs}."
-        return Answer(group, BASELINE, f"{setting}: stay with fp32. {comes}", "", baseline, baseline, cut)
+        words = f"{setting}: stay with fp32. {comes}"
+        return Answer(group, "stay", BASELINE, words, "", baseline.trial.spec, baseline, baseline, cut)
     pairs = list(zip(epochs_of(best.trial), epochs_of(baseline.trial), strict=False))
     learned = ""  # by both runs after as many epochs, if their data is real
     if pairs and imitated_data_set(spec.data_set) is None:
@@ -172,4 +195,4 @@ def _answer_of_runs(
             learned = f", at perplexity {perplexity(own):.4g} compared with {perplexity(other):.4g} {after}"
     trains = f"trains {speedup:.2f} times as fast as fp32{learned}{in_cut_runs}."
     advice = f"{best.precision} {trains}" if cut else f"take {best.precision}. It {trains}"
-    return Answer(group, best.precision, f"{setting}: {advice}", "", best, baseline, cut)
+    return Answer(group, "take", best.precision, f"{setting}: {advice}", "", spec, best, baseline, cut)

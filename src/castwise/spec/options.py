@@ -209,14 +209,12 @@ class DurationOptions:
         float | None, Option("Measure in rounds until every speed-up is known within this share.", **SHARE)
     ] = None
     budget_seconds: Annotated[
-        float | None, Option("Measure in rounds for this wall time: 60s, 5min.", keyword="budget", **DURATION)
+        float | None, Option("Wall time for all rounds: 60s, 5min.", keyword="budget", **DURATION)
     ] = None
-    rounds: Annotated[int | None, Option("Rounds at the most, each with fresh processes, timed in turn.", **COUNT)] = (
+    rounds: Annotated[int | None, Option("Rounds of fresh processes at the most; else 5.", **COUNT)] = None
+    margin: Annotated[float | None, Option("How far from 1 a speed-up still is the same; 1% without it.", **SHARE)] = (
         None
     )
-    margin: Annotated[
-        float | None, Option("In rounds: how far from 1 a speed-up still is the same; 1% without it.", **SHARE)
-    ] = None
 
 
 @dataclass(frozen=True)

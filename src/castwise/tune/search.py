@@ -14,7 +14,7 @@ from castwise.orchestrator.runner import Listener, UnboundedProgress
 from castwise.records.schema import Trial
 from castwise.records.store import is_reusable
 from castwise.registry.datasets import SYNTHETIC_PREFIX
-from castwise.registry.precisions import find_precision
+from castwise.registry.precisions import DEFAULT, find_precision
 from castwise.registry.suites import SUITE_NAMES, find_suite
 from castwise.registry.workloads import find_workload
 from castwise.spec.options import steps_of
@@ -132,7 +132,11 @@ def prepare_tuning(
         timeout_seconds=limit,
     )
     job = prepare(run_options, listener, make_engine, rule=StopRule())
-    specs = [spec for spec in job.specs if request.precisions or find_precision(spec.precision).keeps_float32_weights]
+    specs = [
+        spec
+        for spec in job.specs
+        if request.precisions or (find_precision(spec.precision).keeps_float32_weights and spec.precision != DEFAULT)
+    ]
     start = specs[0]
     if source is not None:
         start = _training_spec(start, *source)

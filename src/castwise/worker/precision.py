@@ -41,18 +41,26 @@ def _switch(path: str) -> Any:
 def numeric_state(row: Precision) -> Iterator[None]:
     """Set the global float32 switches as the precision wants them; restore them whatever happens inside."""
     before = read_fp32_precision()
-    written = _set_older("high" if row.float32_matmul == "tf32" else "highest")
+    written: list[str] = []
     try:
-        for path in _FP32_SWITCHES:
-            # oneDNN on CPUs has no TF32 of its own; the switch would be refused there.
-            wanted = "ieee" if path.startswith("mkldnn") else row.float32_matmul
-            # A switch that follows its parent already is not written: torch's default would not come back.
-            if _switch(path).fp32_precision != wanted:
-                _switch(path).fp32_precision = wanted
-                written.append(path)
+        if row.float32_matmul is not None:
+            written = _set_fp32_precision(row.float32_matmul)
         yield
     finally:
         restore_fp32_precision(before, written)
+
+
+def _set_fp32_precision(products: str) -> list[str]:
+    """Set every switch for float32 products; return those that this wrote."""
+    written = _set_older("high" if products == "tf32" else "highest")
+    for path in _FP32_SWITCHES:
+        # oneDNN on CPUs has no TF32 of its own; the switch would be refused there.
+        wanted = "ieee" if path.startswith("mkldnn") else products
+        # A switch that follows its parent already is not written: torch's default would not come back.
+        if _switch(path).fp32_precision != wanted:
+            _switch(path).fp32_precision = wanted
+            written.append(path)
+    return written
 
 
 def restore_fp32_precision(before: dict[str, str], written: Sequence[str] = ()) -> None:

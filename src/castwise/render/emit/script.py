@@ -181,14 +181,15 @@ class _Writer:
 
     def write_numeric_state(self) -> None:
         products = self.precision.float32_matmul
-        older = "high" if products == "tf32" else "highest"
-        self.script.add(
-            f"# What float32 products are computed in: {products}.",
-            f"torch.set_float32_matmul_precision({older!r})"
-            "  # first: it writes others; torch 2.11's max-autotune asks it",
-        )
-        for path in ("", "cuda.matmul.", "cudnn.conv.", "cudnn.rnn."):
-            self.script.add(f"torch.backends.{path}fp32_precision = {products!r}")
+        if products is not None:  # PyTorch's defaults need no line
+            older = "high" if products == "tf32" else "highest"
+            self.script.add(
+                f"# What float32 products are computed in: {products}.",
+                f"torch.set_float32_matmul_precision({older!r})"
+                "  # first: it writes others; torch 2.11's max-autotune asks it",
+            )
+            for path in ("", "cuda.matmul.", "cudnn.conv.", "cudnn.rnn."):
+                self.script.add(f"torch.backends.{path}fp32_precision = {products!r}")
         recipe = self.spec.recipe
         searches = self.config.cudnn_search or (recipe is not None and recipe.cudnn_benchmark)
         if self.user_model is None or searches:  # the user's own setting is kept

@@ -5,7 +5,6 @@ from typing import Any
 from castwise.analysis import steady_metrics
 from castwise.analysis.warnings import TrialWarning, warnings_of
 from castwise.max_batch import render as max_batch_render
-from castwise.registry.precisions import BASELINE
 from castwise.registry.suites import is_search
 from castwise.registry.techniques import join
 from castwise.render import run_report, training_table
@@ -93,9 +92,13 @@ def _section(
 
 def _gist(answer: Answer) -> str:
     """Return an answer in a few words, for a section that is folded."""
+    if answer.decision == "nothing":
+        return "nothing to recommend"
     if answer.precision is None:
-        return "nothing ended well"
-    if answer.speedup is None or answer.precision == BASELINE:
+        return "undecided"
+    if answer.decision == "stay":
+        return f"stay with {answer.precision}"
+    if answer.speedup is None:
         return f"take {answer.precision}"
     verb = "fastest in runs cut short:" if answer.cut else "take"
     return f"{verb} {answer.precision}, {format_ratio(answer.speedup)}"
@@ -105,7 +108,7 @@ def _answer_table(answers: list[Answer]) -> DataTable[FlatRow]:
     """Return the table of what to take for which workload; what is no recommendation is in brackets."""
     rows: list[FlatRow] = []
     for answer in answers:
-        group, config, spec, precision = answer.group, answer.config, answer.spec, answer.precision or "nothing"
+        group, config, spec, precision = answer.group, answer.config, answer.spec, answer.precision or answer.decision
         has_loops = len({each.trial.spec.techniques for each in group.configurations}) > 1
         loop = join(spec.techniques) if spec.techniques else "plain loop" if has_loops else ""
         setting = ", ".join(part for part in (f"batch {spec.batch_size}", spec.world_size_label, loop) if part)
@@ -113,9 +116,10 @@ def _answer_table(answers: list[Answer]) -> DataTable[FlatRow]:
         rows.append(
             {
                 "workload": group.title,
-                "setting": None if config is None else setting,
+                "setting": setting,
                 "take": f"({precision})" if answer.cut else precision,
-                "speedup": answer.speedup,
+                "default_speedup": answer.default_speedup,
+                "speedup": answer.fp32_speedup,
                 "throughput_per_second": config.throughput.value if config and config.throughput else None,
                 "unit": group.unit,
                 "memory_ratio": answer.memory_ratio,
@@ -126,12 +130,13 @@ def _answer_table(answers: list[Answer]) -> DataTable[FlatRow]:
         find_field("workload"),
         Field("setting", "setting"),
         Field("take", "take"),
+        Field("default_speedup", "speed-up over default", "ratio"),
         Field("speedup", "speed-up over fp32", "ratio"),
         find_field("throughput_per_second"),
         find_field("memory_ratio", "memory over fp32"),
         Field("based_on", "based on"),
     ]
-    return DataTable(fields, rows)
+    return DataTable(worth_showing(fields, rows, always=("workload", "setting", "take", "based_on")), rows)
 
 
 def _trial_table(collection: Collection, file_of: FileOf) -> DataTable[FlatRow]:
