@@ -239,13 +239,13 @@ def _json_row(row: Row) -> dict[str, Any]:
     }
     return {
         **json_values({name: values[name] for name in IN_FILES}),
-        "estimates": {name: _json_estimate(found) for name, found in estimates.items()},
+        "estimates": {name: json_estimate(found) for name, found in estimates.items()},
         "verdict": row.verdict and {"kind": row.verdict.kind, "reason": row.verdict.reason},
         "warnings": [asdict(each) for each in warnings_of_all(row.trials)],
     }
 
 
-def _json_estimate(found: Estimate | None) -> dict[str, Any] | None:
+def json_estimate(found: Estimate | None) -> dict[str, Any] | None:
     """Return an estimate for JSON, which has no NaN: an interval that there is not is null."""
     if found is None:
         return None

@@ -1,14 +1,11 @@
 """Compared machines as tables for a terminal, as Markdown and as JSON."""
 
 import json
-import math
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
-from castwise.analysis.statistics import Estimate
 from castwise.render.console import print_line
 from castwise.render.fields import (
     Field,
@@ -21,6 +18,7 @@ from castwise.render.fields import (
     ratio_text,
     worth_showing,
 )
+from castwise.render.run_report import json_estimate
 from castwise.render.table import DataTable, markdown_grid, markdown_text, print_data_table
 from castwise.report.machine_comparison import (
     ComparisonRow,
@@ -237,21 +235,15 @@ def _json_row(title: str, row: ComparisonRow) -> dict[str, Any]:
             {
                 "machine": result.machine.name,
                 "status": result.entry.status,
-                "throughput_per_second": _json_estimate(result.throughput),
-                "ratio": _json_estimate(result.ratio),
+                "throughput_per_second": json_estimate(result.throughput),
+                "ratio": json_estimate(result.ratio),
                 "verdict": result.verdict and result.verdict.kind,
                 "why": result.verdict and result.verdict.reason,
-                "speedup": _json_estimate(result.speedup),
+                "speedup": json_estimate(result.speedup),
             }
             for result in row.results
         ],
     }
-
-
-def _json_estimate(found: Estimate | None) -> dict[str, float | None] | None:
-    if found is None:
-        return None
-    return {name: value if math.isfinite(value) else None for name, value in asdict(found).items()}
 
 
 def verdict_text(result: MachineResult) -> str:
