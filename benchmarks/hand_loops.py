@@ -30,7 +30,7 @@ from castwise.worker.data.datasets import load_images
 from castwise.worker.data.transforms import STATISTICS
 from castwise.worker.models import build_task
 from castwise.worker.precision import numeric_state
-from castwise.worker.steady_run import time_work
+from castwise.worker.steady_run import time_works
 
 Batch = tuple[Tensor, ...]
 Step = Callable[[Batch], Tensor]
@@ -183,7 +183,7 @@ def time_steps(task: HandTask, device: torch.device) -> dict[str, object]:
         def timed(steps: int) -> float:
             if distributed.is_initialized():
                 distributed.barrier()
-            return time_work(device, lambda: loop(steps))
+            return time_works(device, [lambda: loop(steps)])[0]
 
         started = time.perf_counter()
         for _ in range(_FIRST_STEPS):

@@ -340,6 +340,22 @@ class FakeSession:
         self._blocks.append(block)
         return block
 
+    def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
+        self._enter("run_stretch", after="warm_up")
+        step = step_seconds(self.spec) / self._engine.gain(self.spec)
+        num_steps, lead_in_steps = max(1, round(block_seconds / step)), round(lead_in_seconds / step)
+        self._blocks += [
+            Block(
+                seconds=num_steps * step * (1 + (37 * index % 11 - 5) / 1000),
+                num_steps=num_steps,
+                lead_in_steps=0 if index else lead_in_steps,
+                in_stretch=True,
+                loss=2.3,
+            )
+            for index in range(num_blocks)
+        ]
+        return tuple(self._blocks)
+
     def run_sustained(self, seconds: float) -> Block:
         assert seconds > 0
         self._enter("run_sustained", after="run_block")
@@ -370,7 +386,8 @@ class FakeSession:
         return epoch
 
     def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:
-        self._enter("finish", after="run_epoch" if self._epochs else "run_block")
+        timed = "run_stretch" if "run_stretch" in self.calls else "run_block"
+        self._enter("finish", after="run_epoch" if self._epochs else timed)
         self.weights = weights
         if weights is not None and not self._engine.disk_is_full:
             weights.parent.mkdir(parents=True, exist_ok=True)

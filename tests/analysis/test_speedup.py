@@ -1,9 +1,11 @@
 """Speed-ups from several processes: paired where they ran together, and rows and verdicts made of them."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 from fake_engine import fake_environment, fake_run, fake_spec, fake_training, fake_trial
+from fake_gpu import fake_reading
 
 from castwise.analysis.result_table import Row, compare
 from castwise.analysis.speedup import (
@@ -163,3 +165,42 @@ def test_comparison_key() -> None:
     short, long = (fake_run(fake_training(recipe={"stop_after": epochs})) for epochs in (1, 2))
     assert comparison_key(short) != comparison_key(long)
     assert comparison_key(short, recipe={"stop_after": True}) == comparison_key(long, recipe={"stop_after": True})
+
+
+def in_stretch(trial: Trial) -> Trial:
+    (rank,) = trial.ranks
+    blocks = tuple(block.model_copy(update={"in_stretch": True}) for block in rank.blocks)
+    return trial.model_copy(update={"ranks": (rank.model_copy(update={"blocks": blocks}),)})
+
+
+def capped(trial: Trial) -> Trial:
+    return trial.model_copy(update={"readings": (fake_reading(throttle_reasons=("sw_power_cap",)),)})
+
+
+@pytest.mark.parametrize(("at_limit", "share"), [(in_stretch, 1.005), (capped, 1.02)])
+def test_intervals_at_the_power_limit_hold_its_bias(at_limit: Callable[[Trial], Trial], share: float) -> None:
+    trials = rounds((0.3, 0.1), (0.303, 0.1), (0.306, 0.1))
+    before, after = trials[::2], trials[1::2]
+    limited = [at_limit(trial) for trial in after]
+    for free, held in (
+        (speedup_estimate(before, after), speedup_estimate(before, limited)),
+        (step_estimate(after), step_estimate(limited)),
+    ):
+        assert free is not None
+        assert held is not None
+        assert held.value == pytest.approx(free.value)
+        assert (held.low, held.high) == (pytest.approx(free.low / share), pytest.approx(free.high * share))
+    itself = speedup_estimate(limited, limited)
+    assert itself is not None
+    assert (itself.low, itself.high) == (1.0, 1.0)
+
+
+def test_blocks_of_a_stretch_are_not_paired() -> None:
+    """They are not of the same moments as the other side's: each side has its own pseudomedian."""
+    seconds = 0.3, 0.3, 0.3, 0.3, 0.2, 0.2, 0.2, 0.2
+    before, after = timed("fp32", "s", *seconds), timed("bf16-mixed", "s", 0.1, 0.1, 0.1, 0.1)
+    paired, unpaired = speedup_estimate([before], [after]), speedup_estimate([before], [in_stretch(after)])
+    assert paired is not None
+    assert unpaired is not None
+    assert paired.value == pytest.approx(3.0)
+    assert unpaired.value == pytest.approx(2.5)

@@ -226,7 +226,8 @@ def test_lead_in_before_each_block_of_a_session() -> None:
     engine = NotingEngine()
     trials = run_with_lead_in(engine)
     assert [trial.status for trial in trials] == ["ok"] * 3
-    order = engine.order[: 4 * 12]
+    start = [each.split()[0] for each in engine.order].index("lead")
+    order = engine.order[start : start + 4 * 12]
     turns = [order[at : at + 4] for at in range(0, len(order), 4)]
     assert all(turn == [f"lead {name}", "look", f"block {name}", "look"] for turn in turns for name in [turn[0][5:]])
     assert all(block.lead_in_steps == 1 for trial in trials for block in trial.ranks[0].blocks)

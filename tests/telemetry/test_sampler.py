@@ -4,6 +4,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +13,14 @@ from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_s
 from fake_gpu import SECOND_UUID, UUID, FakeMonitor, fake_sample
 
 from castwise.analysis.energy import energy_of
+from castwise.analysis.steady_metrics import was_at_power_limit
 from castwise.analysis.warnings import warnings_of
 from castwise.orchestrator.block_schedule import PriorStats
 from castwise.orchestrator.runner import NullListener, TrialRunner, run_session
 from castwise.orchestrator.session import TrialFailedError
-from castwise.records.schema import Block, Environment, Trial
+from castwise.records.schema import Block, Environment, Facts, Trial
 from castwise.spec.recipe import Recipe
-from castwise.spec.trial import MeasurementProtocol, TrialSpec
+from castwise.spec.trial import CUDA_ROUND, MeasurementProtocol, TrialSpec
 from castwise.telemetry.gpu import GpuUnreadableError, Monitor, Sample
 from castwise.telemetry.sampler import Telemetry
 
@@ -376,3 +379,89 @@ def test_no_energy_if_one_gpu_has_no_counter() -> None:
     energy = energy_of(trial)
     assert energy is not None
     assert energy.source == "power × time", "both GPUs report their power"
+
+
+# At the power limit
+
+
+class CappedEngine(SustainedEngine):
+    """The GPU reports its power limit while fp32 warms up or is timed."""
+
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
+        self.sessions.append(CappedSession(self, num_processes))
+        return self.sessions[-1]
+
+
+class CappedSession(SustainedSession):
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
+        with self._capped():
+            return super().warm_up(step_seconds)
+
+    def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
+        with self._capped():
+            return super().run_stretch(lead_in_seconds, num_blocks, block_seconds)
+
+    @contextmanager
+    def _capped(self) -> Iterator[None]:
+        assert isinstance(self._engine, SustainedEngine)
+        monitor, sample = self._engine.monitor, self._engine.monitor.sample
+        if self.spec.precision == "fp32":
+            monitor.sample = lambda index: replace(sample(index), throttle_reasons=("sw_power_cap",))
+        wait_for_reads(monitor, count=monitor.num_reads + 8)
+        yield
+        monitor.sample = sample
+
+
+def run_capped(number: int | None, *names: str, **options: Any) -> tuple[CappedEngine, list[Trial]]:
+    engine = CappedEngine(environment=ON_GPU, exclusive=False)
+    engine.monitor = counting(1000.0, 50.0)
+    runner = TrialRunner(engine, None, ON_GPU, NullListener(), telemetry=watching(engine.monitor, period_seconds=0.001))
+    specs = [fake_spec(name, protocol=CUDA_ROUND) for name in names]
+    trials = run_session(runner, specs, round_number=number, **options)
+    runner.closer.wait()
+    runner.telemetry.close()
+    return engine, trials
+
+
+def test_a_loop_at_the_power_limit_is_timed_in_a_stretch_after_the_others() -> None:
+    engine, (capped, other) = run_capped(1, "fp32", "tf32")
+    assert "run_block" not in engine.sessions[0].calls
+    assert "run_stretch" not in engine.sessions[1].calls
+    blocks = capped.ranks[0].blocks
+    assert len(blocks) == len(capped.readings) == 4
+    assert all(block.in_stretch for block in blocks)
+    assert sum(block.seconds for block in blocks) == pytest.approx(1.0, rel=0.1)
+    assert blocks[0].lead_in_steps * blocks[0].seconds / blocks[0].num_steps == pytest.approx(1.0, rel=0.1)
+    assert was_at_power_limit(capped)
+    assert not was_at_power_limit(other)
+    assert not any(block.in_stretch for block in other.ranks[0].blocks)
+    energy = capped.energy_measurement
+    assert energy is not None
+    assert energy.step_seconds == pytest.approx(sum(b.seconds for b in blocks) / sum(b.num_steps for b in blocks))
+    assert "run_sustained" not in engine.sessions[0].calls, "the stretch has the energy already"
+
+
+def test_the_power_limit_is_known_from_earlier_processes() -> None:
+    spec = fake_spec("bf16-mixed", protocol=CUDA_ROUND)
+    earlier = {spec.configuration: PriorStats(0.001, 0.1, is_at_power_limit=True)}
+    engine, (trial,) = run_capped(2, "bf16-mixed", earlier=earlier)
+    assert all(block.in_stretch for block in trial.ranks[0].blocks)
+    assert trial.energy_measurement is None, "it was measured in the first round"
+    assert engine.num_open == 0
+
+
+def test_a_lone_loop_at_the_power_limit_takes_its_whole_time() -> None:
+    _, (trial,) = run_capped(None, "fp32")
+    assert sum(block.seconds for block in trial.ranks[0].blocks) == pytest.approx(1.2, rel=0.1)
+
+
+def test_the_energy_of_a_stretch_is_that_of_its_last_seconds() -> None:
+    monitor = counting(1000.0, 50.0)
+    telemetry = watching(monitor, period_seconds=0.001)
+    with telemetry.meter(GPUS) as meter:
+        wait_for_reads(monitor, count=20)
+        started = time.perf_counter()
+        wait_for_reads(monitor, count=monitor.num_reads + 20)
+        meter.seconds = time.perf_counter() - started
+    assert 0 < meter.energy.seconds <= meter.seconds
+    telemetry.close()

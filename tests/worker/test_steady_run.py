@@ -18,7 +18,7 @@ from castwise.worker import build as build_module
 from castwise.worker import steady_run
 from castwise.worker.models.task import Batch
 from castwise.worker.precision import read_fp32_precision
-from castwise.worker.steady_run import SteadyRun, time_work
+from castwise.worker.steady_run import SteadyRun, time_works
 
 QUICK = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=1e-6, block_seconds=0.001, num_blocks=3)
 
@@ -35,8 +35,11 @@ class ScriptedClock:
     windows: list[int] = field(default_factory=list)  # the steps that were timed together
     rested: list[bool] = field(default_factory=list)  # whether earlier work was done when each window began
 
-    def time(self, _: torch.device, work: Callable[[], None], *, rested: bool) -> float:
+    def time(self, _: torch.device, works: Sequence[Callable[[], None]], *, rested: bool) -> list[float]:
         self.rested.append(rested)
+        return [self._time(work) for work in works]
+
+    def _time(self, work: Callable[[], None]) -> float:
         before = self.steps
         work()
         self.windows.append(self.steps - before)
@@ -87,7 +90,7 @@ class Script:
         task = make_task(model, self._compute_loss)
         task.make_batches = lambda count, *_: [(torch.tensor([[float(index)]]),) for index in range(count)]
         self._monkeypatch.setattr(build_module, "build_task", lambda *_, **__: task)
-        self._monkeypatch.setattr(steady_run, "time_work", self.clock.time)
+        self._monkeypatch.setattr(steady_run, "time_works", self.clock.time)
         self._monkeypatch.setattr(steady_run, "memory_meter", lambda _: self.memory)
         self._monkeypatch.setattr(steady_run, "time", SimpleNamespace(perf_counter=lambda: self.clock.now))
         return SteadyRun(spec, None)
@@ -253,7 +256,7 @@ def test_facts_describe_the_precision_that_ran(row: Precision, monkeypatch: pyte
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-master"])
 def test_losses_follow_the_seed(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, data and dropout come from the seed alone, whatever was drawn before."""
-    monkeypatch.setattr(steady_run, "time_work", lambda _, work, **__: work() or 0.1)
+    monkeypatch.setattr(steady_run, "time_works", lambda _, works, **__: [work() or 0.1 for work in works])
     losses = []
     for seed in (0, 0, 1):
         torch.rand(3)
@@ -303,9 +306,27 @@ def test_gpu_time_is_between_events(rested: bool, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: events.append("synchronize"))
-    seconds = time_work(torch.device("cuda:0"), lambda: events.append("work"), rested=rested)
-    assert seconds == 1.5
-    assert events == [*(["synchronize"] if rested else []), "event", "work", "event", "synchronize"]
+    works = [lambda: events.append("one"), lambda: events.append("two")]
+    assert time_works(torch.device("cuda:0"), works, rested=rested) == [1.5, 1.5]
+    waits = ["synchronize"] if rested else []
+    assert events == [*waits, "event", "one", "event", "two", "event", "synchronize"], "no wait between the two"
+
+
+def test_stretch(script: Script) -> None:
+    script.loss_of_step = lambda step: math.nan if step > 40 else float(step)
+    spec = cpu_spec(protocol=MeasurementProtocol(warm_up_steps=1), loss_scale="dynamic")
+    run = script.make_run(spec, itertools.repeat(0.05))
+    run.warm_up()
+    before = script.clock.steps
+    first, second, third = run.run_stretch(1.0, 3, 0.25)
+    assert [block.num_steps for block in (first, second, third)] == [5, 5, 5]
+    assert [block.lead_in_steps for block in (first, second, third)] == [20, 0, 0]
+    assert script.clock.rested[-1] is False
+    assert script.clock.windows[-3:] == [5, 5, 5], "the lead-in is not timed"
+    assert (first.loss, second.loss) == (before + 25, before + 30)
+    assert third.skipped_steps == script.clock.steps - 40 > 0, "counted after the last block"
+    assert all(block.in_stretch for block in (first, second, third))
+    assert run.finish().blocks == (first, second, third)
 
 
 def test_sustained_steps(script: Script) -> None:

@@ -1,5 +1,6 @@
 """The speed-up of a configuration over its baseline, from all processes of both: paired by block within a session."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,11 +14,14 @@ from castwise.analysis.statistics import (
     paired_ratio,
     pseudomedian,
 )
-from castwise.analysis.steady_metrics import block_means, units_per_step
+from castwise.analysis.steady_metrics import block_means, blocks_of, units_per_step, was_at_power_limit
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import for_one_gpu
 
+# At a GPU's power limit intervals are wider by these shares: what a stretch, and what blocks with pauses or other loops
+# between them, may differ by from an hour of training. Source: docs/method.md, "At the power limit".
+_STRETCH_BIAS, _PAUSES_BIAS = 0.005, 0.02
 # The fields in which configurations differ whose scaling efficiency is reported: weak scaling, a batch size per GPU.
 GPUS = ("world_size", "parallelism")
 
@@ -34,14 +38,23 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
     paired = []
     for trial in trials:
         if trial.session_id in by_session:
-            ratio = paired_ratio(block_means(by_session[trial.session_id]), block_means(trial))
-            paired += [ratio] if ratio is not None else []
+            baseline = by_session[trial.session_id]
+            if any(block.in_stretch for side in (baseline, trial) for block in blocks_of(side)):
+                paired.append(
+                    _step_seconds(baseline) / _step_seconds(trial)
+                )  # their blocks are not of the same moments
+            elif (ratio := paired_ratio(block_means(baseline), block_means(trial))) is not None:
+                paired.append(ratio)
     fewest = min(len(trials), len(baselines))
     if not fewest:
         return None
     if len(paired) >= min(MIN_PROCESSES, fewest):
-        return estimate(paired)
-    return independent_ratio([_step_seconds(trial) for trial in baselines], [_step_seconds(trial) for trial in trials])
+        found = estimate(paired)
+    else:
+        sides = ([_step_seconds(trial) for trial in side] for side in (baselines, trials))
+        found = independent_ratio(*sides)
+    is_itself = baselines[0].spec.configuration == trials[0].spec.configuration
+    return found if is_itself else _widened(found, baselines, trials)
 
 
 def session_speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estimate | None:
@@ -67,7 +80,22 @@ def baselines_among(trials: Sequence[Trial], precision: str = BASELINE) -> list[
 
 def step_estimate(trials: Sequence[Trial]) -> Estimate | None:
     """Return the seconds a step of one configuration from its processes, None if nothing was timed."""
-    return estimate([_step_seconds(trial) for trial in trials if was_timed(trial)])
+    timed = [trial for trial in trials if was_timed(trial)]
+    return _widened(estimate([_step_seconds(trial) for trial in timed]), timed)
+
+
+def _widened(found: Estimate | None, *sides: Sequence[Trial]) -> Estimate | None:
+    """Return an estimate whose interval holds what the power limit may change, too."""
+    if found is None:
+        return None
+    share = 1 + max(statistics.fmean(map(_power_limit_bias, side)) for side in sides)
+    return replace(found, low=found.low / share, high=found.high * share)
+
+
+def _power_limit_bias(trial: Trial) -> float:
+    if any(block.in_stretch for block in blocks_of(trial)):
+        return _STRETCH_BIAS
+    return _PAUSES_BIAS if trial.spec.recipe is None and was_at_power_limit(trial) else 0.0
 
 
 def rate_estimate(trials: Sequence[Trial], step: Estimate | None) -> Estimate | None:

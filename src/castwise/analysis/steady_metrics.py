@@ -33,6 +33,11 @@ def block_means(trial: Trial) -> list[float]:
     return [epoch.counted_seconds / epoch.counted_samples * trial.spec.process_batch_size for epoch in counted]
 
 
+def was_at_power_limit(trial: Trial) -> bool:
+    """Return whether the power limit held a GPU's clock down in any timed block."""
+    return any("sw_power_cap" in (reading.throttle_reasons or ()) for reading in trial.readings)
+
+
 def block_lengths(trial: Trial) -> list[float]:
     """Return how many times as long as the shortest each block is, in steps; 1 for each epoch of a training run."""
     if trial.spec.recipe is not None:

@@ -19,6 +19,7 @@ class PriorStats:
     noise: float  # the largest of any of them, of a block of usual length, as a share of the step time
     step_seconds: float
     process_std: float = 0.0  # between their step times, as a share of the step time; 0 if they are too few
+    is_at_power_limit: bool = False  # in any of them
 
 
 class BlockSchedule:

@@ -166,6 +166,7 @@ class RpcSession:
     warm_up = _remote(Session.warm_up)
     lead_in = _remote(Session.lead_in)
     run_block = _remote(Session.run_block)
+    run_stretch = _remote(Session.run_stretch)
     run_sustained = _remote(Session.run_sustained)
     resume = _remote(Session.resume)
 

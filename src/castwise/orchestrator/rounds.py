@@ -11,7 +11,7 @@ from typing import Literal
 
 from castwise.analysis.speedup import process_stds, speedup_estimate, step_estimate
 from castwise.analysis.statistics import FEWEST_BLOCKS, Estimate, noise_of, student_quantile, verdict_of
-from castwise.analysis.steady_metrics import block_lengths, block_means
+from castwise.analysis.steady_metrics import block_lengths, block_means, was_at_power_limit
 from castwise.orchestrator.block_schedule import PriorStats
 from castwise.orchestrator.runner import TrialRunner, run_session
 from castwise.records.schema import Trial
@@ -170,7 +170,8 @@ class Rounds:
         if facts is None:
             return math.inf
         phases = (facts.set_up_seconds, facts.first_step_seconds, facts.warm_up_seconds)
-        return sum(filter(None, phases)) + sum(block.seconds for rank in trials[-1].ranks for block in rank.blocks)
+        blocks = [block for rank in trials[-1].ranks for block in rank.blocks]
+        return sum(filter(None, phases)) + sum(block.seconds * block.all_steps / block.num_steps for block in blocks)
 
     def _unfinished(self) -> list[TrialSpec]:
         """Return what another round measures: the baseline, and those whose ratio is not known well enough.
@@ -317,7 +318,7 @@ def prior_stats_of(trials: Sequence[Trial]) -> PriorStats | None:
     if found is None:
         return None
     noise = max(noise_of(block_means(trial), block_lengths(trial)) for trial in timed)
-    return PriorStats(noise, found.value, process_stds(timed))
+    return PriorStats(noise, found.value, process_stds(timed), any(map(was_at_power_limit, timed)))
 
 
 def _times_kernels(spec: TrialSpec) -> bool:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
+from castwise.analysis.statistics import FEWEST_BLOCKS
 from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
 from castwise.orchestrator.session import BackgroundCloser, Engine, Session, TrialFailedError
@@ -42,6 +43,11 @@ from castwise.telemetry.summary import telemetry_note, unwatched
 # Seconds of sustained steps for the energy counter: ten of its ticks for a lone trial, five in a session (H200).
 _ENERGY_SECONDS_ALONE = 1.1
 _ENERGY_SECONDS = 0.5
+# A loop at the power limit is timed in one stretch: after a rest the GPU is too fast for 0.8 s, then too slow for a
+# moment; after that quarters of a second differ by 1 %. Source: docs/method.md, "At the power limit".
+_STRETCH_LEAD_IN_SECONDS = 1.0
+_STRETCH_BLOCK_SECONDS = 0.25
+_STRETCH_SECONDS = 1.0  # in a session; a lone trial takes its whole time
 # Of the time to a deadline: no set-up, and no warm-up, begins after these shares. The rest is for timing.
 _SET_UP_SHARE = 0.5
 _WARM_UP_SHARE = 0.75
@@ -219,7 +225,14 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
 
     def start(spec: TrialSpec) -> _Measurement:
         prior = (earlier or {}).get(spec.configuration)
-        return _Measurement(runner, spec, prior, is_baseline=spec.configuration == baseline, is_alone=is_alone)
+        return _Measurement(
+            runner,
+            spec,
+            prior,
+            is_baseline=spec.configuration == baseline,
+            is_alone=is_alone,
+            needs_energy=round_number in (None, 1) or prior is None,
+        )
 
     def set_up_all(order: SetupOrder) -> None:
         report("starting", 0.0)
@@ -253,9 +266,13 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
                 name = f"warming up {each.spec.precision}" if len(specs) > 1 else "warming up"
                 report(name, 0.1 + 0.3 * index / len(specs))
             each.attempt(each.warm_up)
-        _time_interleaved(measurements, random.Random(round_number), report, is_out_of_time)
-        for each in measurements:
-            if (round_number in (None, 1) or each.is_first) and not is_out_of_time():
+        rng = random.Random(round_number)
+        in_turn = [each for each in measurements if not each.is_timed_in_stretch]
+        _time_interleaved(in_turn, rng, report, is_out_of_time)
+        # After the others: a GPU at its power limit needs a while to recover its clock.
+        _time_stretches([each for each in measurements if each.is_timed_in_stretch], rng, report, is_out_of_time)
+        for each in in_turn:
+            if each.needs_energy and not is_out_of_time():
                 each.attempt(each.measure_energy)
         _all_at_once(_Measurement.finish, measurements)
     except BaseException:
@@ -294,14 +311,22 @@ class _Measurement:
     """One trial of a session, in its process: what was measured before a failure is in its record, too."""
 
     def __init__(
-        self, runner: TrialRunner, spec: TrialSpec, prior: PriorStats | None, *, is_baseline: bool, is_alone: bool
+        self,
+        runner: TrialRunner,
+        spec: TrialSpec,
+        prior: PriorStats | None,
+        *,
+        is_baseline: bool,
+        is_alone: bool,
+        needs_energy: bool,
     ) -> None:
         self.spec = spec
         self.schedule = BlockSchedule(spec.protocol, prior, adaptive=not is_alone)
         self.is_baseline = is_baseline
         self.is_done = False  # whether it takes no further blocks
         self.is_dropped = False  # whether no time was left for it
-        self.is_first = prior is None
+        self.needs_energy = needs_energy
+        self._is_at_power_limit = prior is not None and prior.is_at_power_limit
         self.failure: TrialFailedError | None = None
         self._runner = runner
         self._prior = prior
@@ -390,7 +415,10 @@ class _Measurement:
         """Run until the step time has settled; a training run resumes, and runs the epochs that are not counted."""
         recipe = self.spec.recipe
         if recipe is None:
-            facts = self.session.warm_up(None if self._prior is None else self._prior.step_seconds)
+            may_be_in_stretch = self.spec.protocol.lead_in_seconds > 0
+            with self._runner.telemetry.watch(self._gpus if may_be_in_stretch else {}) as watch:
+                facts = self.session.warm_up(None if self._prior is None else self._prior.step_seconds)
+            self._is_at_power_limit |= "sw_power_cap" in (watch.reading.throttle_reasons or ())
         else:
             resumed = self.session.resume()
             facts = resumed.facts
@@ -426,6 +454,32 @@ class _Measurement:
         finally:
             if len(self._blocks) > len(self._readings):
                 self._readings.append(watch.reading)
+
+    @property
+    def is_timed_in_stretch(self) -> bool:
+        """Return whether it is timed in one stretch of steps, not in turn with the others."""
+        return self._is_at_power_limit and self.spec.recipe is None and self.spec.protocol.lead_in_seconds > 0
+
+    def time_stretch(self) -> None:
+        """Time all blocks in one stretch, led in by steps that bring the GPU to its steady clock."""
+        protocol, telemetry = self.spec.protocol, self._runner.telemetry
+        whole = min(protocol.num_blocks * protocol.block_seconds, protocol.max_seconds)
+        seconds = whole if self._is_alone else min(whole, _STRETCH_SECONDS)
+        num_blocks = max(FEWEST_BLOCKS, round(seconds / _STRETCH_BLOCK_SECONDS))
+        with telemetry.watch(self._gpus) as watch, telemetry.meter(self._gpus if self.needs_energy else {}) as meter:
+            self._blocks += self.session.run_stretch(_STRETCH_LEAD_IN_SECONDS, num_blocks, seconds / num_blocks)
+            meter.seconds = sum(block.seconds for block in self._blocks)
+        for block in self._blocks:
+            self.schedule.add(block.seconds, block.num_steps)
+        joules = watch.reading.energy_joules
+        share = {
+            "seconds": watch.reading.seconds / num_blocks,
+            "energy_joules": None if joules is None else joules / num_blocks,
+        }
+        self._readings += [watch.reading.model_copy(update=share)] * num_blocks
+        if self.needs_energy:
+            num_steps = sum(block.num_steps for block in self._blocks)
+            self._energy = meter.energy.model_copy(update={"step_seconds": meter.seconds / num_steps})
 
     def _lead_in(self) -> None:
         if self.spec.protocol.lead_in_seconds:
@@ -526,6 +580,21 @@ def _time_interleaved(
         may_be_long = all(each.schedule.is_quiet for each in order if each.is_baseline)
         for each in order:
             each.attempt(partial(each.measure_next, may_be_long=may_be_long))
+
+
+def _time_stretches(
+    measurements: Sequence[_Measurement],
+    rng: random.Random,
+    report: Callable[[str, float], None],
+    is_out_of_time: Callable[[], bool],
+) -> None:
+    """Time loops at the power limit, each in one stretch: the baseline, then the others in a random order."""
+    order = sorted(rng.sample(measurements, len(measurements)), key=lambda each: not each.is_baseline)
+    for index, each in enumerate(order):
+        report("timing at the power limit", 0.4 + 0.6 * index / len(order))
+        if index and is_out_of_time():
+            each.drop()
+        each.attempt(each.time_stretch)
 
 
 def _all_at_once(step: Callable[[_Measurement], None], measurements: Sequence[_Measurement]) -> None:

@@ -74,6 +74,9 @@ class Session(Protocol):
     def run_block(self, length: int = 1) -> Block:
         """Time one block of steps, `length` times as long as usual."""
 
+    def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
+        """Time blocks of steps right after untimed ones, without a pause before or between them."""
+
     def run_sustained(self, seconds: float) -> Block:
         """Run steps for about so many seconds without a pause; they are not among the samples."""
 

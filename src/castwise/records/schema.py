@@ -20,6 +20,7 @@ from castwise.spec.types import Unit
 # - UserModel.folder_digest: the path of an older record is absolute, and is read as if it were not.
 # - Environment.gpu_uuids, TelemetrySummary.num_gpus, EnergyMeasurement.num_gpus: older readings are of the first GPU.
 # - MeasurementProtocol.lead_in_seconds, Block.lead_in_steps: older blocks began after an idle gap.
+# - Block.in_stretch: older blocks of loops at the power limit had pauses between them.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 
@@ -146,6 +147,7 @@ class Block(FrozenModel):
     seconds: _Seconds = Field(gt=0)
     num_steps: int = Field(ge=1)
     lead_in_steps: int = renamed(0, "lead_steps", ge=0)  # untimed, right before it
+    in_stretch: bool = False  # whether it is one of a stretch: blocks with no pause before or between them
     loss: float  # of the last step
     loss_scale: float | None = None  # after the last step; None without scaling
     skipped_steps: int = 0  # of the block and of its lead-in
@@ -322,7 +324,8 @@ class Trial(FrozenModel):
         duration_seconds: The whole trial, set-up included; in an interleaved session with the others' blocks, too.
         session_id: Shared by trials whose processes were interleaved; None for one that ran by itself.
         log: The end of what the process printed, if it failed.
-        readings: One for each timed block or epoch, in order; empty in records without telemetry.
+        readings: One for each timed block or epoch, in order (of a stretch each block has the same, with its share of
+            the time and energy); empty in records without telemetry.
         energy_measurement: Its energy; None if it was not measured over sustained steps.
         gpu_facts: What the driver says of the GPUs; None on a CPU and without telemetry.
         shortfall: By how much memory fell short; None if it did not, or if it is not known.

@@ -3,6 +3,7 @@
 Nothing here raises into a run: what cannot be read is None in a reading, with the reason next to it.
 """
 
+import math
 import os
 import threading
 import time
@@ -59,6 +60,7 @@ class EnergyMeter:
     """The energy of sustained steps, without the step time; complete when the `with` block has ended."""
 
     energy: EnergyMeasurement
+    seconds: float = math.inf  # of the metered time only the last so many count; set it within the `with` block
 
 
 class Telemetry:
@@ -130,7 +132,7 @@ class Telemetry:
             each = self._end(gpus, samplers)
             if gpus:
                 # The last sample was taken after the steps had ended.
-                energies = {device: measure_energy(sampler.timed[:-1]) for device, sampler in each.items()}
+                energies = {device: measure_energy(_last(meter.seconds, s.timed[:-1])) for device, s in each.items()}
                 meter.energy = combine_energy(energies, self._given_up(gpus))
 
     def close(self) -> None:
@@ -207,6 +209,11 @@ class Telemetry:
         if why:
             self._unreadable.setdefault(uuid, why)
             self._monitors.pop(uuid, None)
+
+
+def _last(seconds: float, timed: list[tuple[float, Sample]]) -> list[tuple[float, Sample]]:
+    """Return the samples of the last so many seconds."""
+    return [(moment, sample) for moment, sample in timed if moment >= timed[-1][0] - seconds]
 
 
 class _Task(threading.Thread):

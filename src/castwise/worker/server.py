@@ -131,6 +131,10 @@ class Worker:
         """Time one block of steps, `length` times as long as usual."""
         return self._steady_run.run_block(length)
 
+    def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
+        """Time blocks of steps right after untimed ones, without a pause before or between them."""
+        return self._steady_run.run_stretch(lead_in_seconds, num_blocks, block_seconds)
+
     def run_sustained(self, seconds: float) -> Block:
         """Run steps for about so many seconds without a pause."""
         return self._steady_run.run_sustained(seconds)

@@ -1,8 +1,9 @@
 """Steady-state training steps: set up once, warm up, then time blocks of steps as often as the parent asks."""
 
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -193,16 +194,53 @@ class SteadyRun:
         num_steps, num_led_in = length * self._steps_per_block, self._num_led_in
         self._num_led_in = 0
         seconds, loss = self._time_steps(num_steps, rested=not num_led_in)
-        skipped = self._step.scaling.skipped_steps
+        return self._add_block(seconds, num_steps, num_led_in, loss, self._take_skipped())
+
+    def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
+        """Time blocks of steps right after untimed ones, without a pause before or between them.
+
+        The loss scale is read, and skipped steps are counted, after the last block.
+        """
+        step_seconds = self._windows[-1]
+        counts = (self._whole_launches(each / step_seconds) for each in (lead_in_seconds, block_seconds))
+        lead_in_steps, num_steps = self._peers.broadcast_object(tuple(counts))  # rank 0's clock decides for all
+        losses: list[Tensor] = []
+        self._peers.barrier()
+        self._steps_into([], lead_in_steps)()
+        works = [self._steps_into(losses, num_steps) for _ in range(num_blocks)]
+        seconds = time_works(self._device, works, rested=False)
+        self._memory.check()
+        skipped, found = self._take_skipped(), list[Block]()
+        for index, (taken, loss) in enumerate(zip(seconds, losses, strict=True)):
+            is_last = index == num_blocks - 1
+            led_in = 0 if index else lead_in_steps
+            found.append(self._add_block(taken, num_steps, led_in, loss, skipped if is_last else 0, in_stretch=True))
+        return tuple(found)
+
+    def _take_skipped(self) -> int:
+        """Return the steps that loss scaling has skipped since this was asked last."""
+        before, self._skipped_before = self._skipped_before, self._step.scaling.skipped_steps
+        return self._skipped_before - before
+
+    def _add_block(
+        self,
+        seconds: float,
+        num_steps: int,
+        lead_in_steps: int,
+        loss: Tensor,
+        skipped: int,
+        *,
+        in_stretch: bool = False,
+    ) -> Block:
         block = Block(
             seconds=seconds,
             num_steps=num_steps,
-            lead_in_steps=num_led_in,
+            lead_in_steps=lead_in_steps,
+            in_stretch=in_stretch,
             loss=loss.item(),
             loss_scale=self._step.scaling.read_scale(),
-            skipped_steps=skipped - self._skipped_before,
+            skipped_steps=skipped,
         )
-        self._skipped_before = skipped
         self._blocks.append(block)
         if self._watch is not None:
             self._watch.record_block(block)
@@ -236,7 +274,7 @@ class SteadyRun:
     def _time_steps(self, count: int, *, rested: bool = True) -> tuple[float, Tensor]:
         losses: list[Tensor] = []
         self._peers.barrier()  # waiting for another rank at the start is not part of the steps' time
-        seconds = time_work(self._device, self._steps_into(losses, count), rested=rested)
+        (seconds,) = time_works(self._device, [self._steps_into(losses, count)], rested=rested)
         self._memory.check()
         return seconds, losses[-1]
 
@@ -253,22 +291,25 @@ class SteadyRun:
         return work
 
 
-def time_work(device: torch.device, work: Callable[[], None], *, rested: bool = True) -> float:
-    """Run work and return its seconds: on a GPU by CUDA events, from its first launch to its last kernel's end.
+def time_works(device: torch.device, works: Sequence[Callable[[], None]], *, rested: bool = True) -> list[float]:
+    """Run works one after another, and return the seconds of each.
 
-    With `rested` it waits first for all that was launched before; otherwise the time begins when that is done.
+    On a GPU they are times between CUDA events, from the first launch of a work to the end of its last kernel; nothing
+    waits for the GPU between two works. With `rested` the first waits for all that was launched before; otherwise its
+    time begins when that is done.
     """
     if device.type != "cuda":
-        started = time.perf_counter()
-        work()
-        return time.perf_counter() - started
-    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        moments = [time.perf_counter()]
+        for work in works:
+            work()
+            moments.append(time.perf_counter())
+        return [after - before for before, after in itertools.pairwise(moments)]
     if rested:
         torch.cuda.synchronize(device)
-    start.record()
-    work()
-    end.record()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(works) + 1)]  # type: ignore[no-untyped-call]
+    events[0].record()
+    for work, end in zip(works, events[1:], strict=True):
+        work()
+        end.record()
     torch.cuda.synchronize(device)
-    milliseconds: float = start.elapsed_time(end)
-    return milliseconds / 1e3
+    return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(events)]
