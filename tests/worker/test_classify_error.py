@@ -137,6 +137,14 @@ MIB = 2**20
             102.4,
             id="a limit",
         ),
+        pytest.param(
+            "CUDA out of memory. Tried to allocate 3.07 GiB. GPU 0 has a total capacity of 79.18 GiB of which 0 bytes is "
+            "free. Of the allocated memory 20.00 GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but "
+            "unallocated.",
+            (20 * 1024 + 3144),  # whole segments of 2 MiB
+            20 * 1024,
+            id="nothing is free",
+        ),
     ],
 )
 def test_shortfall_of_torch_message(text: str, needed_mib: float, free_mib: float) -> None:

@@ -125,8 +125,9 @@ class Rounds:
         rounds = max((self._num_trials(spec) for spec in self._specs if not self._is_baseline(spec)), default=0)
         rounds, share = rounds or self._num_trials(self._specs[0]), f"{self._rule.half_width:.3g}"
         doubt = f"not every speed-up is known within a share of {share} with a clear verdict"
+        narrow = f"every speed-up is known within a share of {share}"
         why = {
-            "narrow": f"every speed-up is known within a share of {share}",
+            "narrow": narrow if len(self._specs) > 1 else "one configuration, and nothing to compare it with",
             "budget": f"the next round would not end within the budget; {doubt}",
             "rounds": f"the allowed number is reached; {doubt}",
             "failed": "nothing is left that could be compared",

@@ -7,7 +7,6 @@ import torch
 
 from castwise.errors import CastwiseError
 from castwise.records.schema import Shortfall, Status
-from castwise.spec.quantities import parse_memory
 from castwise.worker.memory import MemoryLimitError
 
 # PyTorch has no exception class for a missing kernel; its messages contain one of these.
@@ -26,8 +25,9 @@ _OUT_OF_MEMORY = (
     "failed to allocate",
 )
 
-_SIZE = r"([\d.]+ (?:bytes|[KMG]iB))"
+_SIZE = r"([\d.]+) (bytes|[KMG]iB)"
 _MIB = 2**20
+_BYTES = {"bytes": 1, "KiB": 2**10, "MiB": _MIB, "GiB": 2**30}
 
 
 def classify(error: BaseException) -> tuple[Status, str]:
@@ -85,4 +85,4 @@ def shortfall_of(error: BaseException) -> Shortfall | None:
 
 def _find_bytes(error: BaseException, pattern: str) -> int | None:
     found = re.search(pattern, str(error))
-    return None if found is None else round(parse_memory("size", found[1].replace("bytes", "B")))
+    return None if found is None else round(float(found[1]) * _BYTES[found[2]])
