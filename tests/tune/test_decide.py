@@ -137,6 +137,19 @@ def test_small_gains_are_proven_by_further_processes(gain: float, num_sessions: 
     assert (accepted.ratio.n, bool(accepted.reason)) == (num_sessions, num_sessions == 1)
 
 
+def test_fp32_is_measured_next_to_the_default() -> None:
+    start = fake_spec("default")
+    space = SearchSpace(start, ("default", "tf32"), (), fake_environment(), fp32=START)
+    session = decide(space, Measurements(), TimeLeft(1e6))
+    assert isinstance(session, Session)
+    assert [spec.precision for spec in session.specs if spec.batch_size == START.batch_size] == [
+        "default",
+        "fp32",
+        "default",  # as a graph
+        "tf32",
+    ]
+
+
 def test_what_is_not_proven_is_not_accepted() -> None:
     """TF32 is faster in its first process alone; what was tried on it is compared with the plain loop."""
 

@@ -15,7 +15,7 @@ from castwise.records.store import load_folder
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import allowed_techniques
 from castwise.tune.options import TuneOptions
-from castwise.tune.render import chosen, conclusions, fastest_within, reasons, rows_of
+from castwise.tune.render import chosen, conclusions, fastest_within, measured_words, reasons, rows_of
 from castwise.tune.search import TuningResult, prepare_tuning
 
 Gain = Callable[[TrialSpec], float]
@@ -106,7 +106,7 @@ def test_a_technique_that_its_process_refuses_is_in_no_pair() -> None:
 
 
 def test_without_the_plain_loop_there_is_no_search(command: CommandLine) -> None:
-    done = command("tune", "resnet50", "--results", command.results, engine=engine(faults={"fp32": Fault("crash")}))
+    done = command("tune", "resnet50", "--results", command.results, engine=engine(faults={"default": Fault("crash")}))
     assert done.code == 1
 
 
@@ -120,12 +120,34 @@ def test_an_unsupported_change_comes_once() -> None:
 def test_options_bound_what_is_tried() -> None:
     assert "pad-channels-4" not in outcomes(tune(engine()))
     assert outcomes(tune(engine(), numerics="shape"))["pad-channels-4"] == "accepted"
-    assert {spec.precision for spec in tune(engine()).path} <= {"fp32", "bf16-mixed"}, "true precisions on demand"
+    assert {spec.precision for spec in tune(engine()).path} <= {"default", "bf16-mixed"}, "true precisions on demand"
     assert tune(engine(), precisions=("fp32", "fp16-true")).winner.precision == "fp16-true"
     assert tune(engine(), precisions=("tf32", "bf16-mixed")).start.precision == "tf32"
     assert tune(engine(), precisions=("default", "bf16-mixed")).start.precision == "default"
     assert "compile" not in allowed_techniques("rounding")
     assert "resident-data" not in allowed_techniques("shape"), "steady steps have their data on the device"
+
+
+def test_it_starts_from_pytorchs_default_and_says_both_ratios(tmp_path: Path) -> None:
+    older = tune(engine(), results=tmp_path, precisions=("fp32", "tf32"))
+    result = tune(made := engine(), results=tmp_path)
+    assert (result.start.precision, older.start.precision) == ("default", "fp32")
+    plain = [spec.precision for spec in made.measured if not spec.techniques]
+    assert "fp32" not in plain, "an older search has measured it"
+    assert {"fp32", "default"}.isdisjoint(each.change.precision for each in result.tried)
+    last = next(row for row in rows_of(result) if row["spec"] == result.winner)
+    gain = made_up(result.winner) / 0.4  # over fp32, whose step takes 1 and the default's 0.7
+    assert (last["total_speedup"], last["fp32_speedup"]) == pytest.approx((0.7 * gain, gain), rel=0.01)
+    words = f"{last['total_speedup']:.2f}× PyTorch's default ({last['fp32_speedup']:.2f}× fp32)"
+    assert words in conclusions(result)[0]
+    assert words in measured_words(result, result.winner)
+    assert [row["tried"] for row in rows_of(result)[:2]] == ["default, plain loop", "fp32, plain loop"]
+
+
+def test_without_tf32_it_starts_from_fp32() -> None:
+    result = tune(engine(environment=fake_environment((7, 0))), budget_seconds=1.0)
+    assert (result.start.precision, result.fp32) == ("fp32", None)
+    assert "the plain fp32 loop's" in conclusions(result)[0]
 
 
 def test_the_same_command_measures_nothing_again(tmp_path: Path) -> None:
@@ -174,9 +196,9 @@ def graph_pays(spec: TrialSpec) -> float:
 def small_batch(made: FakeEngine, limit: float, **request: object) -> TuningResult:
     """Search over one technique, which pays, within a limit; a loop holds 1.5 GiB at batch 128, 2.5 at 256."""
     made.fixed_bytes = 2**29
-    asked = TuneOptions("resnet50", memory_bytes=limit, **request)  # type: ignore[arg-type]
+    asked = TuneOptions("resnet50", precisions=("fp32",), memory_bytes=limit, **request)  # type: ignore[arg-type]
     search = prepare_tuning(asked, make_engine=lambda *_: made)
-    return replace(search, space=replace(search.space, precisions=("fp32",), techniques=("cuda-graph",))).run()
+    return replace(search, space=replace(search.space, techniques=("cuda-graph",))).run()
 
 
 def test_within_a_limit_the_winner_has_a_smaller_batch(tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ class SearchSpace:
     environment: Environment
     larger_batches: bool = False
     memory_bytes: float = math.inf  # the fastest configuration that holds no more is searched for, too
+    fp32: TrialSpec | None = None  # the plain loop in fp32, measured next to a start that is PyTorch's default
 
     def candidates(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
         """Return the changes to try next on a configuration: the open ones of the lowest rank; none if none is left.

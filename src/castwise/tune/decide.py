@@ -101,10 +101,16 @@ class _Search:
         return Done(ending, tuple(tried), tuple(unique(self.used)))
 
     def _probe(self, spec: TrialSpec) -> None:
-        """Measure what shows the bound of a configuration: half the batch, a CUDA graph, resident data, TF32."""
+        """Measure what shows the bound of a configuration: half the batch, a CUDA graph, resident data, TF32.
+
+        The plain loop in fp32 is measured with the start: speed-ups are given over both, and TF32 is compared with it.
+        """
+        fp32 = self.space.fp32 if spec == self.space.start else None
         names = [name for name in (probe_technique("launches"), probe_technique("data")) if name not in spec.techniques]
         probes = [half_batch(spec), *(Change(techniques=(name,)).on(spec) for name in names)]
-        if spec.precision == "fp32" and "tf32" in self.space.precisions:
+        if fp32 is not None:
+            probes.insert(0, fp32)
+        if (fp32 or spec).precision == "fp32" and "tf32" in self.space.precisions:
             probes.append(Change(precision="tf32").on(spec))
         # A probe keeps all techniques: a graph of eight steps is not made one of one.
         kept = [each for each in probes if each is not None and set(spec.techniques) <= set(each.techniques)]

@@ -14,14 +14,14 @@ from castwise.orchestrator.runner import Listener, UnboundedProgress
 from castwise.records.schema import Trial
 from castwise.records.store import is_reusable
 from castwise.registry.datasets import SYNTHETIC_PREFIX
-from castwise.registry.precisions import DEFAULT, find_precision
+from castwise.registry.precisions import BASELINE, DEFAULT, find_precision
 from castwise.registry.suites import SUITE_NAMES, find_suite
 from castwise.registry.workloads import find_workload
 from castwise.spec.options import steps_of
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
-from castwise.tune.candidates import SearchSpace, TriedChange, allowed_techniques
+from castwise.tune.candidates import Change, SearchSpace, TriedChange, allowed_techniques
 from castwise.tune.decide import Done, Ending, decide
 from castwise.tune.measurements import Measurements
 from castwise.tune.options import TuneOptions
@@ -47,6 +47,7 @@ class TuningResult:
     seconds: float  # wall time
     num_recorded: int = 0  # trials that were on record before, and are not in the wall time
     budget_seconds: float | None = None
+    fp32: TrialSpec | None = None  # the plain loop in fp32, if the start is PyTorch's default
 
     @property
     def path(self) -> list[TrialSpec]:
@@ -107,6 +108,7 @@ class TuningSearch:
             seconds=self.clock() - began,
             num_recorded=sum(id(trial) in recorded for trial in trials),
             budget_seconds=budget,
+            fp32=self.space.fp32,
         )
 
 
@@ -132,23 +134,23 @@ def prepare_tuning(
         timeout_seconds=limit,
     )
     job = prepare(run_options, listener, make_engine, rule=StopRule())
-    specs = [
-        spec
-        for spec in job.specs
-        if request.precisions or (find_precision(spec.precision).keeps_float32_weights and spec.precision != DEFAULT)
-    ]
-    start = specs[0]
+    # Unless told otherwise, it starts from PyTorch's default, the first row; a device without TF32 has none.
+    rows = [find_precision(spec.precision) for spec in job.specs]
+    names = [row.name for row in rows if request.precisions or row.keeps_float32_weights]
+    start = job.specs[0]
     if source is not None:
         start = _training_spec(start, *source)
     elif start.device_type != "cpu":
         start = start.model_copy(update={"protocol": start.protocol.model_copy(update=_SCREENED)})
+    has_both = request.precisions is None and start.precision == DEFAULT
     space = SearchSpace(
         start=start,
-        precisions=tuple(spec.precision for spec in specs),
+        precisions=tuple(name for name in names if not (has_both and name == BASELINE)),
         techniques=allowed_techniques(request.numerics, start.kind),
         environment=job.runner.environment,
         larger_batches=request.larger_batches,
         memory_bytes=math.inf if request.memory_bytes is None else request.memory_bytes,
+        fp32=Change(precision=BASELINE).on(start) if has_both else None,
     )
     store = None if request.again else job.runner.store
     stored = () if store is None else store.load(job.runner.environment)[0].values()
