@@ -150,6 +150,27 @@ def test_fp32_is_measured_next_to_the_default() -> None:
     ]
 
 
+def test_emulated_precisions_come_last() -> None:
+    """The fake CPU has no instructions for 16-bit numbers; bfloat16 changes the loop less."""
+    world = World(gains(fused_optimizer=1.2, compile=1.2))
+    start = START.model_copy(update={"device": "cpu"})
+    techniques = ("channels-last", "fused-optimizer", "compile")
+    space = SearchSpace(start, ("fp32", "fp16-mixed", "bf16-mixed"), techniques, fake_environment(None))
+    assert world.search(space).ending == "nothing left"
+    sessions = [session for session in world.sessions if session.purpose.startswith("changes to ")]
+    precisions = [session.specs[-1].precision for session in sessions]
+    assert precisions == sorted(precisions, key=["fp32", "bf16-mixed", "fp16-mixed"].index)
+    assert "compile" in sessions[precisions.index("bf16-mixed")].specs[0].techniques
+
+
+def test_what_no_time_was_left_for_is_a_result() -> None:
+    world = World(gains(fused_optimizer=1.2))
+    done = world.search(space_of("fused-optimizer", "compile", "cuda-graph", precisions=("fp32", "tf32")), budget=7)
+    assert done.ending == "budget"
+    not_tried = {each.change.name for each in done.tried if each.outcome == "not tried"}
+    assert not_tried == {"fused-optimizer", "compile", "compile + cuda-graph"}
+
+
 def test_what_is_not_proven_is_not_accepted() -> None:
     """TF32 is faster in its first process alone; what was tried on it is compared with the plain loop."""
 

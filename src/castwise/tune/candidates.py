@@ -11,7 +11,7 @@ from typing import get_args
 
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Environment
-from castwise.registry.precisions import find_precision
+from castwise.registry.precisions import find_precision, why_emulated
 from castwise.registry.techniques import (
     PRECISION,
     TECHNIQUES,
@@ -154,17 +154,22 @@ class SearchSpace:
     memory_bytes: float = math.inf  # the fastest configuration that holds no more is searched for, too
     fp32: TrialSpec | None = None  # the plain loop in fp32, measured next to a start that is PyTorch's default
 
+    def open_changes(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
+        """Return all changes to a configuration that are worth a measurement."""
+        return [change for change in self._applicable(current, tried) if _is_open(change, tried, current)]
+
     def candidates(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
         """Return the changes to try next on a configuration: the open ones of the lowest rank; none if none is left.
 
         Every session on a compiled configuration compiles it again, so that all that compiles no longer than it does
         is tried at once there.
         """
-        found = [change for change in self._applicable(current, tried) if _is_open(change, tried, current)]
-        lowest = min((change.rank for change in found), default=0)
-        if lowest > Rank.COMPILE or not is_compiled(current):
-            return [change for change in found if change.rank == lowest]
-        found = [change for change in found if change.rank <= Rank.COMPILE]
+        found = self.open_changes(current, tried)
+        lowest = min(map(self._rank, found), default=0)
+        highest = Rank.COMPILE if lowest <= Rank.COMPILE and is_compiled(current) else lowest
+        found = [change for change in found if self._rank(change) <= highest]
+        if highest == lowest:
+            return found
 
         def known_speedup(change: Change) -> float:
             last = _last_try(change, tried)
@@ -173,6 +178,13 @@ class SearchSpace:
         precisions = sorted((change for change in found if change.precision), key=known_speedup, reverse=True)
         # Techniques first: if there is no time for all, the precisions were compared at an earlier stage already.
         return [*(change for change in found if not change.precision), *precisions[:_MAX_COMPILED_PRECISIONS]]
+
+    def _rank(self, change: Change) -> int:
+        """Return a change's rank; emulated precisions are slow and come last, one by one."""
+        row = find_precision(change.precision) if change.precision else None
+        if row is None or why_emulated(row, self.environment.hardware) is None:
+            return change.rank
+        return len(Rank) + row.loop_changes
 
     def _applicable(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
         """Return all changes that can change what a configuration does, whether they were tried or not."""

@@ -156,7 +156,17 @@ class _Search:
             tried += self._tried_on(current, known, reached, stage)
             path += reached
             if not is_all_measured:
-                return path, tried, "budget"
+                return path, [*tried, *self._not_tried(path[-1], tried)], "budget"
+
+    def _not_tried(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[TriedChange]:
+        """Return the changes for which no time was left: those that are open on the configuration reached."""
+        stage = next_stage(tried)
+        changes = [(change, change.on(current)) for change in self.space.open_changes(current, tried)]
+        return [
+            TriedChange(stage, change, current, spec, None, *self.measured.outcome(spec, None, self.limit))
+            for change, spec in changes
+            if self._is_supported(spec) and not self.measured.of(spec)
+        ]
 
     def _screen_changes(self, path: Sequence[TrialSpec], specs: Sequence[TrialSpec]) -> bool:
         """Measure changes to the last configuration of a path; return whether there was time for all.
@@ -306,7 +316,7 @@ class _Search:
             stages[key_of(spec)] = len(accepted) - 1
         for each in explored:
             stage = stages[key_of(each.below)]
-            if each.outcome == "unsupported" and not self.measured.of(each.spec):
+            if not self.measured.of(each.spec):  # it is unsupported, or no time was left for it
                 found.append(replace(each, stage=stage))
             elif key_of(each.spec) not in stages:
                 tried = self._compared(stage, accepted[stage], each.spec)

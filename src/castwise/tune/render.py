@@ -154,7 +154,8 @@ def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list
     sentences: list[str] = []
     if winner["throughput_per_second"] is not None:
         faster = speedup_words(result, winner)
-        sentences.append(f"The fastest loop: {_name_and_rate(winner)}{faster and f', {faster}'}.")
+        before = f" found before the budget ended ({_not_tried(rows)})" if result.ending == "budget" else ""
+        sentences.append(f"The fastest loop{before}: {_name_and_rate(winner)}{faster and f', {faster}'}.")
         unproven = [row for row in rows if row["outcome"] in ("unproven", "second best")]
         top = max(unproven, key=lambda row: row["throughput_per_second"] or 0.0, default=winner)
         is_faster = (top["throughput_per_second"] or 0.0) > winner["throughput_per_second"] * PROMISING
@@ -174,6 +175,11 @@ def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list
         for spec in unique(each for each in (*plain, result.winner) if result.measured.is_ok(each)):
             sentences.append(f"{loop_name(spec)}: {explain(evidence_of(result.measured, spec))}")
     return sentences
+
+
+def _not_tried(rows: list[FlatRow]) -> str:
+    number = sum(row["outcome"] == "not tried" for row in rows)
+    return f"{number} {'change was' if number == 1 else 'changes were'} not tried"
 
 
 def _name_and_rate(row: FlatRow) -> str:
