@@ -185,7 +185,8 @@ def test_a_search_ends_within_its_budget(tmp_path: Path, budget: float) -> None:
     assert result.seconds <= budget + 30
     not_tried = [each for each in result.tried if each.outcome == "not tried"]
     assert all(each.ratio is None for each in not_tried)
-    assert f"before the budget ended ({len(not_tried)} changes were not tried)" in conclusions(result)[0]
+    until = "before the budget ended" if result.was_compared else "Nothing was compared with the plain loop"
+    assert f"{until} ({len(not_tried)} changes were not tried)" in conclusions(result)[0]
     more = tune(made := engine(), results=tmp_path, budget_seconds=1e6)
     assert (more.ending, more.winner.techniques) == ("nothing left", FASTEST)
     assert len(made.measured) == len(more.trials) - more.num_recorded > 0
@@ -317,6 +318,17 @@ def test_the_script_is_that_of_the_loop_that_fits(command: CommandLine, tmp_path
         assert "BATCH_SIZE = 184" in text
         assert "Measured by castwise" in text
         compile(text, "train.py", "exec")
+
+
+def test_there_is_no_script_if_nothing_was_compared(command: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    arguments = ("tune", "resnet50", "--budget", "0.001s", "--emit", file, "--results", command.results)
+    done = command(*arguments, "--format", "json", engine=engine())
+    assert (done.code, file.exists()) == (1, False)
+    document = json.loads(done.out)
+    assert document["fastest"] is None
+    assert "Nothing was compared with the plain loop" in document["sentences"][0]
+    assert "is not written: nothing was compared" in done.err
 
 
 @pytest.mark.parametrize("workload", ["fastai-resnet18", "mine.py:build", "transformers:bert"])

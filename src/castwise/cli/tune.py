@@ -79,6 +79,7 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
 
 def _write_script(file: Path, found: "TuningResult", options: TuneOptions) -> int:
     """Write the loop that was asked for as a script, the one that fits if there is a limit; return the exit code."""
+    from castwise.cli.measuring import FAILED
     from castwise.cli.records import atomic_write
     from castwise.render.emit.script import script_of
     from castwise.spec.quantities import format_bytes
@@ -87,9 +88,12 @@ def _write_script(file: Path, found: "TuningResult", options: TuneOptions) -> in
 
     limit = options.memory_bytes
     spec = chosen(found, limit)
-    if spec is None:
-        print(f"{file} is not written: no loop that was tried fits into {format_bytes(limit)}.", file=sys.stderr)
-        return 1
+    if spec is None or not found.was_compared:
+        why = "nothing was compared with the plain loop"
+        if found.was_compared:
+            why = f"no loop that was tried fits into {format_bytes(limit)}"
+        print(f"{file} is not written: {why}.", file=sys.stderr)
+        return FAILED
     measured = measured_words(found, spec)
     if spec.user_model is not None:  # records leave out the folder, which a script has to know
         spec = spec.model_copy(update={"user_model": locate(options.workload)})

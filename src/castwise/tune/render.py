@@ -152,9 +152,13 @@ def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list
     rows = rows_of(result)
     winner = next(row for row in reversed(rows) if key_of(row["spec"]) == key_of(result.winner))
     sentences: list[str] = []
-    if winner["throughput_per_second"] is not None:
+    num_left = sum(row["outcome"] == "not tried" for row in rows)
+    left = f" ({num_left} change{' was' if num_left == 1 else 's were'} not tried)" if num_left else ""
+    if winner["throughput_per_second"] is not None and not result.was_compared:
+        sentences.append(f"Nothing was compared with the plain loop{left}: {_name_and_rate(winner)}.")
+    elif winner["throughput_per_second"] is not None:
         faster = speedup_words(result, winner)
-        before = f" found before the budget ended ({_not_tried(rows)})" if result.ending == "budget" else ""
+        before = f" found before the budget ended{left}" if result.ending == "budget" else ""
         sentences.append(f"The fastest loop{before}: {_name_and_rate(winner)}{faster and f', {faster}'}.")
         unproven = [row for row in rows if row["outcome"] in ("unproven", "second best")]
         top = max(unproven, key=lambda row: row["throughput_per_second"] or 0.0, default=winner)
@@ -175,11 +179,6 @@ def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list
         for spec in unique(each for each in (*plain, result.winner) if result.measured.is_ok(each)):
             sentences.append(f"{loop_name(spec)}: {explain(evidence_of(result.measured, spec))}")
     return sentences
-
-
-def _not_tried(rows: list[FlatRow]) -> str:
-    number = sum(row["outcome"] == "not tried" for row in rows)
-    return f"{number} {'change was' if number == 1 else 'changes were'} not tried"
 
 
 def _name_and_rate(row: FlatRow) -> str:
@@ -288,7 +287,7 @@ def json_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
         "workload": result.start.workload,
         "start": configuration(result.start),
         "rows": [plain(find_fields(IN_FILES), row) for row in rows_of(result)],
-        "fastest": configuration(result.winner),
+        "fastest": configuration(result.winner) if result.was_compared else None,
         "fastest_within_memory": within(None),
         "fastest_within_memory_on_this_batch": within(result.start.batch_size),
         "memory_limit_bytes": None if memory_bytes is None else int(memory_bytes),

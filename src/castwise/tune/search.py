@@ -59,6 +59,11 @@ class TuningResult:
         """Return the last accepted configuration."""
         return self.path[-1]
 
+    @property
+    def was_compared(self) -> bool:
+        """Return whether any change was compared with the plain loop, or made it run."""
+        return any(each.ratio is not None or each.outcome == "accepted" for each in self.tried)
+
     @cached_property
     def measured(self) -> Measurements:
         """Return the trials by configuration."""
