@@ -167,10 +167,12 @@ def test_the_same_command_measures_nothing_again(tmp_path: Path) -> None:
     assert len(third.measured) == len(first.measured)
 
 
-def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        tune(engine(faults={"#30": Fault("interrupt", "run_block")}), results=tmp_path)
+def test_an_interrupted_search_says_what_it_found_and_goes_on(tmp_path: Path) -> None:
+    cut = tune(engine(faults={"#30": Fault("interrupt", "run_block")}), results=tmp_path)
     kept = load_folder(tmp_path)[0]
+    assert cut.ending == "interrupted"
+    assert {trial.spec.key for trial in cut.trials} == {trial.spec.key for trial in kept}
+    assert "found before the interruption (" in conclusions(cut)[0]
     rest, whole = engine(), engine()
     assert tune(rest, results=tmp_path).winner == tune(whole).winner
     assert 0 < len(rest.measured) < len(whole.measured)
@@ -329,6 +331,17 @@ def test_there_is_no_script_if_nothing_was_compared(command: CommandLine, tmp_pa
     assert document["fastest"] is None
     assert "Nothing was compared with the plain loop" in document["sentences"][0]
     assert "is not written: nothing was compared" in done.err
+
+
+@pytest.mark.parametrize("number", [3, 30])
+def test_an_interrupt_keeps_what_was_measured(command: CommandLine, tmp_path: Path, number: int) -> None:
+    """The third session's process is of the first measurements, without which there is nothing to say."""
+    file = tmp_path / "train.py"
+    arguments = ("tune", "resnet50", "--emit", file, "--results", command.results)
+    done = command(*arguments, engine=engine(faults={f"#{number}": Fault("interrupt", "run_block")}))
+    assert (done.code, file.exists()) == (130, False)
+    assert ("it was interrupted" in done.out) is ("the same command goes on" in done.err) is (number == 30)
+    assert "Interrupted." in done.err
 
 
 @pytest.mark.parametrize("workload", ["fastai-resnet18", "mine.py:build", "transformers:bert"])

@@ -61,16 +61,18 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
         announce_notes(search.job)
         with progress:
             found = search.run()
-    limit = options.memory_bytes
-    emit(
-        output.format,
-        table=lambda console: render.print_tuning(found, console, limit),
-        markdown=lambda: render.markdown_tuning(found, limit),
-        csv=lambda: render.csv_tuning(found),
-        json=lambda: render.json_tuning(found, limit),
-    )
-    if output.verbose:
-        say_logs(found.trials)
+        limit = options.memory_bytes
+        emit(
+            output.format,
+            table=lambda console: render.print_tuning(found, console, limit),
+            markdown=lambda: render.markdown_tuning(found, limit),
+            csv=lambda: render.csv_tuning(found),
+            json=lambda: render.json_tuning(found, limit),
+        )
+        if output.verbose:
+            say_logs(found.trials)
+        if found.ending == "interrupted":
+            raise KeyboardInterrupt
     if found.ending == "failed":
         return FAILED
     # That a technique fails is what a search is there to find out.

@@ -27,7 +27,7 @@ from castwise.tune.measurements import ONE_PROCESS, PROMISING, Key, Measurements
 from castwise.tune.memory_limit import BatchPoint, half_batch, next_batch
 from castwise.tune.time_budget import TimeLeft
 
-Ending = Literal["nothing left", "budget", "failed"]
+Ending = Literal["nothing left", "budget", "failed", "interrupted"]  # a search does not decide on the last
 
 # At most so many configurations are measured next to the current one: a CPU has no cores for more than one.
 _SIDE_BY_SIDE = {"cuda": 6, "cpu": 1}

@@ -49,6 +49,7 @@ _ENDINGS = {
     "nothing left": "nothing is left to try",
     "budget": "the next measurement would not end within the budget; --budget sets another one",
     "failed": "the plain loop could not be measured",
+    "interrupted": "it was interrupted",
 }
 
 
@@ -158,7 +159,8 @@ def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list
         sentences.append(f"Nothing was compared with the plain loop{left}: {_name_and_rate(winner)}.")
     elif winner["throughput_per_second"] is not None:
         faster = speedup_words(result, winner)
-        before = f" found before the budget ended{left}" if result.ending == "budget" else ""
+        early = {"budget": " found before the budget ended", "interrupted": " found before the interruption"}
+        before = early[result.ending] + left if result.ending in early else ""
         sentences.append(f"The fastest loop{before}: {_name_and_rate(winner)}{faster and f', {faster}'}.")
         unproven = [row for row in rows if row["outcome"] in ("unproven", "second best")]
         top = max(unproven, key=lambda row: row["throughput_per_second"] or 0.0, default=winner)

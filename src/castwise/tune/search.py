@@ -81,26 +81,37 @@ class TuningSearch:
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False)
 
     def run(self) -> TuningResult:
-        """Measure what is decided until nothing is left to try, or no time for it."""
+        """Measure what is decided until nothing is left to try, or no time for it, or until Ctrl-C.
+
+        Raises:
+            KeyboardInterrupt: It was interrupted before the plain loop was measured.
+        """
         began = self.clock()
         start = self.space.start
         # How many trials there will be is not known, and why a single round ends is no news.
         runner = replace(self.job.runner, listener=UnboundedProgress(self.job.runner.listener, remarks=False))
         measured = Measurements.from_records(self.recorded, start)
         process_seconds = 0.0
+        is_interrupted = False
         while True:
             plain = measured.of(start)
             budget = default_budget(plain) if self.budget_seconds is None else self.budget_seconds
-            left = TimeLeft(budget - (self.clock() - began), process_seconds, is_short(plain))
-            decision = decide(self.space, measured, left)
+            seconds_left = -math.inf if is_interrupted else budget - (self.clock() - began)
+            decision = decide(self.space, measured, TimeLeft(seconds_left, process_seconds, is_short(plain)))
             if isinstance(decision, Done):
                 break
+            if is_interrupted:
+                raise KeyboardInterrupt
             session_began = self.clock()
             self.job.runner.listener.remark(decision.purpose)
             # The configurations are measured once more each, in fresh processes that are interleaved.
             earlier = [trial for spec in decision.specs for trial in measured.of(spec)]
-            trials_so_far = Rounds(runner, decision.specs, _ONCE, earlier, decision.specs[0]).run_once()
-            measured = measured.plus(trials_so_far[len(earlier) :], decision.specs)
+            rounds = Rounds(runner, decision.specs, _ONCE, earlier, decision.specs[0])
+            try:
+                rounds.run_once()
+            except KeyboardInterrupt:
+                is_interrupted = True
+            measured = measured.plus(rounds.trials[len(earlier) :], decision.specs)
             if not any(map(has_long_first_step, decision.specs)):
                 process_seconds = (self.clock() - session_began) / len(decision.specs)
         trials = tuple(trial for spec in decision.used for trial in measured.of(spec))
@@ -109,7 +120,7 @@ class TuningSearch:
             start=start,
             tried=decision.tried,
             trials=trials,
-            ending=decision.ending,
+            ending="interrupted" if is_interrupted and decision.ending != "failed" else decision.ending,
             seconds=self.clock() - began,
             num_recorded=sum(id(trial) in recorded for trial in trials),
             budget_seconds=budget,
