@@ -99,6 +99,20 @@ def test_what_a_process_refused_is_tried_again_if_a_technique_it_named_was_accep
     assert reasons(result).count("space-to-depth finds nothing to do (fake)") == 1
 
 
+def test_techniques_for_layers_that_the_model_lacks_are_not_tried(tmp_path: Path) -> None:
+    """Without the record of its layers, all are tried."""
+    own = tmp_path / "mine.py"
+    own.write_text("")
+    search = f"{own}:build"
+    gpt, unknown = tune(made := engine(layers=("batch norm",)), search), tune(engine(), search)
+    for_convolutions = {"channels-last", "cudnn-search", "space-to-depth", "matmul-stem"}
+    assert not {name for spec in made.measured for name in spec.techniques} & {*for_convolutions, "max-pool-kernel"}
+    assert "not tried, as the model has no max pooling: max-pool-kernel" in reasons(gpt)
+    assert set(gpt.without_layers["convolution"]) == for_convolutions
+    assert "channels-last" in outcomes(unknown)
+    assert not unknown.without_layers
+
+
 def test_a_technique_that_its_process_refuses_is_in_no_pair() -> None:
     made = engine(refuses=lambda spec: "it reads a loss (fake)" if "cuda-graph" in spec.techniques else None)
     tune(made)

@@ -5,7 +5,7 @@ that interact are tried as a pair, too, since neither may be faster alone.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -153,6 +153,19 @@ class SearchSpace:
     larger_batches: bool = False
     memory_bytes: float = math.inf  # the fastest configuration that holds no more is searched for, too
     fp32: TrialSpec | None = None  # the plain loop in fp32, measured next to a start that is PyTorch's default
+
+    def without_layers(self, layers: Container[str] | None) -> dict[str, list[str]]:
+        """Return the techniques for layers that the model does not have, by layer; none if its layers are not known."""
+        found: dict[str, list[str]] = {}
+        for row in rows_of(self.techniques):
+            if layers is not None and row.layer and row.layer not in layers:
+                found.setdefault(row.layer, []).append(row.name)
+        return found
+
+    def for_layers(self, layers: Container[str] | None) -> "SearchSpace":
+        """Return the space without those techniques."""
+        unfit = {name for names in self.without_layers(layers).values() for name in names}
+        return replace(self, techniques=tuple(name for name in self.techniques if name not in unfit))
 
     def open_changes(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
         """Return all changes to a configuration that are worth a measurement."""

@@ -66,7 +66,7 @@ class _NotMeasuredError(Exception):
 def decide(space: SearchSpace, measured: Measurements, time: TimeLeft) -> Session | Done:
     """Return what to measure next, or the result if nothing is left to measure or there is no time for it."""
     try:
-        return _Search(space, measured, time).run()
+        return _Search(space.for_layers(measured.layers(space.start)), measured, time).run()
     except _NotMeasuredError as lacking:
         return lacking.session
 

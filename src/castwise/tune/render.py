@@ -231,7 +231,10 @@ def measured_words(result: TuningResult, spec: TrialSpec) -> str:
 
 def reasons(result: TuningResult) -> list[str]:
     """Return why changes failed or are unsupported, each reason once and with the change's name once."""
-    found: dict[str, None] = {}
+    found: dict[str, None] = {
+        f"not tried, as the model has no {layer}: {', '.join(names)}": None
+        for layer, names in result.without_layers.items()
+    }
     for row in rows_of(result):
         if row["outcome"] in ("failed", "unsupported"):
             tried, reason = row["tried"], row["reason"]  # a refused technique's reason begins with its name
@@ -293,6 +296,7 @@ def json_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
         "fastest_within_memory": within(None),
         "fastest_within_memory_on_this_batch": within(result.start.batch_size),
         "memory_limit_bytes": None if memory_bytes is None else int(memory_bytes),
+        "without_layers": dict(result.without_layers),
         "ending": result.ending,
         "budget_seconds": result.budget_seconds,
         "seconds": result.seconds,

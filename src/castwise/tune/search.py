@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -48,6 +48,7 @@ class TuningResult:
     num_recorded: int = 0  # trials that were on record before, and are not in the wall time
     budget_seconds: float | None = None
     fp32: TrialSpec | None = None  # the plain loop in fp32, if the start is PyTorch's default
+    without_layers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # techniques, by the lacking layer
 
     @property
     def path(self) -> list[TrialSpec]:
@@ -125,6 +126,7 @@ class TuningSearch:
             num_recorded=sum(id(trial) in recorded for trial in trials),
             budget_seconds=budget,
             fp32=self.space.fp32,
+            without_layers=self.space.without_layers(measured.layers(start)),
         )
 
 
