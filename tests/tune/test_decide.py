@@ -295,6 +295,27 @@ def test_larger_batches_are_compared_by_units_per_second() -> None:
     assert accepted.ratio.value == pytest.approx(1.3, rel=0.05)
 
 
+def test_a_loop_that_holds_less_is_compared_with_more_at_once() -> None:
+    def held_bytes(spec: TrialSpec) -> float:
+        return (1 if spec.precision == "bf16-mixed" else 6) * GIB
+
+    world = World(gains(bf16_mixed=2.0), held_bytes=held_bytes)
+    cheap = ("channels-last", "cudnn-search", "fused-optimizer", "cuda-graph")
+    world.search(space_of(*cheap, precisions=("fp32", "bf16-mixed")))
+    sizes: dict[str, list[int]] = {}
+    for session in world.sessions:
+        sizes.setdefault(session.purpose, []).append(len(session.specs))
+    assert set(sizes["changes to fp32, plain loop"]) == {2}
+    assert sizes["changes to bf16-mixed, plain loop"][0] == 1 + len(cheap)
+
+
+@pytest.mark.parametrize(("limit", "is_measured"), [(math.inf, False), (2 * GIB, True)])
+def test_half_the_batch_of_a_compiled_loop_is_compiled_for_a_limit_alone(limit: float, is_measured: bool) -> None:
+    world = World(gains(compile=1.5), held_bytes=held())
+    done = world.search(space_of("compile", memory_bytes=limit))
+    assert any(spec.batch_size == 128 and spec.techniques for spec in done.used) is is_measured
+
+
 def test_fewer_configurations_share_a_small_device() -> None:
     world = World(gains(), held_bytes=lambda _: 6 * GIB)
     world.search(space_of("channels-last", "cudnn-search", "fused-optimizer"))

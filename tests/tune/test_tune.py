@@ -139,6 +139,8 @@ def test_options_bound_what_is_tried() -> None:
     assert tune(engine(), precisions=("tf32", "bf16-mixed")).start.precision == "tf32"
     assert tune(engine(), precisions=("default", "bf16-mixed")).start.precision == "default"
     assert "compile" not in allowed_techniques("rounding")
+    tries_most = outcomes(tune(engine(), budget_seconds=1e6))
+    assert tries_most.keys() - outcomes(tune(engine())).keys() == {"compile-max-autotune"}
     assert "resident-data" not in allowed_techniques("shape"), "steady steps have their data on the device"
 
 

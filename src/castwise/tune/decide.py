@@ -105,9 +105,11 @@ class _Search:
 
         The plain loop in fp32 is measured with the start: speed-ups are given over both, and TF32 is compared with it.
         """
-        fp32 = self.space.fp32 if spec == self.space.start else None
+        fp32, half = self.space.fp32 if spec == self.space.start else None, half_batch(spec)
+        if is_compiled(spec) and self.measured.held_bytes(spec) <= self.space.memory_bytes:
+            half = None  # another batch is compiled anew, which is worth it only if a limit needs a smaller one
         names = [name for name in (probe_technique("launches"), probe_technique("data")) if name not in spec.techniques]
-        probes = [half_batch(spec), *(Change(techniques=(name,)).on(spec) for name in names)]
+        probes = [half, *(Change(techniques=(name,)).on(spec) for name in names)]
         if fp32 is not None:
             probes.insert(0, fp32)
         if (fp32 or spec).precision == "fp32" and "tf32" in self.space.precisions:
@@ -192,7 +194,7 @@ class _Search:
         is_current_missing = not self.measured.of(current)
         if not missing and not is_current_missing:
             return True
-        width = self._side_by_side()
+        width = self._side_by_side(current, missing)
         below = [current] if self.measured.is_ok(current) or is_current_missing else []
         for base in ([*below, *others], below) if others and width > 1 else (below,):
             group: list[TrialSpec] = []
@@ -203,10 +205,16 @@ class _Search:
                 self._measure([*base, *group], purpose)
         return False
 
-    def _side_by_side(self) -> int:
-        """Return how many configurations may be measured next to one: as many as fit into the device's memory."""
+    def _side_by_side(self, current: TrialSpec, specs: Sequence[TrialSpec]) -> int:
+        """Return how many configurations may be measured next to one: as many as fit into the device's memory.
+
+        They hold about what the current one does; another precision or batch may hold what the plain loop does.
+        """
         most, memory = _SIDE_BY_SIDE[self.space.start.device_type], self.space.environment.gpu_memory_bytes
-        held = self.measured.held_bytes(self.space.start)
+        like_current = all(
+            (spec.precision, spec.batch_size) == (current.precision, current.batch_size) for spec in specs
+        )
+        held = self.measured.held_bytes(current if like_current else self.space.start)
         if memory is None or not math.isfinite(held):
             return most
         return max(1, min(most, int(memory * _USABLE / (held + _CONTEXT_BYTES)) - 1))

@@ -164,7 +164,8 @@ def prepare_tuning(
     space = SearchSpace(
         start=start,
         precisions=tuple(name for name in names if not (has_both and name == BASELINE)),
-        techniques=allowed_techniques(request.numerics, start.kind),
+        # It takes minutes, and none of the three searches on an H200 that tried it gained by it.
+        techniques=allowed_techniques(request.numerics, start.kind, autotunes=request.budget_seconds is not None),
         environment=job.runner.environment,
         larger_batches=request.larger_batches,
         memory_bytes=math.inf if request.memory_bytes is None else request.memory_bytes,
