@@ -157,11 +157,12 @@ def test_it_starts_from_pytorchs_default_and_says_both_ratios(tmp_path: Path) ->
     words = f"{last['total_speedup']:.2f}× PyTorch's default ({last['fp32_speedup']:.2f}× fp32)"
     assert words in conclusions(result)[0]
     assert words in measured_words(result, result.winner)
+    assert any(line.startswith("fp32, plain loop: bound by arithmetic") for line in conclusions(result))
     assert [row["tried"] for row in rows_of(result)[:2]] == ["default, plain loop", "fp32, plain loop"]
 
 
 def test_without_tf32_it_starts_from_fp32() -> None:
-    result = tune(engine(environment=fake_environment((7, 0))), budget_seconds=1.0)
+    result = tune(engine(environment=fake_environment((7, 0))))
     assert (result.start.precision, result.fp32) == ("fp32", None)
     assert "the plain fp32 loop's" in conclusions(result)[0]
 

@@ -107,14 +107,13 @@ def _speedup(measured: Measurements, base: TrialSpec, spec: TrialSpec) -> float 
 
 def speedup_words(result: TuningResult, row: FlatRow) -> str:
     """Return a row's speed-up with what it is over: `3.41× PyTorch's default (9.35× fp32)`; empty if it has none."""
-    if row["total_speedup"] is None:
+    start, over_fp32 = result.start, row["fp32_speedup"]
+    if row["total_speedup"] is None or key_of(row["spec"]) == key_of(start):
         return ""
-    start = result.start.precision
-    words = f"{format_ratio(row['total_speedup'])} " + (
-        "PyTorch's default" if start == DEFAULT else f"the plain {start} loop's"
-    )
-    is_over_both = start != BASELINE and row["fp32_speedup"] is not None
-    return words + (f" ({format_ratio(row['fp32_speedup'])} fp32)" if is_over_both else "")
+    base = "PyTorch's default" if start.precision == DEFAULT else f"the plain {start.precision} loop's"
+    words = f"{format_ratio(row['total_speedup'])} {base}"
+    is_over_both = start.precision != BASELINE and over_fp32 is not None
+    return f"{words} ({format_ratio(over_fp32)} fp32)" if is_over_both else words
 
 
 def fastest_within(result: TuningResult, memory_bytes: float, batch_size: int | None = None) -> FlatRow | None:
