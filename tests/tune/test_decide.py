@@ -309,11 +309,11 @@ def test_a_loop_that_holds_less_is_compared_with_more_at_once() -> None:
     assert sizes["changes to bf16-mixed, plain loop"][0] == 1 + len(cheap)
 
 
-@pytest.mark.parametrize(("limit", "is_measured"), [(math.inf, False), (2 * GIB, True)])
-def test_half_the_batch_of_a_compiled_loop_is_compiled_for_a_limit_alone(limit: float, is_measured: bool) -> None:
-    world = World(gains(compile=1.5), held_bytes=held())
-    done = world.search(space_of("compile", memory_bytes=limit))
-    assert any(spec.batch_size == 128 and spec.techniques for spec in done.used) is is_measured
+@pytest.mark.parametrize("technique", ["compile", "cuda-graph"])
+def test_half_the_batch_is_not_compiled_for_a_bound(technique: str) -> None:
+    done = World(gains(compile=1.5, cuda_graph=1.5)).search(space_of(technique))
+    is_measured = any(spec.batch_size == 128 and spec.techniques for spec in done.used)
+    assert is_measured is (technique == "cuda-graph")
 
 
 def test_fewer_configurations_share_a_small_device() -> None:

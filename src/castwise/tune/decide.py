@@ -105,9 +105,8 @@ class _Search:
 
         The plain loop in fp32 is measured with the start: speed-ups are given over both, and TF32 is compared with it.
         """
-        fp32, half = self.space.fp32 if spec == self.space.start else None, half_batch(spec)
-        if is_compiled(spec) and self.measured.held_bytes(spec) <= self.space.memory_bytes:
-            half = None  # another batch is compiled anew, which is worth it only if a limit needs a smaller one
+        fp32 = self.space.fp32 if spec == self.space.start else None
+        half = None if is_compiled(spec) else half_batch(spec)  # another batch would be compiled anew
         names = [name for name in (probe_technique("launches"), probe_technique("data")) if name not in spec.techniques]
         probes = [half, *(Change(techniques=(name,)).on(spec) for name in names)]
         if fp32 is not None:
