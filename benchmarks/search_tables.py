@@ -23,8 +23,8 @@ def searches() -> dict[str, Search]:
 def summary() -> str:
     """Return a line per search: its first loop, the fastest loop, and what it took to find it."""
     heading = (
-        "workload | batch | first loop | fastest loop | throughput | speed-up | peak memory, first | peak memory "
-        "| first step | trials | time | ended by"
+        "workload | batch | first loop | fastest loop | throughput | over the first loop | peak memory, first "
+        "| peak memory | first step | trials | time | ended by"
     )
     cells = []
     places: dict[str, list[str]] = {}
@@ -34,10 +34,10 @@ def summary() -> str:
         row = (
             name,
             search["batch_size"],
-            _rate(search, first),
+            f"{first['precision']}, {_rate(search, first)}",
             markdown_text(_loop(search["fastest"])),
             _rate(search, last),
-            format_ratio(last["total_speedup"]),
+            _total(first, last),
             format_bytes(first["peak_allocated_bytes"]),
             format_bytes(last["peak_allocated_bytes"]),
             format_seconds(last["first_step_seconds"]),
@@ -62,7 +62,7 @@ def accepted(name: str) -> str:
             ratio = f"{row['speedup']:.3f} [{row['speedup_low']:.3f}, {row['speedup_high']:.3f}]"
         else:
             continue
-        total, peak = format_ratio(row["total_speedup"]), format_bytes(row["peak_allocated_bytes"])
+        total, peak = _total(search["rows"][0], row), format_bytes(row["peak_allocated_bytes"])
         cells.append((markdown_text(change), ratio, row["num_processes"] or "–", _rate(search, row), total, peak))
     heading = "change | speed-up over the loop before | processes | throughput | over the first loop | peak memory"
     return "\n".join([_place(search), "", *markdown(heading, "lrrrrr", cells)]) + "\n"
@@ -76,7 +76,7 @@ def sentence(name: str) -> str:
     command = f"castwise tune {name}" + (f" --memory {limit / 2**30:g}GiB" if limit else "")
     return (
         f"`{command}` ({_place(search)}): from {_rate(search, first)} to {_rate(search, last)}, "
-        f"{format_ratio(last['total_speedup'])} the {first['precision']} loop without techniques, in "
+        f"{_total(first, last)} the {first['precision']} loop without techniques, in "
         f"{format_bytes(last['peak_allocated_bytes'])} instead of {format_bytes(first['peak_allocated_bytes'])}; "
         f"{search['num_trials']} trials in {format_duration(search['seconds'])}.\n"
     )
@@ -92,6 +92,12 @@ def _fastest_row(search: Search) -> dict[str, Any]:
 
 def _rate(search: Search, row: dict[str, Any]) -> str:
     return f"{format_rate(row['throughput_per_second'])} {search['unit']}/s"
+
+
+def _total(first: dict[str, Any], row: dict[str, Any]) -> str:
+    """Return a row's speed-up over the first loop, and over fp32 if the first loop is in another precision."""
+    over_fp32 = row.get("fp32_speedup") if first["precision"] != "fp32" else None  # not in older files
+    return format_ratio(row["total_speedup"]) + (f" ({format_ratio(over_fp32)} fp32)" if over_fp32 else "")
 
 
 def _loop(loop: dict[str, Any]) -> str:

@@ -224,6 +224,7 @@ class FakeEngine:
     holds: Callable[[TrialSpec], float] = lambda _: 1.0  # how much more memory it holds than its precision makes it
     refuses: Callable[[TrialSpec], str | None] = lambda _: None  # why the model allows no such loop
     fixed_bytes: int = 0  # what a loop holds whatever its batch
+    layers: tuple[str, ...] | None = None  # the kinds of layers in its models; None as in older records
     disk_is_full: bool = False
     measured: list[TrialSpec] = field(default_factory=list)  # the specs that were set up, in order
     sessions: list["FakeSession"] = field(default_factory=list)
@@ -310,7 +311,7 @@ class FakeSession:
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
         self._enter("warm_up", after="set_up")
-        return fake_facts(units_per_sample=35 if "-lm" in self.spec.workload else 1)
+        return fake_facts(units_per_sample=35 if "-lm" in self.spec.workload else 1, layers=self._engine.layers)
 
     def lead_in(self) -> None:
         assert self.calls[-1] in ("warm_up", "run_block"), f"lead after {self.calls[-1]}"

@@ -137,11 +137,12 @@ def test_scaling_starts_at_the_single_gpu_and_shows_the_ideal() -> None:
     ("loops", "changes"),
     [
         # The longest chain, in any order of techniques.
-        ("fp32 1.0, fp32 0.5 a, fp32 0.4 a b, fp32 0.9 z y", ["plain loop", "+ a", "+ b"]),
-        ("fp32 1.0, fp32 0.6 b, fp32 0.5 c, fp32 0.3 a b d, fp32 0.9 a c", ["plain loop", "+ b", "+ a + d"]),
+        ("fp32 1.0, fp32 0.5 a, fp32 0.4 a b, fp32 0.9 z y", ["fp32, plain loop", "+ a", "+ b"]),
+        ("fp32 1.0, fp32 0.6 b, fp32 0.5 c, fp32 0.3 a b d, fp32 0.9 a c", ["fp32, plain loop", "+ b", "+ a + d"]),
         # The precision changes once, alone or with techniques.
         ("fp32 1.0, bf16-mixed 1.0, tf32 1.0, bf16-mixed 0.5 a", ["fp32, plain loop", "bf16-mixed", "+ a"]),
         ("fp32 1.0, bf16-mixed 0.5 a b", ["fp32, plain loop", "bf16-mixed + a + b"]),
+        ("fp32 1.0, default 1.1, bf16-mixed 0.5 a", ["default, plain loop", "bf16-mixed + a"]),
         # Without a plain loop or a technique there is no chart.
         ("fp32 0.5 a, fp32 0.9 z y", None),
         ("fp32 1.0, bf16-mixed 1.0, tf32 1.0", None),
@@ -166,7 +167,7 @@ def test_waterfall_is_on_one_batch_and_has_intervals() -> None:
     chain = [steady("fp32", r, f, techniques=t) for r in range(3) for f, t in ((1.0, ()), (0.5, ("a",)))]
     smaller = steady("fp32", factor=0.2, techniques=("a",), batch_size=chain[0].spec.batch_size // 2)
     drawn = chart("waterfall", *chain, smaller)
-    assert steps(drawn) == ["plain loop", "+ a", "all together"]
+    assert steps(drawn) == ["fp32, plain loop", "+ a", "all together"]
     assert drawn.traces[0]["text"][1] == "2.00×"
     assert all("95 % interval" in text for text in drawn.traces[0]["hovertext"])
 

@@ -99,6 +99,16 @@ def test_a_slower_precision_is_tried_again_in_a_graph_if_it_was_near_enough(
     assert (lost in names(SPACE, graph.spec, *tried, graph)) is is_open
 
 
+@pytest.mark.parametrize(("ratio", "is_open"), [(1.98, False), (2.01, True)])
+def test_a_precision_is_compiled_only_if_it_was_as_fast_before(ratio: float, is_open: bool) -> None:
+    start, compiled = fake_spec(workload="lstm-lm"), Change(techniques=("compile",))
+    space = space_of(("fp32", "bf16-mixed", "bf16-master"), ("compile",))
+    won = attempt(0, Change(precision="bf16-mixed"), start, "accepted", 2.0)
+    lost = attempt(0, Change(precision="bf16-master"), start, "second best", ratio)
+    accepted = attempt(1, compiled, won.spec, "accepted", 1.2)
+    assert ("bf16-master" in names(space, accepted.spec, lost, won, accepted)) is is_open
+
+
 def test_the_second_best_change_is_tried_at_the_next_stage() -> None:
     start, search = fake_spec(), Change(techniques=("cudnn-search",))
     space = space_of(("fp32",), ("fused-optimizer", "cudnn-search", "chunked-loss"))

@@ -137,6 +137,40 @@ def test_small_gains_are_proven_by_further_processes(gain: float, num_sessions: 
     assert (accepted.ratio.n, bool(accepted.reason)) == (num_sessions, num_sessions == 1)
 
 
+def test_fp32_is_measured_next_to_the_default() -> None:
+    start = fake_spec("default")
+    space = SearchSpace(start, ("default", "tf32"), (), fake_environment(), fp32=START)
+    session = decide(space, Measurements(), TimeLeft(1e6))
+    assert isinstance(session, Session)
+    assert [spec.precision for spec in session.specs if spec.batch_size == START.batch_size] == [
+        "default",
+        "fp32",
+        "default",  # as a graph
+        "tf32",
+    ]
+
+
+def test_emulated_precisions_come_last() -> None:
+    """The fake CPU has no instructions for 16-bit numbers; bfloat16 changes the loop less."""
+    world = World(gains(fused_optimizer=1.2, compile=1.2))
+    start = START.model_copy(update={"device": "cpu"})
+    techniques = ("channels-last", "fused-optimizer", "compile")
+    space = SearchSpace(start, ("fp32", "fp16-mixed", "bf16-mixed"), techniques, fake_environment(None))
+    assert world.search(space).ending == "nothing left"
+    sessions = [session for session in world.sessions if session.purpose.startswith("changes to ")]
+    precisions = [session.specs[-1].precision for session in sessions]
+    assert precisions == sorted(precisions, key=["fp32", "bf16-mixed", "fp16-mixed"].index)
+    assert "compile" in sessions[precisions.index("bf16-mixed")].specs[0].techniques
+
+
+def test_what_no_time_was_left_for_is_a_result() -> None:
+    world = World(gains(fused_optimizer=1.2))
+    done = world.search(space_of("fused-optimizer", "compile", "cuda-graph", precisions=("fp32", "tf32")), budget=7)
+    assert done.ending == "budget"
+    not_tried = {each.change.name for each in done.tried if each.outcome == "not tried"}
+    assert not_tried == {"fused-optimizer", "compile", "compile + cuda-graph"}
+
+
 def test_what_is_not_proven_is_not_accepted() -> None:
     """TF32 is faster in its first process alone; what was tried on it is compared with the plain loop."""
 
@@ -259,6 +293,27 @@ def test_larger_batches_are_compared_by_units_per_second() -> None:
     (accepted,) = [each for each in done.tried if each.outcome == "accepted"]
     assert accepted.ratio is not None
     assert accepted.ratio.value == pytest.approx(1.3, rel=0.05)
+
+
+def test_a_loop_that_holds_less_is_compared_with_more_at_once() -> None:
+    def held_bytes(spec: TrialSpec) -> float:
+        return (1 if spec.precision == "bf16-mixed" else 6) * GIB
+
+    world = World(gains(bf16_mixed=2.0), held_bytes=held_bytes)
+    cheap = ("channels-last", "cudnn-search", "fused-optimizer", "cuda-graph")
+    world.search(space_of(*cheap, precisions=("fp32", "bf16-mixed")))
+    sizes: dict[str, list[int]] = {}
+    for session in world.sessions:
+        sizes.setdefault(session.purpose, []).append(len(session.specs))
+    assert set(sizes["changes to fp32, plain loop"]) == {2}
+    assert sizes["changes to bf16-mixed, plain loop"][0] == 1 + len(cheap)
+
+
+@pytest.mark.parametrize("technique", ["compile", "cuda-graph"])
+def test_half_the_batch_is_not_compiled_for_a_bound(technique: str) -> None:
+    done = World(gains(compile=1.5, cuda_graph=1.5)).search(space_of(technique))
+    is_measured = any(spec.batch_size == 128 and spec.techniques for spec in done.used)
+    assert is_measured is (technique == "cuda-graph")
 
 
 def test_fewer_configurations_share_a_small_device() -> None:

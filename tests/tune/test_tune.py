@@ -15,7 +15,7 @@ from castwise.records.store import load_folder
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import allowed_techniques
 from castwise.tune.options import TuneOptions
-from castwise.tune.render import chosen, conclusions, fastest_within, reasons, rows_of
+from castwise.tune.render import chosen, conclusions, fastest_within, measured_words, reasons, rows_of
 from castwise.tune.search import TuningResult, prepare_tuning
 
 Gain = Callable[[TrialSpec], float]
@@ -99,6 +99,20 @@ def test_what_a_process_refused_is_tried_again_if_a_technique_it_named_was_accep
     assert reasons(result).count("space-to-depth finds nothing to do (fake)") == 1
 
 
+def test_techniques_for_layers_that_the_model_lacks_are_not_tried(tmp_path: Path) -> None:
+    """Without the record of its layers, all are tried."""
+    own = tmp_path / "mine.py"
+    own.write_text("")
+    search = f"{own}:build"
+    gpt, unknown = tune(made := engine(layers=("batch norm",)), search), tune(engine(), search)
+    for_convolutions = {"channels-last", "cudnn-search", "space-to-depth", "matmul-stem"}
+    assert not {name for spec in made.measured for name in spec.techniques} & {*for_convolutions, "max-pool-kernel"}
+    assert "not tried, as the model has no max pooling: max-pool-kernel" in reasons(gpt)
+    assert set(gpt.without_layers["convolution"]) == for_convolutions
+    assert "channels-last" in outcomes(unknown)
+    assert not unknown.without_layers
+
+
 def test_a_technique_that_its_process_refuses_is_in_no_pair() -> None:
     made = engine(refuses=lambda spec: "it reads a loss (fake)" if "cuda-graph" in spec.techniques else None)
     tune(made)
@@ -106,7 +120,7 @@ def test_a_technique_that_its_process_refuses_is_in_no_pair() -> None:
 
 
 def test_without_the_plain_loop_there_is_no_search(command: CommandLine) -> None:
-    done = command("tune", "resnet50", "--results", command.results, engine=engine(faults={"fp32": Fault("crash")}))
+    done = command("tune", "resnet50", "--results", command.results, engine=engine(faults={"default": Fault("crash")}))
     assert done.code == 1
 
 
@@ -120,12 +134,37 @@ def test_an_unsupported_change_comes_once() -> None:
 def test_options_bound_what_is_tried() -> None:
     assert "pad-channels-4" not in outcomes(tune(engine()))
     assert outcomes(tune(engine(), numerics="shape"))["pad-channels-4"] == "accepted"
-    assert {spec.precision for spec in tune(engine()).path} <= {"fp32", "bf16-mixed"}, "true precisions on demand"
+    assert {spec.precision for spec in tune(engine()).path} <= {"default", "bf16-mixed"}, "true precisions on demand"
     assert tune(engine(), precisions=("fp32", "fp16-true")).winner.precision == "fp16-true"
     assert tune(engine(), precisions=("tf32", "bf16-mixed")).start.precision == "tf32"
     assert tune(engine(), precisions=("default", "bf16-mixed")).start.precision == "default"
     assert "compile" not in allowed_techniques("rounding")
+    tries_most = outcomes(tune(engine(), budget_seconds=1e6))
+    assert tries_most.keys() - outcomes(tune(engine())).keys() == {"compile-max-autotune"}
     assert "resident-data" not in allowed_techniques("shape"), "steady steps have their data on the device"
+
+
+def test_it_starts_from_pytorchs_default_and_says_both_ratios(tmp_path: Path) -> None:
+    older = tune(engine(), results=tmp_path, precisions=("fp32", "tf32"))
+    result = tune(made := engine(), results=tmp_path)
+    assert (result.start.precision, older.start.precision) == ("default", "fp32")
+    plain = [spec.precision for spec in made.measured if not spec.techniques]
+    assert "fp32" not in plain, "an older search has measured it"
+    assert {"fp32", "default"}.isdisjoint(each.change.precision for each in result.tried)
+    last = next(row for row in rows_of(result) if row["spec"] == result.winner)
+    gain = made_up(result.winner) / 0.4  # over fp32, whose step takes 1 and the default's 0.7
+    assert (last["total_speedup"], last["fp32_speedup"]) == pytest.approx((0.7 * gain, gain), rel=0.01)
+    words = f"{last['total_speedup']:.2f}× PyTorch's default ({last['fp32_speedup']:.2f}× fp32)"
+    assert words in conclusions(result)[0]
+    assert words in measured_words(result, result.winner)
+    assert any(line.startswith("fp32, plain loop: bound by arithmetic") for line in conclusions(result))
+    assert [row["tried"] for row in rows_of(result)[:2]] == ["default, plain loop", "fp32, plain loop"]
+
+
+def test_without_tf32_it_starts_from_fp32() -> None:
+    result = tune(engine(environment=fake_environment((7, 0))))
+    assert (result.start.precision, result.fp32) == ("fp32", None)
+    assert "the plain fp32 loop's" in conclusions(result)[0]
 
 
 def test_the_same_command_measures_nothing_again(tmp_path: Path) -> None:
@@ -145,10 +184,12 @@ def test_the_same_command_measures_nothing_again(tmp_path: Path) -> None:
     assert len(third.measured) == len(first.measured)
 
 
-def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        tune(engine(faults={"#30": Fault("interrupt", "run_block")}), results=tmp_path)
+def test_an_interrupted_search_says_what_it_found_and_goes_on(tmp_path: Path) -> None:
+    cut = tune(engine(faults={"#30": Fault("interrupt", "run_block")}), results=tmp_path)
     kept = load_folder(tmp_path)[0]
+    assert cut.ending == "interrupted"
+    assert {trial.spec.key for trial in cut.trials} == {trial.spec.key for trial in kept}
+    assert "found before the interruption (" in conclusions(cut)[0]
     rest, whole = engine(), engine()
     assert tune(rest, results=tmp_path).winner == tune(whole).winner
     assert 0 < len(rest.measured) < len(whole.measured)
@@ -161,7 +202,10 @@ def test_a_search_ends_within_its_budget(tmp_path: Path, budget: float) -> None:
     result = tune(engine(), seconds=5.0, budget_seconds=budget, results=tmp_path)
     assert result.ending == "budget"
     assert result.seconds <= budget + 30
-    assert all(each.ratio is None for each in result.tried if each.outcome == "not tried")
+    not_tried = [each for each in result.tried if each.outcome == "not tried"]
+    assert all(each.ratio is None for each in not_tried)
+    until = "before the budget ended" if result.was_compared else "Nothing was compared with the plain loop"
+    assert f"{until} ({len(not_tried)} changes were not tried)" in conclusions(result)[0]
     more = tune(made := engine(), results=tmp_path, budget_seconds=1e6)
     assert (more.ending, more.winner.techniques) == ("nothing left", FASTEST)
     assert len(made.measured) == len(more.trials) - more.num_recorded > 0
@@ -174,9 +218,9 @@ def graph_pays(spec: TrialSpec) -> float:
 def small_batch(made: FakeEngine, limit: float, **request: object) -> TuningResult:
     """Search over one technique, which pays, within a limit; a loop holds 1.5 GiB at batch 128, 2.5 at 256."""
     made.fixed_bytes = 2**29
-    asked = TuneOptions("resnet50", memory_bytes=limit, **request)  # type: ignore[arg-type]
+    asked = TuneOptions("resnet50", precisions=("fp32",), memory_bytes=limit, **request)  # type: ignore[arg-type]
     search = prepare_tuning(asked, make_engine=lambda *_: made)
-    return replace(search, space=replace(search.space, precisions=("fp32",), techniques=("cuda-graph",))).run()
+    return replace(search, space=replace(search.space, techniques=("cuda-graph",))).run()
 
 
 def test_within_a_limit_the_winner_has_a_smaller_batch(tmp_path: Path) -> None:
@@ -293,6 +337,28 @@ def test_the_script_is_that_of_the_loop_that_fits(command: CommandLine, tmp_path
         assert "BATCH_SIZE = 184" in text
         assert "Measured by castwise" in text
         compile(text, "train.py", "exec")
+
+
+def test_there_is_no_script_if_nothing_was_compared(command: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    arguments = ("tune", "resnet50", "--budget", "0.001s", "--emit", file, "--results", command.results)
+    done = command(*arguments, "--format", "json", engine=engine())
+    assert (done.code, file.exists()) == (1, False)
+    document = json.loads(done.out)
+    assert document["fastest"] is None
+    assert "Nothing was compared with the plain loop" in document["sentences"][0]
+    assert "is not written: nothing was compared" in done.err
+
+
+@pytest.mark.parametrize("number", [3, 30])
+def test_an_interrupt_keeps_what_was_measured(command: CommandLine, tmp_path: Path, number: int) -> None:
+    """The third session's process is of the first measurements, without which there is nothing to say."""
+    file = tmp_path / "train.py"
+    arguments = ("tune", "resnet50", "--emit", file, "--results", command.results)
+    done = command(*arguments, engine=engine(faults={f"#{number}": Fault("interrupt", "run_block")}))
+    assert (done.code, file.exists()) == (130, False)
+    assert ("it was interrupted" in done.out) is ("the same command goes on" in done.err) is (number == 30)
+    assert "Interrupted." in done.err
 
 
 @pytest.mark.parametrize("workload", ["fastai-resnet18", "mine.py:build", "transformers:bert"])

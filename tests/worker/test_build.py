@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 from small_step import cpu_spec
+from torch import nn
 
+from castwise.registry.techniques import TECHNIQUES
 from castwise.spec.recipe import Optimizer, Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.worker import build as build_module
 from castwise.worker.build import build_trial
 from castwise.worker.distributed import Peers
 from castwise.worker.precision import read_fp32_precision
+from castwise.worker.step import layers_of
 
 
 def weights(a_spec: TrialSpec) -> list[torch.Tensor]:
@@ -53,6 +56,37 @@ def test_recipe_replaces_the_optimizer() -> None:
     assert isinstance(own, torch.optim.Adadelta)
     assert isinstance(other, torch.optim.SGD)
     assert other.defaults["lr"] == 0.25
+
+
+class OwnConvolution(nn.Module):
+    """Calls the function, as models do that make their weights themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 3, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("parts", "layers"),
+    [
+        ([nn.Embedding(3, 4), nn.Linear(4, 4), nn.LayerNorm(4)], ()),
+        ([nn.Conv1d(3, 4, 1)], ("convolution",)),
+        ([OwnConvolution()], ("convolution",)),
+        ([nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.BatchNorm2d(4)], ("convolution", "max pooling", "batch norm")),
+    ],
+)
+def test_facts_name_the_layers_that_techniques_act_on(parts: list[nn.Module], layers: tuple[str, ...]) -> None:
+    assert layers_of(nn.Sequential(*parts)) == layers
+
+
+def test_the_layers_are_part_of_the_facts() -> None:
+    with ExitStack() as stack:
+        assert "convolution" in (build_trial(cpu_spec(), stack, Peers()).facts.layers or ())
+
+
+def test_every_layer_of_a_technique_is_looked_for() -> None:
+    every = nn.Sequential(nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.BatchNorm2d(4))
+    assert {row.layer for row in TECHNIQUES} - {""} == set(layers_of(every))
 
 
 def test_pretrained_weights_are_loaded_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,16 +61,18 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
         announce_notes(search.job)
         with progress:
             found = search.run()
-    limit = options.memory_bytes
-    emit(
-        output.format,
-        table=lambda console: render.print_tuning(found, console, limit),
-        markdown=lambda: render.markdown_tuning(found, limit),
-        csv=lambda: render.csv_tuning(found),
-        json=lambda: render.json_tuning(found, limit),
-    )
-    if output.verbose:
-        say_logs(found.trials)
+        limit = options.memory_bytes
+        emit(
+            output.format,
+            table=lambda console: render.print_tuning(found, console, limit),
+            markdown=lambda: render.markdown_tuning(found, limit),
+            csv=lambda: render.csv_tuning(found),
+            json=lambda: render.json_tuning(found, limit),
+        )
+        if output.verbose:
+            say_logs(found.trials)
+        if found.ending == "interrupted":
+            raise KeyboardInterrupt
     if found.ending == "failed":
         return FAILED
     # That a technique fails is what a search is there to find out.
@@ -79,6 +81,7 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
 
 def _write_script(file: Path, found: "TuningResult", options: TuneOptions) -> int:
     """Write the loop that was asked for as a script, the one that fits if there is a limit; return the exit code."""
+    from castwise.cli.measuring import FAILED
     from castwise.cli.records import atomic_write
     from castwise.render.emit.script import script_of
     from castwise.spec.quantities import format_bytes
@@ -87,9 +90,12 @@ def _write_script(file: Path, found: "TuningResult", options: TuneOptions) -> in
 
     limit = options.memory_bytes
     spec = chosen(found, limit)
-    if spec is None:
-        print(f"{file} is not written: no loop that was tried fits into {format_bytes(limit)}.", file=sys.stderr)
-        return 1
+    if spec is None or not found.was_compared:
+        why = "nothing was compared with the plain loop"
+        if found.was_compared:
+            why = f"no loop that was tried fits into {format_bytes(limit)}"
+        print(f"{file} is not written: {why}.", file=sys.stderr)
+        return FAILED
     measured = measured_words(found, spec)
     if spec.user_model is not None:  # records leave out the folder, which a script has to know
         spec = spec.model_copy(update={"user_model": locate(options.workload)})

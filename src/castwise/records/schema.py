@@ -21,6 +21,7 @@ from castwise.spec.types import Unit
 # - Environment.gpu_uuids, TelemetrySummary.num_gpus, EnergyMeasurement.num_gpus: older readings are of the first GPU.
 # - MeasurementProtocol.lead_in_seconds, Block.lead_in_steps: older blocks began after an idle gap.
 # - Block.in_stretch: older blocks of loops at the power limit had pauses between them.
+# - Facts.layers: it is not known what layers an older model had.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 
@@ -123,6 +124,7 @@ class Facts(FrozenModel):
     units_per_sample: int = Field(ge=1)  # 35 tokens in a column of the language model; else 1
     unit: Unit | None = None  # what throughput counts for a user's own model; None for the workload's own unit
     param_dtypes: dict[str, int]  # number of weights by dtype, after the precision was applied
+    layers: tuple[str, ...] | None = None  # the kinds of layers in the model, of those that techniques act on
     optimizer: str  # class and arguments
     clip_grad_norm: float | None = None
     accumulate: int = 1  # batches whose gradients are added up for one optimizer step

@@ -109,6 +109,7 @@ class Technique:
     units: tuple[Unit, ...] = ("images", "tokens", "samples")
     optimizers: tuple[str, ...] = ()  # of torch.optim
     families: tuple[str, ...] = ()
+    layer: str = ""  # the kind of layer, of those in `Facts.layers`, without which it finds nothing to do
     acts_on: str = ""  # the part of a model that it changes
     absent_in: tuple[str, ...] = ()  # families, and beginnings of model names, without that part
     requires: str = ""  # another technique
@@ -279,6 +280,7 @@ TECHNIQUES: list[Technique] = [
         cost="none",
         numerics="rounding",
         units=("images",),
+        layer="convolution",
         settings={"channels_last": True},
         sets=(TUNED, COMPILED),
         # Tensor Cores read channels innermost; float32 on CUDA cores does not.
@@ -292,6 +294,7 @@ TECHNIQUES: list[Technique] = [
         numerics="rounding",
         devices=("cuda",),
         units=("images",),
+        layer="convolution",
         settings={"cudnn_search": True},
         sets=(TUNED, COMPILED),
         times_kernels=True,
@@ -367,6 +370,7 @@ TECHNIQUES: list[Technique] = [
         cost="a third more input bytes",
         numerics="shape",
         units=("images",),
+        layer="convolution",
         excludes=("pad-channels-8",),
         fits_user_models=False,
         settings={"num_channels": 4, **_model_change(f"{_PADDING}:pad_first_conv", 4)},
@@ -377,6 +381,7 @@ TECHNIQUES: list[Technique] = [
         cost="2.7 times the input bytes",
         numerics="shape",
         units=("images",),
+        layer="convolution",
         fits_user_models=False,
         settings={"num_channels": 8, **_model_change(f"{_PADDING}:pad_first_conv", 8)},
     ),
@@ -387,6 +392,7 @@ TECHNIQUES: list[Technique] = [
         cost="a copy of the images per step",
         numerics="rounding",
         units=("images",),
+        layer="convolution",
         excludes=("pad-channels-4", "pad-channels-8"),
         settings=_model_change(f"{_FIRST_CONV}:use_space_to_depth"),
         acts_on="first convolution of stride 2",
@@ -399,6 +405,7 @@ TECHNIQUES: list[Technique] = [
         cost="memory for the windows: 9 numbers per pixel and channel",
         numerics="rounding",
         units=("images",),
+        layer="convolution",
         excludes=("pad-channels-4", "pad-channels-8", "space-to-depth"),
         settings=_model_change(f"{_FIRST_CONV}:use_matmul_stem"),
         acts_on="first convolution of stride 1",
@@ -412,6 +419,7 @@ TECHNIQUES: list[Technique] = [
         numerics="rounding",
         devices=("cuda",),
         units=("images",),
+        layer="max pooling",
         settings=_model_change("castwise.worker.kernels.max_pool.module:use_max_pool_kernel"),
         acts_on="max pooling of 3 by 3 with stride 2",
         absent_in=("mnist_cnn", "wide_resnet", "dpn", "mlp", "efficientnet"),
@@ -426,6 +434,7 @@ TECHNIQUES: list[Technique] = [
         numerics="draws",
         devices=("cuda",),
         units=("images",),
+        layer="batch norm",
         settings=_model_change("castwise.worker.kernels.batch_norm.fusion:use_batch_norm_kernel"),
         acts_on="batch norm",
         absent_in=("mnist_cnn", "mlp"),
@@ -456,8 +465,9 @@ TECHNIQUES: list[Technique] = [
         sets=(COMPILED,),
         rank=Rank.COMPILE,
         tried_with=("cuda-graph", "batch-norm-kernel"),
-        # The copies that space-to-depth and matmul-stem make are part of other kernels then.
-        interacts_with=(PRECISION, "channels-last", "cudnn-search", "space-to-depth", "matmul-stem"),
+        # The copies that matmul-stem makes are part of other kernels then. Those of space-to-depth are, too, but it was
+        # 0.98 times as fast both times that it was compiled on an H200, for up to a minute.
+        interacts_with=(PRECISION, "channels-last", "cudnn-search", "matmul-stem"),
         compile_cost=1.0,
     ),
     Technique(

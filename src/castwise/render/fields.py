@@ -251,6 +251,7 @@ FIELDS: tuple[Field, ...] = (
     Field("stage", "stage", "count"),
     Field("tried", "tried"),
     Field("total_speedup", "over the plain loop", "ratio"),
+    Field("fp32_speedup", "over fp32", "ratio"),
     Field("outcome", "verdict"),
     Field("num_processes", "n", "count"),
     Field("reason", "reason"),

@@ -5,13 +5,13 @@ that interact are tried as a pair, too, since neither may be faster alone.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Environment
-from castwise.registry.precisions import find_precision
+from castwise.registry.precisions import find_precision, why_emulated
 from castwise.registry.techniques import (
     PRECISION,
     TECHNIQUES,
@@ -42,6 +42,9 @@ _HOPELESS = 0.9
 # 16-bit precision may be this far behind float32. Source: an H200, mlp-4096: bf16-master has 0.82 times the speed of
 # TF32 in the plain loop, and 1.26 times in CUDA graphs.
 _HOPELESS_WITH_CASTS = 0.5
+# On a compiled loop another one costs a compilation, and has to have been as fast before. Source: 17 searches on an
+# H200: seven were tried on compiled loops, and none was faster.
+_HOPELESS_COMPILED = 1.0
 _MAX_COMPILED_PRECISIONS = 2
 _MAX_BATCH_FACTOR = 8
 _IN_VAIN = ("same", "slower", "too large", "failed", "unsupported")
@@ -152,6 +155,24 @@ class SearchSpace:
     environment: Environment
     larger_batches: bool = False
     memory_bytes: float = math.inf  # the fastest configuration that holds no more is searched for, too
+    fp32: TrialSpec | None = None  # the plain loop in fp32, measured next to a start that is PyTorch's default
+
+    def without_layers(self, layers: Container[str] | None) -> dict[str, list[str]]:
+        """Return the techniques for layers that the model does not have, by layer; none if its layers are not known."""
+        found: dict[str, list[str]] = {}
+        for row in rows_of(self.techniques):
+            if layers is not None and row.layer and row.layer not in layers:
+                found.setdefault(row.layer, []).append(row.name)
+        return found
+
+    def for_layers(self, layers: Container[str] | None) -> "SearchSpace":
+        """Return the space without those techniques."""
+        unfit = {name for names in self.without_layers(layers).values() for name in names}
+        return replace(self, techniques=tuple(name for name in self.techniques if name not in unfit))
+
+    def open_changes(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
+        """Return all changes to a configuration that are worth a measurement."""
+        return [change for change in self._applicable(current, tried) if _is_open(change, tried, current)]
 
     def candidates(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
         """Return the changes to try next on a configuration: the open ones of the lowest rank; none if none is left.
@@ -159,11 +180,12 @@ class SearchSpace:
         Every session on a compiled configuration compiles it again, so that all that compiles no longer than it does
         is tried at once there.
         """
-        found = [change for change in self._applicable(current, tried) if _is_open(change, tried, current)]
-        lowest = min((change.rank for change in found), default=0)
-        if lowest > Rank.COMPILE or not is_compiled(current):
-            return [change for change in found if change.rank == lowest]
-        found = [change for change in found if change.rank <= Rank.COMPILE]
+        found = self.open_changes(current, tried)
+        lowest = min(map(self._rank, found), default=0)
+        highest = Rank.COMPILE if lowest <= Rank.COMPILE and is_compiled(current) else lowest
+        found = [change for change in found if self._rank(change) <= highest]
+        if highest == lowest:
+            return found
 
         def known_speedup(change: Change) -> float:
             last = _last_try(change, tried)
@@ -172,6 +194,13 @@ class SearchSpace:
         precisions = sorted((change for change in found if change.precision), key=known_speedup, reverse=True)
         # Techniques first: if there is no time for all, the precisions were compared at an earlier stage already.
         return [*(change for change in found if not change.precision), *precisions[:_MAX_COMPILED_PRECISIONS]]
+
+    def _rank(self, change: Change) -> int:
+        """Return a change's rank; emulated precisions are slow and come last, one by one."""
+        row = find_precision(change.precision) if change.precision else None
+        if row is None or why_emulated(row, self.environment.hardware) is None:
+            return change.rank
+        return len(Rank) + row.loop_changes
 
     def _applicable(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
         """Return all changes that can change what a configuration does, whether they were tried or not."""
@@ -190,11 +219,12 @@ class SearchSpace:
         return changes
 
 
-def allowed_techniques(numerics: Numerics, kind: str = "steady") -> tuple[str, ...]:
+def allowed_techniques(numerics: Numerics, kind: str = "steady", *, autotunes: bool = True) -> tuple[str, ...]:
     """Return the techniques of a kind of trial that change the numbers by at most this much."""
     order = get_args(Numerics)  # the least change first
     allowed = order[: order.index(numerics) + 1]
-    return tuple(row.name for row in TECHNIQUES if kind in row.kinds and row.numerics in allowed)
+    rows = [row for row in TECHNIQUES if autotunes or row.rank != Rank.AUTOTUNE]
+    return tuple(row.name for row in rows if kind in row.kinds and row.numerics in allowed)
 
 
 def next_stage(tried: Sequence[TriedChange]) -> int:
@@ -289,7 +319,8 @@ def _may_catch_up(
     # A change that removed waiting time may have done so for this precision alone.
     hidden = math.prod(each.speedup for each in interacting if each.change.removes_waiting)
     adds_casts = _is_16_bit(last.spec.precision) and not _is_16_bit(current.precision)
-    return last.speedup / rival * hidden >= (_HOPELESS_WITH_CASTS if adds_casts else _HOPELESS)
+    least = _HOPELESS_COMPILED if is_compiled(current) else _HOPELESS
+    return last.speedup / rival * hidden >= (_HOPELESS_WITH_CASTS if adds_casts else least)
 
 
 def _is_16_bit(precision: str) -> bool:

@@ -27,7 +27,7 @@ from castwise.tune.measurements import ONE_PROCESS, PROMISING, Key, Measurements
 from castwise.tune.memory_limit import BatchPoint, half_batch, next_batch
 from castwise.tune.time_budget import TimeLeft
 
-Ending = Literal["nothing left", "budget", "failed"]
+Ending = Literal["nothing left", "budget", "failed", "interrupted"]  # a search does not decide on the last
 
 # At most so many configurations are measured next to the current one: a CPU has no cores for more than one.
 _SIDE_BY_SIDE = {"cuda": 6, "cpu": 1}
@@ -66,7 +66,7 @@ class _NotMeasuredError(Exception):
 def decide(space: SearchSpace, measured: Measurements, time: TimeLeft) -> Session | Done:
     """Return what to measure next, or the result if nothing is left to measure or there is no time for it."""
     try:
-        return _Search(space, measured, time).run()
+        return _Search(space.for_layers(measured.layers(space.start)), measured, time).run()
     except _NotMeasuredError as lacking:
         return lacking.session
 
@@ -101,10 +101,17 @@ class _Search:
         return Done(ending, tuple(tried), tuple(unique(self.used)))
 
     def _probe(self, spec: TrialSpec) -> None:
-        """Measure what shows the bound of a configuration: half the batch, a CUDA graph, resident data, TF32."""
+        """Measure what shows the bound of a configuration: half the batch, a CUDA graph, resident data, TF32.
+
+        The plain loop in fp32 is measured with the start: speed-ups are given over both, and TF32 is compared with it.
+        """
+        fp32 = self.space.fp32 if spec == self.space.start else None
+        half = None if is_compiled(spec) else half_batch(spec)  # another batch would be compiled anew
         names = [name for name in (probe_technique("launches"), probe_technique("data")) if name not in spec.techniques]
-        probes = [half_batch(spec), *(Change(techniques=(name,)).on(spec) for name in names)]
-        if spec.precision == "fp32" and "tf32" in self.space.precisions:
+        probes = [half, *(Change(techniques=(name,)).on(spec) for name in names)]
+        if fp32 is not None:
+            probes.insert(0, fp32)
+        if (fp32 or spec).precision == "fp32" and "tf32" in self.space.precisions:
             probes.append(Change(precision="tf32").on(spec))
         # A probe keeps all techniques: a graph of eight steps is not made one of one.
         kept = [each for each in probes if each is not None and set(spec.techniques) <= set(each.techniques)]
@@ -150,7 +157,17 @@ class _Search:
             tried += self._tried_on(current, known, reached, stage)
             path += reached
             if not is_all_measured:
-                return path, tried, "budget"
+                return path, [*tried, *self._not_tried(path[-1], tried)], "budget"
+
+    def _not_tried(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[TriedChange]:
+        """Return the changes for which no time was left: those that are open on the configuration reached."""
+        stage = next_stage(tried)
+        changes = [(change, change.on(current)) for change in self.space.open_changes(current, tried)]
+        return [
+            TriedChange(stage, change, current, spec, None, *self.measured.outcome(spec, None, self.limit))
+            for change, spec in changes
+            if self._is_supported(spec) and not self.measured.of(spec)
+        ]
 
     def _screen_changes(self, path: Sequence[TrialSpec], specs: Sequence[TrialSpec]) -> bool:
         """Measure changes to the last configuration of a path; return whether there was time for all.
@@ -176,7 +193,7 @@ class _Search:
         is_current_missing = not self.measured.of(current)
         if not missing and not is_current_missing:
             return True
-        width = self._side_by_side()
+        width = self._side_by_side(current, missing)
         below = [current] if self.measured.is_ok(current) or is_current_missing else []
         for base in ([*below, *others], below) if others and width > 1 else (below,):
             group: list[TrialSpec] = []
@@ -187,10 +204,16 @@ class _Search:
                 self._measure([*base, *group], purpose)
         return False
 
-    def _side_by_side(self) -> int:
-        """Return how many configurations may be measured next to one: as many as fit into the device's memory."""
+    def _side_by_side(self, current: TrialSpec, specs: Sequence[TrialSpec]) -> int:
+        """Return how many configurations may be measured next to one: as many as fit into the device's memory.
+
+        They hold about what the current one does; another precision or batch may hold what the plain loop does.
+        """
         most, memory = _SIDE_BY_SIDE[self.space.start.device_type], self.space.environment.gpu_memory_bytes
-        held = self.measured.held_bytes(self.space.start)
+        like_current = all(
+            (spec.precision, spec.batch_size) == (current.precision, current.batch_size) for spec in specs
+        )
+        held = self.measured.held_bytes(current if like_current else self.space.start)
         if memory is None or not math.isfinite(held):
             return most
         return max(1, min(most, int(memory * _USABLE / (held + _CONTEXT_BYTES)) - 1))
@@ -300,7 +323,7 @@ class _Search:
             stages[key_of(spec)] = len(accepted) - 1
         for each in explored:
             stage = stages[key_of(each.below)]
-            if each.outcome == "unsupported" and not self.measured.of(each.spec):
+            if not self.measured.of(each.spec):  # it is unsupported, or no time was left for it
                 found.append(replace(each, stage=stage))
             elif key_of(each.spec) not in stages:
                 tried = self._compared(stage, accepted[stage], each.spec)

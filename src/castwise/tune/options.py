@@ -18,8 +18,8 @@ class TuneOptions(StepOptions):
     precisions: Annotated[
         tuple[str, ...] | None,
         Option(
-            "Precisions to try, comma-separated; the first is the plain loop's. Without it: fp32 and all that keep "
-            "float32 weights.",
+            "Precisions to try, comma-separated; the first is the plain loop's. Without it: PyTorch's default and all "
+            "that keep float32 weights.",
             keyword="precision",
             completion="precisions",
         ),

@@ -8,15 +8,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from castwise.analysis import steady_metrics
+from castwise.registry.precisions import BASELINE, DEFAULT
 from castwise.registry.techniques import join
 from castwise.render.console import took_words
 from castwise.render.fields import FlatRow, estimate_values, find_field, find_fields
 from castwise.render.table import DataTable, csv_grid, markdown_grid, markdown_text, plain, print_data_table
-from castwise.render.units import format_bytes, format_rate, format_ratio
+from castwise.render.units import format_bytes, format_ratio
 from castwise.spec.trial import TrialSpec
 from castwise.tune.bottleneck import evidence_of, explain
 from castwise.tune.candidates import TriedChange
-from castwise.tune.measurements import PROMISING, key_of, loop_name, unique
+from castwise.tune.measurements import PROMISING, Measurements, key_of, loop_name, unique
 from castwise.tune.search import TuningResult
 from castwise.tune.time_budget import first_step_seconds
 
@@ -25,6 +26,7 @@ SHOWN = (
     "tried",
     "speedup",
     "total_speedup",
+    "fp32_speedup",
     "throughput_per_second",
     "first_step_seconds",
     "peak_allocated_bytes",
@@ -47,40 +49,43 @@ _ENDINGS = {
     "nothing left": "nothing is left to try",
     "budget": "the next measurement would not end within the budget; --budget sets another one",
     "failed": "the plain loop could not be measured",
+    "interrupted": "it was interrupted",
 }
 
 
 def rows_of(result: TuningResult) -> list[FlatRow]:
-    """Return the plain loop and all that was tried, in order; an unsupported change comes once, and without pairs.
+    """Return the plain loops and all that was tried, in order; an unsupported change comes once, and without pairs.
 
-    The stage is 0 for the plain loop, 1 for what was tried on it, and one more for each change accepted before.
+    The stage is 0 for a plain loop, 1 for what was tried on it, and one more for each change accepted before.
     """
-    rows = [_row(result, None)]
+    rows = [_row(result, result.start)]
+    if result.fp32 is not None and result.measured.of(result.fp32):
+        rows.append(_row(result, result.fp32))
     named = {each.change for each in result.tried if result.measured.of(each.spec)}
     for each in result.tried:
         if each.outcome == "unsupported" and not result.measured.of(each.spec):
             if len(each.change.parts) > 1 or each.change in named:
                 continue
             named.add(each.change)
-        rows.append(_row(result, each))
+        rows.append(_row(result, each.spec, each))
     return rows
 
 
-def _row(result: TuningResult, tried: TriedChange | None) -> FlatRow:
-    """Return the values of a tried change, or of the plain loop, by field name, with its spec and name."""
+def _row(result: TuningResult, spec: TrialSpec, tried: TriedChange | None = None) -> FlatRow:
+    """Return the values of a tried change, or of a plain loop, by field name, with its spec and name."""
     start, measured = result.start, result.measured
-    spec = start if tried is None else tried.spec
     trials, rate, held = measured.of(spec), measured.rate(spec), measured.held_bytes(spec)
-    total = measured.ratio(start, spec)
+    fp32 = start if start.precision == BASELINE else result.fp32
     within = " (within the limit)" if tried is not None and tried.limited else ""
     return {
         "spec": spec,
         "name": loop_name(spec) + ("" if spec.batch_size == start.batch_size else f", batch {spec.batch_size}"),
         "stage": 0 if tried is None else tried.stage + 1,
-        "tried": "plain loop" if tried is None else tried.change.name + within,
+        "tried": loop_name(spec) if tried is None else tried.change.name + within,
         **estimate_values("speedup", None if tried is None else tried.ratio),
         "num_processes": None if tried is None or tried.ratio is None else tried.ratio.n,
-        "total_speedup": None if total is None else 1.0 if tried is None else total.value,
+        "total_speedup": _speedup(measured, start, spec),
+        "fp32_speedup": None if fp32 is None else _speedup(measured, fp32, spec),
         "throughput_per_second": rate,
         "unit": None if rate is None else steady_metrics.unit_of(trials[0]),
         "first_step_seconds": max(filter(None, map(first_step_seconds, trials)), default=None),
@@ -93,6 +98,22 @@ def _row(result: TuningResult, tried: TriedChange | None) -> FlatRow:
         "techniques": join(spec.techniques),
         "batch_size": spec.batch_size,
     }
+
+
+def _speedup(measured: Measurements, base: TrialSpec, spec: TrialSpec) -> float | None:
+    ratio = measured.ratio(base, spec)
+    return None if ratio is None else 1.0 if key_of(base) == key_of(spec) else ratio.value
+
+
+def speedup_words(result: TuningResult, row: FlatRow) -> str:
+    """Return a row's speed-up with what it is over: `3.41× PyTorch's default (9.35× fp32)`; empty if it has none."""
+    start, over_fp32 = result.start, row["fp32_speedup"]
+    if row["total_speedup"] is None or key_of(row["spec"]) == key_of(start):
+        return ""
+    base = "PyTorch's default" if start.precision == DEFAULT else f"the plain {start.precision} loop's"
+    words = f"{format_ratio(row['total_speedup'])} {base}"
+    is_over_both = start.precision != BASELINE and over_fp32 is not None
+    return f"{words} ({format_ratio(over_fp32)} fp32)" if is_over_both else words
 
 
 def fastest_within(result: TuningResult, memory_bytes: float, batch_size: int | None = None) -> FlatRow | None:
@@ -120,7 +141,10 @@ def data_table(result: TuningResult, memory_bytes: float | None) -> DataTable[Fl
     """Return the table of all that was tried; with a limit it shows the memory that is compared with the limit."""
     held = "peak_allocated_bytes" if memory_bytes is None else "peak_reserved_bytes"
     names = [held if name == "peak_allocated_bytes" else name for name in SHOWN]
-    return DataTable([find_field(name, _TITLES.get(name, "")) for name in names], rows_of(result))
+    if result.fp32 is None:
+        names.remove("fp32_speedup")
+    titles = _TITLES | {"total_speedup": f"over {result.start.precision}"}
+    return DataTable([find_field(name, titles.get(name, "")) for name in names], rows_of(result))
 
 
 def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list[str]:
@@ -128,10 +152,15 @@ def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list
     rows = rows_of(result)
     winner = next(row for row in reversed(rows) if key_of(row["spec"]) == key_of(result.winner))
     sentences: list[str] = []
-    if winner["throughput_per_second"] is not None:
-        total = winner["total_speedup"]
-        faster = "" if total is None else f", {format_ratio(total)} the plain loop's"
-        sentences.append(f"The fastest loop: {_name_and_rate(winner)}{faster}.")
+    num_left = sum(row["outcome"] == "not tried" for row in rows)
+    left = f" ({num_left} change{' was' if num_left == 1 else 's were'} not tried)" if num_left else ""
+    if winner["throughput_per_second"] is not None and not result.was_compared:
+        sentences.append(f"Nothing was compared with the plain loop{left}: {_name_and_rate(winner)}.")
+    elif winner["throughput_per_second"] is not None:
+        faster = speedup_words(result, winner)
+        early = {"budget": " found before the budget ended", "interrupted": " found before the interruption"}
+        before = early[result.ending] + left if result.ending in early else ""
+        sentences.append(f"The fastest loop{before}: {_name_and_rate(winner)}{faster and f', {faster}'}.")
         unproven = [row for row in rows if row["outcome"] in ("unproven", "second best")]
         top = max(unproven, key=lambda row: row["throughput_per_second"] or 0.0, default=winner)
         is_faster = (top["throughput_per_second"] or 0.0) > winner["throughput_per_second"] * PROMISING
@@ -147,7 +176,8 @@ def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list
     took = took_words(len(result.trials), result.num_recorded, result.seconds)
     sentences.append(f"{took}: {_ENDINGS[result.ending]}.")
     if result.ending != "failed":
-        for spec in unique((result.start, result.winner)):
+        plain = [result.start, *filter(None, (result.fp32,))]
+        for spec in unique(each for each in (*plain, result.winner) if result.measured.is_ok(each)):
             sentences.append(f"{loop_name(spec)}: {explain(evidence_of(result.measured, spec))}")
     return sentences
 
@@ -190,16 +220,20 @@ def _other_training(result: TuningResult, row: FlatRow) -> str:
 def measured_words(result: TuningResult, spec: TrialSpec) -> str:
     """Return what was measured of a configuration, and where, in a line."""
     trial = result.measured.of(spec)[0]
-    environment, rate = trial.environment, result.measured.rate(spec)
+    environment, row = trial.environment, _row(result, spec)
+    faster = speedup_words(result, row)
     return (
-        f"Measured by castwise {environment.castwise}: {format_rate(rate)} {steady_metrics.unit_of(trial)}/s on "
-        f"{environment.device_name}, torch {environment.torch}, {trial.started_at[:10]}."
+        f"Measured by castwise {environment.castwise}: {find_field('throughput_per_second').text(row)}"
+        f"{faster and f', {faster}'}, on {environment.device_name}, torch {environment.torch}, {trial.started_at[:10]}."
     )
 
 
 def reasons(result: TuningResult) -> list[str]:
     """Return why changes failed or are unsupported, each reason once and with the change's name once."""
-    found: dict[str, None] = {}
+    found: dict[str, None] = {
+        f"not tried, as the model has no {layer}: {', '.join(names)}": None
+        for layer, names in result.without_layers.items()
+    }
     for row in rows_of(result):
         if row["outcome"] in ("failed", "unsupported"):
             tried, reason = row["tried"], row["reason"]  # a refused technique's reason begins with its name
@@ -255,11 +289,13 @@ def json_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
 
     document: dict[str, Any] = {
         "workload": result.start.workload,
+        "start": configuration(result.start),
         "rows": [plain(find_fields(IN_FILES), row) for row in rows_of(result)],
-        "fastest": configuration(result.winner),
+        "fastest": configuration(result.winner) if result.was_compared else None,
         "fastest_within_memory": within(None),
         "fastest_within_memory_on_this_batch": within(result.start.batch_size),
         "memory_limit_bytes": None if memory_bytes is None else int(memory_bytes),
+        "without_layers": dict(result.without_layers),
         "ending": result.ending,
         "budget_seconds": result.budget_seconds,
         "seconds": result.seconds,

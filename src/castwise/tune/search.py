@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,14 +14,14 @@ from castwise.orchestrator.runner import Listener, UnboundedProgress
 from castwise.records.schema import Trial
 from castwise.records.store import is_reusable
 from castwise.registry.datasets import SYNTHETIC_PREFIX
-from castwise.registry.precisions import DEFAULT, find_precision
+from castwise.registry.precisions import BASELINE, DEFAULT, find_precision
 from castwise.registry.suites import SUITE_NAMES, find_suite
 from castwise.registry.workloads import find_workload
 from castwise.spec.options import steps_of
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
-from castwise.tune.candidates import SearchSpace, TriedChange, allowed_techniques
+from castwise.tune.candidates import Change, SearchSpace, TriedChange, allowed_techniques
 from castwise.tune.decide import Done, Ending, decide
 from castwise.tune.measurements import Measurements
 from castwise.tune.options import TuneOptions
@@ -47,6 +47,8 @@ class TuningResult:
     seconds: float  # wall time
     num_recorded: int = 0  # trials that were on record before, and are not in the wall time
     budget_seconds: float | None = None
+    fp32: TrialSpec | None = None  # the plain loop in fp32, if the start is PyTorch's default
+    without_layers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # techniques, by the lacking layer
 
     @property
     def path(self) -> list[TrialSpec]:
@@ -57,6 +59,11 @@ class TuningResult:
     def winner(self) -> TrialSpec:
         """Return the last accepted configuration."""
         return self.path[-1]
+
+    @property
+    def was_compared(self) -> bool:
+        """Return whether any change was compared with the plain loop, or made it run."""
+        return any(each.ratio is not None or each.outcome == "accepted" for each in self.tried)
 
     @cached_property
     def measured(self) -> Measurements:
@@ -75,26 +82,37 @@ class TuningSearch:
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False)
 
     def run(self) -> TuningResult:
-        """Measure what is decided until nothing is left to try, or no time for it."""
+        """Measure what is decided until nothing is left to try, or no time for it, or until Ctrl-C.
+
+        Raises:
+            KeyboardInterrupt: It was interrupted before the plain loop was measured.
+        """
         began = self.clock()
         start = self.space.start
         # How many trials there will be is not known, and why a single round ends is no news.
         runner = replace(self.job.runner, listener=UnboundedProgress(self.job.runner.listener, remarks=False))
         measured = Measurements.from_records(self.recorded, start)
         process_seconds = 0.0
+        is_interrupted = False
         while True:
             plain = measured.of(start)
             budget = default_budget(plain) if self.budget_seconds is None else self.budget_seconds
-            left = TimeLeft(budget - (self.clock() - began), process_seconds, is_short(plain))
-            decision = decide(self.space, measured, left)
+            seconds_left = -math.inf if is_interrupted else budget - (self.clock() - began)
+            decision = decide(self.space, measured, TimeLeft(seconds_left, process_seconds, is_short(plain)))
             if isinstance(decision, Done):
                 break
+            if is_interrupted:
+                raise KeyboardInterrupt
             session_began = self.clock()
             self.job.runner.listener.remark(decision.purpose)
             # The configurations are measured once more each, in fresh processes that are interleaved.
             earlier = [trial for spec in decision.specs for trial in measured.of(spec)]
-            trials_so_far = Rounds(runner, decision.specs, _ONCE, earlier, decision.specs[0]).run_once()
-            measured = measured.plus(trials_so_far[len(earlier) :], decision.specs)
+            rounds = Rounds(runner, decision.specs, _ONCE, earlier, decision.specs[0])
+            try:
+                rounds.run_once()
+            except KeyboardInterrupt:
+                is_interrupted = True
+            measured = measured.plus(rounds.trials[len(earlier) :], decision.specs)
             if not any(map(has_long_first_step, decision.specs)):
                 process_seconds = (self.clock() - session_began) / len(decision.specs)
         trials = tuple(trial for spec in decision.used for trial in measured.of(spec))
@@ -103,10 +121,12 @@ class TuningSearch:
             start=start,
             tried=decision.tried,
             trials=trials,
-            ending=decision.ending,
+            ending="interrupted" if is_interrupted and decision.ending != "failed" else decision.ending,
             seconds=self.clock() - began,
             num_recorded=sum(id(trial) in recorded for trial in trials),
             budget_seconds=budget,
+            fp32=self.space.fp32,
+            without_layers=self.space.without_layers(measured.layers(start)),
         )
 
 
@@ -132,23 +152,24 @@ def prepare_tuning(
         timeout_seconds=limit,
     )
     job = prepare(run_options, listener, make_engine, rule=StopRule())
-    specs = [
-        spec
-        for spec in job.specs
-        if request.precisions or (find_precision(spec.precision).keeps_float32_weights and spec.precision != DEFAULT)
-    ]
-    start = specs[0]
+    # Unless told otherwise, it starts from PyTorch's default, the first row; a device without TF32 has none.
+    rows = [find_precision(spec.precision) for spec in job.specs]
+    names = [row.name for row in rows if request.precisions or row.keeps_float32_weights]
+    start = job.specs[0]
     if source is not None:
         start = _training_spec(start, *source)
     elif start.device_type != "cpu":
         start = start.model_copy(update={"protocol": start.protocol.model_copy(update=_SCREENED)})
+    has_both = request.precisions is None and start.precision == DEFAULT
     space = SearchSpace(
         start=start,
-        precisions=tuple(spec.precision for spec in specs),
-        techniques=allowed_techniques(request.numerics, start.kind),
+        precisions=tuple(name for name in names if not (has_both and name == BASELINE)),
+        # It takes minutes, and none of the three searches on an H200 that tried it gained by it.
+        techniques=allowed_techniques(request.numerics, start.kind, autotunes=request.budget_seconds is not None),
         environment=job.runner.environment,
         larger_batches=request.larger_batches,
         memory_bytes=math.inf if request.memory_bytes is None else request.memory_bytes,
+        fp32=Change(precision=BASELINE).on(start) if has_both else None,
     )
     store = None if request.again else job.runner.store
     stored = () if store is None else store.load(job.runner.environment)[0].values()

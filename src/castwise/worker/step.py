@@ -29,6 +29,13 @@ from castwise.worker.techniques.compiled_update import CompiledUpdate
 from castwise.worker.techniques.cuda_graph import StepGraph
 from castwise.worker.techniques.optimizer_options import check_hooks, check_reads_rates, set_as_wanted
 
+# The kinds of layers that techniques act on, as `Technique.layer` names them.
+_LAYERS = {
+    "convolution": nn.modules.conv._ConvNd,
+    "max pooling": nn.MaxPool2d,
+    "batch norm": nn.modules.batchnorm._BatchNorm,
+}
+
 
 class TrainingStep:
     """Forward, backward and update, as one call."""
@@ -258,6 +265,14 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
     return f"{written}, layer groups at lr {', '.join(map(str, spec.group_rates))}" if spec.group_rates else written
 
 
+def layers_of(model: nn.Module) -> tuple[str, ...]:
+    """Return the kinds of layers in a model, of those that techniques act on."""
+    found = {name for name, kind in _LAYERS.items() if any(isinstance(part, kind) for part in model.modules())}
+    if any(weight.ndim >= 4 for weight in model.parameters()):  # a convolution that a module of the user's own calls
+        found.add("convolution")
+    return tuple(name for name in _LAYERS if name in found)
+
+
 def describe(step: TrainingStep, task: Task, optimizer: OptimizerSpec) -> Facts:
     """Return what is known of a trial once its precision is applied; `optimizer` unless it is the user's own."""
     dtypes: Counter[str] = Counter()
@@ -272,6 +287,7 @@ def describe(step: TrainingStep, task: Task, optimizer: OptimizerSpec) -> Facts:
         units_per_sample=task.units_per_sample,
         unit=task.unit,
         param_dtypes=dict(dtypes),
+        layers=layers_of(step.model),
         optimizer=written,
         clip_grad_norm=step.clip_grad_norm,
         accumulate=step.accumulate,
