@@ -113,6 +113,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERMINAL_WIDTH", "TERM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "no-data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv(machine.COMMIT_VARIABLE, "0123456789ab")
     return CommandLine(monkeypatch, capsys, tmp_path / "results")
 

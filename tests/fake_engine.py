@@ -217,6 +217,7 @@ class FakeEngine:
     devices: tuple[str, ...] = ("cpu", "cuda", "cuda:0")  # what `open` accepts besides "auto"
     models: tuple[str, ...] = ("torchvision:alexnet", "timm:vit_tiny")  # of its zoos
     own: int | TrialFailedError | None = 16  # the batch size of users' own models; or why they cannot be run
+    sources: Mapping[str, str] | None = None  # what users' own models were read from; None if not only from files
     on_hang: Callable[[], object] = lambda: None  # is called when a trial starts to hang
     usable: float = 0.94  # the share of memory that tensors can come to in a trial that is about memory
     load_seconds: float = 0.0  # of the loader, for a sample; a training trial waits if its steps take less
@@ -284,7 +285,10 @@ class FakeSession:
         self._enter("inspect", after="open")
         if isinstance(self._engine.own, TrialFailedError):
             raise self._engine.own
-        return UserWorkload(model=model.model_copy(update={"digest": FAKE_DIGEST}), batch_size=self._engine.own)
+        found, sources = model.model_copy(update={"digest": FAKE_DIGEST}), self._engine.sources
+        return UserWorkload(
+            model=found, batch_size=self._engine.own, sources=None if sources is None else dict(sources)
+        )
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
         self._enter("fetch", after="")

@@ -138,9 +138,9 @@ MIB = 2**20
             id="a limit",
         ),
         pytest.param(
-            "CUDA out of memory. Tried to allocate 3.07 GiB. GPU 0 has a total capacity of 79.18 GiB of which 0 bytes is "
-            "free. Of the allocated memory 20.00 GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but "
-            "unallocated.",
+            "CUDA out of memory. Tried to allocate 3.07 GiB. GPU 0 has a total capacity of 79.18 GiB of which 0 bytes "
+            "is free. Of the allocated memory 20.00 GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch "
+            "but unallocated.",
             (20 * 1024 + 3144),  # whole segments of 2 MiB
             20 * 1024,
             id="nothing is free",

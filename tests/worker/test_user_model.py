@@ -20,7 +20,7 @@ from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.registry.techniques import TECHNIQUES, resolve, why_unsupported
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
-from castwise.spec.user_model import UserModel, locate, pickle_reference
+from castwise.spec.user_model import UserModel, digest_of, locate, pickle_reference
 from castwise.worker.build import TrialSetup, build_trial
 from castwise.worker.data.sharding import rank_batches
 from castwise.worker.distributed import Peers
@@ -139,6 +139,40 @@ def test_edited_import_changes_the_digest(write: Callable[..., str]) -> None:
         digests.add(inspect_model(locate(reference)).model.digest)
         del sys.modules["beside_me"]
     assert len(digests) == 2
+
+
+def test_what_the_users_code_reads_is_noted(write: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "size.txt").write_text("6")
+    (tmp_path / "data").mkdir()
+    write("width = 3", "beside_me_too.py")
+    reference = write(
+        "import beside_me_too, os\n"
+        f"os.listdir({str(tmp_path / 'data')!r})\n"
+        f"SIZE = int(open({str(tmp_path / 'size.txt')!r}).read())\n" + GOOD
+    )
+    sources = inspect_model(locate(reference)).sources
+    assert sources is not None
+    read = {path for path in sources if path.startswith(str(tmp_path))}
+    names = ("train_me.py", "beside_me_too.py", "size.txt", "data")
+    assert read >= {str(tmp_path / name) for name in names}
+    assert {path: digest_of(path) for path in read} == {path: sources[path] for path in read}
+    (tmp_path / "size.txt").write_text("7")
+    (tmp_path / "data" / "new").touch()
+    changed = {path for path in read if digest_of(path) != sources[path]}
+    assert changed == {str(tmp_path / "size.txt"), str(tmp_path / "data")}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import subprocess\nsubprocess.run(['true'])\n",
+        "import os\nos.system('true')\n",
+        "import socket\ntry:\n    socket.create_connection(('127.0.0.1', 9), 0.1)\nexcept OSError:\n    pass\n",
+    ],
+)
+def test_code_that_asks_others_has_more_sources_than_files(write: Callable[..., str], code: str) -> None:
+    assert inspect_model(locate(write(code + GOOD))).sources is None
+    assert inspect_model(locate(write(GOOD))).sources is not None
 
 
 def test_pickles(tmp_path: Path) -> None:

@@ -20,7 +20,19 @@ from castwise.registry.precisions import BASELINE, DEFAULT
 
 MARGIN = 0.01  # how far from 1 a speed-up still is "the same"
 _MOST_BASELINES = 50  # among which the most similar one is looked for
-_MACHINE_FIELDS = ("device_name", "driver", "torch", "torchvision", "cuda", "cudnn", "castwise", "host", "num_threads")
+_MACHINE_FIELDS = (
+    "device_name",
+    "driver",
+    "torch",
+    "torchvision",
+    "cuda",
+    "cudnn",
+    "castwise",
+    "host",
+    "cpu",
+    "gpu_uuid",
+    "num_threads",
+)
 
 
 @dataclass(frozen=True)
@@ -183,4 +195,4 @@ def _differences(trial: Trial, other: Trial) -> list[str]:
     if trial.environment.fingerprint != other.environment.fingerprint:
         machine, other_machine = trial.environment, other.environment
         found += [name for name in _MACHINE_FIELDS if getattr(machine, name) != getattr(other_machine, name)]
-    return [name.replace("_", " ") for name in found]
+    return [name.replace("gpu_uuid", "GPU").replace("_", " ") for name in found]

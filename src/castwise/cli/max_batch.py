@@ -1,9 +1,15 @@
 """`castwise max-batch`, and `castwise fit`, its former name."""
 
 import sys
+from typing import TYPE_CHECKING
 
 from castwise.cli.options import PrintOptions
 from castwise.max_batch.options import MaxBatchOptions
+
+if TYPE_CHECKING:
+    from castwise.max_batch.result import MaxBatchResult
+    from castwise.orchestrator.job import Job
+    from castwise.orchestrator.machine import EngineFactory
 
 EXAMPLES = """\
 Examples:
@@ -24,18 +30,21 @@ Examples:
 
 def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
     """Find the largest batch that trains, by training on it; and what throughput, memory and energy are below it."""
-    from castwise.cli.measuring import FAILED, announce_notes, looking, measuring, say_logs
+    from castwise.cli.measuring import FAILED, announce_notes, answer, looking, measuring, say_logs
     from castwise.cli.output import emit
     from castwise.max_batch import render
     from castwise.max_batch.render import raise_if_nothing_fits
     from castwise.max_batch.search import prepare_max_batch
 
-    with measuring(options, output) as progress:
+    def work(make_engine: "EngineFactory | None") -> "tuple[Job, MaxBatchResult]":
         with looking():
-            search = prepare_max_batch(options, progress)
+            search = prepare_max_batch(options, progress, make_engine)
         announce_notes(search.job)
         with progress:
-            found = search.run()
+            return search.job, search.run()
+
+    with measuring(options, output) as progress:
+        _, found = answer(options, work)
     if output.verbose:
         say_logs([trial for trial in found.trials if trial.status != "oom"])
     raise_if_nothing_fits(found.max_batches)

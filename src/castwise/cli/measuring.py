@@ -1,22 +1,30 @@
 """What the commands that measure share: what they announce, progress and interruption."""
 
+import io
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from types import FrameType
+from typing import TypeVar
 
 import typer
 
 from castwise.cli.options import PrintOptions
 from castwise.cli.output import error_console, say
-from castwise.errors import UsageError
+from castwise.errors import CastwiseError, UsageError
 from castwise.orchestrator.job import Job
+from castwise.orchestrator.machine import EngineFactory
+from castwise.orchestrator.machine_cache import CachedEngine, remember
 from castwise.records.schema import Trial
 from castwise.render.progress import LiveProgress
 from castwise.spec.options import SharedOptions
 
 INTERRUPTED = 130
 FAILED = 1
+
+_Job = TypeVar("_Job", bound=Job | None)
+_Result = TypeVar("_Result")
 
 
 def say_logs(trials: Sequence[Trial]) -> None:
@@ -82,3 +90,30 @@ def looking() -> Iterator[None]:
     console = error_console()
     with console.status("looking at the machine") if console.is_terminal else nullcontext():
         yield
+
+
+def answer(
+    options: SharedOptions, work: Callable[[EngineFactory | None], tuple[_Job, _Result]]
+) -> tuple[_Job, _Result]:
+    """Answer a request from records and what is known of the machine, without a process, or else by measuring.
+
+    Args:
+        options: What the user asked for.
+        work: Does it with processes of an engine, real ones by default, and returns a job that it ran and the result.
+            It may be called twice, and prints on stderr alone the first time.
+    """
+    if options.results is not None and not options.again:
+        said = io.StringIO()
+        try:
+            with redirect_stderr(said):
+                answered = work(lambda *_: CachedEngine())
+        except CastwiseError:  # real processes may have another opinion
+            pass
+        else:
+            sys.stderr.write(said.getvalue())
+            return answered
+    job, result = work(None)
+    if job is not None and job.specs:
+        zoo_models = [each.workload for each in job.specs if ":" in each.workload and each.user_model is None]
+        remember(options.device, job.specs[0].device, job.runner.environment, zoo_models, job.user_workloads)
+    return job, result

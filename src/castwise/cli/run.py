@@ -7,6 +7,8 @@ from castwise.cli.options import PrintOptions
 from castwise.spec.options import Option, RunOptions
 
 if TYPE_CHECKING:
+    from castwise.orchestrator.job import Job
+    from castwise.orchestrator.machine import EngineFactory
     from castwise.records.schema import Trial
 
 EXAMPLES = """\
@@ -49,22 +51,26 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
     from castwise.analysis.advice import recommend
     from castwise.analysis.energy import Prices
     from castwise.analysis.result_table import MARGIN, compare
-    from castwise.cli.measuring import announce, looking, measuring, say_logs
+    from castwise.cli.measuring import announce, answer, looking, measuring, say_logs
     from castwise.cli.output import emit, say
     from castwise.orchestrator.job import prepare
     from castwise.render import run_report
 
     prices = Prices(output.price_kwh, output.price_gpu_hour)
     prices.check()
-    with measuring(options, output) as progress:
+
+    def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":
         with looking():
-            job = prepare(options, progress)
+            job = prepare(options, progress, make_engine)
         announce(job)
         if job.rule is not None and job.rule.budget_seconds is not None and options.budget_seconds is None:
             budget = f"{job.rule.budget_seconds:g} s"
             say(f"On a CPU no round begins that would end after {budget}; --budget sets another time.")
         with progress:
-            trials = job.run()
+            return job, job.run()
+
+    with measuring(options, output) as progress:
+        job, trials = answer(options, work)
     rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
     advice = recommend(rows)
     emit(

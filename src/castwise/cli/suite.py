@@ -10,7 +10,8 @@ from castwise.errors import UsageError
 from castwise.suites.options import SuiteOptions
 
 if TYPE_CHECKING:
-    from castwise.suites.result import SuiteResult
+    from castwise.orchestrator.job import Job
+    from castwise.orchestrator.machine import EngineFactory
 
 EXAMPLES = """\
 Examples:
@@ -35,28 +36,37 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
         if options.techniques is not None:
             raise UsageError("--tuned stands for --techniques none,tuned. Give one of the two.")
         options = replace(options, techniques=("none", "tuned"))
-    from castwise.cli.measuring import FAILED, announce, looking, measuring, say_logs
+    from castwise.cli.measuring import FAILED, announce, answer, looking, measuring, say_logs
     from castwise.cli.output import emit, say
     from castwise.orchestrator.machine import detect_machine
     from castwise.registry.suites import SUITE_NAMES, find_suite
     from castwise.render.units import pluralize
     from castwise.suites import render
+    from castwise.suites.result import SuiteResult
     from castwise.suites.run import check, prepare_suite
 
     suites = [find_suite(each) for each in dict.fromkeys(options.suites or SUITE_NAMES)]
     check(options)
-    results: list[SuiteResult] = []
-    refused = 0
-    with measuring(options, output) as progress:
+    shown: list[SuiteResult] = []
+
+    def show(result: "SuiteResult") -> None:
+        """Print a suite at once if its format allows it; the others are one document over all suites."""
+        shown.append(result)
+        if output.format in ("table", "markdown"):
+            emit(output.format, partial(render.print_suite, result), markdown=partial(render.markdown_suite, result))
+            print(flush=True)
+
+    def work(make_engine: "EngineFactory | None") -> "tuple[Job | None, tuple[list[SuiteResult], int]]":
+        job, results, refused = None, list[SuiteResult](), 0
         with looking():
-            machine = detect_machine(options.device, options.data_dir)
+            machine = detect_machine(options.device, options.data_dir, make_engine)
         for each in suites:
             try:
-                job = prepare_suite(each, options, machine, progress)
-                say(f"{each.name}: {pluralize(len(job.job.specs), 'trial')}")
-                announce(job.job)
+                suite_job = prepare_suite(each, options, machine, progress)
+                say(f"{each.name}: {pluralize(len(suite_job.job.specs), 'trial')}")
+                announce(suite_job.job)
                 with progress:
-                    result = job.run()
+                    results.append(suite_job.run())
             except UsageError as error:
                 # A suite that cannot be run (its data is missing) does not keep the others from being run.
                 if len(suites) == 1:
@@ -64,12 +74,15 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
                 refused = error.exit_code
                 say(f"castwise: {each.name} is left out: {error}")
                 continue
-            results.append(result)
-            if output.format in ("table", "markdown"):  # at once; the others are one document over all suites
-                emit(
-                    output.format, partial(render.print_suite, result), markdown=partial(render.markdown_suite, result)
-                )
-                print(flush=True)
+            job = suite_job.job
+            if make_engine is None:
+                show(results[-1])
+        return job, (results, refused)
+
+    with measuring(options, output) as progress:
+        _, (results, refused) = answer(options, work)
+    for result in results[len(shown) :]:
+        show(result)
     if output.format == "csv":
         sys.stdout.write(render.csv_suites(results))
     elif output.format == "json":

@@ -10,6 +10,8 @@ from castwise.spec.options import Option
 from castwise.tune.options import TuneOptions
 
 if TYPE_CHECKING:
+    from castwise.orchestrator.job import Job
+    from castwise.orchestrator.machine import EngineFactory
     from castwise.tune.search import TuningResult
 
 EXAMPLES = """\
@@ -45,7 +47,7 @@ class TunePrintOptions(PrintOptions):
 
 def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     """Search from the plain loop for the fastest that computes the same, and say what each technique gains."""
-    from castwise.cli.measuring import FAILED, announce_notes, looking, measuring, say_logs
+    from castwise.cli.measuring import FAILED, announce_notes, answer, looking, measuring, say_logs
     from castwise.cli.output import emit
     from castwise.tune import render
     from castwise.tune.search import prepare_tuning, source_of
@@ -55,12 +57,16 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
 
         data_set, recipe = source_of(options) or (options.data_set or "synthetic", None)
         check_script(options.workload, data_set, recipe, output.emit)
-    with measuring(options, output) as progress:
+
+    def work(make_engine: "EngineFactory | None") -> "tuple[Job, TuningResult]":
         with looking():
-            search = prepare_tuning(options, progress)
+            search = prepare_tuning(options, progress, make_engine)
         announce_notes(search.job)
         with progress:
-            found = search.run()
+            return search.job, search.run()
+
+    with measuring(options, output) as progress:
+        _, found = answer(options, work)
         limit = options.memory_bytes
         emit(
             output.format,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from castwise.errors import EngineError, MissingDataError, UsageError
+from castwise.orchestrator.machine_cache import CachedEngine
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.session import BackgroundCloser, Engine, TrialFailedError
 from castwise.records.schema import Environment
@@ -68,6 +69,8 @@ def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] 
     Raises:
         UsageError: There is no such device, or a zoo has no such model.
     """
+    if isinstance(engine, CachedEngine):
+        return engine.environment(device, zoo_models)
     session = engine.start(_PROBE_TIMEOUT_SECONDS)
     try:
         environment = session.open(device or "auto")
@@ -92,6 +95,8 @@ def inspect_user_model(machine: Machine, model: UserModel) -> UserWorkload:
     Raises:
         UsageError: There is no such function, it raises, or what it returns cannot be trained.
     """
+    if isinstance(machine.engine, CachedEngine):
+        return machine.engine.user_workload(machine.device, model)
     session = machine.engine.start(_PROBE_TIMEOUT_SECONDS)
     try:
         session.open(machine.device)

@@ -85,6 +85,11 @@ class Environment(FrozenModel):
         return self.gpu or self.cpu
 
     @property
+    def machine(self) -> tuple[str, str, str | None]:
+        """Return what tells machines apart; containers of several may all have one host name."""
+        return (self.host, self.cpu, self.gpu_uuid)
+
+    @property
     def hardware(self) -> Hardware:
         """Return what decides which precisions the device has."""
         return Hardware(self.device_name, self.capability if self.gpu else None, self.cpu_features)
@@ -107,12 +112,12 @@ class Environment(FrozenModel):
             self.castwise,
             self.torch,
             self.torchvision,
-            self.host,
             self.device_name,
             self.driver,
             self.cuda,
             self.cudnn,
             self.num_threads,
+            *self.machine,
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
 

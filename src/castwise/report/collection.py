@@ -18,6 +18,7 @@ from castwise.registry.precisions import known_precision, precision_sort_key
 from castwise.registry.suites import is_search
 from castwise.render.fields import interval_values, trial_values
 from castwise.render.units import format_bytes, pluralize
+from castwise.report.machine_notes import Figure, MachineNote, machine_notes
 from castwise.spec.quantities import truncate_list
 from castwise.spec.types import SYNTHETIC
 
@@ -155,6 +156,25 @@ class Collection:
         """Return all configurations."""
         return [config for group in self.groups for config in group.configurations]
 
+    @cached_property
+    def _figures(self) -> dict[str, list[Figure]]:
+        """Return the throughput of each configuration on each machine, by the configuration, the oldest first."""
+        found: dict[str, list[Figure]] = {}
+        for config in self.configurations:
+            if config.throughput is not None:
+                found.setdefault(config.trial.spec.configuration, []).append((config.trial, config.throughput))
+        return {key: sorted(each, key=lambda figure: figure[0].started_at) for key, each in found.items()}
+
+    @property
+    def machine_notes(self) -> list[MachineNote]:
+        """Return what must be said of configurations that several machines with the same GPU model measured."""
+        return machine_notes(self._figures.values())
+
+    def machine_notes_of(self, *configurations: Configuration) -> list[MachineNote]:
+        """Return the same of some configurations."""
+        keys = dict.fromkeys(config.trial.spec.configuration for config in configurations)
+        return machine_notes(self._figures.get(key, ()) for key in keys)
+
     @property
     def machines(self) -> dict[str, Environment]:
         """Return each machine's environment by its fingerprint."""
@@ -215,6 +235,7 @@ def machine_traits(machine: Environment) -> dict[str, str]:
         "GPUs": str(machine.num_gpus),
         "host": machine.host,
         "CPU": machine.cpu,
+        "GPU": machine.gpu_uuid,
         "threads": str(machine.num_threads),
         "system": machine.system,
         "driver": machine.driver,

@@ -22,6 +22,7 @@ from castwise.analysis.statistics import (
 from castwise.records.store import free_name
 from castwise.registry.precisions import BASELINE, precision_sort_key
 from castwise.registry.workloads import unit_of
+from castwise.report.machine_notes import MachineNote, machine_notes
 from castwise.report.machines import KEY_FIELDS, ComparedMachine, Entry
 from castwise.spec.trial import TrialSpec
 
@@ -88,6 +89,14 @@ class MachineComparison:
     def rows(self) -> list[ComparisonRow]:
         """Return the rows of all groups."""
         return [row for rows in self.groups.values() for row in rows]
+
+    @property
+    def machine_notes(self) -> list[MachineNote]:
+        """Return what must be said of configurations that several machines with the same GPU model measured."""
+        return machine_notes(
+            [(each.entry.trials[0], each.throughput) for each in row.results if each.entry.trials and each.throughput]
+            for row in self.rows
+        )
 
     @property
     def verdicts(self) -> list[Verdict]:

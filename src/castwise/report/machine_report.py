@@ -126,8 +126,8 @@ def incomparable_line(found: Incomparable) -> str:
 
 
 def remark_lines(comparison: MachineComparison) -> list[str]:
-    """Return what a reader of the table must know: what throughput and speed-up are, and why verdicts are missing."""
-    rows, lines = comparison.rows, []
+    """Return what a reader of the table must know of machines, throughput, speed-ups and missing verdicts."""
+    rows, lines = comparison.rows, [note.text for note in comparison.machine_notes]
     if any(row.is_whole for row in rows):
         lines.append("Throughput and ratio of whole training runs are by their wall time, validation included.")
     if any(not row.is_whole and row.spec.kind == "training" for row in rows):
@@ -214,6 +214,7 @@ def json_comparison(comparison: MachineComparison) -> str:
         ],
         "cells": [_json_row(title, row) for title, rows in comparison.groups.items() for row in rows],
         "slower": slower_lines(comparison),
+        "machine_notes": [{"text": note.text, "is_warning": note.is_warning} for note in comparison.machine_notes],
         "refused": [
             {"machine": each.machine.name, "reason": each.reason, "cells": list(each.labels)}
             for each in comparison.incomparable

@@ -1,5 +1,7 @@
 """A collection of records as text: in a terminal, and as Markdown for issues and pull requests."""
 
+from collections.abc import Iterable, Sequence
+
 from rich.console import Console
 
 from castwise.analysis.advice import recommend
@@ -9,6 +11,7 @@ from castwise.render.console import print_line
 from castwise.render.table import markdown_grid, markdown_text
 from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.conclusions import answers_of, in_one_sentence
+from castwise.report.machine_notes import MachineNote
 
 _ELSEWHERE = "`castwise export` has all"
 
@@ -17,6 +20,7 @@ def print_report(collection: Collection, console: Console) -> None:
     """Print the answer, and a table for each group."""
     print_line(console, in_one_sentence(collection, answers_of(collection)), "bold")
     print_line(console, collection.summary)
+    _print_notes(collection.machine_notes, console)
     for group in collection.groups:
         print_line(console, f"\n{group.title}", "bold underline")
         if group.is_max_batch:
@@ -25,8 +29,14 @@ def print_report(collection: Collection, console: Console) -> None:
             training_table.print_runs(group.runs, None, console, _ELSEWHERE)
         else:
             run_report.print_table(group.rows, recommend(group.rows), console, elsewhere=_ELSEWHERE)
+        _print_notes(collection.machine_notes_of(*group.configurations), console)
     for note in collection.notes:
         print_line(console, f"  {note}", "yellow")
+
+
+def _print_notes(notes: Sequence[MachineNote], console: Console) -> None:
+    for note in notes:
+        print_line(console, f"  {note.text}", "yellow" if note.is_warning else None)
 
 
 def markdown_report(collection: Collection) -> str:
@@ -34,10 +44,19 @@ def markdown_report(collection: Collection) -> str:
     parts = [
         f"**{markdown_text(in_one_sentence(collection, answers_of(collection)))}**",
         markdown_text(collection.summary),
-        *(f"### {markdown_text(group.title)}\n\n{_markdown_group(group)}" for group in collection.groups),
-        "\n".join(f"- {markdown_text(note)}" for note in collection.notes),
+        _bullets(note.text for note in collection.machine_notes),
+        *(
+            f"### {markdown_text(group.title)}\n\n{_markdown_group(group)}\n"
+            + _bullets(note.text for note in collection.machine_notes_of(*group.configurations))
+            for group in collection.groups
+        ),
+        _bullets(collection.notes),
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {markdown_text(line)}" for line in lines)
 
 
 def _markdown_group(group: ComparisonGroup) -> str:

@@ -5,6 +5,7 @@ Users write `FILE.py:FUNCTION`, `module.path:FUNCTION` or `transformers:CONFIG`;
 """
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Literal, Self
 
@@ -55,6 +56,31 @@ class UserWorkload(FrozenModel):
     model: UserModel  # with its digest
     batch_size: int | None = Field(default=None, ge=1)  # per optimizer step; None if the model does not say
     accumulate: int = Field(default=1, ge=1)  # batches of one optimizer step: batch sizes are multiples of it
+    # What all this follows from, besides installed packages and environment variables: files and folders with their
+    # `digest_of`. None if it may follow from anything else.
+    sources: dict[str, str] | None = None
+
+
+_LARGE_BYTES = 2**24  # a file that is not read for its digest
+
+
+def digest_of(path: str) -> str:
+    """Return what changes if a file's content or the names in a folder do; empty if there is neither.
+
+    A large file counts as unchanged if size and modification time are.
+    """
+    try:
+        if os.path.isdir(path):
+            content = repr(sorted(name for name in os.listdir(path) if name != "__pycache__"))
+        elif not os.path.isfile(path):
+            return ""
+        elif (state := os.stat(path)).st_size > _LARGE_BYTES:
+            content = f"{state.st_size} {state.st_mtime_ns}"
+        else:
+            return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+    except OSError:
+        return ""
+    return hashlib.sha256(content.encode(errors="surrogateescape")).hexdigest()[:12]
 
 
 def is_user_model(name: str) -> bool:

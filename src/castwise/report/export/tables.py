@@ -21,7 +21,19 @@ QUESTION = (
     *("key", "cell", "workload", "kind", "precision", "loss_scale", "batch_size", "world_size", "parallelism"),
     *("techniques", "data_set", "device", "seed"),
 )
-_MACHINE = ("device_name", "fingerprint", "host", "driver", "cuda", "cudnn", "torch", "castwise", "commit")
+_MACHINE = (
+    "device_name",
+    "fingerprint",
+    "host",
+    "cpu",
+    "gpu_uuid",
+    "driver",
+    "cuda",
+    "cudnn",
+    "torch",
+    "castwise",
+    "commit",
+)
 _FACTS = ("num_parameters", "optimizer", "warm_up_seconds", "warm_up_steps", "settled")
 # The figures of a configuration, over all its processes.
 _FIGURES = (
@@ -99,12 +111,14 @@ def _configurations(collection: Collection, file_of: FileOf) -> FlatTable:
     rows = []
     for config in collection.configurations:
         trial, values = config.trial, config.values
+        notes = collection.machine_notes_of(config)
         row = {
             **_question(trial),
             **{name: values[name] for name in _FIGURES},
             "status": trial.status,
             "message": trial.message,
             **_machine(trial),
+            "machine_note": " ".join(note.text for note in notes) or None,
             "file": file_of(trial),
         }
         rows.append(row)

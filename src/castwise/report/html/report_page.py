@@ -40,7 +40,7 @@ def render(collection: Collection, source: Source, title: str = "castwise report
     answers = answers_of(collection)
     overview_chart = overview(collection, source.file_of)
     sections = [
-        _section(f"group-{number}", group, [each for each in answers if each.group is group], source, data)
+        _section(f"group-{number}", group, [each for each in answers if each.group is group], collection, source, data)
         for number, group in enumerate(collection.groups[:MAX_SECTIONS], start=1)
     ]
     choices = ("workload", "precision", "status", "kind")
@@ -54,6 +54,7 @@ def render(collection: Collection, source: Source, title: str = "castwise report
         "without_charts": [group.title for group in collection.groups[MAX_SECTIONS:]],
         "trials": data.add_table("trials", _trial_table(collection, source.file_of), choices=choices),
         "warnings": _warnings(collection),
+        "machine_notes": collection.machine_notes,
         "machines": data.add_table("machines", _machine_table(collection)),
         "notes": collection.notes,
         "folded": len(sections) > _MAX_UNFOLDED,
@@ -62,7 +63,7 @@ def render(collection: Collection, source: Source, title: str = "castwise report
 
 
 def _section(
-    anchor: str, group: ComparisonGroup, answers: list[Answer], source: Source, data: PageData
+    anchor: str, group: ComparisonGroup, answers: list[Answer], collection: Collection, source: Source, data: PageData
 ) -> dict[str, Any]:
     table: DataTable[Any]
     if group.is_training:
@@ -86,7 +87,7 @@ def _section(
         "codes": list(dict.fromkeys((each.precision or "", each.code) for each in answers if each.code)),
         "charts": [data.add_chart(chart, anchor) for chart in charts_of(GroupSubject(group, source.file_of))],
         "table": data.add_table(f"{anchor}-results", table),
-        "remarks": lines,
+        "remarks": [*(note.text for note in collection.machine_notes_of(*group.configurations)), *lines],
     }
 
 

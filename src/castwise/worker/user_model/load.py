@@ -26,7 +26,7 @@ from castwise.worker.user_model.global_state import user_code
 from castwise.worker.user_model.lightning import adapt, is_lightning_module
 from castwise.worker.user_model.loop import check_optimizer, make_compute_loss, make_loop
 from castwise.worker.user_model.side_effects import count_helpers, helper_notes
-from castwise.worker.user_model.source import defined_at, digest, where
+from castwise.worker.user_model.source import Sources, defined_at, digest, user_files, where
 
 # The module name of a user's file; its own name may belong to another module.
 _FILE_MODULE = "castwise_user_file"
@@ -40,10 +40,15 @@ def inspect_model(model: UserModel) -> UserWorkload:
     Raises:
         UsageError: There is no such function, or what it returns is no model.
     """
+    sources = Sources()
     loaded = _load(model)
     found = model.model_copy(update={"digest": loaded.digest})
-    batch_size = loaded.contract.batch_size or loaded.batches.batch_size
-    return UserWorkload(model=found, batch_size=batch_size, accumulate=loaded.contract.accumulate)
+    return UserWorkload(
+        model=found,
+        batch_size=loaded.contract.batch_size or loaded.batches.batch_size,
+        accumulate=loaded.contract.accumulate,
+        sources=sources.digests(loaded.files),
+    )
 
 
 def build_user_model(model: UserModel) -> Task:
@@ -85,7 +90,8 @@ class _Loaded:
 
     contract: Contract  # the model in float32
     batches: BatchMaker
-    digest: str  # of the files that were read
+    files: frozenset[Path]  # the user's, with the modules that were imported
+    digest: str  # of these files
     notes: tuple[str, ...]  # what the code changed, a sentence each
 
 
@@ -108,7 +114,8 @@ def _load(model: UserModel) -> _Loaded:
         batches = BatchMaker(contract.batch, contract.accumulate, source)
     notes += helper_notes(num_helpers) + _in_float32(contract.model)
     files = [Path(model.path)] if model.path and model.kind != "module" else []
-    return _Loaded(contract, batches, digest(files, modules), tuple(notes))
+    read = user_files(files, modules)
+    return _Loaded(contract, batches, read, digest(read), tuple(notes))
 
 
 def _run(model: UserModel, source: str) -> Any:

@@ -2,12 +2,16 @@
 
 import hashlib
 import inspect
+import os
 import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType
+from typing import Any
+
+from castwise.spec.user_model import digest_of
 
 _CASTWISE = Path(__file__).parents[2]
 _LIBRARIES = tuple(
@@ -53,8 +57,8 @@ def _shown(file: str) -> str:
     return "a notebook's cell" if "ipykernel_" in file else Path(file).name
 
 
-def digest(files: Iterable[Path], before: Iterable[str]) -> str:
-    """Return 12 hexadecimal digits that identify some files and the user's modules that were imported since `before`.
+def user_files(files: Iterable[Path], before: Iterable[str]) -> frozenset[Path]:
+    """Return some files and those of the user's modules that were imported since `before`.
 
     Args:
         files: Files that are not modules: the user's file, a pickle, a configuration.
@@ -66,7 +70,43 @@ def digest(files: Iterable[Path], before: Iterable[str]) -> str:
         for name, module in list(sys.modules.items())
         if name not in known and is_users(file := getattr(module, "__file__", None)) and file
     }
+    return frozenset({*imported, *files})
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Return 12 hexadecimal digits that identify the content of some files."""
     content = hashlib.sha256()
-    for part in sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in {*imported, *files}):
+    for part in sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in files):
         content.update(part.encode())
     return content.hexdigest()[:12]
+
+
+class Sources:
+    """Notes from now on which files this process reads and which folders it lists, for as long as the process lives."""
+
+    def __init__(self) -> None:
+        self._paths: set[str] = set()
+        self._is_open = False  # whether the process asked somebody else: another process, or the network
+        sys.addaudithook(self._note)
+
+    def digests(self, files: Iterable[Path]) -> dict[str, str] | None:
+        """Return what was read, with some more files, each with its digest; None if there were other sources."""
+        if self._is_open:
+            return None
+        read = {path for path in self._paths if is_users(path) and not any(part in path for part in _NO_SOURCES)}
+        return {path: digest_of(path) for path in sorted(read.union(map(str, files)))}
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        # Source: the table of audit events in Python's documentation.
+        if event in ("open", "os.listdir", "os.scandir"):
+            path = arguments[0] if arguments[0] is not None else "."
+            if isinstance(path, str | bytes):  # an open file's number is of a path that was noted
+                self._paths.add(os.path.abspath(os.fsdecode(path)))
+        elif event in _OTHER_SOURCES:
+            self._is_open = True
+
+
+# Bytecode; where castwise looks for started processes; the CPUs' counters, which psutil reads when it is imported.
+_NO_SOURCES = ("__pycache__", "/proc/self/task", "/proc/stat")
+_OTHER_SOURCES = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"}
+_OTHER_SOURCES |= {"socket.connect", "socket.getaddrinfo", "urllib.Request", "sqlite3.connect", "mmap.__new__"}

@@ -1,0 +1,186 @@
+"""What earlier commands found out about this machine, so that records can answer without importing torch.
+
+A command first runs on a `CachedEngine`, which starts no process. If one is needed after all, the command begins again
+with real processes, which describe the machine anew: nothing from the cache gets into a record.
+"""
+
+import glob
+import hashlib
+import importlib.util
+import os
+import platform
+import secrets
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from pydantic import Field, TypeAdapter
+
+from castwise._version import __version__
+from castwise.errors import EngineError
+from castwise.records.schema import Environment
+from castwise.spec.frozen import FrozenModel
+from castwise.spec.user_model import UserModel, UserWorkload, digest_of
+from castwise.telemetry.gpu import GpuUnreadableError
+from castwise.telemetry.nvml import compute_processes, driver_version
+
+_MOST_MACHINES = 20  # in the file; the environment variables of each login may differ
+_AUTO = "auto"  # no device was named
+# A file that cannot be read, written or understood; no home folder; a torch that cannot be found.
+_FAILURES = (OSError, ValueError, RuntimeError, ImportError)
+# Variables of one login or terminal.
+_LOGIN_VARIABLES = ("_", "SHLVL", "PWD", "OLDPWD", "WINDOWID", "XDG_SESSION_ID")
+_LOGIN_PREFIXES = ("SSH_", "TERM", "TMUX", "VSCODE_")
+
+
+class NotCachedError(EngineError):
+    """A process is needed: the cache and the records do not answer the request."""
+
+
+class CachedMachine(FrozenModel):
+    """What is known of a machine."""
+
+    environments: dict[str, Environment] = Field(default_factory=dict)  # by the device asked for
+    zoo_models: frozenset[str] = frozenset()  # which zoos have
+    user_workloads: dict[str, UserWorkload] = Field(default_factory=dict)  # by `_user_model_key`
+
+
+_FILE = TypeAdapter(dict[str, CachedMachine])  # by `_machine_key`, the newest last
+
+
+class CachedEngine:
+    """Answers from what earlier commands found out; a process cannot be started."""
+
+    def __init__(self) -> None:
+        self._machine = CachedMachine()
+        with suppress(*_FAILURES):
+            self._machine = _read().get(_machine_key(), self._machine)
+
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> NoReturn:
+        """Start nothing.
+
+        Raises:
+            NotCachedError: Always.
+        """
+        del timeout_seconds, num_processes
+        raise NotCachedError
+
+    def environment(self, device: str | None, zoo_models: Sequence[str]) -> Environment:
+        """Return the environment that a trial on this device has.
+
+        Raises:
+            NotCachedError: It is not known, or its GPU is not there, or a zoo's model was not looked up.
+        """
+        found = self._machine.environments.get(device or _AUTO)
+        if found is None or not self._machine.zoo_models.issuperset(zoo_models):
+            raise NotCachedError
+        if found.gpu is not None:
+            try:
+                compute_processes(found.gpu_uuid or "")
+            except GpuUnreadableError:  # gone, of another vendor, or without NVML
+                raise NotCachedError from None
+        return found
+
+    def user_workload(self, device: str, model: UserModel) -> UserWorkload:
+        """Return what is known of a user's model.
+
+        Raises:
+            NotCachedError: Nothing, or something has changed that it depends on.
+        """
+        found = self._machine.user_workloads.get(_user_model_key(device, model))
+        if found is None or found.sources is None or any(digest_of(p) != old for p, old in found.sources.items()):
+            raise NotCachedError
+        return found
+
+
+def remember(
+    asked: str | None,
+    device: str,
+    environment: Environment,
+    zoo_models: Sequence[str] = (),
+    user_workloads: Mapping[str, UserWorkload] | None = None,
+) -> None:
+    """Keep what processes found out about the machine; if that fails, the next command asks them again.
+
+    Args:
+        asked: The device that the user named, if any.
+        device: The device that was opened.
+        environment: What it was found to be.
+        zoo_models: Models that their zoos have.
+        user_workloads: What is known of the user's models.
+    """
+    with suppress(*_FAILURES):
+        key, known = _machine_key(), _read()
+        before = known.pop(key, CachedMachine())
+        own = {_user_model_key(device, each.model): each for each in (user_workloads or {}).values()}
+        machine = CachedMachine(
+            environments=before.environments | {asked or _AUTO: environment},
+            zoo_models=before.zoo_models.union(zoo_models),
+            user_workloads=before.user_workloads | {key: each for key, each in own.items() if each.sources is not None},
+        )
+        newest = dict([*known.items(), (key, machine)][-_MOST_MACHINES:])
+        file = _cache_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{file.name}-{secrets.token_hex(8)}.tmp")
+        try:
+            temporary.write_bytes(_FILE.dump_json(newest))
+            os.replace(temporary, file)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _cache_file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "castwise" / "machines.json"
+
+
+def _read() -> dict[str, CachedMachine]:
+    try:
+        return _FILE.validate_json(_cache_file().read_bytes())
+    except _FAILURES:
+        return {}
+
+
+def _user_model_key(device: str, model: UserModel) -> str:
+    return repr((device, model.kind, model.path, model.name, os.getcwd()))
+
+
+def _machine_key() -> str:
+    """Return a digest of everything, as far as it is known without torch, that an `Environment` depends on."""
+    present = os.getcwd()
+    # pip changes the modification time of the folder that it installs into.
+    folders = [folder for folder in sys.path if folder not in ("", present)]
+    torch = importlib.util.find_spec("torch")
+    if torch is not None and torch.origin is not None:
+        folders.append(str(Path(torch.origin).parent))
+    devices = sorted(
+        path for pattern in ("nvidia*", "nvidia*/*", "kfd", "dri/*", "dxg") for path in glob.glob(f"/dev/{pattern}")
+    )
+    facts = (
+        __version__,
+        max(_modified(str(file)) for file in Path(__file__).parents[1].rglob("*.py")),
+        sys.executable,
+        sys.version,
+        platform.platform(),
+        socket.gethostname(),
+        digest_of("/proc/sys/kernel/random/boot_id"),
+        sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        driver_version(),
+        [(path, os.access(path, os.R_OK | os.W_OK)) for path in devices],
+        [(folder, _modified(folder)) for folder in folders],
+        sorted(
+            (name, value)
+            for name, value in os.environ.items()
+            if name not in _LOGIN_VARIABLES and not name.startswith(_LOGIN_PREFIXES)
+        ),
+    )
+    return hashlib.sha256(repr(facts).encode(errors="surrogateescape")).hexdigest()
+
+
+def _modified(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0

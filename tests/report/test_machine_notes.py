@@ -1,0 +1,174 @@
+"""One configuration on several machines with the same GPU model: what is said of it, and what is never formed."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from fake_engine import fake_environment, fake_facts, fake_run, fake_spec, fake_training, fake_trial
+
+import castwise
+from castwise.analysis.result_table import compare
+from castwise.analysis.training_metrics import runs
+from castwise.records.schema import Environment, Trial
+from castwise.records.store import Store, read_records
+from castwise.report.collection import collect
+from castwise.suites.tuned_vs_published import tuned_pairs
+
+RECORDS = Path(castwise.__file__).parents[2] / "benchmarks" / "records"
+# As two hosts of benchmarks/records are: named alike, with GPUs of one model.
+SMALL = fake_environment(host="vm", cpu="Fake CPU (16 cores)", gpu_uuid="GPU-2f0122bd-39ab")
+LARGE = fake_environment(host="vm", cpu="Fake CPU (64 cores)", gpu_uuid="GPU-8bc3c3e6-4a13")
+SENTENCE = (
+    "lstm-lm tf32 batch 20 was measured on 2 machines with the same GPU model, and they differ by 51 %: "
+    "206,689 tokens/s on vm (CPU Fake CPU (16 cores), GPU-2f0122bd), "
+    "136,536 on vm (CPU Fake CPU (64 cores), GPU-8bc3c3e6)."
+)
+
+
+def measured(
+    environment: Environment, *rates: float, precision: str = "tf32", started: str = "2000-01-01"
+) -> list[Trial]:
+    """Return a process for each rate in tokens per second."""
+    trials = [
+        fake_trial(
+            fake_spec(precision, workload="lstm-lm", batch_size=20, repeat=repeat),
+            step_seconds=(700 / rate,) * 5,
+            facts=fake_facts(units_per_sample=35),
+            environment=environment,
+        )
+        for repeat, rate in enumerate(rates)
+    ]
+    return [trial.model_copy(update={"started_at": f"{started}T00:00:00.000+00:00"}) for trial in trials]
+
+
+def notes(*trials: Sequence[Trial]) -> list[tuple[str, bool]]:
+    found = collect([trial for each in trials for trial in each]).machine_notes
+    return [(note.text, note.is_warning) for note in found]
+
+
+def test_a_figure_that_another_machine_does_not_have_is_a_warning() -> None:
+    assert notes(measured(SMALL, 206_689), measured(LARGE, 136_536)) == [(SENTENCE, True)]
+
+
+def test_one_machine_is_no_note() -> None:
+    assert notes(measured(SMALL, 206_689, 200_000)) == []
+    newer = SMALL.model_copy(update={"torch": "9.9"})
+    assert notes(measured(SMALL, 206_689), measured(newer, 100_000)) == []
+    assert notes(measured(SMALL, 206_689), measured(fake_environment(gpu="Slow GPU"), 100_000)) == []
+
+
+@pytest.mark.parametrize(("rate", "is_warning"), [(102_900, False), (103_200, True)])
+def test_figures_without_intervals_may_differ_by_3_percent(rate: float, is_warning: bool) -> None:
+    ((text, found),) = notes(measured(SMALL, rate), measured(LARGE, 100_000))
+    assert found == is_warning
+    assert is_warning or text == (
+        "lstm-lm tf32 batch 20 was measured on 2 machines with the same GPU model, "
+        "which agree within their intervals, or without intervals within 3 %."
+    )
+
+
+@pytest.mark.parametrize(
+    ("rates", "is_warning"), [((100_900, 101_000, 101_100), True), ((95_000, 110_000, 125_000), False)]
+)
+def test_figures_with_intervals_differ_if_these_are_apart(rates: tuple[float, ...], is_warning: bool) -> None:
+    ((_, found),) = notes(measured(SMALL, *rates), measured(LARGE, 99_900, 100_000, 100_100))
+    assert found == is_warning
+
+
+def test_other_software_is_named_and_the_newest_of_a_machine_counts() -> None:
+    newer = LARGE.model_copy(update={"torch": "9.9"})
+    old = measured(LARGE, 50_000)
+    ((text, _),) = notes(measured(SMALL, 206_689), old, measured(newer, 136_536, started="2001-01-01"))
+    assert "206,689 tokens/s on vm (CPU Fake CPU (16 cores), GPU-2f0122bd, torch 0.0-fake)" in text
+    assert "136,536 on vm (CPU Fake CPU (64 cores), GPU-8bc3c3e6, torch 9.9)" in text
+
+
+def test_many_configurations_are_a_few_lines() -> None:
+    precisions = ("fp32", "tf32", "fp16-mixed", "bf16-mixed", "fp16-master", "bf16-master", "fp16-true", "bf16-true")
+    factors = dict(zip(precisions, (1.0, 1.01, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6), strict=True))
+    here = [trial for name in precisions for trial in measured(SMALL, 100_000, precision=name)]
+    there = [trial for name in precisions for trial in measured(LARGE, 100_000 / factors[name], precision=name)]
+    found = notes(here, there)
+    assert [is_warning for _, is_warning in found] == [True] * 6 + [False]
+    assert (
+        "bf16-true batch 20 was measured on 2 machines with the same GPU model, and they differ by 60 %" in found[0][0]
+    )
+    assert found[5][0] == "1 more configuration differs between machines, too."
+    assert found[6][0].startswith("2 configurations were measured on 2 machines with the same GPU model, which agree")
+
+
+def test_records_of_this_project_are_warned_of() -> None:
+    name = "lstm-lm-tf32-b20-b0fea4215ba0.json"
+    records, _ = read_records(sorted(file for file in RECORDS.rglob(name)))
+    assert len(records) == 2
+    ((text, is_warning),) = notes([record.trial for record in records])
+    assert is_warning
+    for words in ("differ by 51 %", "206,689 tokens/s on vm", "136,536 on vm", "(16 cores)", "(64 cores)"):
+        assert words in text
+
+
+class TestNoRatioAcrossMachines:
+    def test_speedup(self) -> None:
+        rows = compare([*measured(SMALL, 100_000, precision="fp32"), *measured(LARGE, 200_000)])
+        assert [row.speedup for row in rows] == [1.0, None]
+        verdict = rows[1].verdict
+        assert verdict is not None
+        assert verdict.kind == "incomparable"
+        assert "another cpu, another GPU" in verdict.reason
+
+    def test_processes_of_one_configuration(self) -> None:
+        rows = compare([*measured(SMALL, 100_000), *measured(LARGE, 200_000)])
+        assert [len(row.trials) for row in rows] == [1, 1]
+
+    def test_a_later_record_of_another_machine_replaces_none(self) -> None:
+        collection = collect([*measured(SMALL, 100_000), *measured(LARGE, 200_000, started="2001-01-01")])
+        assert len(collection.trials) == 2
+        assert collection.notes == ()
+
+    def test_loops_of_training_runs(self) -> None:
+        plain = fake_run(fake_training(), environment=SMALL)
+        tuned = fake_run(fake_training(techniques=("fused-optimizer",)), environment=LARGE)
+        assert tuned_pairs(runs([plain, tuned])) == []
+        assert tuned_pairs(runs([plain, tuned.model_copy(update={"environment": SMALL})])) != []
+
+    def test_a_job_goes_on_from_records_of_its_own_machine(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        (trial,) = measured(SMALL, 100_000)
+        store.save(trial)
+        assert store.load(SMALL)[0].keys() == {trial.spec.key}
+        assert store.load(LARGE)[0] == {}
+
+
+class TestCommands:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        for trial in (*measured(SMALL, 206_689), *measured(LARGE, 136_536)):
+            Store(tmp_path / "both").save(trial)
+        return tmp_path / "both"
+
+    @pytest.mark.parametrize("output", ["table", "markdown"])
+    def test_report(self, command: CommandLine, folder: Path, output: str) -> None:
+        done = command("report", folder, "--format", output)
+        assert done.out.count(SENTENCE) == 3, "once at the top, and once in each group"
+
+    def test_page(self, command: CommandLine, folder: Path, tmp_path: Path) -> None:
+        assert command("report", folder, "-o", tmp_path / "page.html").code == 0
+        assert (tmp_path / "page.html").read_text().count(SENTENCE) == 3
+        assert command("compare", folder, "-o", tmp_path / "compared.html").code == 0
+        assert SENTENCE in (tmp_path / "compared.html").read_text()
+
+    @pytest.mark.parametrize("output", ["table", "markdown", "json"])
+    def test_compare(self, command: CommandLine, folder: Path, output: str) -> None:
+        done = command("compare", folder, "--format", output)
+        assert SENTENCE in done.out
+        if output == "json":
+            assert json.loads(done.out)["machine_notes"] == [{"text": SENTENCE, "is_warning": True}]
+
+    def test_export(self, command: CommandLine, folder: Path) -> None:
+        rows = json.loads(command("export", folder, "--level", "cells", "--format", "json").out)
+        assert [(row["machine_note"], row["gpu_uuid"]) for row in rows] == [
+            (SENTENCE, SMALL.gpu_uuid),
+            (SENTENCE, LARGE.gpu_uuid),
+        ]
