@@ -131,6 +131,16 @@ CASES: dict[str, tuple[list[Trial], Decision, str | None]] = {
         None,
     ),
     "fp32 crashed": ([at("fp32", 1, status="crashed"), at("bf16-mixed", 2)], "take", "bf16-mixed"),
+    "one process at a hundredth of the speed": (
+        [*rounds(FP32, at("bf16-mixed", 1.01), gains=(1.001, 0.999, 1.0)), at("fp16-mixed", 0.01)],
+        "stay",
+        "fp32",
+    ),
+    "one process at three quarters of the speed": (
+        [*rounds(FP32, at("bf16-mixed", 1.01), gains=(1.001, 0.999, 1.0)), at("fp16-mixed", 0.75)],
+        "undecided",
+        None,
+    ),
     # Nothing to compare.
     "fp32 alone": ([FP32], "nothing", None),
     "nothing ended well": ([TOO_LARGE, at("bf16-mixed", 2, status="crashed")], "nothing", None),

@@ -201,10 +201,10 @@ def test_pytorch_s_default_is_the_baseline_if_it_is_measured() -> None:
     ("capability", "order"),
     [
         ((9, 0), ["default", "bf16-master", "bf16-mixed", "fp16-mixed", "fp32"]),
-        ((7, 5), ["default", "fp16-mixed", "fp32", "bf16-mixed", "bf16-master"]),
+        ((7, 5), ["default", "fp16-mixed", "fp32", "default", "bf16-mixed", "bf16-master"]),
     ],
 )
-def test_emulated_precisions_are_set_up_last(capability: tuple[int, int], order: list[str]) -> None:
+def test_emulated_precisions_wait_until_the_others_are_known(capability: tuple[int, int], order: list[str]) -> None:
     made = Noisy(environment=fake_environment(capability))
     names = ("bf16-master", "bf16-mixed", "fp16-mixed", "fp32", "default")
     # Its set-ups are one by one.
@@ -336,6 +336,16 @@ def test_without_memory_for_the_baseline_a_budget_goes_to_the_next(
     assert compared.ending == ending
     assert [name for name in NAMES if name in notes.lines[0]] == [name for name in NAMES if name not in ends]
     assert clocked.num_open == 0
+
+
+@pytest.mark.parametrize(("budget_seconds", "emulated"), [(45.0, 0), (60.0, 1), (600.0, 3)])
+def test_emulated_precisions_take_the_time_that_is_left(clocked: Clocked, budget_seconds: float, emulated: int) -> None:
+    clocked.environment = fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16"))
+    clocked.warm_up_seconds = 6.0
+    compared = compare(clocked, on("cpu"), budget_seconds=budget_seconds)
+    assert [len(of(compared, name)) for name in NAMES] == [3 + emulated, 3, emulated]
+    assert clocked.measured_precisions[:6] == ["fp32", "bf16-mixed"] * 3
+    assert compared.ending == ("narrow" if emulated == 3 else "budget")
 
 
 def test_no_session_of_a_round_begins_after_its_budget(clocked: Clocked) -> None:

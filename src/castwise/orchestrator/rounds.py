@@ -84,7 +84,7 @@ class Rounds:
         self._runner, self._rule = runner, rule
         by_precision = {spec.precision: spec for spec in reversed(specs)}
         self._baseline = baseline or by_precision.get(DEFAULT) or by_precision.get(BASELINE)
-        # The baseline is set up first: without it nothing can be compared. Emulated precisions are slow and come last.
+        # The baseline is set up first: without it nothing can be compared.
         self._specs = sorted(specs, key=lambda spec: (not self._is_baseline(spec), self._emulation_rank(spec)))
         self.trials = list(recorded)  # one for each configuration and round
         self.ending: Ending | None = None
@@ -151,18 +151,20 @@ class Rounds:
     def _affordable(self, specs: list[TrialSpec]) -> list[TrialSpec]:
         """Return those whose next round would end within the budget: without the slowest if that is needed.
 
-        Empty if no time is left for any comparison.
+        Empty if no time is left for any comparison. What one that was never measured takes is not known; its session
+        ends in time, with or without it.
         """
         if self._rule.budget_seconds is None or not self._seconds_per_cost:
             return specs
         left = self._started + self._rule.budget_seconds - time.perf_counter()
-        kept = sorted(specs, key=self._cost)
+        fresh = [spec for spec in specs if not self._of(spec)]
+        kept = sorted((spec for spec in specs if spec not in fresh), key=self._cost)
         while kept and sum(map(self._cost, kept)) * self._seconds_per_cost > left:
             others = [spec for spec in kept if not self._is_baseline(spec)]
             if len(others) <= 1:
                 return []
             kept.remove(others[-1])
-        return [spec for spec in specs if spec in kept]
+        return [spec for spec in specs if spec in kept or spec in fresh]
 
     def _cost(self, spec: TrialSpec) -> float:
         """Return the seconds that a configuration's last process took by itself; infinite if it was never measured."""
@@ -178,10 +180,12 @@ class Rounds:
         """Return what another round measures: the baseline, and those whose ratio is not known well enough.
 
         Each configuration counts its own rounds: one that was added later begins with its first. The baseline, which is
-        in every group of a round, has had more of them than the others.
+        in every group of a round, has had more of them than the others. Emulated precisions are slow and hardly ever
+        taken: they wait until the others are known.
         """
         well = self._not_failed()
         wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]
+        wide = [spec for spec in wide if not self._is_baseline(spec) and not self._emulation_rank(spec)] or wide
         baseline = [spec for spec in well if self._is_baseline(spec) and spec not in wide]
         return [*baseline, *wide] if wide else []
 

@@ -48,7 +48,7 @@ CUDA_PROTOCOL = MeasurementProtocol(lead_in_seconds=_CUDA_LEAD_IN_SECONDS)
 CPU_SHORT = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=0.2, block_seconds=0.05, num_blocks=8, max_seconds=0.5)
 # In rounds a process is one of several, and ends as soon as its step time is known.
 CPU_ROUND = MeasurementProtocol(
-    warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=6, min_blocks=3, max_seconds=6.0
+    warm_up_steps=2, warm_up_seconds=2.0, block_seconds=0.3, num_blocks=6, min_blocks=3, max_seconds=4.0
 )
 CUDA_ROUND = MeasurementProtocol(
     warm_up_steps=4,
