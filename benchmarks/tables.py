@@ -24,6 +24,7 @@ from stored import RECORDS, costs_of, load, markdown, place_of
 from castwise.analysis.result_table import Row, compare
 from castwise.cli.listings import NUMERICS
 from castwise.records.schema import Trial
+from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import find_suite, is_search, specs_of
 from castwise.registry.techniques import TECHNIQUES, needs_of
 from castwise.render.run_report import markdown_table
@@ -45,7 +46,8 @@ def rows(folder: str = "trials") -> tuple[Row, ...]:
 
 def results(workload: str, folder: str = "trials") -> str:
     """Return the table of one workload's trials in a folder."""
-    return markdown_table([row for row in rows(folder) if row.trial.spec.workload == workload])
+    found = [row for row in rows(folder) if row.trial.spec.workload == workload]
+    return markdown_table(sorted(found, key=lambda row: precision_sort_key(row.trial.spec.precision)))
 
 
 def overhead(name: str) -> str:

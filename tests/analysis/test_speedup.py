@@ -190,9 +190,6 @@ def test_intervals_at_the_power_limit_hold_its_bias(at_limit: Callable[[Trial], 
         assert held is not None
         assert held.value == pytest.approx(free.value)
         assert (held.low, held.high) == (pytest.approx(free.low / share), pytest.approx(free.high * share))
-    itself = speedup_estimate(limited, limited)
-    assert itself is not None
-    assert (itself.low, itself.high) == (1.0, 1.0)
 
 
 def test_blocks_of_a_stretch_are_not_paired() -> None:

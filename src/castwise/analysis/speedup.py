@@ -53,8 +53,7 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
     else:
         sides = ([_step_seconds(trial) for trial in side] for side in (baselines, trials))
         found = independent_ratio(*sides)
-    is_itself = baselines[0].spec.configuration == trials[0].spec.configuration
-    return found if is_itself else _widened(found, baselines, trials)
+    return _widened(found, baselines, trials)
 
 
 def session_speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estimate | None:

@@ -40,8 +40,8 @@ def inspect_model(model: UserModel) -> UserWorkload:
     Raises:
         UsageError: There is no such function, or what it returns is no model.
     """
-    sources = Sources()
-    loaded = _load(model)
+    with Sources() as sources:
+        loaded = _load(model)
     found = model.model_copy(update={"digest": loaded.digest})
     return UserWorkload(
         model=found,

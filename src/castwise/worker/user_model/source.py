@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, Self
 
 from castwise.spec.user_model import digest_of
 
@@ -82,12 +82,21 @@ def digest(files: Iterable[Path]) -> str:
 
 
 class Sources:
-    """Notes from now on which files this process reads and which folders it lists, for as long as the process lives."""
+    """Notes which files this process reads and which folders it lists, while a `with` block runs."""
 
     def __init__(self) -> None:
         self._paths: set[str] = set()
         self._is_open = False  # whether the process asked somebody else: another process, or the network
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        """Begin to note; a hook cannot be removed."""
         sys.addaudithook(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._is_over = True
 
     def digests(self, files: Iterable[Path]) -> dict[str, str] | None:
         """Return what was read, with some more files, each with its digest; None if there were other sources."""
@@ -98,6 +107,8 @@ class Sources:
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
         # Source: the table of audit events in Python's documentation.
+        if self._is_over:
+            return
         if event in ("open", "os.listdir", "os.scandir"):
             path = arguments[0] if arguments[0] is not None else "."
             if isinstance(path, str | bytes):  # an open file's number is of a path that was noted
