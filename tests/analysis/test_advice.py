@@ -136,6 +136,11 @@ CASES: dict[str, tuple[list[Trial], Decision, str | None]] = {
         "stay",
         "fp32",
     ),
+    "one emulated process at three quarters of the speed": (
+        [*rounds(on_cpu("fp32", 1), on_cpu("tf32", 1.01), gains=(1.001, 0.999, 1.0)), on_cpu("bf16-mixed", 0.75)],
+        "stay",
+        "fp32",
+    ),
     "one process at three quarters of the speed": (
         [*rounds(FP32, at("bf16-mixed", 1.01), gains=(1.001, 0.999, 1.0)), at("fp16-mixed", 0.75)],
         "undecided",

@@ -10,14 +10,14 @@ from castwise.analysis.code_snippets import Snippet, framework_snippets, pytorch
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, has_interval
-from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, precision_row
+from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, precision_row, why_emulated
 from castwise.registry.techniques import join
 from castwise.spec.types import SYNTHETIC
 
 # A gain smaller than this is not worth a change of numerics. The figure is a choice, not a measurement.
 WORTHWHILE = 1.03
 # One process that is slower than this share of the reference's speed needs no interval: processes of a configuration
-# were never seen to differ by so much. Emulated precisions are a hundredth as fast.
+# were never seen to differ by so much. One of an emulated precision need only be slower, as is to be expected.
 _HOPELESS = 0.5
 
 Decision = Literal["take", "stay", "undecided", "nothing"]
@@ -83,7 +83,7 @@ def _advise(rows: list[Row]) -> Advice:
         sentence = f"{where}: take {_name(best)}. It trains {gain}.{_caution(measured, best)}"
         return _take(best, sentence)
     best, ratio = max(ratios, key=lambda pair: pair[1].value)
-    may_be_faster = [(row, each) for row, each in ratios if _is_open(each)]
+    may_be_faster = [(row, each) for row, each in ratios if _is_open(each) or _may_be_faster_in_one(row, each)]
     if may_be_faster:
         return _undecided(where, may_be_faster, reference, name)
     found = f"{_name(best)} comes closest, at {_times(ratio)} its speed."
@@ -183,9 +183,13 @@ def _is_known(ratio: Estimate | None) -> bool:
 
 def _is_open(ratio: Estimate) -> bool:
     """Return whether a speed-up may be worthwhile, and may be none."""
-    if not _is_known(ratio):
-        return ratio.value > _HOPELESS
     return ratio.low <= 1 and ratio.high >= WORTHWHILE
+
+
+def _may_be_faster_in_one(row: Row, ratio: Estimate) -> bool:
+    """Return whether what one process showed, without an interval, leaves open that a precision is faster."""
+    is_emulated = why_emulated(precision_row(row.trial.spec.precision), row.trial.environment.hardware) is not None
+    return not _is_known(ratio) and ratio.value > (1.0 if is_emulated else _HOPELESS)
 
 
 def _times(ratio: Estimate) -> str:
