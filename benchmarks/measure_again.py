@@ -17,6 +17,9 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
+from castwise.analysis.steady_metrics import unit_of
+from castwise.records.schema import Trial
+
 HERE = Path(__file__).parent
 WORKLOADS = ("resnet50", "wrn-28-10", "lstm-lm", "lstm-lm-1500", "mlp-4096", "mnist-cnn", "dpn92")
 SEARCHES = (
@@ -102,7 +105,7 @@ def account_of(document: dict[str, Any]) -> dict[str, Any]:
     first = min(trials, key=lambda trial: trial["started_at"])
     document |= {key: document["start"][key] for key in ("batch_size", "precision")}
     document |= {key: first[key] for key in ("started_at", "environment")}
-    return document | {"unit": document["rows"][0]["unit"], "num_trials": len(trials)}
+    return document | {"unit": unit_of(Trial.model_validate(first)), "num_trials": len(trials)}
 
 
 if __name__ == "__main__":
