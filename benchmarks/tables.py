@@ -92,6 +92,27 @@ def _cell(spec: TrialSpec) -> tuple[object, ...]:
     return (spec.workload, spec.precision, spec.loss_scale, spec.batch_size, spec.world_size, spec.parallelism)
 
 
+def advice(names: str) -> str:
+    """Return what the runs of a study advised on a quiet and on a busy machine, and how often that was wrong."""
+    documents = [(name, json.loads((RECORDS / "advice" / f"{name}.json").read_text())) for name in names.split()]
+    cells = [
+        (
+            study["model"],
+            "busy" if study["busy"] else "quiet",
+            len(study["runs"]),
+            *(study["decisions"].get(decision, 0) for decision in ("take", "stay", "undecided", "nothing")),
+            study["wrong"],
+        )
+        for _, studies in documents
+        for study in studies
+    ]
+    places = dict.fromkeys(
+        place_of(study["environment"], name[:10]) for name, studies in documents for study in studies
+    )
+    heading = "model | machine | runs | take | stay | undecided | nothing | wrong"
+    return "\n".join(["; ".join(places), "", *markdown(heading, "llrrrrrr", cells)]) + "\n"
+
+
 def coverage(name: str) -> str:
     """Return how often simulated intervals hold the truth, as one run of coverage.py found it."""
     heading = (
@@ -141,6 +162,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "overhead": overhead,
     "coverage": coverage,
     "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),
+    "advice": advice,
     "aa": lambda _: aa.table(sorted((RECORDS / "aa").glob("*.json"))),
     "suite": suite,
     "techniques": techniques,
