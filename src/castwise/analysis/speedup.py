@@ -20,7 +20,7 @@ from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import for_one_gpu
 
 # At a GPU's power limit intervals are wider by these shares: what a stretch, and what blocks with pauses or other loops
-# between them, may differ by from an hour of training. Source: docs/method.md, "At the power limit".
+# between them, may differ by from a minute of training. Source: docs/method.md, "At the power limit".
 _STRETCH_BIAS, _PAUSES_BIAS = 0.005, 0.02
 # The fields in which configurations differ whose scaling efficiency is reported: weak scaling, a batch size per GPU.
 GPUS = ("world_size", "parallelism")
@@ -39,10 +39,9 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
     for trial in trials:
         if trial.session_id in by_session:
             baseline = by_session[trial.session_id]
-            if any(block.in_stretch for side in (baseline, trial) for block in blocks_of(side)):
-                paired.append(
-                    _step_seconds(baseline) / _step_seconds(trial)
-                )  # their blocks are not of the same moments
+            # The blocks of a stretch are not of the same moments as the other side's.
+            if _is_in_stretch(baseline) or _is_in_stretch(trial):
+                paired.append(_step_seconds(baseline) / _step_seconds(trial))
             elif (ratio := paired_ratio(block_means(baseline), block_means(trial))) is not None:
                 paired.append(ratio)
     fewest = min(len(trials), len(baselines))
@@ -92,9 +91,13 @@ def _widened(found: Estimate | None, *sides: Sequence[Trial]) -> Estimate | None
 
 
 def _power_limit_bias(trial: Trial) -> float:
-    if any(block.in_stretch for block in blocks_of(trial)):
+    if _is_in_stretch(trial):
         return _STRETCH_BIAS
     return _PAUSES_BIAS if trial.spec.recipe is None and was_at_power_limit(trial) else 0.0
+
+
+def _is_in_stretch(trial: Trial) -> bool:
+    return any(block.in_stretch for block in blocks_of(trial))
 
 
 def rate_estimate(trials: Sequence[Trial], step: Estimate | None) -> Estimate | None:

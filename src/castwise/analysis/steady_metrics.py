@@ -35,7 +35,7 @@ def block_means(trial: Trial) -> list[float]:
 
 def was_at_power_limit(trial: Trial) -> bool:
     """Return whether the power limit held a GPU's clock down in any timed block."""
-    return any("sw_power_cap" in (reading.throttle_reasons or ()) for reading in trial.readings)
+    return any(reading.is_at_power_limit for reading in trial.readings)
 
 
 def block_lengths(trial: Trial) -> list[float]:

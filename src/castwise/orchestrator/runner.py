@@ -44,7 +44,7 @@ from castwise.telemetry.summary import telemetry_note, unwatched
 _ENERGY_SECONDS_ALONE = 1.1
 _ENERGY_SECONDS = 0.5
 # A loop at the power limit is timed in one stretch: after a rest the GPU is too fast for 0.8 s, then too slow for a
-# moment; after that quarters of a second differ by 1 %. Source: docs/method.md, "At the power limit".
+# moment; after that quarters of a second differ by up to 1.6 %. Source: docs/method.md, "At the power limit".
 _STRETCH_LEAD_IN_SECONDS = 1.0
 _STRETCH_BLOCK_SECONDS = 0.25
 _STRETCH_SECONDS = 1.0  # in a session; a lone trial takes its whole time
@@ -418,7 +418,7 @@ class _Measurement:
             may_be_in_stretch = self.spec.protocol.lead_in_seconds > 0
             with self._runner.telemetry.watch(self._gpus if may_be_in_stretch else {}) as watch:
                 facts = self.session.warm_up(None if self._prior is None else self._prior.step_seconds)
-            self._is_at_power_limit |= "sw_power_cap" in (watch.reading.throttle_reasons or ())
+            self._is_at_power_limit |= watch.reading.is_at_power_limit
         else:
             resumed = self.session.resume()
             facts = resumed.facts

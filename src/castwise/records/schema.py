@@ -295,6 +295,11 @@ class TelemetrySummary(FrozenModel):
     affected_gpus: dict[str, tuple[str, ...]] = renamed({}, "whose")
 
     @property
+    def is_at_power_limit(self) -> bool:
+        """Return whether the power limit held a GPU's clock down."""
+        return "sw_power_cap" in (self.throttle_reasons or ())
+
+    @property
     def gpu_power_watts(self) -> float | None:
         """Return the mean power of one GPU."""
         return None if self.power_watts is None else self.power_watts / max(1, self.num_gpus)
