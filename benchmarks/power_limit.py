@@ -1,28 +1,43 @@
 """Loops at the GPU's power limit: castwise's figures against each loop alone, running for a minute.
 
     python benchmarks/power_limit.py [--sessions N] [--seconds S] [--out FILE] [WORKLOAD:PRECISION+PRECISION:LOOP ...]
+    python benchmarks/power_limit.py --after-rest WORKLOAD:PRECISION:LOOP [--seconds S] [--out FILE]
 
 Each session is one `castwise run` of all precisions of a workload in one loop, as a user starts it. Alone, one process
 trains in one precision for S seconds without a pause; the first two seconds do not count. Throughputs are compared, and
 speed-ups over the first precision, which is `default`. A pair agrees if the difference of its logarithms is within the
-interval of the session and the spread of single processes together, at 95 %.
+interval of the session and the spread of single processes together, at 95 %. With --after-rest it shows how a GPU's
+speed changes in the two seconds after a rest.
 """
 
 import argparse
 import itertools
 import json
 import math
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from castwise.analysis.speedup import process_stds
+from castwise.records.schema import Trial
+from castwise.registry.precisions import find_precision
+from castwise.registry.techniques import in_order
+from castwise.registry.workloads import find_workload
+from castwise.spec.trial import CUDA_ROUND, TrialSpec
+
+if TYPE_CHECKING:
+    from castwise.worker.steady_run import SteadyRun
 
 CELLS = (
     "resnet50:default+bf16-mixed+fp16-mixed:channels-last+compile",
     "wrn-28-10:default+bf16-mixed+bf16-true:channels-last+compile",
 )
 LEAD_SECONDS = 2.0
+RESTS = (0.02, 0.3, 1.0)  # seconds
 
 
 def of_session(workload: str, precisions: list[str], loop: str) -> dict[str, Any]:
@@ -38,13 +53,9 @@ def of_alone(workload: str, precision: str, loop: str, seconds: float) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
-def train_alone(workload: str, precision: str, loop: str, seconds: float) -> None:
-    """Train without telemetry, and print the units a second."""
-    from castwise.registry.precisions import find_precision
-    from castwise.registry.techniques import in_order
-    from castwise.registry.workloads import find_workload
-    from castwise.spec.trial import CUDA_ROUND, TrialSpec
-    from castwise.worker.steady_run import SteadyRun
+def warmed_up(workload: str, precision: str, loop: str) -> tuple["SteadyRun", float]:
+    """Return a loop on this process's GPU, without telemetry, and the units of a step."""
+    from castwise.worker.steady_run import SteadyRun  # imports torch
 
     spec = TrialSpec(
         workload=workload,
@@ -56,9 +67,33 @@ def train_alone(workload: str, precision: str, loop: str, seconds: float) -> Non
         protocol=CUDA_ROUND,
     )
     run = SteadyRun(spec, None)
-    facts = run.warm_up()
+    return run, spec.batch_size * run.warm_up().units_per_sample
+
+
+def train_alone(workload: str, precision: str, loop: str, seconds: float) -> None:
+    """Train without a pause, and print the units a second."""
+    run, units = warmed_up(workload, precision, loop)
     (block,) = run.run_stretch(LEAD_SECONDS, 1, seconds)
-    print(spec.batch_size * facts.units_per_sample * block.num_steps / block.seconds)
+    print(units * block.num_steps / block.seconds)
+
+
+def train_after_rests(cell: str, seconds: float, out: Path | None) -> None:
+    """Print how much longer or shorter steps after a rest are than in a long stretch, by when they ran."""
+    workload, precision, loop = cell.split(":")
+    run, _ = warmed_up(workload, precision, loop)
+    (block,) = run.run_stretch(LEAD_SECONDS, 1, seconds)
+    long = block.seconds / block.num_steps
+    found: dict[str, list[float]] = {}
+    for rest in RESTS:
+        run.run_stretch(LEAD_SECONDS, 1, long)
+        time.sleep(rest)
+        found[f"{rest:g} s"] = steps = [each.seconds for each in run.run_stretch(0.0, round(2.0 / long), long)]
+        for begin, end in itertools.pairwise((0.0, 0.8, 1.1, 2.0)):
+            part = [step for step, at in zip(steps, itertools.accumulate(steps), strict=True) if begin <= at < end]
+            change = 100 * (statistics.fmean(part) / long - 1)
+            print(f"{cell} after a rest of {rest:g} s, {begin:g} to {end:g} s: {change:+.2f} %")
+    if out is not None:
+        out.write_text(json.dumps({"cell": cell, "long_step_seconds": long, "step_seconds_after_rest": found}) + "\n")
 
 
 def measure(cell: str, sessions: int, seconds: float) -> dict[str, Any]:
@@ -76,7 +111,7 @@ def compare(measured: dict[str, Any]) -> list[dict[str, Any]]:
     """Return one line for each throughput and each speed-up of each session."""
     alone, lines = measured["alone"], list[dict[str, Any]]()
     first = next(iter(alone))
-    stds = process_stds(measured["sessions"])
+    stds = {name: std_of(name, measured["sessions"]) for name in alone}
     for number, session in enumerate(measured["sessions"], start=1):
         rows = {row["precision"]: row for row in session["rows"]}
         for name in alone:
@@ -96,23 +131,14 @@ def compare(measured: dict[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def process_stds(sessions: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the standard deviation of each precision's processes, of the logarithms of their rates."""
-    logs: dict[str, list[list[float]]] = {}
-    for session in sessions:
-        by_precision: dict[str, list[float]] = {}
-        for trial in session["trials"]:
-            blocks = trial["ranks"][0]["blocks"]
-            seconds = sum(block["seconds"] for block in blocks) / sum(block["num_steps"] for block in blocks)
-            by_precision.setdefault(trial["spec"]["precision"], []).append(math.log(seconds))
-        for name, values in by_precision.items():
-            logs.setdefault(name, []).append(values)
-    return {name: _pooled_std(groups) for name, groups in logs.items()}
+def std_of(precision: str, sessions: list[dict[str, Any]]) -> float:
+    """Return the standard deviation of a precision's processes, as a share of their step time."""
+    stds = [process_stds([each for each in trials_of(one) if each.spec.precision == precision]) for one in sessions]
+    return math.sqrt(statistics.fmean(std**2 for std in stds))
 
 
-def _pooled_std(groups: list[list[float]]) -> float:
-    squares = sum((value - sum(group) / len(group)) ** 2 for group in groups for value in group)
-    return math.sqrt(squares / max(1, sum(len(group) - 1 for group in groups)))
+def trials_of(session: dict[str, Any]) -> list[Trial]:
+    return [Trial.model_validate(trial) for trial in session["trials"]]
 
 
 def main() -> int:
@@ -123,7 +149,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--after-rest", metavar="CELL", help="one loop's steps after rests, instead")
     arguments = parser.parse_args()
+    if arguments.after_rest:
+        train_after_rests(arguments.after_rest, arguments.seconds, arguments.out)
+        return 0
     if arguments.alone:
         train_alone(*arguments.alone[:3], float(arguments.alone[3]))
         return 0
