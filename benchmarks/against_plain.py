@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from scipy.stats import t as student
@@ -36,8 +37,8 @@ def of_trial(workload: str, precision: str, seconds: float) -> tuple[float, dict
     return float(row["throughput_per_second"]), document["trials"][0]["environment"]
 
 
-def measure(cell: str, pairs: int, seconds: float) -> dict[str, object]:
-    """Return both sides' throughputs and the ratio with its interval."""
+def measure(cell: str, pairs: int, seconds: float) -> Iterator[dict[str, object]]:
+    """Yield both sides' throughputs and the ratio with its interval after each pair."""
     workload, _, precision = cell.partition(":")
     found: dict[str, list[float]] = {"script": [], "trial": []}
     sides = [("script", of_script), ("trial", of_trial)]
@@ -48,11 +49,14 @@ def measure(cell: str, pairs: int, seconds: float) -> dict[str, object]:
             found[name].append(rate)
             environment = seen or environment
         print(f"{cell} pair {pair + 1}: {[round(rates[-1], 1) for rates in found.values()]}", file=sys.stderr)
-    logs = [math.log(trial / script) for trial, script in zip(found["trial"], found["script"], strict=True)]
-    mean = statistics.mean(logs)
-    half = float(student.ppf(0.975, pairs - 1)) * statistics.stdev(logs) / math.sqrt(pairs) if pairs > 1 else math.inf
-    ratios = {"ratio": math.exp(mean), "ratio_low": math.exp(mean - half), "ratio_high": math.exp(mean + half)}
-    return {"cell": cell, **found, **ratios, "environment": environment}
+        yield {"cell": cell, **found, **ratios_of(found["trial"], found["script"]), "environment": environment}
+
+
+def ratios_of(trials: list[float], scripts: list[float]) -> dict[str, float]:
+    logs = [math.log(trial / script) for trial, script in zip(trials, scripts, strict=True)]
+    mean, n = statistics.mean(logs), len(logs)
+    half = float(student.ppf(0.975, n - 1)) * statistics.stdev(logs) / math.sqrt(n) if n > 1 else math.inf
+    return {"ratio": math.exp(mean), "ratio_low": math.exp(mean - half), "ratio_high": math.exp(mean + half)}
 
 
 def main() -> int:
@@ -63,15 +67,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    results = []
+    results = dict[str, dict[str, object]]()
     for cell in arguments.cells:
-        result = measure(cell, arguments.pairs, arguments.seconds)
-        results.append(result)
+        for result in measure(cell, arguments.pairs, arguments.seconds):
+            results[cell] = result
+            if arguments.out:
+                arguments.out.write_text(json.dumps(list(results.values()), indent=1) + "\n")
         bias, low, high = (100 * (float(str(result[key])) - 1) for key in ("ratio", "ratio_low", "ratio_high"))
-        rates = " ".join(f"{side} {[round(rate) for rate in result[side]]}" for side in ("script", "trial"))
-        print(f"{cell:22} trial over script {bias:+.2f} % [{low:+.2f}, {high:+.2f}]  {rates}", flush=True)
-        if arguments.out:
-            arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"{cell:22} trial over script {bias:+.2f} % [{low:+.2f}, {high:+.2f}]", flush=True)
     return 0
 
 

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,15 +97,18 @@ def train_after_rests(cell: str, seconds: float, out: Path | None) -> None:
         out.write_text(json.dumps({"cell": cell, "long_step_seconds": long, "step_seconds_after_rest": found}) + "\n")
 
 
-def measure(cell: str, sessions: int, seconds: float) -> dict[str, Any]:
+def measure(cell: str, sessions: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield what is known of a cell after each session."""
     workload, names, loop = cell.split(":")
     precisions = names.split("+")
     alone = dict[str, float]()
     for name in precisions:
         alone[name] = of_alone(workload, name, loop, seconds)
         print(f"{cell}: {name} alone {alone[name]:.5g} a second", file=sys.stderr)
-    found = [of_session(workload, precisions, loop) for _ in range(sessions)]
-    return {"cell": cell, "alone": alone, "sessions": found}
+    found = list[dict[str, Any]]()
+    for _ in range(sessions):
+        found.append(of_session(workload, precisions, loop))
+        yield {"cell": cell, "alone": alone, "sessions": found}
 
 
 def compare(measured: dict[str, Any]) -> list[dict[str, Any]]:
@@ -157,22 +161,22 @@ def main() -> int:
     if arguments.alone:
         train_alone(*arguments.alone[:3], float(arguments.alone[3]))
         return 0
-    results = []
+    results = dict[str, dict[str, Any]]()
     for cell in arguments.cells:
-        measured = measure(cell, arguments.sessions, arguments.seconds)
-        lines = compare(measured)
-        environment = measured["sessions"][0]["trials"][0]["environment"]
-        results.append({"cell": cell, "alone": measured["alone"], "lines": lines, "environment": environment})
-        for line in lines:
+        for measured in measure(cell, arguments.sessions, arguments.seconds):
+            environment = measured["sessions"][0]["trials"][0]["environment"]
+            lines = compare(measured)
+            results[cell] = {"cell": cell, "alone": measured["alone"], "lines": lines, "environment": environment}
+            if arguments.out:
+                arguments.out.write_text(json.dumps(list(results.values()), indent=1) + "\n")
+        for line in results[cell]["lines"]:
             verdict = "agrees" if line["agrees"] else "DIFFERS"
             print(
                 f"{line['what']:26} session {line['session']}  {line['castwise']:10.4g} alone {line['alone']:10.4g} "
                 f"{100 * line['difference']:+.2f} % of ±{100 * line['allowed']:.2f} %  {verdict}",
                 flush=True,
             )
-        if arguments.out:
-            arguments.out.write_text(json.dumps(results, indent=1) + "\n")
-    every = list(itertools.chain.from_iterable(result["lines"] for result in results))
+    every = list(itertools.chain.from_iterable(result["lines"] for result in results.values()))
     print(f"{sum(line['agrees'] for line in every)} of {len(every)} agree")
     return 0
 

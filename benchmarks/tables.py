@@ -8,10 +8,12 @@ the exit code says whether every table is what its records give.
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import aa
 import emitted
@@ -28,7 +30,6 @@ from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import find_suite, is_search, specs_of
 from castwise.registry.techniques import TECHNIQUES, needs_of
 from castwise.render.run_report import markdown_table
-from castwise.render.units import format_seconds
 from castwise.spec.trial import TrialSpec
 from castwise.suites.render import markdown_suite
 from castwise.suites.result import SuiteResult
@@ -50,18 +51,48 @@ def results(workload: str, folder: str = "trials") -> str:
     return markdown_table(sorted(found, key=lambda row: precision_sort_key(row.trial.spec.precision)))
 
 
-def overhead(name: str) -> str:
-    """Return how much longer castwise's step takes than the same loop by hand, as one run found it."""
-    document = json.loads((RECORDS / "overhead" / f"{name}.json").read_text())
+def studies(folder: str) -> tuple[list[dict[str, Any]], str]:
+    """Return all that a benchmark's records hold, oldest file first, and where and when it was measured."""
+    found, places = list[dict[str, Any]](), dict[str, None]()
+    for path in sorted((RECORDS / folder).glob("*.json")):
+        each = json.loads(path.read_text())
+        found += each
+        places |= dict.fromkeys(place_of(study["environment"], path.name[:10]) for study in each)
+    return found, "; ".join(places)
+
+
+def against_plain(_: str) -> str:
+    """Return how trials compare with a plain script that shares no code with castwise."""
+    found, where = studies("against_plain")
     cells = []
-    for cell in document["cells"]:
-        cost, low, high = costs_of(cell)
-        times = (format_seconds(cell[key]) for key in ("hand_step_seconds", "castwise_step_seconds"))
-        name_and_models = (cell["cell"].replace(":", ", "), cell["models_a_side"])
-        cells.append((*name_and_models, *times, f"{cost:+.2f} %", f"{low:+.2f} … {high:+.2f} %"))
-    heading = "cell | models a side | step by hand | step in castwise | castwise costs | 95 % interval"
-    where = place_of(document["environment"], name[:10])
+    for study in found:
+        cost, low, high = costs_of(study)
+        rates = (f"{statistics.median(study[side]):,.0f} images/s" for side in ("script", "trial"))
+        name_and_pairs = (study["cell"].replace(":", ", "), len(study["trial"]))
+        cells.append((*name_and_pairs, *rates, f"{cost:+.2f} %", f"{low:+.2f} … {high:+.2f} %"))
+    heading = "loop | pairs of processes | script | trial | trial over script | 95 % interval"
     return "\n".join([where, "", *markdown(heading, "lrrrrr", cells)]) + "\n"
+
+
+def power_limit(_: str) -> str:
+    """Return how figures of loops at the power limit compare with each loop running alone for a minute."""
+    found, where = studies("power_limit")
+    cells = [
+        (
+            study["cell"].partition(":")[0],
+            line["what"],
+            line["session"],
+            f"{line['castwise']:.4g}",
+            f"{line['alone']:.4g}",
+            f"{100 * line['difference']:+.2f} %",
+            f"±{100 * line['allowed']:.2f} %",
+            "yes" if line["agrees"] else "no",
+        )
+        for study in found
+        for line in study["lines"]
+    ]
+    heading = "model | figure | session | castwise | alone | difference | allowed | agrees"
+    return "\n".join([where, "", *markdown(heading, "llrrrrrl", cells)]) + "\n"
 
 
 @cache
@@ -92,9 +123,9 @@ def _cell(spec: TrialSpec) -> tuple[object, ...]:
     return (spec.workload, spec.precision, spec.loss_scale, spec.batch_size, spec.world_size, spec.parallelism)
 
 
-def advice(names: str) -> str:
+def advice(_: str) -> str:
     """Return what the runs of a study advised on a quiet and on a busy machine, and how often that was wrong."""
-    documents = [(name, json.loads((RECORDS / "advice" / f"{name}.json").read_text())) for name in names.split()]
+    found, where = studies("advice")
     cells = [
         (
             study["model"],
@@ -103,14 +134,10 @@ def advice(names: str) -> str:
             *(study["decisions"].get(decision, 0) for decision in ("take", "stay", "undecided", "nothing")),
             study["wrong"],
         )
-        for _, studies in documents
-        for study in studies
+        for study in found
     ]
-    places = dict.fromkeys(
-        place_of(study["environment"], name[:10]) for name, studies in documents for study in studies
-    )
     heading = "model | machine | runs | take | stay | undecided | nothing | wrong"
-    return "\n".join(["; ".join(places), "", *markdown(heading, "llrrrrrr", cells)]) + "\n"
+    return "\n".join([where, "", *markdown(heading, "llrrrrrr", cells)]) + "\n"
 
 
 def coverage(name: str) -> str:
@@ -159,7 +186,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
     "scaling": lambda workload: results(workload, "scaling"),
     "loops": lambda workload: results(workload, "techniques"),
-    "overhead": overhead,
+    "against_plain": against_plain,
+    "power_limit": power_limit,
     "coverage": coverage,
     "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),
     "advice": advice,

@@ -131,6 +131,26 @@ def test_rounds_have_fresh_processes_and_random_order() -> None:
     assert len(orders) > 1, "in a random order"
 
 
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [("RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", "ok"), ("RuntimeError: shapes differ", "crashed")],
+)
+def test_what_may_lack_memory_next_to_others_is_tried_alone(message: str, status: str) -> None:
+    class Library(NoisySession):
+        def warm_up(self, step_seconds: float | None = None) -> Facts:
+            if self.spec.precision == "fp16-mixed" and sum(not each.closed for each in made.sessions) > 1:
+                raise TrialFailedError("crashed", message)
+            return super().warm_up(step_seconds)
+
+    class Crashing(Noisy):
+        def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
+            self.sessions.append(Library(self))
+            return self.sessions[-1]
+
+    made = Crashing()
+    assert {trial.status for trial in of(compare(made), "fp16-mixed")} == {status}
+
+
 class Watched(Noisy):
     """Notes when each set-up begins and ends."""
 

@@ -99,8 +99,8 @@ def test_a_slower_precision_is_tried_again_in_a_graph_if_it_was_near_enough(
     assert (lost in names(SPACE, graph.spec, *tried, graph)) is is_open
 
 
-@pytest.mark.parametrize(("ratio", "is_open"), [(1.98, False), (2.01, True)])
-def test_a_precision_is_compiled_only_if_it_was_as_fast_before(ratio: float, is_open: bool) -> None:
+@pytest.mark.parametrize(("ratio", "is_open"), [(2.01, False), (2.03, True)])
+def test_a_precision_is_compiled_only_if_it_looked_faster_before(ratio: float, is_open: bool) -> None:
     start, compiled = fake_spec(workload="lstm-lm"), Change(techniques=("compile",))
     space = space_of(("fp32", "bf16-mixed", "bf16-master"), ("compile",))
     won = attempt(0, Change(precision="bf16-mixed"), start, "accepted", 2.0)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from fake_engine import fake_environment, fake_spec, fake_trial
+from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castwise.records.schema import Status, Trial
+from castwise.registry.techniques import find_technique
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import SearchSpace
 from castwise.tune.decide import Done, Session, decide
@@ -19,6 +20,7 @@ from castwise.tune.time_budget import TimeLeft
 
 GIB = 2**30
 START = fake_spec()
+H200 = "NVIDIA H200"
 
 
 @dataclass
@@ -135,6 +137,22 @@ def test_small_gains_are_proven_by_further_processes(gain: float, num_sessions: 
     assert world.measured.times_together([START, accepted.spec]) == num_sessions
     assert accepted.ratio is not None
     assert (accepted.ratio.n, bool(accepted.reason)) == (num_sessions, num_sessions == 1)
+
+
+@pytest.mark.parametrize(("speed", "is_tried"), [(1.0, False), (100.0, True)])
+def test_what_can_save_next_to_nothing_of_a_step_is_not_tried(speed: float, is_tried: bool) -> None:
+    world = World(gains(fp32=speed, cuda_graph=1.5))  # a step takes a quarter of a second, divided by it
+    done = world.search(space_of("cuda-graph", "cuda-graph-8"))
+    assert ("cuda-graph-8" in {name for each in done.tried for name in each.change.techniques}) is is_tried
+
+
+@pytest.mark.parametrize(("gpu", "step_seconds", "is_worth"), [(H200, 0.04, False), (H200, 0.01, True), ("?", 1, True)])
+def test_a_gain_is_bounded_by_the_traffic_of_memory(gpu: str, step_seconds: float, is_worth: bool) -> None:
+    facts, environment = fake_facts(num_parameters=25_000_000), fake_environment(gpu=gpu)
+    trial = fake_trial(START, step_seconds=(step_seconds,), facts=facts, environment=environment)
+    measured = Measurements().plus([trial])
+    assert measured.can_gain(find_technique("compiled-update"), START) is is_worth
+    assert measured.can_gain(find_technique("fused-optimizer"), START)
 
 
 def test_fp32_is_measured_next_to_the_default() -> None:

@@ -232,7 +232,7 @@ class Rounds:
                 trial = trial_of.get(spec.configuration)
                 if trial is None:  # there was no time for it
                     continue
-                if trial.status == "oom" and len(group) > 1:  # no record yet: it may fit with fewer others, or alone
+                if _may_lack_memory(trial) and len(group) > 1:  # no record yet: it may fit with fewer others, or alone
                     postponed.append(spec)
                     continue
                 if self._runner.store is not None:
@@ -314,6 +314,11 @@ def group_by_memory(
             groups[-1].append(spec)
             left -= needed
     return groups or [baseline]
+
+
+def _may_lack_memory(trial: Trial) -> bool:
+    """Return whether a trial may succeed with fewer others; cuDNN and cuBLAS have other words for lack of memory."""
+    return trial.status == "oom" or (trial.status == "crashed" and "_STATUS_" in trial.message)
 
 
 def prior_stats_of(trials: Sequence[Trial]) -> PriorStats | None:

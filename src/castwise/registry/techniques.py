@@ -4,6 +4,7 @@ A row says all about a technique: what it does and costs, which trials can have 
 and how `castwise tune` searches with it. Nothing else names a technique. To add one, add a row.
 """
 
+import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -127,6 +128,9 @@ class Technique:
     tried_with: tuple[str, ...] = ()  # tried together with it, too: one alone may not pay
     interacts_with: tuple[str, ...] = ()  # change what this one gains; it is tried again after them
     removes_waiting: bool = False  # the device's, at any precision
+    # What it can take off a step at most: a time, and traffic of the GPU's memory for each parameter.
+    saves_seconds: float = math.inf
+    saves_bytes: float = math.inf
     probes: Literal["", "launches", "data"] = ""  # what a search measures by it on a loop
     compile_cost: float = 0.0  # in times what `compile` takes
     times_kernels: bool = False  # in the first step, to keep the fastest; all that compiles does, in Inductor
@@ -342,6 +346,7 @@ TECHNIQUES: list[Technique] = [
         why_not=_compiles_momentum,
         rank=Rank.COMPILE,
         interacts_with=(PRECISION,),  # masters cost next to nothing in it
+        saves_bytes=28.0,  # AdamW reads four float32 of a parameter and writes three
         compile_cost=0.5,
     ),
     Technique(
@@ -466,8 +471,9 @@ TECHNIQUES: list[Technique] = [
         rank=Rank.COMPILE,
         tried_with=("cuda-graph", "batch-norm-kernel"),
         # The copies that matmul-stem makes are part of other kernels then. Those of space-to-depth are, too, but it was
-        # 0.98 times as fast both times that it was compiled on an H200, for up to a minute.
-        interacts_with=(PRECISION, "channels-last", "cudnn-search", "matmul-stem"),
+        # 0.98 times as fast both times that it was compiled on an H200, for up to a minute. The convolutions stay
+        # cuDNN's: in 18 searches cudnn-search was never faster on a compiled loop only.
+        interacts_with=(PRECISION, "channels-last", "matmul-stem"),
         compile_cost=1.0,
     ),
     Technique(
@@ -520,6 +526,7 @@ TECHNIQUES: list[Technique] = [
         settings={**_GRAPH, "steps_per_launch": 8},
         why_not=_captures_rate,
         tried_after="cuda-graph",
+        saves_seconds=50e-6,  # of a graph's launch. Source: an H200, mnist-cnn 26 µs a step, mlp-4096 35 µs
     ),
 ]
 

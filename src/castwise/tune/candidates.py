@@ -26,7 +26,7 @@ from castwise.registry.techniques import (
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import Numerics
-from castwise.tune.measurements import Outcome
+from castwise.tune.measurements import PROMISING, Outcome
 
 _BATCH = "batch"
 
@@ -42,9 +42,9 @@ _HOPELESS = 0.9
 # 16-bit precision may be this far behind float32. Source: an H200, mlp-4096: bf16-master has 0.82 times the speed of
 # TF32 in the plain loop, and 1.26 times in CUDA graphs.
 _HOPELESS_WITH_CASTS = 0.5
-# On a compiled loop another one costs a compilation, and has to have been as fast before. Source: 17 searches on an
+# On a compiled loop another one costs a compilation, and has to have looked faster before. Source: 17 searches on an
 # H200: seven were tried on compiled loops, and none was faster.
-_HOPELESS_COMPILED = 1.0
+_HOPELESS_COMPILED = PROMISING
 _MAX_COMPILED_PRECISIONS = 2
 _MAX_BATCH_FACTOR = 8
 _IN_VAIN = ("same", "slower", "too large", "failed", "unsupported")

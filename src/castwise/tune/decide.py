@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 from castwise.orchestrator.runner import unsupported_reason
-from castwise.registry.techniques import probe_technique
+from castwise.registry.techniques import probe_technique, rows_of
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import (
     Change,
@@ -32,8 +32,8 @@ Ending = Literal["nothing left", "budget", "failed", "interrupted"]  # a search 
 # At most so many configurations are measured next to the current one: a CPU has no cores for more than one.
 _SIDE_BY_SIDE = {"cuda": 6, "cpu": 1}
 _CONTEXT_BYTES = 2**30  # what a process holds in addition to its tensors
-_USABLE = 0.85  # of the device's memory, so that a kernel search finds its workspace
-_MAX_SESSIONS_OF_A_PAIR = 4  # to find out which of two configurations is faster
+_USABLE = 0.9  # of the device's memory, so that a kernel search finds its workspace
+_MAX_SESSIONS_OF_A_PAIR = 3  # to find out which of two configurations is faster
 _MAX_BATCHES = 3  # smaller ones that are measured, in addition to those on record
 _SAVES_MEMORY = 0.99  # a change that leaves more than this share of the memory does not count as saving it
 
@@ -140,7 +140,7 @@ class _Search:
             if self.measured.is_ok(current):
                 # What failed on a configuration that ran out of memory may run on one that does not.
                 relevant = [each for each in tried if self.measured.is_ok(each.below) or each.outcome == "accepted"]
-            changes = self.space.candidates(current, relevant)
+            changes = self._space_of(current).candidates(current, relevant)
             if not changes:
                 return path, tried, "nothing left"
             supported: list[Change] = []
@@ -159,10 +159,15 @@ class _Search:
             if not is_all_measured:
                 return path, [*tried, *self._not_tried(path[-1], tried)], "budget"
 
+    def _space_of(self, current: TrialSpec) -> SearchSpace:
+        """Return the space without techniques that can hardly make this configuration faster."""
+        rows = [row for row in rows_of(self.space.techniques) if self.measured.can_gain(row, current)]
+        return replace(self.space, techniques=tuple(row.name for row in rows))
+
     def _not_tried(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[TriedChange]:
         """Return the changes for which no time was left: those that are open on the configuration reached."""
         stage = next_stage(tried)
-        changes = [(change, change.on(current)) for change in self.space.open_changes(current, tried)]
+        changes = [(change, change.on(current)) for change in self._space_of(current).open_changes(current, tried)]
         return [
             TriedChange(stage, change, current, spec, None, *self.measured.outcome(spec, None, self.limit))
             for change, spec in changes
