@@ -2,6 +2,7 @@ import shlex
 
 import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
+from fake_gpu import fake_reading
 from syrupy.assertion import SnapshotAssertion
 
 from castwise.analysis.advice import Advice, Decision, recommend
@@ -236,6 +237,61 @@ def test_failed_trials_are_not_recommended(status: Status) -> None:
     assert advise(fake_trial(status=status, step_seconds=())).decision == "nothing"
     only = advise(at("fp32", 1, status=status), at("bf16-mixed", 2))
     assert (only.decision, only.precision) == ("take", "bf16-mixed")
+
+
+COMPILED = {"techniques": ("channels-last", "compile")}
+# What was measured next to fp32, what to take, its techniques, and why this one.
+LOOPS: dict[str, tuple[list[Trial], str | None, tuple[str, ...], str]] = {
+    "the fastest loop": (
+        [at("bf16-mixed", 3), at("bf16-mixed", 6, **COMPILED)],
+        "bf16-mixed",
+        COMPILED["techniques"],
+        "the fastest",
+    ),
+    "fewer techniques within 3 %": (
+        [at("bf16-mixed", 3), at("bf16-mixed", 3.05, **COMPILED)],
+        "bf16-mixed",
+        (),
+        "bf16-mixed with channels-last+compile +1.7 %: within 3 %, so the simpler one",
+    ),
+    "the same precision in a faster loop": ([at("fp32", 2, **COMPILED)], "fp32", COMPILED["techniques"], "the fastest"),
+    "without float32 weights": (
+        [at("bf16-mixed", 2), at("bf16-true", 2.5)],
+        "bf16-mixed",
+        (),
+        "bf16-true +25 %, but keeps no fp32 weights",
+    ),
+    "one that diverged": (
+        [at("bf16-mixed", 2), at("fp16-true", 3, status="diverged")],
+        "bf16-mixed",
+        (),
+        "fp16-true diverged",
+    ),
+    "the next": ([at("bf16-mixed", 0.5)], "fp32", (), "bf16-mixed, the next, trains 0.50× as fast"),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_answer_is_over_all_loops_and_says_why(name: str) -> None:
+    others, precision, techniques, why = LOOPS[name]
+    advice = advise(*rounds(FP32, *others))
+    assert (advice.precision, advice.techniques, advice.why) == (precision, techniques, why)
+    assert advice.how_sure == "3 runs each"
+
+
+def test_an_answer_is_compared_with_the_plain_loop_in_both_references() -> None:
+    advice = advise(*rounds(FP32, DEFAULT, at("bf16-mixed", 6, **COMPILED), at("fp32", 3, **COMPILED)))
+    assert advice.over_default is not None
+    assert advice.over_fp32 is not None
+    assert (advice.over_default.value, advice.over_fp32.value) == pytest.approx((4.0, 6.0))
+    assert advice.memory_ratio == 1.0
+
+
+def test_a_disturbed_machine_weakens_the_words() -> None:
+    noisy = at("bf16-mixed", 2).model_copy(update={"readings": (fake_reading(cpu_pressure=0.9),) * 6})
+    advice = advise(*rounds(FP32, noisy))
+    assert (advice.decision, advice.how_sure) == ("take", "3 runs each, busy CPU")
+    assert "bf16-mixed looks faster (busy CPU)" in advice.sentence
 
 
 def test_advice_is_per_workload_batch_size_and_number_of_gpus() -> None:

@@ -340,20 +340,6 @@ def test_answers_of_cut_runs_are_in_brackets_and_code_is_shown_once(open_page: O
     assert len(group.locator("details.code summary").all_inner_texts()) == 1
 
 
-@pytest.mark.parametrize(
-    ("trials", "settings"),
-    [
-        ([steady("fp32"), steady("tf32"), steady("fp32", workload="dpn92")], ["batch 256", "batch 256"]),
-        (
-            [steady("fp32"), steady("tf32"), steady("tf32", techniques=("compile", "cuda-graph"))],
-            ["batch 256, plain loop", "batch 256, compile+cuda-graph"],
-        ),
-    ],
-)
-def test_setting_names_the_loop_if_loops_differ(open_page: Opener, trials: list[Trial], settings: list[str]) -> None:
-    assert open_page(report_of(trials)).column("answers", "setting") == settings
-
-
 def test_groups_without_charts_are_named() -> None:
     page = report_of([fake_trial(fake_spec(workload=f"model-{n:02}")) for n in range(MAX_SECTIONS + 10)])
     assert "10 more comparisons have no charts on this page" in page

@@ -1,15 +1,16 @@
-"""Decide which precision to take, from the intervals of the speed-ups, and say it in words."""
+"""Decide which loop to take, from the intervals of the speed-ups, and say it in words: one answer everywhere."""
 
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from castwise.analysis.code_snippets import Snippet, framework_snippets, pytorch_code
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, has_interval
+from castwise.analysis.warnings import WarningName, warnings_of_all
 from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, precision_row, why_emulated
 from castwise.registry.techniques import join
 from castwise.spec.types import SYNTHETIC
@@ -30,18 +31,34 @@ _WITHOUT_REFERENCE = {
     "unsupported": "{} does not run here, so there is nothing to compare with",
     "diverged": "{} diverged: look at the learning rate before anything else",
 }
+# Intervals hold what processes differ by. These say that the machine itself was disturbed.
+_DOUBTS: dict[WarningName, str] = {
+    "noisy": "noisy",
+    "cpu-starved": "busy CPU",
+    "foreign-process": "shared GPU",
+    "thermal-drift": "GPU warming up",
+}
+_FAILURES = {"diverged": "diverged", "oom": "ran out of memory"}
 _CHECK_ACCURACY = "check the accuracy before you take it."
 _NO_INTERVAL = "but one process of each gives no interval"
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do, and the code that does it."""
+    """What to do, how sure that is, and the code that does it."""
 
     workload: str
-    decision: Decision  # `take` another precision and `stay` rest on intervals
+    batch_size: int  # on each GPU
+    num_gpus: int
+    decision: Decision  # `take` another loop and `stay` rest on intervals
     precision: str | None  # to take or to stay with; None if that is undecided
     sentence: str
+    techniques: tuple[str, ...] = ()  # of the loop to take
+    over_default: Estimate | None = None  # its speed-up over PyTorch's default in the plain loop
+    over_fp32: Estimate | None = None  # and over fp32
+    memory_ratio: float | None = None  # peak allocated over that of what it is compared with
+    why: str = ""  # why this one and no other
+    how_sure: str = ""  # how many processes it rests on, and what disturbed them
     code: str = ""  # the lines of PyTorch that switch the precision on; empty if there is nothing to switch
     key: str | None = None  # of the trial that it rests on
     snippets: tuple[Snippet, ...] = ()  # what to set in the frameworks around PyTorch
@@ -49,83 +66,176 @@ class Advice:
 
 
 def recommend(rows: Sequence[Row]) -> list[Advice]:
-    """Return one piece of advice for each workload, batch size, number of GPUs and set of techniques, in order."""
-    groups: dict[tuple[str, int, str, tuple[str, ...]], list[Row]] = {}
+    """Return one piece of advice for each workload, batch size and number of GPUs, in order.
+
+    It is the fastest loop that keeps float32 weights, over all precisions and techniques that were measured, compared
+    with the plain loop.
+    """
+    groups: dict[tuple[str, int, int], list[Row]] = {}
     for row in rows:
         spec = row.trial.spec
-        groups.setdefault((spec.workload, spec.batch_size, spec.world_size_label, spec.techniques), []).append(row)
+        groups.setdefault((spec.workload, spec.batch_size, spec.world_size), []).append(row)
     return [_advise(group) for group in groups.values()]
 
 
 def _advise(rows: list[Row]) -> Advice:
     spec = rows[0].trial.spec
+    setting = (spec.workload, spec.batch_size, spec.world_size)
     where = f"{spec.workload}, batch {spec.batch_size}"
-    where += f" on {spec.world_size_label}" if spec.world_size_label else ""
-    where += f", {join(spec.techniques)}" if spec.techniques else ""
+    where += f" on {spec.world_size} GPUs" if spec.world_size > 1 else ""
     measured = [row for row in rows if row.trial.status == "ok" and row.throughput is not None]
     if not measured:
-        return Advice(spec.workload, "nothing", None, f"{where}: nothing to recommend. No trial ended well.")
-    references = [row for name in (DEFAULT, BASELINE) for row in rows if row.trial.spec.precision == name]
+        return Advice(*setting, "nothing", None, f"{where}: nothing to recommend. No trial ended well.")
+    references = _references(rows)
     reference = next((row for row in references if row in measured), None)
     keeping = [row for row in measured if _keeps_float32_weights(row) and row is not reference]
     if reference is None:
-        return _without_reference(where, references, keeping or measured, measured)
+        return _without_reference(setting, where, references, keeping or measured, measured)
     name = _reference_name(reference)
     ratios = [(row, ratio) for row in keeping if (ratio := speedup_estimate(reference.trials, row.trials)) is not None]
     if not ratios:
         sentence = f"{where}: nothing to compare {name} with: no other precision with float32 weights was measured."
-        return Advice(spec.workload, "nothing", None, sentence + _caution(measured, reference))
+        return Advice(*setting, "nothing", None, sentence + _caution(measured, reference))
     proven = [row for row, ratio in ratios if _is_known(ratio) and ratio.low > 1 and ratio.value >= WORTHWHILE]
     if proven:
         best = _simplest_of_the_fastest(proven)
-        ratio = next(ratio for row, ratio in ratios if row is best)
-        gain = _gain(best, ratio, reference, name)
-        sentence = f"{where}: take {_name(best)}. It trains {gain}.{_caution(measured, best)}"
-        return _take(best, sentence)
+        doubts = _doubts(reference, best)
+        verb = f"{_name(best)} looks faster ({', '.join(doubts)})" if doubts else f"take {_name(best)}"
+        advice = replace(_take(best, setting), **_beside(best, reference, references, rows))
+        gain = _gain(best, advice, reference, name)
+        return replace(advice, sentence=f"{where}: {verb}. It trains {gain}.{_caution(measured, best)}")
     best, ratio = max(ratios, key=lambda pair: pair[1].value)
     may_be_faster = [(row, each) for row, each in ratios if _is_open(each) or _may_be_faster_in_one(row, each)]
     if may_be_faster:
-        return _undecided(where, may_be_faster, reference, name)
+        return _undecided(setting, where, may_be_faster, reference, name)
     found = f"{_name(best)} comes closest, at {_times(ratio)} its speed."
     if ratio.value > 1:
         found = f"{_name(best)} gains too little for a change of numerics: it trains {_times(ratio)} as fast."
     sentence = f"{where}: stay with {name}. {found}{_caution(measured, reference)}"
-    return Advice(spec.workload, "stay", reference.trial.spec.precision, sentence, key=reference.trial.spec.key)
+    advice = Advice(*setting, "stay", reference.trial.spec.precision, sentence, key=reference.trial.spec.key)
+    why = f"{_name(best)}, the next, trains {_times(ratio)} as fast"
+    beside = _beside(reference, reference, references, rows) | {"how_sure": _how_sure(reference, best)}
+    return replace(advice, **(beside | {"why": why}))
 
 
-def _undecided(where: str, candidates: Sequence[tuple[Row, Estimate]], reference: Row, reference_name: str) -> Advice:
+def _references(rows: Sequence[Row]) -> list[Row]:
+    """Return PyTorch's default and fp32 in the simplest loop that was measured in one of them, the default first."""
+    plain = [row for row in rows if row.trial.spec.precision in (DEFAULT, BASELINE)]
+    if not plain:
+        return []
+    spec = min(plain, key=lambda row: (len(row.trial.spec.techniques), row.trial.spec.parallelism == "dp")).trial.spec
+    same = [
+        row
+        for row in plain
+        if (row.trial.spec.techniques, row.trial.spec.parallelism) == (spec.techniques, spec.parallelism)
+    ]
+    return sorted(same, key=lambda row: row.trial.spec.precision != DEFAULT)
+
+
+def _beside(best: Row, reference: Row, references: Sequence[Row], rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the fields of the answer that compare what is taken with the references and with all others."""
+    by_name = {row.trial.spec.precision: row for row in references}
+    over = {name: speedup_estimate(row.trials, best.trials) for name, row in by_name.items() if row is not best}
+    memory = None
+    if best.peak_allocated_bytes and reference.peak_allocated_bytes:
+        memory = best.peak_allocated_bytes / reference.peak_allocated_bytes
+    return {
+        "over_default": over.get(DEFAULT),
+        "over_fp32": over.get(BASELINE),
+        "memory_ratio": memory,
+        "why": _why(best, rows),
+        "how_sure": _how_sure(reference, best),
+    }
+
+
+def _why(best: Row, rows: Sequence[Row]) -> str:
+    """Return why this row and no other, in a few words: what was faster, and why it is not taken."""
+    faster = [row for row in rows if row is not best and _speed(row) > _speed(best)]
+    keeping = [row for row in faster if row.trial.status == "ok" and _keeps_float32_weights(row)]
+    near = max((row for row in keeping if _speed(row) <= _speed(best) * WORTHWHILE), key=_speed, default=None)
+    unproven = max((row for row in keeping if _speed(row) > _speed(best) * WORTHWHILE), key=_speed, default=None)
+    dropping = [row for row in faster if row.trial.status == "ok" and not _keeps_float32_weights(row)]
+    failed = [row for row in rows if row.trial.status in ("diverged", "oom")]
+    reasons = []
+    if dropping and (pure := max(dropping, key=_speed)):
+        reasons.append(f"{_loop_name(pure, best)} {_percent(pure, best)}, but keeps no fp32 weights")
+    if near is not None:
+        reasons.append(f"{_loop_name(near, best)} {_percent(near, best)}: within 3 %, so the simpler one")
+    if unproven is not None:
+        reasons.append(f"{_loop_name(unproven, best)} {_percent(unproven, best)}, but not proven")
+    reasons += [f"{_loop_name(row, best)} {_FAILURES[row.trial.status]}" for row in failed[:1] if not reasons]
+    return "; ".join(reasons) or "the fastest"
+
+
+def _loop_name(row: Row, best: Row) -> str:
+    """Return a row's precision, and the techniques that the best one has not."""
+    spec, techniques = row.trial.spec, best.trial.spec.techniques
+    if spec.techniques == techniques:
+        return spec.precision
+    added = [each for each in spec.techniques if each not in techniques]
+    return f"{spec.precision} with {join(added) if added else 'fewer techniques'}"
+
+
+def _percent(row: Row, best: Row) -> str:
+    return f"+{100 * (_speed(row) / _speed(best) - 1):.1f} %".replace(".0 %", " %")
+
+
+def _how_sure(reference: Row, best: Row) -> str:
+    """Return on how many processes a comparison rests, and what disturbed them."""
+    fewest = min(len(reference.trials), len(best.trials))
+    words = "one run" if fewest == 1 else f"{fewest} runs each"
+    return ", ".join([words, *_doubts(reference, best)])
+
+
+def _doubts(*rows: Row) -> list[str]:
+    """Return what disturbed the machine, in a word each."""
+    names = {warning.name for row in rows for warning in warnings_of_all(row.trials)}
+    return [word for name, word in _DOUBTS.items() if name in names]
+
+
+def _undecided(
+    setting: tuple[str, int, int],
+    where: str,
+    candidates: Sequence[tuple[Row, Estimate]],
+    reference: Row,
+    reference_name: str,
+) -> Advice:
     """Return what was seen, and the command that decides it."""
     best, ratio = max(candidates, key=lambda pair: pair[1].value)
     seen = f"{_name(best)} was {_times(ratio)} as fast as {reference_name}"
     doubt = "so it may be slower or faster" if _is_known(ratio) else _NO_INTERVAL
     command = _command([reference, *(row for row, _ in candidates)])
     sentence = f"{where}: undecided. {seen}, {doubt}. {_more_rounds(command)}"
-    return Advice(best.trial.spec.workload, "undecided", None, sentence, command=command)
+    why = f"{_name(best)} was {_times(ratio)} as fast"
+    return Advice(*setting, "undecided", None, sentence, why=why, how_sure=_how_sure(reference, best), command=command)
 
 
 def _without_reference(
-    where: str, references: Sequence[Row], candidates: Sequence[Row], measured: Sequence[Row]
+    setting: tuple[str, int, int],
+    where: str,
+    references: Sequence[Row],
+    candidates: Sequence[Row],
+    measured: Sequence[Row],
 ) -> Advice:
     """Return the fastest of those that could be measured, if that is proven, and why there is nothing to compare."""
-    workload = candidates[0].trial.spec.workload
     why = "neither PyTorch's default nor fp32 was measured"
     if references:
         failed = references[0].trial
         why = _WITHOUT_REFERENCE.get(failed.status, "{} was not measured").format(_reference_name(references[0]))
-    elif len(measured) == 1:
+    elif len({row.trial.spec.precision for row in measured}) == 1:
         sentence = f"{where}: nothing to compare {_name(candidates[0])} with: {why}."
-        return Advice(workload, "nothing", None, sentence)
+        return Advice(*setting, "nothing", None, sentence)
     among = " with float32 weights" if len(candidates) < len(measured) else ""
     fastest = max(candidates, key=_speed)
     rivals = [(row, speedup_estimate(row.trials, fastest.trials)) for row in candidates if row is not fastest]
     rest = [row for row, ratio in rivals if ratio is None or not _is_known(ratio) or _is_open(ratio)]
+    how_sure = _how_sure(fastest, (rest or candidates)[0])
     if rest:
         doubt = f"but {_and(rest)} may be as fast" if all(_is_known(ratio) for _, ratio in rivals) else _NO_INTERVAL
         command = _command([fastest, *rest])
         seen = f"{_name(fastest)} was the fastest{among}, {doubt}; {why}"
-        return Advice(
-            workload, "undecided", None, f"{where}: undecided. {seen}. {_more_rounds(command)}", command=command
-        )
+        sentence = f"{where}: undecided. {seen}. {_more_rounds(command)}"
+        return Advice(*setting, "undecided", None, sentence, why=seen, how_sure=how_sure, command=command)
     best = _simplest_of_the_fastest(candidates)
     rank = f"the fastest{among}" if best is fastest else f"simpler than {_name(fastest)} and hardly slower"
     if not rivals:
@@ -133,34 +243,41 @@ def _without_reference(
     sentence = f"{where}: take {_name(best)}, {rank}; {why}."
     if not _keeps_float32_weights(best):
         sentence += f" It keeps no float32 weights: {_CHECK_ACCURACY}"
-    return _take(best, sentence + _caution(measured, best))
+    sentence += _caution(measured, best)
+    return replace(_take(best, setting), sentence=sentence, why=why, how_sure=how_sure)
 
 
-def _take(row: Row, sentence: str) -> Advice:
-    """Return the advice to take a row's precision, with what to paste."""
+def _take(row: Row, setting: tuple[str, int, int]) -> Advice:
+    """Return the advice to take a row's loop, with what to paste; its words are still missing."""
     spec, facts = row.trial.spec, row.trial.facts
     precision = precision_row(spec.precision)
     code = pytorch_code(precision, spec.device_type, facts)
     if code and spec.loss_scale != precision.loss_scale:
         code = f"# Measured with the loss scale {spec.loss_scale}; this is {precision.loss_scale} loss scaling.\n{code}"
     snippets = framework_snippets(precision, spec.device_type, facts) if code else ()
-    return Advice(spec.workload, "take", spec.precision, sentence, code, spec.key, snippets)
+    return Advice(*setting, "take", spec.precision, "", spec.techniques, code=code, key=spec.key, snippets=snippets)
 
 
 def _simplest_of_the_fastest(rows: Sequence[Row]) -> Row:
     """Return the fastest row, or of those hardly slower the one that changes the loop least."""
     fastest = max(_speed(row) for row in rows)
     near = [row for row in rows if _speed(row) * WORTHWHILE >= fastest]
-    return min(near, key=lambda row: precision_row(row.trial.spec.precision).loop_changes)
+
+    def changes(row: Row) -> tuple[int, int, float]:
+        spec = row.trial.spec
+        return len(spec.techniques), precision_row(spec.precision).loop_changes, -_speed(row)
+
+    return min(near, key=changes)
 
 
-def _gain(row: Row, ratio: Estimate, reference: Row, reference_name: str) -> str:
+def _gain(row: Row, advice: Advice, reference: Row, reference_name: str) -> str:
     """Return how much faster a row is than the reference and than fp32, and in how much memory."""
-    words = f"{_times(ratio)} as fast as {reference_name}"
-    if reference.trial.spec.precision != BASELINE and row.speedup is not None:
-        words += f" ({row.speedup:.2f}× as fast as fp32)"
-    if row.peak_allocated_bytes and reference.peak_allocated_bytes:
-        memory = row.peak_allocated_bytes / reference.peak_allocated_bytes
+    is_over_default = reference.trial.spec.precision == DEFAULT
+    over = advice.over_default if is_over_default else advice.over_fp32
+    words = f"{_times(over)} as fast as {reference_name}" if over is not None else ""
+    if is_over_default and advice.over_fp32 is not None:
+        words += f" ({advice.over_fp32.value:.2f}× as fast as fp32)"
+    if (memory := advice.memory_ratio) is not None:
         words += ", in the same memory" if 0.995 <= memory < 1.005 else f", in {memory:.2f}× the memory"
     if row.skipped_steps:
         words += f"; loss scaling skipped {row.skipped_steps} step{'s' if row.skipped_steps > 1 else ''}"
@@ -199,12 +316,15 @@ def _times(ratio: Estimate) -> str:
 
 
 def _name(row: Row) -> str:
-    """Return the precision, with the loss scale if it is not the precision's own."""
+    """Return the precision, with the loss scale if it is not the precision's own, and the techniques."""
     spec = row.trial.spec
     precision = precision_row(spec.precision)
-    if not precision.code or spec.loss_scale == precision.loss_scale:
-        return spec.precision
-    return f"{spec.precision} with loss scale {spec.loss_scale}"
+    name = spec.precision
+    if precision.code and spec.loss_scale != precision.loss_scale:
+        name += f" with loss scale {spec.loss_scale}"
+    if spec.parallelism == "dp":
+        name += " (dp)"
+    return f"{name} with {', '.join(spec.techniques)}" if spec.techniques else name
 
 
 def _reference_name(row: Row) -> str:
@@ -237,7 +357,8 @@ def _command(rows: Sequence[Row]) -> str:
     parts += ["--batch-size", str(spec.batch_size)]
     if any(each.loss_scale != precision_row(each.precision).loss_scale for each in scaling):
         parts += ["--loss-scale", ",".join(dict.fromkeys(each.loss_scale for each in scaling))]
-    parts += ["--techniques", join(spec.techniques)] if spec.techniques else []
+    if any(each.techniques for each in specs):
+        parts += ["--techniques", ",".join(dict.fromkeys(join(each.techniques) for each in specs))]
     parts += ["--gpus", str(spec.world_size)] if spec.world_size > 1 else []
     parts += ["--parallelism", spec.parallelism] if spec.parallelism == "dp" else []
     parts += ["--device", spec.device] if spec.device != "cuda:0" else []

@@ -1,32 +1,30 @@
 """The conclusions from a collection of records: a sentence for each comparison in it, and one for all."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from castwise.analysis.advice import WORTHWHILE, Decision, recommend
-from castwise.analysis.result_table import Row
-from castwise.analysis.training_metrics import epochs_of, is_whole, length_in_words, perplexity
+from castwise.analysis.advice import WORTHWHILE, Advice, Decision, recommend
+from castwise.analysis.statistics import Estimate
+from castwise.analysis.training_metrics import data_share, epochs_of, is_whole, length_in_words, perplexity
 from castwise.max_batch.result import max_batches_of
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import BASELINE, DEFAULT, precision_row
 from castwise.registry.suites import is_search
-from castwise.registry.techniques import join
 from castwise.report.collection import Collection, ComparisonGroup, Configuration, value_of
 from castwise.spec.quantities import truncate_list
 from castwise.spec.trial import TrialSpec
 
+_WAITS = 0.5  # of the training time; a run that waits longer for its data says little about precisions
 _MAX_NAMES = 4  # of workloads or devices in the sentence for all
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Which precision to take in a comparison group, at one batch size and number of GPUs."""
+    """What to take in a comparison group, at one batch size and number of GPUs."""
 
     group: ComparisonGroup
-    decision: Decision
-    precision: str | None  # to take or to stay with; None if that is undecided, or nothing could be measured
-    sentence: str  # the same in words
-    code: str  # lines of PyTorch that switch it on; empty if there is nothing to switch
+    advice: Advice
     spec: TrialSpec  # of the configuration that the answer is based on, or of another one of the same setting
     config: Configuration | None  # that the answer is based on; None without a precision
     reference: Configuration | None  # what the others are compared with: PyTorch's default, or else fp32
@@ -34,29 +32,9 @@ class Answer:
 
     @property
     def speedup(self) -> float | None:
-        """Return the speed-up of what to take over the reference."""
-        is_over_default = self.reference is not None and self.reference.precision == DEFAULT
-        return self.default_speedup if is_over_default else self.fp32_speedup
-
-    @property
-    def default_speedup(self) -> float | None:
-        """Return the speed-up of what to take over PyTorch's default."""
-        source = self.config.source if self.config is not None else None
-        return source.default_speedup if isinstance(source, Row) else None
-
-    @property
-    def fp32_speedup(self) -> float | None:
-        """Return the speed-up of what to take over fp32."""
-        return self.config.speedup.value if self.config is not None and self.config.speedup is not None else None
-
-    @property
-    def memory_ratio(self) -> float | None:
-        """Return the peak of what tensors held over fp32's."""
-        source = self.config.source if self.config is not None else None
-        if isinstance(source, Row):
-            return source.memory_ratio
-        own, other = (each and each.peak_allocated_bytes for each in (self.config, self.reference))
-        return own / other if own and other else None
+        """Return the speed-up of what to take over the reference; None for the reference itself."""
+        found = self.advice.over_default or self.advice.over_fp32
+        return found.value if found is not None else None
 
 
 def answers_of(collection: Collection) -> list[Answer]:
@@ -74,7 +52,7 @@ def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
     if not answers:
         return _largest_batches(collection) or "No trial was measured."
     if len(answers) == 1:
-        return answers[0].sentence
+        return answers[0].advice.sentence
     devices = list(dict.fromkeys(machine.device_name for machine in collection.machines.values()))
     where = "On " + ", ".join(devices[:_MAX_NAMES]) + (" and others" if len(devices) > _MAX_NAMES else "")
     # Steady state is preferred to training runs, which more than the precision slows down, and answers with a reference
@@ -83,12 +61,18 @@ def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
     preferred = [each for each in preferred if each.reference is not None] or preferred
     clauses: dict[tuple[Decision, str | None, str, bool], list[Answer]] = {}
     for answer in preferred:
-        if answer.decision != "nothing":
+        if answer.advice.decision != "nothing":
             over = answer.reference.precision if answer.reference is not None else ""
-            clauses.setdefault((answer.decision, answer.precision, over, bool(answer.cut)), []).append(answer)
+            clauses.setdefault((answer.advice.decision, loop_of(answer), over, bool(answer.cut)), []).append(answer)
     if not clauses:
         return f"{where} nothing can be recommended: nothing that can be compared ended well."
-    ordered = sorted(clauses.values(), key=lambda own: (bool(own[0].cut), own[0].decision == "undecided", -len(own)))
+    ranks = ("take", "stay", "undecided")
+
+    def order(own: list[Answer]) -> tuple[bool, int, float]:
+        gain = max((each.speedup or 0.0 for each in own), default=0.0)
+        return bool(own[0].cut), ranks.index(own[0].advice.decision), -gain
+
+    ordered = sorted(clauses.values(), key=order)
     workloads = [name for own in ordered for name in {each.spec.workload for each in own}]
     ambiguous = {name for name in workloads if workloads.count(name) > 1}
     return f"{where}: " + "; ".join(_clause(own, ambiguous) for own in ordered) + "."
@@ -119,7 +103,7 @@ def _clause(answers: Sequence[Answer], ambiguous: set[str]) -> str:
             setting = f" at batch {spec.batch_size}" + (f" on {spec.world_size_label}" if spec.world_size_label else "")
         names.append(name + setting)
     where = truncate_list(names, most=_MAX_NAMES if len(names) <= _MAX_NAMES else _MAX_NAMES - 1)  # never "and 1 more"
-    decision, precision, is_cut = answers[0].decision, answers[0].precision, bool(answers[0].cut)  # all have the same
+    decision, precision, is_cut = answers[0].advice.decision, loop_of(answers[0]), bool(answers[0].cut)  # all the same
     if decision == "undecided":
         return f"undecided for {where}"
     if decision == "stay":
@@ -134,22 +118,31 @@ def _clause(answers: Sequence[Answer], ambiguous: set[str]) -> str:
     return f"{clause} ({span} times as fast as {_name(reference.precision)})"
 
 
+def loop_of(answer: Answer) -> str | None:
+    """Return the precision to take, with the number of techniques of its loop: "fp16-master with 6 techniques"."""
+    techniques = answer.advice.techniques
+    if not techniques:
+        return answer.advice.precision
+    return (
+        f"{answer.advice.precision} with {techniques[0] if len(techniques) == 1 else f'{len(techniques)} techniques'}"
+    )
+
+
 def _name(precision: str | None) -> str:
     return "PyTorch's default" if precision == DEFAULT else precision or ""
 
 
 def _answers_of_steady_state(group: ComparisonGroup) -> Iterator[Answer]:
-    settings: dict[tuple[object, ...], list[Configuration]] = {}
-    for config in group.configurations:
-        spec = config.trial.spec
-        settings.setdefault((spec.batch_size, spec.world_size_label, spec.techniques), []).append(config)
-    for own in settings.values():
-        (advice,) = recommend([config.source for config in own if isinstance(config.source, Row)])
+    for advice in recommend(group.rows):
+        own = [
+            config
+            for config in group.configurations
+            if (config.trial.spec.batch_size, config.trial.spec.world_size) == (advice.batch_size, advice.num_gpus)
+        ]
         based_on = next((each for each in own if each.trial.spec.key == advice.key), None)
-        spec = (based_on or own[0]).trial.spec
-        ended = {each.precision: each for each in own if each.trial.status == "ok"}
+        ended = {each.precision: each for each in own if each.trial.status == "ok" and not each.trial.spec.techniques}
         reference = ended.get(DEFAULT) or ended.get(BASELINE)
-        yield Answer(group, advice.decision, advice.precision, advice.sentence, advice.code, spec, based_on, reference)
+        yield Answer(group, advice, (based_on or own[0]).trial.spec, based_on, reference)
 
 
 def _answers_of_runs(group: ComparisonGroup) -> Iterator[Answer]:
@@ -157,33 +150,46 @@ def _answers_of_runs(group: ComparisonGroup) -> Iterator[Answer]:
     settings: dict[tuple[object, ...], list[Configuration]] = {}
     for config in group.configurations:
         spec = config.trial.spec
-        key = (spec.batch_size, spec.world_size, spec.parallelism, spec.techniques, spec.seed)
-        settings.setdefault(key, []).append(config)
+        settings.setdefault((spec.batch_size, spec.world_size, spec.parallelism, spec.seed), []).append(config)
     for configurations in settings.values():
         ended = [config for config in configurations if config.trial.status == "ok" and config.speedup is not None]
-        baseline = next((config for config in ended if config.precision == BASELINE), None)
+        plain = [config for config in ended if config.precision == BASELINE]
+        baseline = min(plain, key=lambda config: len(config.trial.spec.techniques), default=None)
         others = [config for config in ended if config.precision != BASELINE]
         safe = [config for config in others if precision_row(config.precision).keeps_float32_weights]
         if baseline is not None and safe:
-            yield _answer_of_runs(group, baseline, max(safe, key=lambda c: value_of(c.speedup)), others)
+            yield _answer_of_runs(group, baseline, max(safe, key=lambda c: value_of(c.throughput)), others)
 
 
 def _answer_of_runs(
     group: ComparisonGroup, baseline: Configuration, best: Configuration, others: Sequence[Configuration]
 ) -> Answer:
-    """Return the answer of runs that differ in precision only: `best` of those that keep float32 weights."""
-    speedup, spec = value_of(best.speedup), best.trial.spec
+    """Return the answer of runs: `best` of those that keep float32 weights, compared with fp32 in the plain loop."""
+    spec = best.trial.spec
+    speedup = value_of(best.speedup)
+    if spec.techniques != baseline.trial.spec.techniques:
+        speedup = value_of(best.throughput) / value_of(baseline.throughput)
     cut = next((length_in_words(config.trial) for config in (best, baseline) if not is_whole(config.trial)), "")
     in_cut_runs = f" in runs that were cut short ({cut}), so that their end is unknown" if cut else ""
     spread = f" on {spec.world_size_label}" if spec.world_size_label else ""
-    loop = f", {join(spec.techniques)}" if spec.techniques else ""
-    setting = f"{group.title}, batch {spec.batch_size}{spread}{loop}"
+    loop = f" with {', '.join(spec.techniques)}" if spec.techniques else ""
+    setting = f"{group.title}, batch {spec.batch_size}{spread}"
+    words = (spec.workload, spec.batch_size, spec.world_size)
+    over = Estimate(speedup, math.nan, math.nan, 1)
+    memory = None
+    if best.peak_allocated_bytes and baseline.peak_allocated_bytes:
+        memory = best.peak_allocated_bytes / baseline.peak_allocated_bytes
+    waiting = data_share(best.trial) or 0.0
+    why = f"waits for data {waiting:.0%} of the time" if waiting >= _WAITS else "the fastest"
     if speedup < WORTHWHILE:
-        is_faster = any(value_of(config.speedup) > speedup for config in others)
-        among = " of those that keep float32 weights" if is_faster else ""
-        comes = f"{best.precision} comes closest{among}, at {speedup:.2f} times its speed{in_cut_runs}."
-        words = f"{setting}: stay with fp32. {comes}"
-        return Answer(group, "stay", BASELINE, words, "", baseline.trial.spec, baseline, baseline, cut)
+        faster = [c for c in others if value_of(c.throughput) > value_of(best.throughput)]
+        among = " of those that keep float32 weights" if faster else ""
+        comes = f"{best.precision}{loop} comes closest{among}, at {speedup:.2f} times its speed{in_cut_runs}."
+        sentence = f"{setting}: stay with fp32. {comes}"
+        if waiting < _WAITS:
+            why = f"{best.precision}, the next, trains {speedup:.2f}× as fast"
+        advice = Advice(*words, "stay", BASELINE, sentence, why=why, how_sure="one run")
+        return Answer(group, advice, baseline.trial.spec, baseline, baseline, cut)
     pairs = list(zip(epochs_of(best.trial), epochs_of(baseline.trial), strict=False))
     learned = ""  # by both runs after as many epochs, if their data is real
     if pairs and imitated_data_set(spec.data_set) is None:
@@ -194,5 +200,17 @@ def _answer_of_runs(
         elif perplexity(own) is not None and perplexity(other) is not None:
             learned = f", at perplexity {perplexity(own):.4g} compared with {perplexity(other):.4g} {after}"
     trains = f"trains {speedup:.2f} times as fast as fp32{learned}{in_cut_runs}."
-    advice = f"{best.precision} {trains}" if cut else f"take {best.precision}. It {trains}"
-    return Answer(group, "take", best.precision, f"{setting}: {advice}", "", spec, best, baseline, cut)
+    name = f"{best.precision}{loop}"
+    sentence = f"{setting}: {name} {trains}" if cut else f"{setting}: take {name}. It {trains}"
+    advice = Advice(
+        *words,
+        "take",
+        best.precision,
+        sentence,
+        spec.techniques,
+        over_fp32=over,
+        memory_ratio=memory,
+        why=why,
+        how_sure="one run",
+    )
+    return Answer(group, advice, spec, best, baseline, cut)

@@ -6,7 +6,6 @@ from castwise.analysis import steady_metrics
 from castwise.analysis.warnings import TrialWarning, warnings_of
 from castwise.max_batch import render as max_batch_render
 from castwise.registry.suites import is_search
-from castwise.registry.techniques import join
 from castwise.render import run_report, training_table
 from castwise.render.fields import Field, FlatRow, find_field, find_fields, trial_values, worth_showing
 from castwise.render.notes import remarks
@@ -16,7 +15,7 @@ from castwise.report.charts.chart import GroupSubject
 from castwise.report.charts.registry import charts_of
 from castwise.report.charts.throughput import overview
 from castwise.report.collection import Collection, ComparisonGroup, FileOf, machine_traits, throughput_of
-from castwise.report.conclusions import Answer, answers_of, in_one_sentence
+from castwise.report.conclusions import Answer, answers_of, in_one_sentence, loop_of
 from castwise.report.html.page_frame import PageData, Source, assemble
 from castwise.spec.quantities import truncate_list
 
@@ -84,7 +83,9 @@ def _section(
         "gist": "; ".join(_gist(answer) for answer in answers[:3]),
         "answers": answers,
         # Answers for several batch sizes mostly have the same lines of code.
-        "codes": list(dict.fromkeys((each.precision or "", each.code) for each in answers if each.code)),
+        "codes": list(
+            dict.fromkeys((each.advice.precision or "", each.advice.code) for each in answers if each.advice.code)
+        ),
         "charts": [data.add_chart(chart, anchor) for chart in charts_of(GroupSubject(group, source.file_of))],
         "table": data.add_table(f"{anchor}-results", table),
         "remarks": [*(note.text for note in collection.machine_notes_of(*group.configurations)), *lines],
@@ -93,37 +94,39 @@ def _section(
 
 def _gist(answer: Answer) -> str:
     """Return an answer in a few words, for a section that is folded."""
-    if answer.decision == "nothing":
+    loop = loop_of(answer)
+    if answer.advice.decision == "nothing":
         return "nothing to recommend"
-    if answer.precision is None:
+    if loop is None:
         return "undecided"
-    if answer.decision == "stay":
-        return f"stay with {answer.precision}"
+    if answer.advice.decision == "stay":
+        return f"stay with {loop}"
     if answer.speedup is None:
-        return f"take {answer.precision}"
+        return f"take {loop}"
     verb = "fastest in runs cut short:" if answer.cut else "take"
-    return f"{verb} {answer.precision}, {format_ratio(answer.speedup)}"
+    return f"{verb} {loop}, {format_ratio(answer.speedup)}"
 
 
 def _answer_table(answers: list[Answer]) -> DataTable[FlatRow]:
     """Return the table of what to take for which workload; what is no recommendation is in brackets."""
     rows: list[FlatRow] = []
     for answer in answers:
-        group, config, spec, precision = answer.group, answer.config, answer.spec, answer.precision or answer.decision
-        has_loops = len({each.trial.spec.techniques for each in group.configurations}) > 1
-        loop = join(spec.techniques) if spec.techniques else "plain loop" if has_loops else ""
-        setting = ", ".join(part for part in (f"batch {spec.batch_size}", spec.world_size_label, loop) if part)
+        group, config, spec, advice = answer.group, answer.config, answer.spec, answer.advice
+        take = loop_of(answer) or advice.decision
+        setting = ", ".join(part for part in (f"batch {spec.batch_size}", spec.world_size_label) if part)
         source = f"cut runs: {answer.cut}" if answer.cut else "training runs" if group.is_training else "steady state"
         rows.append(
             {
                 "workload": group.title,
                 "setting": setting,
-                "take": f"({precision})" if answer.cut else precision,
-                "default_speedup": answer.default_speedup,
-                "speedup": answer.fp32_speedup,
+                "take": f"({take})" if answer.cut else take,
+                "default_speedup": advice.over_default.value if advice.over_default else None,
+                "speedup": advice.over_fp32.value if advice.over_fp32 else None,
                 "throughput_per_second": config.throughput.value if config and config.throughput else None,
                 "unit": group.unit,
-                "memory_ratio": answer.memory_ratio,
+                "memory_ratio": advice.memory_ratio,
+                "why": advice.why,
+                "how_sure": advice.how_sure,
                 "based_on": source,
             }
         )
@@ -135,9 +138,11 @@ def _answer_table(answers: list[Answer]) -> DataTable[FlatRow]:
         Field("speedup", "speed-up over fp32", "ratio"),
         find_field("throughput_per_second"),
         find_field("memory_ratio", "memory over fp32"),
+        Field("why", "why this one"),
+        Field("how_sure", "how sure"),
         Field("based_on", "based on"),
     ]
-    return DataTable(worth_showing(fields, rows, always=("workload", "setting", "take", "based_on")), rows)
+    return DataTable(worth_showing(fields, rows, always=("workload", "setting", "take", "why", "how_sure")), rows)
 
 
 def _trial_table(collection: Collection, file_of: FileOf) -> DataTable[FlatRow]:
