@@ -27,6 +27,7 @@ NO_RECORDS: dict[str, tuple[bytes, str]] = {
     "too-deep": (b"[" * 100_000 + b"]" * 100_000, NO_JSON),
     "newer": (RECORD.replace('"schema_version":1', '"schema_version":2').encode(), "a record of schema 2"),
     "no-trial": (b'{"schema_version": 1}', "not a record of schema 1 (spec: Field required)"),
+    "a-long-number": (RECORD.replace('"seed":0', f'"seed":{"9" * 400}').encode(), "a number has more than 19 digits"),
     "unstamped": (RECORD.replace('"schema_version":1', '"schema_version":null').encode(), NO_STAMP),
 }
 
@@ -126,6 +127,24 @@ def test_a_file_that_is_no_record_is_named_and_left_alone(store: Store, name: st
     assert "\n" not in problems[0].reason
     assert len(problems[0].reason) < 200
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "large"])
+def test_a_file_that_might_never_end_is_refused(store: Store, kind: str) -> None:
+    store.save(fake_trial())
+    path = store.folder / "x.json"
+    reason = "not a regular file"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(2**40)
+        reason = "larger than a record can be (64.0 MiB)"
+    trials, problems = load_folder(store.folder)
+    assert len(trials) == 1
+    assert [(problem.path, problem.reason) for problem in problems] == [(path, reason)]
 
 
 def test_another_machines_record_is_not_taken_even_where_it_was_copied_into_the_folder(store: Store) -> None:

@@ -5,9 +5,11 @@ resumed job never uses another machine's figures.
 """
 
 import itertools
+import json
 import os
 import re
 import secrets
+import stat
 import tempfile
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,8 +21,12 @@ from pydantic import BaseModel, ValidationError
 from castwise.errors import StoreError
 from castwise.records.collector import gc_disabled
 from castwise.records.schema import SCHEMA_VERSION, Environment, Trial
+from castwise.spec.quantities import format_bytes
 from castwise.spec.trial import TrialSpec
 
+_LARGEST_RECORD = 64 * 2**20  # bytes; the largest of this project's records has 0.2 MB
+_MOST_DIGITS = 19  # of an integer; a float cannot hold one of 309
+_LONG_NUMBER = re.compile(rb"\d{20}")
 KEPT = "._"  # in the names of records and their folders
 _NAME_LENGTH = 80
 
@@ -145,9 +151,12 @@ class _RecordVersion(BaseModel):
 
 def _read(path: Path) -> Trial:
     try:
-        content = path.read_bytes()
+        content = _read_file(path)
     except OSError as error:
         raise StoreError(error.strerror or str(error)) from None
+    if _LONG_NUMBER.search(content):
+        with suppress(ValueError, RecursionError):  # no JSON: said below
+            json.loads(content, parse_int=_checked_int)
     try:
         trial = Trial.model_validate_json(content)
     except ValidationError as error:
@@ -158,6 +167,23 @@ def _read(path: Path) -> Trial:
     if "schema_version" not in trial.model_fields_set or trial.schema_version != SCHEMA_VERSION:
         _check_version(content)
     return trial
+
+
+def _read_file(path: Path) -> bytes:
+    """Return a file's content; a pipe or a device might never end."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise StoreError("not a regular file")
+        if status.st_size > _LARGEST_RECORD:
+            raise StoreError(f"larger than a record can be ({format_bytes(_LARGEST_RECORD)})")
+        return file.read(_LARGEST_RECORD)
+
+
+def _checked_int(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise StoreError(f"a number has more than {_MOST_DIGITS} digits")
+    return int(digits)
 
 
 def _check_version(content: bytes) -> None:
