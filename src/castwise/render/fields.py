@@ -42,6 +42,7 @@ _FORMATS: dict[Unit, Callable[[Any], str]] = {
     "number": format_number,
     "boolean": str,
 }
+_UNEVEN = 0.5  # how much longer one side of an interval may be for ±, as a share of it
 _KINDS: dict[Unit, Kind] = {"text": "text", "count": "integer", "bytes": "integer", "boolean": "truth"}
 
 
@@ -88,6 +89,28 @@ def interval_text(name: str) -> Callable[[FlatRow], str]:
         low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
         interval = "" if low is None or high is None or low == high else f" [{low:.2f}, {high:.2f}]"
         return f"{format_ratio(row[name])}{interval}"
+
+    return text
+
+
+def short_ratio_text(name: str) -> Callable[[FlatRow], str]:
+    """Return the format of the same in a narrow column: `1.90 ± 0.02`; `[0.60, 2.47]` for an interval that is uneven.
+
+    No interval is shown narrower than it is, or on the other side of 1.
+    """
+
+    def text(row: FlatRow) -> str:
+        value, low, high = row[name], row.get(f"{name}_low"), row.get(f"{name}_high")
+        if low is None or high is None or low == high:
+            return f"{value:.2f}"
+        for digits in (2, 3):
+            shown = round(value, digits)
+            half = math.ceil(max(shown - low, high - shown) * 10**digits - 1e-6) / 10**digits
+            if (low > 1) == (shown - half > 1) and (high < 1) == (shown + half < 1):
+                break
+        if abs((high - value) - (value - low)) > _UNEVEN * half:
+            return f"[{low:.2f}, {high:.2f}]"
+        return f"{value:.{digits}f} ± {half:.{digits}f}"
 
     return text
 
