@@ -26,13 +26,16 @@ _MOST_NAMED = 2  # precisions in a note; of more, their number
 def measured_on(trials: Sequence[Trial], *, is_brief: bool = False) -> str:
     """Return the devices, the software and the dates: `NVIDIA H200 (castwise 0.1.0 at 80a6, torch 2.11.0, 2026-11-21)`.
 
-    If the trials (at least one) differ, every device, version and commit is named. In brief, commit and driver are left
-    out.
+    If the trials (at least one) differ, every device, version and commit is named. In brief it has device, torch and
+    date alone.
     """
     environments = [trial.environment for trial in trials]
-    commits = "" if is_brief else _and(each.commit for each in environments if each.commit)
-    drivers = "" if is_brief else _and(each.driver for each in environments if each.driver)
+    commits = _and(each.commit for each in environments if each.commit)
+    drivers = _and(each.driver for each in environments if each.driver)
     dates = sorted({trial.started_at[:10] for trial in trials})
+    if is_brief:
+        devices, versions = _and(each.device_name for each in environments), _and(each.torch for each in environments)
+        return f"{devices}, torch {versions}, {dates[-1]}"
     software = (
         f"castwise {_and(each.castwise for each in environments)}" + (f" at {commits}" if commits else ""),
         f"torch {_and(each.torch for each in environments)}",
@@ -237,9 +240,8 @@ def _verdicts(rows: Sequence[Row]) -> list[Note]:
         own = [row for row in rows if row.verdict and row.verdict.kind == kind]
         own = [row for row in own if kind == "incomparable" or len(row.trials) > 1]
         details = tuple(f"{row.trial.spec.label}: {kind}: {row.verdict.reason}" for row in own if row.verdict)
-        if own and own[0].verdict:
-            # The table compares with the plain loop; a column of the wide one compares equal loops.
-            notes.append(Note(kind, f"{_who(own, rows)} ({own[0].verdict.reason})", details, kind == "incomparable"))
+        if own:
+            notes.append(Note(kind, _who(own, rows), details, is_routine=True))
     return notes
 
 

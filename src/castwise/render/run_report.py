@@ -70,8 +70,8 @@ IN_FILES = (
 )
 # The columns that fit into 80 characters.
 _SHORT = (
-    *("precision", "throughput_per_second", "default_speedup", "speedup", "scaling_efficiency"),
-    *("peak_allocated_bytes", "verdict"),
+    *("precision", "throughput_per_second", "default_speedup", "speedup", "loop_speedup"),
+    *("scaling_efficiency", "peak_allocated_bytes", "verdict"),
 )
 _SETTING = ("workload", "data_set", "batch_size", "gpus", "parallelism", "techniques")
 _FAILED = {"oom": "out of memory", "timeout": "timed out"}
@@ -136,7 +136,12 @@ def short_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
         references = {row.trial.spec.precision: row for row in references_among(group) if row.trial.status == "ok"}
         flat += [_short_row(row, references) for row in group]
     units = {row["unit"] for row in flat}
-    titles = {"default_speedup": "× default", "speedup": "× fp32", "scaling_efficiency": "scaling"}
+    titles = {
+        "default_speedup": "× default",
+        "speedup": "× fp32",
+        "scaling_efficiency": "scaling",
+        "loop_speedup": "× plain loop",
+    }
     titles["peak_allocated_bytes"] = "memory"
     formats = {name: short_ratio_text(name) for name in ("default_speedup", "speedup")}
     formats["precision"] = _precision_text
@@ -146,14 +151,15 @@ def short_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
     formats["peak_allocated_bytes"] = lambda row: format_bytes(row["peak_allocated_bytes"])
     fields = [replace(each, format=formats.get(each.name, each.format)) for each in find_fields(_SHORT)]
     fields = [replace(each, title=titles.get(each.name, each.title), wraps=each.name == "precision") for each in fields]
-    return DataTable(worth_showing(fields, flat, ["verdict"]), flat)
+    return DataTable(worth_showing(fields, flat), flat)
 
 
 def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
     is_ok = row.trial.status == "ok"
     over = {name: _over(reference, row) for name, reference in references.items() if is_ok}
     first = next(iter(references.values()), None)
-    verdict = row.verdict and row.verdict.kind
+    failure = None if is_ok else _FAILED.get(row.trial.status, row.trial.status)
+    verdict: str | None = row.verdict.kind if row.verdict else None
     if first is not None and _loop(row) != _loop(first):
         ratio = next(iter(over.values()), None)
         verdict = None if ratio is None else verdict_of(ratio).kind
@@ -164,9 +170,11 @@ def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
         "throughput_per_second": row.throughput if is_ok else None,
         **estimate_values("default_speedup", over.get(DEFAULT)),
         **estimate_values("speedup", over.get(BASELINE)),
+        "loop_speedup": None if over else row.loop_speedup,  # if there is nothing else to compare with
         "scaling_efficiency": row.scaling_efficiency if is_ok else None,
         "peak_allocated_bytes": row.peak_allocated_bytes,
-        "verdict": verdict if is_ok else _FAILED.get(row.trial.status, row.trial.status),
+        "verdict": verdict if is_ok else failure,
+        "failure": failure,
     }
 
 
@@ -197,7 +205,7 @@ def _setting(table: DataTable[FlatRow]) -> Callable[[FlatRow], str]:
             "batch_size": f"batch {row['batch_size']}",
             "gpus": gpus,
             "parallelism": "" if "gpus" in varied else gpus,
-            "techniques": "plain loop" if row["techniques"] == NONE else row["techniques"],
+            "techniques": "plain loop" if row["techniques"] == NONE else row["techniques"].replace("+", " + "),
         }
         return ", ".join(filter(None, (words.get(name, row[name]) for name in varied)))
 
@@ -228,24 +236,7 @@ def print_table(  # noqa: PLR0913  what is printed, by keyword
     if not rows:
         print_line(console, "no trials", "bold")
         return
-    print_line(console, headline(rows), "bold")
-    taken = {item.key for item in advice}
-
-    def style(row: FlatRow) -> str | None:
-        if row["status"] != "ok":
-            return "red" if wide else None
-        return "bold green" if row["key"] in taken else None
-
-    def cell_style(row: FlatRow, field: Field) -> str:
-        if field.name != "verdict" or row["key"] in taken:
-            return ""
-        return _COLOURS.get(row["verdict"], "") if row["status"] == "ok" else "red"
-
-    if wide:
-        print_data_table(console, data_table(rows), style=style)
-    else:
-        table = short_table(rows)
-        print_data_table(console, table, style=style, cell_style=cell_style, section=_setting(table))
+    print_rows(rows, console, [item.key for item in advice], wide=wide)
     trials = [trial for row in rows for trial in row.trials]
     print_line(console, measured_on(trials, is_brief=not (wide or verbose)), "dim")
     for line in cost_lines(rows, prices):
@@ -262,15 +253,42 @@ def print_table(  # noqa: PLR0913  what is printed, by keyword
         print_line(console, line, "yellow")
 
 
+def print_rows(rows: Sequence[Row], console: Console, taken: Sequence[str | None] = (), *, wide: bool = False) -> None:
+    """Print what all rows share, and the table, with those in colour that are taken, by their trials' keys."""
+    print_line(console, headline(rows), "bold")
+
+    def style(row: FlatRow) -> str | None:
+        if row["status"] != "ok":
+            return "red" if wide else None
+        return "bold green" if row["key"] in taken else None
+
+    def cell_style(row: FlatRow, field: Field) -> str:
+        if field.name != "verdict" or row["key"] in taken:
+            return ""
+        return _COLOURS.get(row["verdict"], "") if row["status"] == "ok" else "red"
+
+    if wide:
+        print_data_table(console, data_table(rows), style=style)
+    else:
+        table = short_table(rows)
+        print_data_table(console, table, style=style, cell_style=cell_style, section=_setting(table))
+
+
 def _print_advice(item: Advice, console: Console, *, is_new: bool) -> None:
     """Print the sentence, why, how sure that is, and what to paste, if that is new."""
     colour = {"take": " green", "stay": " green", "undecided": " yellow"}.get(item.decision, "")
     print_line(console, _without_command(item), f"bold{colour}")
+    if item.command:
+        _print_code([item.command], console)
     for line in _reason_lines(item):
         print_line(console, f"  {line}")
-    lines = [*item.code.splitlines(), *snippet_lines(item)] if item.code and is_new else []
-    for line in [*lines, *filter(None, [item.command])]:
-        # Never wrapped: what is copied from the terminal has to run.
+    if item.code and is_new:
+        _print_code([*item.code.splitlines(), *snippet_lines(item)], console)
+
+
+def _print_code(lines: Sequence[str], console: Console) -> None:
+    """Print lines that are never wrapped: what is copied from the terminal has to run."""
+    for line in lines:
         console.print(Text(f"    {line}"), highlight=False, soft_wrap=True)
 
 
@@ -297,7 +315,7 @@ def to_markdown(
     """Return what `print_table` prints as Markdown."""
     if not rows:
         return "no trials\n"
-    lines = _markdown_grid(rows, advice, data_table(rows).columns if wide else short_table(rows).columns)
+    lines = _markdown_grid(rows, advice, None if wide else short_table(rows).columns)
     lines += ["", *(f"- {markdown_text(line)}" for line in cost_lines(rows, prices))] if prices else []
     for item in advice:
         lines += ["", f"**{markdown_text(_without_command(item))}**"]
@@ -313,24 +331,25 @@ def to_markdown(
 
 def markdown_table(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
     """Return the table without verdicts, where it was measured, and all notes in a line each as Markdown."""
-    columns = [replace(each, otherwise="verdict") for each in short_table(rows).columns if each.name != "verdict"]
+    columns = [each for each in short_table(rows).columns if each.name != "verdict"]
+    columns = [replace(each, otherwise="failure") if each.name == "throughput_per_second" else each for each in columns]
     items = (f"- {markdown_text(note.line)}" for note in notes_of(rows) if not note.is_routine)
     return "\n".join([*_markdown_grid(rows, advice, columns), "", *items]).rstrip() + "\n"
 
 
-def _markdown_grid(rows: Sequence[Row], advice: Sequence[Advice], columns: Sequence[Field]) -> list[str]:
-    """Return what all rows share, these columns and those that tell settings apart, and where it was measured.
+def _markdown_grid(rows: Sequence[Row], advice: Sequence[Advice], columns: Sequence[Field] | None) -> list[str]:
+    """Return what all rows share, the table, and where it was measured.
 
-    What is taken is in bold.
+    Columns are all, or these and those that tell settings apart; what is taken is in bold.
     """
-    full, short, taken = data_table(rows), short_table(rows), {item.key for item in advice}
-    if len(columns) < len(full.columns):
+    full, taken = data_table(rows), {item.key for item in advice}
+    table = full
+    if columns is not None:
         columns = [*(each for each in full.columns if each.name in _SETTING), *columns]
-        flat = [row | {"precision": f"**{row['precision']}**"} if row["key"] in taken else row for row in short.rows]
-    else:
-        flat = full.rows
+        table = DataTable(columns, short_table(rows).rows)
+    flat = [{**row, "precision": f"**{row['precision']}**"} if row["key"] in taken else row for row in table.rows]
     place = measured_on([trial for row in rows for trial in row.trials])
-    return [markdown_text(headline(rows)), "", *markdown_grid(columns, flat), "", markdown_text(place)]
+    return [markdown_text(headline(rows)), "", *markdown_grid(table.columns, flat), "", markdown_text(place)]
 
 
 def to_html(rows: Sequence[Row], advice: Sequence[Advice]) -> str:

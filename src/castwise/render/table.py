@@ -5,7 +5,7 @@ import io
 import math
 import textwrap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from rich.console import Console, RenderableType
@@ -83,6 +83,10 @@ def print_data_table(  # noqa: PLR0913  how a table looks, by keyword
         sections.setdefault(section(row), []).append(row)
     rows = [row for own in sections.values() for row in own]
     columns = [_text_column(rows, column) for column in table.columns]
+    if len(sections) > 1:
+        indented = [f"  {cell}" for cell in columns[0].cells]
+        longest_word = columns[0].longest_word + 2
+        columns[0] = replace(columns[0], cells=indented, width=columns[0].width + 2, longest_word=longest_word)
     if len(rows) > _MOST_LAID_OUT:
         _print_lines(console, columns)
         return

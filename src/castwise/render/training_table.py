@@ -75,9 +75,7 @@ def data_table(
     ]
     rows: list[FlatRow] = [flat_row(run, pairs) for run in runs]
     group = competing_by("workload", "data_set", "batch_size", "gpus", "seed", "length")
-    return DataTable(
-        worth_showing(fields, rows, _ALWAYS), rows, group, "the best among runs that differ in precision alone"
-    )
+    return DataTable(worth_showing(fields, rows, _ALWAYS), rows, group)
 
 
 def print_runs(
