@@ -14,6 +14,7 @@ from rich.text import Text
 from castwise.analysis.advice import references_among
 from castwise.analysis.result_table import compare
 from castwise.analysis.speedup import speedup_estimate
+from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import DEFAULT
 from castwise.registry.suites import is_search
@@ -127,6 +128,7 @@ class LiveProgress:
         if trial.status != "ok":
             self._print(f"{self._label}: {trial.status}: {trial.message}", style="yellow")
         self._draw_table()
+        self._live.refresh()
 
     def _figures(self, trial: Trial) -> str:
         """Return a configuration's figures so far: `2,560 images/s, 3.00× default`."""
@@ -138,8 +140,7 @@ class LiveProgress:
         row = next(row for row in rows if row.trial.spec.configuration == trial.spec.configuration)
         if row.throughput is None:
             return ""
-        unit = trial.facts.unit if trial.facts is not None else "samples"
-        text = f"{format_rate(row.throughput)} {unit}/s"
+        text = f"{format_rate(row.throughput)} {unit_of(trial)}/s"
         reference = next((each for each in references_among(rows) if each.trial.status == "ok"), row)
         ratio = None if reference is row else speedup_estimate(reference.trials, row.trials)
         name = "default" if reference.trial.spec.precision == DEFAULT else reference.trial.spec.precision
