@@ -25,6 +25,7 @@ from castwise.spec.options import DEFAULT_RESULTS, SharedOptions
 
 INTERRUPTED = 130
 FAILED = 1
+REPORT = "castwise report"
 
 _Job = TypeVar("_Job", bound=Job | None)
 _Result = TypeVar("_Result")
@@ -87,11 +88,11 @@ def measuring(options: SharedOptions, output: PrintOptions) -> Iterator[LiveProg
         raise
 
 
-def next_step(results: Path | None, num_results: int, command: str = "castwise report") -> str:
+def next_step(results: Path | None, num_results: int, command: str = REPORT) -> str:
     """Return a line on where the results are, and which command is next; empty if no records are kept."""
     if results is None:
         return ""
-    if command == "castwise report" and results != DEFAULT_RESULTS:
+    if command == REPORT and results != DEFAULT_RESULTS:
         command += f" {shlex.quote(str(results))}"
     return f"{pluralize(num_results, 'result')} in {results}/. Next: {command}"
 

@@ -101,7 +101,7 @@ def short_ratio_text(name: str) -> Callable[[FlatRow], str]:
 
     def text(row: FlatRow) -> str:
         value, low, high = row[name], row.get(f"{name}_low"), row.get(f"{name}_high")
-        if low is None or high is None or low == high:
+        if low is None or high is None or f"{low:.2f}" == f"{high:.2f}":
             return f"{value:.2f}"
         for digits in (2, 3):
             shown = round(value, digits)
