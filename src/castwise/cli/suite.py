@@ -36,10 +36,11 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
         if options.techniques is not None:
             raise UsageError("--tuned stands for --techniques none,tuned. Give one of the two.")
         options = replace(options, techniques=("none", "tuned"))
-    from castwise.cli.measuring import FAILED, announce, answer, looking, measuring, say_logs
+    from castwise.cli.measuring import FAILED, announce, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit, say
     from castwise.orchestrator.machine import detect_machine
     from castwise.registry.suites import SUITE_NAMES, find_suite
+    from castwise.render.console import print_ending, result_console
     from castwise.render.units import pluralize
     from castwise.suites import render
     from castwise.suites.result import SuiteResult
@@ -52,8 +53,9 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
     def show(result: "SuiteResult") -> None:
         """Print a suite at once if its format allows it; the others are one document over all suites."""
         shown.append(result)
+        print_result = partial(render.print_suite, result, wide=output.wide, verbose=output.verbose)
         if output.format in ("table", "markdown"):
-            emit(output.format, partial(render.print_suite, result), markdown=partial(render.markdown_suite, result))
+            emit(output.format, print_result, markdown=partial(render.markdown_suite, result))
             print(flush=True)
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job | None, tuple[list[SuiteResult], int]]":
@@ -88,6 +90,8 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
     elif output.format == "json":
         print(render.json_suites(results))
     trials = [trial for result in results for trial in result.all_trials]
+    if output.format == "table":
+        print_ending(result_console(), next_step(options.results, len(trials)))
     if output.verbose:
         say_logs(trials)
     # That float16 without masters diverges, or that a batch does not fit, is what a suite is run to find out.

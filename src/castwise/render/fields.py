@@ -15,6 +15,7 @@ from typing import Any, Literal
 from castwise.analysis.statistics import Estimate
 from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
+from castwise.registry.precisions import known_precision
 from castwise.registry.techniques import join
 from castwise.render.units import (
     format_bytes,
@@ -113,6 +114,19 @@ def short_ratio_text(name: str) -> Callable[[FlatRow], str]:
         return f"{value:.{digits}f} ± {half:.{digits}f}"
 
     return text
+
+
+def precision_text(row: FlatRow) -> str:
+    """Return the precision, with the loss scale if it is not the precision's own."""
+    known, loss_scale = known_precision(row["precision"]), row.get("loss_scale")
+    is_usual = known is None or loss_scale in (None, known.loss_scale)
+    return str(row["precision"]) if is_usual else f"{row['precision']} loss scale {row['loss_scale']}"
+
+
+def distinct_precision_text(rows: Sequence[FlatRow]) -> Callable[[FlatRow], str] | None:
+    """Return `precision_text` if rows of one precision differ in their loss scale, else None."""
+    scales = {(row["precision"], row.get("loss_scale")) for row in rows}
+    return precision_text if len(scales) > len({name for name, _ in scales}) else None
 
 
 def rate_text(name: str) -> Callable[[FlatRow], str]:

@@ -19,6 +19,7 @@ from castwise.spec.quantities import format_share, truncate_list
 
 _MILLION = 1_000_000
 _MOST_TRIALS_NAMED = 6  # in a warning; JSON has all
+MORE = "with --verbose"  # where the notes are that are not printed
 _MOST_NOTES = 3  # below a table
 _MOST_NAMED = 2  # precisions in a note; of more, their number
 
@@ -104,9 +105,13 @@ def notes_of(rows: Sequence[Row]) -> list[Note]:
 
 def note_lines(rows: Sequence[Row], more: str) -> list[str]:
     """Return the most important notes in a line each, and where the others are: `2 more with --verbose`."""
-    notes = [note for note in notes_of(rows) if not note.is_routine]
-    left = len(notes) - _MOST_NOTES
-    return [note.line for note in notes[:_MOST_NOTES]] + ([f"{left} more {more}"] if left > 0 else [])
+    return first_of([note.line for note in notes_of(rows) if not note.is_routine], more)
+
+
+def first_of(lines: Sequence[str], more: str = MORE) -> list[str]:
+    """Return the first three of some notes, and where the others are."""
+    left = len(lines) - _MOST_NOTES
+    return [*lines[:_MOST_NOTES], *([f"{left} more {more}"] if left > 0 else [])]
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:

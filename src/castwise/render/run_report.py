@@ -17,7 +17,7 @@ from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.analysis.steady_metrics import cold_start_seconds
 from castwise.analysis.warnings import warnings_of_all
-from castwise.registry.precisions import BASELINE, DEFAULT, known_precision
+from castwise.registry.precisions import BASELINE, DEFAULT
 from castwise.registry.techniques import NONE
 from castwise.render.console import print_line
 from castwise.render.fields import (
@@ -26,11 +26,13 @@ from castwise.render.fields import (
     estimate_values,
     find_fields,
     interval_values,
+    precision_text,
     short_ratio_text,
     trial_values,
     worth_showing,
 )
 from castwise.render.notes import (
+    MORE,
     cost_lines,
     costs,
     headline,
@@ -76,7 +78,6 @@ _SHORT = (
 _SETTING = ("workload", "data_set", "batch_size", "gpus", "parallelism", "techniques")
 _FAILED = {"oom": "out of memory", "timeout": "timed out"}
 _COLOURS = {"faster": "green", "slower": "red", "inconclusive": "yellow", "one run": "yellow"}
-_MORE = "with --verbose"
 
 # Figures of a row under the names of their fields.
 _OF_ROW = (
@@ -144,7 +145,7 @@ def short_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
     }
     titles["peak_allocated_bytes"] = "memory"
     formats = {name: short_ratio_text(name) for name in ("default_speedup", "speedup")}
-    formats["precision"] = _precision_text
+    formats["precision"] = precision_text
     if len(units) == 1:
         titles["throughput_per_second"] = f"{units.pop()}/s"
         formats["throughput_per_second"] = lambda row: format_rate(row["throughput_per_second"])
@@ -188,13 +189,6 @@ def _loop(row: Row) -> tuple[object, ...]:
     return row.trial.spec.techniques, row.trial.spec.parallelism
 
 
-def _precision_text(row: FlatRow) -> str:
-    """Return the precision, with the loss scale if it is not the precision's own."""
-    known = known_precision(row["precision"])
-    is_usual = known is None or row["loss_scale"] == known.loss_scale
-    return str(row["precision"]) if is_usual else f"{row['precision']} loss scale {row['loss_scale']}"
-
-
 def _setting(table: DataTable[FlatRow]) -> Callable[[FlatRow], str]:
     """Return a function for the setting of a row in words: what differs between rows besides the precision."""
     varied = [name for name in _SETTING if len({row[name] for row in table.rows}) > 1]
@@ -220,7 +214,7 @@ def print_table(  # noqa: PLR0913  what is printed, by keyword
     *,
     wide: bool = False,
     verbose: bool = False,
-    more: str = _MORE,
+    more: str = MORE,
 ) -> None:
     """Print the table, where it was measured, what epochs cost at these prices, the advice and notes to a terminal.
 
@@ -310,7 +304,7 @@ def to_markdown(
     *,
     wide: bool = False,
     verbose: bool = False,
-    more: str = _MORE,
+    more: str = MORE,
 ) -> str:
     """Return what `print_table` prints as Markdown."""
     if not rows:

@@ -13,7 +13,6 @@ from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.conclusions import answers_of, in_one_sentence
 from castwise.report.machine_notes import MachineNote
 
-_ELSEWHERE = "`castwise export` has all"
 _MORE = "in the HTML report"
 
 
@@ -25,9 +24,9 @@ def print_report(collection: Collection, console: Console) -> None:
     for group in collection.groups:
         print_line(console, f"\n{group.title}", "bold underline")
         if group.is_max_batch:
-            print_max_batches(group.max_batches, console)
+            print_max_batches(group.max_batches, console, more=_MORE)
         elif group.is_training:
-            training_table.print_runs(group.runs, None, console, _ELSEWHERE)
+            training_table.print_runs(group.runs, None, console)
         else:
             run_report.print_table(group.rows, recommend(group.rows), console, more=_MORE)
         _print_notes(collection.machine_notes_of(*group.configurations), console)
