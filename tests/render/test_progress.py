@@ -39,8 +39,8 @@ def test_a_pipe_gets_a_line_a_trial() -> None:
         play(progress)
         play(progress, "oom", "CUDA out of memory. [bold]Tried[/bold] :smile:", "timm:" + "x" * 200)
     first, second, bad, _ = said(console).splitlines()
-    assert first == "trial 1 of 2: resnet50 fp32 batch 256: 2,560 images/s (1 s)"
-    assert second == "trial 2 of 2: resnet50 bf16-mixed batch 256: 2,560 images/s, 1.00× fp32 (1 s)"
+    assert first == "trial 1 of 2: resnet50 fp32 batch 256: ok: 2,560 images/s (1 s)"
+    assert second == "trial 2 of 2: resnet50 bf16-mixed batch 256: ok: 2,560 images/s, 1.00× fp32 (1 s)"
     assert bad.endswith(" fp32 batch 256: oom (1 s): CUDA out of memory. [bold]Tried[/bold] :smile:")
 
 
@@ -70,11 +70,11 @@ def test_the_time_of_an_interleaved_session_is_reported_once() -> None:
             update = {"status": status, "session_id": session, "duration_seconds": seconds}
             progress.ended(fake_trial().model_copy(update=update))
     assert [line.partition("256: ")[2].removesuffix(": ") for line in said(console).splitlines()] == [
-        "2,560 images/s (in a session of 12 s)",
+        "ok: 2,560 images/s (in a session of 12 s)",
         "oom (3 s)",
         "diverged (in the same session)",
-        "2,560 images/s (in a session of 20 s)",
-        "2,560 images/s (5 s)",
+        "ok: 2,560 images/s (in a session of 20 s)",
+        "ok: 2,560 images/s (5 s)",
     ]
 
 

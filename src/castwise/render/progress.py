@@ -121,7 +121,8 @@ class LiveProgress:
         if self._live is None or not self._count or not is_steady:
             prefix = f"{self._which}: " if self._live is None else ""
             failure = "" if trial.status == "ok" else f": {trial.message}"
-            result = (is_steady and trial.status == "ok" and self._figures(trial)) or trial.status
+            figures = self._figures(trial) if is_steady and trial.status == "ok" else ""
+            result = f"{trial.status}: {figures}" if figures else trial.status
             style = None if trial.status == "ok" else "yellow"
             self._print(f"{prefix}{self._label}: {result} ({self._took(trial)}){failure}", style)
             return

@@ -76,7 +76,6 @@ _SHORT = (
     *("scaling_efficiency", "peak_allocated_bytes", "verdict"),
 )
 _SETTING = ("workload", "data_set", "batch_size", "gpus", "parallelism", "techniques")
-_FAILED = {"oom": "out of memory", "timeout": "timed out"}
 _COLOURS = {"faster": "green", "slower": "red", "inconclusive": "yellow", "one run": "yellow"}
 
 # Figures of a row under the names of their fields.
@@ -159,7 +158,6 @@ def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
     is_ok = row.trial.status == "ok"
     over = {name: _over(reference, row) for name, reference in references.items() if is_ok}
     first = next(iter(references.values()), None)
-    failure = None if is_ok else _FAILED.get(row.trial.status, row.trial.status)
     verdict: str | None = row.verdict.kind if row.verdict else None
     if first is not None and _loop(row) != _loop(first):
         ratio = next(iter(over.values()), None)
@@ -174,8 +172,7 @@ def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
         "loop_speedup": None if over else row.loop_speedup,  # if there is nothing else to compare with
         "scaling_efficiency": row.scaling_efficiency if is_ok else None,
         "peak_allocated_bytes": row.peak_allocated_bytes,
-        "verdict": verdict if is_ok else failure,
-        "failure": failure,
+        "verdict": verdict if is_ok else row.trial.status,
     }
 
 
@@ -271,7 +268,9 @@ def print_rows(rows: Sequence[Row], console: Console, taken: Sequence[str | None
 def _print_advice(item: Advice, console: Console, *, is_new: bool) -> None:
     """Print the sentence, why, how sure that is, and what to paste, if that is new."""
     colour = {"take": " green", "stay": " green", "undecided": " yellow"}.get(item.decision, "")
-    print_line(console, _without_command(item), f"bold{colour}")
+    # The command is on a line of its own.
+    sentence = item.sentence.removesuffix(f" {item.command}") if item.command else item.sentence
+    print_line(console, sentence, f"bold{colour}")
     if item.command:
         _print_code([item.command], console)
     for line in _reason_lines(item):
@@ -284,11 +283,6 @@ def _print_code(lines: Sequence[str], console: Console) -> None:
     """Print lines that are never wrapped: what is copied from the terminal has to run."""
     for line in lines:
         console.print(Text(f"    {line}"), highlight=False, soft_wrap=True)
-
-
-def _without_command(item: Advice) -> str:
-    """Return the sentence without the command, which is on a line of its own below it."""
-    return item.sentence.removesuffix(f" {item.command}") if item.command else item.sentence
 
 
 def _reason_lines(item: Advice) -> list[str]:
@@ -312,12 +306,11 @@ def to_markdown(
     lines = _markdown_grid(rows, advice, None if wide else short_table(rows).columns)
     lines += ["", *(f"- {markdown_text(line)}" for line in cost_lines(rows, prices))] if prices else []
     for item in advice:
-        lines += ["", f"**{markdown_text(_without_command(item))}**"]
+        lines += ["", f"**{markdown_text(item.sentence)}**"]
         reasons = _reason_lines(item)
         lines += ["", *(f"- {markdown_text(line)}" for line in reasons)] if reasons else []
-        if item.code or item.command:
-            code = [item.code, *snippet_lines(item)] if item.code else [item.command]
-            lines += ["", "```python" if item.code else "```", *code, "```"]
+        if item.code:
+            lines += ["", "```python", item.code, *snippet_lines(item), "```"]
     notes = remarks(rows) if verbose else note_lines(rows, more)
     lines += ["", *(f"- {markdown_text(line)}" for line in notes)]
     return "\n".join(lines).rstrip() + "\n"
@@ -326,7 +319,7 @@ def to_markdown(
 def markdown_table(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
     """Return the table without verdicts, where it was measured, and all notes in a line each as Markdown."""
     columns = [each for each in short_table(rows).columns if each.name != "verdict"]
-    columns = [replace(each, otherwise="failure") if each.name == "throughput_per_second" else each for each in columns]
+    columns = [replace(each, otherwise="status") if each.name == "throughput_per_second" else each for each in columns]
     items = (f"- {markdown_text(note.line)}" for note in notes_of(rows) if not note.is_routine)
     return "\n".join([*_markdown_grid(rows, advice, columns), "", *items]).rstrip() + "\n"
 
