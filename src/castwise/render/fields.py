@@ -102,11 +102,11 @@ def short_ratio_text(name: str) -> Callable[[FlatRow], str]:
 
     def text(row: FlatRow) -> str:
         value, low, high = row[name], row.get(f"{name}_low"), row.get(f"{name}_high")
-        if low is None or high is None or f"{low:.2f}" == f"{high:.2f}":
+        if low is None or high is None or math.isclose(low, high, rel_tol=1e-6):
             return f"{value:.2f}"
         for digits in (2, 3):
             shown = round(value, digits)
-            half = math.ceil(max(shown - low, high - shown) * 10**digits - 1e-6) / 10**digits
+            half = max(math.ceil(max(shown - low, high - shown) * 10**digits - 1e-6), 1) / 10**digits
             if (low > 1) == (shown - half > 1) and (high < 1) == (shown + half < 1):
                 break
         if abs((high - value) - (value - low)) > _UNEVEN * half:
