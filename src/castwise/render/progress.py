@@ -88,7 +88,7 @@ class LiveProgress:
 
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
         """Show that trial `index` of `count` begins; a count of 0 means that it is unknown, as in a search."""
-        if index == 1:
+        if index == 1 and (self._index, self._label) != (1, spec.label):  # a session names its first trial twice
             self._started = time.monotonic()
         self._label, self._index, self._count = spec.label, index, count
         if count:
@@ -118,13 +118,16 @@ class LiveProgress:
         is_steady = trial.spec.kind == "steady"
         if is_steady:
             self._trials.append(trial)
-        if self._live is None or not self._count or not is_steady:
-            prefix = f"{self._which}: " if self._live is None else ""
-            failure = "" if trial.status == "ok" else f": {trial.message}"
-            figures = self._figures(trial) if is_steady and trial.status == "ok" else ""
+        failure = "" if trial.status == "ok" else f": {trial.message}"
+        figures = self._figures(trial) if is_steady and trial.status == "ok" else ""
+        if self._live is None:
             result = f"{trial.status}: {figures}" if figures else trial.status
+            self._print(f"{self._which}: {self._label}: {result} ({self._took(trial)}){failure}")
+            return
+        if not self._count or not is_steady:
+            label = self._label.removeprefix(f"{trial.spec.workload} ")
             style = None if trial.status == "ok" else "yellow"
-            self._print(f"{prefix}{self._label}: {result} ({self._took(trial)}){failure}", style)
+            self._print(f"  {label}: {figures or trial.status}{failure}", style)
             return
         if trial.status != "ok":
             self._print(f"{self._label}: {trial.status}: {trial.message}", style="yellow")
