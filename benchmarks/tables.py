@@ -23,6 +23,7 @@ from goal_rows import ROWS
 from goal_tables import goals_table, measured_rows
 from stored import RECORDS, costs_of, load, markdown, place_of
 
+from castwise.analysis.advice import recommend
 from castwise.analysis.result_table import Row, compare
 from castwise.cli.listings import NUMERICS
 from castwise.records.schema import Trial
@@ -48,7 +49,8 @@ def rows(folder: str = "trials") -> tuple[Row, ...]:
 def results(workload: str, folder: str = "trials") -> str:
     """Return the table of one workload's trials in a folder."""
     found = [row for row in rows(folder) if row.trial.spec.workload == workload]
-    return markdown_table(sorted(found, key=lambda row: precision_sort_key(row.trial.spec.precision)))
+    found.sort(key=lambda row: precision_sort_key(row.trial.spec.precision))
+    return markdown_table(found, recommend(found))
 
 
 def studies(folder: str) -> tuple[list[dict[str, Any]], str]:

@@ -80,4 +80,4 @@ def test_the_readme_lists_and_shows_every_precision() -> None:
     names = [row.name for row in PRECISIONS]
     assert re.findall(r"^\| `([a-z0-9-]+)` \|", text, flags=re.MULTILINE) == names
     (table,) = re.findall(r"<!-- table: results resnet50 -->\n(.*?)<!-- /table -->", text, flags=re.DOTALL)
-    assert re.findall(r"^\| ([a-z0-9-]+) \|", table, flags=re.MULTILINE) == ["precision", *names]
+    assert re.findall(r"^\| \**([a-z0-9-]+)\** \|", table, flags=re.MULTILINE) == ["precision", *names]

@@ -55,7 +55,7 @@ def test_a_fault_is_a_row_of_the_table_and_the_others_are_measured(
     assert done.code == code
     (row,) = [line for line in done.out.splitlines() if line.startswith("fp16-true")]
     assert row.split()[-1] == status
-    assert f"resnet50 fp16-true batch 256: {status}: " in done.out
+    assert any(line.startswith(f"{status}: fp16-true") for line in done.out.splitlines())
     assert "Traceback" not in done.out + done.err
     statuses = {trial.spec.precision: trial.status for trial in load_folder(command.results)[0]}
     assert statuses == {name: status if name == "fp16-true" else "ok" for name in ALL}
@@ -306,7 +306,7 @@ def test_a_user_model_is_measured_in_every_precision(command: CommandLine, train
     assert set(done.engine.measured_precisions) == set(ALL)
     assert {spec.user_model.digest for spec in done.engine.measured if spec.user_model} == {FAKE_DIGEST}
     assert {spec.batch_size for spec in done.engine.measured} == {16}
-    assert done.out.startswith("train_me.py:build, batch 16 on Fake GPU")
+    assert done.out.startswith("train_me.py:build, batch 16\n")
     assert "train_me.py:build, batch 16: take bf16-mixed" in done.out
     assert '# Lightning: Trainer(precision="bf16-mixed")' in done.out
     again = command.run(train_me)

@@ -1,5 +1,6 @@
 """`castwise max-batch` on the fake engine: what is searched, found, resumed and reported."""
 
+import io
 import json
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from fake_engine import (
     fake_trial,
     memory_of,
 )
+from rich.console import Console
 
 from castwise.max_batch.memory_breakdown import BEYOND_THE_PEAK
 from castwise.max_batch.options import MaxBatchOptions
-from castwise.max_batch.render import breakdown_table, breakdowns_of
+from castwise.max_batch.render import breakdown_table, breakdowns_of, print_max_batches
 from castwise.max_batch.result import START, MaxBatch, held_bytes, max_batches_of
 from castwise.max_batch.search import prepare_max_batch
 from castwise.records.store import load_folder
@@ -115,10 +117,25 @@ def test_the_same_command_measures_nothing_again_and_finds_the_same(tmp_path: Pa
 
 def test_trials_on_record_are_counted_apart(tmp_path: Path, command: CommandLine) -> None:
     asked = ("max-batch", "resnet50", "--precision", "fp32", "--results", tmp_path)
-    first = command(*asked).out.splitlines()[-1]
+    first, _, last = command(*asked).out.splitlines()[-3:]
     count = len(load_folder(tmp_path)[0])
     assert first.startswith(f"{count} trials in ")
-    assert command(*asked).out.splitlines()[-1].startswith(f"{count} trials, all of them on record already, in ")
+    assert last == f"{count} results in {tmp_path}/. Next: castwise report {tmp_path}"
+    assert command(*asked).out.splitlines()[-3].startswith(f"{count} trials, all of them on record already, in ")
+
+
+def test_80_columns_are_enough_and_the_curve_comes_on_demand() -> None:
+    def printed(**how: bool) -> str:
+        out = io.StringIO()
+        print_max_batches(list(fit(FakeEngine()).values()), Console(file=out, width=80), **how)
+        return out.getvalue()
+
+    lines = printed().splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["largest", "precision"]
+    assert all(len(line.rstrip()) <= 80 for line in lines[: lines.index("")])
+    assert {"fp32", "bf16-mixed"} <= {line.split()[0] for line in lines[3 : lines.index("")]}
+    assert "Throughput, memory and energy" not in printed()
+    assert "Throughput, memory and energy over the batch size" in printed(wide=True)
 
 
 def test_an_interrupted_search_resumes(tmp_path: Path) -> None:

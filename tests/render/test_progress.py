@@ -38,19 +38,20 @@ def test_a_pipe_gets_a_line_a_trial() -> None:
     with LiveProgress(console) as progress:
         play(progress)
         play(progress, "oom", "CUDA out of memory. [bold]Tried[/bold] :smile:", "timm:" + "x" * 200)
-    good, _, bad, _ = said(console).splitlines()
-    assert good == "trial 1 of 2: resnet50 fp32 batch 256: ok (1 s)"
+    first, second, bad, _ = said(console).splitlines()
+    assert first == "trial 1 of 2: resnet50 fp32 batch 256: ok: 2,560 images/s (1 s)"
+    assert second == "trial 2 of 2: resnet50 bf16-mixed batch 256: ok: 2,560 images/s, 1.00× fp32 (1 s)"
     assert bad.endswith(" fp32 batch 256: oom (1 s): CUDA out of memory. [bold]Tried[/bold] :smile:")
 
 
 @pytest.mark.parametrize("width", [20, 200])
-def test_a_terminal_shows_a_bar_and_keeps_a_line_for_failures(width: int) -> None:
+def test_a_terminal_shows_a_table_and_a_bar_and_keeps_a_line_for_failures(width: int) -> None:
     console = terminal(width)
     with LiveProgress(console) as progress:
         play(progress)
     text = said(console)
     assert "\x1b[?25l" in text
-    assert text.endswith("\x1b[?25h\r\x1b[1A\x1b[2K")
+    assert text.endswith("\x1b[1A\x1b[2K"), "the table is printed once more with the answer"
     assert "256: ok" not in text
     if width == 200:
         assert "trial 2 of 2  resnet50 bf16-mixed batch 256  timing" in text
@@ -69,11 +70,11 @@ def test_the_time_of_an_interleaved_session_is_reported_once() -> None:
             update = {"status": status, "session_id": session, "duration_seconds": seconds}
             progress.ended(fake_trial().model_copy(update=update))
     assert [line.partition("256: ")[2].removesuffix(": ") for line in said(console).splitlines()] == [
-        "ok (in a session of 12 s)",
+        "ok: 2,560 images/s (in a session of 12 s)",
         "oom (3 s)",
         "diverged (in the same session)",
-        "ok (in a session of 20 s)",
-        "ok (5 s)",
+        "ok: 2,560 images/s (in a session of 20 s)",
+        "ok: 2,560 images/s (5 s)",
     ]
 
 
@@ -89,6 +90,28 @@ def test_the_bar_is_removed_after_an_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt):
         break_off()
     assert "\x1b[?25h" in said(console), "the cursor must come back"
+
+
+def test_an_interrupted_job_leaves_its_table() -> None:
+    console = terminal(100)
+    progress = LiveProgress(console)
+    progress.known([fake_trial(fake_spec("fp32"))])
+
+    def break_off() -> None:
+        with progress:
+            progress.started(fake_spec("bf16-mixed"), 1, 2)
+            progress.ended(fake_trial(fake_spec("bf16-mixed")))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        break_off()
+    end = said(console).rpartition("\x1b[2K")[2]
+    assert "fp32 " in end, "what was on record is in the table, too"
+    assert "bf16-mixed " in end
+
+
+def test_a_second_job_has_a_bar_again() -> None:
+    progress = LiveProgress(terminal())
     with progress:  # a second sweep in the same process
         play(progress)
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from castwise.render.console import print_line, result_console
-from castwise.render.fields import FIELDS, Field, FlatRow, find_field, worth_showing
+from castwise.render.fields import FIELDS, Field, FlatRow, find_field, short_ratio_text, worth_showing
 from castwise.render.table import DataTable, json_values, markdown_grid, print_data_table
 
 FIGURE, WORDS = Field("figure", "figure", "count"), Field("words", "words", wraps=True)
@@ -32,16 +32,28 @@ def results() -> DataTable[FlatRow]:
     return DataTable(RESULT_FIELDS, RESULTS, lambda row: "all" if row["status"] == "ok" else None)
 
 
-def test_a_table_marks_the_best_of_each_column() -> None:
+def test_a_table_has_a_line_a_row() -> None:
     assert printed(results(), 80) == [
-        "precision        throughput  step time  status",
-        "fp32         853.3 images/s   300.0 ms  ok",
-        "bf16-mixed  2,560 images/s*  100.0 ms*  ok",
-        "fp16-mixed                –          –  oom",
-        "  * the best of its column",
+        "precision       throughput  step time  status",
+        "fp32        853.3 images/s   300.0 ms  ok",
+        "bf16-mixed  2,560 images/s   100.0 ms  ok",
+        "fp16-mixed               –          –  oom",
     ]
-    equal = DataTable(RESULT_FIELDS, RESULTS[:1] * 2, lambda _: 1)
-    assert not any("*" in line for line in printed(equal, 80))
+
+
+def test_rows_of_a_section_come_together_below_its_line() -> None:
+    out = io.StringIO()
+    section = lambda row: "failed" if row["status"] != "ok" else "trained"  # noqa: E731
+    rows = [RESULTS[0], RESULTS[2], RESULTS[1]]
+    print_data_table(Console(file=out, width=80), DataTable(RESULT_FIELDS, rows), section=section)
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        "precision         throughput  step time  status",
+        "trained",
+        "  fp32        853.3 images/s   300.0 ms  ok",
+        "  bf16-mixed  2,560 images/s   100.0 ms  ok",
+        "failed",
+        "  fp16-mixed               –          –  oom",
+    ]
 
 
 @pytest.mark.parametrize("width", [10, 20, 30, 40, 60, 80])
@@ -50,7 +62,7 @@ def test_a_table_fits_any_width_and_breaks_no_word_that_fits(width: int) -> None
     assert all(len(line) <= width for line in lines)
     if width >= 30:
         words = " ".join(lines).split()
-        assert {"bf16-mixed", "images/s*", "853.3", "oom", "throughput"} <= set(words)
+        assert {"bf16-mixed", "images/s", "853.3", "oom", "throughput"} <= set(words)
 
 
 def test_columns_are_dropped_in_order_and_some_together() -> None:
@@ -105,6 +117,21 @@ def test_every_field_has_a_name_of_its_own_and_a_text_without_a_value() -> None:
 )
 def test_a_speedup_has_its_interval_if_it_says_something(low: float | None, high: float | None, text: str) -> None:
     assert find_field("speedup").text({"speedup": 1.9, "speedup_low": low, "speedup_high": high}) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        (1.31, 1.295, 1.325, "1.31 ± 0.02"),
+        (1.9, None, None, "1.90"),
+        (1.9, 1.9, 1.9, "1.90"),
+        (1.22, 0.6, 2.47, "[0.60, 2.47]"),
+        (0.99, 0.981, 0.998, "0.990 ± 0.009"),
+        (5.85, 1.6, 10.1, "5.85 ± 4.25"),
+    ],
+)
+def test_a_narrow_ratio_is_honest(value: float, low: float | None, high: float | None, text: str) -> None:
+    assert short_ratio_text("x")({"x": value, "x_low": low, "x_high": high}) == text
 
 
 def test_fields_worth_showing() -> None:

@@ -15,7 +15,7 @@ from castwise.records.store import load_folder
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import allowed_techniques
 from castwise.tune.options import TuneOptions
-from castwise.tune.render import chosen, conclusions, fastest_within, measured_words, reasons, rows_of
+from castwise.tune.render import chosen, conclusions, fastest_within, markdown_tuning, measured_words, reasons, rows_of
 from castwise.tune.search import TuningResult, prepare_tuning
 
 Gain = Callable[[TrialSpec], float]
@@ -295,6 +295,34 @@ def test_every_format_names_the_fastest_within_the_limit(command: CommandLine) -
     assert document["trials"]
     for form in ("table", "markdown", "csv"):
         assert row["tried"] in output(form)
+
+
+def test_the_table_has_the_accepted_changes_and_lines_count_the_others(command: CommandLine) -> None:
+    done = command("tune", "resnet50", "--results", command.results, engine=engine())
+    result = tune(engine())
+    lines = [line.rstrip() for line in done.out.splitlines()]
+    table = lines[1 : next(number for number, line in enumerate(lines) if line.startswith("Fake GPU, torch"))]
+    names = [row["tried"] for row in rows_of(result) if row["outcome"] in (None, "accepted")]
+    assert [line.partition("  ")[0] for line in table[1:]] == names
+    assert all(len(line) <= 80 for line in table)
+    assert {"×", "default", "fp32", "before"} <= set(table[0].split())
+    assert lines[len(table) + 2 :][-1].endswith("Next: the same command with --emit train.py")
+    for outcome in ("slower", "unsupported"):
+        names = [name for name, each in outcomes(result).items() if each == outcome]
+        assert sum(line.startswith(f"{outcome}: ") for line in lines) == 1
+    everything = command("tune", "resnet50", "--results", command.results, "--wide", engine=engine())
+    assert all(row["tried"] in everything.out for row in rows_of(result))
+
+
+def test_changes_that_may_be_faster_are_named_up_to_five() -> None:
+    result = tune(engine())
+    named = [each.change.name for each in result.tried]
+    unproven = replace(result, tried=tuple(replace(each, outcome="unproven") for each in result.tried))
+    text = markdown_tuning(unproven)
+    found = [line for line in text.splitlines() if line.startswith("- unproven: ")]
+    assert len(found) == 5
+    assert all(any(f"unproven: {name} " in line for name in named) for line in found)
+    assert f"- second best or unproven: {len(set(named)) - 5} more with --verbose" in text
 
 
 @pytest.mark.parametrize(

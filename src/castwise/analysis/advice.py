@@ -86,7 +86,7 @@ def _advise(rows: list[Row]) -> Advice:
     measured = [row for row in rows if row.trial.status == "ok" and row.throughput is not None]
     if not measured:
         return Advice(*setting, "nothing", None, f"{where}: nothing to recommend. No trial ended well.")
-    references = _references(rows)
+    references = references_among(rows)
     reference = next((row for row in references if row in measured), None)
     keeping = [row for row in measured if _keeps_float32_weights(row) and row is not reference]
     if reference is None:
@@ -118,7 +118,7 @@ def _advise(rows: list[Row]) -> Advice:
     return replace(advice, **(beside | {"why": why}))
 
 
-def _references(rows: Sequence[Row]) -> list[Row]:
+def references_among(rows: Sequence[Row]) -> list[Row]:
     """Return PyTorch's default and fp32 in the simplest loop that was measured in one of them, the default first."""
     plain = [row for row in rows if row.trial.spec.precision in (DEFAULT, BASELINE)]
     if not plain:

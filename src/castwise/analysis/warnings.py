@@ -3,28 +3,31 @@
 A record that lacks what a warning needs gives none.
 """
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from castwise.analysis import steady_metrics
 from castwise.records.schema import Trial
 from castwise.spec.quantities import format_share
 
+# The most serious first.
 WarningName = Literal[
-    "throttled",
-    "clock-below-boost",
+    "ecc-errors",
     "foreign-process",
     "noisy",
-    "first-block-slow",
-    "persistence-off",
-    "ecc-errors",
-    "too-few-blocks",
     "cpu-starved",
     "thermal-drift",
+    "first-block-slow",
+    "too-few-blocks",
+    "throttled",
+    "clock-below-boost",
+    "persistence-off",
 ]
+WARNING_NAMES: tuple[WarningName, ...] = get_args(WarningName)
 
 # The interquartile range of the blocks over their median. A speed-up of 1.05 is enough to choose a precision.
 NOISE = 0.05
@@ -88,6 +91,11 @@ class TrialWarning:
     cause: str
     advice: str
 
+    @property
+    def brief(self) -> str:
+        """Return the first part of what was seen, for a line."""
+        return re.split("[,;]", self.seen)[0]
+
 
 _Found = tuple[str, str, str] | None  # what was seen, its likely cause, what to try
 
@@ -150,8 +158,8 @@ def _clock_below_boost(trial: Trial) -> _Found:
     clock = _mean(trial, "sm_clock_hertz")
     if not most or clock is None or clock >= (1 - CLOCK_SHORTFALL) * most:
         return None
-    slowest = ", of the slowest GPU," if any(reading.num_gpus > 1 for reading in trial.readings) else ""
-    seen = f"SM clock {clock / 1e6:.0f} MHz{slowest} of at most {most / 1e6:.0f} MHz"
+    slowest = ", of the slowest GPU" if any(reading.num_gpus > 1 for reading in trial.readings) else ""
+    seen = f"SM clock {clock / 1e6:.0f} of at most {most / 1e6:.0f} MHz{slowest}"
     reasons = {reason for reading in trial.readings for reason in reading.throttle_reasons or ()}
     for names, cause, advice in _WHY_BELOW_BOOST:
         if reasons & set(names):
@@ -168,7 +176,7 @@ def _foreign_process(trial: Trial) -> _Found:
     where = _on_gpus(trial, "foreign_processes") or (" on the GPUs" if several else " on the GPU")
     others = f"{max(shared)} other process{'es' if max(shared) > 1 else ''}"
     return (
-        f"up to {others}{where} in {len(shared)} of {len(counts)} blocks",
+        f"up to {others}{where}, in {len(shared)} of {len(counts)} blocks",
         "they take time, memory and power from it",
         "end them (castwise doctor names them), or take another GPU",
     )
@@ -192,7 +200,7 @@ def _first_block_slow(trial: Trial) -> _Found:
         return None
     excess = first / statistics.median(others) - 1
     return (
-        f"the first block took {100 * excess:.0f} % longer a step than the median of the others",
+        f"the first block took {100 * excess:.0f} % longer, a step against the median of the others",
         "warm-up ended too early: algorithms, memory or clocks were still settling",
         "measure longer (--seconds); one block hardly changes the figure",
     )
@@ -217,7 +225,7 @@ def _ecc_errors(trial: Trial) -> _Found:
     more = max(counts) - (before or 0)
     during = f", {more} of them in this trial" if before is not None and known and more else ""
     return (
-        f"{max(counts)} uncorrected memory errors since the driver was loaded{during}{_on_gpus(trial, 'ecc_errors')}",
+        f"{max(counts)} uncorrected memory errors, since the driver was loaded{during}{_on_gpus(trial, 'ecc_errors')}",
         "the GPU's memory is failing",
         "trust no figure; nvidia-smi -q -d ECC,ROW_REMAPPER, then reset or replace the GPU",
     )
@@ -261,7 +269,7 @@ def _thermal_drift(trial: Trial) -> _Found:
     if slower < DRIFT and drop < DRIFT:
         return None
     return (
-        f"from {cold:.0f} to {hot:.0f} °C between first and last block, clock {-100 * drop:+.1f} %, step time "
+        f"{cold:.0f} to {hot:.0f} °C, from first to last block; clock {-100 * drop:+.1f} %, step time "
         f"{100 * slower:+.1f} %",
         "the GPU was still warming up",
         "measure longer, or after another job has warmed it",

@@ -7,6 +7,8 @@ from castwise.cli.options import PrintOptions
 from castwise.max_batch.options import MaxBatchOptions
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from castwise.max_batch.result import MaxBatchResult
     from castwise.orchestrator.job import Job
     from castwise.orchestrator.machine import EngineFactory
@@ -30,11 +32,12 @@ Examples:
 
 def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
     """Find the largest batch that trains, by training on it; and what throughput, memory and energy are below it."""
-    from castwise.cli.measuring import FAILED, announce_notes, answer, looking, measuring, say_logs
+    from castwise.cli.measuring import FAILED, announce_notes, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit
     from castwise.max_batch import render
     from castwise.max_batch.render import raise_if_nothing_fits
     from castwise.max_batch.search import prepare_max_batch
+    from castwise.render.console import print_ending
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, MaxBatchResult]":
         with looking():
@@ -48,9 +51,14 @@ def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
     if output.verbose:
         say_logs([trial for trial in found.trials if trial.status != "oom"])
     raise_if_nothing_fits(found.max_batches)
+
+    def print_result(console: "Console") -> None:
+        render.print_result(found, console, wide=output.wide, verbose=output.verbose)
+        print_ending(console, next_step(options.results, len(found.trials)))
+
     emit(
         output.format,
-        table=lambda console: render.print_result(found, console),
+        table=print_result,
         markdown=lambda: render.markdown_max_batches(found.max_batches),
         csv=lambda: render.csv_result(found),
         json=lambda: render.json_result(found),

@@ -1,10 +1,12 @@
 """What the commands that measure share: what they announce, progress and interruption."""
 
 import io
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -18,10 +20,12 @@ from castwise.orchestrator.machine import EngineFactory
 from castwise.orchestrator.machine_cache import CachedEngine, remember
 from castwise.records.schema import Trial
 from castwise.render.progress import LiveProgress
-from castwise.spec.options import SharedOptions
+from castwise.render.units import pluralize
+from castwise.spec.options import DEFAULT_RESULTS, SharedOptions
 
 INTERRUPTED = 130
 FAILED = 1
+REPORT = "castwise report"
 
 _Job = TypeVar("_Job", bound=Job | None)
 _Result = TypeVar("_Result")
@@ -82,6 +86,15 @@ def measuring(options: SharedOptions, output: PrintOptions) -> Iterator[LiveProg
         if output.verbose and error.details:
             say(error.details.rstrip())
         raise
+
+
+def next_step(results: Path | None, num_results: int, command: str = REPORT) -> str:
+    """Return a line on where the results are, and which command is next; empty if no records are kept."""
+    if results is None:
+        return ""
+    if command == REPORT and results != DEFAULT_RESULTS:
+        command += f" {shlex.quote(str(results))}"
+    return f"{pluralize(num_results, 'result')} in {results}/. Next: {command}"
 
 
 @contextmanager

@@ -20,7 +20,10 @@ class PrintOptions:
     format: Annotated[Literal["table", "json", "markdown", "csv"], Option("How results are printed on stdout.")] = (
         "table"
     )
-    verbose: Annotated[bool, Option("Print what failed trials printed, tracebacks of your code included.")] = False
+    wide: Annotated[bool, Option("Print all columns: the default ones fit into 80 characters.")] = False
+    verbose: Annotated[
+        bool, Option("Print all notes in full, and what failed trials printed, tracebacks of your code included.")
+    ] = False
 
 
 def add_command(

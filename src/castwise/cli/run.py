@@ -7,6 +7,8 @@ from castwise.cli.options import PrintOptions
 from castwise.spec.options import Option, RunOptions
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from castwise.orchestrator.job import Job
     from castwise.orchestrator.machine import EngineFactory
     from castwise.records.schema import Trial
@@ -51,10 +53,11 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
     from castwise.analysis.advice import recommend
     from castwise.analysis.energy import Prices
     from castwise.analysis.result_table import MARGIN, compare
-    from castwise.cli.measuring import announce, answer, looking, measuring, say_logs
+    from castwise.cli.measuring import announce, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit, say
     from castwise.orchestrator.job import prepare
     from castwise.render import run_report
+    from castwise.render.console import print_ending
 
     prices = Prices(output.price_kwh, output.price_gpu_hour)
     prices.check()
@@ -66,6 +69,7 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
         if job.rule is not None and job.rule.budget_seconds is not None and options.budget_seconds is None:
             budget = f"{job.rule.budget_seconds:g} s"
             say(f"On a CPU no round begins that would end after {budget}; --budget sets another time.")
+        progress.known(job.recorded.values())
         with progress:
             return job, job.run()
 
@@ -73,10 +77,15 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
         job, trials = answer(options, work)
     rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
     advice = recommend(rows)
+
+    def print_result(console: "Console") -> None:
+        run_report.print_table(rows, advice, console, prices, wide=output.wide, verbose=output.verbose)
+        print_ending(console, next_step(options.results, len(rows)))
+
     emit(
         output.format,
-        table=lambda console: run_report.print_table(rows, advice, console, prices),
-        markdown=lambda: run_report.to_markdown(rows, advice, prices),
+        table=print_result,
+        markdown=lambda: run_report.to_markdown(rows, advice, prices, wide=output.wide, verbose=output.verbose),
         csv=lambda: run_report.to_csv(rows),
         json=lambda: run_report.to_json(rows, advice, prices),
     )

@@ -12,6 +12,7 @@ from castwise.suites.options import SuiteOptions
 if TYPE_CHECKING:
     from castwise.orchestrator.job import Job
     from castwise.orchestrator.machine import EngineFactory
+    from castwise.suites.result import SuiteResult
 
 EXAMPLES = """\
 Examples:
@@ -42,7 +43,6 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
     from castwise.registry.suites import SUITE_NAMES, find_suite
     from castwise.render.units import pluralize
     from castwise.suites import render
-    from castwise.suites.result import SuiteResult
     from castwise.suites.run import check, prepare_suite
 
     suites = [find_suite(each) for each in dict.fromkeys(options.suites or SUITE_NAMES)]
@@ -52,12 +52,14 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
     def show(result: "SuiteResult") -> None:
         """Print a suite at once if its format allows it; the others are one document over all suites."""
         shown.append(result)
+        print_result = partial(render.print_suite, result, wide=output.wide, verbose=output.verbose)
         if output.format in ("table", "markdown"):
-            emit(output.format, partial(render.print_suite, result), markdown=partial(render.markdown_suite, result))
+            emit(output.format, print_result, markdown=partial(render.markdown_suite, result))
             print(flush=True)
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job | None, tuple[list[SuiteResult], int]]":
-        job, results, refused = None, list[SuiteResult](), 0
+        job, refused = None, 0
+        results: list[SuiteResult] = []
         with looking():
             machine = detect_machine(options.device, options.data_dir, make_engine)
         for each in suites:
@@ -83,13 +85,25 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
         _, (results, refused) = answer(options, work)
     for result in results[len(shown) :]:
         show(result)
-    if output.format == "csv":
-        sys.stdout.write(render.csv_suites(results))
-    elif output.format == "json":
-        print(render.json_suites(results))
+    _print_end(results, options, output)
     trials = [trial for result in results for trial in result.all_trials]
     if output.verbose:
         say_logs(trials)
     # That float16 without masters diverges, or that a batch does not fit, is what a suite is run to find out.
     failed = not trials or any(trial.status in ("crashed", "timeout") for trial in trials)
     return refused or (FAILED if failed else 0)
+
+
+def _print_end(results: "list[SuiteResult]", options: SuiteOptions, output: PrintOptions) -> None:
+    """Print where the results are, or the one document over all suites."""
+    from castwise.cli.measuring import next_step
+    from castwise.render.console import print_ending, result_console
+    from castwise.suites import render
+
+    if output.format == "table":
+        num_results = sum(len(result.all_trials) for result in results)
+        print_ending(result_console(), next_step(options.results, num_results))
+    elif output.format == "csv":
+        sys.stdout.write(render.csv_suites(results))
+    elif output.format == "json":
+        print(render.json_suites(results))

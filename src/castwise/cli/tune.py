@@ -10,6 +10,8 @@ from castwise.spec.options import Option
 from castwise.tune.options import TuneOptions
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from castwise.orchestrator.job import Job
     from castwise.orchestrator.machine import EngineFactory
     from castwise.tune.search import TuningResult
@@ -47,8 +49,9 @@ class TunePrintOptions(PrintOptions):
 
 def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     """Search from the plain loop for the fastest that computes the same, and say what each technique gains."""
-    from castwise.cli.measuring import FAILED, announce_notes, answer, looking, measuring, say_logs
+    from castwise.cli.measuring import FAILED, REPORT, announce_notes, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit
+    from castwise.render.console import print_ending
     from castwise.tune import render
     from castwise.tune.search import prepare_tuning, source_of
 
@@ -68,10 +71,17 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     with measuring(options, output) as progress:
         _, found = answer(options, work)
         limit = options.memory_bytes
+
+        def print_result(console: "Console") -> None:
+            render.print_tuning(found, console, limit, wide=output.wide, verbose=output.verbose)
+            emits = output.emit is None and found.was_compared
+            command = "the same command with --emit train.py" if emits else REPORT
+            print_ending(console, next_step(options.results, len(found.trials), command))
+
         emit(
             output.format,
-            table=lambda console: render.print_tuning(found, console, limit),
-            markdown=lambda: render.markdown_tuning(found, limit),
+            table=print_result,
+            markdown=lambda: render.markdown_tuning(found, limit, wide=output.wide, verbose=output.verbose),
             csv=lambda: render.csv_tuning(found),
             json=lambda: render.json_tuning(found, limit),
         )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -23,8 +24,8 @@ from castwise.registry.precisions import BASELINE, known_precision
 from castwise.registry.published import LargestBatch, largest_batches
 from castwise.registry.techniques import join
 from castwise.render.console import print_line, took_words
-from castwise.render.fields import FlatRow, find_field, find_fields
-from castwise.render.notes import measured_on
+from castwise.render.fields import FlatRow, find_field, find_fields, worth_showing
+from castwise.render.notes import MORE, first_of, measured_on
 from castwise.render.table import DataTable, csv_grid, markdown_grid, markdown_text, plain, print_data_table
 from castwise.render.units import format_bytes, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
@@ -59,16 +60,16 @@ CURVE = (
     "status",
 )
 PARTS = (*TENSOR_PARTS, "workspace_bytes", "outside_bytes")
-# What a narrow terminal leaves out, the first first.
-_DROP_OF_SUMMARY = (
-    "fixed_bytes",
-    "num_trials",
-    "num_steps",
-    "sample_bytes",
-    "peak_allocated_bytes",
-    "knee_throughput",
-)
-_DROP_OF_CURVE = ("step_seconds", "joules_per_unit", "peak_reserved_bytes")
+# The columns that fit into 80 characters, with their titles there.
+_SHORT = {
+    "precision": "precision",
+    "largest_batch": "largest batch",
+    "failing_batch": "first that fails",
+    "batch_ratio": "× fp32",
+    "throughput_per_second": "throughput",
+    "peak_reserved_bytes": "memory",
+    "knee_batch": "knee",
+}
 # Batches of the curve's table differ by this factor at least; CSV and JSON have all that were tried.
 _APART = 1.5
 
@@ -161,6 +162,24 @@ def summary_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
     return DataTable(find_fields(names), rows)
 
 
+def short_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
+    """Return the largest batches, with the columns that decide."""
+    rows: list[FlatRow] = [
+        {**summary_row(found, max_batches), "precision": loop_name(found.spec).replace("+", " + ")}
+        for found in max_batches
+    ]
+    rows = [{**row, "peak_reserved_bytes": row["peak_reserved_bytes"] or row["peak_allocated_bytes"]} for row in rows]
+    titles, units = _SHORT, {row["unit"] for row in rows}
+    if len(units) == 1:
+        titles = _SHORT | {"throughput_per_second": f"{units.pop()}/s"}
+    fields = [replace(find_field(name, title), wraps=name == "precision") for name, title in titles.items()]
+    formats = {"batch_ratio": lambda row: f"{row['batch_ratio']:.2f}"}
+    if titles is not _SHORT:
+        formats["throughput_per_second"] = lambda row: format_rate(row["throughput_per_second"])
+    fields = [replace(each, format=formats.get(each.name, each.format)) for each in fields]
+    return DataTable(worth_showing(fields, rows, ("largest_batch", "failing_batch")), rows)
+
+
 def curve_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
     """Return the curves: batches that are far apart, the knee, the largest that trained, the first that did not."""
     rows = []
@@ -232,37 +251,52 @@ def _more_tables(max_batches: Sequence[MaxBatch]) -> list[tuple[str, DataTable[F
 
 
 def headline(max_batches: Sequence[MaxBatch]) -> str:
-    """Return what was searched for, and where."""
+    """Return what was searched for."""
     spec = max_batches[0].trials[0].spec
     limit = "" if spec.memory_limit_bytes is None else f" within {format_bytes(spec.memory_limit_bytes)}"
-    where = measured_on([trial for found in max_batches for trial in found.trials])
-    return f"Largest batch of {spec.workload}{limit} on {where}"
+    return f"Largest batch of {spec.workload}{limit}"
 
 
-def print_result(result: MaxBatchResult, console: Console) -> None:
+def _place(max_batches: Sequence[MaxBatch], *, is_brief: bool = False) -> str:
+    return measured_on([trial for found in max_batches for trial in found.trials], is_brief=is_brief)
+
+
+def print_result(result: MaxBatchResult, console: Console, *, wide: bool = False, verbose: bool = False) -> None:
     """Print what `castwise max-batch` found to a terminal, and what finding it took."""
-    print_max_batches(result.max_batches, console)
+    print_max_batches(result.max_batches, console, wide=wide, verbose=verbose)
     print_line(console, f"{took_words(len(result.trials), result.num_recorded, result.seconds)}.", "dim")
 
 
-def print_max_batches(max_batches: Sequence[MaxBatch], console: Console) -> None:
-    """Print the largest batches, the curve below them, and where their memory goes, to a terminal."""
+def print_max_batches(
+    max_batches: Sequence[MaxBatch], console: Console, *, wide: bool = False, verbose: bool = False, more: str = MORE
+) -> None:
+    """Print the largest batches, what follows from them, and notes to a terminal.
+
+    Args:
+        max_batches: What was found.
+        console: The terminal.
+        wide: Print all columns, the curve below the largest batches, and where their memory goes.
+        verbose: Print all notes.
+        more: Where the notes are that are not printed.
+    """
     print_line(console, headline(max_batches), "bold")
-    print_data_table(console, summary_table(max_batches), drop_first=_DROP_OF_SUMMARY)
-    for line in remarks(max_batches):
-        print_line(console, f"  {line}", "yellow")
-    for title, table in _more_tables(max_batches):
+    print_data_table(console, summary_table(max_batches) if wide else short_table(max_batches))
+    print_line(console, _place(max_batches, is_brief=not (wide or verbose)), "dim")
+    for title, table in _more_tables(max_batches) if wide else ():
         print_line(console, f"\n{title}", "bold")
-        print_data_table(console, table, drop_first=_DROP_OF_CURVE)
+        print_data_table(console, table)
     console.print()
     for line in conclusions(max_batches):
         print_line(console, line)
+    for line in remarks(max_batches) if verbose else first_of(remarks(max_batches), more):
+        print_line(console, line, "yellow")
 
 
 def markdown_max_batches(max_batches: Sequence[MaxBatch]) -> str:
-    """Return the same as Markdown."""
+    """Return all columns, the curve and where memory goes as Markdown."""
     summary = summary_table(max_batches)
-    lines = [markdown_text(headline(max_batches)), "", *markdown_grid(summary.columns, summary.rows), ""]
+    title = markdown_text(f"{headline(max_batches)} on {_place(max_batches)}")
+    lines = [title, "", *markdown_grid(summary.columns, summary.rows), ""]
     lines += [f"- {markdown_text(line)}" for line in remarks(max_batches)]
     for title, table in _more_tables(max_batches):
         lines += ["", f"**{markdown_text(title)}**", "", *markdown_grid(table.columns, table.rows)]

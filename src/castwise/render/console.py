@@ -25,6 +25,13 @@ def print_line(console: Console, line: str, style: str | None = None) -> None:
         console.print(Text(line), style=style, highlight=False, soft_wrap=True)
 
 
+def print_ending(console: Console, line: str) -> None:
+    """Print the last line of a result, if there is one, below an empty line."""
+    if line:
+        console.print()
+        print_line(console, line, "dim")
+
+
 def took_words(num_trials: int, num_recorded: int, seconds: float) -> str:
     """Return how many trials there are, how many of them were on record already, and how long the others took."""
     trials = f"{num_trials} trial{'' if num_trials == 1 else 's'}"

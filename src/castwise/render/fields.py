@@ -15,6 +15,7 @@ from typing import Any, Literal
 from castwise.analysis.statistics import Estimate
 from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
+from castwise.registry.precisions import known_precision
 from castwise.registry.techniques import join
 from castwise.render.units import (
     format_bytes,
@@ -42,6 +43,7 @@ _FORMATS: dict[Unit, Callable[[Any], str]] = {
     "number": format_number,
     "boolean": str,
 }
+_UNEVEN = 0.5  # how much longer one side of an interval may be for ±, as a share of it
 _KINDS: dict[Unit, Kind] = {"text": "text", "count": "integer", "bytes": "integer", "boolean": "truth"}
 
 
@@ -90,6 +92,41 @@ def interval_text(name: str) -> Callable[[FlatRow], str]:
         return f"{format_ratio(row[name])}{interval}"
 
     return text
+
+
+def short_ratio_text(name: str) -> Callable[[FlatRow], str]:
+    """Return the format of the same in a narrow column: `1.90 ± 0.02`; `[0.60, 2.47]` for an interval that is uneven.
+
+    No interval is shown narrower than it is, or on the other side of 1.
+    """
+
+    def text(row: FlatRow) -> str:
+        value, low, high = row[name], row.get(f"{name}_low"), row.get(f"{name}_high")
+        if low is None or high is None or math.isclose(low, high, rel_tol=1e-6):
+            return f"{value:.2f}"
+        for digits in (2, 3):
+            shown = round(value, digits)
+            half = max(math.ceil(max(shown - low, high - shown) * 10**digits - 1e-6), 1) / 10**digits
+            if (low > 1) == (shown - half > 1) and (high < 1) == (shown + half < 1):
+                break
+        if abs((high - value) - (value - low)) > _UNEVEN * half:
+            return f"[{low:.2f}, {high:.2f}]"
+        return f"{value:.{digits}f} ± {half:.{digits}f}"
+
+    return text
+
+
+def precision_text(row: FlatRow) -> str:
+    """Return the precision, with the loss scale if it is not the precision's own."""
+    known, loss_scale = known_precision(row["precision"]), row.get("loss_scale")
+    is_usual = known is None or loss_scale in (None, known.loss_scale)
+    return str(row["precision"]) if is_usual else f"{row['precision']} loss scale {row['loss_scale']}"
+
+
+def distinct_precision_text(rows: Sequence[FlatRow]) -> Callable[[FlatRow], str] | None:
+    """Return `precision_text` if rows of one precision differ in their loss scale, else None."""
+    scales = {(row["precision"], row.get("loss_scale")) for row in rows}
+    return precision_text if len(scales) > len({name for name, _ in scales}) else None
 
 
 def rate_text(name: str) -> Callable[[FlatRow], str]:

@@ -1,7 +1,7 @@
-"""The lines around a table of steady trials: machine, failures, warnings, costs and code to paste."""
+"""The lines around a table of steady trials: machine, notes, costs and code to paste."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from castwise.analysis.advice import Advice
@@ -9,27 +9,34 @@ from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR, EpochCost
 from castwise.analysis.result_table import Row
 from castwise.analysis.statistics import has_interval
 from castwise.analysis.steady_metrics import cold_start_seconds, spread
-from castwise.analysis.warnings import NOISE, TrialWarning, warnings_of_all
+from castwise.analysis.warnings import NOISE, WARNING_NAMES, TrialWarning, warnings_of_all
 from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set, train_samples
 from castwise.registry.precisions import known_precision, why_emulated
 from castwise.registry.techniques import join
-from castwise.render.units import format_ratio, format_seconds
+from castwise.render.units import format_ratio, format_seconds, pluralize
 from castwise.spec.quantities import format_share, truncate_list
 
 _MILLION = 1_000_000
 _MOST_TRIALS_NAMED = 6  # in a warning; JSON has all
+MORE = "with --verbose"  # where the notes are that are not printed
+_MOST_NOTES = 3  # below a table
+_MOST_NAMED = 2  # precisions in a note; of more, their number
 
 
-def measured_on(trials: Sequence[Trial]) -> str:
+def measured_on(trials: Sequence[Trial], *, is_brief: bool = False) -> str:
     """Return the devices, the software and the dates: `NVIDIA H200 (castwise 0.1.0 at 80a6, torch 2.11.0, 2026-11-21)`.
 
-    If the trials (at least one) differ, every device, version and commit is named.
+    If the trials (at least one) differ, every device, version and commit is named. In brief it has device, torch and
+    date alone.
     """
     environments = [trial.environment for trial in trials]
     commits = _and(each.commit for each in environments if each.commit)
     drivers = _and(each.driver for each in environments if each.driver)
     dates = sorted({trial.started_at[:10] for trial in trials})
+    if is_brief:
+        devices, versions = _and(each.device_name for each in environments), _and(each.torch for each in environments)
+        return f"{devices}, torch {versions}, {dates[-1]}"
     software = (
         f"castwise {_and(each.castwise for each in environments)}" + (f" at {commits}" if commits else ""),
         f"torch {_and(each.torch for each in environments)}",
@@ -44,9 +51,7 @@ def _and(values: Iterable[str]) -> str:
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """Return what all rows share: workload, batch, data, GPUs, techniques, device, software."""
-    if not rows:
-        return "no trials"
+    """Return what all rows share: workload, batch, data, GPUs, techniques; empty if they share nothing."""
     specs = [row.trial.spec for row in rows]
 
     def shared(values: Iterable[Any]) -> list[Any]:
@@ -55,43 +60,88 @@ def headline(rows: Sequence[Row]) -> str:
 
     parts: list[str] = shared(spec.workload for spec in specs)
     parts += [f"batch {batch}" for batch in shared(spec.batch_size for spec in specs)]
-    if specs[0].user_model is None:  # the data of a user's model is the user's
+    if rows and specs[0].user_model is None:  # the data of a user's model is the user's
         parts += [f"{data} data" for data in shared(spec.data_set for spec in specs)]
     parts += filter(None, shared(spec.world_size_label for spec in specs))
     parts += [join(techniques) for techniques in shared(spec.techniques for spec in specs) if techniques]
-    place = measured_on([trial for row in rows for trial in row.trials])
-    return f"{', '.join(parts)} on {place}" if parts else f"On {place}"
+    return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a reader of a table must know besides its figures."""
+
+    name: str  # docs/method.md explains each
+    short: str  # what was seen, in a few words
+    details: tuple[str, ...]  # in full, a line each
+    is_routine: bool = False  # whether it holds for any run, and only a detailed answer has it
+
+    @property
+    def line(self) -> str:
+        """Return it in one line."""
+        return f"{self.name}: {self.short}"
+
+
+def notes_of(rows: Sequence[Row]) -> list[Note]:
+    """Return the notes on a table of steady trials, the most important first."""
+    trials = [row.trial for row in rows]
+    facts = [trial.facts for trial in trials if trial.facts is not None]
+    about_data = dict.fromkeys(fact.data_note for fact in facts if fact.data_note)
+    about_model = dict.fromkeys(note for fact in facts for note in fact.notes)
+    return [
+        *_failures(rows),
+        *(Note("data", each, (each,)) for each in about_data),
+        *(Note("model", each, (each,)) for each in [*about_model, *_side_effects(rows)]),
+        *_emulated(rows),
+        *_warnings(rows),
+        *_disagreements(rows),
+        *_on_several_gpus(trials),
+        *_verdicts(rows),
+        *_about_cpu_memory(trials),
+        *_cold_starts(rows),
+        *_telemetry(trials),
+    ]
+
+
+def note_lines(rows: Sequence[Row], more: str) -> list[str]:
+    """Return the most important notes in a line each, and where the others are: `2 more with --verbose`."""
+    return first_of([note.line for note in notes_of(rows) if not note.is_routine], more)
+
+
+def first_of(lines: Sequence[str], more: str = MORE) -> list[str]:
+    """Return the first three of some notes, and where the others are."""
+    left = len(lines) - _MOST_NOTES
+    return [*lines[:_MOST_NOTES], *([f"{left} more {more}"] if left > 0 else [])]
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """Return what a reader of the table must know besides its figures, a line each."""
-    trials = [row.trial for row in rows]
-    facts = [trial.facts for trial in trials if trial.facts is not None]
-    lines = _failures(trials)
-    lines += dict.fromkeys(fact.data_note for fact in facts if fact.data_note)
-    lines += dict.fromkeys(note for fact in facts for note in fact.notes)
-    lines += _side_effects(rows)
-    lines += _emulated(trials)
-    lines += _warnings(rows)
-    lines += _disagreements(rows)
-    lines += _on_several_gpus(trials)
-    for row in rows:
-        kind = row.verdict and row.verdict.kind
-        if row.verdict and (kind == "incomparable" or (kind == "inconclusive" and len(row.trials) > 1)):
-            lines.append(f"{row.trial.spec.label}: {kind}: {row.verdict.reason}")
-    if any(trial.spec.device == "cpu" for trial in trials):
-        lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
-    lines += _cold_starts(rows)
-    lines += dict.fromkeys(f"telemetry {trial.telemetry_note}" for trial in trials if trial.telemetry_note)
-    return lines
+    """Return all notes in full, a line each."""
+    return [line for note in notes_of(rows) for line in note.details]
 
 
-def _failures(trials: Sequence[Trial]) -> list[str]:
-    failed = [trial for trial in trials if trial.status != "ok"]
-    reasons = {(trial.status, trial.message) for trial in failed}
-    if len(failed) == len(trials) > 1 and len(reasons) == 1:  # then no precision is the cause
-        return [f"all {len(trials)} trials: {failed[0].status}: {failed[0].message}"]
-    return [f"{trial.spec.label}: {trial.status}: {trial.message}" for trial in failed]
+def _who(rows: Sequence[Row], among: Sequence[Row]) -> str:
+    """Return which rows of a table a note is about: their precisions, if these tell them apart, or how many."""
+    names = [row.trial.spec.precision for row in rows]
+    if len(names) <= _MOST_NAMED and len({row.trial.spec.precision for row in among}) == len(among):
+        return ", ".join(names)
+    return f"{len(rows)} of {pluralize(len(among), 'configuration')}"
+
+
+def _failures(rows: Sequence[Row]) -> list[Note]:
+    failed = [row for row in rows if row.trial.status != "ok"]
+    reasons = {(row.trial.status, row.trial.message) for row in failed}
+    if len(failed) == len(rows) > 1 and len(reasons) == 1:  # then no precision is the cause
+        status, message = reasons.pop()
+        return [Note(status, f"all {len(rows)} trials: {message}", (f"all {len(rows)} trials: {status}: {message}",))]
+    notes = []
+    for status in dict.fromkeys(row.trial.status for row in failed):
+        own = [row for row in failed if row.trial.status == status]
+        messages = dict.fromkeys(row.trial.message.partition(";")[0] for row in own)
+        # Where memory ran out says little; any other message is the cause.
+        cause = "" if status == "oom" else f" ({next(iter(messages))}{', and others' if len(messages) > 1 else ''})"
+        details = tuple(f"{row.trial.spec.label}: {status}: {row.trial.message}" for row in own)
+        notes.append(Note(status, f"{_who(own, rows)}{cause}", details))
+    return notes
 
 
 def _side_effects(rows: Sequence[Row]) -> list[str]:
@@ -103,26 +153,39 @@ def _side_effects(rows: Sequence[Row]) -> list[str]:
     return [f"{note} ({', '.join(names)})" for note, names in precisions.items()]
 
 
-def _emulated(trials: Sequence[Trial]) -> list[str]:
-    lines = []
-    for trial in trials:
-        precision = known_precision(trial.spec.precision)
-        why = None if precision is None else why_emulated(precision, trial.environment.hardware)
-        if why is not None:
-            lines.append(f"{trial.spec.precision} is emulated here: {why}")
-    return list(dict.fromkeys(lines))
-
-
-def _warnings(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each warning with what was seen in which trial, its likely cause and what to try."""
-    found: dict[tuple[str, str, str], list[tuple[str, TrialWarning]]] = {}
+def _emulated(rows: Sequence[Row]) -> list[Note]:
+    found: dict[str, str] = {}
     for row in rows:
+        precision = known_precision(row.trial.spec.precision)
+        why = None if precision is None else why_emulated(precision, row.trial.environment.hardware)
+        if why is not None:
+            found[row.trial.spec.precision] = f"{row.trial.spec.precision} is emulated here: {why}"
+    return [Note("emulated", f"{', '.join(found)}: no hardware for it", tuple(found.values()))] if found else []
+
+
+def _warnings(rows: Sequence[Row]) -> list[Note]:
+    """Return a note for each warning, the noisiest configuration first, with its likely cause and what to try."""
+    found: dict[str, list[tuple[Row, TrialWarning]]] = {}
+    for row in sorted(rows, key=_noise, reverse=True):
         for each in warnings_of_all(row.trials):
-            found.setdefault((each.name, each.cause, each.advice), []).append((row.trial.spec.label, each))
-    return [
-        f"{name}: {_seen(warned, len(rows))}; likely cause: {cause}; to try: {advice}"
-        for (name, cause, advice), warned in found.items()
-    ]
+            found.setdefault(each.name, []).append((row, each))
+    notes = []
+    for name in sorted(found, key=WARNING_NAMES.index):
+        causes: dict[tuple[str, str], list[tuple[str, TrialWarning]]] = {}
+        for row, each in found[name]:
+            causes.setdefault((each.cause, each.advice), []).append((row.trial.spec.label, each))
+        details = tuple(
+            f"{name}: {_seen(warned, len(rows))}; likely cause: {cause}; to try: {advice}"
+            for (cause, advice), warned in causes.items()
+        )
+        who = _who([row for row, _ in found[name]], rows)
+        notes.append(Note(name, f"{who} ({found[name][0][1].brief})", details))
+    return notes
+
+
+def _noise(row: Row) -> float:
+    """Return the spread of a configuration's noisiest process."""
+    return max(spread(trial) or 0.0 for trial in row.trials)
 
 
 def _seen(warned: Sequence[tuple[str, TrialWarning]], num_rows: int) -> str:
@@ -133,48 +196,66 @@ def _seen(warned: Sequence[tuple[str, TrialWarning]], num_rows: int) -> str:
     return f"{named}, and as well {', '.join(others)}" if others else named
 
 
-def _disagreements(rows: Sequence[Row]) -> list[str]:
+def _disagreements(rows: Sequence[Row]) -> list[Note]:
     """Return an explanation for each pair of figures in the table that seem to contradict each other."""
-    lines, ratios = [], []
+    notes, ratios, different = list[Note](), list[str](), list[Row]()
     for row in rows:
         paired, unpaired = row.speedup_estimate, row.unpaired_speedup
         if paired is None or not has_interval(paired) or unpaired is None or paired.low <= unpaired <= paired.high:
             continue
         if format_ratio(unpaired) != format_ratio(row.speedup):
+            different.append(row)
             ratios.append(f"{format_ratio(unpaired)} for {row.trial.spec.label} (speed-up {format_ratio(row.speedup)})")
     if ratios:
-        lines.append(
+        why = (
             "speed-up compares blocks measured moments apart; throughput is that of all blocks, whatever drifted "
             f"between them: its ratio is {truncate_list(ratios)}"
         )
-    most = [max(spread(trial) or 0.0 for trial in row.trials) for row in rows]
+        notes.append(Note("drift", f"{_who(different, rows)} (speed-up differs from the ratio of throughputs)", (why,)))
     if any(
-        len(row.trials) > 1 and noisiest > NOISE and format_share(noisiest) != format_share(row.spread or 0.0)
-        for row, noisiest in zip(rows, most, strict=True)
+        len(row.trials) > 1 and _noise(row) > NOISE and format_share(_noise(row)) != format_share(row.spread or 0.0)
+        for row in rows
     ):
-        lines.append(
-            "the column spread is the median over the processes of a configuration; the warning is of the noisiest"
-        )
-    return lines
+        why = "the column spread is the median over the processes of a configuration; the warning is of the noisiest"
+        notes.append(Note("spread", why, (why,), is_routine=True))
+    return notes
 
 
-def _on_several_gpus(trials: Sequence[Trial]) -> list[str]:
+def _on_several_gpus(trials: Sequence[Trial]) -> list[Note]:
     several = [trial for trial in trials if trial.spec.world_size > 1]
     lines = []
     for trial in several:
         units, unit = ("CPU processes", "process") if trial.spec.device_type == "cpu" else ("GPUs", "GPU")
         lines.append(f"throughput is that of all {units} together; batch and peak memory are those of one {unit}")
+    notes = [Note("gpus", line, (line,)) for line in dict.fromkeys(lines)]
     partly_read = [
         f"{read} of {trial.spec.world_size}"
         for trial in several
         if (read := gpus_read(trial)) is not None and read < trial.spec.world_size
     ]
     if partly_read:
-        lines.append(f"energy and power were read of {_and(partly_read)} GPUs here; the others are taken to be alike")
-    return list(dict.fromkeys(lines))
+        line = f"energy and power were read of {_and(partly_read)} GPUs here; the others are taken to be alike"
+        notes.append(Note("energy", line, (line,), is_routine=True))
+    return notes
 
 
-def _cold_starts(rows: Sequence[Row]) -> list[str]:
+def _verdicts(rows: Sequence[Row]) -> list[Note]:
+    notes = []
+    for kind in ("inconclusive", "incomparable"):
+        own = [row for row in rows if row.verdict and row.verdict.kind == kind]
+        own = [row for row in own if kind == "incomparable" or len(row.trials) > 1]
+        details = tuple(f"{row.trial.spec.label}: {kind}: {row.verdict.reason}" for row in own if row.verdict)
+        if own:
+            notes.append(Note(kind, _who(own, rows), details, is_routine=True))
+    return notes
+
+
+def _about_cpu_memory(trials: Sequence[Trial]) -> list[Note]:
+    line = "peak allocated on a CPU is the growth of the process's resident set: an upper bound"
+    return [Note("memory", line, (line,), is_routine=True)] if any(t.spec.device == "cpu" for t in trials) else []
+
+
+def _cold_starts(rows: Sequence[Row]) -> list[Note]:
     """Return how long users wait before the first timed step: processes, libraries, searches, compilation."""
     found = [(seconds, row.trial.spec.label) for row in rows if (seconds := cold_start_seconds(row.trials[0]))]
     if not found:
@@ -183,7 +264,13 @@ def _cold_starts(rows: Sequence[Row]) -> list[str]:
     words = format_seconds(least[0])
     if least is not most:
         words += f" ({least[1]}) to {format_seconds(most[0])} ({most[1]})"
-    return [f"cold start, from the request for a process to the first timed step: {words}"]
+    line = f"cold start, from the request for a process to the first timed step: {words}"
+    return [Note("cold start", words, (line,), is_routine=True)]
+
+
+def _telemetry(trials: Sequence[Trial]) -> list[Note]:
+    found = dict.fromkeys(trial.telemetry_note for trial in trials if trial.telemetry_note)
+    return [Note("telemetry", each, (f"telemetry {each}",), is_routine=True) for each in found]
 
 
 def cost_lines(rows: Sequence[Row], prices: Prices | None) -> list[str]:

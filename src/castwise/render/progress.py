@@ -1,23 +1,37 @@
-"""Live progress of a job on stderr: which trial, its phase, the time left."""
+"""Live progress of a job on stderr: the results so far, which trial runs, its phase, the time left."""
 
+import io
 import threading
 import time
+from collections.abc import Iterable
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.text import Text
 
+from castwise.analysis.advice import references_among
+from castwise.analysis.result_table import compare
+from castwise.analysis.speedup import speedup_estimate
+from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
+from castwise.registry.precisions import DEFAULT
 from castwise.registry.suites import is_search
-from castwise.render.units import format_duration
+from castwise.render.run_report import print_rows
+from castwise.render.units import format_duration, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
 
 _SILENCE_SECONDS = 8.0  # after which a log gets a line
 _LEAST_SHARE_TO_PREDICT = 0.3  # of a trial; before, its own share says little
+_FRAMES_PER_SECOND = 4  # drawing takes a CPU that trials may need
+_LINES_FOR_BAR = 3
 
 
 class LiveProgress:
-    """A bar if stderr is a terminal, else a line a trial.
+    """The table of the results so far and a bar if stderr is a terminal, else a line for each trial that ends.
+
+    In a search, whose number of trials is not known, a terminal has a line for each trial, too.
 
     Args:
         console: Writes to stderr.
@@ -25,8 +39,11 @@ class LiveProgress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._live: Live | None = None
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._trials: list[Trial] = []  # steady ones: those that ended, and earlier ones
+        self._table = Text()
         self._label = self._which = self._phase = ""
         self._is_over = threading.Event()
         self._index = self._count = 0
@@ -45,20 +62,33 @@ class LiveProgress:
                 BarColumn(bar_width=20),
                 TextColumn("{task.fields[left]}"),
             )
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._bar.start()
+            self._bar = Progress(*columns, console=self._console, auto_refresh=False)
+            self._live = Live(
+                console=self._console,
+                get_renderable=self._frame,
+                refresh_per_second=_FRAMES_PER_SECOND,
+                transient=True,
+                vertical_overflow="crop",
+            )
+            self._live.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Remove the bar."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Remove the bar, and the table unless the job was interrupted: else it is printed with all results."""
         self._is_over.set()
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = self._task = None
+        self._bar = self._task = None
+        if self._live is not None:
+            self._live.transient = kind is None or not self._table
+            self._live.stop()
+            self._live = None
+
+    def known(self, trials: Iterable[Trial]) -> None:
+        """Take results that need not be measured again into the table, and as what others are compared with."""
+        self._trials += (trial for trial in trials if trial.spec.kind == "steady")
 
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
         """Show that trial `index` of `count` begins; a count of 0 means that it is unknown, as in a search."""
-        if index == 1:
+        if index == 1 and (self._index, self._label) != (1, spec.label):  # a session names its first trial twice
             self._started = time.monotonic()
         self._label, self._index, self._count = spec.label, index, count
         if count:
@@ -84,12 +114,52 @@ class LiveProgress:
         self._bar.update(self._task, completed=completed, description=description, left=left)
 
     def ended(self, trial: Trial) -> None:
-        """Report how the trial ended: always without a bar, else only if it did not end well."""
-        why = "" if trial.status == "ok" else f": {trial.message}"
-        if self._bar is None:
-            self._print(f"{self._which}: {self._label}: {trial.status} ({self._took(trial)}){why}")
-        elif trial.status != "ok":
-            self._print(f"{self._label}: {trial.status}{why}", style="yellow")
+        """Report how the trial ended: in the table, or in a line with its throughput and speed-up so far."""
+        is_steady = trial.spec.kind == "steady"
+        if is_steady:
+            self._trials.append(trial)
+        failure = "" if trial.status == "ok" else f": {trial.message}"
+        figures = self._figures(trial) if is_steady and trial.status == "ok" else ""
+        if self._live is None:
+            result = f"{trial.status}: {figures}" if figures else trial.status
+            self._print(f"{self._which}: {self._label}: {result} ({self._took(trial)}){failure}")
+            return
+        if not self._count or not is_steady:
+            label = self._label.removeprefix(f"{trial.spec.workload} ")
+            style = None if trial.status == "ok" else "yellow"
+            self._print(f"  {label}: {figures or trial.status}{failure}", style)
+            return
+        if trial.status != "ok":
+            self._print(f"{self._label}: {trial.status}: {trial.message}", style="yellow")
+        self._draw_table()
+        self._live.refresh()
+
+    def _figures(self, trial: Trial) -> str:
+        """Return a configuration's figures so far: `2,560 images/s, 3.00× default`."""
+
+        def setting(each: Trial) -> tuple[str, int, int]:
+            return each.spec.workload, each.spec.batch_size, each.spec.world_size
+
+        rows = compare([each for each in self._trials if setting(each) == setting(trial)])
+        row = next(row for row in rows if row.trial.spec.configuration == trial.spec.configuration)
+        if row.throughput is None:
+            return ""
+        text = f"{format_rate(row.throughput)} {unit_of(trial)}/s"
+        reference = next((each for each in references_among(rows) if each.trial.status == "ok"), row)
+        ratio = None if reference is row else speedup_estimate(reference.trials, row.trials)
+        name = "default" if reference.trial.spec.precision == DEFAULT else reference.trial.spec.precision
+        return text if ratio is None else f"{text}, {format_ratio(ratio.value)} {name}"
+
+    def _draw_table(self) -> None:
+        """Draw the table of the results so far: its end, if the terminal is too low for all of it."""
+        text = io.StringIO()
+        console = Console(file=text, width=self._console.width, force_terminal=True, emoji=False, force_jupyter=False)
+        print_rows(compare(self._trials), console)
+        lines = text.getvalue().splitlines()
+        self._table = Text.from_ansi("\n".join(lines[-max(self._console.height - _LINES_FOR_BAR, 1) :]))
+
+    def _frame(self) -> Group:
+        return Group(*([self._table] if self._table else []), *([self._bar] if self._bar else []))
 
     def _took(self, trial: Trial) -> str:
         """Return how long a trial took; the time of an interleaved session is reported once, with its first trial."""

@@ -2,8 +2,7 @@
 
 import json
 import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from html import escape
 from typing import Any
@@ -11,17 +10,39 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from castwise.analysis.advice import Advice
+from castwise.analysis.advice import Advice, references_among
 from castwise.analysis.energy import Prices, energy_of, power_watts
 from castwise.analysis.result_table import Row
-from castwise.analysis.statistics import Estimate
-from castwise.analysis.steady_metrics import cold_start_seconds, step_times
+from castwise.analysis.speedup import speedup_estimate
+from castwise.analysis.statistics import Estimate, verdict_of
+from castwise.analysis.steady_metrics import cold_start_seconds
 from castwise.analysis.warnings import warnings_of_all
+from castwise.registry.precisions import BASELINE, DEFAULT
+from castwise.registry.techniques import NONE
 from castwise.render.console import print_line
-from castwise.render.fields import Field, FlatRow, find_fields, interval_values, trial_values, worth_showing
-from castwise.render.notes import cost_lines, costs, headline, remarks, snippet_lines
+from castwise.render.fields import (
+    Field,
+    FlatRow,
+    estimate_values,
+    find_fields,
+    interval_values,
+    precision_text,
+    short_ratio_text,
+    trial_values,
+    worth_showing,
+)
+from castwise.render.notes import (
+    MORE,
+    cost_lines,
+    costs,
+    headline,
+    measured_on,
+    note_lines,
+    notes_of,
+    remarks,
+    snippet_lines,
+)
 from castwise.render.table import (
-    IN_CSV,
     DataTable,
     competing_by,
     csv_grid,
@@ -30,8 +51,7 @@ from castwise.render.table import (
     markdown_text,
     print_data_table,
 )
-from castwise.render.units import sparkline
-from castwise.spec.quantities import format_share
+from castwise.render.units import format_bytes, format_rate
 
 SHOWN = (
     *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
@@ -50,12 +70,13 @@ IN_FILES = (
     *("cold_start_seconds", "ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_seconds"),
     *("warnings", "telemetry_note", "message", "device", "torch", "key"),
 )
-_DROP_FIRST = (
-    *("blocks", "power_watts", "peak_reserved_bytes", "spread", "step_seconds", "data_set", "joules_per_unit"),
-    *("final_loss", "verdict"),
+# The columns that fit into 80 characters.
+_SHORT = (
+    *("precision", "throughput_per_second", "default_speedup", "speedup", "loop_speedup"),
+    *("scaling_efficiency", "peak_allocated_bytes", "verdict"),
 )
-_VISIBLE = 0.01  # block times are drawn if one differs from the median by this share
-_FEWEST_BLOCKS = 4
+_SETTING = ("workload", "data_set", "batch_size", "gpus", "parallelism", "techniques")
+_COLOURS = {"faster": "green", "slower": "red", "inconclusive": "yellow", "one run": "yellow"}
 
 # Figures of a row under the names of their fields.
 _OF_ROW = (
@@ -91,95 +112,241 @@ def flat_row(row: Row) -> dict[str, Any]:
 
 
 def data_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
-    """Return the table of steady results, with the columns worth showing."""
+    """Return the table of steady results with all columns worth showing."""
     flat: list[FlatRow] = [flat_row(row) for row in rows]
     scales = {(row["precision"], row["loss_scale"]) for row in flat}
     has_several = len(scales) > len({precision for precision, _ in scales})  # then nothing else may tell rows apart
     shown = worth_showing(find_fields(SHOWN), flat, ["loss_scale"] if has_several else [])
     if all(row["processes"] == 1 for row in flat):
         shown = [field for field in shown if field.name != "verdict"]
-    group = competing_by("workload", "data_set", "batch_size", "gpus", "parallelism")
-    return DataTable(shown, flat, group, "the best at its batch size")
+    return DataTable(shown, flat, competing_by("workload", "data_set", "batch_size", "gpus", "parallelism"))
 
 
-def print_table(
+def short_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
+    """Return the table of steady results with the columns that decide: ratios are over the plain loop's, as advice is.
+
+    A configuration that failed has its status in the place of a verdict, and no speed.
+    """
+    groups: dict[tuple[str, int, int], list[Row]] = {}
+    for row in rows:
+        spec = row.trial.spec
+        groups.setdefault((spec.workload, spec.batch_size, spec.world_size), []).append(row)
+    flat: list[FlatRow] = []
+    for group in groups.values():
+        references = {row.trial.spec.precision: row for row in references_among(group) if row.trial.status == "ok"}
+        flat += [_short_row(row, references) for row in group]
+    units = {row["unit"] for row in flat}
+    titles = {
+        "default_speedup": "× default",
+        "speedup": "× fp32",
+        "scaling_efficiency": "scaling",
+        "loop_speedup": "× plain loop",
+    }
+    titles["peak_allocated_bytes"] = "memory"
+    formats = {name: short_ratio_text(name) for name in ("default_speedup", "speedup")}
+    formats["precision"] = precision_text
+    if len(units) == 1:
+        titles["throughput_per_second"] = f"{units.pop()}/s"
+        formats["throughput_per_second"] = lambda row: format_rate(row["throughput_per_second"])
+    formats["peak_allocated_bytes"] = lambda row: format_bytes(row["peak_allocated_bytes"])
+    fields = [replace(each, format=formats.get(each.name, each.format)) for each in find_fields(_SHORT)]
+    fields = [replace(each, title=titles.get(each.name, each.title), wraps=each.name == "precision") for each in fields]
+    return DataTable(worth_showing(fields, flat), flat)
+
+
+def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
+    is_ok = row.trial.status == "ok"
+    over = {name: _over(reference, row) for name, reference in references.items() if is_ok}
+    first = next(iter(references.values()), None)
+    verdict: str | None = row.verdict.kind if row.verdict else None
+    if first is not None and _loop(row) != _loop(first):
+        ratio = next(iter(over.values()), None)
+        verdict = None if ratio is None else verdict_of(ratio).kind
+    if verdict == "inconclusive" and len(row.trials) == 1:
+        verdict = "one run"
+    return {
+        **trial_values(row.trial),
+        "throughput_per_second": row.throughput if is_ok else None,
+        **estimate_values("default_speedup", over.get(DEFAULT)),
+        **estimate_values("speedup", over.get(BASELINE)),
+        "loop_speedup": None if over else row.loop_speedup,  # if there is nothing else to compare with
+        "scaling_efficiency": row.scaling_efficiency if is_ok else None,
+        "peak_allocated_bytes": row.peak_allocated_bytes,
+        "verdict": verdict if is_ok else row.trial.status,
+    }
+
+
+def _over(reference: Row, row: Row) -> Estimate | None:
+    return (
+        Estimate(1.0, 1.0, 1.0, len(row.trials)) if row is reference else speedup_estimate(reference.trials, row.trials)
+    )
+
+
+def _loop(row: Row) -> tuple[object, ...]:
+    return row.trial.spec.techniques, row.trial.spec.parallelism
+
+
+def _setting(table: DataTable[FlatRow]) -> Callable[[FlatRow], str]:
+    """Return a function for the setting of a row in words: what differs between rows besides the precision."""
+    varied = [name for name in _SETTING if len({row[name] for row in table.rows}) > 1]
+
+    def text(row: FlatRow) -> str:
+        gpus = str(row["gpus"]) + (" GPU" if row["gpus"] == 1 else f" GPUs ({row['parallelism']})")
+        words = {
+            "batch_size": f"batch {row['batch_size']}",
+            "gpus": gpus,
+            "parallelism": "" if "gpus" in varied else gpus,
+            "techniques": "plain loop" if row["techniques"] == NONE else row["techniques"].replace("+", " + "),
+        }
+        return ", ".join(filter(None, (words.get(name, row[name]) for name in varied)))
+
+    return text
+
+
+def print_table(  # noqa: PLR0913  what is printed, by keyword
     rows: Sequence[Row],
     advice: Sequence[Advice],
     console: Console,
     prices: Prices | None = None,
-    elsewhere: str = IN_CSV,
+    *,
+    wide: bool = False,
+    verbose: bool = False,
+    more: str = MORE,
 ) -> None:
-    """Print the table, its remarks, what epochs cost at these prices, and the advice to a terminal.
+    """Print the table, where it was measured, what epochs cost at these prices, the advice and notes to a terminal.
 
-    `elsewhere` names the place of the columns that a narrow terminal leaves out.
+    Args:
+        rows: The results.
+        advice: What follows from them.
+        console: The terminal.
+        prices: Of electricity and GPU hours.
+        wide: Print all columns.
+        verbose: Print all notes in full.
+        more: Where the notes are that are not printed.
     """
-    advised = {item.key for item in advice}
-
-    def style(row: FlatRow) -> str | None:
-        if row["status"] != "ok":
-            return "dim"
-        return "bold green" if row["key"] in advised else None
-
-    print_line(console, headline(rows), "bold")
-    table = _with_block_times(data_table(rows), rows)
-    print_data_table(console, table, drop_first=_DROP_FIRST, style=style, elsewhere=elsewhere)
-    for line in [*remarks(rows), *cost_lines(rows, prices)]:
-        print_line(console, f"  {line}", "yellow")
+    if not rows:
+        print_line(console, "no trials", "bold")
+        return
+    print_rows(rows, console, [item.key for item in advice], wide=wide)
+    trials = [trial for row in rows for trial in row.trials]
+    print_line(console, measured_on(trials, is_brief=not (wide or verbose)), "dim")
+    for line in cost_lines(rows, prices):
+        print_line(console, line)
     printed = {""}
     for item in advice:
         console.print()
-        print_line(console, item.sentence, "bold")
-        if item.code not in printed:
-            printed.add(item.code)
-            for line in [*item.code.splitlines(), *snippet_lines(item)]:
-                # Never wrapped: what is copied from the terminal has to run.
-                console.print(Text(f"    {line}"), highlight=False, soft_wrap=True)
+        _print_advice(item, console, is_new=item.code not in printed)
+        printed.add(item.code)
+    lines = remarks(rows) if verbose else note_lines(rows, more)
+    if lines:
+        console.print()
+    for line in lines:
+        print_line(console, line, "yellow")
 
 
-def _with_block_times(table: DataTable[FlatRow], rows: Sequence[Row]) -> DataTable[FlatRow]:
-    """Return the table with a small curve of each row's block times, if the differences are large enough to see.
+def print_rows(rows: Sequence[Row], console: Console, taken: Sequence[str | None] = (), *, wide: bool = False) -> None:
+    """Print what all rows share, and the table, with those in colour that are taken, by their trials' keys."""
+    print_line(console, headline(rows), "bold")
 
-    All curves have one scale, so that a quiet configuration looks quiet next to a noisy one.
-    """
-    deviations: list[list[float]] = []  # of each block from its row's median, as a share of it
-    for row in rows:
-        times = step_times(row.trial)
-        if len(times) >= _FEWEST_BLOCKS:
-            median = statistics.median(times)
-            deviations.append([value / median - 1 for value in times])
-        else:
-            deviations.append([])
-    reach = max((abs(value) for values in deviations for value in values), default=0.0)
-    if reach < _VISIBLE:
-        return table
-    curves = [sparkline(values, -reach, reach) or None for values in deviations]
-    flat = [{**row, "blocks": curve} for row, curve in zip(table.rows, curves, strict=True)]
-    *columns, status = table.columns
-    blocks = Field("blocks", f"blocks, ±{format_share(reach)}")
-    return replace(table, columns=[*columns, blocks, status], rows=flat)
+    def style(row: FlatRow) -> str | None:
+        if row["status"] != "ok":
+            return "red" if wide else None
+        return "bold green" if row["key"] in taken else None
+
+    def cell_style(row: FlatRow, field: Field) -> str:
+        if field.name != "verdict" or row["key"] in taken:
+            return ""
+        return _COLOURS.get(row["verdict"], "") if row["status"] == "ok" else "red"
+
+    if wide:
+        print_data_table(console, data_table(rows), style=style)
+    else:
+        table = short_table(rows)
+        print_data_table(console, table, style=style, cell_style=cell_style, section=_setting(table))
 
 
-def to_markdown(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
-    """Return the table, its remarks, what epochs cost at these prices, and the advice as Markdown."""
-    lines = [markdown_table(rows).rstrip("\n"), *(f"- {markdown_text(line)}" for line in cost_lines(rows, prices))]
+def _print_advice(item: Advice, console: Console, *, is_new: bool) -> None:
+    """Print the sentence, why, how sure that is, and what to paste, if that is new."""
+    colour = {"take": " green", "stay": " green", "undecided": " yellow"}.get(item.decision, "")
+    # The command is on a line of its own.
+    sentence = item.sentence.removesuffix(f" {item.command}") if item.command else item.sentence
+    print_line(console, sentence, f"bold{colour}")
+    if item.command:
+        _print_code([item.command], console)
+    for line in _reason_lines(item):
+        print_line(console, f"  {line}")
+    if item.code and is_new:
+        _print_code([*item.code.splitlines(), *snippet_lines(item)], console)
+
+
+def _print_code(lines: Sequence[str], console: Console) -> None:
+    """Print lines that are never wrapped: what is copied from the terminal has to run."""
+    for line in lines:
+        console.print(Text(f"    {line}"), highlight=False, soft_wrap=True)
+
+
+def _reason_lines(item: Advice) -> list[str]:
+    """Return why this and no other, if the sentence does not say it, and how sure that is."""
+    why = "" if item.why in item.sentence else f"Why: {item.why}."
+    return list(filter(None, [why, f"How sure: {item.how_sure}." if item.how_sure else ""]))
+
+
+def to_markdown(
+    rows: Sequence[Row],
+    advice: Sequence[Advice],
+    prices: Prices | None = None,
+    *,
+    wide: bool = False,
+    verbose: bool = False,
+    more: str = MORE,
+) -> str:
+    """Return what `print_table` prints as Markdown."""
+    if not rows:
+        return "no trials\n"
+    lines = _markdown_grid(rows, advice, None if wide else short_table(rows).columns)
+    lines += ["", *(f"- {markdown_text(line)}" for line in cost_lines(rows, prices))] if prices else []
     for item in advice:
-        lines += ["", markdown_text(item.sentence)]
+        lines += ["", f"**{markdown_text(item.sentence)}**"]
+        reasons = _reason_lines(item)
+        lines += ["", *(f"- {markdown_text(line)}" for line in reasons)] if reasons else []
         if item.code:
-            lines += ["", "```python", "\n".join([item.code, *snippet_lines(item)]), "```"]
+            lines += ["", "```python", item.code, *snippet_lines(item), "```"]
+    notes = remarks(rows) if verbose else note_lines(rows, more)
+    lines += ["", *(f"- {markdown_text(line)}" for line in notes)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def markdown_table(rows: Sequence[Row]) -> str:
-    """Return the headline, the table and its remarks as Markdown."""
-    table = data_table(rows)
-    items = (f"- {markdown_text(line)}" for line in remarks(rows))
-    lines = [markdown_text(headline(rows)), "", *markdown_grid(table.columns, table.rows), "", *items]
-    return "\n".join(lines).rstrip() + "\n"
+def markdown_table(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
+    """Return the table without verdicts, where it was measured, and all notes in a line each as Markdown."""
+    columns = [each for each in short_table(rows).columns if each.name != "verdict"]
+    columns = [replace(each, otherwise="status") if each.name == "throughput_per_second" else each for each in columns]
+    items = (f"- {markdown_text(note.line)}" for note in notes_of(rows) if not note.is_routine)
+    return "\n".join([*_markdown_grid(rows, advice, columns), "", *items]).rstrip() + "\n"
+
+
+def _markdown_grid(rows: Sequence[Row], advice: Sequence[Advice], columns: Sequence[Field] | None) -> list[str]:
+    """Return what all rows share, the table, and where it was measured.
+
+    Columns are all, or these and those that tell settings apart; what is taken is in bold.
+    """
+    full, taken = data_table(rows), {item.key for item in advice}
+    table = full
+    if columns is not None:
+        columns = [*(each for each in full.columns if each.name in _SETTING), *columns]
+        table = DataTable(columns, short_table(rows).rows)
+    flat = [{**row, "precision": f"**{row['precision']}**"} if row["key"] in taken else row for row in table.rows]
+    place = measured_on([trial for row in rows for trial in row.trials])
+    return [markdown_text(headline(rows)), "", *markdown_grid(table.columns, flat), "", markdown_text(place)]
 
 
 def to_html(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
-    """Return the headline, the table, its remarks, the advice and the code to paste as HTML for a notebook."""
-    table, advised = data_table(rows), {item.key for item in advice}
+    """Return what `print_table` prints as HTML for a notebook."""
+    if not rows:
+        return "<p>no trials</p>"
+    table, advised = short_table(rows), {item.key for item in advice}
+    table = replace(
+        table, columns=[*(each for each in data_table(rows).columns if each.name in _SETTING), *table.columns]
+    )
     sides = [f' style="text-align:{"left" if column.left else "right"}"' for column in table.columns]
     heads = [f"<th{side}>{escape(column.title)}</th>" for column, side in zip(table.columns, sides, strict=True)]
     parts = [f"<p><b>{escape(headline(rows))}</b></p>", "<table>"]
@@ -190,13 +357,15 @@ def to_html(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
         cells = (f"<td{side}><{tag}>{text}</{tag}></td>" for text, side in zip(texts, sides, strict=True))
         parts.append(f"<tr>{''.join(cells)}</tr>")
     parts += ["</tbody>", "</table>"]
-    lines = remarks(rows)
-    if lines:
-        parts += ["<ul>", *(f"<li>{escape(line)}</li>" for line in lines), "</ul>"]
+    parts.append(f"<p>{escape(measured_on([trial for row in rows for trial in row.trials]))}</p>")
     for item in advice:
-        parts.append(f"<p><b>{escape(item.sentence)}</b></p>")
+        parts += [f"<p><b>{escape(item.sentence)}</b></p>", *(f"<p>{escape(line)}</p>" for line in _reason_lines(item))]
         code = "\n".join(filter(None, [item.code, *snippet_lines(item)]))
         parts += [f"<pre>{escape(code)}</pre>"] if code else []
+    lines = remarks(rows)
+    if lines:
+        parts += ["<details><summary>Notes</summary><ul>", *(f"<li>{escape(line)}</li>" for line in lines)]
+        parts += ["</ul></details>"]
     return "\n".join(parts)
 
 

@@ -5,7 +5,7 @@ import io
 import math
 import textwrap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from rich.console import Console, RenderableType
@@ -17,7 +17,6 @@ from castwise.render.fields import Field, FlatRow
 
 R = TypeVar("R", bound=FlatRow)
 
-BEST = "*"  # behind the best value of a column
 IN_CSV = "--format csv has all"  # where the columns are that a narrow terminal leaves out
 _GAP = 2  # between columns
 _SHORTEST_HEADING = 10  # a heading above narrower cells is not wrapped to fewer characters
@@ -32,7 +31,6 @@ class DataTable(Generic[R]):
     rows: Sequence[R]
     # What rows share whose values compete for being the best; None for a row that does not compete.
     group: Callable[[R], Hashable] = lambda _: None
-    best_note: str = "the best of its column"  # what the mark behind a value means, for the line below the table
 
     def best(self, column: Field) -> set[int]:
         """Return the numbers of the rows that have the best value of their group; none if all of a group are equal."""
@@ -56,44 +54,64 @@ def competing_by(*names: str) -> Callable[[FlatRow], Hashable]:
     return lambda row: tuple(row[name] for name in names) if row["status"] == "ok" else None
 
 
-def print_data_table(
+def print_data_table(  # noqa: PLR0913  how a table looks, by keyword
     console: Console,
     table: DataTable[R],
     *,
     drop_first: Sequence[str | tuple[str, ...]] = (),
     style: Callable[[R], str | None] = lambda _: None,
+    cell_style: Callable[[R, Field], str] = lambda *_: "",
+    section: Callable[[R], str] = lambda _: "",
     elsewhere: str = IN_CSV,
 ) -> None:
-    """Print a table, and below it a line on the columns left out and one on the marks.
+    """Print a table, and below it a line on the columns left out.
 
-    A narrow terminal leaves columns out; if the rest still do not fit, cells break between words, and if not even the
-    words fit, each row becomes a list of its figures. More than a thousand rows are one line each, whatever the width.
+    If columns do not fit, cells break between words, and if not even the words fit, each row becomes a list of its
+    figures. More than a thousand rows are one line each, whatever the width.
 
     Args:
         console: The terminal.
         table: The table.
         drop_first: Names of columns that a narrow terminal leaves out, the first first; those in a tuple together.
         style: Returns the style of a row, None for the plain one.
+        cell_style: Returns the style of a cell on top of its row's.
+        section: Returns the line above a row; rows with the same line come together.
         elsewhere: Where the columns are that are left out.
     """
-    columns = [_text_column(table, column) for column in table.columns]
-    if len(table.rows) > _MOST_LAID_OUT:
+    sections: dict[str, list[R]] = {}
+    for row in table.rows:
+        sections.setdefault(section(row), []).append(row)
+    rows = [row for own in sections.values() for row in own]
+    columns = [_text_column(rows, column) for column in table.columns]
+    if len(sections) > 1:
+        indented = [f"  {cell}" for cell in columns[0].cells]
+        longest_word = columns[0].longest_word + 2
+        columns[0] = replace(columns[0], cells=indented, width=columns[0].width + 2, longest_word=longest_word)
+    if len(rows) > _MOST_LAID_OUT:
         _print_lines(console, columns)
-    else:
-        kept = columns
-        for group in drop_first:
-            if _total(column.width for column in kept) <= console.width:
-                break
-            names = (group,) if isinstance(group, str) else group
-            kept = [column for column in kept if column.source.name not in names]
-        console.print(_laid_out(kept, [style(row) for row in table.rows], console.width), crop=False)
-        left_out = [column.source.title for column in columns if column not in kept]
-        if left_out:
-            titles = ", ".join(left_out)
-            print_line(console, f"  left out, the terminal is too narrow: {titles} ({elsewhere})", "yellow")
-        columns = kept
-    if any(column.best for column in columns):
-        print_line(console, f"  {BEST} {table.best_note}", "yellow")
+        return
+    kept = columns
+    for group in drop_first:
+        if _total(column.width for column in kept) <= console.width:
+            break
+        names = (group,) if isinstance(group, str) else group
+        kept = [column for column in kept if column.source.name not in names]
+    if len(sections) > 1 and _fits(kept, console.width):
+        console.print(_laid_out(kept, [], console.width), crop=False)
+    number = 0
+    for heading, own in sections.items():
+        if heading:
+            print_line(console, heading, "bold")
+        texts = []
+        for row in own:
+            cells = [Text(each.cells[number], cell_style(row, each.source)) for each in kept]
+            texts.append((cells, style(row)))
+            number += 1
+        console.print(_laid_out(kept, texts, console.width, shows_header=len(sections) == 1), crop=False)
+    left_out = [column.source.title for column in columns if column not in kept]
+    if left_out:
+        titles = ", ".join(left_out)
+        print_line(console, f"  left out, the terminal is too narrow: {titles} ({elsewhere})", "yellow")
 
 
 @dataclass(frozen=True)
@@ -102,23 +120,19 @@ class _TextColumn:
 
     source: Field
     heading: str  # its title, wrapped to the width of the cells
-    cells: Sequence[str]  # with marks behind the best
-    best: set[int]  # the numbers of the rows with the best values
+    cells: Sequence[str]
     width: int  # the least at which no figure is broken
     longest_word: int  # the least at which no word is broken
 
 
-def _text_column(table: DataTable[R], column: Field) -> _TextColumn:
-    best = table.best(column)
-    cells = [column.text(row) for row in table.rows]
-    if best:
-        cells = [f"{cell}{BEST if number in best else ' '}" for number, cell in enumerate(cells)]
+def _text_column(rows: Sequence[R], column: Field) -> _TextColumn:
+    cells = [column.text(row) for row in rows]
     longest_cell = max(map(len, cells), default=0)
     longest_word = max((len(word) for cell in (column.title, *cells) for word in cell.split()), default=0)
     width = max(longest_word, (longest_cell + 1) // 2) if column.wraps else longest_cell
     heading = textwrap.wrap(column.title, max(width, _SHORTEST_HEADING), break_long_words=False)
     width = max([width, *map(len, heading)])
-    return _TextColumn(column, "\n".join(heading), cells, best, width, longest_word)
+    return _TextColumn(column, "\n".join(heading), cells, width, longest_word)
 
 
 def _total(widths: Iterable[int]) -> int:
@@ -126,12 +140,24 @@ def _total(widths: Iterable[int]) -> int:
     return sum(listed) + _GAP * (len(listed) - 1)
 
 
-def _laid_out(columns: Sequence[_TextColumn], styles: Sequence[str | None], width: int) -> RenderableType:
+def _fits(columns: Sequence[_TextColumn], width: int) -> bool:
+    """Return whether a table of these columns breaks no word."""
+    return _total(column.longest_word for column in columns) <= width
+
+
+def _laid_out(
+    columns: Sequence[_TextColumn],
+    rows: Sequence[tuple[Sequence[Text], str | None]],
+    width: int,
+    *,
+    shows_header: bool = True,
+) -> RenderableType:
+    """Return rows of cells with a style each as a table; all tables of these columns have the same widths."""
+    if not _fits(columns, width):
+        return _as_lists(columns, rows)
     fits = _total(column.width for column in columns) <= width
-    if not fits and _total(column.longest_word for column in columns) > width:
-        return _as_lists(columns, styles)
     widths = [None] * len(columns) if fits else _distributed(columns, width)
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, show_header=shows_header)
     for column, own in zip(columns, widths, strict=True):
         table.add_column(
             Text(column.heading),
@@ -141,8 +167,7 @@ def _laid_out(columns: Sequence[_TextColumn], styles: Sequence[str | None], widt
             width=own,
             min_width=column.width if fits else None,
         )
-    for number, style in enumerate(styles):
-        cells = (Text(c.cells[number], "bold" if number in c.best else "") for c in columns)
+    for cells, style in rows:
         table.add_row(*cells, style=style)
     return table
 
@@ -156,16 +181,16 @@ def _distributed(columns: Sequence[_TextColumn], width: int) -> list[int]:
     return widths
 
 
-def _as_lists(columns: Sequence[_TextColumn], styles: Sequence[str | None]) -> Table:
+def _as_lists(columns: Sequence[_TextColumn], rows: Sequence[tuple[Sequence[Text], str | None]]) -> Table:
     """Return a table with a line a figure, row after row."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(overflow="fold")
     table.add_column(overflow="fold")
-    for number, style in enumerate(styles):
+    for number, (cells, style) in enumerate(rows):
         if number:
             table.add_row()
-        for column in columns:
-            table.add_row(Text(column.source.title), Text(column.cells[number].rstrip()), style=style)
+        for column, cell in zip(columns, cells, strict=True):
+            table.add_row(Text(column.source.title), Text(cell.plain.rstrip(), cell.style), style=style)
     return table
 
 

@@ -1,15 +1,16 @@
 """The results of training runs as tables."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
 from castwise.analysis.training_metrics import Run, data_share, epochs_of, length_in_words
-from castwise.render.fields import FlatRow, find_field, trial_values, worth_showing
-from castwise.render.table import IN_CSV, DataTable, competing_by, print_data_table
-from castwise.render.units import sparkline
+from castwise.render.fields import FlatRow, distinct_precision_text, find_field, trial_values, worth_showing
+from castwise.render.table import DataTable, competing_by, print_data_table
+from castwise.render.units import format_bytes, sparkline
 from castwise.spec.trial import TrialSpec
 
 SHOWN = (
@@ -20,11 +21,22 @@ SHOWN = (
 )
 IN_FILES = (*SHOWN, "best_accuracy", "message", "device", "key")
 _ALWAYS = ("precision", "batch_size", "length", "status")
-_DROP_FIRST = (
-    *("loss_curve", "start_seconds", "validation_seconds", "driver_used_bytes", "peak_reserved_bytes", "final_loss"),
-    *("data_set", "skipped_steps", "throughput_per_second", "data_share", "peak_allocated_bytes", "efficiency"),
-    "published_pair_speedup",
-)
+# The columns that fit into 80 characters, with their titles there.
+_SHORT = {
+    "precision": "precision",
+    "batch_size": "batch",
+    "length": "length",
+    "seconds": "time",
+    "speedup": "× fp32",
+    "data_share": "waits for data",
+    "peak_allocated_bytes": "memory",
+    "accuracy": "accuracy",
+    "perplexity": "perplexity",
+    "status": "status",
+}
+_SETTING = ("workload", "data_set", "gpus", "seed", "techniques")
+_WAITS = 0.1  # of the time; a smaller share is not worth a column
+_USUAL = {"status": ("ok",)}  # not worth a column
 # Figures of a run under the names of their fields.
 _OF_RUN = (
     *("speedup", "efficiency", "peak_allocated_bytes", "peak_reserved_bytes", "driver_used_bytes"),
@@ -75,18 +87,43 @@ def data_table(
     ]
     rows: list[FlatRow] = [flat_row(run, pairs) for run in runs]
     group = competing_by("workload", "data_set", "batch_size", "gpus", "seed", "length")
-    return DataTable(
-        worth_showing(fields, rows, _ALWAYS), rows, group, "the best among runs that differ in precision alone"
-    )
+    return DataTable(worth_showing(fields, rows, _ALWAYS), rows, group)
 
 
-def print_runs(
-    runs: Sequence[Run], pairs: Mapping[str, float] | None, console: Console, elsewhere: str = IN_CSV
-) -> None:
-    """Print a table of training runs to a terminal; `elsewhere` names the place of the columns that it leaves out."""
+def short_table(runs: Sequence[Run]) -> DataTable[FlatRow]:
+    """Return the table of training runs with the columns that decide; one that failed is not as fast as any."""
+    rows = [flat_row(run) for run in runs]
+    rows = [row if row["status"] == "ok" else {**row, "speedup": None} for row in rows]
+    if all((row["data_share"] or 0.0) < _WAITS for row in rows):
+        rows = [{**row, "data_share": None} for row in rows]
+    formats = {
+        "precision": distinct_precision_text(rows),
+        "speedup": lambda row: f"{row['speedup']:.2f}",
+        "peak_allocated_bytes": lambda row: format_bytes(row["peak_allocated_bytes"]),
+    }
+    fields = [find_field(name, title) for name, title in _SHORT.items()]
+    fields = [replace(each, format=formats.get(each.name, each.format), varies=False) for each in fields]
+    fields = [
+        replace(each, wraps=each.name in ("precision", "length"), default=_USUAL.get(each.name, ())) for each in fields
+    ]
+    return DataTable(worth_showing(fields, rows, ("seconds",)), rows)
+
+
+def setting_text(rows: Sequence[FlatRow], names: Sequence[str] = _SETTING) -> Callable[[FlatRow], str]:
+    """Return a function for what differs between rows besides the precision, the line above them in a table."""
+    varied = [name for name in names if len({row.get(name) for row in rows}) > 1]
+    words = {"gpus": "GPUs: {}", "seed": "seed {}"}
+    return lambda row: ", ".join(words.get(name, "{}").format(row[name]).replace("+", " + ") for name in varied)
+
+
+def print_runs(runs: Sequence[Run], pairs: Mapping[str, float] | None, console: Console, *, wide: bool = False) -> None:
+    """Print a table of training runs to a terminal."""
 
     def style(row: FlatRow) -> str | None:
-        return None if row["status"] == "ok" else "dim"
+        return None if row["status"] == "ok" else "red"
 
-    table = data_table(runs, pairs, with_curve=True)
-    print_data_table(console, table, drop_first=_DROP_FIRST, style=style, elsewhere=elsewhere)
+    if wide:
+        print_data_table(console, data_table(runs, pairs, with_curve=True), style=style)
+    else:
+        table = short_table(runs)
+        print_data_table(console, table, style=style, section=setting_text(table.rows))

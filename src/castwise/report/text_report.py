@@ -13,7 +13,7 @@ from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.conclusions import answers_of, in_one_sentence
 from castwise.report.machine_notes import MachineNote
 
-_ELSEWHERE = "`castwise export` has all"
+_MORE = "in the HTML report"
 
 
 def print_report(collection: Collection, console: Console) -> None:
@@ -24,11 +24,11 @@ def print_report(collection: Collection, console: Console) -> None:
     for group in collection.groups:
         print_line(console, f"\n{group.title}", "bold underline")
         if group.is_max_batch:
-            print_max_batches(group.max_batches, console)
+            print_max_batches(group.max_batches, console, more=_MORE)
         elif group.is_training:
-            training_table.print_runs(group.runs, None, console, _ELSEWHERE)
+            training_table.print_runs(group.runs, None, console)
         else:
-            run_report.print_table(group.rows, recommend(group.rows), console, elsewhere=_ELSEWHERE)
+            run_report.print_table(group.rows, recommend(group.rows), console, more=_MORE)
         _print_notes(collection.machine_notes_of(*group.configurations), console)
     for note in collection.notes:
         print_line(console, f"  {note}", "yellow")
@@ -63,7 +63,7 @@ def _markdown_group(group: ComparisonGroup) -> str:
     if group.is_max_batch:
         return markdown_max_batches(group.max_batches)
     if not group.is_training:
-        return run_report.to_markdown(group.rows, recommend(group.rows))
+        return run_report.to_markdown(group.rows, recommend(group.rows), more=_MORE)
     table = training_table.data_table(group.runs)
     failed = [run.trial for run in group.runs if run.trial.status != "ok"]
     notes = [f"- {markdown_text(f'{t.spec.label}: {t.status}: {t.message}')}" for t in failed]

@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,18 @@ from castwise.analysis.training_metrics import median
 from castwise.registry.techniques import join
 from castwise.render import training_table
 from castwise.render.console import print_line
-from castwise.render.fields import FlatRow, estimate_values, find_field, find_fields, worth_showing
-from castwise.render.notes import measured_on
+from castwise.render.fields import (
+    FlatRow,
+    distinct_precision_text,
+    estimate_values,
+    find_field,
+    find_fields,
+    short_ratio_text,
+    worth_showing,
+)
+from castwise.render.notes import MORE, first_of, measured_on
 from castwise.render.table import DataTable, csv_grid, json_values, markdown_grid, print_data_table
+from castwise.render.units import pluralize
 from castwise.suites.result import SuiteResult, notes
 from castwise.suites.tuned_vs_published import TunedPair, tuned_notes
 
@@ -60,19 +69,38 @@ LIMITS = ("workload", "precision", "loss_scale", "published", "measured", "reser
 
 _PUBLISHED_TITLES = {"seconds": "measured time", "speedup": "measured speed-up", "accuracy": "measured accuracy"}
 _TUNED_TITLES = {"published_seconds": "published loop", "speedup": "times as fast"}
-# What a narrow terminal leaves out of the tables of published figures and of tuned loops.
-_DROP_FIRST = (
-    ("published_memory_bytes", "memory_bytes", "memory"),
-    "loop",
-    "published_bytes",
-    "tuned_bytes",
-    "seeds",
-    "settled_speedup",
-    "equal_batch_speedup",
-    "ratio",
-    "seconds",
-    ("published_accuracy", "accuracy", "accuracy_after"),
-)
+# The columns that fit into 80 characters, of published figures and of tuned loops.
+_SHORT_PUBLISHED = {
+    "precision": "precision",
+    "batch_size": "batch",
+    "published_seconds": "published time",
+    "measured": "measured run",
+    "seconds": "measured time",
+    "published_speedup": "published × fp32",
+    "speedup": "measured × fp32",
+}
+_SHORT_TUNED = {
+    "precision": "precision",
+    "batch_size": "batch",
+    "published_seconds": "published loop",
+    "tuned_seconds": "tuned loop",
+    "speedup": "times as fast",
+    "published_score": "score, published",
+    "tuned_score": "score, tuned",
+}
+
+
+def _short(table: DataTable[FlatRow], titles: Mapping[str, str]) -> DataTable[FlatRow]:
+    """Return a table with the columns that decide."""
+    formats = {
+        "speedup": short_ratio_text("speedup"),
+        "published_speedup": short_ratio_text("published_speedup"),
+        "precision": distinct_precision_text(table.rows),
+    }
+    fields = [find_field(name, title) for name, title in titles.items()]
+    fields = [replace(each, format=formats.get(each.name, each.format), varies=False) for each in fields]
+    fields = [replace(each, wraps=each.name in ("precision", "measured")) for each in fields]
+    return DataTable(worth_showing(fields, table.rows, ("published_seconds",)), table.rows)
 
 
 def tuned_table(pairs: Sequence[TunedPair]) -> DataTable[FlatRow]:
@@ -134,23 +162,45 @@ def limits_table(limits: Sequence[FlatRow]) -> DataTable[FlatRow]:
     return DataTable([replace(field, format=texts.get(field.name, field.format)) for field in fields], limits)
 
 
-def print_suite(result: SuiteResult, console: Console) -> None:
-    """Print a suite's tables and what a reader must know of them to a terminal."""
+def print_suite(result: SuiteResult, console: Console, *, wide: bool = False, verbose: bool = False) -> None:
+    """Print a suite's tables and notes to a terminal.
+
+    Args:
+        result: What was run.
+        console: The terminal.
+        wide: Print all columns.
+        verbose: Print all notes, and what is odd in the source.
+    """
     first, *rest = headlines(result)
     print_line(console, first, "bold")
     for line in rest:
         print_line(console, line)
     console.print()
     if result.runs:
-        training_table.print_runs(result.runs, result.pairs, console)
-    _print_lines(console, notes(result), "yellow")
+        training_table.print_runs(result.runs, result.pairs, console, wide=wide)
+    measured = [trial for trial in result.trials if trial.ranks]
+    if measured:
+        print_line(console, measured_on(measured, is_brief=not (wide or verbose)), "dim")
+
+    def shown(lines: Iterable[str]) -> Sequence[str]:
+        return list(lines) if verbose else first_of(list(lines))
+
+    _print_lines(console, shown(notes(result)), "yellow")
     for title, table, below in _comparisons(result):
         print_line(console, f"\n{title}", "bold")
-        print_data_table(console, table, drop_first=_DROP_FIRST)
-        _print_lines(console, below, "yellow")
+        titles = _SHORT_TUNED if "tuned_seconds" in {column.name for column in table.columns} else _SHORT_PUBLISHED
+        if wide or "published_seconds" not in {column.name for column in table.columns}:
+            print_data_table(console, table)
+        else:
+            setting = training_table.setting_text(table.rows, ("workload", "gpus", "loop"))
+            print_data_table(console, _short(table, titles), section=setting)
+        _print_lines(console, shown(below), "yellow")
     for title, lines in _about_the_source(result).items():
-        print_line(console, f"\n{title}", "dim bold")
-        _print_lines(console, lines, "dim")
+        if verbose:
+            print_line(console, f"\n{title}", "dim bold")
+            _print_lines(console, lines, "dim")
+        else:
+            print_line(console, f"\n{title}: {pluralize(len(lines), 'note')} {MORE}", "dim")
 
 
 def _print_lines(console: Console, lines: Iterable[str], style: str) -> None:
@@ -187,6 +237,8 @@ def _about_the_source(result: SuiteResult) -> dict[str, tuple[str, ...]]:
 def markdown_suite(result: SuiteResult) -> str:
     """Return the same as Markdown."""
     first, *rest = headlines(result)
+    measured = [trial for trial in result.trials if trial.ranks]
+    rest += [f"measured on: {measured_on(measured)}"] if measured else []
     parts = [[f"**{first}**"], [f"{line}  " for line in rest]]
     if result.runs:
         runs = training_table.data_table(result.runs, result.pairs)
@@ -219,13 +271,9 @@ def json_suites(results: Sequence[SuiteResult]) -> str:
 
 
 def headlines(result: SuiteResult) -> list[str]:
-    """Return what the suite is, where it comes from, and where it was run."""
+    """Return what the suite is, and where it comes from."""
     suite = result.suite
-    lines = [f"{suite.name}: {suite.title}", f"source: {suite.source}", f"the source's machine: {suite.machine}"]
-    measured = [trial for trial in result.trials if trial.ranks]
-    if measured:
-        lines.append(f"measured on: {measured_on(measured)}")
-    return lines
+    return [f"{suite.name}: {suite.title}", f"source: {suite.source}", f"the source's machine: {suite.machine}"]
 
 
 def _document(result: SuiteResult) -> dict[str, Any]:

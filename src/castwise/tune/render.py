@@ -2,18 +2,28 @@
 
 import json
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from castwise.analysis import steady_metrics
 from castwise.registry.precisions import BASELINE, DEFAULT
 from castwise.registry.techniques import join
-from castwise.render.console import took_words
-from castwise.render.fields import FlatRow, estimate_values, find_field, find_fields
+from castwise.render.console import print_line, took_words
+from castwise.render.fields import (
+    FlatRow,
+    estimate_values,
+    find_field,
+    find_fields,
+    short_ratio_text,
+    worth_showing,
+)
+from castwise.render.notes import measured_on
 from castwise.render.table import DataTable, csv_grid, markdown_grid, markdown_text, plain, print_data_table
-from castwise.render.units import format_bytes, format_ratio
+from castwise.render.units import format_bytes, format_rate, format_ratio, pluralize
+from castwise.spec.quantities import truncate_list
 from castwise.spec.trial import TrialSpec
 from castwise.tune.bottleneck import evidence_of, explain
 from castwise.tune.candidates import TriedChange
@@ -44,7 +54,19 @@ IN_FILES = (
     "reason",
 )
 _TITLES = {"peak_allocated_bytes": "peak memory", "peak_reserved_bytes": "memory held"}
-_DROP_FIRST = ("first_step_seconds", "peak_allocated_bytes", "peak_reserved_bytes")
+# The columns that fit into 80 characters.
+_SHORT = ("tried", "speedup", "total_speedup", "fp32_speedup", "throughput_per_second", "peak_allocated_bytes")
+_SHORT_TITLES = {
+    "tried": "change",
+    "speedup": "× before",
+    "fp32_speedup": "× fp32",
+    "peak_allocated_bytes": "memory",
+    "peak_reserved_bytes": "memory held",
+}
+_OPEN = ("second best", "unproven")  # of these the fastest are named
+_MOST_OPEN = 5
+_MOST_NAMED = 3
+_COUNTED = ("same", "slower", "too large", "failed", "not tried", "unsupported")
 _ENDINGS = {
     "nothing left": "nothing is left to try",
     "budget": "the next measurement would not end within the budget; --budget sets another one",
@@ -147,8 +169,61 @@ def data_table(result: TuningResult, memory_bytes: float | None) -> DataTable[Fl
     return DataTable([find_field(name, titles.get(name, "")) for name in names], rows_of(result))
 
 
+def short_table(result: TuningResult, memory_bytes: float | None, rows: Sequence[FlatRow]) -> DataTable[FlatRow]:
+    """Return some of the rows with the columns that decide."""
+    held = "peak_allocated_bytes" if memory_bytes is None else "peak_reserved_bytes"
+    names = [held if name == "peak_allocated_bytes" else name for name in _SHORT]
+    if result.fp32 is None:
+        names.remove("fp32_speedup")
+    start = result.start.precision
+    titles = _SHORT_TITLES | {"total_speedup": f"× {start}"}
+    formats: dict[str, Callable[[FlatRow], str]] = {
+        "speedup": short_ratio_text("speedup"),
+        "total_speedup": short_ratio_text("total_speedup"),
+        "fp32_speedup": short_ratio_text("fp32_speedup"),
+    }
+    units = {row["unit"] for row in rows} - {None}
+    if len(units) == 1:
+        titles["throughput_per_second"] = f"{units.pop()}/s"
+        formats["throughput_per_second"] = lambda row: format_rate(row["throughput_per_second"])
+    fields = [find_field(name, titles.get(name, "")) for name in names]
+    fields = [replace(each, format=formats.get(each.name, each.format), wraps=each.name == "tried") for each in fields]
+    return DataTable(worth_showing(fields, rows, ("tried", "speedup", "throughput_per_second")), rows)
+
+
+def accepted_rows(result: TuningResult) -> list[FlatRow]:
+    """Return the plain loops and the accepted changes."""
+    return [row for row in rows_of(result) if row["outcome"] in (None, "accepted")]
+
+
+def open_rows(result: TuningResult) -> list[FlatRow]:
+    """Return the changes that may be faster and were not taken, the fastest first."""
+    last = {row["tried"]: row for row in rows_of(result)}
+    rows = [row for row in last.values() if row["outcome"] in _OPEN]
+    return sorted(rows, key=lambda row: -(row["throughput_per_second"] or 0.0))
+
+
+def counts(result: TuningResult) -> list[str]:
+    """Return which changes came to nothing, a line for each outcome."""
+    outcomes = {row["tried"]: row["outcome"] for row in rows_of(result)}  # the last one of each change
+    accepted = {row["tried"] for row in accepted_rows(result)}
+    lines = []
+    for outcome in _COUNTED:
+        names = [name for name, each in outcomes.items() if each == outcome and name not in accepted]
+        if outcome == "unsupported":
+            names += [name for lacking in result.without_layers.values() for name in lacking]
+        if names:
+            lines.append(f"{outcome}: {pluralize(len(names), 'change')} ({truncate_list(names, most=_MOST_NAMED)})")
+    return lines
+
+
 def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list[str]:
     """Return the answer in sentences: the fastest loop, the fastest within a limit, why it ended, what bounds it."""
+    return [*answers(result, memory_bytes), *bounds(result)]
+
+
+def answers(result: TuningResult, memory_bytes: float | None = None) -> list[str]:
+    """Return the fastest loop, the fastest within a limit, and why the search ended."""
     rows = rows_of(result)
     winner = next(row for row in reversed(rows) if key_of(row["spec"]) == key_of(result.winner))
     sentences: list[str] = []
@@ -175,11 +250,16 @@ def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list
         sentences.append(f"{_other_training(result, winner)}.")
     took = took_words(len(result.trials), result.num_recorded, result.seconds)
     sentences.append(f"{took}: {_ENDINGS[result.ending]}.")
-    if result.ending != "failed":
-        plain = [result.start, *filter(None, (result.fp32,))]
-        for spec in unique(each for each in (*plain, result.winner) if result.measured.is_ok(each)):
-            sentences.append(f"{loop_name(spec)}: {explain(evidence_of(result.measured, spec))}")
     return sentences
+
+
+def bounds(result: TuningResult) -> list[str]:
+    """Return what bounds the plain loops and the fastest one."""
+    if result.ending == "failed":
+        return []
+    loops = (result.start, *filter(None, (result.fp32,)), result.winner)
+    measured = unique(each for each in loops if result.measured.is_ok(each))
+    return [f"{loop_name(spec)}: {explain(evidence_of(result.measured, spec))}" for spec in measured]
 
 
 def _name_and_rate(row: FlatRow) -> str:
@@ -248,28 +328,75 @@ def headline(result: TuningResult) -> str:
     return f"{spec.workload}, batch {spec.batch_size}, on {where}: from {loop_name(spec)}"
 
 
-def print_tuning(result: TuningResult, console: Console, memory_bytes: float | None = None) -> None:
-    """Print a result to a terminal."""
-    soft = not console.is_terminal
-    console.print(escape(headline(result)), style="bold", soft_wrap=soft)
+def print_tuning(
+    result: TuningResult,
+    console: Console,
+    memory_bytes: float | None = None,
+    *,
+    wide: bool = False,
+    verbose: bool = False,
+) -> None:
+    """Print a result to a terminal: the accepted changes, what else matters, the answer and what bounds it.
+
+    Args:
+        result: The end of a search.
+        console: The terminal.
+        memory_bytes: The limit that was asked for.
+        wide: Print all that was tried, in all columns.
+        verbose: Print all that was tried and why changes failed, and what bounds each plain loop, too.
+    """
+    print_line(console, headline(result), "bold")
 
     def style(row: FlatRow) -> str | None:
-        return "bold green" if row["outcome"] == "accepted" else (None if row["outcome"] is None else "dim")
+        return "green" if row["outcome"] == "accepted" else (None if row["outcome"] is None else "dim")
 
-    print_data_table(console, data_table(result, memory_bytes), drop_first=_DROP_FIRST, style=style)
-    for line in reasons(result):
-        console.print(f"  {escape(line)}", style="yellow", soft_wrap=soft)
+    if wide or verbose:
+        print_data_table(console, data_table(result, memory_bytes), style=style)
+    else:
+        print_data_table(console, short_table(result, memory_bytes, accepted_rows(result)), style=style)
+    if result.trials:
+        print_line(console, measured_on(result.trials, is_brief=not (wide or verbose)), "dim")
+    if wide or verbose:
+        for line in reasons(result):
+            print_line(console, line, "yellow")
+    else:
+        for line in _tried_lines(result):
+            print_line(console, line, "yellow")
     console.print()
-    for line in conclusions(result, memory_bytes):
-        console.print(escape(line), soft_wrap=soft)
+    answer, *others = answers(result, memory_bytes)
+    print_line(console, answer, "bold green" if result.was_compared else "bold yellow")
+    for line in [*others, *_shown_bounds(result, verbose=verbose)]:
+        print_line(console, line)
 
 
-def markdown_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
-    """Return a result as Markdown."""
-    lines = [f"- {markdown_text(line)}" for line in (*reasons(result), *conclusions(result, memory_bytes))]
-    table = data_table(result, memory_bytes)
+def _tried_lines(result: TuningResult) -> list[str]:
+    """Return the changes that may be faster, a line each, and how many of the others there are."""
+    found = open_rows(result)
+    ratio = short_ratio_text("speedup")
+    lines = [
+        f"{row['outcome']}: {row['tried']}" + ("" if row["speedup"] is None else f" {ratio(row)}")
+        for row in found[:_MOST_OPEN]
+    ]
+    left = len(found) - _MOST_OPEN
+    return lines + ([f"second best or unproven: {left} more with --verbose"] if left > 0 else []) + counts(result)
+
+
+def _shown_bounds(result: TuningResult, *, verbose: bool) -> list[str]:
+    return bounds(result) if verbose else bounds(result)[-1:]
+
+
+def markdown_tuning(
+    result: TuningResult, memory_bytes: float | None = None, *, wide: bool = False, verbose: bool = False
+) -> str:
+    """Return what `print_tuning` prints as Markdown."""
+    has_all = wide or verbose
+    table = data_table(result, memory_bytes) if has_all else short_table(result, memory_bytes, accepted_rows(result))
+    lines = [*(reasons(result) if has_all else _tried_lines(result)), *answers(result, memory_bytes)]
+    lines += _shown_bounds(result, verbose=verbose)
+    place = [markdown_text(measured_on(result.trials)), ""] if result.trials else []
     grid = markdown_grid(table.columns, table.rows)
-    return "\n".join([markdown_text(headline(result)), "", *grid, "", *lines]) + "\n"
+    items = [f"- {markdown_text(line)}" for line in lines]
+    return "\n".join([markdown_text(headline(result)), "", *grid, "", *place, *items]) + "\n"
 
 
 def csv_tuning(result: TuningResult) -> str:
