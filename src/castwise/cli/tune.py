@@ -66,7 +66,7 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
             return search.job, search.run()
 
     with measuring(options, output) as progress:
-        _, found = answer(options, work)
+        job, found = answer(options, work)
         limit = options.memory_bytes
         emit(
             output.format,
@@ -82,10 +82,10 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     if found.ending == "failed":
         return FAILED
     # That a technique fails is what a search is there to find out.
-    return 0 if output.emit is None else _write_script(output.emit, found, options)
+    return 0 if output.emit is None else _write_script(output.emit, job, found, options)
 
 
-def _write_script(file: Path, found: "TuningResult", options: TuneOptions) -> int:
+def _write_script(file: Path, job: "Job", found: "TuningResult", options: TuneOptions) -> int:
     """Write the loop that was asked for as a script, the one that fits if there is a limit; return the exit code."""
     from castwise.cli.measuring import FAILED
     from castwise.cli.records import atomic_write
@@ -103,9 +103,13 @@ def _write_script(file: Path, found: "TuningResult", options: TuneOptions) -> in
         print(f"{file} is not written: {why}.", file=sys.stderr)
         return FAILED
     measured = measured_words(found, spec)
+    parts = None
     if spec.user_model is not None:  # records leave out the folder, which a script has to know
         spec = spec.model_copy(update={"user_model": locate(options.workload)})
-    atomic_write(file, script_of(spec, measured).encode())
-    within = "" if limit is None else f" within {format_bytes(limit)}"
-    print(f"{file}: the fastest loop{within} as a script", file=sys.stderr)
+        parts = job.user_workloads[options.workload].parts
+    files = script_of(spec, file, measured, parts)
+    for path, text in files.items():
+        atomic_write(path, text.encode())
+    which = "the fastest loop" if limit is None else f"the fastest loop within {format_bytes(limit)}"
+    print(f"{' and '.join(map(str, files))}: {which} as a script", file=sys.stderr)
     return 0
