@@ -251,3 +251,67 @@ def test_a_rate_that_moves_is_a_tensor_where_a_number_would_be_held(technique: s
 def test_a_training_run_without_a_script_is_refused(spec: TrialSpec, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         script_of(spec)
+
+
+# CUDA graphs, without CUDA: what is captured runs at once, and again when it is replayed after that.
+_FAKE_CUDA = """
+import contextlib
+import sys
+
+import torch
+
+
+class Graph:
+    def replay(self):
+        if self.is_new:
+            self.is_new = False
+        elif hasattr(self.owner, "batches"):
+            losses = [self.owner.step(batch).detach().float() for batch in self.owner.batches]
+            self.owner.captured.copy_(torch.stack(losses))
+        else:
+            self.owner.loss.copy_(self.owner.step(self.owner.batch).detach())
+
+
+@contextlib.contextmanager
+def graph(captured, stream, capture_error_mode):
+    captured.owner, captured.is_new = sys._getframe(2).f_locals["self"], True
+    yield
+
+
+class Stream:
+    def wait_stream(self, stream):
+        pass
+
+
+torch.cuda.Stream = torch.cuda.current_stream = Stream
+torch.cuda.CUDAGraph, torch.cuda.graph = Graph, graph
+torch.cuda.stream = lambda stream: contextlib.nullcontext()
+torch.cuda.synchronize = lambda: None
+"""
+
+
+@pytest.mark.parametrize(
+    ("workload", "precision", "techniques"),
+    [
+        ("mnist-cnn", "bf16-master", ("compiled-update", "cuda-graph")),
+        ("mnist-cnn", "fp16-mixed", ("cuda-graph",)),
+        ("lstm-lm", "fp32", ("cuda-graph",)),
+        ("lstm-lm", "fp32", ("cuda-graph-8",)),
+    ],
+)
+def test_a_script_with_a_graph_takes_the_same_steps(
+    workload: str, precision: str, techniques: tuple[str, ...], tmp_path: Path
+) -> None:
+    spec = spec_of(workload, precision, techniques, loss_scale=find_precision(precision).loss_scale)
+    ((file, text),) = files_of(spec.model_copy(update={"device": "cuda:0"}), tmp_path).items()
+    text = text.replace('torch.device("cuda:0")', 'torch.device("cpu")').replace(", capturable=True", "")
+    text = text.replace("foreach=True, **settings", "foreach=True, capturable=True, **settings")
+    (tmp_path / "fake_cuda.py").write_text(_FAKE_CUDA)
+    at_once = 4 if "cuda-graph-8" in techniques else 1  # 3 steps before the graph, two launches and one step at the end
+    out = output_of({file: f"import fake_cuda\n{text}"}, "--epochs", str(20 // at_once), "--steps", str(at_once))
+    losses = [float(found) for found in re.findall(r"loss (\S+),", out)]
+    plain = tuple(name for name in techniques if "graph" not in name)
+    if precision == "fp16-mixed":
+        plain = ("no-step-sync",)
+    expected = measured_losses(spec.model_copy(update={"techniques": plain}))
+    assert losses == pytest.approx(expected[at_once - 1 :: at_once], rel=1e-5)

@@ -10,6 +10,8 @@ from castwise.spec.options import Option
 from castwise.tune.options import TuneOptions
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from castwise.orchestrator.job import Job
     from castwise.orchestrator.machine import EngineFactory
     from castwise.tune.search import TuningResult
@@ -25,6 +27,8 @@ Examples:
 
     castwise tune resnet50 --emit train.py          and the winner as a script
 
+    castwise tune resnet50 --emit patch             what to change in your loop
+
     castwise tune lstm-lm --allow shape             changes to the model, too
 
     castwise tune mnist-cnn --data-set mnist        whole epochs, read as the source reads them
@@ -39,10 +43,14 @@ class TunePrintOptions(PrintOptions):
         Path | None,
         Option(
             "Write the fastest loop, the one within --memory if that is given, as a script in plain PyTorch, without "
-            "castwise.",
-            metavar="FILE",
+            "castwise; `patch` prints what to change in your loop instead of the table.",
+            metavar="FILE|patch",
         ),
     ] = None
+    simple: Annotated[bool, Option("Emit the simplest loop that is at most 25 % slower than the fastest.")] = False
+
+
+_PATCH = Path("patch")
 
 
 def tune(options: TuneOptions, output: TunePrintOptions) -> int:
@@ -52,7 +60,7 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     from castwise.tune import render
     from castwise.tune.search import prepare_tuning, source_of
 
-    if output.emit is not None:
+    if output.emit is not None and output.emit != _PATCH:
         from castwise.render.emit.script import check_script
 
         data_set, recipe = source_of(options) or (options.data_set or "synthetic", None)
@@ -68,9 +76,14 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     with measuring(options, output) as progress:
         job, found = answer(options, work)
         limit = options.memory_bytes
+        emits_patch = output.emit == _PATCH and found.was_compared
         emit(
             output.format,
-            table=lambda console: render.print_tuning(found, console, limit),
+            table=lambda console: (
+                _print_patch(console, found, limit, simple=output.simple)
+                if emits_patch
+                else render.print_tuning(found, console, limit)
+            ),
             markdown=lambda: render.markdown_tuning(found, limit),
             csv=lambda: render.csv_tuning(found),
             json=lambda: render.json_tuning(found, limit),
@@ -82,20 +95,31 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     if found.ending == "failed":
         return FAILED
     # That a technique fails is what a search is there to find out.
-    return 0 if output.emit is None else _write_script(output.emit, job, found, options)
+    if output.emit in (None, _PATCH):
+        return 0
+    return _write_script(output.emit, job, found, options, simple=output.simple)
 
 
-def _write_script(file: Path, job: "Job", found: "TuningResult", options: TuneOptions) -> int:
+def _print_patch(console: "Console", found: "TuningResult", limit: float | None, *, simple: bool) -> None:
+    """Print what to change in a loop, ready to be copied."""
+    from castwise.tune import render
+
+    spec = render.simplest(found, limit) if simple else render.chosen(found, limit)
+    if spec is not None:
+        console.print(render.patch(found, spec), markup=False, highlight=False, soft_wrap=True)
+
+
+def _write_script(file: Path, job: "Job", found: "TuningResult", options: TuneOptions, *, simple: bool) -> int:
     """Write the loop that was asked for as a script, the one that fits if there is a limit; return the exit code."""
     from castwise.cli.measuring import FAILED
     from castwise.cli.records import atomic_write
     from castwise.render.emit.script import script_of
     from castwise.spec.quantities import format_bytes
     from castwise.spec.user_model import locate
-    from castwise.tune.render import chosen, measured_words
+    from castwise.tune.render import chosen, measured_words, simplest
 
     limit = options.memory_bytes
-    spec = chosen(found, limit)
+    spec = simplest(found, limit) if simple else chosen(found, limit)
     if spec is None or not found.was_compared:
         why = "nothing was compared with the plain loop"
         if found.was_compared:
@@ -110,6 +134,7 @@ def _write_script(file: Path, job: "Job", found: "TuningResult", options: TuneOp
     files = script_of(spec, file, measured, parts)
     for path, text in files.items():
         atomic_write(path, text.encode())
-    which = "the fastest loop" if limit is None else f"the fastest loop within {format_bytes(limit)}"
+    loop = f"the {'simplest' if simple else 'fastest'} loop"
+    which = loop if limit is None else f"{loop} within {format_bytes(limit)}"
     print(f"{' and '.join(map(str, files))}: {which} as a script", file=sys.stderr)
     return 0
