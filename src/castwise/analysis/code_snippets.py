@@ -137,9 +137,8 @@ def loop_patch(
         for line, owner in lines:
             note = gains.get(owner, "") if owner not in said else ""
             said.add(owner)
-            text.append(
-                f"{line}  # {note}" if note and not line.startswith("#") else f"{line}: {note}" if note else line
-            )
+            joint = ": " if line.startswith("#") else "; " if "  # " in line else "  # "
+            text.append(f"{line}{joint}{note}" if note else line)
     if rest:
         named = ", ".join(f"{name} ({gains[name]})" if name in gains else name for name in rest)
         text.append(f"# more than some lines, {named}: {command}")
