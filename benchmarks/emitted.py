@@ -2,12 +2,14 @@
 
     python benchmarks/emitted.py --out benchmarks/records/emitted/DATE-NAME.json [--rounds N] [NAME ...]
 
-NAME is a search under benchmarks/records/searches/ (without one: all). Its fastest loop is measured alone in a process
-of castwise's, and its script is run as it stands; the two alternate, and each round begins with the other one.
+NAME is a search under benchmarks/records/searches/ (without one: all), whose fastest loop is measured, or a loop as
+WORKLOAD,PRECISION,TECHNIQUES,BATCH: `benchmarks/gpt2.py,bf16-mixed,fused-optimizer+compile,16`. It is measured alone in
+a process of castwise's, and its script is run as it stands; the two alternate, and each round begins with the other.
 """
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,19 +23,22 @@ from stored import by_place, markdown, place_of, write
 from castwise.analysis.statistics import estimate
 from castwise.analysis.steady_metrics import throughput
 from castwise.errors import CastwiseError
-from castwise.orchestrator.machine import Machine, detect_machine
+from castwise.orchestrator.machine import Machine, detect_machine, inspect_user_model
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.runner import NullListener, TrialRunner
-from castwise.registry.techniques import join
+from castwise.registry.precisions import find_precision
+from castwise.registry.techniques import join, parse_techniques
 from castwise.registry.workloads import find_workload
 from castwise.render.emit.script import script_of
 from castwise.render.table import markdown_text
 from castwise.render.units import format_rate
 from castwise.spec.trial import CUDA_ROUND, TrialSpec
+from castwise.spec.user_model import UserParts, locate
 
 CASTWISE, SCRIPT = "rung", "script"  # the names of the sides in records
 GOAL = 0.02  # how far a script's speed may be from its loop's
 _TIMEOUT_SECONDS = 1800.0
+_EPOCHS, _EPOCH_SECONDS = 11, 0.3  # as many steps as castwise's blocks, and one epoch to warm up
 
 
 def fastest_of(name: str, device: str = "cuda:0") -> TrialSpec:
@@ -51,44 +56,73 @@ def fastest_of(name: str, device: str = "cuda:0") -> TrialSpec:
     )
 
 
-def measure_loop(spec: TrialSpec, machine: Machine) -> float:
-    """Return the units per second of a loop in a process of castwise's.
+def loop_of(written: str, machine: Machine) -> tuple[TrialSpec, UserParts | None]:
+    """Return the loop that is written as WORKLOAD,PRECISION,TECHNIQUES,BATCH, or a search's fastest by its name."""
+    if "," not in written:
+        return fastest_of(written, machine.device), None
+    workload, precision, techniques, batch_size = written.split(",")
+    parts, own = None, None
+    if find_workload(workload).family == "own":
+        found = inspect_user_model(machine, locate(workload))
+        parts, own = found.parts, found.model
+    spec = TrialSpec(
+        workload=find_workload(workload).name,
+        precision=precision,
+        loss_scale=find_precision(precision).loss_scale,
+        batch_size=int(batch_size),
+        techniques=parse_techniques(techniques),
+        device=machine.device,
+        user_model=own,
+        protocol=CUDA_ROUND.model_copy(update={"timeout_seconds": _TIMEOUT_SECONDS}),
+    )
+    return spec, parts
+
+
+def measure_loop(spec: TrialSpec, machine: Machine) -> tuple[float, float]:
+    """Return the units per second of a loop in a process of castwise's, and the seconds of a step.
 
     Raises:
         RuntimeError: The trial failed.
     """
     (trial,) = TrialRunner(ForkserverEngine(), None, machine.environment, NullListener()).run([spec])
     speed = throughput(trial)
-    if trial.status != "ok" or speed is None:
+    if trial.status != "ok" or speed is None or trial.facts is None:
         raise RuntimeError(f"{spec.label}: {trial.status}: {trial.message}")
-    return speed
+    return speed, spec.batch_size * trial.facts.units_per_sample / speed
 
 
-def run_script(file: Path, options: Sequence[str] = ()) -> float:
-    """Return the units per second that a script prints.
+def run_script(file: Path, options: Sequence[str]) -> float:
+    """Return the units per second of a script: the median of its epochs but the first, in which it compiles.
 
     Raises:
         RuntimeError: The script failed.
     """
-    command = [sys.executable, "-P", file.name, *options]
+    command = [sys.executable, file.name, *options]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=file.parent, timeout=_TIMEOUT_SECONDS, check=False
     )
     if done.returncode:
         raise RuntimeError(f"{file.name}: {done.stderr[-2000:]}")
-    return float(done.stdout.splitlines()[-1].split()[0])
+    return statistics.median(float(line.split()[-2]) for line in done.stdout.splitlines()[1:])
 
 
-def compare(spec: TrialSpec, machine: Machine, rounds: int, options: Sequence[str] = ()) -> list[dict[str, Any]]:
+def compare(spec: TrialSpec, machine: Machine, rounds: int, parts: UserParts | None = None) -> list[dict[str, Any]]:
     """Return the speed of each side in each round."""
     spec = spec.model_copy(update={"device": machine.device})
     runs: list[dict[str, Any]] = []
+    step_seconds = 1.0
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "train.py"
-        file.write_text(script_of(spec))
+        files = script_of(spec, file, parts=parts)
+        for path, text in files.items():
+            path.write_text(text)
         for number in range(rounds):
             for side in (CASTWISE, SCRIPT) if number % 2 == 0 else (SCRIPT, CASTWISE):
-                speed = measure_loop(spec, machine) if side == CASTWISE else run_script(file, options)
+                if side == CASTWISE:
+                    speed, step_seconds = measure_loop(spec, machine)
+                else:
+                    steps = 8 * max(1, round(_EPOCH_SECONDS / step_seconds / 8))
+                    speed = run_script(file, ("--epochs", str(_EPOCHS), "--steps", str(steps)))
                 runs.append({"side": side, "per_second": speed})
     return runs
 
@@ -135,10 +169,10 @@ def main() -> int:
     machine = detect_machine(None, None)
     loops: list[dict[str, Any]] = []
     for name in arguments.names:
-        spec = fastest_of(name, machine.device)
-        loop: dict[str, Any] = {"name": name, "spec": spec.model_dump(mode="json"), "turns": []}
+        spec, parts = loop_of(name, machine)
+        loop: dict[str, Any] = {"name": name, "spec": spec.redacted.model_dump(mode="json"), "turns": []}
         try:
-            loop["turns"] = compare(spec, machine, arguments.rounds)
+            loop["turns"] = compare(spec, machine, arguments.rounds, parts)
         except (RuntimeError, CastwiseError, subprocess.SubprocessError, ValueError) as error:
             loop["failure"] = str(error)
         loops.append(loop)

@@ -32,7 +32,7 @@ from castwise.records.schema import (
 from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
-from castwise.spec.user_model import UserModel, UserWorkload
+from castwise.spec.user_model import UserModel, UserParts, UserWorkload
 
 FAKE_GPU = "Fake GPU"
 FAKE_CPU = "Fake CPU (2 cores)"
@@ -287,7 +287,10 @@ class FakeSession:
             raise self._engine.own
         found, sources = model.model_copy(update={"digest": FAKE_DIGEST}), self._engine.sources
         return UserWorkload(
-            model=found, batch_size=self._engine.own, sources=None if sources is None else dict(sources)
+            model=found,
+            batch_size=self._engine.own,
+            parts=UserParts(form="tuple", names=("model", "batch"), batch_form="tensor", optimizer_name="AdamW"),
+            sources=None if sources is None else dict(sources),
         )
 
     def fetch(self, data_set: str, data_dir: Path) -> None:

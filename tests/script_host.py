@@ -1,4 +1,4 @@
-"""Runs scripts as `python -P FILE` does, each in a fork of a process that has imported torch, which takes seconds.
+"""Runs scripts as `python FILE` does, each in a fork of a process that has imported torch, which takes seconds.
 
 A line of JSON on stdin names the command, its folder and the files for its output; a line on stdout says how it ended.
 """
@@ -33,6 +33,7 @@ def _become(request: dict[str, Any]) -> NoReturn:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
     sys.argv = request["command"]
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
     code = 1
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")

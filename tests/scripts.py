@@ -5,9 +5,11 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -15,11 +17,13 @@ import torch
 from fake_engine import fake_spec
 
 from castwise.registry.workloads import find_workload
+from castwise.render.emit.script import script_of
 from castwise.spec.trial import TrialSpec
 from castwise.worker.build import build_trial
 from castwise.worker.distributed import Peers
+from castwise.worker.user_model.load import inspect_model
 
-STEPS = 3
+STEPS = 20
 
 
 def spec_of(workload: str, precision: str = "fp32", techniques: tuple[str, ...] = (), **changes: object) -> TrialSpec:
@@ -27,18 +31,41 @@ def spec_of(workload: str, precision: str = "fp32", techniques: tuple[str, ...] 
     return spec.model_copy(update=changes)
 
 
-def run_script(text: str, folder: Path) -> tuple[float, float, str]:
-    """Return the last loss, the speed and its unit of a script run for a few steps."""
-    out = output_of(text, folder, "--steps", "1", "--warm-up", str(STEPS - 1))
-    found = re.fullmatch(r"loss (\S+)\n(\S+) (\w+)/s\n", out)
-    assert found is not None, out
-    return float(found[1]), float(found[2]), found[3]
+@dataclass(frozen=True)
+class Epoch:
+    """What a script printed of an epoch."""
+
+    loss: float
+    speed: float
+    unit: str
 
 
-def output_of(text: str, folder: Path, *options: str) -> str:
+def files_of(spec: TrialSpec, folder: Path) -> dict[Path, str]:
+    """Return the script of a spec as `train.py` in a folder, and the file beside it; a user's function is called."""
+    parts = inspect_model(spec.user_model).parts if spec.user_model is not None else None
+    return script_of(spec, folder / "train.py", parts=parts)
+
+
+def run_script(spec: TrialSpec, folder: Path, steps: int = STEPS) -> list[Epoch]:
+    """Return what the script of a spec prints of its first steps, each of which is an epoch."""
+    out = output_of(files_of(spec, folder), "--epochs", str(steps), "--steps", "1")
+    found = re.findall(r"^epoch \d+: loss (\S+), (\S+) (\w+)/s$", out, flags=re.MULTILINE)
+    assert len(found) == steps, out
+    return [Epoch(float(loss), float(speed), unit) for loss, speed, unit in found]
+
+
+def speed_of(out: str) -> float:
+    """Return the median speed of a script's epochs but the first, in which it compiles and searches."""
+    return statistics.median(float(found) for found in re.findall(r"(\S+) \w+/s$", out, flags=re.MULTILINE)[1:])
+
+
+def output_of(files: dict[Path, str], *options: str) -> str:
     """Return what a script prints, run to its end in a process that knows nothing of these tests."""
-    file, out, err = (folder / name for name in ("train.py", "out.txt", "err.txt"))
-    file.write_text(text)
+    for path, text in files.items():
+        path.write_text(text)
+    file = next(iter(files))
+    folder = file.parent
+    out, err = folder / "out.txt", folder / "err.txt"
     request = {"command": [str(file), *options], "folder": str(folder), "out": str(out), "err": str(err)}
     host = _host()
     assert host.stdin is not None
@@ -68,8 +95,8 @@ def _host() -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, start_new_session=True)
 
 
-def measured_loss(spec: TrialSpec) -> float:
-    """Return the loss of the same step in castwise's own loop."""
+def measured_losses(spec: TrialSpec, steps: int = STEPS) -> list[float]:
+    """Return the losses of the same steps in castwise's own loop."""
     row = find_workload(spec.workload)
     with ExitStack() as stack:
         cell = build_trial(spec, stack, Peers())
@@ -77,9 +104,7 @@ def measured_loss(spec: TrialSpec) -> float:
         batches = cell.task.make_batches(row.resident_batches, spec.batch_size, torch.device("cpu"), generator)
         if cell.prepare is not None:
             batches = [cell.prepare(batch) for batch in batches]
-        for index in range(STEPS):
-            loss = cell.step(batches[index % len(batches)])
-        return loss.item()
+        return [cell.step(batches[index % len(batches)]).item() for index in range(steps)]
 
 
 def check_whole(text: str, wrapped: set[str]) -> None:

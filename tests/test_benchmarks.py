@@ -40,7 +40,7 @@ def test_emitted_script_and_loop_are_compared() -> None:
     spec = TrialSpec(
         workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=4, device="cpu", protocol=protocol
     )
-    runs = emitted.compare(spec, detect_machine("cpu", None), 1, ("--steps", "4", "--warm-up", "1"))
+    runs = emitted.compare(spec, detect_machine("cpu", None), 1)
     assert [run["side"] for run in runs] == [emitted.CASTWISE, emitted.SCRIPT]
     assert all(run["per_second"] > 0 for run in runs)
 

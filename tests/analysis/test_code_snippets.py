@@ -11,7 +11,7 @@ from small_step import CPU, make_batch, make_net, make_task
 from torch import Tensor, nn
 
 from castwise.analysis.advice import recommend
-from castwise.analysis.code_snippets import framework_snippets, pytorch_code
+from castwise.analysis.code_snippets import framework_snippets, loop_patch, pytorch_code
 from castwise.analysis.result_table import compare
 from castwise.records.schema import Facts
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
@@ -100,6 +100,42 @@ def test_pytorch_code_without_facts() -> None:
         ast.parse(pytorch_code(row, "cuda"))
 
 
+PLACES = ["# model", "# optimizer", "# step"]
+ALL = ("channels-last", "cudnn-search", "fused-optimizer", "compile")
+
+
+@each_precision
+def test_code_with_techniques_has_their_lines_and_runs(row: Precision) -> None:
+    known = facts(NORM, 2).model_copy(update={"optimizer": "SGD(lr=0.1)"})
+    code = pytorch_code(row, "cpu", known, ALL)
+    ast.parse(code)
+    for line in (
+        "model.to(memory_format=torch.channels_last)",
+        "model = torch.compile(model)",
+        "torch.backends.cudnn.benchmark = True",
+        "x = x.contiguous(memory_format=torch.channels_last)",
+    ):
+        assert line in code.splitlines()
+    assert ("SGD(masters, lr=lr, fused=True)" in code) is row.master_weights
+    assert "fused=True" in code
+    assert code.index("memory_format=torch.channels_last)") < code.index("fused=True") < code.index("loss = loss_fn")
+
+
+@pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
+def test_a_patch_is_short_says_what_each_change_bought_and_never_switches_clipping_off(row: Precision) -> None:
+    techniques = (*ALL, "no-step-sync", "cuda-graph", "max-pool-kernel")
+    gains = {name: f"{name} bought" for name in (row.name, *techniques)}
+    for known in (None, facts(), facts(1.0, 4)):
+        text = loop_patch(row, "cuda", known, techniques, gains, "castwise tune x --emit train.py")
+        lines = [line for line in text.splitlines() if not line.startswith(("# Lightning", "# Acc", "# trans"))]
+        assert len(lines) <= 15
+        ast.parse(text)
+        assert "max_grad_norm=0" not in text
+        assert [line for line in lines if line in PLACES] == PLACES
+        bought = set(gains) if row.code else set(gains) - {row.name}
+        assert {name for name in bought if f"{name} bought" not in text and f"({name} bought)" not in text} == set()
+
+
 def code_of(precision: str, framework: str, known: Facts | None = None, device_type: str = "cuda") -> str:
     snippets = framework_snippets(find_precision(precision), device_type, known)
     return next(snippet.code for snippet in snippets if snippet.framework == framework)
@@ -109,7 +145,7 @@ def test_framework_snippets_on_a_cpu() -> None:
     assert code_of("bf16-mixed", "Lightning", None, "cpu") == 'Trainer(accelerator="cpu", precision="bf16-mixed")'
     assert code_of("bf16-mixed", "Accelerate", None, "cpu").endswith('Accelerator(cpu=True, mixed_precision="bf16")')
     line = code_of("bf16-mixed", "transformers", None, "cpu")
-    assert line == "TrainingArguments(use_cpu=True, bf16=True, max_grad_norm=0)"
+    assert line == "TrainingArguments(use_cpu=True, bf16=True)"
     assert code_of("fp16-mixed", "Lightning", None, "cpu") == "", "Lightning would take bfloat16"
     arguments = pytest.importorskip("transformers").TrainingArguments
     assert eval(line, {"TrainingArguments": arguments}).bf16
@@ -189,7 +225,7 @@ def test_advice_to_take_a_precision_has_framework_snippets() -> None:
     assert lines_of(fp32=0.3, bf16_mixed=0.1) == [
         '# Lightning: Trainer(precision="bf16-mixed")',
         '# Accelerate: accelerator = Accelerator(mixed_precision="bf16")',
-        "# transformers: TrainingArguments(bf16=True, max_grad_norm=0)",
+        "# transformers: TrainingArguments(bf16=True)",
     ]
     assert lines_of(default=0.3, fp32=0.4) == []
     assert lines_of(fp32=0.3) == []

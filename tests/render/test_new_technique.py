@@ -10,7 +10,7 @@ import pytest
 import sample_technique
 from loops import ADADELTA, cell_of, spec_of
 from rich.console import Console
-from scripts import check_whole, measured_loss, run_script
+from scripts import check_whole, measured_losses, run_script
 from scripts import spec_of as script_spec
 
 from castwise.cli import listings
@@ -64,12 +64,12 @@ def test_a_new_row_is_carried_out_by_the_worker() -> None:
 @pytest.mark.usefixtures("registered")
 def test_a_new_row_is_emitted(tmp_path: Path) -> None:
     spec = script_spec("mnist-cnn", "bf16-mixed", (NAME,))
-    text = script_of(spec)
-    check_whole(text, wrapped=set())
-    loss, _, _ = run_script(text, tmp_path)
-    assert loss == pytest.approx(measured_loss(spec), rel=1e-5)
+    for text in script_of(spec).values():
+        check_whole(text, wrapped=set())
+    losses = [epoch.loss for epoch in run_script(spec, tmp_path)]
+    assert losses == pytest.approx(measured_losses(spec), rel=1e-5)
     plain = spec.model_copy(update={"techniques": ()})
-    assert loss != pytest.approx(measured_loss(plain), rel=1e-5)
+    assert losses != pytest.approx(measured_losses(plain), rel=1e-5)
 
 
 def test_a_technique_that_no_script_can_have_is_refused() -> None:

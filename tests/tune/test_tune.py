@@ -15,7 +15,16 @@ from castwise.records.store import load_folder
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import allowed_techniques
 from castwise.tune.options import TuneOptions
-from castwise.tune.render import chosen, conclusions, fastest_within, markdown_tuning, measured_words, reasons, rows_of
+from castwise.tune.render import (
+    chosen,
+    conclusions,
+    fastest_within,
+    markdown_tuning,
+    measured_words,
+    reasons,
+    rows_of,
+    simplest,
+)
 from castwise.tune.search import TuningResult, prepare_tuning
 
 Gain = Callable[[TrialSpec], float]
@@ -348,8 +357,8 @@ def test_the_script_of_a_user_model_imports_their_file(command: CommandLine, tmp
     done = command("tune", f"{own}:build", "--emit", file, "--results", command.results, engine=engine())
     assert done.code == 0, done.err
     text = file.read_text()
-    assert f"sys.path.insert(0, {str(tmp_path)!r})" in text
-    assert "importlib.import_module('mine').build" in text
+    assert str(tmp_path) not in text
+    assert "from mine import build" in text
     compile(text, "train.py", "exec")
 
 
@@ -362,9 +371,40 @@ def test_the_script_is_that_of_the_loop_that_fits(command: CommandLine, tmp_path
     assert file.exists() == (code == 0)
     if code == 0:
         text = file.read_text()
-        assert "BATCH_SIZE = 184" in text
+        assert 'BATCH_SIZE = torch.device("cuda:0"), 184' in text
         assert "Measured by castwise" in text
         compile(text, "train.py", "exec")
+
+
+def test_the_patch_says_what_to_change_and_what_it_bought(command: CommandLine) -> None:
+    done = command("tune", "resnet50", "--emit", "patch", "--results", command.results, engine=engine())
+    assert done.code == 0, done.err
+    compile(done.out, "patch", "exec")
+    assert "model.to(memory_format=torch.channels_last)  # channels-last: 1.60×" in done.out
+    assert "fused=True" in done.out
+    assert "cuda-graph" in done.out
+    assert "speed-up" not in done.out, "the table"
+    table = command("tune", "resnet50", "--results", command.results, engine=engine())
+    shown = [line.strip() for line in table.out.partition("What to change in your loop:\n")[2].splitlines()]
+    assert shown == [line.strip() for line in done.out.splitlines()]
+
+
+def test_the_simplest_loop_is_named_and_emitted(command: CommandLine, tmp_path: Path) -> None:
+    gains = {"compile": 1.1, "cuda-graph": 1.1, "fused-optimizer": 1.5}
+    made = engine(lambda spec: math.prod(gains.get(name, 1.0) for name in spec.techniques))
+    result = tune(made, precisions=("fp32",))
+    assert {*gains} <= {*result.winner.techniques}
+    found = simplest(result)
+    assert found is not None
+    assert found.techniques == ("fused-optimizer",)
+    assert any(
+        line.startswith("The simplest loop within 25% of it: fp32, fused-optimizer") for line in conclusions(result)
+    )
+    file = tmp_path / "train.py"
+    arguments = ("tune", "resnet50", "--precision", "fp32", "--emit", file, "--simple", "--results", command.results)
+    done = command(*arguments, engine=made)
+    assert done.code == 0, done.err
+    assert file.read_text().startswith('"""resnet50, fp32, fused-optimizer: batch')
 
 
 def test_there_is_no_script_if_nothing_was_compared(command: CommandLine, tmp_path: Path) -> None:

@@ -251,10 +251,10 @@ def _take(row: Row, setting: tuple[str, int, int]) -> Advice:
     """Return the advice to take a row's loop, with what to paste; its words are still missing."""
     spec, facts = row.trial.spec, row.trial.facts
     precision = precision_row(spec.precision)
-    code = pytorch_code(precision, spec.device_type, facts)
+    code = pytorch_code(precision, spec.device_type, facts, spec.techniques if precision.code else ())
     if code and spec.loss_scale != precision.loss_scale:
         code = f"# Measured with the loss scale {spec.loss_scale}; this is {precision.loss_scale} loss scaling.\n{code}"
-    snippets = framework_snippets(precision, spec.device_type, facts) if code else ()
+    snippets = framework_snippets(precision, spec.device_type, facts, spec.techniques) if code else ()
     return Advice(*setting, "take", spec.precision, "", spec.techniques, code=code, key=spec.key, snippets=snippets)
 
 

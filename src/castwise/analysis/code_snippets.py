@@ -1,9 +1,13 @@
 """What to paste: the lines of plain PyTorch for a trial's loop, and what to set in the frameworks around it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from castwise.records.schema import Facts
 from castwise.registry.precisions import Precision
+from castwise.registry.techniques import rows_of
+
+_MOST_LINES = 15  # of a patch in plain PyTorch
 
 
 @dataclass(frozen=True)
@@ -14,7 +18,9 @@ class Snippet:
     code: str  # empty if the framework has no such mode
 
 
-def framework_snippets(row: Precision, device_type: str, facts: Facts | None = None) -> tuple[Snippet, ...]:
+def framework_snippets(
+    row: Precision, device_type: str, facts: Facts | None = None, techniques: Sequence[str] = ()
+) -> tuple[Snippet, ...]:
     """Return a line for Lightning, Accelerate and transformers each, with the trial's clipping and accumulation.
 
     The frameworks use a GPU by default, so a CPU has to be named: TrainingArguments refuse bf16 there otherwise.
@@ -23,6 +29,7 @@ def framework_snippets(row: Precision, device_type: str, facts: Facts | None = N
     on_cpu = device_type == "cpu"
     clip = facts.clip_grad_norm if facts is not None else None
     accumulate = facts.accumulate if facts is not None and facts.accumulate > 1 else None
+    codes = [each.code for each in rows_of(techniques) if each.code is not None]
     lightning = accelerate = transformers = ""
     if names.lightning is not None and (names.lightning_on_cpu or not on_cpu):
         lightning = _call(
@@ -32,6 +39,7 @@ def framework_snippets(row: Precision, device_type: str, facts: Facts | None = N
             f'precision="{names.lightning}"',
             "" if clip is None else f"gradient_clip_val={clip:g}",
             f"accumulate_grad_batches={accumulate}" if accumulate else "",
+            *(code.lightning for code in codes),
         )
     if names.accelerate is not None:
         accelerate = _call(
@@ -40,6 +48,7 @@ def framework_snippets(row: Precision, device_type: str, facts: Facts | None = N
             "cpu=True" if on_cpu else "",
             f'mixed_precision="{names.accelerate}"',
             f"gradient_accumulation_steps={accumulate}" if accumulate else "",
+            *(code.accelerate for code in codes),
         )
         if clip is not None:
             accelerate += f"; accelerator.clip_grad_norm_(model.parameters(), {clip:g})"
@@ -49,8 +58,10 @@ def framework_snippets(row: Precision, device_type: str, facts: Facts | None = N
             "TrainingArguments",
             "use_cpu=True" if on_cpu else "",
             names.transformers,
-            f"max_grad_norm={clip or 0:g}",  # its own default clips to 1; 0 does not clip
+            # Without it transformers clips to 1: whoever does not clip has said so already.
+            "" if clip is None else f"max_grad_norm={clip:g}",
             f"gradient_accumulation_steps={accumulate}" if accumulate else "",
+            *(code.transformers for code in codes if not code.optimizer or _optimizer(facts) == "AdamW"),
         )
     lines = {"Lightning": lightning, "Accelerate": accelerate, "transformers": transformers}
     return tuple(Snippet(framework, line) for framework, line in lines.items())
@@ -62,12 +73,15 @@ def _call(first: str, function: str, *arguments: str) -> str:
     return f"{first}; {call}" if first else call
 
 
-def pytorch_code(row: Precision, device_type: str, facts: Facts | None = None) -> str:
-    """Return the lines of plain PyTorch that do what a trial did: its clipping and accumulation in their places.
+def pytorch_code(row: Precision, device_type: str, facts: Facts | None = None, techniques: Sequence[str] = ()) -> str:
+    """Return the lines of plain PyTorch that do what a trial did: its techniques, clipping and accumulation.
 
     Gradients are unscaled before they are clipped. Unscaling, clipping, stepping and the scale's update come once for
     each optimizer step, after the backward pass of its last batch.
     """
+    if techniques:
+        places = _places(row, device_type, facts, techniques, _optimizer(facts))
+        return "\n".join(line for lines in places.values() for line, _ in lines)
     lines = row.code.replace("{device!r}", f'"{device_type}"').splitlines()
     if facts is None or not any(".backward()" in line for line in lines):
         return "\n".join(lines)
@@ -90,3 +104,83 @@ def pytorch_code(row: Precision, device_type: str, facts: Facts | None = None) -
             clipping.insert(0, "scaler.unscale_(optimizer)")
         lines = [*lines[:step], *clipping, *lines[step:]]
     return "\n".join(lines)
+
+
+def loop_patch(
+    row: Precision,
+    device_type: str,
+    facts: Facts | None,
+    techniques: Sequence[str],
+    gains: Mapping[str, str],
+    command: str,
+) -> str:
+    """Return what to change in a loop of plain PyTorch, in at most fifteen lines, by where it goes; then frameworks.
+
+    Args:
+        row: The precision.
+        device_type: "cpu" or "cuda".
+        facts: The clipping and accumulation of the trial.
+        techniques: The loop's, by name.
+        gains: What to say of a precision or a technique at its first line, by its name.
+        command: Writes the whole loop.
+    """
+    rest = [each.name for each in rows_of(techniques) if each.code is None]
+    shorter = replace(row, code=f"# {row.name}: {command}")  # if need be: the loop's own lines are where they are
+    for attempt, known in ((row, facts), (row, None), (shorter, None)):
+        places = _places(attempt, device_type, known, techniques, _optimizer(facts))
+        if sum(len(lines) + 1 for lines in places.values() if lines) + bool(rest) <= _MOST_LINES:
+            break
+    said: set[str] = set()
+    text: list[str] = []
+    for place, lines in places.items():
+        text += [f"# {place}"] if lines else []
+        for line, owner in lines:
+            note = gains.get(owner, "") if owner not in said else ""
+            said.add(owner)
+            joint = ": " if line.startswith("#") else "; " if "  # " in line else "  # "
+            text.append(f"{line}{joint}{note}" if note else line)
+    if rest:
+        named = ", ".join(f"{name} ({gains[name]})" if name in gains else name for name in rest)
+        text.append(f"# more than some lines, {named}: {command}")
+    snippets = framework_snippets(row, device_type, facts, techniques)
+    text += [f"# {each.framework}: {each.code}" for each in snippets if each.code]
+    lacking = [each.framework for each in snippets if not each.code]
+    return "\n".join([*text, *([f"# {', '.join(lacking)}: no such precision"] if lacking else [])])
+
+
+def _places(
+    row: Precision, device_type: str, facts: Facts | None, techniques: Sequence[str], optimizer_name: str
+) -> dict[str, list[tuple[str, str]]]:
+    """Return lines with the name of the technique or precision that they belong to, by where they go."""
+    codes = [(each.name, each.code) for each in rows_of(techniques) if each.code is not None]
+    model: list[tuple[str, str]] = []
+    optimizer: list[tuple[str, str]] = []
+    lines = pytorch_code(row, device_type, facts).splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith(("with ", "loss =", "for x, y"))), len(lines))
+    for line in lines[:first]:
+        is_optimizer = line.startswith(("params", "masters", "optimizer", "scaler"))
+        (optimizer if is_optimizer else model).append((line, row.name))
+    model += [(code.model, name) for name, code in codes if code.model]
+    arguments = ", ".join(code.optimizer for _, code in codes if code.optimizer)
+    if arguments:
+        name = next(name for name, code in codes if code.optimizer)
+        at = next((i for i, (line, _) in enumerate(optimizer) if line.startswith("optimizer")), None)
+        kind, stepped = optimizer_name or "AdamW", "model.parameters()" if at is None else "masters"
+        line = f"optimizer = torch.optim.{kind}({stepped}, lr=lr, {arguments})"
+        if at is None:
+            optimizer.append((line, name))
+        else:
+            optimizer[at] = (line, name)
+    step = [(code.step, name) for name, code in codes if code.step]
+    loader = [(f"loader = DataLoader(..., {code.loader})", name) for name, code in codes if code.loader]
+    return {
+        "model": model,
+        "data": loader,
+        "optimizer": optimizer,
+        "step": step + [(x, row.name) for x in lines[first:]],
+    }
+
+
+def _optimizer(facts: Facts | None) -> str:
+    """Return the class of a trial's optimizer; empty if it is not known."""
+    return "" if facts is None else facts.optimizer.partition("(")[0]

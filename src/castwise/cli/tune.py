@@ -27,6 +27,8 @@ Examples:
 
     castwise tune resnet50 --emit train.py          and the winner as a script
 
+    castwise tune resnet50 --emit patch             what to change in your loop
+
     castwise tune lstm-lm --allow shape             changes to the model, too
 
     castwise tune mnist-cnn --data-set mnist        whole epochs, read as the source reads them
@@ -41,10 +43,14 @@ class TunePrintOptions(PrintOptions):
         Path | None,
         Option(
             "Write the fastest loop, the one within --memory if that is given, as a script in plain PyTorch, without "
-            "castwise.",
-            metavar="FILE",
+            "castwise; `patch` prints what to change in your loop instead of the table.",
+            metavar="FILE|patch",
         ),
     ] = None
+    simple: Annotated[bool, Option("Emit the simplest loop that is at most 25 % slower than the fastest.")] = False
+
+
+_PATCH = Path("patch")
 
 
 def tune(options: TuneOptions, output: TunePrintOptions) -> int:
@@ -55,7 +61,7 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     from castwise.tune import render
     from castwise.tune.search import prepare_tuning, source_of
 
-    if output.emit is not None:
+    if output.emit is not None and output.emit != _PATCH:
         from castwise.render.emit.script import check_script
 
         data_set, recipe = source_of(options) or (options.data_set or "synthetic", None)
@@ -69,10 +75,14 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
             return search.job, search.run()
 
     with measuring(options, output) as progress:
-        _, found = answer(options, work)
+        job, found = answer(options, work)
         limit = options.memory_bytes
+        emits_patch = output.emit == _PATCH and found.was_compared
 
         def print_result(console: "Console") -> None:
+            if emits_patch:
+                _print_patch(console, found, limit, simple=output.simple)
+                return
             render.print_tuning(found, console, limit, wide=output.wide, verbose=output.verbose)
             emits = output.emit is None and found.was_compared
             command = "the same command with --emit train.py" if emits else REPORT
@@ -92,20 +102,31 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     if found.ending == "failed":
         return FAILED
     # That a technique fails is what a search is there to find out.
-    return 0 if output.emit is None else _write_script(output.emit, found, options)
+    if output.emit in (None, _PATCH):
+        return 0
+    return _write_script(output.emit, job, found, options, simple=output.simple)
 
 
-def _write_script(file: Path, found: "TuningResult", options: TuneOptions) -> int:
+def _print_patch(console: "Console", found: "TuningResult", limit: float | None, *, simple: bool) -> None:
+    """Print what to change in a loop, ready to be copied."""
+    from castwise.tune import render
+
+    spec = render.simplest(found, limit) if simple else render.chosen(found, limit)
+    if spec is not None:
+        console.print(render.patch(found, spec), markup=False, highlight=False, soft_wrap=True)
+
+
+def _write_script(file: Path, job: "Job", found: "TuningResult", options: TuneOptions, *, simple: bool) -> int:
     """Write the loop that was asked for as a script, the one that fits if there is a limit; return the exit code."""
     from castwise.cli.measuring import FAILED
     from castwise.cli.records import atomic_write
     from castwise.render.emit.script import script_of
     from castwise.spec.quantities import format_bytes
     from castwise.spec.user_model import locate
-    from castwise.tune.render import chosen, measured_words
+    from castwise.tune.render import chosen, measured_words, simplest
 
     limit = options.memory_bytes
-    spec = chosen(found, limit)
+    spec = simplest(found, limit) if simple else chosen(found, limit)
     if spec is None or not found.was_compared:
         why = "nothing was compared with the plain loop"
         if found.was_compared:
@@ -113,9 +134,14 @@ def _write_script(file: Path, found: "TuningResult", options: TuneOptions) -> in
         print(f"{file} is not written: {why}.", file=sys.stderr)
         return FAILED
     measured = measured_words(found, spec)
+    parts = None
     if spec.user_model is not None:  # records leave out the folder, which a script has to know
         spec = spec.model_copy(update={"user_model": locate(options.workload)})
-    atomic_write(file, script_of(spec, measured).encode())
-    within = "" if limit is None else f" within {format_bytes(limit)}"
-    print(f"{file}: the fastest loop{within} as a script", file=sys.stderr)
+        parts = job.user_workloads[options.workload].parts
+    files = script_of(spec, file, measured, parts)
+    for path, text in files.items():
+        atomic_write(path, text.encode())
+    loop = f"the {'simplest' if simple else 'fastest'} loop"
+    which = loop if limit is None else f"{loop} within {format_bytes(limit)}"
+    print(f"{' and '.join(map(str, files))}: {which} as a script", file=sys.stderr)
     return 0

@@ -92,6 +92,20 @@ PLAIN = StepConfig()
 
 
 @dataclass(frozen=True)
+class Code:
+    """What to write for a technique in a loop of plain PyTorch with `model`, `optimizer`, `x`, and in frameworks."""
+
+    model: str = ""  # a line before the loop
+    loader: str = ""  # arguments of the DataLoader
+    optimizer: str = ""  # an argument of the optimizer
+    step: str = ""  # a line at the beginning of the step
+    # Arguments that make the framework do so; in its loop, the lines of model, loader and optimizer are the user's.
+    lightning: str = ""  # of its Trainer
+    accelerate: str = ""  # of its Accelerator
+    transformers: str = ""  # of its TrainingArguments
+
+
+@dataclass(frozen=True)
 class Technique:
     """A change to the loop. An empty tuple of names fits all."""
 
@@ -103,6 +117,9 @@ class Technique:
     numerics: Numerics
     settings: Mapping[str, Any] = field(hash=False)  # fields of `StepConfig`; `model_changes` add up
     needs: str = ""  # in words, if that is more than the other fields say
+    code: Code | None = None  # None if it takes more lines than one copies from a terminal
+    # How much it complicates a loop, beside `Precision.loop_changes`: 1 is an argument or a line.
+    loop_changes: int = 1
 
     # Which trials can have it.
     devices: tuple[str, ...] = ("cpu", "cuda")
@@ -234,6 +251,7 @@ TECHNIQUES: list[Technique] = [
         summary="the data set lies on the device as bytes; crop, flip and normalisation happen there",
         needs="a data set of images that are augmented by crop and flip at most, or synthetic images",
         cost="the data set's bytes in device memory (MNIST 47 MB, CIFAR 154 MB)",
+        loop_changes=6,
         numerics="draws",
         kinds=("training",),
         units=("images",),
@@ -252,6 +270,10 @@ TECHNIQUES: list[Technique] = [
         summary="one loader process per core (at most 8), kept between epochs, each 4 batches ahead",
         needs="a run that reads its data through a loader",
         cost="cores, and host memory for 4 batches per process",
+        code=Code(
+            loader="num_workers=8, persistent_workers=True, prefetch_factor=4",
+            transformers="dataloader_num_workers=8, dataloader_persistent_workers=True",
+        ),
         numerics="draws",
         kinds=("training",),
         units=("images",),
@@ -268,6 +290,7 @@ TECHNIQUES: list[Technique] = [
         summary="batches are copied from page-locked memory while the host continues",
         needs="a run that reads its data through a loader",
         cost="page-locked host memory",
+        code=Code(loader="pin_memory=True", step="x = x.to(device, non_blocking=True)"),
         numerics="bits",
         devices=("cuda",),
         kinds=("training",),
@@ -282,6 +305,10 @@ TECHNIQUES: list[Technique] = [
         summary="weights and activations of convolutions lie with channels innermost, as Tensor Cores read them",
         needs="an image model",
         cost="none",
+        code=Code(
+            model="model.to(memory_format=torch.channels_last)",
+            step="x = x.contiguous(memory_format=torch.channels_last)",
+        ),
         numerics="rounding",
         units=("images",),
         layer="convolution",
@@ -295,6 +322,7 @@ TECHNIQUES: list[Technique] = [
         summary="cuDNN tries its algorithms for each shape and keeps the fastest",
         needs="convolutions",
         cost="the first step: seconds, more than a minute in float32",
+        code=Code(model="torch.backends.cudnn.benchmark = True", lightning="benchmark=True"),
         numerics="rounding",
         devices=("cuda",),
         units=("images",),
@@ -308,6 +336,7 @@ TECHNIQUES: list[Technique] = [
         summary="the optimizer updates all weights by a few operations on lists of them",
         needs="a CPU: on a GPU torch's optimizers do so by default",
         cost="memory for intermediate lists, up to the size of the weights",
+        code=Code(optimizer="foreach=True"),
         numerics="rounding",
         devices=("cpu",),
         excludes=("fused-optimizer",),
@@ -317,6 +346,7 @@ TECHNIQUES: list[Technique] = [
         name="fused-optimizer",
         summary="the optimizer updates all weights in one kernel, which also skips steps that overflowed",
         cost="none",
+        code=Code(optimizer="fused=True", transformers='optim="adamw_torch_fused"'),
         numerics="rounding",
         optimizers=("SGD", "Adam", "AdamW"),
         settings={"optimizer_arguments": (("fused", True),), "scales_on_device": True},
@@ -327,6 +357,7 @@ TECHNIQUES: list[Technique] = [
         summary="the host reads nothing from the device within a step: neither the loss nor whether a step overflowed",
         needs="dynamic loss scaling, or a source that reads the loss in each step",
         cost="a copy of weights and optimizer state, with dynamic loss scaling and no fused optimizer",
+        code=Code(step="# no loss.item() or print(loss) in each step"),
         numerics="rounding",
         settings={"reads_loss": False, "scales_on_device": True},
         why_not=_reads_nothing,
@@ -337,6 +368,7 @@ TECHNIQUES: list[Technique] = [
         summary="what follows backward (unscaling, clipping, update, rounding of masters) is one compiled function",
         needs="what compile needs",
         cost="the second step: seconds; gradients, weights and states are read and written once",
+        loop_changes=6,
         numerics="rounding",
         optimizers=("SGD", "Adam", "AdamW", "Adadelta"),
         required_on_several_gpus="coalesced-reduce",
@@ -353,6 +385,7 @@ TECHNIQUES: list[Technique] = [
         name="pad-vocabulary",
         summary="the decoder has 33,280 words (a multiple of 64) instead of 33,278; the added ones have probability 0",
         cost="2 rows of the decoder",
+        loop_changes=5,
         numerics="shape",
         families=("rnn_lm",),
         fits_user_models=False,
@@ -363,6 +396,7 @@ TECHNIQUES: list[Technique] = [
         summary="embedding and state are padded to a multiple of 64 (1,500 to 1,536); the added units are 0",
         needs="a width that is no multiple of 8",
         cost="the added units' weights",
+        loop_changes=5,
         numerics="shape",
         families=("rnn_lm",),
         fits_user_models=False,
@@ -373,6 +407,7 @@ TECHNIQUES: list[Technique] = [
         name="pad-channels-4",
         summary="images are padded to 4 channels, so that the first convolution runs on Tensor Cores",
         cost="a third more input bytes",
+        loop_changes=5,
         numerics="shape",
         units=("images",),
         layer="convolution",
@@ -384,6 +419,7 @@ TECHNIQUES: list[Technique] = [
         name="pad-channels-8",
         summary="the same with 8 channels",
         cost="2.7 times the input bytes",
+        loop_changes=5,
         numerics="shape",
         units=("images",),
         layer="convolution",
@@ -395,6 +431,7 @@ TECHNIQUES: list[Technique] = [
         summary="the first convolution, of stride 2, reads 2 by 2 pixels as channels, to run on Tensor Cores",
         needs="a model that begins with a convolution of stride 2",
         cost="a copy of the images per step",
+        loop_changes=5,
         numerics="rounding",
         units=("images",),
         layer="convolution",
@@ -408,6 +445,7 @@ TECHNIQUES: list[Technique] = [
         summary="the first convolution, of stride 1, is a matrix product over its windows",
         needs="a model that begins with a convolution of stride 1 and short windows",
         cost="memory for the windows: 9 numbers per pixel and channel",
+        loop_changes=5,
         numerics="rounding",
         units=("images",),
         layer="convolution",
@@ -421,6 +459,7 @@ TECHNIQUES: list[Technique] = [
         summary="max poolings of 3 by 3 with stride 2 run by kernels that read each window about once in backward",
         needs="channels-last, Triton, and such a pooling",
         cost="none",
+        loop_changes=8,
         numerics="rounding",
         devices=("cuda",),
         units=("images",),
@@ -436,6 +475,7 @@ TECHNIQUES: list[Technique] = [
         summary="batch norm, with additions, dropout and activation next to it, runs by kernels that read images twice",
         needs="channels-last, Triton, and a model with batch norm that torch.fx can trace",
         cost="none",
+        loop_changes=9,
         numerics="draws",
         devices=("cuda",),
         units=("images",),
@@ -453,6 +493,7 @@ TECHNIQUES: list[Technique] = [
         name="chunked-loss",
         summary="decoder and loss run over an eighth of the words at a time, and again in backward: no logits are kept",
         cost="the decoder's product is computed twice",
+        loop_changes=5,
         numerics="rounding",
         families=("rnn_lm",),
         fits_user_models=False,
@@ -463,6 +504,12 @@ TECHNIQUES: list[Technique] = [
         summary="torch.compile of forward, loss and backward, for the batch's shape",
         needs="a C++ compiler on a CPU, Triton and a C compiler on a GPU of compute capability 7.0 or newer",
         cost="the first step: seconds to minutes; a last batch of another shape runs uncompiled",
+        code=Code(
+            model="model = torch.compile(model)",
+            accelerate='dynamo_backend="inductor"',
+            transformers="torch_compile=True",
+        ),
+        loop_changes=3,
         numerics="draws",
         excludes=("compile-max-autotune",),
         settings={"compile_mode": "default"},
@@ -481,6 +528,11 @@ TECHNIQUES: list[Technique] = [
         summary="the same, and Inductor times several kernels for each product and convolution",
         needs="the same",
         cost="the first step: minutes",
+        code=Code(
+            model='model = torch.compile(model, mode="max-autotune-no-cudagraphs")',
+            transformers='torch_compile=True, torch_compile_mode="max-autotune-no-cudagraphs"',
+        ),
+        loop_changes=4,
         numerics="draws",
         # Inductor's own graphs are left out: they would be graphs within the technique cuda-graph's.
         settings={"compile_mode": "max-autotune-no-cudagraphs"},
@@ -495,6 +547,7 @@ TECHNIQUES: list[Technique] = [
         summary="ranks average all gradients at once after backward, without DistributedDataParallel",
         needs="several GPUs with one process each (ddp), and the same weights trained in every step",
         cost="memory of once or twice the gradients; averaging does not overlap with backward",
+        loop_changes=5,
         numerics="rounding",
         settings={"coalesced_reduce": True},
         only_on_several_gpus=True,
@@ -505,6 +558,7 @@ TECHNIQUES: list[Technique] = [
         summary="the whole step, optimizer and loss scaling included, is one launch",
         needs="shapes and control flow that do not depend on data, and a schedule that does not change momentum",
         cost="a copy of the batch per step; the step's memory stays reserved",
+        loop_changes=6,
         numerics="rounding",
         devices=("cuda",),
         required_on_several_gpus="coalesced-reduce",
@@ -520,6 +574,7 @@ TECHNIQUES: list[Technique] = [
         summary="8 whole steps are one launch",
         needs="the same, and a learning rate that stays the same within an epoch",
         cost="memory for 8 batches; losses are known every 8 steps",
+        loop_changes=7,
         numerics="rounding",
         devices=("cuda",),
         required_on_several_gpus="coalesced-reduce",
@@ -660,6 +715,11 @@ def needs_of(row: Technique) -> str:
     if row.excludes:
         needs.append(f"not together with {', '.join(row.excludes)}")
     return "; ".join(needs) or "–"
+
+
+def loop_changes(names: Iterable[str]) -> int:
+    """Return how much these techniques complicate a loop."""
+    return sum(row.loop_changes for row in rows_of(names))
 
 
 def optimizer_of(spec: TrialSpec) -> str:

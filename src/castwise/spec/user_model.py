@@ -50,12 +50,47 @@ class UserModel(FrozenModel):
         return self.model_copy(update={"path": name, "folder_digest": digest})
 
 
+class LightningParts(FrozenModel):
+    """What a script needs of a LightningModule, to train it without a Trainer."""
+
+    hooks: tuple[str, ...] = ()  # of its own, which a Trainer calls first: setup, configure_model
+    has_loader: bool = False  # whether the batch is of its train_dataloader
+    optimizer_at: str = ""  # where it is in `configured`, which configure_optimizers returned: `["optimizer"]`
+    schedulers_at: tuple[str, ...] = ()  # those that are stepped each step, likewise
+
+
+class UserParts(FrozenModel):
+    """How a user's function gives the parts of a training loop: all that a script that calls it has to know."""
+
+    form: Literal["model", "tuple", "dict"]
+    names: tuple[str, ...]  # of the parts, in a tuple's order
+    is_function: bool = True  # or the name is that of an object of this form
+    makes_model: bool = False  # whether the model is given as a function that makes it
+    is_float32: bool = True  # whether the model's weights came in float32
+    is_of_transformers: bool = False
+    lightning: LightningParts | None = None  # if its step and optimizer are used
+    batch: Literal["example", "function", "loader"] = "example"
+    batch_form: Literal["tensor", "tuple", "dict", "mapping", "other"] = "other"
+    example_size: int | None = None  # samples of the example
+    optimizer: Literal["none", "instance", "function"] = "none"
+    optimizer_name: str = ""  # its class
+    optimizer_settings: tuple[str, ...] = ()  # those that are on, such as `momentum`
+    scheduler: Literal["none", "instance", "function"] = "none"  # none if it is not stepped each step
+    has_total_steps: bool = False  # whether the scheduler must not be stepped more often
+    has_loss_module: bool = False  # whether the loss is a module, which may hold tensors
+    clip_grad_norm: float | None = None
+    accumulate: int = 1
+    unit: str = "samples"
+    units_per_sample: int = 1
+
+
 class UserWorkload(FrozenModel):
     """What is known of the user's own model before anything is planned."""
 
     model: UserModel  # with its digest
     batch_size: int | None = Field(default=None, ge=1)  # per optimizer step; None if the model does not say
     accumulate: int = Field(default=1, ge=1)  # batches of one optimizer step: batch sizes are multiples of it
+    parts: UserParts | None = None  # for a script
     # What all this follows from, besides installed packages and environment variables: files and folders with their
     # `digest_of`. None if it may follow from anything else.
     sources: dict[str, str] | None = None

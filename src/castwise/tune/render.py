@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from castwise.analysis import steady_metrics
-from castwise.registry.precisions import BASELINE, DEFAULT
-from castwise.registry.techniques import join
+from castwise.analysis.code_snippets import loop_patch
+from castwise.registry.precisions import BASELINE, DEFAULT, precision_row
+from castwise.registry.techniques import join, loop_changes
 from castwise.render.console import print_line, took_words
 from castwise.render.fields import (
     FlatRow,
@@ -67,6 +69,8 @@ _OPEN = ("second best", "unproven")  # of these the fastest are named
 _MOST_OPEN = 5
 _MOST_NAMED = 3
 _COUNTED = ("same", "slower", "too large", "failed", "not tried", "unsupported")
+# A loop this fast beside the fastest may be named for being simpler. Source: chosen here.
+_SIMPLE = 0.75
 _ENDINGS = {
     "nothing left": "nothing is left to try",
     "budget": "the next measurement would not end within the budget; --budget sets another one",
@@ -159,6 +163,48 @@ def chosen(result: TuningResult, memory_bytes: float | None) -> TrialSpec | None
     return None if within is None else within["spec"]
 
 
+def simplest(result: TuningResult, memory_bytes: float | None = None) -> TrialSpec | None:
+    """Return the configuration that complicates the loop least, of those not much slower than the one chosen.
+
+    It has the same batch, and fits into the memory limit if there is one. None if nothing was chosen.
+    """
+    best = chosen(result, memory_bytes)
+    if best is None:
+        return None
+    rate = result.measured.rate(best) or 0.0
+    near = [
+        row
+        for row in rows_of(result)
+        if (row["throughput_per_second"] or 0.0) >= rate * _SIMPLE
+        if row["batch_size"] == best.batch_size
+        if memory_bytes is None or (row["peak_reserved_bytes"] or math.inf) <= memory_bytes
+    ]
+
+    def changes(row: FlatRow) -> tuple[int, float]:
+        spec = row["spec"]
+        size = precision_row(spec.precision).loop_changes + loop_changes(spec.techniques)
+        return size, -row["throughput_per_second"]
+
+    spec: TrialSpec = min(near, key=changes)["spec"] if near else best
+    return spec
+
+
+def patch(result: TuningResult, spec: TrialSpec) -> str:
+    """Return what to change in a loop to get a configuration, with what each accepted change bought."""
+    gains: dict[str, str] = {}
+    for each in result.tried:
+        if each.outcome == "accepted" and each.ratio is not None:
+            parts = [*filter(None, (each.change.precision,)), *each.change.techniques]
+            bought = f"{each.change.name}: {format_ratio(each.ratio.value)}"
+            gains |= {name: bought for name in parts if name in (spec.precision, *spec.techniques)}
+    trials = result.measured.of(spec)
+    facts = trials[0].facts if trials else None
+    command = f"castwise tune {spec.workload} --emit train.py"
+    # A precision that the plain loop has already is no change.
+    row = precision_row(DEFAULT if spec.precision == result.start.precision else spec.precision)
+    return loop_patch(row, spec.device_type, facts, spec.techniques, gains, command)
+
+
 def data_table(result: TuningResult, memory_bytes: float | None) -> DataTable[FlatRow]:
     """Return the table of all that was tried; with a limit it shows the memory that is compared with the limit."""
     held = "peak_allocated_bytes" if memory_bytes is None else "peak_reserved_bytes"
@@ -244,6 +290,11 @@ def answers(result: TuningResult, memory_bytes: float | None = None) -> list[str
                 f"Measured faster, but not proven within the budget: {_name_and_rate(top)}; the same "
                 "command with a longer --budget goes on from there."
             )
+    simple = simplest(result, memory_bytes) if result.was_compared else None
+    best = chosen(result, memory_bytes)
+    if simple is not None and best is not None and key_of(simple) != key_of(best):
+        row = next(row for row in rows if key_of(row["spec"]) == key_of(simple))
+        sentences.append(f"The simplest loop within {1 - _SIMPLE:.0%} of it: {_name_and_rate(row)}.")
     if memory_bytes is not None:
         sentences += _within_limit(result, rows, memory_bytes)
     elif winner["batch_size"] != result.start.batch_size:
@@ -367,6 +418,11 @@ def print_tuning(
     print_line(console, answer, "bold green" if result.was_compared else "bold yellow")
     for line in [*others, *_shown_bounds(result, verbose=verbose)]:
         print_line(console, line)
+    best = chosen(result, memory_bytes)
+    if best is not None and result.was_compared and key_of(best) != key_of(result.start):
+        console.print("\nWhat to change in your loop:", style="bold")
+        for line in patch(result, best).splitlines():  # never wrapped: what is copied has to run
+            console.print(f"    {escape(line)}", highlight=False, soft_wrap=True)
 
 
 def _tried_lines(result: TuningResult) -> list[str]:

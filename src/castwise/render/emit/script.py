@@ -1,7 +1,7 @@
-"""The script of one loop: model, data, precision, techniques and a timer, in plain PyTorch.
+"""The script of one loop in plain PyTorch, as one would write it by hand: a few lines for each precision and setting.
 
-What is more than a few lines (masters, loss scaling on the device, a step's graph, the models) is castwise's own code
-word for word; the rest is written as one would by hand. Nothing in it imports castwise.
+It is written from templates, by the settings of the step that techniques make (`StepConfig`). What would be more than
+some lines (kernels, layers that replace others) is copied from castwise's source into a second file beside the script.
 """
 
 from pathlib import Path
@@ -10,15 +10,14 @@ from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import join, rows_of, step_config_of
 from castwise.registry.workloads import find_workload
-from castwise.render.emit import training, user_model, workloads
+from castwise.render.emit import training, updates, user_model, workloads
 from castwise.render.emit.builder import ScriptBuilder
-from castwise.spec.loss_scale import DYNAMIC_SCALES, is_dynamic
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
-from castwise.spec.user_model import locate
+from castwise.spec.user_model import UserParts, locate
 
-# The fields of `StepConfig` that this package writes into a script. A technique with another one is refused.
+# The fields of `StepConfig` that this package has lines for. A technique with another one is refused.
 _WRITTEN_SETTINGS = {
     "resident_data",
     "channels_last",
@@ -35,48 +34,119 @@ _WRITTEN_SETTINGS = {
     "steps_per_launch",
 }
 
-# Optimizers of torch that can count their steps on the device, of those that workloads use.
-_CAPTURABLE = ("Adadelta", "Adam", "AdamW")
+_FP32_SWITCHES = ("", ".cuda.matmul", ".cudnn.conv", ".cudnn.rnn")
 
-_WORKER = "castwise.worker"
+_CAST_WEIGHTS = """\
+model.to({dtype})
+for module in model.modules():
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        module.float()"""
 
-_TIMER = """\
+_GRAPH = '''\
+class GraphedStep:
+    """A whole step as one CUDA graph; batches of another shape than the first run without it."""
+
+    def __init__(self, step):
+        self.step, self.shapes, self.num_steps = step, None, 0
+        self.stream, self.graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+
+    def __call__(self, batch):
+        parts = tree_leaves(batch)
+        shapes = [part.shape for part in parts]
+        self.shapes = self.shapes or shapes
+        if shapes != self.shapes or self.num_steps < 3:
+            self.num_steps += shapes == self.shapes
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                loss = self.step(batch)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return loss
+        if self.num_steps == 3:
+            self.num_steps += 1
+            self.batch = tree_map(torch.clone, batch)
+            with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
+                self.loss = self.step(self.batch).detach()
+        torch._foreach_copy_(tree_leaves(self.batch), parts, non_blocking=True)
+        self.graph.replay()
+        return self.loss.clone()
+
+
+train_step = GraphedStep(train_step)'''
+
+_GRAPH_OF_STEPS = '''\
+class GraphedSteps:
+    """{count} whole steps as one CUDA graph: three steps beside it, a capture, then replays of {count} batches each.
+
+    A loss is known when its batch was trained on: with the {count} that go together, or at `flush`. All batches are of
+    one shape.
+    """
+
+    def __init__(self, step):
+        self.step, self.num_steps, self.waiting, self.batches = step, 0, [], None
+        self.stream, self.graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+
+    def __call__(self, batch):
+        if self.num_steps < 3:
+            self.num_steps += 1
+            return self.run_aside(batch)
+        if not self.waiting:
+            self.losses = torch.full(({count},), torch.nan, device=DEVICE)
+        self.waiting.append(batch)
+        loss = self.losses[len(self.waiting) - 1]
+        if len(self.waiting) == {count}:
+            self.launch()
+        return loss
+
+    def run_aside(self, batch):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            loss = self.step(batch)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return loss
+
+    def launch(self):
+        if self.batches is None:
+            self.batches = tree_map(torch.clone, self.waiting)
+            with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
+                self.captured = torch.stack([self.step(batch).detach().float() for batch in self.batches])
+        torch._foreach_copy_(tree_leaves(self.batches), tree_leaves(self.waiting), non_blocking=True)
+        self.graph.replay()
+        self.losses.copy_(self.captured)
+        self.waiting = []
+
+    def flush(self):
+        for index, batch in enumerate(self.waiting):
+            self.losses[index] = self.run_aside(batch).detach()
+        self.waiting = []
+
+
+train_step = GraphedSteps(train_step)'''
+
+_TREES = "from torch.utils._pytree import tree_leaves, tree_map"
+
+_LOOP = """\
 import argparse
-import statistics
+import itertools
 import time
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, help="steps to time; without it about three seconds of them")
-parser.add_argument("--warm-up", type=int, default=50, help="steps before them")
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--steps", type=int, default=48, help="steps of an epoch")
+parser.add_argument("--save", metavar="FILE", help="where to save the trained weights")
 arguments = parser.parse_args()
-AT_ONCE = {at_once}  # steps that are one launch
-BLOCK_SECONDS, NUM_BLOCKS = 0.3, 10
 
+# Your data loader goes here: loader = map(to_device, DataLoader(...)), made anew in each epoch.
+loader = itertools.cycle(batches)
 
-def time_steps(first, count):
+for epoch in range(arguments.epochs):  # in the first one, code is compiled and kernels are searched
     started = time.perf_counter()
-    for index in range(first, first + count):
-        loss = step(batches[index % len(batches)])
-    {flush}if DEVICE.type == "cuda":
-        torch.cuda.synchronize(DEVICE)
-    return (time.perf_counter() - started) / count, loss
-
-
-done = arguments.warm_up
-if done:
-    time_steps(0, done)  # libraries are loaded, algorithms searched, code compiled
-if arguments.steps is None:
-    num_steps = NUM_BLOCKS * BLOCK_SECONDS / time_steps(done, 2 * AT_ONCE)[0]
-    done += 2 * AT_ONCE
-else:
-    num_steps = arguments.steps
-per_block = max(1, round(num_steps / NUM_BLOCKS / AT_ONCE)) * AT_ONCE
-seconds = []
-while len(seconds) < NUM_BLOCKS and (arguments.steps is None or done < arguments.warm_up + arguments.steps):
-    block, loss = time_steps(done, per_block)
-    seconds.append(block)
-    done += per_block
-print(f"loss {loss.item():.9g}")
-print(f"{BATCH_SIZE * UNITS_PER_SAMPLE / statistics.median(seconds):.6g} {UNIT}/s")"""
+    for batch in itertools.islice(loader, arguments.steps):
+{step}
+{end}
+    per_second = arguments.steps * {units} / (time.perf_counter() - started)
+    print(f"epoch {{epoch + 1}}: loss {{loss.item():.9g}}, {{per_second:.6g}} {unit}/s")
+    # Your validation goes here: model.eval(), with torch.no_grad(), then model.train().
+if arguments.save:
+    torch.save({saved}, arguments.save)"""
 
 
 def check_script(workload: str, data_set: str, recipe: Recipe | None = None, file: Path | None = None) -> None:
@@ -102,12 +172,16 @@ def check_script(workload: str, data_set: str, recipe: Recipe | None = None, fil
         raise UsageError("A script of steps draws random data; --emit goes with the data set synthetic alone.")
 
 
-def script_of(spec: TrialSpec, measured: str = "") -> str:
-    """Return the script of a loop on one device: of steps on random data, or of a training run on resident data.
+def script_of(
+    spec: TrialSpec, file: Path = Path("train.py"), measured: str = "", parts: UserParts | None = None
+) -> dict[Path, str]:
+    """Return the script of a loop on one device, and what else it needs, by the paths of the files.
 
     Args:
-        spec: The loop.
-        measured: What was measured of it, in a line.
+        spec: The loop: steps on random data, or a training run on resident data.
+        file: Where the script will be.
+        measured: What was measured of the loop, in a line.
+        parts: How the user's function gives its parts, if the model is the user's.
 
     Raises:
         UsageError: There is no plain script for the workload, its data, its techniques or several devices.
@@ -121,231 +195,176 @@ def script_of(spec: TrialSpec, measured: str = "") -> str:
                 f"No script can be emitted with {row.name}: the emitter has no lines for its setting '{unknown[0]}'. "
                 "Leave the technique out, or leave --emit out."
             )
-    return _Writer(spec).write(measured)
+    return _Writer(spec, file, parts).write(measured)
 
 
 class _Writer:
     """Writes the script of one loop, section by section, from top to bottom."""
 
-    def __init__(self, spec: TrialSpec) -> None:
+    def __init__(self, spec: TrialSpec, file: Path, parts: UserParts | None) -> None:
         self.spec, self.config = spec, step_config_of(spec.techniques)
         self.row, self.precision = find_workload(spec.workload), find_precision(spec.precision)
-        self.user_model = spec.user_model
-        self.script = ScriptBuilder()
-        # Weights and a scaling that do nothing are left out if nothing needs them.
-        self.has_weights = self.precision.master_weights or self.config.compiled_update or self.user_model is not None
-        self.has_scaling = spec.loss_scale != "none" or self.config.compiled_update or self.user_model is not None
+        self.is_cuda = spec.device_type == "cuda"
+        self.own = None if spec.user_model is None else user_model.OwnModel(spec.user_model, parts, file)
+        self.script = ScriptBuilder(file)
+        clip = self.row.clip_grad_norm if self.own is None else self.own.parts.clip_grad_norm
+        self.update = updates.Update(spec, self.config, self.precision, clip, is_own=self.own is not None)
+        self.state = "" if self.row.family != "rnn_lm" else "state"
 
-    def write(self, measured: str) -> str:
-        self.write_settings()
-        if self.user_model is not None:
-            user_model.write_call(self.script, self.user_model)
+    def write(self, measured: str) -> dict[Path, str]:
+        self.script.add(f"DEVICE, BATCH_SIZE = torch.device({_quoted(self.spec.device)}), {self.spec.batch_size}")
+        if self.is_cuda and self.spec.device != "cuda:0":
+            self.script.add("torch.cuda.set_device(DEVICE)", spacing="\n")
+        self.script.add(f"torch.manual_seed({self.spec.seed})", spacing="\n")
+        if self.own is not None:
+            self.own.write_call(self.script)
         self.write_numeric_state()  # after the user's code, which may have set it otherwise
-        if self.user_model is None:
-            workloads.write_model(self.script, self.row)
-            workloads.write_loss(self.script, self.row)
+        if self.own is None:
+            workloads.write_model(self.script, self.row, self.config.loss_chunks)
         self.write_model_changes()
         self.write_optimizer()
+        dtype = self.precision.param_dtype if self.precision.param_dtype != "float32" else ""
+        if self.own is None:
+            workloads.write_loss(self.script, self.row, dtype and f"torch.{dtype}", self.config.loss_chunks)
+        else:
+            self.own.write_loss(self.script, dtype and f"torch.{dtype}")
+        if self.config.compile_mode is not None:
+            mode = "" if self.config.compile_mode == "default" else f", mode={_quoted(self.config.compile_mode)}"
+            self.script.add(f"compute_loss = torch.compile(compute_loss, dynamic=False{mode})")
         if self.spec.recipe is None:
             self.write_step()
             self.write_batches()
-            self.write_timer()
+            self.write_loop()
         else:
+            workloads.write_to_device(self.script, self.row, self.image_lines())
             training.write_images(self.script, self.spec, self.spec.recipe, self.config)
-            self.write_preparation()
             training.write_schedule(self.script, self.spec.recipe, self.config)
             self.write_step()
-            training.write_epochs(self.script, self.spec.recipe, self.config, self.precision.autocast_dtype)
-        return self.script.text(self.docstring(measured))
+            training.write_epochs(self.script, self.spec, self.spec.recipe, self.config, self.update.saved)
+        return self.script.files(self.docstring(measured))
 
     def docstring(self, measured: str) -> str:
         techniques = join(self.spec.techniques) if self.spec.techniques else "plain loop"
         lines = [f"{self.row.name}, {self.spec.precision}, {techniques}: batch {self.spec.batch_size}.", ""]
         if measured:
             lines += [measured, ""]
-        if self.user_model is not None:
-            lines.append("Model, batches, loss and optimizer are those of your own function, which this file calls.")
+        if self.own is not None:
+            lines.append("Model, loss, optimizer and example batch are those of your own function.")
         elif self.spec.recipe is None:
-            lines.append("The data is random; put your own loader in the place of `batches`.")
+            lines.append("The data is random; your own loader goes where the loop is.")
         return "\n".join([*lines, ""])
 
-    def write_settings(self) -> None:
-        self.script.add(f"DEVICE = torch.device({self.spec.device!r})", f"BATCH_SIZE = {self.spec.batch_size}")
-        if self.user_model is None:
-            self.script.add(f"UNIT = {self.row.unit!r}")
-        self.script.add(f"SEED = {self.spec.seed}")
-        if self.spec.device_type == "cuda":
-            self.script.add("torch.cuda.set_device(DEVICE)  # kernels of Triton run on the current one")
-        self.script.add("torch.manual_seed(SEED)")
-        self.script.end_section()
-
     def write_numeric_state(self) -> None:
-        products = self.precision.float32_matmul
+        products, lines = self.precision.float32_matmul, []
         if products is not None:  # PyTorch's defaults need no line
             older = "high" if products == "tf32" else "highest"
-            self.script.add(
-                f"# What float32 products are computed in: {products}.",
-                f"torch.set_float32_matmul_precision({older!r})"
-                "  # first: it writes others; torch 2.11's max-autotune asks it",
-            )
-            for path in ("", "cuda.matmul.", "cudnn.conv.", "cudnn.rnn."):
-                self.script.add(f"torch.backends.{path}fp32_precision = {products!r}")
+            lines += [
+                f'torch.set_float32_matmul_precision("{older}")',
+                f"for switch in ({', '.join(f'torch.backends{path}' for path in _FP32_SWITCHES)}):",
+                f"    switch.fp32_precision = {_quoted(products)}  # of float32 products",
+            ]
         recipe = self.spec.recipe
-        searches = self.config.cudnn_search or (recipe is not None and recipe.cudnn_benchmark)
-        if self.user_model is None or searches:  # the user's own setting is kept
-            self.script.add(f"torch.backends.cudnn.benchmark = {searches}")
-        self.script.end_section()
+        if self.config.cudnn_search or (recipe is not None and recipe.cudnn_benchmark):
+            lines.append("torch.backends.cudnn.benchmark = True")
+        self.script.add(*lines)
 
     def write_model_changes(self) -> None:
         """Write what is done to the model: by techniques, on its way to the device, and by the precision."""
+        lines = []
         for change in self.config.model_changes:
-            self.script.copy(change.function)
             arguments = "".join(f", {argument!r}" for argument in change.arguments)
-            self.script.add(f"{change.function.partition(':')[2]}(model{arguments})")
-        if self.config.loss_chunks > 1:
-            self.script.add(f"carried.chunk({self.config.loss_chunks})")
-        self.script.add("model.to(DEVICE)")
+            lines.append(f"{self.script.borrow(change.function)}(model{arguments})")
+        lines.append("model.to(DEVICE)")
         if self.precision.param_dtype != "float32":
-            self.script.copy(f"{_WORKER}.precision:cast_weights")
-            dtypes = f"torch.{self.precision.param_dtype}, torch.{self.precision.batch_norm_dtype}"
-            self.script.add(f"cast_weights(model, {dtypes})")
+            dtype = f"torch.{self.precision.param_dtype}"
+            keeps_norms = self.precision.batch_norm_dtype != self.precision.param_dtype
+            if keeps_norms and self.row.unit != "tokens":
+                lines += ["from torch import nn", _CAST_WEIGHTS.format(dtype=dtype)]
+            else:
+                lines.append(f"model.to({dtype})")
+            if self.own is not None:
+                lines += self.own.cast_lines(dtype)
         if self.config.channels_last:
-            self.script.add("model.to(memory_format=torch.channels_last)")
-        self.script.add("model.train()")
-        self.script.end_section()
+            lines.append("model.to(memory_format=torch.channels_last)")
+        self.script.add(*lines, "model.train()", spacing="\n" if self.own is None else "\n\n")
 
     def write_optimizer(self) -> None:
-        counts_on_device = self.config.scales_on_device and self.spec.device_type == "cuda"
-        if self.has_weights:
-            kind = "MasterWeights" if self.precision.master_weights else "Weights"
-            self.script.copy(f"{_WORKER}.precision:{kind}")
-            self.script.add(f"weights = {kind}(model)")
-        if self.user_model is not None:
-            user_model.write_optimizer(self.script, self.config, capturable=counts_on_device)
+        self.update.write_weights(self.script)
+        if self.own is not None:
+            self.own.write_optimizer(self.script, self.update, self.config)
         else:
             asked = self.spec.recipe.optimizer if self.spec.recipe is not None else None
             name = self.row.optimizer.name if asked is None else asked.name
-            given = self.row.optimizer.arguments if asked is None else asked.arguments.items()
-            arguments: dict[str, object] = {**dict(given), **dict(self.config.optimizer_arguments)}
-            if counts_on_device and name in _CAPTURABLE:
-                arguments["capturable"] = True
-            stepped = "weights.stepped" if self.has_weights else "[p for p in model.parameters() if p.requires_grad]"
+            given = dict(self.row.optimizer.arguments) if asked is None else dict(asked.arguments)
+            arguments = {**given, **self.update.optimizer_arguments(name)}
             written = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
-            self.script.add(f"optimizer = torch.optim.{name}({stepped}, {written})")
-        self.write_scaling()
-        if self.config.compiled_update:
-            self.script.copy(f"{_WORKER}.techniques.compiled_update:CompiledUpdate")
-            self.script.add(f"update = CompiledUpdate(optimizer, weights, scaling, {self.clip})")
-        self.script.end_section()
-
-    def write_scaling(self) -> None:
-        name = self.spec.loss_scale
-        if not self.has_scaling:
-            return
-        if name == "none":
-            kind, arguments = "NoScaling", ""
-        elif not is_dynamic(name):
-            kind, arguments = "StaticScaling", repr(float(name))
-        else:
-            row = next(row for row in DYNAMIC_SCALES if row.name == name)
-            self.script.copy("castwise.spec.loss_scale:DynamicScale")
-            on_device = self.config.scales_on_device
-            kind = "DeviceScaling" if on_device else "DynamicScaling"
-            arguments = f"{row!r}, {'DEVICE' if on_device else 'DEVICE.type'}, optimizer"
-        self.script.copy(f"{_WORKER}.loss_scaling:{kind}")
-        self.script.add(f"scaling = {kind}({arguments})")
-
-    @property
-    def clip(self) -> str:
-        return repr(self.row.clip_grad_norm) if self.user_model is None else "contract.clip_grad_norm"
+            self.script.add(f"optimizer = torch.optim.{name}({self.update.stepped}, {written})")
+            self.update.write(self.script, name, bool(given.get("momentum")))
 
     def write_step(self) -> None:
-        """Write `train(batch)`, which computes a step, and `step(batch)`, which launches it."""
-        self.write_compilation()
-        body = ["batch = prepared(data.make(batch))"] if self.spec.recipe is not None else []
-        body.append("weights.zero_grad()" if self.precision.master_weights else "optimizer.zero_grad()")
-        body += self.forward_and_backward()
-        if self.config.compiled_update:
-            body.append("update()")
-        else:
-            body += self.plain_update()
-        body.append("return loss" if self.user_model is None else "return total")
-        self.script.add_section("def train(batch):", *(f"    {line}" for line in body))
-        launch = "train"
-        if self.config.cuda_graph:
-            self.script.copy(f"{_WORKER}.techniques.cuda_graph:StepGraph")
-            carried = "carried" if self.row.family == "rnn_lm" else "None"
-            launch = f"StepGraph(train, DEVICE, {carried}, {self.config.steps_per_launch})"
-        if self.user_model is not None:
-            user_model.write_step(self.script, launch, self.config)
-        else:
-            self.script.add_section(f"step = {launch}")
-
-    def write_compilation(self) -> None:
-        mode = self.config.compile_mode
-        if mode is None:
-            return
-        if self.user_model is None:
-            self.script.add_section(f"compute_loss = torch.compile(compute_loss, mode={mode!r}, dynamic=False)")
-        else:  # their batches may be of different shapes
-            self.script.copy(f"{_WORKER}.techniques.compile:CompiledLoss")
-            self.script.add_section(f"compute_loss = CompiledLoss(compute_loss, {mode!r})")
-
-    def forward_and_backward(self) -> list[str]:
-        part = "batch" if self.user_model is None else "part"
-        forward = [f"loss = compute_loss(model, {part})"]
-        if self.user_model is not None:
-            forward += ["if contract.accumulate > 1:", "    loss = loss / contract.accumulate"]
+        """Write `train_step(batch)`, which computes a step, and its graph."""
+        made = ["batch = to_device(data.make(batch))"] if self.spec.recipe is not None else []
+        loss = "loss, new = compute_loss(model, batch, state)" if self.state else "loss = compute_loss(model, batch)"
+        accumulate = 1 if self.own is None else self.own.parts.accumulate
+        backward = self.update.backward_line
+        if accumulate > 1:
+            loss = f"loss = compute_loss(model, part) / {accumulate}"
+        forward = [loss]
         if self.precision.autocast_dtype is not None:
             context = f"with torch.autocast(DEVICE.type, dtype=torch.{self.precision.autocast_dtype}):"
-            forward = [context, *(f"    {line}" for line in forward)]
-        backward = "scaling.backward(loss)" if self.has_scaling else "loss.backward()"
-        if self.user_model is None:
-            return [*forward, backward]
-        added = "total = loss.detach() if total is None else total + loss.detach()"
-        return [
-            "total = None",
-            "for part in batch if contract.accumulate > 1 else (batch,):",
-            *(f"    {line}" for line in (*forward, backward, added)),
-        ]
-
-    def plain_update(self) -> list[str]:
-        if self.has_scaling:
-            step = [f"scaling.step(optimizer, {self.clip})"]
-        elif self.row.clip_grad_norm is None:
-            step = ["optimizer.step()"]
+            forward = [context, f"    {loss}"]
+        if accumulate > 1:
+            added = "total = total + loss.detach()"
+            forward = ["total = 0.0", "for part in batch:", *(f"    {line}" for line in (*forward, backward, added))]
         else:
-            stepped = "[p for group in optimizer.param_groups for p in group['params']]"
-            step = [f"torch.nn.utils.clip_grad_norm_({stepped}, {self.clip})", "optimizer.step()"]
-        return ["weights.collect_gradients()", *step, "weights.publish()"] if self.has_weights else step
+            forward.append(backward)
+        carried = ["torch._foreach_copy_(state, new)"] if self.state else []
+        returned = "return total" if accumulate > 1 else "return loss"
+        body = [*made, self.update.zero_grad_line, *forward, *self.update.lines, *carried, returned]
+        self.script.define("def train_step(batch):", *(f"    {line}" for line in body))
+        count = self.config.steps_per_launch
+        if self.config.cuda_graph:
+            graph = _GRAPH if count == 1 else _GRAPH_OF_STEPS.replace("{count}", str(count))
+            self.script.define(_TREES, graph)
 
-    def write_preparation(self) -> None:
-        """Write `prepared(batch)`, which brings a batch of images into the layout of the loop."""
-        lines = ["def prepared(batch):", "    images, labels = batch"]
+    def image_lines(self) -> list[str]:
+        """Return what brings `images` into the layout of the loop."""
+        lines = []
         if self.config.num_channels is not None:
-            missing = f"{self.config.num_channels} - images.shape[1]"
-            lines.append(f"    images = torch.nn.functional.pad(images, (0, 0, 0, 0, 0, {missing}))")
+            lines.append(
+                f"images = nn.functional.pad(images, (0, 0, 0, 0, 0, {self.config.num_channels} - images.shape[1]))"
+            )
         if self.config.channels_last:
-            lines.append("    images = images.contiguous(memory_format=torch.channels_last)")
-        self.script.add_section(*lines, "    return images, labels")
+            lines.append("images = images.contiguous(memory_format=torch.channels_last)")
+        return lines
 
     def write_batches(self) -> None:
-        """Write `batches`, which the timer goes through."""
-        count = self.row.resident_batches
-        if self.user_model is not None:
-            user_model.write_batches(self.script, count, self.config)
-            return
-        workloads.write_data(self.script, self.row)
-        is_prepared = self.config.num_channels is not None or self.config.channels_last
-        if is_prepared:
-            self.write_preparation()
-        generator = "torch.Generator(DEVICE).manual_seed(SEED)"
-        self.script.add(f"batches = make_batches({count}, BATCH_SIZE, DEVICE, {generator})")
-        if is_prepared:
-            self.script.add("batches = [prepared(batch) for batch in batches]")
-        self.script.end_section()
+        if self.own is not None:
+            self.own.write_batches(self.script, self.spec, self.row.resident_batches, self.config.channels_last)
+        else:
+            workloads.write_to_device(self.script, self.row, self.image_lines())
+            workloads.write_batches(self.script, self.row, self.spec.seed)
 
-    def write_timer(self) -> None:
-        at_once = self.config.steps_per_launch
-        flush = "step.flush()\n    " if at_once > 1 else ""
-        self.script.add_section(_TIMER.replace("{flush}", flush).replace("{at_once}", str(at_once)))
+    def write_loop(self) -> None:
+        step = ["loss = train_step(batch)"]
+        if self.own is not None:
+            step = self.own.step_lines(step, self.update, self.config)
+        end = ["train_step.flush()"] if self.config.steps_per_launch > 1 else []
+        end += ["torch.cuda.synchronize()"] if self.is_cuda else []
+        unit: str = self.row.unit
+        units = workloads.units_of(self.row)
+        if self.own is not None:
+            unit, per_sample = self.own.parts.unit, self.own.parts.units_per_sample
+            units = "BATCH_SIZE" if per_sample == 1 else f"BATCH_SIZE * {per_sample}"
+        text = _LOOP.format(
+            step="\n".join(f"        {line}" for line in step),
+            end="\n".join(f"    {line}" for line in end),
+            unit=unit,
+            units=units,
+            saved=self.update.saved,
+        )
+        self.script.add(text.replace("\n\n    per_second", "\n    per_second"))
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'

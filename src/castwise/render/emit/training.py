@@ -2,7 +2,9 @@
 
 from castwise.errors import UsageError
 from castwise.registry.datasets import imitated_data_set
+from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import StepConfig
+from castwise.registry.workloads import find_workload
 from castwise.render.emit.builder import ScriptBuilder
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
@@ -20,7 +22,8 @@ import argparse
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", default="data", help="where {name} lies, or is downloaded to")
 parser.add_argument("--epochs", type=int, default={epochs})
-parser.add_argument("--steps", type=int, default=None, help="steps of an epoch; all of them without it")
+parser.add_argument("--steps", type=int, help="steps of an epoch; all of them without it")
+parser.add_argument("--save", metavar="FILE", help="where to save the trained weights")
 arguments = parser.parse_args()"""
 
 _READ = """\
@@ -38,48 +41,40 @@ def read(train):
     return images, torch.randint({classes}, (count,))"""
 
 _DATA = """\
-order = Epochs(BATCH_SIZE, {shuffle}, {drop_last}, SEED)
-data = DeviceImages(read(True), {transform!r}, AUGMENTATIONS[{transform!r}], order, DEVICE)
+order = Epochs(BATCH_SIZE, {shuffle}, {drop_last}, {seed})
+data = DeviceImages(read(True), "{transform}", AUGMENTATIONS["{transform}"], order, DEVICE)
 tested_order = Epochs({validation_batch_size}, shuffle=False)
-tested = DeviceImages(read(False), {transform!r}, Augmentation(), tested_order, DEVICE)"""
+tested = DeviceImages(read(False), "{transform}", Augmentation(), tested_order, DEVICE)"""
 
-_RUN = """\
-import statistics
-import time
-def synchronize():
-    {flush}
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize(DEVICE)
-
-
+_ACCURACY = """\
 def accuracy():
     right = 0
     model.eval()
-    with torch.no_grad(), torch.autocast(DEVICE.type, dtype={autocast_dtype}, enabled={autocast_enabled}):
+    with torch.no_grad(){autocast}:
         for parts in tested.start(0):
-            images, labels = prepared(tested.make(parts))
-            right += int((model(images).argmax(1) == labels).sum())
+            images, labels = to_device(tested.make(parts))
+            right += int((model(images{cast}).argmax(1) == labels).sum())
     model.train()
-    return right / tested.num_samples
+    return right / tested.num_samples"""
 
-
-rates = []
+_RUN = """\
+import itertools
+import time
 for epoch in range(arguments.epochs):
-    synchronize()
+    {synchronize}
     started, count = time.perf_counter(), 0
-    for index, parts in enumerate(data.start(epoch)):
-        if index == arguments.steps:
-            break
-        loss = step(parts)
+    for parts in itertools.islice(data.start(epoch), arguments.steps):
+        loss = train_step(parts)
         {read}
         count += len(parts[0])
         {after_step}
-    synchronize()
-    rates.append(count / (time.perf_counter() - started))
+    {flush}
+    {synchronize}
+    per_second = count / (time.perf_counter() - started)
     {after_epoch}
-    print(f"epoch {{epoch + 1}} loss {{loss.item():.9g}} {{rates[-1]:.6g}} {{UNIT}}/s")
-print(f"accuracy {{accuracy():.4f}}")
-print(f"{{statistics.median(rates[1:] or rates):.6g}} {{UNIT}}/s")"""
+    print(f"epoch {{epoch + 1}}: loss {{loss.item():.9g}}, {{per_second:.6g}} {unit}/s, accuracy {{accuracy():.4f}}")
+if arguments.save:
+    torch.save({saved}, arguments.save)"""
 
 
 def check_training(data_set: str, recipe: Recipe) -> None:
@@ -111,12 +106,13 @@ def write_images(script: ScriptBuilder, spec: TrialSpec, recipe: Recipe, config:
         drop_last=recipe.loader.drop_last,
         transform=recipe.transform or name,
         validation_batch_size=recipe.validation_batch_size,
+        seed=spec.seed,
     )
-    module = "castwise.worker.data.gpu_augmentation"
-    script.copy(*(f"{module}:{name}" for name in ("DeviceImages", "Epochs", "Augmentation", "AUGMENTATIONS")))
-    script.add_section(_ARGUMENTS.format(name=title, epochs=recipe.num_epochs))
-    script.add_section(read.format(name=title, shape=shape, classes=classes))
-    script.add_section(data)
+    for part in ("DeviceImages", "Epochs", "Augmentation", "AUGMENTATIONS"):
+        script.borrow(f"castwise.worker.data.gpu_augmentation:{part}")
+    script.add(_ARGUMENTS.format(name=title, epochs=recipe.num_epochs))
+    script.define(read.format(name=title, shape=shape, classes=classes))
+    script.add(data)
 
 
 def write_schedule(script: ScriptBuilder, recipe: Recipe, config: StepConfig) -> None:
@@ -124,32 +120,43 @@ def write_schedule(script: ScriptBuilder, recipe: Recipe, config: StepConfig) ->
     schedule = recipe.schedule
     if schedule.kind == "constant":
         return
+    lines = []
     if config.reads_rates_on_device:
-        script.copy("castwise.worker.techniques.optimizer_options:keep_rates_on_device")
-        script.add("keep_rates_on_device(optimizer, DEVICE)")
+        lines += [
+            "for group in optimizer.param_groups:  # graphs and compiled code read the rate on the device",
+            '    group["lr"] = torch.tensor(float(group["lr"]), device=DEVICE)',
+        ]
     arguments = ", ".join(f"{name}={value!r}" for name, value in schedule.arguments.items())
     if schedule.kind == "step":
-        script.add(f"scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, {arguments})")
+        lines.append(f"scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, {arguments})")
     else:
-        script.copy("castwise.worker.lr_schedules:triangular")
-        multiplier = f"triangular({recipe.epochs} * data.num_batches, {arguments})"
-        script.add(f"scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, {multiplier})")
-    script.end_section()
+        triangular = script.borrow("castwise.worker.lr_schedules:triangular")
+        multiplier = f"{triangular}({recipe.epochs} * data.num_batches, {arguments})"
+        lines.append(f"scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, {multiplier})")
+    script.add(*lines)
 
 
-def write_epochs(script: ScriptBuilder, recipe: Recipe, config: StepConfig, autocast_dtype: str | None) -> None:
-    """Write the lines that train, epoch by epoch, and print losses, accuracy and speed."""
-    kind = recipe.schedule.kind
+def write_epochs(script: ScriptBuilder, spec: TrialSpec, recipe: Recipe, config: StepConfig, saved: str) -> None:
+    """Write the lines that train, epoch by epoch, and print losses, accuracy and speed; `saved` is what is saved."""
+    kind, precision = recipe.schedule.kind, find_precision(spec.precision)
     reads_loss = recipe.read_loss_every_step and config.reads_loss
+    dtype = precision.autocast_dtype
+    script.define(
+        _ACCURACY.format(
+            autocast="" if dtype is None else f", torch.autocast(DEVICE.type, dtype=torch.{dtype})",
+            cast="" if precision.param_dtype == "float32" else f".to(torch.{precision.param_dtype})",
+        )
+    )
     text = _RUN.format(
-        flush="step.flush()" if config.steps_per_launch > 1 else "",
+        synchronize="torch.cuda.synchronize()" if spec.device_type == "cuda" else "",
+        flush="train_step.flush()" if config.steps_per_launch > 1 else "",
         read="loss.item()  # as the source does" if reads_loss else "",
         after_step="scheduler.step()" if kind == "triangular" else "",
         after_epoch="scheduler.step()" if kind == "step" else "",
-        autocast_dtype="None" if autocast_dtype is None else f"torch.{autocast_dtype}",
-        autocast_enabled=autocast_dtype is not None,
+        unit=find_workload(spec.workload).unit,
+        saved=saved,
     )
-    script.add_section("\n".join(line for line in text.split("\n") if line.strip() or not line))
+    script.add("\n".join(line for line in text.split("\n") if line.strip()))
 
 
 def _real_name(data_set: str) -> str:

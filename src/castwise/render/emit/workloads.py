@@ -1,48 +1,86 @@
 """Model, loss and data of castwise's own workloads, as a script defines them."""
 
+from collections.abc import Sequence
+
 from castwise.errors import UsageError
 from castwise.registry.workloads import Workload
 from castwise.render.emit.builder import ScriptBuilder
-from castwise.render.emit.source import copy_definitions
 
 _MODELS = "castwise.worker.models"
-_ZOO = f"{_MODELS}.torchvision_timm"
 
-# By family: the definition that makes a model of castwise's own, and how it is called with the row's options.
-_OWN_MODELS = {
-    "mlp": ("mlp:_build_model", "({width})"),
-    "mnist_cnn": ("mnist_cnn:MnistCnn", "()"),
-    "wide_resnet": ("wide_resnet:WideResNet", "({depth}, {widen}, {dropout})"),
-    "dpn": ("dpn:DualPathNetwork", "()"),
-    "rnn_lm": ("rnn_lm:LanguageModel", "({kind!r}, {width}, {dropout})"),
+# By family: the definition that is copied, the call with the row's options that makes the model, and its classes.
+_COPIED = {
+    "mnist_cnn": ("mnist_cnn:MnistCnn", "MnistCnn()", 10),
+    "wide_resnet": ("wide_resnet:WideResNet", "WideResNet({depth}, {widen}, {dropout})", 10),
+    "dpn": ("dpn:DualPathNetwork", "DualPathNetwork()", 10),
 }
-_NUM_CLASSES = {"mnist_cnn": 10, "wide_resnet": 10, "dpn": 10}
+# What torchvision's builders are called with besides `weights`; of the second by the row's name. Source:
+# castwise/worker/models/torchvision_timm.py.
+_ONE_OUTPUT = ", aux_logits=False, init_weights=True"
+_BUILDER_ARGUMENTS = {"inception_v3": _ONE_OUTPUT, "googlenet": _ONE_OUTPUT}
+_SOURCE_NORM = ", norm_layer=partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01)"
+_ROW_ARGUMENTS = {"efficientnet_b0": _SOURCE_NORM, "efficientnet_b4": _SOURCE_NORM}
 
-_CROSS_ENTROPY = """\
-def compute_loss(model, batch):
-    images, labels = batch
-    return nn.functional.cross_entropy(model(images).float(), labels)"""
+_LANGUAGE_MODEL = """\
+class LanguageModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout({dropout})
+        self.encoder = nn.Embedding(VOCABULARY, WIDTH)
+        self.rnn = nn.{kind}(WIDTH, WIDTH, num_layers=2, dropout={dropout})
+        self.decoder = nn.Linear(WIDTH, VOCABULARY)
+        nn.init.uniform_(self.encoder.weight, -0.1, 0.1)
+        nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
+        nn.init.zeros_(self.decoder.bias)
 
-_SQUARED_ERROR = """\
-def compute_loss(model, batch):
-    samples, targets = batch
-    return nn.functional.mse_loss(model(samples).float(), targets)"""
+{forward}"""
+
+_FORWARD = """\
+    def forward(self, tokens, state):
+        output, state = self.rnn(self.drop(self.encoder(tokens)), state)
+        return self.decoder(self.drop(output)), state"""
+
+_CHUNKED_FORWARD = """\
+from torch.utils.checkpoint import checkpoint
+    def forward(self, tokens, state, targets):
+        output, state = self.rnn(self.drop(self.encoder(tokens)), state)
+        parts = zip(self.drop(output).flatten(0, 1).chunk({chunks}), targets.chunk({chunks}))
+        losses = [checkpoint(self.summed_loss, *part, use_reentrant=False) for part in parts]
+        return torch.stack(losses).sum() / targets.numel(), state
+
+    def summed_loss(self, outputs, targets):  # of a part of the words: no more logits than that are kept
+        return nn.functional.cross_entropy(self.decoder(outputs).float(), targets, reduction="sum")"""
+
+_STATE = """\
+# The recurrent state, which each batch takes over from the one before; set it to zeros where your text begins anew.
+state = [torch.zeros(2, BATCH_SIZE, model.rnn.hidden_size, device=DEVICE{dtype}) for _ in range({count})]"""
+
+_LANGUAGE_LOSS = """\
+def compute_loss(model, batch, state):
+    tokens, targets = batch  # of shape (LENGTH, BATCH_SIZE), and the next tokens, flattened
+    logits, new = model(tokens, {state})
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets)
+    return loss, {new}"""
+
+_CHUNKED_LOSS = """\
+def compute_loss(model, batch, state):
+    tokens, targets = batch  # of shape (LENGTH, BATCH_SIZE), and the next tokens, flattened
+    loss, new = model(tokens, {state}, targets)
+    return loss, {new}"""
+
+_TOKENS = """\
+stream = torch.randint(VOCABULARY, ({count} * LENGTH + 1, BATCH_SIZE), generator=generator, device=DEVICE)
+starts = range(0, {count} * LENGTH, LENGTH)
+batches = [(stream[i : i + LENGTH], stream[i + 1 : i + 1 + LENGTH].flatten()) for i in starts]"""
 
 _IMAGES = """\
-def make_batches(count, batch_size, device, generator):
-    def make_batch():
-        size = (batch_size, *INPUT_SHAPE)
-        images = {draw}
-        return images, torch.randint(NUM_CLASSES, (batch_size,), generator=generator, device=device)
-
-    return [make_batch() for _ in range(count)]"""
+def draw_batch():
+    images = {draw}
+    return images, torch.randint({classes}, (BATCH_SIZE,), generator=generator, device=DEVICE)"""
 
 _VECTORS = """\
-def make_batches(count, batch_size, device, generator):
-    def draw():
-        return torch.randn(batch_size, {width}, generator=generator, device=device)
-
-    return [(draw(), draw()) for _ in range(count)]"""
+def draw():
+    return torch.randn(BATCH_SIZE, {width}, generator=generator, device=DEVICE)"""
 
 
 def check_workload(row: Workload) -> None:
@@ -51,14 +89,14 @@ def check_workload(row: Workload) -> None:
     Raises:
         UsageError: It cannot.
     """
-    if row.family not in (*_OWN_MODELS, "torchvision", "timm"):
+    if row.family not in (*_COPIED, "mlp", "rnn_lm", "torchvision", "timm"):
         raise UsageError(
             f"No script can be emitted of {row.name}: its model starts from weights that a script does not have."
         )
 
 
-def write_model(script: ScriptBuilder, row: Workload) -> None:
-    """Write the lines that make `model`, and what its data must look like.
+def write_model(script: ScriptBuilder, row: Workload, num_chunks: int) -> None:
+    """Write the lines that make `model`.
 
     Raises:
         UsageError: The workload is of a family that no script can be written of.
@@ -66,64 +104,104 @@ def write_model(script: ScriptBuilder, row: Workload) -> None:
     check_workload(row)
     options = dict(row.options)
     if row.family == "torchvision":
-        _write_torchvision_model(script, row, str(options["model"]).lower())
+        name = str(options["model"]).lower()
+        arguments = _BUILDER_ARGUMENTS.get(name, "") + _ROW_ARGUMENTS.get(row.name, "")
+        lines = ["from functools import partial"] if "partial" in arguments else []
+        script.add(
+            "from torchvision import models", *lines, f'model = models.get_model("{name}", weights=None{arguments})'
+        )
     elif row.family == "timm":
-        name = options["model"]
+        name = str(options["model"])
         script.add(
             "import timm",
-            f"NUM_CLASSES = timm.models.get_pretrained_cfg({name!r}).num_classes or 1000",
-            f"model = timm.create_model({name!r}, pretrained=False, num_classes=NUM_CLASSES)",
-            'UNITS_PER_SAMPLE, INPUT_SHAPE = 1, timm.data.resolve_model_data_config(model)["input_size"]',
+            f'NUM_CLASSES = timm.models.get_pretrained_cfg("{name}").num_classes or 1000',
+            f'model = timm.create_model("{name}", pretrained=False, num_classes=NUM_CLASSES)',
+            'INPUT_SHAPE = timm.data.resolve_model_data_config(model)["input_size"]',
         )
+    elif row.family == "mlp":
+        (width,) = row.input_shape
+        layers = [f"nn.Linear({width}, {width})"] * 3
+        script.add(f"model = nn.Sequential({', nn.ReLU(), '.join(layers)})")
+    elif row.family == "rnn_lm":
+        kind = {"RNN_TANH": "RNN"}.get(str(options["kind"]), options["kind"])
+        forward = _FORWARD if num_chunks == 1 else _CHUNKED_FORWARD.format(chunks=num_chunks)
+        script.add(f"VOCABULARY, WIDTH, LENGTH = 33_278, {options['width']}, 35")
+        script.define(_LANGUAGE_MODEL.format(kind=kind, dropout=options["dropout"], forward=forward))
+        script.add("model = LanguageModel()")
     else:
-        root, call = _OWN_MODELS[row.family]
+        root, call, _ = _COPIED[row.family]
         script.copy(f"{_MODELS}.{root}")
-        values = {"width": row.input_shape[0] if row.input_shape else 0} | options
-        script.add(f"model = {root.partition(':')[2]}{call.format(**values)}")
-        if row.family == "rnn_lm":
-            script.copy(f"{_MODELS}.rnn_lm:_NUM_STEPS")
-            script.add("UNITS_PER_SAMPLE = _NUM_STEPS")
-        else:
-            script.add(f"UNITS_PER_SAMPLE, INPUT_SHAPE = 1, {row.input_shape!r}")
-        if row.family in _NUM_CLASSES:
-            script.add(f"NUM_CLASSES = {_NUM_CLASSES[row.family]}")
-    script.end_section()
+        script.add(f"model = {call.format(**options)}")
 
 
-def _write_torchvision_model(script: ScriptBuilder, row: Workload, name: str) -> None:
-    tables = (f"{_ZOO}:_MODEL_ARGUMENTS", f"{_ZOO}:_ROW_ARGUMENTS")
-    has_arguments = f'"{name}"' in copy_definitions(tables)[1]
-    if has_arguments and (row.name == name or name in ("inception_v3", "googlenet")):
-        script.copy(*tables)
-        arguments = f", **_MODEL_ARGUMENTS.get({name!r}, {{}}), **_ROW_ARGUMENTS.get({row.name!r}, {{}})"
-    else:
-        arguments = ""
-    side = 299 if name == "inception_v3" else 224
-    shape = row.input_shape if ":" not in row.name else (3, side, side)
-    script.add(
-        "from torchvision import models",
-        f"model = models.get_model({name!r}, weights=None{arguments})",
-        f"UNITS_PER_SAMPLE, INPUT_SHAPE, NUM_CLASSES = 1, {shape!r}, 1000",
+def units_of(row: Workload) -> str:
+    """Return the units of a batch as a script writes them."""
+    return "BATCH_SIZE * LENGTH" if row.family == "rnn_lm" else "BATCH_SIZE"
+
+
+def write_loss(script: ScriptBuilder, row: Workload, dtype: str, num_chunks: int) -> None:
+    """Write the lines that define `compute_loss(model, batch)`.
+
+    Args:
+        script: The script.
+        row: The workload.
+        dtype: Of 16-bit weights, which inputs are cast to: "torch.float16"; empty if they are float32.
+        num_chunks: Parts that the loss of a language model is computed in.
+    """
+    cast = f".to({dtype})" if dtype else ""
+    if row.family == "rnn_lm":
+        is_pair = dict(row.options)["kind"] == "LSTM"
+        script.add(_STATE.format(count=2 if is_pair else 1, dtype=dtype and f", dtype={dtype}"))
+        text = _LANGUAGE_LOSS if num_chunks == 1 else _CHUNKED_LOSS
+        new = "[part.detach() for part in new]" if is_pair else "[new.detach()]"
+        script.define(text.format(state="tuple(state)" if is_pair else "state[0]", new=new))
+        return
+    name, loss = ("samples, targets", "mse_loss") if row.family == "mlp" else ("images, labels", "cross_entropy")
+    inputs, target = name.split(", ")
+    script.define(
+        "def compute_loss(model, batch):",
+        f"    {name} = batch",
+        f"    return nn.functional.{loss}(model({inputs}{cast}).float(), {target})",
     )
 
 
-def write_loss(script: ScriptBuilder, row: Workload) -> None:
-    """Write the lines that define `compute_loss(model, batch)`."""
-    if row.family == "rnn_lm":
-        script.copy(f"{_MODELS}.rnn_lm:CarriedLoss")
-        script.add_section("carried = CarriedLoss()\ncompute_loss = carried.compute_loss")
-    else:
-        script.add_section("from torch import nn", _SQUARED_ERROR if row.family == "mlp" else _CROSS_ENTROPY)
+def write_to_device(script: ScriptBuilder, row: Workload, image_lines: Sequence[str]) -> None:
+    """Write `to_device(batch)`, whose `image_lines` bring images into the layout of the loop."""
+    names = {"mlp": "samples, targets", "rnn_lm": "tokens, targets"}.get(row.family, "images, labels")
+    inputs, target = names.split(", ")
+    script.define(
+        "def to_device(batch):  # of your loader",
+        f"    {names} = batch",
+        f"    {inputs}, {target} = {inputs}.to(DEVICE, non_blocking=True), {target}.to(DEVICE, non_blocking=True)",
+        *(f"    {line}" for line in image_lines),
+        f"    return {names}",
+    )
 
 
-def write_data(script: ScriptBuilder, row: Workload) -> None:
-    """Write the lines that define `make_batches`, which draws what castwise's steps are timed on."""
+def write_batches(script: ScriptBuilder, row: Workload, seed: int) -> None:
+    """Write the lines that draw `batches` as castwise draws its own."""
+    count = row.resident_batches
+    script.add("# Random batches stand in for your data.", f"generator = torch.Generator(DEVICE).manual_seed({seed})")
     if row.family == "rnn_lm":
-        script.copy(f"{_MODELS}.rnn_lm:_make_batches")
-        script.add_section("make_batches = _make_batches")
+        script.add(_TOKENS.format(count=count), spacing="\n")
     elif row.family == "mlp":
-        script.add_section(_VECTORS.format(width=row.input_shape[0]))
-    elif row.family in _NUM_CLASSES:
-        script.add_section(_IMAGES.format(draw="torch.randn(size, generator=generator, device=device)"))
+        script.define(_VECTORS.format(width=row.input_shape[0]))
+        script.add(f"batches = [(draw(), draw()) for _ in range({count})]")
     else:
-        script.add_section(_IMAGES.format(draw="torch.rand(size, generator=generator, device=device) * 2 - 1"))
+        size, classes = f"(BATCH_SIZE, {', '.join(map(str, _shape(row)))})", "1000"
+        draw = f"torch.rand({size}, generator=generator, device=DEVICE) * 2 - 1"
+        if row.family == "timm":
+            draw = draw.replace(size, "(BATCH_SIZE, *INPUT_SHAPE)")
+            classes = "NUM_CLASSES"
+        elif row.family in _COPIED:
+            draw = f"torch.randn({size}, generator=generator, device=DEVICE)"
+            classes = str(_COPIED[row.family][2])
+        script.define(_IMAGES.format(draw=draw, classes=classes))
+        script.add(f"batches = [to_device(draw_batch()) for _ in range({count})]")
+
+
+def _shape(row: Workload) -> tuple[int, ...]:
+    if row.family == "torchvision" and ":" in row.name:
+        side = 299 if str(dict(row.options)["model"]).lower() == "inception_v3" else 224
+        return (3, side, side)
+    return row.input_shape

@@ -50,7 +50,7 @@ class BatchMaker:
     @property
     def batch_size(self) -> int | None:
         """Return the samples per optimizer step of the example batch; None if they are unknown."""
-        size = None if self._function is not None else _common_first_size(self._example)
+        size = None if self._function is not None else common_first_size(self._example)
         return None if size is None else size * self._accumulate
 
     def make(self, count: int, batch_size: int, device: torch.device, generator: torch.Generator) -> Sequence[Any]:
@@ -84,7 +84,7 @@ class BatchMaker:
 
     def _resized(self, size: int) -> Any:
         """Return the example with its rows repeated in turn, or cut off, until there are `size`."""
-        own = _common_first_size(self._example)
+        own = common_first_size(self._example)
         if own == size:
             return self._example
         if own is None:
@@ -112,7 +112,8 @@ def _to_device(batch: Any, device: torch.device) -> Any:
     return tree_map_tensors(move, batch)
 
 
-def _common_first_size(batch: Any) -> int | None:
+def common_first_size(batch: Any) -> int | None:
+    """Return the first dimension that all tensors of a batch share, None if they share none."""
     sizes = {tensor.shape[0] for tensor in tree_tensors(batch) if tensor.dim()}
     return sizes.pop() if len(sizes) == 1 and 0 not in sizes else None
 

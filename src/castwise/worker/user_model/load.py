@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from castwise.errors import CastwiseError, UsageError, unknown_name
-from castwise.spec.user_model import UserModel, UserWorkload
+from castwise.spec.user_model import UserModel, UserParts, UserWorkload
 from castwise.worker.models.task import Task
 from castwise.worker.user_model import transformers
 from castwise.worker.user_model.batches import BatchMaker
@@ -25,6 +26,7 @@ from castwise.worker.user_model.contract import Contract, call_without_arguments
 from castwise.worker.user_model.global_state import user_code
 from castwise.worker.user_model.lightning import adapt, is_lightning_module
 from castwise.worker.user_model.loop import check_optimizer, make_compute_loss, make_loop
+from castwise.worker.user_model.parts import describe_parts
 from castwise.worker.user_model.side_effects import count_helpers, helper_notes
 from castwise.worker.user_model.source import Sources, defined_at, digest, user_files, where
 
@@ -47,6 +49,7 @@ def inspect_model(model: UserModel) -> UserWorkload:
         model=found,
         batch_size=loaded.contract.batch_size or loaded.batches.batch_size,
         accumulate=loaded.contract.accumulate,
+        parts=loaded.parts() if model.kind in ("file", "module") else None,
         sources=sources.digests(loaded.files),
     )
 
@@ -80,8 +83,13 @@ def error_location(error: BaseException, model: UserModel) -> str | None:
     place = where(error)
     if place is not None or (isinstance(error, CastwiseError) and _display_name(model) not in str(error)):
         return place
+    return defined_at(_named(model))
+
+
+def _named(model: UserModel) -> Any:
+    """Return what the user named: a function as a rule; None if there is none."""
     module = sys.modules.get(_FILE_MODULE if model.kind == "file" else model.name.partition(":")[0])
-    return defined_at(getattr(module, model.name.rpartition(":")[2], None))
+    return getattr(module, model.name.rpartition(":")[2], None)
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,7 @@ class _Loaded:
     files: frozenset[Path]  # the user's, with the modules that were imported
     digest: str  # of these files
     notes: tuple[str, ...]  # what the code changed, a sentence each
+    parts: Callable[[], UserParts]  # describes how they are given
 
 
 def _load(model: UserModel) -> _Loaded:
@@ -103,7 +112,7 @@ def _load(model: UserModel) -> _Loaded:
     modules, num_helpers = set(sys.modules), count_helpers()
     with user_code(notes):
         returned = _run(model, source)
-        contract = read_contract(returned, source)
+        given = contract = read_contract(returned, source)
         if is_lightning_module(contract.model):
             contract = adapt(contract, source)
         elif contract.batch is None:
@@ -112,10 +121,13 @@ def _load(model: UserModel) -> _Loaded:
             )
         check_optimizer(contract.optimizer, contract.model, source)
         batches = BatchMaker(contract.batch, contract.accumulate, source)
-    notes += helper_notes(num_helpers) + _in_float32(contract.model)
+    cast_notes = _in_float32(contract.model)
+    notes += helper_notes(num_helpers) + cast_notes
     files = [Path(model.path)] if model.path and model.kind != "module" else []
     read = user_files(files, modules)
-    return _Loaded(contract, batches, read, digest(read), tuple(notes))
+    is_function = returned is not _named(model)
+    parts = partial(describe_parts, returned, given, contract, is_function=is_function, is_float32=not cast_notes)
+    return _Loaded(contract, batches, read, digest(read), tuple(notes), parts)
 
 
 def _run(model: UserModel, source: str) -> Any:

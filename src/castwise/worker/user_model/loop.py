@@ -18,7 +18,7 @@ from castwise.worker.user_model.contract import Contract, check_single_optimizer
 # Usual names of a parameter that is a model.
 _MODEL_NAMES = ("model", "net", "network", "module")
 # Of AdamW, for a model without an optimizer.
-_LEARNING_RATE = 1e-4
+LEARNING_RATE = 1e-4
 
 ComputeLoss = Callable[[nn.Module, Any], Tensor]
 
@@ -210,7 +210,7 @@ def check_optimizer(optimizer: Any, model: nn.Module, source: str) -> None:
 
 def _optimizer(given: Any, weights: Weights, source: str) -> Optimizer:
     if given is None:
-        return torch.optim.AdamW(weights.stepped, lr=_LEARNING_RATE)
+        return torch.optim.AdamW(weights.stepped, lr=LEARNING_RATE)
     if isinstance(given, Optimizer):
         _adopt(given, weights)
         return given
