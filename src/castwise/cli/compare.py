@@ -201,11 +201,11 @@ def _prices(options: CompareOptions, machines: "Sequence[ComparedMachine]") -> "
             price = math.nan
         if not (name and 0 < price < math.inf):
             raise UsageError(f"--price-hour takes NAME=PRICE, such as H200=2.5; '{pair}' is none.")
-        given[name.strip().lower()] = price
+        given[name.strip()] = price
     per_hour: dict[str, float] = {}
     known = {machine.name: f"{machine.name} {machine.traits.get('device', '')}".lower() for machine in machines}
     for name in sorted(given, key=len):
-        of_name = [machine for machine, names in known.items() if name in names]
+        of_name = [machine for machine, names in known.items() if name.lower() in names]
         if not of_name:
             raise UsageError(f"--price-hour: no machine here is named '{name}'. They are: {'; '.join(known)}.")
         per_hour.update(dict.fromkeys(of_name, given[name]))

@@ -100,7 +100,7 @@ def difference_text(name: str) -> Callable[[FlatRow], str]:
         if abs(row[name] - 1) >= _IN_PERCENT:
             return interval_text(name)(row)
         value, low, high = (
-            "" if each is None else f"{100 * (each - 1):+z.1f}".replace("-", "−")
+            "" if each is None else f"{100 * (each - 1):+z.1f}".replace("-", "−").replace("+0.0", "0.0")
             for each in (row[name], row.get(f"{name}_low"), row.get(f"{name}_high"))
         )
         return f"{value} % [{low}, {high}]" if low and high and low != high else f"{value} %"

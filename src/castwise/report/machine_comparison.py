@@ -48,7 +48,7 @@ class MachineResult:
     entry: Entry
     throughput: Estimate | None = None  # units per second, of whole runs if all are or if it is published
     verdict: Verdict | None = None  # None on the first machine
-    words: str = ""  # the verdict in words
+    words: str = ""  # the verdict in words; empty on the first machine
     speedup: Estimate | None = None  # over float32 on the same machine
     broke: bool = False  # it ended well on the first machine and did not here
     joules: Estimate | None = None  # GPU energy per unit of throughput; None if unknown, or if it did not end well
@@ -217,9 +217,8 @@ def _row(
             throughput = estimate([units / seconds for seconds in entry.run_seconds])
         else:
             throughput = estimate([1 / seconds for seconds in entry.unit_seconds])
-        joules = estimate(entry.unit_joules) if entry.status == "ok" else None
-        energy_ratio = None
-        if is_other and joules and base is not None and base.status == "ok" and base.unit_joules:
+        joules, energy_ratio = estimate(entry.unit_joules) if entry.status == "ok" else None, None
+        if joules and verdict is not None and verdict.ratio is not None and base is not None and base.unit_joules:
             energy_ratio = independent_ratio(entry.unit_joules, base.unit_joules)
         results.append(
             MachineResult(
@@ -244,7 +243,7 @@ def _verdict(
     if base is None:
         return Verdict("incomparable", f"{first.name} has no such configuration", None)
     sides = ((first, base), (machine, entry))
-    failures = [(side, one) for side, one in sides if one.status != "ok" or not one.is_timed]
+    failures = [(side, one) for side, one in sides if one.status == "diverged" or not one.is_timed]
     if failures:
         parts = [f"{one.status} on {side.name}" + (f": {one.message}" if one.message else "") for side, one in failures]
         if len(failures) == len(sides) and (base.status, base.message) == (entry.status, entry.message):
@@ -264,14 +263,17 @@ def _verdict(
 
 
 def _words(verdict: Verdict, base: Entry | None, entry: Entry) -> str:
-    if verdict.kind == "inconclusive" and verdict.ratio is not None and verdict.ratio.n < MIN_PROCESSES:
+    """Return a verdict in words: which side failed if that is why there is none, and that one run gives none."""
+    if verdict.ratio is not None and verdict.ratio.n < MIN_PROCESSES:
         is_each = base is not None and max(len(base.trials), len(entry.trials)) < MIN_PROCESSES
         return "one run each" if is_each else "one run on a side"
-    if verdict.kind != "incomparable" or base is None or (base.status, entry.status) == ("ok", "ok"):
-        return "not comparable" if verdict.kind == "incomparable" else verdict.kind
+    if verdict.kind != "incomparable":
+        return verdict.kind
+    if base is None or (base.status, entry.status) == ("ok", "ok"):
+        return "not comparable"
     if base.status == entry.status:
         return f"both {entry.status}"
-    return entry.status if entry.status != "ok" else f"{base.status} on the first"
+    return f"{base.status} on the first" if entry.status == "ok" else entry.status
 
 
 def _speedup(machine: ComparedMachine, entry: Entry, batch: int) -> Estimate | None:

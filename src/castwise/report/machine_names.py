@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 
 from castwise.records.schema import Environment
 
@@ -28,7 +29,7 @@ def machine_names(sides: Sequence[Sequence[Environment]], folders: Sequence[str]
     for environments, folder in zip(sides, folders, strict=True):
         values = [list(dict.fromkeys(each)) for each in zip(*map(_traits, environments), strict=True)]
         found = [" / ".join(each) if len(each) <= _MOST_VALUES else "" for each in values]
-        last_part = folder.rsplit("/", 1)[-1]
+        last_part = PurePath(folder).name
         device = " / ".join(dict.fromkeys(short_name(each.device_name) for each in environments))
         traits.append([device, *found[:-_HASHES], last_part, folder, *found[-_HASHES:]])
     words = [", ".join(each) for each in _distinctions(traits, first=1)]
@@ -62,7 +63,7 @@ def _traits(machine: Environment) -> list[str]:
 def _distinctions(traits: Sequence[Sequence[str]], first: int = 0) -> list[list[str]]:
     """Return for each machine as few of its traits, in order, as tell it from the others."""
     chosen: list[list[str]] = [list(machine[:first]) for machine in traits]
-    for place in range(first, len(traits[0])):
+    for place in range(first, max(map(len, traits), default=0)):
         alike: dict[tuple[str, ...], list[int]] = {}
         for number, words in enumerate(chosen):
             alike.setdefault(tuple(words), []).append(number)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -36,6 +36,7 @@ _MAX_LABELS = 4  # configurations that a line names
 # Shown if published machines, which a source describes in a line, are compared with measured ones.
 _ALWAYS_SHOWN = ("device", "published in", "source's machine", "driver", "torch", "measured", "processes")
 _MAX_PRECISIONS = 4  # in the headline
+_ONE_DECIMAL_FROM = 1.995  # ratios in sentences
 _MARKS = {"faster": "▲", "slower": "▼", "same": "=", "inconclusive": "?", "incomparable": "–"}
 COSTS = "Energy and price"  # the heading of the cost table
 _FAILED = "✕"  # before the figure of a run that did not end well
@@ -51,8 +52,9 @@ _DROP_COSTS_FIRST = (
 
 def title_of(comparison: MachineComparison) -> str:
     """Return which machines are compared with which: `H200 over T4 (published)`."""
-    first, *others = (machine.name for machine in comparison.machines)
-    return f"{' and '.join(others)} over {first}"
+    first, *others = comparison.machines
+    compared = [machine for machine in others if comparison.means_of(machine).speed] or others
+    return f"{' and '.join(machine.name for machine in compared)} over {first.name}"
 
 
 def headline(comparison: MachineComparison) -> str:
@@ -68,26 +70,32 @@ def _sentence(machine: ComparedMachine, comparison: MachineComparison) -> str:
         if result is not None and result.ratio is not None:
             ratios.setdefault(row.spec.precision, []).append(result.ratio)
     if not ratios:
-        return f"No time of {machine.name} can be compared with {first.name}'s."
+        return f"Nothing of {machine.name} can be compared with {first.name}."
     spans = []
     for precision in sorted(ratios, key=precision_sort_key)[:_MAX_PRECISIONS]:
         found = ratios[precision]
-        ends = dict.fromkeys(_short_ratio(end(ratio.value for ratio in found)) for end in (min, max))
-        span = " to ".join(ends) if "%" in "".join(ends) else "–".join(ends).replace("×–", "–")
-        spans.append(f"{ratio_text(found[0]) if len(found) == 1 and has_interval(found[0]) else span} ({precision})")
+        is_interval = len(found) == 1 and has_interval(found[0])
+        spans.append(f"{ratio_text(found[0]) if is_interval else _span([each.value for each in found])} ({precision})")
     more = len(ratios) - len(spans)
     text = f"{machine.name} over {first.name}: {', '.join(spans)}{f', {more} more precisions below' if more else ''}"
     means = comparison.means_of(machine)
-    if means.num_speeds > 1:
-        text += f"; geometric mean {_short_ratio(means.speed)} over {means.num_speeds} configurations"
+    if means.speed is not None and means.num_speeds > 1:
+        text += f"; geometric mean {short_ratio(means.speed)} over {means.num_speeds} configurations"
     return text + (", one run each." if comparison.is_without_intervals else ".")
 
 
-def _short_ratio(value: float | None) -> str:
+def short_ratio(value: float) -> str:
     """Return a ratio without an interval: `−1.4 %`, `1.27×`, `10.8×`."""
-    if value is not None and value >= 2:
-        return f"{value:.1f}×"
-    return "–" if value is None else difference_text("ratio")({"ratio": value})
+    return f"{value:.1f}×" if value >= _ONE_DECIMAL_FROM else difference_text("ratio")({"ratio": value})
+
+
+def _span(values: Sequence[float]) -> str:
+    """Return the least and the greatest of some ratios: `2.6–10.8×`, `−1.3 % to +0.4 %`."""
+    ends = list(dict.fromkeys(short_ratio(value) for value in (min(values), max(values))))
+    if all("%" in end for end in ends):
+        return " to ".join(ends)
+    digits = 1 if min(values) >= _ONE_DECIMAL_FROM else 2
+    return "–".join(dict.fromkeys(f"{value:.{digits}f}" for value in (min(values), max(values)))) + "×"
 
 
 def mean_lines(comparison: MachineComparison) -> list[str]:
@@ -98,11 +106,11 @@ def mean_lines(comparison: MachineComparison) -> list[str]:
         means, per_hour = comparison.means_of(machine), comparison.prices.per_hour
         if means.energy is not None:
             over = f"geometric mean over {pluralize(means.num_energies, 'configuration')}"
-            ratio = _short_ratio(means.energy)
+            ratio = short_ratio(means.energy)
             lines.append(f"GPU energy for the same work, {machine.name} over {first.name}: {ratio}, {over}.")
         if means.work_per_price is not None:
             prices = f"{per_hour[machine.name]:g} and {per_hour[first.name]:g} an hour"
-            ratio = _short_ratio(means.work_per_price)
+            ratio = short_ratio(means.work_per_price)
             lines.append(f"Work for the same money, {machine.name} over {first.name}, at {prices}: {ratio}.")
     return lines
 
@@ -146,27 +154,33 @@ def flat_row(row: ComparisonRow, result: MachineResult) -> dict[str, Any]:
 
 def result_table(comparison: MachineComparison) -> DataTable[FlatRow]:
     """Return the table of ratios and verdicts: a row for each configuration on each of the other machines."""
-    first, there, speedup_there = _places(comparison)
     lines = _lines(comparison)
+    first, there = _places(comparison, lines)
     fields = [
-        *_row_fields(comparison, lines),
+        *_row_fields(lines),
         Field("throughput_first", first, "rate", _marked("throughput_first", _rate_text)),
         Field("throughput", there, "rate", _marked("throughput", _rate_text)),
         Field("unit", "unit", format=lambda row: f"{row['unit']}/s"),
         Field("ratio", "ratio", "ratio", difference_text("ratio")),
         Field("verdict", "verdict"),
         Field("speedup_first", f"speed-up on {first}", "ratio", _marked("speedup_first", interval_text)),
-        Field("speedup", f"speed-up {speedup_there}", "ratio", _marked("speedup", interval_text)),
+        Field(
+            "speedup",
+            f"speed-up {'' if there == 'there' else 'on '}{there}",
+            "ratio",
+            _marked("speedup", interval_text),
+        ),
     ]
     return DataTable(worth_showing(fields, lines, ("precision", "batch_size", "ratio", "verdict")), lines)
 
 
 def cost_table(comparison: MachineComparison) -> DataTable[FlatRow]:
     """Return the table of energy per unit of throughput and of work per money; without rows if nothing is known."""
-    first, there, _ = _places(comparison)
     names = ("joules_per_unit", "units_per_price", "units_per_energy_price")
-    lines = [line for line in _lines(comparison) if any(line[name] or line[f"{name}_first"] for name in names)]
-    fields = _row_fields(comparison, lines)
+    compared = (line for line in _lines(comparison) if line["ratio"])  # the rest is of different work, or failed
+    lines = [line for line in compared if any(line[name] or line[f"{name}_first"] for name in names)]
+    first, there = _places(comparison, lines)
+    fields = _row_fields(lines)
     for name, what, text in (
         ("joules_per_unit", "energy", _energy_text),
         ("units_per_price", "work per money", _work_text),
@@ -176,24 +190,25 @@ def cost_table(comparison: MachineComparison) -> DataTable[FlatRow]:
         fields += [Field(name, f"{what}, {there}", "number", text(name))]
         if name == "joules_per_unit":
             fields += [Field("energy_ratio", "energy ratio", "ratio", difference_text("energy_ratio"))]
-    fields += [Field("unit", "unit of work")]
+    fields += [Field("unit", "unit")]
     return DataTable(worth_showing(fields, lines, ("precision", "batch_size")), lines)
 
 
-def _places(comparison: MachineComparison) -> tuple[str, str, str]:
-    """Return the headings of the first machine, of the other ones, and of what is on them."""
-    first, second, *others = (machine.name for machine in comparison.machines)
-    return (first, "there", "there") if others else (first, second, f"on {second}")
+def _places(comparison: MachineComparison, lines: list[FlatRow]) -> tuple[str, str]:
+    """Return the headings of the first machine, and of the other one or ones."""
+    others = dict.fromkeys(line["machine"] for line in lines)
+    return comparison.machines[0].name, next(iter(others)) if len(others) == 1 else "there"
 
 
-def _row_fields(comparison: MachineComparison, lines: list[FlatRow]) -> list[Field]:
+def _row_fields(lines: list[FlatRow]) -> list[Field]:
+    """Return the fields that say which configuration a line is of, and on which machine if there are several."""
     names = ("workload", "precision", "batch_size", "loss_scale")
     cells = {tuple(line[name] for name in names) for line in lines}
     has_scales = len(cells) > len({cell[:-1] for cell in cells})  # else it is the precision's own
     return [
         Field("workload", "workload", wraps=True),
         *find_fields(("precision", "loss_scale", "batch_size") if has_scales else ("precision", "batch_size")),
-        *([Field("machine", "machine", wraps=True)] if len(comparison.machines) > 2 else []),
+        *([Field("machine", "machine", wraps=True)] if len({line["machine"] for line in lines}) > 1 else []),
     ]
 
 
@@ -203,11 +218,11 @@ def _lines(comparison: MachineComparison) -> list[FlatRow]:
     for title, rows in comparison.groups.items():
         for row in rows:
             base = row.result_on(comparison.machines[0])
-            of_first = {} if base is None else flat_row(row, base)
+            of_first = dict.fromkeys(flat_row(row, row.results[0])) if base is None else flat_row(row, base)
             lines += [
                 {
-                    **dict.fromkeys(f"{name}_first" for name in flat_row(row, result)),
                     **{f"{name}_first": value for name, value in of_first.items()},
+                    **estimate_values("speedup_first", None if base is None else base.speedup),
                     **flat_row(row, result),
                     "workload": title,
                     "throughput_first": _rate_or_status(base),
@@ -243,11 +258,11 @@ def _rate_text(name: str) -> Callable[[FlatRow], str]:
 
 
 def _energy_text(name: str) -> Callable[[FlatRow], str]:
-    return lambda row: f"{row[name]:.3g} J"
+    return lambda row: f"{row[name]:#.3g} J"
 
 
 def _work_text(name: str) -> Callable[[FlatRow], str]:
-    return lambda row: f"{row[name] / 1e6:,.3g} M" if row[name] < 1e9 else f"{row[name] / 1e9:,.3g} G"
+    return lambda row: f"{row[name] / 1e6:,.2f} M" if row[name] >= 1e6 else f"{row[name]:,.0f}"
 
 
 def trait_table(comparison: MachineComparison) -> DataTable[FlatRow]:
@@ -315,9 +330,9 @@ def slower_lines(comparison: MachineComparison) -> list[str]:
     """Return the configurations that are slower, or do not end well any more, a line each."""
     lines = []
     for row, result in comparison.slower:
-        slower = f"slower: {ratio_text(result.ratio)}"
-        what = f"{result.entry.status}, and ended well before" if result.broke else slower
-        lines.append(f"{row.spec.label} on {result.machine.name}: {what}")
+        where = f" on {result.machine.name}" if len(comparison.machines) > 2 else ""
+        what = f"{result.entry.status}, and ended well before" if result.broke else ratio_text(result.ratio)
+        lines.append(f"{row.spec.label}{where}: {what}")
     return lines
 
 

@@ -4,6 +4,7 @@ from collections.abc import Collection as Names
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 from castwise.analysis import training_metrics
@@ -175,7 +176,8 @@ def _measured(name: str, origin: Origin, collection: Collection) -> ComparedMach
     if num_left_out:
         count = "1 configuration was" if num_left_out == 1 else f"{num_left_out} configurations were"
         notes.append(f"{count} measured in several ways: the one with the most processes, or the whole run, counts")
-    return ComparedMachine(name, entries, {"records": origin.name} | _traits(collection), notes=tuple(notes))
+    traits = {"records": PurePath(origin.name).name or origin.name} | _traits(collection)
+    return ComparedMachine(name, entries, traits, notes=tuple(notes))
 
 
 def _measured_entry(configurations: Sequence[Configuration]) -> Entry:

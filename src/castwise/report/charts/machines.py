@@ -12,11 +12,12 @@ from castwise.report.charts import plotly_parts as plot
 from castwise.report.charts.chart import Chart, left_out
 from castwise.report.collection import FileOf
 from castwise.report.machine_comparison import ComparisonRow, MachineComparison, MachineResult
-from castwise.report.machine_report import flat_row, title_of, verdict_text
+from castwise.report.machine_report import flat_row, short_ratio, title_of, verdict_text
 
 _MAX_ROWS = 40
-_ROW, _AROUND = 30, 70  # pixels of a row, and above and below the rows
+_ROW, _NARROW_ROW, _AROUND = 30, 42, 70  # pixels of a row, of one on a narrow screen, and above and below the rows
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up")
+_COLOURS = (STACK[3], STACK[0], STACK[2], STACK[4])  # of machines
 _MOST_TICKS, _MOST_NARROW_TICKS = 8, 4
 _EVEN_STEPS = 2.5  # of the axis' ends: below it, numbers are at even steps from 1
 _STEPS = range(-10, 20)
@@ -36,7 +37,8 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
     ]
     if not found:
         return None
-    first, *others = comparison.machines
+    first = comparison.machines[0]
+    others = [machine for machine in comparison.machines[1:] if any(each[2].machine is machine for each in found)]
     rows = list({id(row): (title, row) for title, row, _, _ in found}.values())
     shown = rows[:_MAX_ROWS]
     height = {id(row): len(shown) - number for number, (_, row) in enumerate(shown)}  # the first is at the top
@@ -46,7 +48,10 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
         own = [each for each in drawn if each[2].machine is machine]
         # Next to each other if there are several; colours are then the machines', else the precisions'.
         offset = 0.25 - 0.5 * number / (len(others) - 1) if len(others) > 1 else 0.0
-        colours = [look_of(row.spec.precision).colour if len(others) == 1 else STACK[number % 4] for _, row, *_ in own]
+        colours = [
+            look_of(row.spec.precision).colour if len(others) == 1 else _COLOURS[number % len(_COLOURS)]
+            for _, row, *_ in own
+        ]
         means = comparison.means_of(machine)
         mean = f"geometric mean over {pluralize(means.num_speeds, 'configuration')}"
         trace: plot.Document = {
@@ -67,7 +72,7 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
             "legendgroup": str(number),
             "showlegend": len(others) > 1,
         }
-        of_mean = {"x": [means.speed], "y": [offset], "hovertext": [plot.hover([mean, format_ratio(means.speed)])]}
+        of_mean = {"x": [means.speed], "y": [offset], "hovertext": [plot.hover([mean, short_ratio(means.speed or 1)])]}
         marker = {
             "marker": trace["marker"] | {"symbol": "diamond", "size": 15, "color": colours[0] if colours else INK}
         }
@@ -77,8 +82,8 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
     ends = [1.0, *(end for *_, ratio in drawn for end in _ends(ratio))]
     margin = (max(ends) / min(ends)) ** 0.05
     low, high = min(ends) / margin, max(ends) * margin
-    labels = [plot.escape(f"{title}, {row.spec.precision}, batch {row.spec.batch_size}") for title, row in shown]
-    title = f"speed relative to {first.name}"
+    labels = [plot.wrap(f"{title}, {row.spec.precision}, batch {row.spec.batch_size}", 50) for title, row in shown]
+    title = plot.escape(f"speed relative to {first.name}")
     document = plot.layout(
         _ROW * (len(shown) + 1) + _AROUND,
         xaxis=_speed_axis(title, low, high, _MOST_TICKS),
@@ -86,20 +91,21 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
     )
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0.5, "y1": 0.5}
     document["shapes"] = [
-        plot.rule_at_one("x") | {"line": {"color": INK, "width": 2, "dash": "dot"}},
+        plot.rule_at_one("x") | {"layer": "above", "line": {"color": INK, "width": 1.5, "dash": "dot"}},
         line | {"line": {"color": INK, "width": 0.5}},
     ]
     narrow: plot.Document = {
+        "height": _NARROW_ROW * (len(shown) + 1) + _AROUND,
         "xaxis": _speed_axis(title, low, high, _MOST_NARROW_TICKS),
-        "yaxis": _rows_axis([*("<br>".join(label.split(", ")[:2]) for label in labels), "<b>mean</b>"]),
+        "yaxis": _rows_axis([*(_narrow_label(title, row, comparison) for title, row in shown), "<b>mean</b>"]),
     }
     if len(others) == 1:
         # The figures are the labels of a second axis, which appears only if a trace is on it.
-        texts = [ratio_text(ratio) for *_, ratio in drawn] + [format_ratio(comparison.means_of(others[0]).speed)]
+        texts = [ratio_text(ratio) for *_, ratio in drawn] + [short_ratio(comparison.means_of(others[0]).speed or 1)]
         side = {"overlaying": "y", "side": "right"}
         document["yaxis2"] = _rows_axis(texts) | side
         narrow["yaxis2"] = _rows_axis([text.split(" [")[0] for text in texts]) | side
-        traces.append({"type": "scatter", "x": [1], "y": [0], "yaxis": "y2", "opacity": 0, "showlegend": False})
+        traces.append({"type": "scatter", "mode": "none", "x": [1], "y": [0], "yaxis": "y2", "showlegend": False})
     fields = [
         *find_fields(("workload", "precision", "loss_scale", "batch_size")),
         Field("machine", "machine"),
@@ -119,6 +125,13 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
         table=DataTable(fields, table_rows),
         note=left_out("{} of {:,} configurations are drawn; the table has all.", shown, rows),
     )
+
+
+def _narrow_label(title: str, row: ComparisonRow, comparison: MachineComparison) -> str:
+    """Return a row's label on at most three short lines; it names the batch size if the group has several."""
+    has_batches = len({each.spec.batch_size for each in comparison.groups[title]}) > 1
+    last = f"{row.spec.precision}, {row.spec.batch_size}" if has_batches else row.spec.precision
+    return "<br>".join([*plot.wrap(title, 20).split("<br>")[:2], plot.escape(last)])
 
 
 def _rows_axis(texts: Sequence[str]) -> plot.Document:
@@ -161,7 +174,10 @@ def _speed_axis(title: str, low: float, high: float, most: int) -> plot.Document
         range=[math.log10(low), math.log10(high)],
         tickmode="array",
         tickvals=ticks,
-        ticktext=[f"{100 * (tick - 1):+z.3g} %" if in_percent else f"{tick:g}×" for tick in ticks],
+        ticktext=[
+            f"{100 * (tick - 1):+z.3g} %".replace("-", "−").replace("+0 %", "0 %") if in_percent else f"{tick:g}×"
+            for tick in ticks
+        ],
         zeroline=False,
     )
 
@@ -183,7 +199,8 @@ def _hover(found: _Found, file_of: FileOf) -> str:
 
 def _summary(comparison: MachineComparison) -> str:
     means = [comparison.means_of(machine) for machine in comparison.machines[1:]]
-    words = [f"{each.speed:.2f}× ({each.machine.name})" for each in means if each.speed]
+    words = [f"{short_ratio(each.speed)} ({each.machine.name})" for each in means if each.speed]
+    words = [words[0].split(" (")[0]] if len(words) == 1 else words
     lines = "" if comparison.is_without_intervals else ", lines are 95 % intervals"
     return f"To the right of the dotted line is faster{lines}. Geometric mean: {', '.join(words)}."
 
