@@ -54,7 +54,7 @@ def _take(out: Path) -> None:
             ("report-runs", runs, WIDE, "dark", "wrn-28-10"),
             ("report-scaling", scaling, WIDE, "light", "[id$=-scaling]"),
             ("report-waterfall", loops, WIDE, "light", "[id$=-waterfall]"),
-            ("compare-chart", compared, WIDE, "light", "#group-3-machines"),
+            ("compare-chart", compared, WIDE, "light", ""),
         ):
             page = browser.new_context(viewport=viewport, color_scheme=scheme).new_page()
             page.goto(file.as_uri())

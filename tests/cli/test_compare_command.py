@@ -27,9 +27,7 @@ def sides(tmp_path: Path) -> tuple[Path, Path]:
 def test_a_table_says_how_many_times_as_fast(command: CommandLine, sides: tuple[Path, Path]) -> None:
     outcome = command("compare", *sides)
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.startswith(
-        "Compared with Fake GPU, Slow GPU is 0.50× as fast in fp32 and 0.50× in bf16-mixed, in resnet50."
-    )
+    assert outcome.out.startswith("Slow GPU over Fake GPU: 0.50× [0.50, 0.50] (fp32), 0.50× [0.50, 0.50] (bf16-mixed);")
     assert "▼ slower" in outcome.out
     assert "\x1b[" not in outcome.out, "no colour where it is piped"
     assert "Slow GPU" in outcome.out.split("What differs")[1]
@@ -50,8 +48,8 @@ def test_a_margin_makes_a_slowdown_the_same(command: CommandLine, tmp_path: Path
 
 def test_markdown_is_for_github(command: CommandLine, sides: tuple[Path, Path]) -> None:
     text = command("compare", *sides, "--format", "markdown").out
-    assert text.startswith("**Compared with Fake GPU, Slow GPU is 0.50× as fast")
-    assert "- ▼ resnet50 fp32 batch 256 on Slow GPU: slower: 0.50× [0." in text
+    assert text.startswith("**Slow GPU over Fake GPU: 0.50×")
+    assert "- ▼ resnet50 fp32 batch 256: 0.50× [0." in text
     assert "| resnet50 | fp32 | 256 |" in text
     assert "<details><summary>What differs</summary>" in text
 
@@ -61,7 +59,9 @@ def test_json_has_intervals_and_refusals(command: CommandLine, tmp_path: Path) -
     folders = stored(tmp_path / "a", rounds()), stored(tmp_path / "b", after)
     document = json.loads(command("compare", *folders, "--format", "json").out)
     cell = document["cells"][0]["places"][1]
-    assert cell["verdict"] == "slower"
+    assert (cell["verdict"], cell["verdict_text"]) == ("slower", "slower")
+    (means,) = document["geometric_means"]
+    assert (means["machine"], means["cells"], means["ratio"]) == ("Slow GPU", 2, pytest.approx(0.5))
     assert cell["ratio"]["low"] < 0.5 < cell["ratio"]["high"]
     assert document["refused"][0]["cells"] == ["resnet50 fp32 batch 8"]
     assert len(document["slower"]) == 2
@@ -78,9 +78,9 @@ def test_a_file_by_its_suffix(command: CommandLine, sides: tuple[Path, Path], tm
 
 def test_one_folder_of_two_machines_is_two_sides(command: CommandLine, tmp_path: Path) -> None:
     folder = stored(tmp_path / "both", [*rounds(), *rounds(2.0, gpu="Slow GPU")])
-    assert "Slow GPU is 0.50×" in command("compare", folder).out
-    assert "Slow GPU is 0.50×" in command("compare", "--results", folder).out
-    assert "Slow GPU is 0.50×" in command("compare", "fake-gpu", "slow-gpu", "--results", folder).out
+    assert "Slow GPU over Fake GPU: 0.50×" in command("compare", folder).out
+    assert "Slow GPU over Fake GPU: 0.50×" in command("compare", "--results", folder).out
+    assert "Slow GPU over Fake GPU: 0.50×" in command("compare", "fake-gpu", "slow-gpu", "--results", folder).out
     refused = command("compare", "gpu", "published:T4", "--results", folder)
     assert (refused.code, len(refused.error_lines)) == (2, 1)
     assert "'gpu' stands for 2 machines" in refused.err
@@ -101,23 +101,30 @@ def test_published_figures_are_a_machine(command: CommandLine, tmp_path: Path) -
     folder = stored(tmp_path / "mine", [*runs, steady()])
     outcome = command("compare", "published:T4", folder)
     assert outcome.code == 0
-    assert "Compared with Tesla T4 (published), Fake GPU is" in outcome.out
-    assert "diverged on Tesla T4" in outcome.out
+    assert outcome.out.startswith("Fake GPU over T4 (published): ")
+    assert "diverged on T4 (published)" in outcome.out
     assert "resnet50 fp32 batch 256: no other machine has this workload" in outcome.out
     two = command("compare", "published:T4", "published:P100", "published:k80")
-    assert "Tesla P100 (published) is 1.22× as fast in fp32" in two.out
+    assert "P100 (published) over T4 (published): 1.22× (fp32)" in two.out
 
 
 @pytest.mark.usefixtures("browser_path")
-def test_every_workload_becomes_a_picture(command: CommandLine, sides: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_chart_becomes_a_picture(command: CommandLine, sides: tuple[Path, Path], tmp_path: Path) -> None:
     pytest.importorskip("kaleido")
     outcome = command("compare", *sides, "--charts", tmp_path / "charts")
     assert (outcome.code, outcome.out) == (0, ""), outcome.err
-    assert {path.name for path in (tmp_path / "charts").iterdir()} == {
-        f"resnet50-machines.{suffix}" for suffix in ("png", "svg")
-    }
-    drawing = (tmp_path / "charts" / "resnet50-machines.svg").read_text()
-    assert "speed-up over fp32" in drawing
+    assert {path.name for path in (tmp_path / "charts").iterdir()} == {"ratios.png", "ratios.svg"}
+    drawing = (tmp_path / "charts" / "ratios.svg").read_text()
+    assert "geometric mean" in drawing
+    assert "Slow GPU over Fake GPU" in drawing
+
+
+def test_prices_by_the_hour_are_of_machines_by_their_names(command: CommandLine, sides: tuple[Path, Path]) -> None:
+    outcome = command("compare", *sides, "--price-hour", "GPU=4,slow gpu=1", "--price-kwh", "0.5")
+    assert "Work for the same money, Slow GPU over Fake GPU, at 1 and 4 an hour: 2.0×." in outcome.out
+    assert "work per" in outcome.out.split("Energy and price")[1]
+    cell = json.loads(command("compare", *sides, "--price-hour", "slow=1", "--format", "json").out)["cells"][0]
+    assert [place["units_per_price"] is None for place in cell["places"]] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -126,8 +133,14 @@ def test_every_workload_becomes_a_picture(command: CommandLine, sides: tuple[Pat
         (["published:H100", "published:T4"], "No published GPU named 'H100'"),
         (["published:MI50", "published:T4"], "plots only"),
         (["published:T4", "published:P100", "-o", "both.pdf"], "one of .html, .md, .json."),
-        (["published:T4"], "only one machine to compare: Tesla T4"),
-        (["published:T4", "published:2080Ti"], "Nothing of Tesla T4 (published) and RTX 2080 Ti (published) can be"),
+        (["published:T4"], "only one machine to compare: T4"),
+        (
+            ["published:T4", "published:2080Ti"],
+            "Workloads: T4 (published) has mlp-4096, mnist-cnn, wrn-28-10; RTX 2080",
+        ),
+        (["published:T4", "published:P100", "--price-hour", "H100=3"], "no machine here is named 'H100'"),
+        (["published:T4", "published:P100", "--price-hour", "T4"], "takes NAME=PRICE"),
+        (["published:T4", "published:P100", "--price-kwh", "-1"], "A price of -1 per kWh is impossible"),
         (["published:T4", "published:P100", "--fail-on", "faster"], "'faster' is not one of 'slower'"),
         (["published:T4", "published:P100", "--format", "html"], "'html' is not one of 'table', 'markdown', 'json'"),
     ],

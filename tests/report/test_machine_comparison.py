@@ -12,11 +12,10 @@ from castwise.registry.published import find_published
 from castwise.report.machine_comparison import (
     ComparisonRow,
     MachineComparison,
+    MachinePrices,
     compare_machines,
-    headline,
-    verdict_counts,
 )
-from castwise.report.machine_report import remark_lines
+from castwise.report.machine_report import headline, mean_lines, remark_lines, verdict_counts, verdict_text
 from castwise.report.machines import ComparedMachine, Entry, Origin, measured_machines, published_machine
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 
@@ -45,15 +44,41 @@ class TestMachines:
         assert [first.name, second.name] == ["Fake GPU", "Slow GPU"]
         assert first.entries.keys() == second.entries.keys()
 
-    def test_names_tell_machines_apart(self) -> None:
-        newer = steady().model_copy(update={"environment": fake_environment(torch="9.9")})
-        ((first,), (second,)) = measured_machines([Origin("x/before", [steady()]), Origin("x/after", [newer])])
-        assert [first.name, second.name] == ["Fake GPU (before)", "Fake GPU (after)"]
+    def test_machines_that_share_no_workload_are_one_side(self) -> None:
+        twin = fake_environment(gpu_uuid="GPU-2")
+        dpn92 = steady(workload="dpn92").model_copy(update={"environment": twin})
+        ((one,),) = measured_machines([Origin("both", [steady(), dpn92])])
+        assert {entry.spec.workload for entry in one.entries.values()} == {"resnet50", "dpn92"}
+        again = steady("tf32").model_copy(update={"environment": twin})
+        ((_, _),) = measured_machines([Origin("both", [steady(), again])])
+        ((_, _),) = measured_machines([Origin("both", [steady(), other_machine(steady(workload="dpn92"))])])
+
+    @pytest.mark.parametrize(
+        ("here", "there", "names"),
+        [
+            ({"gpu": "NVIDIA H200"}, {"gpu": "Tesla T4"}, ["H200", "T4"]),
+            ({"host": "node1"}, {"host": "node2"}, ["Fake GPU (host node1)", "Fake GPU (host node2)"]),
+            (
+                {"cpu": "Intel(R) Xeon(R) Processor (16 cores)", "host": "0123456789ab"},
+                {"cpu": "Intel(R) Xeon(R) Processor (64 cores)", "host": "fedcba987654"},
+                ["Fake GPU (16-core host)", "Fake GPU (64-core host)"],
+            ),
+            ({"num_gpus": 1}, {"num_gpus": 4}, ["Fake GPU (1 GPU)", "Fake GPU (4 GPUs)"]),
+            ({"torch": "2.11"}, {"torch": "2.12"}, ["Fake GPU (torch 2.11)", "Fake GPU (torch 2.12)"]),
+            ({}, {"commit": "fedcba987654"}, ["Fake GPU (before)", "Fake GPU (after)"]),
+        ],
+    )
+    def test_names_say_what_differs(self, here: dict[str, object], there: dict[str, object], names: list[str]) -> None:
+        sides = [steady().model_copy(update={"environment": fake_environment(**each)}) for each in (here, there)]
+        ((first,), (second,)) = measured_machines([Origin("x/before", [sides[0]]), Origin("x/after", [sides[1]])])
+        assert [first.name, second.name] == names
+
+    def test_names_of_one_folder_have_what_is_left(self) -> None:
+        newer = steady().model_copy(update={"environment": fake_environment(commit="fedcba987654", driver="9")})
         ((first, second),) = measured_machines([Origin("both", [steady(), newer])])
-        assert first.name.startswith("Fake GPU (both, ")
-        assert first.name != second.name
+        assert [first.name, second.name] == ["Fake GPU (driver 0.0-fake)", "Fake GPU (driver 9)"]
         same = measured_machines([Origin("a", [steady()]), Origin("a", [steady()])])
-        assert len({machine.name for (machine,) in same}) == 2
+        assert [machine.name for (machine,) in same] == ["Fake GPU #1", "Fake GPU #2"]
 
     @pytest.mark.parametrize(
         ("one", "other", "is_same"),
@@ -94,7 +119,7 @@ class TestMachines:
 
     def test_published_figures_are_whole_runs(self) -> None:
         machine = published_machine(find_published("T4"))
-        assert (machine.is_published, machine.name) == (True, "Tesla T4 (published)")
+        assert (machine.is_published, machine.name) == (True, "T4 (published)")
         entries = {(e.spec.workload, e.spec.precision, e.spec.batch_size): e for e in machine.entries.values()}
         assert entries["wrn-28-10", "fp32", 128].run_seconds == (3437.0,)
         assert entries["mnist-cnn", "fp16-mixed", 1024].baseline_batch == 512
@@ -138,7 +163,10 @@ def test_one_process_gives_a_ratio_without_a_verdict() -> None:
     assert math.isnan(result.ratio.low)
     assert result.verdict.reason == "one process on Fake GPU and on Slow GPU: no interval"
     assert comparison.is_without_intervals
-    assert "no ratio has an interval" in verdict_counts(comparison)
+    assert verdict_text(result) == "one run each"
+    assert verdict_counts(comparison).startswith("Verdicts: 1 one run each; ")
+    several = only_row(compare(rounds(0.1, 0.11), [other_machine(steady())])).results[1]
+    assert verdict_text(several) == "one run on a side"
 
 
 def test_speedups_of_precisions_and_the_headline() -> None:
@@ -148,10 +176,60 @@ def test_speedups_of_precisions_and_the_headline() -> None:
     assert [result.speedup for result in fp32.results] == [None, None]
     speedups = [result.speedup.value for result in mixed.results if result.speedup is not None]
     assert speedups == pytest.approx([2.5, 5.0], rel=0.01)
-    assert "Slow GPU is 0.50× as fast in fp32 and 1.00× in bf16-mixed, in resnet50." in headline(comparison)
-    several = [steady(workload=name, factor=factor) for name, factor in (("resnet50", 1.0), ("dpn92", 2.0))]
+    assert headline(comparison) == (
+        "Slow GPU over Fake GPU: 0.50× (fp32), 0.0 % (bf16-mixed); geometric mean 0.71× over 2 configurations, "
+        "one run each."
+    )
+    several = [steady(workload=name, factor=factor) for name, factor in (("resnet50", 0.1), ("dpn92", 2.0))]
     others = [elsewhere(several[0], "Slow GPU"), other_machine(several[1])]
-    assert "0.50 to 1.00× as fast in fp32, in 2 workloads" in headline(compare(several, others))
+    assert "Slow GPU over Fake GPU: 0.50–1.00× (fp32);" in headline(compare(several, others))
+
+
+def test_differences_below_ten_percent_are_in_percent() -> None:
+    comparison = compare(rounds(0.1, 0.1001, 0.0999), [elsewhere(each) for each in rounds(0.105, 0.1051, 0.1049)])
+    assert headline(comparison) == "Other GPU over Fake GPU: −4.8 % [−5.0, −4.5] (fp32)."
+
+
+def test_geometric_means_of_speed_energy_and_work_per_money() -> None:
+    trials = [steady("fp32"), steady("bf16-mixed")]
+    # With the same readings, steps that are twice as long are the same number of joules a unit.
+    machines = [each for side in (trials, [other_machine(each) for each in trials]) for each in sides_of(side)]
+    comparison = compare_machines(machines, prices=MachinePrices({"Fake GPU": 4.0, "Slow GPU": 1.0}, 0.5))
+    means = comparison.means_of(machines[1])
+    assert (means.speed, means.num_speeds) == (pytest.approx(0.5), 2)
+    here, there = comparison.rows[0].results
+    assert means.energy == pytest.approx(there.joules.value / here.joules.value)
+    assert there.energy_ratio.value == pytest.approx(there.joules.value / here.joules.value)
+    assert here.units_per_price == pytest.approx(here.throughput.value * 3600 / 4)
+    assert here.units_per_energy_price == pytest.approx(3.6e6 / here.joules.value / 0.5)
+    assert means.work_per_price == pytest.approx(0.5 * 4)
+    assert mean_lines(comparison)[1] == "Work for the same money, Slow GPU over Fake GPU, at 1 and 4 an hour: 2.0×."
+    without = compare_machines(machines)
+    assert without.means_of(machines[1]).work_per_price is None
+    assert without.rows[0].results[0].units_per_price is None
+
+
+def sides_of(trials: list[Trial]) -> list[ComparedMachine]:
+    ((machine,),) = measured_machines([Origin("side", trials)])
+    return [machine]
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "words"),
+    [
+        ("ok", "diverged", "▼ diverged"),
+        ("diverged", "diverged", "– both diverged"),
+        ("diverged", "ok", "– diverged on the first"),
+        ("oom", "diverged", "– diverged"),
+    ],
+)
+def test_run_that_diverged_has_no_ratio_and_is_never_the_same(here: str, there: str, words: str) -> None:
+    sides = [[each.model_copy(update={"status": status}) for each in rounds(0.1, 0.1)] for status in (here, there)]
+    result = only_row(compare(sides[0], [elsewhere(each) for each in sides[1]])).results[1]
+    assert result.verdict.kind == "incomparable"
+    assert (result.ratio, verdict_text(result)) == (None, words)
+    assert result.broke == (here == "ok")
+    assert result.joules is None or there == "ok"
 
 
 def test_incomparable_configurations_have_a_reason() -> None:
@@ -227,4 +305,4 @@ def test_configuration_that_fails_on_several_machines_is_named_once() -> None:
     failed = [trial.model_copy(update={"status": "oom", "message": "full"}) for trial in here]
     (line,) = remark_lines(compare(failed, *([elsewhere(trial, f"GPU {name}") for trial in here] for name in "AB")))
     named = ", ".join(f"resnet50 fp32 batch {batch}" for batch in range(1, 5))
-    assert line.startswith(f"{named} and 2 more: incomparable: ")
+    assert line.startswith(f"{named} and 2 more: not comparable: ")

@@ -352,12 +352,13 @@ def test_compared_machines(open_page: Opener, width: int, scheme: str) -> None:
     made = open_page(comparison_of([*here, *map(other_machine, here)]), width, scheme)
     made.draw_all()
     assert made.cut_off() == []
-    assert "Slow GPU is 0.50× as fast in default" in made.page.locator("p.answer").inner_text()
+    assert "Slow GPU over Fake GPU: 0.50×" in made.page.locator("p.answer").inner_text()
+    assert made.page.locator("h1").inner_text() == "Slow GPU over Fake GPU"
     assert set(made.column("ratios", "verdict")) == {"▼ slower"}
     figure = made.page.locator("figure.chart").first
-    assert figure.locator(".subplot.xy .barlayer .trace").count() == len(PRECISION_NAMES)
-    assert figure.locator(".subplot.x2y2 .barlayer .trace").count() == len(PRECISION_NAMES) - 1
-    figure.locator(".barlayer .point path").last.hover(force=True)
+    assert figure.locator(".subplot.xy .points path").count() == len(PRECISION_NAMES) + 1, "and the geometric mean"
+    assert figure.locator(".subplot.xy .errorbar .xerror").count() == len(PRECISION_NAMES)
+    figure.locator(".subplot.xy .points path").first.hover(force=True)
     figure.locator(".hoverlayer .hovertext").wait_for()
     assert "95 % interval" in (figure.locator(".hoverlayer .hovertext").text_content() or "")
     assert made.violations() == []

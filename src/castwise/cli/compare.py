@@ -1,6 +1,7 @@
 """`castwise compare`: find the machines that were named, compare them, and print or write the result."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,11 @@ from castwise.cli.records import (
 )
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
-from castwise.render.units import pluralize
 from castwise.spec.options import DEFAULT_RESULTS, SHARE, Option
 
 if TYPE_CHECKING:
     from castwise.records.schema import Trial
-    from castwise.report.machine_comparison import MachineComparison
+    from castwise.report.machine_comparison import MachineComparison, MachinePrices
     from castwise.report.machines import ComparedMachine
 
 EXAMPLES = """\
@@ -33,7 +33,9 @@ Examples:
 
     castwise compare h200/ a100/ -o both.html            with charts
 
-    castwise compare h200/ a100/ --charts figures/       a picture a workload
+    castwise compare h200/ a100/ --price-hour H200=4,A100=1.5    and how much work the same money pays
+
+    castwise compare h200/ a100/ --charts figures/       the chart as a picture
 
     castwise compare published:T4 castwise-results/      a source's figures as a machine; also 2080Ti, 1080Ti, K80,
                                                          P100, TitanRTX
@@ -62,13 +64,23 @@ class CompareOptions(ChartOptions, SelectionOptions):
         Path | None, Option("The file to write: .html, .md or .json.", flags=("--output", "-o"), metavar="FILE")
     ] = None
     format: Annotated[Literal["table", "markdown", "json"], Option("How the result is printed on stdout.")] = "table"
-    title: Annotated[str, Option("The page's title.")] = "castwise comparison"
+    title: Annotated[str | None, Option("The page's title; else the machines' names.")] = None
     fail_on: Annotated[
         Literal["slower"] | None, Option("Exit with 1 if something is proven slower than on the first machine.")
     ] = None
     margin: Annotated[float, Option("How far from 1 a ratio still is the same: 1%, 0.05.", **SHARE, default="1%")] = (
         0.01
     )
+    price_hour: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "What an hour of each machine costs you; prints how much work one of the currency pays.", metavar="NAME=X,…"
+        ),
+    ] = None
+    price_kwh: Annotated[
+        float | None,
+        Option("What a kilowatt-hour costs you; prints how much work one of the currency pays.", metavar="X"),
+    ] = None
     results: Annotated[Path, Option("The folder that machines are looked for in.", metavar="DIR")] = DEFAULT_RESULTS
 
 
@@ -146,18 +158,13 @@ def compare_folders(options: CompareOptions) -> Compared:
     for first, second in itertools.combinations(origins, 2):
         if _same_records(first.trials, second.trials):
             raise UsageError(f"'{first.name}' and '{second.name}' hold the same records: there is nothing to compare.")
-    comparison = compare_machines(machines, options.margin)
+    comparison = compare_machines(machines, options.margin, _prices(options, machines))
     if not comparison.rows:
-        refusals = comparison.incomparable
-        why = f"{refusals[0].machine.name}: {refusals[0].labels[0]}: {refusals[0].reason}" if refusals else "no records"
-        if len(refusals) > 1:
-            why += f" (and {pluralize(len(refusals) - 1, 'more reason')})"
-        which = " and ".join(machine.name for machine in comparison.machines)
-        raise UsageError(f"Nothing of {which} can be compared. {why}.")
+        raise UsageError(_why_nothing(comparison))
     return Compared(comparison, lambda trial: files[id(trial)], problems)
 
 
-def write_comparison(compared: Compared, output: Path, title: str = CompareOptions.title) -> int:
+def write_comparison(compared: Compared, output: Path, title: str | None = None) -> int:
     """Write a comparison as HTML, Markdown or JSON by the file's suffix; return its size in bytes."""
     from castwise.report import machine_report
 
@@ -173,6 +180,50 @@ def write_comparison(compared: Compared, output: Path, title: str = CompareOptio
         markdown=lambda: machine_report.markdown_comparison(compared.comparison),
         json=lambda: machine_report.json_comparison(compared.comparison),
     )
+
+
+def _prices(options: CompareOptions, machines: "Sequence[ComparedMachine]") -> "MachinePrices":
+    """Return the prices that were given; a machine has that of the longest NAME which is part of its own name.
+
+    Raises:
+        UsageError: A price is none, or no machine has such a name.
+    """
+    from castwise.analysis.energy import Prices
+    from castwise.report.machine_comparison import MachinePrices
+
+    Prices(options.price_kwh).check()
+    given: dict[str, float] = {}
+    for pair in options.price_hour or ():
+        name, _, text = pair.rpartition("=")
+        try:
+            price = float(text)
+        except ValueError:
+            price = math.nan
+        if not (name and 0 < price < math.inf):
+            raise UsageError(f"--price-hour takes NAME=PRICE, such as H200=2.5; '{pair}' is none.")
+        given[name.strip()] = price
+    per_hour: dict[str, float] = {}
+    known = {machine.name: f"{machine.name} {machine.traits.get('device', '')}".lower() for machine in machines}
+    for name in sorted(given, key=len):
+        of_name = [machine for machine, names in known.items() if name.lower() in names]
+        if not of_name:
+            raise UsageError(f"--price-hour: no machine here is named '{name}'. They are: {'; '.join(known)}.")
+        per_hour.update(dict.fromkeys(of_name, given[name]))
+    return MachinePrices(per_hour, options.price_kwh)
+
+
+def _why_nothing(comparison: "MachineComparison") -> str:
+    """Return why machines have no configuration in common: their workloads, or what differs in one that they share."""
+    from castwise.spec.quantities import truncate_list
+
+    workloads = {
+        machine.name: list(dict.fromkeys(entry.spec.workload for entry in machine.entries.values()))
+        for machine in comparison.machines
+    }
+    has = [f"{name} has {truncate_list(names) or 'none'}" for name, names in workloads.items()]
+    near = [each for each in comparison.incomparable if not each.reason.startswith("no other machine")]
+    example = f" {near[0].labels[0]} of {near[0].machine.name}: {near[0].reason}." if near else ""
+    return f"Nothing can be compared: no configuration is common to two machines. Workloads: {'; '.join(has)}.{example}"
 
 
 def _folder(name: str, results: Path) -> Path:

@@ -44,6 +44,7 @@ _FORMATS: dict[Unit, Callable[[Any], str]] = {
     "boolean": str,
 }
 _UNEVEN = 0.5  # how much longer one side of an interval may be for ±, as a share of it
+_IN_PERCENT = 0.1  # ratios that are nearer to 1 are said in per cent
 _KINDS: dict[Unit, Kind] = {"text": "text", "count": "integer", "bytes": "integer", "boolean": "truth"}
 
 
@@ -112,6 +113,21 @@ def short_ratio_text(name: str) -> Callable[[FlatRow], str]:
         if abs((high - value) - (value - low)) > _UNEVEN * half:
             return f"[{low:.2f}, {high:.2f}]"
         return f"{value:.{digits}f} ± {half:.{digits}f}"
+
+    return text
+
+
+def difference_text(name: str) -> Callable[[FlatRow], str]:
+    """Return the same format, but in per cent for a ratio within 10 % of 1: `−1.4 % [−2.6, −0.2]`."""
+
+    def text(row: FlatRow) -> str:
+        if abs(row[name] - 1) >= _IN_PERCENT:
+            return interval_text(name)(row)
+        value, low, high = (
+            "" if each is None else f"{100 * (each - 1):+z.1f}".replace("-", "−").replace("+0.0", "0.0")
+            for each in (row[name], row.get(f"{name}_low"), row.get(f"{name}_high"))
+        )
+        return f"{value} % [{low}, {high}]" if low and high and low != high else f"{value} %"
 
     return text
 
@@ -382,5 +398,5 @@ def estimate_values(name: str, found: Estimate | None) -> dict[str, float | None
 
 
 def ratio_text(found: Estimate | None) -> str:
-    """Return a ratio with its interval, if that says something: `1.90× [1.88, 1.92]`; "–" for None."""
-    return "–" if found is None else interval_text("ratio")(estimate_values("ratio", found))
+    """Return a ratio with its interval, if that says something, as `difference_text` does; "–" for None."""
+    return "–" if found is None else difference_text("ratio")(estimate_values("ratio", found))

@@ -18,6 +18,7 @@ from castwise.registry.precisions import known_precision, precision_sort_key
 from castwise.registry.suites import is_search
 from castwise.render.fields import interval_values, trial_values
 from castwise.render.units import format_bytes, pluralize
+from castwise.report.machine_names import distinctions
 from castwise.report.machine_notes import Figure, MachineNote, machine_notes
 from castwise.spec.quantities import truncate_list
 from castwise.spec.types import SYNTHETIC
@@ -294,31 +295,11 @@ def _groups(trials: Sequence[Trial]) -> tuple[ComparisonGroup, ...]:
     for configurations in by_key.values():
         first = configurations[0].trial
         title = _title(first, has_devices)
-        title += _distinction(first.environment, machines[title])
+        if words := distinctions(machines[title])[first.environment.fingerprint]:
+            title += f", {words}"
         title = free_name(title, groups)  # groups with the same title so far differ in protocol or recipe
         groups[title] = ComparisonGroup(title, tuple(sorted(configurations, key=_sort_key)))
     return tuple(groups.values())
-
-
-# Fields of the environment in which machines with the same device may differ, and their words in a title.
-_DISTINCTIONS = {
-    "host": "on host {}",
-    "num_gpus": "{}-GPU machine",
-    "torch": "torch {}",
-    "driver": "driver {}",
-    "castwise": "castwise {}",
-    "fingerprint": "machine {}",
-}
-
-
-def _distinction(machine: Environment, machines: Sequence[Environment]) -> str:
-    """Return the first of `_DISTINCTIONS` that has another value on each machine; empty for one machine."""
-    num_machines = len({each.fingerprint for each in machines})
-    for name, text in _DISTINCTIONS.items():
-        pairs = {(each.fingerprint, getattr(each, name)) for each in machines}
-        if num_machines > 1 and len(pairs) == len({value for _, value in pairs}):
-            return f", {text.format(getattr(machine, name))}"
-    return ""
 
 
 def _title(trial: Trial, has_devices: bool) -> str:

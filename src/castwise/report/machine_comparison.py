@@ -1,20 +1,22 @@
 """Compare machines: the ratio of each configuration's times with its verdict, and what cannot be compared and why.
 
+Energy per unit of throughput and, if prices are known, work per money are compared next to it.
+
 The other machines are compared with the first one. Processes of two machines are never measured in one session, so
 that a ratio is one of two independent means: its interval does not include what a machine did at another time.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import geometric_mean
 
+from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR
 from castwise.analysis.result_table import MARGIN
 from castwise.analysis.statistics import (
     MIN_PROCESSES,
     Estimate,
     Verdict,
-    VerdictKind,
     estimate,
     independent_ratio,
     verdict_of,
@@ -28,7 +30,14 @@ from castwise.spec.trial import TrialSpec
 
 _FAILED = ("oom", "timeout", "crashed", "diverged")
 _MAX_CANDIDATES = 50  # entries of other machines that are searched for the one that differs least
-_MAX_PRECISIONS = 4  # in the headline
+
+
+@dataclass(frozen=True)
+class MachinePrices:
+    """Prices in one currency."""
+
+    per_hour: Mapping[str, float] = field(default_factory=dict[str, float])  # of a whole machine, by the machine's name
+    per_kwh: float | None = None
 
 
 @dataclass(frozen=True)
@@ -39,13 +48,32 @@ class MachineResult:
     entry: Entry
     throughput: Estimate | None = None  # units per second, of whole runs if all are or if it is published
     verdict: Verdict | None = None  # None on the first machine
+    words: str = ""  # the verdict in words; empty on the first machine
     speedup: Estimate | None = None  # over float32 on the same machine
     broke: bool = False  # it ended well on the first machine and did not here
+    joules: Estimate | None = None  # GPU energy per unit of throughput; None if unknown, or if it did not end well
+    energy_ratio: Estimate | None = None  # relative to the first machine, < 1 takes less
+    prices: MachinePrices = MachinePrices()
 
     @property
     def ratio(self) -> Estimate | None:
         """Return the speed relative to the first machine, > 1 is faster; None if the times cannot be compared."""
         return None if self.verdict is None else self.verdict.ratio
+
+    @property
+    def units_per_price(self) -> float | None:
+        """Return the units of throughput for one of the currency by the machine's hourly price; None if unknown."""
+        price = self.prices.per_hour.get(self.machine.name)
+        if price is None or self.throughput is None or self.entry.status != "ok":
+            return None
+        return SECONDS_PER_HOUR * self.throughput.value / price
+
+    @property
+    def units_per_energy_price(self) -> float | None:
+        """Return the units of throughput for one of the currency by the price of the GPUs' energy; None if unknown."""
+        if self.prices.per_kwh is None or self.joules is None:
+            return None
+        return JOULES_PER_KWH / self.joules.value / self.prices.per_kwh
 
 
 @dataclass(frozen=True)
@@ -77,6 +105,18 @@ class Incomparable:
 
 
 @dataclass(frozen=True)
+class GeometricMeans:
+    """Geometric means over configurations of a machine's figures relative to those of the first."""
+
+    machine: ComparedMachine
+    speed: float | None = None  # > 1 is faster; None, as are the others, if no configuration has a figure
+    num_speeds: int = 0  # configurations in it
+    energy: float | None = None  # < 1 takes less
+    num_energies: int = 0
+    work_per_price: float | None = None  # > 1 does more for one of the currency, by the hourly prices
+
+
+@dataclass(frozen=True)
 class MachineComparison:
     """A comparison of machines."""
 
@@ -84,6 +124,7 @@ class MachineComparison:
     groups: dict[str, tuple[ComparisonRow, ...]]  # by title; rows differ in precision, loss scale and batch size only
     incomparable: tuple[Incomparable, ...]
     margin: float  # how far from 1 a ratio still is "the same"
+    prices: MachinePrices = MachinePrices()
 
     @property
     def rows(self) -> list[ComparisonRow]:
@@ -113,6 +154,20 @@ class MachineComparison:
             if result.broke or (result.verdict is not None and result.verdict.kind == "slower")
         ]
 
+    def means_of(self, machine: ComparedMachine) -> GeometricMeans:
+        """Return the geometric means of another machine's figures relative to the first machine's."""
+        pairs = [(row.result_on(self.machines[0]), row.result_on(machine)) for row in self.rows]
+        results = [result for _, result in pairs if result is not None]
+        speeds = [result.ratio.value for result in results if result.ratio is not None]
+        energies = [result.energy_ratio.value for result in results if result.energy_ratio is not None]
+        works = [
+            result.units_per_price / base.units_per_price
+            for base, result in pairs
+            if base and result and result.ratio and result.units_per_price and base.units_per_price
+        ]
+        speed, energy, work = (geometric_mean(each) if each else None for each in (speeds, energies, works))
+        return GeometricMeans(machine, speed, len(speeds), energy, len(energies), work)
+
     @property
     def is_without_intervals(self) -> bool:
         """Return whether no ratio has an interval, as each configuration was measured in one process."""
@@ -120,25 +175,30 @@ class MachineComparison:
         return bool(ratios) and all(ratio.n < MIN_PROCESSES for ratio in ratios)
 
 
-def compare_machines(machines: Sequence[ComparedMachine], margin: float = MARGIN) -> MachineComparison:
+def compare_machines(
+    machines: Sequence[ComparedMachine], margin: float = MARGIN, prices: MachinePrices = MachinePrices()
+) -> MachineComparison:
     """Compare at least two machines with the first one; a ratio within the margin of 1 is "the same"."""
     counts = Counter(key for machine in machines for key in machine.entries)
     groups: dict[tuple[object, ...], list[ComparisonRow]] = {}
     for key, count in counts.items():
         if count > 1:
-            groups.setdefault(key[3:], []).append(_row(machines, key, margin))
+            groups.setdefault(key[3:], []).append(_row(machines, key, margin, prices))
     titled: dict[str, tuple[ComparisonRow, ...]] = {}
+    kinds = {row.spec.kind for rows in groups.values() for row in rows}
     for rows in groups.values():
         rows.sort(key=lambda row: (row.spec.batch_size, precision_sort_key(row.spec.precision), row.spec.loss_scale))
         spec = rows[0].spec
-        kind = "training runs" if spec.kind == "training" else ""
+        kind = "training runs" if spec.kind == "training" and len(kinds) > 1 else ""
         title = ", ".join(part for part in (spec.workload, kind, *spec.techniques, spec.world_size_label) if part)
         titled[free_name(title, titled)] = tuple(rows)
     alone = {key for key, count in counts.items() if count == 1}
-    return MachineComparison(tuple(machines), titled, tuple(_incomparable(machines, alone)), margin)
+    return MachineComparison(tuple(machines), titled, tuple(_incomparable(machines, alone)), margin, prices)
 
 
-def _row(machines: Sequence[ComparedMachine], key: tuple[object, ...], margin: float) -> ComparisonRow:
+def _row(
+    machines: Sequence[ComparedMachine], key: tuple[object, ...], margin: float, prices: MachinePrices
+) -> ComparisonRow:
     present = [(machine, machine.entries[key]) for machine in machines if key in machine.entries]
     first, base, spec = machines[0], machines[0].entries.get(key), present[0][1].spec
     timed = [entry for _, entry in present if entry.is_timed]
@@ -157,9 +217,23 @@ def _row(machines: Sequence[ComparedMachine], key: tuple[object, ...], margin: f
             throughput = estimate([units / seconds for seconds in entry.run_seconds])
         else:
             throughput = estimate([1 / seconds for seconds in entry.unit_seconds])
-        speedup = _speedup(machine, entry, batch)
-        broke = is_other and base is not None and base.status == "ok" and entry.status in _FAILED
-        results.append(MachineResult(machine, entry, throughput, verdict, speedup, broke))
+        joules, energy_ratio = estimate(entry.unit_joules) if entry.status == "ok" else None, None
+        if joules and verdict is not None and verdict.ratio is not None and base is not None and base.unit_joules:
+            energy_ratio = independent_ratio(entry.unit_joules, base.unit_joules)
+        results.append(
+            MachineResult(
+                machine=machine,
+                entry=entry,
+                throughput=throughput,
+                verdict=verdict,
+                words="" if verdict is None else _words(verdict, base, entry),
+                speedup=_speedup(machine, entry, batch),
+                broke=is_other and base is not None and base.status == "ok" and entry.status in _FAILED,
+                joules=joules,
+                energy_ratio=energy_ratio,
+                prices=prices,
+            )
+        )
     return ComparisonRow(spec, tuple(results), batch, is_whole)
 
 
@@ -169,10 +243,12 @@ def _verdict(
     if base is None:
         return Verdict("incomparable", f"{first.name} has no such configuration", None)
     sides = ((first, base), (machine, entry))
-    for side, one in sides:
-        if not one.is_timed:
-            reason = f"{one.status} on {side.name}" + (f": {one.message}" if one.message else "")
-            return Verdict("incomparable", reason, None)
+    failures = [(side, one) for side, one in sides if one.status == "diverged" or not one.is_timed]
+    if failures:
+        parts = [f"{one.status} on {side.name}" + (f": {one.message}" if one.message else "") for side, one in failures]
+        if len(failures) == len(sides) and (base.status, base.message) == (entry.status, entry.message):
+            parts = [f"{entry.status} on both" + (f": {entry.message}" if entry.message else "")]
+        return Verdict("incomparable", "; ".join(parts), None)
     if base.run_seconds and entry.run_seconds:
         ratio = independent_ratio(base.run_seconds, entry.run_seconds)
     elif base.unit_seconds and entry.unit_seconds and base.spec.recipe == entry.spec.recipe:
@@ -184,6 +260,20 @@ def _verdict(
         few = [side.name for side, one in sides if max(len(one.run_seconds), len(one.unit_seconds)) < MIN_PROCESSES]
         return Verdict("inconclusive", f"one process on {' and on '.join(few)}: no interval", ratio)
     return verdict_of(ratio, margin)
+
+
+def _words(verdict: Verdict, base: Entry | None, entry: Entry) -> str:
+    """Return a verdict in words: which side failed if that is why there is none, and that one run gives none."""
+    if verdict.ratio is not None and verdict.ratio.n < MIN_PROCESSES:
+        is_each = base is not None and max(len(base.trials), len(entry.trials)) < MIN_PROCESSES
+        return "one run each" if is_each else "one run on a side"
+    if verdict.kind != "incomparable":
+        return verdict.kind
+    if base is None or (base.status, entry.status) == ("ok", "ok"):
+        return "not comparable"
+    if base.status == entry.status:
+        return f"both {entry.status}"
+    return f"{base.status} on the first" if entry.status == "ok" else entry.status
 
 
 def _speedup(machine: ComparedMachine, entry: Entry, batch: int) -> Estimate | None:
@@ -231,45 +321,3 @@ def _why_alone(entry: Entry, others: Sequence[tuple[ComparedMachine, Entry]]) ->
         kinds = {"steady": "steady-state steps", "training": "a training run"}
         return f"{kinds[entry.spec.kind]} here, {kinds[other.spec.kind]} on {machine.name}"
     return f"the nearest configuration of {machine.name} differs in {', '.join(differences)}"
-
-
-def headline(comparison: MachineComparison) -> str:
-    """Return the result in words: how many times as fast each machine is in each precision."""
-    return " ".join(_sentence(machine, comparison) for machine in comparison.machines[1:])
-
-
-def _sentence(machine: ComparedMachine, comparison: MachineComparison) -> str:
-    first = comparison.machines[0]
-    ratios: dict[str, list[float]] = {}
-    workloads: dict[str, None] = {}
-    for row in comparison.rows:
-        result = row.result_on(machine)
-        if result is not None and result.ratio is not None:
-            ratios.setdefault(row.spec.precision, []).append(result.ratio.value)
-            workloads[row.spec.workload] = None
-    if not ratios:
-        return f"No time of {machine.name} can be compared with {first.name}'s."
-    spans: list[str] = []
-    for precision in sorted(ratios, key=precision_sort_key)[:_MAX_PRECISIONS]:
-        ends = dict.fromkeys((f"{min(ratios[precision]):.2f}", f"{max(ratios[precision]):.2f}"))
-        spans.append(f"{' to '.join(ends)}×{'' if spans else ' as fast'} in {precision}")
-    num_left_out = len(ratios) - len(spans)
-    left_out = f" ({num_left_out} more precisions below)" if num_left_out else ""
-    words = f"{', '.join(spans[:-1])} and {spans[-1]}" if len(spans) > 1 else spans[0]
-    where = next(iter(workloads)) if len(workloads) == 1 else f"{len(workloads)} workloads"
-    return f"Compared with {first.name}, {machine.name} is {words}{left_out}, in {where}."
-
-
-def verdict_counts(comparison: MachineComparison) -> str:
-    """Return how many ratios have which verdict."""
-    counts = Counter(verdict.kind for verdict in comparison.verdicts)
-    kinds: tuple[VerdictKind, ...] = get_args(VerdictKind)
-    words = ", ".join(f"{counts[kind]} {kind}" for kind in kinds if counts[kind])
-    if not words:
-        return "No configuration is common to two machines."
-    if comparison.is_without_intervals:
-        words += (
-            "; no ratio has an interval, as each configuration was measured in one process: "
-            "`castwise run --within 1%` measures several"
-        )
-    return f"Verdicts: {words}."

@@ -1,41 +1,135 @@
 """Compared machines as tables for a terminal, as Markdown and as JSON."""
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
 
+from castwise.analysis.statistics import Estimate, has_interval
+from castwise.registry.precisions import precision_sort_key
 from castwise.render.console import print_line
 from castwise.render.fields import (
     Field,
     FlatRow,
+    difference_text,
     estimate_values,
-    find_field,
     find_fields,
     interval_text,
-    rate_text,
     ratio_text,
     worth_showing,
 )
 from castwise.render.run_report import json_estimate
 from castwise.render.table import DataTable, markdown_grid, markdown_text, print_data_table
+from castwise.render.units import format_rate, pluralize
 from castwise.report.machine_comparison import (
     ComparisonRow,
     Incomparable,
     MachineComparison,
     MachineResult,
-    headline,
-    verdict_counts,
 )
+from castwise.report.machines import ComparedMachine
 from castwise.spec.quantities import truncate_list
 
 _MAX_LABELS = 4  # configurations that a line names
 # Shown if published machines, which a source describes in a line, are compared with measured ones.
 _ALWAYS_SHOWN = ("device", "published in", "source's machine", "driver", "torch", "measured", "processes")
+_MAX_PRECISIONS = 4  # in the headline
+_ONE_DECIMAL_FROM = 1.995  # ratios in sentences
 _MARKS = {"faster": "▲", "slower": "▼", "same": "=", "inconclusive": "?", "incomparable": "–"}
+COSTS = "Energy and price"  # the heading of the cost table
+_FAILED = "✕"  # before the figure of a run that did not end well
 _STYLES = {"faster": "green", "slower": "red", "incomparable": "dim"}
-_DROP_FIRST = (("speedup_first", "speedup"), ("throughput_first", "throughput"), "loss_scale")
+_DROP_FIRST = (("speedup_first", "speedup"), "unit", ("throughput_first", "throughput"))
+_DROP_COSTS_FIRST = (
+    ("units_per_energy_price_first", "units_per_energy_price"),
+    "unit",
+    ("units_per_price_first", "units_per_price"),
+    "batch_size",
+)
+
+
+def title_of(comparison: MachineComparison) -> str:
+    """Return which machines are compared with which: `H200 over T4 (published)`."""
+    first, *others = comparison.machines
+    compared = [machine for machine in others if comparison.means_of(machine).speed] or others
+    return f"{' and '.join(machine.name for machine in compared)} over {first.name}"
+
+
+def headline(comparison: MachineComparison) -> str:
+    """Return the result in words: how many times as fast each machine is in each precision, and in the mean."""
+    return " ".join(_sentence(machine, comparison) for machine in comparison.machines[1:])
+
+
+def _sentence(machine: ComparedMachine, comparison: MachineComparison) -> str:
+    first = comparison.machines[0]
+    ratios: dict[str, list[Estimate]] = {}
+    for row in comparison.rows:
+        result = row.result_on(machine)
+        if result is not None and result.ratio is not None:
+            ratios.setdefault(row.spec.precision, []).append(result.ratio)
+    if not ratios:
+        return f"Nothing of {machine.name} can be compared with {first.name}."
+    spans = []
+    for precision in sorted(ratios, key=precision_sort_key)[:_MAX_PRECISIONS]:
+        found = ratios[precision]
+        is_interval = len(found) == 1 and has_interval(found[0])
+        spans.append(f"{ratio_text(found[0]) if is_interval else _span([each.value for each in found])} ({precision})")
+    more = len(ratios) - len(spans)
+    text = f"{machine.name} over {first.name}: {', '.join(spans)}{f', {more} more precisions below' if more else ''}"
+    means = comparison.means_of(machine)
+    if means.speed is not None and means.num_speeds > 1:
+        text += f"; geometric mean {short_ratio(means.speed)} over {means.num_speeds} configurations"
+    return text + (", one run each." if comparison.is_without_intervals else ".")
+
+
+def short_ratio(value: float) -> str:
+    """Return a ratio without an interval: `−1.4 %`, `1.27×`, `10.8×`."""
+    return f"{value:.1f}×" if value >= _ONE_DECIMAL_FROM else difference_text("ratio")({"ratio": value})
+
+
+def _span(values: Sequence[float]) -> str:
+    """Return the least and the greatest of some ratios: `2.6–10.8×`, `−1.3 % to +0.4 %`."""
+    ends = list(dict.fromkeys(short_ratio(value) for value in (min(values), max(values))))
+    if all("%" in end for end in ends):
+        return " to ".join(ends)
+    digits = 1 if min(values) >= _ONE_DECIMAL_FROM else 2
+    return "–".join(dict.fromkeys(f"{value:.{digits}f}" for value in (min(values), max(values)))) + "×"
+
+
+def mean_lines(comparison: MachineComparison) -> list[str]:
+    """Return the geometric means of energy and of work per money, a line for each machine that has them."""
+    first, *others = comparison.machines
+    lines = []
+    for machine in others:
+        means, per_hour = comparison.means_of(machine), comparison.prices.per_hour
+        if means.energy is not None:
+            over = f"geometric mean over {pluralize(means.num_energies, 'configuration')}"
+            ratio = short_ratio(means.energy)
+            lines.append(f"GPU energy for the same work, {machine.name} over {first.name}: {ratio}, {over}.")
+        if means.work_per_price is not None:
+            prices = f"{per_hour[machine.name]:g} and {per_hour[first.name]:g} an hour"
+            ratio = short_ratio(means.work_per_price)
+            lines.append(f"Work for the same money, {machine.name} over {first.name}, at {prices}: {ratio}.")
+    return lines
+
+
+def verdict_counts(comparison: MachineComparison) -> str:
+    """Return how many ratios have which verdict."""
+    counts = Counter(
+        result.words if result.verdict.kind != "incomparable" else "not comparable"
+        for row in comparison.rows
+        for result in row.results
+        if result.verdict is not None
+    )
+    order = (*_MARKS, "one run each", "one run on a side", "not comparable")
+    words = ", ".join(f"{counts[kind]} {kind}" for kind in order if counts[kind])
+    if not words:
+        return "No configuration is common to two machines."
+    if counts["one run each"] + counts["one run on a side"]:
+        words += "; one run gives no interval: `castwise run --within 1%` measures several"
+    return f"Verdicts: {words}."
 
 
 def flat_row(row: ComparisonRow, result: MachineResult) -> dict[str, Any]:
@@ -49,6 +143,10 @@ def flat_row(row: ComparisonRow, result: MachineResult) -> dict[str, Any]:
         "throughput_per_second": None if result.throughput is None else result.throughput.value,
         **estimate_values("ratio", result.ratio),
         **estimate_values("speedup", result.speedup),
+        **estimate_values("joules_per_unit", result.joules),
+        **estimate_values("energy_ratio", result.energy_ratio),
+        "units_per_price": result.units_per_price,
+        "units_per_energy_price": result.units_per_energy_price,
         "verdict": verdict_text(result),
         "status": result.entry.status,
     }
@@ -56,36 +154,85 @@ def flat_row(row: ComparisonRow, result: MachineResult) -> dict[str, Any]:
 
 def result_table(comparison: MachineComparison) -> DataTable[FlatRow]:
     """Return the table of ratios and verdicts: a row for each configuration on each of the other machines."""
-    first, second, *others = (machine.name for machine in comparison.machines)
-    there = "there" if others else second
+    lines = _lines(comparison)
+    first, there = _places(comparison, lines)
+    fields = [
+        *_row_fields(lines),
+        Field("throughput_first", first, "rate", _marked("throughput_first", _rate_text)),
+        Field("throughput", there, "rate", _marked("throughput", _rate_text)),
+        Field("unit", "unit", format=lambda row: f"{row['unit']}/s"),
+        Field("ratio", "ratio", "ratio", difference_text("ratio")),
+        Field("verdict", "verdict"),
+        Field("speedup_first", f"speed-up on {first}", "ratio", _marked("speedup_first", interval_text)),
+        Field(
+            "speedup",
+            f"speed-up {'' if there == 'there' else 'on '}{there}",
+            "ratio",
+            _marked("speedup", interval_text),
+        ),
+    ]
+    return DataTable(worth_showing(fields, lines, ("precision", "batch_size", "ratio", "verdict")), lines)
+
+
+def cost_table(comparison: MachineComparison) -> DataTable[FlatRow]:
+    """Return the table of energy per unit of throughput and of work per money; without rows if nothing is known."""
+    names = ("joules_per_unit", "units_per_price", "units_per_energy_price")
+    compared = (line for line in _lines(comparison) if line["ratio"])  # the rest is of different work, or failed
+    lines = [line for line in compared if any(line[name] or line[f"{name}_first"] for name in names)]
+    first, there = _places(comparison, lines)
+    fields = _row_fields(lines)
+    for name, what, text in (
+        ("joules_per_unit", "energy", _energy_text),
+        ("units_per_price", "work per money", _work_text),
+        ("units_per_energy_price", "work per money of energy", _work_text),
+    ):
+        fields += [Field(f"{name}_first", f"{what}, {first}", "number", text(f"{name}_first"))]
+        fields += [Field(name, f"{what}, {there}", "number", text(name))]
+        if name == "joules_per_unit":
+            fields += [Field("energy_ratio", "energy ratio", "ratio", difference_text("energy_ratio"))]
+    fields += [Field("unit", "unit")]
+    return DataTable(worth_showing(fields, lines, ("precision", "batch_size")), lines)
+
+
+def _places(comparison: MachineComparison, lines: list[FlatRow]) -> tuple[str, str]:
+    """Return the headings of the first machine, and of the other one or ones."""
+    others = dict.fromkeys(line["machine"] for line in lines)
+    return comparison.machines[0].name, next(iter(others)) if len(others) == 1 else "there"
+
+
+def _row_fields(lines: list[FlatRow]) -> list[Field]:
+    """Return the fields that say which configuration a line is of, and on which machine if there are several."""
+    names = ("workload", "precision", "batch_size", "loss_scale")
+    cells = {tuple(line[name] for name in names) for line in lines}
+    has_scales = len(cells) > len({cell[:-1] for cell in cells})  # else it is the precision's own
+    return [
+        Field("workload", "workload", wraps=True),
+        *find_fields(("precision", "loss_scale", "batch_size") if has_scales else ("precision", "batch_size")),
+        *([Field("machine", "machine", wraps=True)] if len({line["machine"] for line in lines}) > 1 else []),
+    ]
+
+
+def _lines(comparison: MachineComparison) -> list[FlatRow]:
+    """Return a line for each configuration on each of the other machines; what ends on "_first" is the first's."""
     lines: list[FlatRow] = []
     for title, rows in comparison.groups.items():
         for row in rows:
             base = row.result_on(comparison.machines[0])
+            of_first = dict.fromkeys(flat_row(row, row.results[0])) if base is None else flat_row(row, base)
             lines += [
                 {
+                    **{f"{name}_first": value for name, value in of_first.items()},
+                    **estimate_values("speedup_first", None if base is None else base.speedup),
                     **flat_row(row, result),
                     "workload": title,
                     "throughput_first": _rate_or_status(base),
                     "throughput": _rate_or_status(result),
-                    **estimate_values("speedup_first", None if base is None else base.speedup),
                     "style": "red" if result.broke else _STYLES.get(result.verdict.kind),
                 }
                 for result in row.results
                 if result.verdict is not None
             ]
-    fields = [
-        Field("workload", "workload", wraps=True),
-        *find_fields(("precision", "loss_scale", "batch_size")),
-        *([Field("machine", "machine")] if others else []),
-        Field("throughput_first", first, "rate", _throughput_text("throughput_first")),
-        Field("throughput", there, "rate", _throughput_text("throughput")),
-        Field("ratio", "ratio", "ratio", interval_text("ratio")),
-        find_field("verdict"),
-        Field("speedup_first", f"speed-up on {first}", "ratio", interval_text("speedup_first")),
-        Field("speedup", f"speed-up {'there' if others else f'on {second}'}", "ratio", interval_text("speedup")),
-    ]
-    return DataTable(worth_showing(fields, lines, ("precision", "batch_size", "ratio", "verdict")), lines)
+    return lines
 
 
 def _rate_or_status(result: MachineResult | None) -> float | str | None:
@@ -94,8 +241,28 @@ def _rate_or_status(result: MachineResult | None) -> float | str | None:
     return None if result is None or result.entry.status == "ok" else result.entry.status
 
 
-def _throughput_text(name: str) -> Callable[[FlatRow], str]:
-    return lambda row: row[name] if isinstance(row[name], str) else rate_text(name)(row)
+def _marked(name: str, form: Callable[[str], Callable[[FlatRow], str]]) -> Callable[[FlatRow], str]:
+    """Return the format of a figure, or of a status in its place, with a mark if the run did not end well."""
+    status = "status_first" if name.endswith("_first") else "status"
+
+    def text(row: FlatRow) -> str:
+        if isinstance(row[name], str):
+            return str(row[name])
+        return f"{'' if row[status] == 'ok' else f'{_FAILED} '}{form(name)(row)}"
+
+    return text
+
+
+def _rate_text(name: str) -> Callable[[FlatRow], str]:
+    return lambda row: format_rate(row[name])
+
+
+def _energy_text(name: str) -> Callable[[FlatRow], str]:
+    return lambda row: f"{row[name]:#.3g} J"
+
+
+def _work_text(name: str) -> Callable[[FlatRow], str]:
+    return lambda row: f"{row[name] / 1e6:,.2f} M" if row[name] >= 1e6 else f"{row[name]:,.0f}"
 
 
 def trait_table(comparison: MachineComparison) -> DataTable[FlatRow]:
@@ -130,6 +297,8 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
     rows, lines = comparison.rows, [note.text for note in comparison.machine_notes]
     if any(row.is_whole for row in rows):
         lines.append("Throughput and ratio of whole training runs are by their wall time, validation included.")
+    if any(result.entry.status != "ok" and result.throughput for row in rows for result in row.results):
+        lines.append(f"{_FAILED}: this run did not end well, so that its speed is no result.")
     if any(not row.is_whole and row.spec.kind == "training" for row in rows):
         lines.append("Throughput of runs that were cut short is that of their steps, without validation.")
     changed = dict[str, None]()  # workloads of user models whose files differ between machines
@@ -142,15 +311,14 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
     if other:
         pairs = dict.fromkeys(f"{row.spec.label} over batch {row.baseline_batch}" for row in other)
         lines.append(f"Speed-ups over fp32 at another batch, as the source has them: {', '.join(pairs)}.")
-    # The counts of verdicts already say that no ratio has an interval.
-    kinds = ("incomparable",) if comparison.is_without_intervals else ("incomparable", "inconclusive")
     reasons: dict[str, dict[str, None]] = {}
     for row in rows:
         for result in row.results:
-            if result.verdict is not None and result.verdict.kind in kinds:
-                reason = f"{result.verdict.kind}: {result.verdict.reason}"
-                reasons.setdefault(reason, {})[row.spec.label] = None
-    return lines + [f"{truncate_list(list(labels), most=_MAX_LABELS)}: {why}" for why, labels in reasons.items()]
+            if result.verdict is not None and result.verdict.kind == "incomparable":
+                reasons.setdefault(result.verdict.reason, {})[row.spec.label] = None
+    return lines + [
+        f"{truncate_list(list(labels), most=_MAX_LABELS)}: not comparable: {why}" for why, labels in reasons.items()
+    ]
 
 
 def note_lines(comparison: MachineComparison) -> list[str]:
@@ -162,17 +330,18 @@ def slower_lines(comparison: MachineComparison) -> list[str]:
     """Return the configurations that are slower, or do not end well any more, a line each."""
     lines = []
     for row, result in comparison.slower:
-        slower = f"slower: {ratio_text(result.ratio)}"
-        what = f"{result.entry.status}, and ended well before" if result.broke else slower
-        lines.append(f"{row.spec.label} on {result.machine.name}: {what}")
+        where = f" on {result.machine.name}" if len(comparison.machines) > 2 else ""
+        what = f"{result.entry.status}, and ended well before" if result.broke else ratio_text(result.ratio)
+        lines.append(f"{row.spec.label}{where}: {what}")
     return lines
 
 
 def print_comparison(comparison: MachineComparison, console: Console) -> None:
     """Print the comparison to a terminal."""
     print_line(console, headline(comparison), "bold")
-    print_line(console, verdict_counts(comparison))
-    table, traits = result_table(comparison), trait_table(comparison)
+    for line in (*mean_lines(comparison), verdict_counts(comparison)):
+        print_line(console, line)
+    table, costs, traits = result_table(comparison), cost_table(comparison), trait_table(comparison)
     if table.rows:
         console.print()
         print_data_table(
@@ -180,6 +349,9 @@ def print_comparison(comparison: MachineComparison, console: Console) -> None:
         )
     for line in remark_lines(comparison):
         print_line(console, f"  {line}", "yellow")
+    if costs.rows:
+        print_line(console, f"\n{COSTS}", "bold")
+        print_data_table(console, costs, drop_first=_DROP_COSTS_FIRST, elsewhere="--format json has all")
     if traits.rows:
         print_line(console, "\nWhat differs", "bold")
         print_data_table(console, traits)
@@ -191,12 +363,14 @@ def print_comparison(comparison: MachineComparison, console: Console) -> None:
 
 def markdown_comparison(comparison: MachineComparison) -> str:
     """Return the comparison as GitHub's Markdown: the result, the table, and the rest folded."""
-    table, traits = result_table(comparison), trait_table(comparison)
+    table, costs, traits = result_table(comparison), cost_table(comparison), trait_table(comparison)
     parts = [
         f"**{markdown_text(headline(comparison))}** {markdown_text(verdict_counts(comparison))}",
+        _bullets(mean_lines(comparison)),
         "\n".join(f"- ▼ {markdown_text(line)}" for line in slower_lines(comparison)),
         "\n".join(markdown_grid(table.columns, table.rows)) if table.rows else "",
         _bullets(remark_lines(comparison)),
+        _folded(COSTS, "\n".join(markdown_grid(costs.columns, costs.rows))) if costs.rows else "",
         _folded("What differs", "\n".join(markdown_grid(traits.columns, traits.rows))) if traits.rows else "",
         *(_folded(title, _bullets(lines)) for title, lines in _lists(comparison)),
     ]
@@ -208,6 +382,18 @@ def json_comparison(comparison: MachineComparison) -> str:
     document = {
         "headline": headline(comparison),
         "margin": comparison.margin,
+        "geometric_means": [
+            {
+                "machine": means.machine.name,
+                "ratio": means.speed,
+                "cells": means.num_speeds,
+                "energy_ratio": means.energy,
+                "energy_cells": means.num_energies,
+                "work_per_price_ratio": means.work_per_price,
+            }
+            for means in map(comparison.means_of, comparison.machines[1:])
+        ],
+        "prices": {"per_hour": dict(comparison.prices.per_hour), "per_kwh": comparison.prices.per_kwh},
         "machines": [
             {"name": each.name, "published": each.is_published, "traits": each.traits, "notes": list(each.notes)}
             for each in comparison.machines
@@ -239,8 +425,13 @@ def _json_row(title: str, row: ComparisonRow) -> dict[str, Any]:
                 "throughput_per_second": json_estimate(result.throughput),
                 "ratio": json_estimate(result.ratio),
                 "verdict": result.verdict and result.verdict.kind,
+                "verdict_text": result.words or None,
                 "why": result.verdict and result.verdict.reason,
                 "speedup": json_estimate(result.speedup),
+                "joules_per_unit": json_estimate(result.joules),
+                "energy_ratio": json_estimate(result.energy_ratio),
+                "units_per_price": result.units_per_price,
+                "units_per_energy_price": result.units_per_energy_price,
             }
             for result in row.results
         ],
@@ -248,12 +439,12 @@ def _json_row(title: str, row: ComparisonRow) -> dict[str, Any]:
 
 
 def verdict_text(result: MachineResult) -> str:
-    """Return a verdict with its mark; the status if that is why there is none."""
+    """Return a verdict in words, with a mark if it is one: `▲ faster`, `one run each`."""
     if result.verdict is None:
         return "–"
-    status = result.entry.status
-    word = status if result.verdict.kind == "incomparable" and status != "ok" else result.verdict.kind
-    return f"{_MARKS[result.verdict.kind]} {word}"
+    if result.words.startswith("one run"):
+        return result.words
+    return f"{'▼' if result.broke else _MARKS[result.verdict.kind]} {result.words}"
 
 
 def _lists(comparison: MachineComparison) -> list[tuple[str, list[str]]]:

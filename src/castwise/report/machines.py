@@ -4,16 +4,18 @@ from collections.abc import Collection as Names
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from castwise.analysis import training_metrics
+from castwise.analysis.energy import joules_per_unit
 from castwise.analysis.speedup import was_timed
 from castwise.analysis.statistics import Estimate
-from castwise.records.schema import Environment, Trial
+from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.published import PublishedMachine
 from castwise.report.collection import Collection, Configuration, collect, machine_traits, throughput_of
+from castwise.report.machine_names import machine_names, short_name
 from castwise.spec.trial import TrialSpec
 
 # What of a recipe says how much of a run is done and counted; runs that differ in it only are of one configuration.
@@ -39,6 +41,7 @@ class Entry:
     speedup: Estimate | None = None  # over float32 at the same batch, as measured in rounds
     baseline_batch: int | None = None  # of the float32 run that a source compares with, if it is another
     trials: tuple[Trial, ...] = ()  # empty if it is published
+    unit_joules: tuple[float, ...] = ()  # GPU energy of each unit of throughput, a value a process that has it
     cut: str = ""  # how a training run was cut short, in words
 
     @property
@@ -94,15 +97,31 @@ class Origin:
 
 
 def measured_machines(origins: Sequence[Origin]) -> list[list[ComparedMachine]]:
-    """Return the machines of each origin: one, or several if its trials are of several, which are never mixed."""
-    found: list[list[tuple[Origin, list[Trial]]]] = []
-    for origin in origins:
+    """Return the machines of each origin: one, or several if its trials are of several.
+
+    Machines with one GPU model that share no workload are one side: each figure still is of one machine.
+    """
+    found: list[tuple[int, Origin, list[Trial]]] = []
+    for number, origin in enumerate(origins):
         by_machine: dict[str, list[Trial]] = {}
         for trial in origin.trials:
             by_machine.setdefault(trial.environment.fingerprint, []).append(trial)
-        found.append([(origin, trials) for trials in by_machine.values()])
-    names = iter(_names([(origin.name, trials[0].environment) for sides in found for origin, trials in sides]))
-    return [[_measured(next(names), origin, collect(trials)) for origin, trials in sides] for sides in found]
+        sides: list[list[Trial]] = []
+        for trials in by_machine.values():
+            device, workloads = trials[0].environment.device_name, {trial.spec.workload for trial in trials}
+            partners = (side for side in sides if side[0].environment.device_name == device)
+            partner = next((s for s in partners if workloads.isdisjoint(t.spec.workload for t in s)), None)
+            if partner is None:
+                sides.append(list(trials))
+            else:
+                partner.extend(trials)
+        found += [(number, origin, trials) for trials in sides]
+    environments = [[trial.environment for trial in trials] for _, _, trials in found]
+    names = machine_names(environments, [origin.name for _, origin, _ in found])
+    machines: list[list[ComparedMachine]] = [[] for _ in origins]
+    for name, (number, origin, trials) in zip(names, found, strict=True):
+        machines[number].append(_measured(name, origin, collect(trials)))
+    return machines
 
 
 def published_machine(
@@ -136,21 +155,9 @@ def published_machine(
         "published in": "; ".join(f"{suite.name}: {suite.source}" for suite in published.suites),
         "source's machine": "; ".join(f"{suite.name}: {suite.machine}" for suite in published.suites),
     }
-    return ComparedMachine(f"{published.gpu} (published)", entries, traits, is_published=True, notes=tuple(notes))
-
-
-def _names(sides: Sequence[tuple[str, Environment]]) -> list[str]:
-    """Return the shortest names that differ: the device, then with the folder, the path, and the fingerprint."""
-    for form in ("{device}", "{device} ({folder})", "{device} ({path})", "{device} ({path}, {fingerprint})"):
-        names = [
-            form.format(
-                device=machine.device_name, folder=Path(path).name or path, path=path, fingerprint=machine.fingerprint
-            )
-            for path, machine in sides
-        ]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{name} #{number}" for number, name in enumerate(names, start=1)]
+    return ComparedMachine(
+        f"{short_name(published.gpu)} (published)", entries, traits, is_published=True, notes=tuple(notes)
+    )
 
 
 def _measured(name: str, origin: Origin, collection: Collection) -> ComparedMachine:
@@ -169,7 +176,8 @@ def _measured(name: str, origin: Origin, collection: Collection) -> ComparedMach
     if num_left_out:
         count = "1 configuration was" if num_left_out == 1 else f"{num_left_out} configurations were"
         notes.append(f"{count} measured in several ways: the one with the most processes, or the whole run, counts")
-    return ComparedMachine(name, entries, _traits(collection), notes=tuple(notes))
+    traits = {"records": PurePath(origin.name).name or origin.name} | _traits(collection)
+    return ComparedMachine(name, entries, traits, notes=tuple(notes))
 
 
 def _measured_entry(configurations: Sequence[Configuration]) -> Entry:
@@ -195,6 +203,7 @@ def _measured_entry(configurations: Sequence[Configuration]) -> Entry:
         units=units,
         speedup=None if is_training else configurations[0].speedup,
         trials=tuple(trials),
+        unit_joules=tuple(joules for trial in trials if (joules := joules_per_unit(trial))),
         cut=cut,
     )
 

@@ -1,124 +1,208 @@
-"""Machines next to each other: throughput of each configuration on the left, its speed-up over float32 on the right."""
+"""How many times as fast configurations are as on the first machine: a row each, on a logarithmic axis."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 
-from castwise.analysis.statistics import Estimate
-from castwise.registry.precisions import BASELINE
-from castwise.render.fields import Field, FlatRow, find_field, find_fields, interval_text, ratio_text
+from castwise.analysis.statistics import Estimate, has_interval
+from castwise.render.fields import Field, FlatRow, difference_text, find_fields, ratio_text
 from castwise.render.table import DataTable
-from castwise.render.units import format_rate, format_ratio
+from castwise.render.theme import INK, STACK, look_of
+from castwise.render.units import format_ratio, pluralize
 from castwise.report.charts import plotly_parts as plot
 from castwise.report.charts.chart import Chart, left_out
-from castwise.report.collection import FileOf, value_of
-from castwise.report.machine_comparison import ComparisonRow, MachineResult
-from castwise.report.machine_report import flat_row, verdict_text
+from castwise.report.collection import FileOf
+from castwise.report.machine_comparison import ComparisonRow, MachineComparison, MachineResult
+from castwise.report.machine_report import flat_row, short_ratio, title_of, verdict_text
 
-_MAX_ROWS = 24
-_PATTERNS = ("", ".", "-", "+")  # of the configurations of one precision; "/" is of those that failed
-_NAME_WIDTH = 16  # characters of a machine's name below its bars, on a line
-_HALF = 0.45  # of the width, for each of the two panels
+_MAX_ROWS = 40
+_ROW, _NARROW_ROW, _AROUND = 30, 42, 70  # pixels of a row, of one on a narrow screen, and above and below the rows
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up")
+_COLOURS = (STACK[3], STACK[0], STACK[2], STACK[4])  # of machines
+_MOST_TICKS, _MOST_NARROW_TICKS = 8, 4
+_EVEN_STEPS = 2.5  # of the axis' ends: below it, numbers are at even steps from 1
+_STEPS = range(-10, 20)
+_IN_PERCENT = 1.12  # of the axis' ends, or 1 over it
+
+_Found = tuple[str, ComparisonRow, MachineResult, Estimate]  # the group's title, and a result with its ratio
 
 
-def machines(title: str, rows: Sequence[ComparisonRow], file_of: FileOf) -> Chart | None:
-    """Return throughput and speed-up of each configuration, a group of bars for each machine."""
-    measured = [row for row in rows if any(result.throughput or result.speedup for result in row.results)]
-    if not measured:
-        return None
-    shown = measured[:_MAX_ROWS]
-    rates, speedups = [], []
-    for row in shown:
-        rates.append(_bars(rows, row, lambda result: result.throughput, format_rate, f" {row.unit}/s", file_of))
-        if row.spec.precision != BASELINE:
-            over = f" over fp32 at batch {row.baseline_batch}"
-            bars = _bars(rows, row, lambda result: result.speedup, format_ratio, over, file_of)
-            speedups.append(bars | plot.panel(1) | {"showlegend": False})
-    document = plot.layout(
-        380,
-        barmode="group",
-        xaxis=plot.names_axis(domain=[0, _HALF], anchor="y"),
-        yaxis=plot.axis(
-            f"{shown[0].unit} per second", tickformat=",", anchor="x", domain=[0, 1], range=plot.bar_range(rates)
-        ),
-        xaxis2=plot.names_axis(domain=[1 - _HALF, 1], anchor="y2"),
-        yaxis2=plot.axis(
-            "speed-up over fp32", rangemode="tozero", anchor="x2", domain=[0, 1], range=plot.bar_range(speedups)
-        ),
-    )
-    if speedups:
-        num_machines = len({name for trace in speedups for name in trace["x"]})
-        # Categories count from 0. An xref to the axis' domain fails with a layer between traces and grid.
-        document["shapes"] = [plot.rule_at_one() | {"xref": "x2", "yref": "y2", "x0": -0.5, "x1": num_machines - 0.5}]
-    domains = {"xaxis": [0, 1], "yaxis": [0.62, 1], "xaxis2": [0, 1], "yaxis2": [0, 0.38]}  # below each other
-    narrow = {"height": 620} | {name: document[name] | {"domain": domain} for name, domain in domains.items()}
-    table_rows: list[FlatRow] = [
-        {**flat_row(row, result), "file": _file(result, file_of)} for row in rows for result in row.results
+def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
+    """Return the ratio of each configuration on each of the other machines, and their geometric means, if any."""
+    found: list[_Found] = [
+        (title, row, result, result.ratio)
+        for title, rows in comparison.groups.items()
+        for row in rows
+        for result in row.results
+        if result.ratio is not None
     ]
+    if not found:
+        return None
+    first = comparison.machines[0]
+    others = [machine for machine in comparison.machines[1:] if any(each[2].machine is machine for each in found)]
+    rows = list({id(row): (title, row) for title, row, _, _ in found}.values())
+    shown = rows[:_MAX_ROWS]
+    height = {id(row): len(shown) - number for number, (_, row) in enumerate(shown)}  # the first is at the top
+    drawn = [each for each in found if id(each[1]) in height]
+    traces = []
+    for number, machine in enumerate(others):
+        own = [each for each in drawn if each[2].machine is machine]
+        # Next to each other if there are several; colours are then the machines', else the precisions'.
+        offset = 0.25 - 0.5 * number / (len(others) - 1) if len(others) > 1 else 0.0
+        colours = [
+            look_of(row.spec.precision).colour if len(others) == 1 else _COLOURS[number % len(_COLOURS)]
+            for _, row, *_ in own
+        ]
+        means = comparison.means_of(machine)
+        mean = f"geometric mean over {pluralize(means.num_speeds, 'configuration')}"
+        trace: plot.Document = {
+            "type": "scatter",
+            "mode": "markers",
+            "name": plot.wrap(machine.name, 44),
+            "x": [ratio.value for *_, ratio in own],
+            "y": [height[id(row)] + offset for _, row, *_ in own],
+            "error_x": plot.error_bars([ratio for *_, ratio in own]),
+            "marker": {
+                "color": colours,
+                "symbol": _SYMBOLS[number % len(_SYMBOLS)],
+                "size": 11,
+                "line": {"color": INK, "width": 0.5},
+            },
+            "hovertext": [_hover(each, file_of) for each in own],
+            "hoverinfo": "text",
+            "legendgroup": str(number),
+            "showlegend": len(others) > 1,
+        }
+        of_mean = {"x": [means.speed], "y": [offset], "hovertext": [plot.hover([mean, short_ratio(means.speed or 1)])]}
+        marker = {
+            "marker": trace["marker"] | {"symbol": "diamond", "size": 15, "color": colours[0] if colours else INK}
+        }
+        if len(others) == 1:
+            marker["marker"]["color"] = INK
+        traces += [trace, trace | of_mean | marker | {"error_x": None, "showlegend": False}]
+    ends = [1.0, *(end for *_, ratio in drawn for end in _ends(ratio))]
+    margin = (max(ends) / min(ends)) ** 0.05
+    low, high = min(ends) / margin, max(ends) * margin
+    labels = [plot.wrap(f"{title}, {row.spec.precision}, batch {row.spec.batch_size}", 50) for title, row in shown]
+    title = plot.escape(f"speed relative to {first.name}")
+    document = plot.layout(
+        _ROW * (len(shown) + 1) + _AROUND,
+        xaxis=_speed_axis(title, low, high, _MOST_TICKS),
+        yaxis=_rows_axis([*labels, "<b>geometric mean</b>"]),
+    )
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0.5, "y1": 0.5}
+    document["shapes"] = [
+        plot.rule_at_one("x") | {"layer": "above", "line": {"color": INK, "width": 1.5, "dash": "dot"}},
+        line | {"line": {"color": INK, "width": 0.5}},
+    ]
+    narrow: plot.Document = {
+        "height": _NARROW_ROW * (len(shown) + 1) + _AROUND,
+        "xaxis": _speed_axis(title, low, high, _MOST_NARROW_TICKS),
+        "yaxis": _rows_axis([*(_narrow_label(title, row, comparison) for title, row in shown), "<b>mean</b>"]),
+    }
+    if len(others) == 1:
+        # The figures are the labels of a second axis, which appears only if a trace is on it.
+        texts = [ratio_text(ratio) for *_, ratio in drawn] + [short_ratio(comparison.means_of(others[0]).speed or 1)]
+        side = {"overlaying": "y", "side": "right"}
+        document["yaxis2"] = _rows_axis(texts) | side
+        narrow["yaxis2"] = _rows_axis([text.split(" [")[0] for text in texts]) | side
+        traces.append({"type": "scatter", "mode": "none", "x": [1], "y": [0], "yaxis": "y2", "showlegend": False})
     fields = [
+        *find_fields(("workload", "precision", "loss_scale", "batch_size")),
         Field("machine", "machine"),
-        *find_fields(("precision", "loss_scale", "batch_size", "throughput_per_second")),
-        find_field("speedup", "speed-up over fp32"),
-        Field("ratio", "ratio", "ratio", interval_text("ratio")),
-        *find_fields(("verdict", "status", "file")),
+        Field("ratio", "ratio", "ratio", difference_text("ratio")),
+        *find_fields(("verdict", "file")),
+    ]
+    table_rows: list[FlatRow] = [
+        {**flat_row(row, result), "workload": title, "file": _file(result, file_of)} for title, row, result, _ in found
     ]
     return Chart(
-        name="machines",
-        title=title,
-        summary=_summary(shown),
-        traces=[*rates, *speedups],
+        name="ratios",
+        title=f"Speed, {title_of(comparison)}",
+        summary=_summary(comparison),
+        traces=traces,
         layout=document,
         narrow=narrow,
         table=DataTable(fields, table_rows),
-        note=left_out("{} of {:,} configurations are drawn; the table has all.", shown, measured),
+        note=left_out("{} of {:,} configurations are drawn; the table has all.", shown, rows),
     )
 
 
-def _bars(
-    rows: Sequence[ComparisonRow],
-    row: ComparisonRow,
-    get: Callable[[MachineResult], Estimate | None],
-    form: Callable[[float | None], str],
-    unit: str,
-    file_of: FileOf,
-) -> plot.Document:
-    same_precision = [each for each in rows if each.spec.precision == row.spec.precision]
-    pattern = _PATTERNS[min(same_precision.index(row), len(_PATTERNS) - 1)]
+def _narrow_label(title: str, row: ComparisonRow, comparison: MachineComparison) -> str:
+    """Return a row's label on at most three short lines; it names the batch size if the group has several."""
+    has_batches = len({each.spec.batch_size for each in comparison.groups[title]}) > 1
+    last = f"{row.spec.precision}, {row.spec.batch_size}" if has_batches else row.spec.precision
+    return "<br>".join([*plot.wrap(title, 20).split("<br>")[:2], plot.escape(last)])
 
-    def bar(result: MachineResult) -> plot.Bar:
-        figure = get(result)
-        text = form(figure.value) if figure else ""
-        verdict = f"{verdict_text(result)} {ratio_text(result.ratio)}" if result.verdict is not None else ""
-        where = f"{row.spec.label} on {result.machine.name}"
-        interval = plot.interval_text(figure, form)
-        return plot.Bar(
-            name=plot.wrap(result.machine.name, _NAME_WIDTH),
-            precision=row.spec.precision,
-            found=figure,
-            label=text,
-            pattern=pattern if result.entry.status == "ok" else "/",
-            hover=plot.hover([where, text and f"{text}{unit}", interval, verdict, _file(result, file_of)]),
+
+def _rows_axis(texts: Sequence[str]) -> plot.Document:
+    """Return an axis with a text for each row, the first at the top; the last is that of the mean, at 0."""
+    positions = [len(texts) - 1 - number for number in range(len(texts))]
+    return plot.axis(
+        tickmode="array", tickvals=positions, ticktext=list(texts), range=[-0.7, len(texts) - 0.3], zeroline=False
+    ) | {"showgrid": False}
+
+
+def _ends(ratio: Estimate) -> Sequence[float]:
+    return (ratio.low, ratio.high) if has_interval(ratio) else (ratio.value,)
+
+
+def _label(title: str, row: ComparisonRow) -> str:
+    return plot.escape(f"{title}, {row.spec.precision}, batch {row.spec.batch_size}")
+
+
+def _narrow(label: str) -> str:
+    return "<br>".join(label.split(", ")[:2])
+
+
+def _speed_axis(title: str, low: float, high: float, most: int) -> plot.Document:
+    """Return a logarithmic axis from `low` to `high` with at most so many numbers, in per cent if all are near 1."""
+    in_percent = max(high, 1 / low) < _IN_PERCENT
+    if high / low < _EVEN_STEPS:
+        steps = (step * 10.0**power for power in range(-4, 1) for step in (1, 2, 5))
+        ticks = next(
+            found for step in steps if len(found := _between([1 + n * step for n in _STEPS], low, high)) <= most
         )
-
-    batches = {each.spec.batch_size for each in rows}
-    scales = {each.spec.loss_scale for each in same_precision}
-    batch = f", batch {row.spec.batch_size}" if len(batches) > 1 else ""
-    scale = f", loss scale {row.spec.loss_scale}" if len(scales) > 1 else ""
-    name = plot.escape(f"{row.spec.precision}{batch}{scale}")
-    highest = max(value_of(get(result)) for each in rows for result in each.results)
-    return plot.labelled_bars(
-        [bar(result) for result in row.results], highest, len(rows) * len(row.results), name=name, legendgroup=name
+    else:
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        mantissas = next(
+            (each for each in ((1, 2, 5), (1, 3)) if len(_between(_powers(each, decades), low, high)) <= most), (1,)
+        )
+        ticks = _between(_powers(mantissas, decades), low, high)
+    return plot.axis(
+        title,
+        type="log",
+        range=[math.log10(low), math.log10(high)],
+        tickmode="array",
+        tickvals=ticks,
+        ticktext=[
+            f"{100 * (tick - 1):+z.3g} %".replace("-", "−").replace("+0 %", "0 %") if in_percent else f"{tick:g}×"
+            for tick in ticks
+        ],
+        zeroline=False,
     )
 
 
-def _summary(rows: Sequence[ComparisonRow]) -> str:
-    speedups = [(result.speedup.value, row, result) for row in rows for result in row.results if result.speedup]
-    what = "Throughput of whole runs, validation included" if rows[0].is_whole else "Throughput"
-    if not speedups:
-        return f"{what}; no configuration can be compared with float32 on its machine."
-    value, row, result = max(speedups, key=lambda each: each[0])
-    return (
-        f"{what}, and speed-up over fp32 on the same machine: the largest is {format_ratio(value)}, "
-        f"{row.spec.precision} on {result.machine.name}."
-    )
+def _powers(mantissas: Sequence[int], decades: Sequence[int]) -> list[float]:
+    return [mantissa * 10.0**decade for decade in decades for mantissa in mantissas]
+
+
+def _between(values: Sequence[float], low: float, high: float) -> list[float]:
+    return [value for value in values if low <= value <= high]
+
+
+def _hover(found: _Found, file_of: FileOf) -> str:
+    _, row, result, ratio = found
+    interval = plot.interval_text(ratio, format_ratio)
+    where = f"{row.spec.label} on {result.machine.name}"
+    return plot.hover([where, ratio_text(ratio), interval, verdict_text(result), _file(result, file_of)])
+
+
+def _summary(comparison: MachineComparison) -> str:
+    means = [comparison.means_of(machine) for machine in comparison.machines[1:]]
+    words = [f"{short_ratio(each.speed)} ({each.machine.name})" for each in means if each.speed]
+    words = [words[0].split(" (")[0]] if len(words) == 1 else words
+    lines = "" if comparison.is_without_intervals else ", lines are 95 % intervals"
+    return f"To the right of the dotted line is faster{lines}. Geometric mean: {', '.join(words)}."
 
 
 def _file(result: MachineResult, file_of: FileOf) -> str:

@@ -8,7 +8,7 @@ from castwise.errors import UsageError
 from castwise.records.store import free_name, slug
 from castwise.render.theme import THEMES
 from castwise.report.charts.chart import Chart, GroupSubject
-from castwise.report.charts.machines import machines
+from castwise.report.charts.machines import ratios
 from castwise.report.charts.plotly_parts import LEGEND_ROW, PICTURE, Document, escape, legend_rows
 from castwise.report.charts.registry import charts_of
 from castwise.report.charts.throughput import overview
@@ -86,12 +86,10 @@ def pictures_of(collection: Collection, file_of: FileOf) -> Iterator[Picture]:
 
 
 def pictures_of_machines(comparison: MachineComparison, file_of: FileOf) -> Iterator[Picture]:
-    """Yield the charts of compared machines, one for each group; no two have the same file name."""
-    taken: set[str] = set()
-    for title, rows in comparison.groups.items():
-        chart = machines(title, rows, file_of)
-        if chart is not None:
-            yield f"{_file_name(title, taken)}-{chart.name}", on_white(chart)
+    """Yield the chart of compared machines, if they have a ratio."""
+    chart = ratios(comparison, file_of)
+    if chart is not None:
+        yield chart.name, on_white(chart)
 
 
 def _file_name(title: str, taken: set[str]) -> str:

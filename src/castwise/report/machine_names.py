@@ -1,0 +1,74 @@
+"""Names of machines: the GPU's model, and then whatever tells machines with one model apart."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+
+from castwise.records.schema import Environment
+
+_CORES = re.compile(r" \((\d+) cores\)$")
+_CONTAINER = re.compile(r"[0-9a-f]{12}")  # the host name that a container gets if nobody names it
+_BRANDS = re.compile(r"\((?:R|TM)\)|^(?:NVIDIA |AMD )?(?:GeForce |Tesla )?")
+_HASHES = 3  # the last of `_traits` are hashes
+_MOST_VALUES = 2  # of a trait, among the machines of one side
+
+
+def short_name(device: str) -> str:
+    """Return a device's name without its vendor: `H200` for `NVIDIA H200`."""
+    return _BRANDS.sub("", device) or device
+
+
+def machine_names(sides: Sequence[Sequence[Environment]], folders: Sequence[str]) -> list[str]:
+    """Return a short name for each side of a comparison; no two are alike.
+
+    Args:
+        sides: The environments that each side's records have.
+        folders: What the user called the records of each side.
+    """
+    traits = []
+    for environments, folder in zip(sides, folders, strict=True):
+        values = [list(dict.fromkeys(each)) for each in zip(*map(_traits, environments), strict=True)]
+        found = [" / ".join(each) if len(each) <= _MOST_VALUES else "" for each in values]
+        last_part = PurePath(folder).name
+        device = " / ".join(dict.fromkeys(short_name(each.device_name) for each in environments))
+        traits.append([device, *found[:-_HASHES], last_part, folder, *found[-_HASHES:]])
+    words = [", ".join(each) for each in _distinctions(traits, first=1)]
+    names = [f"{side[0]} ({each})" if each else side[0] for side, each in zip(traits, words, strict=True)]
+    return [f"{name} #{names[:n].count(name) + 1}" if names.count(name) > 1 else name for n, name in enumerate(names)]
+
+
+def distinctions(environments: Iterable[Environment]) -> dict[str, str]:
+    """Return by fingerprint what tells each machine from the others: `64-core host`; empty if there is only one."""
+    machines = {each.fingerprint: _traits(each) for each in environments}
+    return {name: ", ".join(words) for name, words in zip(machines, _distinctions([*machines.values()]), strict=True)}
+
+
+def _traits(machine: Environment) -> list[str]:
+    """Return in words in what machines with one GPU model may differ, what a reader knows best first."""
+    cores = _CORES.search(machine.cpu)
+    commit = f" at {machine.commit.rstrip('+')[:8]}" if machine.commit else ""
+    return [
+        "" if _CONTAINER.fullmatch(machine.host) else f"host {machine.host}",
+        f"{cores[1]}-core host" if cores else "",
+        f"{machine.num_gpus} GPU{'' if machine.num_gpus == 1 else 's'}",
+        _BRANDS.sub("", _CORES.sub("", machine.cpu)),
+        f"torch {machine.torch}",
+        f"driver {machine.driver}",
+        f"castwise {machine.castwise}{commit}",
+        (machine.gpu_uuid or "")[:12],
+        f"machine {machine.fingerprint}",
+    ]
+
+
+def _distinctions(traits: Sequence[Sequence[str]], first: int = 0) -> list[list[str]]:
+    """Return for each machine as few of its traits, in order, as tell it from the others."""
+    chosen: list[list[str]] = [list(machine[:first]) for machine in traits]
+    for place in range(first, max(map(len, traits), default=0)):
+        alike: dict[tuple[str, ...], list[int]] = {}
+        for number, words in enumerate(chosen):
+            alike.setdefault(tuple(words), []).append(number)
+        for numbers in alike.values():
+            if len({traits[number][place] for number in numbers}) > 1:
+                for number in numbers:
+                    chosen[number] += [traits[number][place]] if traits[number][place] else []
+    return [words[first:] for words in chosen]
