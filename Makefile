@@ -9,7 +9,7 @@ export CASTWISE_DATA ?= data
 demo: .venv/installed-all
 	$(BIN)/castwise run
 
-test: lint types docs tests
+test: lint types tests
 
 lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
@@ -22,7 +22,8 @@ types: .venv/installed-dev
 tests: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not gpu"
 
-# The documentation site, as site/index.html; it opens without a server. A broken link or anchor is an error.
+# The documentation site, as site/index.html; it opens without a server. A broken link or anchor is an error, here and in
+# `make tests`, which builds it too.
 docs: .venv/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 

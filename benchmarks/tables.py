@@ -24,9 +24,8 @@ import reference_tables
 import search_tables
 from goal_rows import ROWS
 from goal_tables import goals_table, measured_rows
-from stored import RECORDS, costs_of, load, markdown, place_of
-
 from rich.console import Console
+from stored import RECORDS, costs_of, load, markdown, place_of
 
 from castwise.analysis.advice import recommend
 from castwise.analysis.result_table import Row, compare
