@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Real data sets lie here, or are downloaded to here.
 export CASTWISE_DATA ?= data
 
-.PHONY: demo test browser format lint types tests tables pictures gpu-tests clean
+.PHONY: demo test docs browser format lint types tests tables pictures gpu-tests clean
 
 demo: .venv/installed-all
 	$(BIN)/castwise run
@@ -22,6 +22,11 @@ types: .venv/installed-dev
 tests: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not gpu"
 
+# The documentation site, as site/index.html; it opens without a server. A broken link or anchor is an error, here and in
+# `make tests`, which builds it too.
+docs: .venv/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 # The browser that the tests of reports drive; without one they are skipped. Needs the right to install packages.
 browser:
 	@command -v chromium || command -v google-chrome || \
@@ -36,7 +41,7 @@ format: .venv/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Writes the tables of README and docs from the records under benchmarks/records/.
+# Writes the tables of README and docs from the records under benchmarks/records/ and from the program.
 tables: .venv/installed-dev
 	$(BIN)/python benchmarks/tables.py
 
@@ -52,4 +57,4 @@ pictures: .venv/installed-dev browser
 	@touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache castwise-results
+	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache castwise-results site

@@ -1,4 +1,4 @@
-"""Write the tables of README and docs from the records under benchmarks/records/.
+"""Write the tables of README and docs from the records under benchmarks/records/ and from the program, and its schema.
 
     python benchmarks/tables.py [--check]
 
@@ -6,6 +6,8 @@ A table stands between `<!-- table: NAME ARGUMENT -->` and `<!-- /table -->`. Wi
 the exit code says whether every table is what its records give.
 """
 
+import io
+import itertools
 import json
 import re
 import statistics
@@ -18,25 +20,26 @@ from typing import Any
 import aa
 import emitted
 import max_batch_tables
+import reference_tables
 import search_tables
 from goal_rows import ROWS
 from goal_tables import goals_table, measured_rows
+from rich.console import Console
 from stored import RECORDS, costs_of, load, markdown, place_of
 
 from castwise.analysis.advice import recommend
 from castwise.analysis.result_table import Row, compare
-from castwise.cli.listings import NUMERICS
 from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import find_suite, is_search, specs_of
-from castwise.registry.techniques import TECHNIQUES, needs_of
-from castwise.render.run_report import markdown_table
+from castwise.render.run_report import markdown_table, print_table
 from castwise.spec.trial import TrialSpec
 from castwise.suites.render import markdown_suite
 from castwise.suites.result import SuiteResult
 
 HERE = Path(__file__).resolve().parent
-DOCUMENTS = (HERE.parent / "README.md", *sorted((HERE.parent / "docs").glob("*.md")))
+DOCUMENTS = (HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.md")))
+SCHEMA = HERE.parent / "docs" / "record.schema.json"
 _MARKED = re.compile(r"(<!-- table: (\w+)(?: ([^\n]+?))? -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
@@ -51,6 +54,16 @@ def results(workload: str, folder: str = "trials") -> str:
     found = [row for row in rows(folder) if row.trial.spec.workload == workload]
     found.sort(key=lambda row: precision_sort_key(row.trial.spec.precision))
     return markdown_table(found, recommend(found))
+
+
+def terminal(folder: str) -> str:
+    """Return what `castwise run` prints of the trials in a folder, without the notes below the table."""
+    text = io.StringIO()
+    found = rows(folder)
+    print_table(found, recommend(found), Console(file=text, width=130, emoji=False))
+    lines = [line.rstrip() for line in text.getvalue().rstrip().splitlines()]
+    kept = [line if not re.match(r"  \S", line) else "  …" for line in lines]
+    return "\n".join(["```text", *(line for line, _ in itertools.groupby(kept)), "```"]) + "\n"
 
 
 def studies(folder: str) -> tuple[list[dict[str, Any]], str]:
@@ -163,15 +176,6 @@ def coverage(name: str) -> str:
     return "\n".join(markdown(heading, "lrrrrrr", cells)) + "\n"
 
 
-def techniques(_: str) -> str:
-    """Return the registry of techniques."""
-    cells = []
-    for row in TECHNIQUES:
-        kinds = "run, suite" if "steady" in row.kinds else "suite"
-        cells.append((f"`{row.name}`", row.summary, needs_of(row), row.cost, NUMERICS[row.numerics], kinds))
-    return "\n".join(markdown("technique | what it does | needs | costs | numbers | in", "llllll", cells)) + "\n"
-
-
 def goals(_: str) -> str:
     """Return the speed goals, as far as they were measured."""
     measured = measured_rows(RECORDS / "goals")
@@ -186,6 +190,7 @@ def max_batches() -> max_batch_tables.Measured:
 
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
+    "terminal": terminal,
     "scaling": lambda workload: results(workload, "scaling"),
     "loops": lambda workload: results(workload, "techniques"),
     "against_plain": against_plain,
@@ -195,7 +200,12 @@ TABLES: dict[str, Callable[[str], str]] = {
     "advice": advice,
     "aa": lambda _: aa.table(sorted((RECORDS / "aa").glob("*.json"))),
     "suite": suite,
-    "techniques": techniques,
+    "commands": reference_tables.commands,
+    "listing": reference_tables.listing,
+    "keywords": reference_tables.keywords,
+    "frameworks": reference_tables.frameworks,
+    "precision_code": reference_tables.code,
+    "record_schema": reference_tables.schema_tables,
     "goals": goals,
     "max_batch": lambda name: max_batch_tables.in_a_sentence(name, max_batches()),
     "max_batch_account": lambda name: max_batch_tables.account(max_batches()[name][0]),
@@ -216,14 +226,14 @@ def fill(text: str) -> str:
 def main() -> int:
     """Write the documents, or check them."""
     stale = []
-    for path in DOCUMENTS:
-        before = path.read_text()
-        after = fill(before)
+    for path in (*DOCUMENTS, SCHEMA):
+        before = path.read_text() if path.exists() else ""
+        after = reference_tables.schema_file() if path == SCHEMA else fill(before)
         if before != after:
             stale.append(path)
             if "--check" not in sys.argv:
                 path.write_text(after)
-                print(f"{path.relative_to(HERE.parent)}: tables written")
+                print(f"{path.relative_to(HERE.parent)}: written")
     if stale and "--check" in sys.argv:
         print("Out of date, run `make tables`: " + ", ".join(path.name for path in stale), file=sys.stderr)
         return 1

@@ -26,7 +26,7 @@ def test_tables_are_up_to_date() -> None:
 
 
 def test_no_document_has_an_empty_table() -> None:
-    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     assert not [path.name for path in documents if "-->\n<!-- /table" in path.read_text()]
 
 

@@ -1,20 +1,33 @@
-"""What README and docs promise is there: files, headings, commands and options."""
+"""What README and docs promise is there: files, headings, commands and options; and the site is built of them."""
 
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
+from playwright.sync_api import sync_playwright
 
+from castwise.analysis.warnings import WarningName
 from castwise.cli.app import app
 from castwise.registry.precisions import PRECISIONS
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 DOCUMENTS.append(ROOT / "benchmarks" / "README.md")
+MOST_WORDS = 20_000
+MOST_WORDS_OF_METHOD = 1_500
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -81,3 +94,60 @@ def test_the_readme_lists_and_shows_every_precision() -> None:
     assert re.findall(r"^\| `([a-z0-9-]+)` \|", text, flags=re.MULTILINE) == names
     (table,) = re.findall(r"<!-- table: results resnet50 -->\n(.*?)<!-- /table -->", text, flags=re.DOTALL)
     assert re.findall(r"^\| \**([a-z0-9-]+)\** \|", table, flags=re.MULTILINE) == ["precision", *names]
+
+
+def words_of(path: Path) -> int:
+    """Return how many words of a document were written by hand: all but those between the marks of a table."""
+    if path.suffix == ".ipynb":
+        return sum(len("".join(cell["source"]).split()) for cell in json.loads(path.read_text())["cells"])
+    return len(re.sub(r"<!-- table: .*?<!-- /table -->", "", path.read_text(), flags=re.DOTALL).split())
+
+
+def test_documents_stay_short_enough_to_be_read() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]
+    assert sum(map(words_of, pages)) <= MOST_WORDS
+    assert words_of(ROOT / "docs" / "method.md") <= MOST_WORDS_OF_METHOD
+
+
+def test_every_warning_has_its_cause_and_what_to_do() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    assert re.findall(r"^\| `([a-z-]+)` \|.+\|.+\|.+\|$", text.partition("## Warnings")[2], re.MULTILINE) == list(
+        get_args(WarningName)
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the site, built as `make docs` does: a broken link or anchor fails."""
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_site_has_every_page(site: Path) -> None:
+    docs = ROOT / "docs"
+    pages = [*docs.rglob("*.md"), docs / "quickstart.ipynb"]
+    assert not [path for path in pages if not (site / path.relative_to(docs)).with_suffix(".html").exists()]
+
+
+def test_site_opens_and_searches_without_a_server_or_a_network(site: Path, browser_path: str) -> None:
+    requests: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto((site / "index.html").as_uri())
+        page.keyboard.press("/")
+        page.keyboard.type("undecided")
+        page.wait_for_selector(".md-search-result__item >> text=Troubleshooting")
+        browser.close()
+    assert requests
+    assert not [url for url in requests if not url.startswith(("file:", "blob:", "data:"))]

@@ -1,4 +1,4 @@
-"""Gradients averaged over ranks at once after backward (measured in docs/benchmarks.md)."""
+"""Gradients averaged over ranks at once after backward (measured in docs/evidence/plain-scripts.md)."""
 
 from typing import cast
 

@@ -1,0 +1,166 @@
+"""Tables of the reference pages, read off the program: commands, registries, and the record's JSON Schema."""
+
+import inspect
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+from stored import markdown
+
+from castwise.api import RunKeywords
+from castwise.cli import listings
+from castwise.cli.app import app
+from castwise.records import schema
+from castwise.registry.precisions import PRECISIONS
+from castwise.spec import recipe, trial, user_model
+from castwise.spec.options import RunOptions, options_of
+
+_COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def _cell(text: str) -> str:
+    """Return a text as a Markdown table can hold it."""
+    return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("[", "\\[")
+
+
+def commands(_: str) -> str:
+    """Return each command with its arguments and options, as `--help` has them."""
+    lines = []
+    for name, command in _COMMANDS.items():
+        if command.hidden:
+            continue
+        context = command.context_class(command, info_name=f"castwise {name}")
+        usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
+        lines += [f"## castwise {name}", "", command.help, "", "```", usage, "```", ""]
+        parameters = [each for each in command.get_params(context) if not each.hidden and each.name != "help"]
+        records = [each.get_help_record(context) for each in parameters]
+        if records:
+            cells = [(f"`{names}`".replace("|", "\\|"), _cell(words)) for names, words in records]
+            lines += [*markdown("option or argument | meaning", "ll", cells), ""]
+        if command.epilog:
+            examples = [line.strip() for line in command.epilog.splitlines() if line.strip().startswith("castwise ")]
+            lines += ["```sh", *(re.sub(r"  +", "  # ", line) for line in examples), "```", ""]
+    return "\n".join(lines)
+
+
+def listing(name: str) -> str:
+    """Return what `castwise list NAME` prints."""
+    table = getattr(listings, name)()
+    heading = " | ".join(str(column.header) for column in table.columns)
+    first, *others = ([str(cell) for cell in column.cells] for column in table.columns)
+    cells = zip([f"`{each}`" for each in first], *([_cell(each) for each in column] for column in others), strict=True)
+    alignment = "".join("r" if column.justify == "right" else "l" for column in table.columns)
+    return "\n".join(markdown(heading, alignment, cells)) + "\n"
+
+
+def frameworks(_: str) -> str:
+    """Return what each precision is called in Lightning, Accelerate and transformers."""
+    cells = []
+    for row in PRECISIONS:
+        names = row.frameworks
+        extra = [f"`{line}`" for line in (names.setting, names.cast) if line]
+        arguments = (names.lightning, names.accelerate, names.transformers)
+        texts = ["–" if each is None else f"`{each}`" if each else "nothing to set" for each in arguments]
+        cells.append((f"`{row.name}`", *texts, ", ".join(extra) or "–"))
+    heading = "precision | Lightning: `precision` | Accelerate: `mixed_precision` | transformers | and this line"
+    return "\n".join(markdown(heading, "lllll", cells)) + "\n"
+
+
+def code(_: str) -> str:
+    """Return the PyTorch code that switches each precision on, on a GPU."""
+    lines = []
+    for row in PRECISIONS:
+        if row.code:
+            lines += [f"### {row.name}", "", "```python", row.code.format(device="cuda"), "```", ""]
+    return "\n".join(lines)
+
+
+def keywords(_: str) -> str:
+    """Return the options of `castwise run` as Python has them."""
+    options = [option for option in options_of(RunOptions) if option.keyword in RunKeywords.__annotations__]
+    cells = []
+    for option in options:
+        kind = str(RunKeywords.__annotations__[option.keyword]).replace("collections.abc.", "")
+        kind = re.sub(r"<class '(\w+)'>", r"\1", kind).replace("os.", "").replace("|", "\\|")
+        cells.append((f"`{option.keyword}`", f"`{kind}`", _cell(option.help)))
+    return "\n".join(markdown("keyword | type | meaning", "lll", cells)) + "\n"
+
+
+def record_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a record as files hold it; the comments of fields are their descriptions."""
+    document = schema.Trial.model_json_schema(by_alias=True, mode="serialization")
+    document["title"] = f"castwise record, schema version {schema.SCHEMA_VERSION}"
+    for model in _models():
+        definition = document if model is schema.Trial else document["$defs"].get(model.__name__, {})
+        definition["description"] = inspect.cleandoc(model.__doc__ or "").partition("\n\nAttributes:")[0]
+        meanings = dict(_meanings(model))
+        for name, field in model.model_fields.items():
+            properties = definition.get("properties", {}).get(field.serialization_alias or name)
+            if properties is not None:
+                properties.pop("title", None)
+                properties |= {"description": meanings[name]} if name in meanings else {}
+    return document
+
+
+def _models() -> Iterator[type[BaseModel]]:
+    for module in (schema, trial, recipe, user_model):
+        for value in vars(module).values():
+            if inspect.isclass(value) and issubclass(value, BaseModel) and value.__module__ == module.__name__:
+                yield value
+
+
+def _meanings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """Yield the fields that the class's docstring or a comment describes."""
+    attributes = inspect.cleandoc(model.__doc__ or "").partition("Attributes:\n")[2]
+    for name, words in re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", attributes, re.MULTILINE):
+        yield name, " ".join(words.split())
+    comments: list[str] = []
+    for line in inspect.getsource(model).splitlines():
+        if line.startswith("    #"):
+            comments.append(line.strip(" #"))
+        elif found := re.match(r"    (\w+): [^#]*(?:#\s*(.*))?$", line):
+            if words := found[2] or " ".join(comments):
+                yield found[1], words
+            comments = []
+        else:
+            comments = []
+
+
+def schema_tables(_: str) -> str:
+    """Return the fields of a record, object by object."""
+    document = record_schema()
+    lines = [f"Schema version {schema.SCHEMA_VERSION}.", ""]
+    for name, definition in (("Trial", document), *document["$defs"].items()):
+        required = definition.get("required", ())
+        cells = [
+            (f"`{field}`", _type(values), "yes" if field in required else "–", _cell(values.get("description", "")))
+            for field, values in definition["properties"].items()
+        ]
+        lines += [f"## {name}", "", definition["description"], ""]
+        lines += [*markdown("field | type | required | meaning", "llll", cells), ""]
+    return "\n".join(lines)
+
+
+def _type(values: dict[str, Any]) -> str:
+    """Return the type of a schema's property in words."""
+    if "$ref" in values:
+        name = values["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in values:
+        return " or ".join(dict.fromkeys(map(_type, values["anyOf"])))
+    if "enum" in values:
+        return ", ".join(f"`{value}`" for value in values["enum"])
+    if values.get("type") == "array":
+        items: Iterable[dict[str, Any]] = values.get("prefixItems") or [values.get("items", {})]
+        return "list of " + ", ".join(dict.fromkeys(map(_type, items)))
+    if values.get("type") == "object" and isinstance(values.get("additionalProperties"), dict):
+        return f"object of {_type(values['additionalProperties'])}"
+    return str(values.get("const", values.get("type", "any")))
+
+
+def schema_file() -> str:
+    """Return the text of docs/record.schema.json."""
+    return json.dumps(record_schema(), indent=1, ensure_ascii=False) + "\n"

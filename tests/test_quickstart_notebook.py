@@ -1,0 +1,20 @@
+"""docs/quickstart.ipynb runs from top to bottom, and the outputs that it holds are of such a run."""
+
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).resolve().parent.parent / "docs" / "quickstart.ipynb"
+
+
+def test_it_runs_and_shows_a_table(tmp_path: Path) -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    stored = [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]
+    NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [len(cell.outputs) for cell in cells] == stored
+    (table,) = [output.data["text/html"] for cell in cells for output in cell.outputs if "data" in output]
+    assert "<table>" in table
+    assert all(f"{precision}<" in table for precision in ("fp32", "bf16-mixed"))
+    assert cells[-1].outputs[0].text.startswith("ok [")
