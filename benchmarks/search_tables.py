@@ -30,7 +30,7 @@ def summary() -> str:
     places: dict[str, list[str]] = {}
     for name, search in searches().items():
         places.setdefault(_place(search), []).append(name)
-        first, last = search["rows"][0], _fastest_row(search)
+        first, last = search["rows"][0], fastest_row(search)
         row = (
             name,
             search["batch_size"],
@@ -71,7 +71,7 @@ def accepted(name: str) -> str:
 def sentence(name: str) -> str:
     """Return what one search found in a sentence, with its command, machine and date."""
     search = searches()[name]
-    first, last = search["rows"][0], _fastest_row(search)
+    first, last = search["rows"][0], fastest_row(search)
     limit = search["memory_limit_bytes"]
     command = f"castwise tune {name}" + (f" --memory {limit / 2**30:g}GiB" if limit else "")
     return (
@@ -82,7 +82,7 @@ def sentence(name: str) -> str:
     )
 
 
-def _fastest_row(search: Search) -> dict[str, Any]:
+def fastest_row(search: Search) -> dict[str, Any]:
     """Return the last row of the fastest loop: the one compared with the accepted loop before it."""
     fastest = search["fastest"]
     wanted = (fastest["precision"], join(fastest["techniques"]), fastest["batch_size"])

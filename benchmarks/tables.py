@@ -33,6 +33,7 @@ from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import find_suite, is_search, specs_of
 from castwise.render.run_report import markdown_table, print_table
+from castwise.render.table import markdown_text
 from castwise.spec.trial import TrialSpec
 from castwise.suites.render import markdown_suite
 from castwise.suites.result import SuiteResult
@@ -64,6 +65,12 @@ def terminal(folder: str) -> str:
     lines = [line.rstrip() for line in text.getvalue().rstrip().splitlines()]
     kept = [line if not re.match(r"  \S", line) else "  …" for line in lines]
     return "\n".join(["```text", *(line for line, _ in itertools.groupby(kept)), "```"]) + "\n"
+
+
+def answer(workload: str) -> str:
+    """Return what `castwise run` advises for a workload's trials, and the lines to paste."""
+    (advice,) = recommend([row for row in rows() if row.trial.spec.workload == workload])
+    return f"{markdown_text(advice.sentence)}\n\n```python\n{advice.code}\n```\n"
 
 
 def studies(folder: str) -> tuple[list[dict[str, Any]], str]:
@@ -191,6 +198,7 @@ def max_batches() -> max_batch_tables.Measured:
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
     "terminal": terminal,
+    "answer": answer,
     "scaling": lambda workload: results(workload, "scaling"),
     "loops": lambda workload: results(workload, "techniques"),
     "against_plain": against_plain,

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import emitted
+import hero
 import pytest
 import search_tables
 
@@ -23,6 +24,10 @@ def run(name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_tables_are_up_to_date() -> None:
     result = run("tables.py", "--check")
     assert result.returncode == 0, result.stderr
+
+
+def test_the_picture_of_the_readme_is_up_to_date() -> None:
+    assert hero.TARGET.read_text() == hero.picture()
 
 
 def test_no_document_has_an_empty_table() -> None:

@@ -88,12 +88,12 @@ def test_the_readme_shows_every_command() -> None:
     assert shown >= {name for name, command in COMMANDS.items() if not command.hidden}
 
 
-def test_the_readme_lists_and_shows_every_precision() -> None:
+def test_the_readme_shows_every_precision() -> None:
     text = (ROOT / "README.md").read_text()
-    names = [row.name for row in PRECISIONS]
-    assert re.findall(r"^\| `([a-z0-9-]+)` \|", text, flags=re.MULTILINE) == names
     (table,) = re.findall(r"<!-- table: results resnet50 -->\n(.*?)<!-- /table -->", text, flags=re.DOTALL)
+    names = [row.name for row in PRECISIONS]
     assert re.findall(r"^\| \**([a-z0-9-]+)\** \|", table, flags=re.MULTILINE) == ["precision", *names]
+    assert len(text.splitlines()) <= 130
 
 
 def words_of(path: Path) -> int:
