@@ -7,40 +7,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from castwise.cli.output import emit, format_size, say
-from castwise.cli.records import (
-    ChartOptions,
-    FileOf,
-    SelectionOptions,
-    find,
-    say_problems,
-    write_by_suffix,
-    write_pictures,
-)
+from castwise.cli.records import say_problems, write_pictures
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
 from castwise.render.units import pluralize
+from castwise.report.files import ChartOptions, SelectionOptions, find, write_by_suffix
 from castwise.spec.options import DEFAULT_RESULTS, SHARE, Option
 
 if TYPE_CHECKING:
     from castwise.records.schema import Trial
+    from castwise.report.collection import FileOf
     from castwise.report.machine_comparison import MachineComparison
     from castwise.report.machines import ComparedMachine
 
 EXAMPLES = """\
 Examples:
 
-    castwise compare before/ after/                      how many times as fast, one by one
+    castwise compare before/ after/                how many times as fast
+    castwise compare h200/ a100/ -o both.html      with charts
+    castwise compare h200/ a100/ --charts figures/   a picture a workload
+    castwise compare published:T4 castwise-results/  a source's figures as a
+                           machine; also 2080Ti, 1080Ti, K80, P100, TitanRTX
+    castwise compare main/ branch/ --fail-on slower --format markdown
 
-    castwise compare h200/ a100/ -o both.html            with charts
-
-    castwise compare h200/ a100/ --charts figures/       a picture a workload
-
-    castwise compare published:T4 castwise-results/      a source's figures as a machine; also 2080Ti, 1080Ti, K80,
-                                                         P100, TitanRTX
-
-    castwise compare main/ branch/ --fail-on slower --format markdown >> "$GITHUB_STEP_SUMMARY"
-
-Exit codes: 0 done, 1 a proven slowdown where --fail-on asks for it, 2 usage or nothing to compare.
+Exit codes: 0 done, 1 a proven slowdown (--fail-on), 2 nothing to compare.
 """
 
 
@@ -59,17 +49,23 @@ class CompareOptions(ChartOptions, SelectionOptions):
         ),
     ] = None
     output: Annotated[
-        Path | None, Option("The file to write: .html, .md or .json.", flags=("--output", "-o"), metavar="FILE")
+        Path | None,
+        Option("The file to write: .html, .md or .json.", "Output", flags=("--output", "-o"), metavar="FILE"),
     ] = None
-    format: Annotated[Literal["table", "markdown", "json"], Option("How the result is printed on stdout.")] = "table"
-    title: Annotated[str, Option("The page's title.")] = "castwise comparison"
+    format: Annotated[
+        Literal["table", "markdown", "json"], Option("How the result is printed on stdout.", "Output")
+    ] = "table"
+    title: Annotated[str, Option("The page's title.", "Output")] = "castwise comparison"
     fail_on: Annotated[
-        Literal["slower"] | None, Option("Exit with 1 if something is proven slower than on the first machine.")
+        Literal["slower"] | None,
+        Option("Exit with 1 if something is proven slower than on the first machine.", metavar="slower"),
     ] = None
     margin: Annotated[float, Option("How far from 1 a ratio still is the same: 1%, 0.05.", **SHARE, default="1%")] = (
         0.01
     )
-    results: Annotated[Path, Option("The folder that machines are looked for in.", metavar="DIR")] = DEFAULT_RESULTS
+    results: Annotated[Path, Option("The folder that machines are looked for in.", "Records", metavar="DIR")] = (
+        DEFAULT_RESULTS
+    )
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class Compared:
     """Machines compared, and where their figures are from."""
 
     comparison: "MachineComparison"
-    file_of: FileOf  # names a trial's file
+    file_of: "FileOf"  # names a trial's file
     problems: list[tuple[str, str]]  # files that are no records, each with its reason
 
 

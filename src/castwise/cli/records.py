@@ -1,135 +1,15 @@
-"""What the commands that read records share: find the files, and write the result. None of it needs torch."""
+"""What the commands that read records print about them, and the pictures that they write."""
 
-import os
-import secrets
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from castwise.cli.output import say
-from castwise.errors import StoreError, UsageError, unknown_name
+from castwise.errors import StoreError, unknown_name
 from castwise.render.units import pluralize
-from castwise.spec.options import DEFAULT_RESULTS, OnlyPrecisions, OnlyWorkloads, Option
+from castwise.report.files import ChartOptions
 
 if TYPE_CHECKING:
-    from castwise.records.schema import Trial
     from castwise.report.charts.static_images import Picture
-    from castwise.report.collection import Collection
-
-FileOf = Callable[["Trial"], str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelectionOptions:
-    """Which of the records a command is about; None takes all."""
-
-    workloads: OnlyWorkloads = None
-    precisions: OnlyPrecisions = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChartOptions:
-    """Charts as pictures."""
-
-    charts: Annotated[Path | None, Option("Write each chart as a picture into this folder.", metavar="DIR")] = None
-    chart_formats: Annotated[
-        tuple[str, ...], Option("Formats of the pictures, comma-separated.", keyword="chart_format", default="png,svg")
-    ] = ("png", "svg")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordsOptions(SelectionOptions):
-    """Where the records of a command are."""
-
-    records: Annotated[
-        tuple[Path, ...] | None,
-        Option("Results folders, or single records.", metavar="DIR", is_argument=True, takes_many=True),
-    ] = None
-    # An option of the commands that measure; here it only gives a better error message.
-    results: Annotated[Path | None, Option(hidden=True)] = None
-
-    def folders(self, command: str) -> Sequence[Path]:
-        """Return where the records are, for a command of this name.
-
-        Raises:
-            UsageError: The folder is given by `--results`.
-        """
-        if self.results is not None:
-            import shlex
-
-            where = shlex.quote(str(self.results))
-            raise UsageError(f"{command} takes its folders without --results: castwise {command} {where}")
-        return self.records or (DEFAULT_RESULTS,)
-
-
-@dataclass(frozen=True)
-class Found:
-    """The records that a command is about."""
-
-    collection: "Collection"  # in order
-    problems: list[tuple[str, str]]  # files that are none, each with its reason
-    file_of: FileOf  # names a trial's file, from the folder that was named on
-
-
-def find(paths: Sequence[Path], selection: SelectionOptions) -> Found:
-    """Read the selected records from results folders, or from single files.
-
-    Raises:
-        UsageError: A path does not exist, or there are no records, or none of those asked for.
-        StoreError: A folder cannot be read.
-    """
-    from castwise.records.store import read_records
-    from castwise.registry.precisions import find_precision
-    from castwise.report.collection import collect
-
-    files: dict[int, str] = {}
-    trials: list[Trial] = []
-    problems: list[tuple[str, str]] = []
-    seen: set[Path] = set()
-    for path in paths:
-        if not path.exists():
-            raise UsageError(f"There is no folder or file '{path}'.")
-        try:
-            records, failed = read_records([path] if path.is_file() else sorted(path.rglob("*.json")))
-        except OSError as error:
-            raise StoreError(f"'{path}' cannot be read: {error.strerror or error}.") from None
-        real = path.resolve()  # once: the files below it are too many to be asked each
-        for record in records:
-            where = real / record.path.relative_to(path)
-            if where not in seen:
-                seen.add(where)
-                trials.append(record.trial)
-                files[id(record.trial)] = _name_from(path, record.path)
-        problems += [(_name_from(path, each.path), each.reason) for each in failed]
-    if not trials:
-        raise UsageError(_why_nothing(paths, problems))
-    precisions = selection.precisions and {find_precision(name).name for name in selection.precisions}
-    chosen = [
-        trial
-        for trial in trials
-        if (selection.workloads is None or trial.spec.workload in selection.workloads)
-        and (precisions is None or trial.spec.precision in precisions)
-    ]
-    if not chosen:
-        raise UsageError(
-            f"None of the {len(trials)} records has the workloads and precisions asked for; leave out some of them."
-        )
-    return Found(collect(chosen), problems, lambda trial: files[id(trial)])
-
-
-def _name_from(named: Path, file: Path) -> str:
-    """Return a file's name from the named folder on; a report does not show where that folder is."""
-    return file.name if file == named else str(Path(named.name, file.relative_to(named)))
-
-
-def _why_nothing(paths: Sequence[Path], problems: Sequence[tuple[str, str]]) -> str:
-    where = ", ".join(f"'{path}'" for path in paths)
-    if not problems:
-        return f"There are no records in {where}. `castwise run` writes them to '{DEFAULT_RESULTS}'."
-    count = "The only JSON file" if len(problems) == 1 else f"None of the {len(problems)} JSON files"
-    verb = "is none" if len(problems) == 1 else "is one"
-    return f"There are no records in {where}. {count} there {verb}: '{problems[0][0]}': {problems[0][1]}."
 
 
 def write_pictures(pictures: "Iterable[Picture]", options: ChartOptions) -> None:
@@ -160,37 +40,3 @@ def say_problems(problems: list[tuple[str, str]]) -> None:
         say(f"Left out: {path}: {reason}")
     if len(problems) > 5:
         say(f"Left out: {pluralize(len(problems) - 5, 'more file')} without a record to read")
-
-
-def write_by_suffix(path: Path, **texts: Callable[[], str]) -> int:
-    """Write the text of the format that a file's suffix names (html, markdown or json), and return the file's size.
-
-    Raises:
-        UsageError: The suffix is none of theirs, or what HTML needs is not installed.
-        StoreError: The file cannot be written.
-    """
-    suffixes = {"html": (".html", ".htm"), "markdown": (".md", ".markdown"), "json": (".json",)}
-    for name, text in texts.items():
-        if path.suffix.lower() in suffixes[name]:
-            return atomic_write(path, text().encode())
-    known = ", ".join(suffixes[name][0] for name in texts)
-    raise UsageError(f"'{path}' has no suffix of a format that can be written. End its name with one of {known}.")
-
-
-def atomic_write(path: Path, content: bytes) -> int:
-    """Write a file, all of it or nothing, and return its size; one that is there is replaced.
-
-    Raises:
-        StoreError: The file cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(content)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError(f"'{path}' cannot be written: {error.strerror or error}.") from None
-    return len(content)
