@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from castwise.cli.output import emit, format_size, say
-from castwise.cli.records import say_problems, write_pictures
+from castwise.cli.output import emit, format_size, say, say_problems
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
 from castwise.render.units import pluralize
-from castwise.report.files import ChartOptions, SelectionOptions, find, write_by_suffix
+from castwise.report.files import ChartOptions, SelectionOptions, find, write_by_suffix, write_pictures
 from castwise.spec.options import DEFAULT_RESULTS, SHARE, Option
 
 if TYPE_CHECKING:
@@ -96,7 +95,8 @@ def compare(options: CompareOptions) -> int:
     if options.charts is not None:
         from castwise.report.charts.static_images import pictures_of_machines
 
-        write_pictures(pictures_of_machines(comparison, compared.file_of), options)
+        count = write_pictures(pictures_of_machines(comparison, compared.file_of), options)
+        say(f"{options.charts}: {pluralize(count, 'picture')}")
     say_problems(compared.problems)
     slower = machine_report.slower_lines(comparison) if options.fail_on is not None else []
     for line in slower:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from castwise.cli.output import format_size, say
-from castwise.cli.records import say_problems
+from castwise.cli.output import format_size, say, say_problems
 from castwise.errors import StoreError, UsageError
 from castwise.records.collector import gc_disabled
 from castwise.render.units import pluralize

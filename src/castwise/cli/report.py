@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from castwise.cli.output import emit, format_size, say
-from castwise.cli.records import say_problems, write_pictures
+from castwise.cli.output import emit, format_size, say, say_problems
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
 from castwise.render.units import pluralize
-from castwise.report.files import ReportOptions, find, write_report
+from castwise.report.files import ReportOptions, find, write_pictures, write_report
 from castwise.spec.options import Option
 
 EXAMPLES = """\
@@ -56,5 +55,6 @@ def report(options: ReportOptions, output: ReportPrintOptions) -> None:
     if options.charts is not None:
         from castwise.report.charts.static_images import pictures_of
 
-        write_pictures(pictures_of(found.collection, found.file_of), options)
+        count = write_pictures(pictures_of(found.collection, found.file_of), options)
+        say(f"{options.charts}: {pluralize(count, 'picture')}")
     say_problems(found.problems)

@@ -2,16 +2,17 @@
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from castwise.errors import StoreError, UsageError
+from castwise.errors import StoreError, UsageError, unknown_name
 from castwise.spec.options import DEFAULT_RESULTS, Option
 
 if TYPE_CHECKING:
     from castwise.records.schema import Trial
+    from castwise.report.charts.static_images import Picture
     from castwise.report.collection import Collection, FileOf
 
 
@@ -161,6 +162,26 @@ def write_report(found: Found, output: Path, title: str = ReportOptions.title) -
         return markdown_report(found.collection)
 
     return write_by_suffix(output, html=html, markdown=markdown)
+
+
+def write_pictures(pictures: "Iterable[Picture]", options: ChartOptions) -> int:
+    """Write pictures of charts into the folder that was asked for, and return how many they are.
+
+    Raises:
+        UsageError: There is no such format, or what draws pictures is not installed.
+        StoreError: The folder cannot be written.
+    """
+    from castwise.report.charts.static_images import FORMATS
+    from castwise.report.charts.static_images import write_pictures as write
+
+    assert options.charts is not None
+    for name in options.chart_formats:
+        if name not in FORMATS:
+            raise unknown_name("format of pictures", name, FORMATS)
+    try:
+        return len(write(pictures, options.charts, options.chart_formats))
+    except OSError as error:
+        raise StoreError(f"'{options.charts}' cannot be written: {error.strerror or error}.") from None
 
 
 def write_by_suffix(path: Path, **texts: Callable[[], str]) -> int:
