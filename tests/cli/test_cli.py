@@ -353,3 +353,8 @@ def test_the_examples_of_the_help_are_understood(
             continue  # it needs real data
         engine = FakeEngine(exclusive=False)
         assert command(*arguments, "--results", command.results, engine=engine).code == 0, example
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    changelog = Path(__file__).parents[2] / "CHANGELOG.md"
+    assert re.findall(r"^## (\S+)", changelog.read_text(), re.MULTILINE)[0] == castwise.__version__
