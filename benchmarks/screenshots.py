@@ -15,8 +15,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 from castwise.cli.compare import CompareOptions, compare_folders, write_comparison
-from castwise.cli.records import SelectionOptions, find
-from castwise.cli.report import write_report
+from castwise.report.files import SelectionOptions, find, write_report
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE / "records"

@@ -38,7 +38,7 @@ ALLOWED = {
     "suites": {*_CORE, "max_batch"},
     "tune": _CORE,
     "report": {*_CORE, "max_batch", "suites"} - {"orchestrator"},
-    "api": _CORE,
+    "api": {*_CORE, "max_batch", "tune", "report"},
     "cli": {*_CORE, "max_batch", "suites", "tune", "report", "api"},
     "__main__": {"cli"},
 }

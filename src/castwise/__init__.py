@@ -1,12 +1,14 @@
 """Measure in which numeric precision a model should be trained on the GPU at hand, and say why."""
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from castwise._version import __version__
 
 if TYPE_CHECKING:
-    from castwise.api import Comparison, compare, run
+    from castwise.api import Comparison, MaxBatches, Report, Tuning, compare, max_batch, report, run, tune
     from castwise.errors import CastwiseError, DataError, EngineError, StoreError, UsageError
     from castwise.records.schema import Environment, Trial
     from castwise.spec.trial import TrialSpec
@@ -17,28 +19,28 @@ __all__ = [
     "DataError",
     "EngineError",
     "Environment",
+    "MaxBatches",
+    "Report",
     "StoreError",
     "Trial",
     "TrialSpec",
+    "Tuning",
     "UsageError",
     "__version__",
     "compare",
+    "max_batch",
+    "report",
     "run",
+    "tune",
 ]
 
 # Where each public name lives. They are imported when first asked for: `castwise --help` needs none of them.
 _HOMES = {
-    "CastwiseError": "castwise.errors",
-    "Comparison": "castwise.api",
-    "DataError": "castwise.errors",
-    "EngineError": "castwise.errors",
-    "Environment": "castwise.records.schema",
-    "StoreError": "castwise.errors",
-    "Trial": "castwise.records.schema",
+    **dict.fromkeys(("Comparison", "MaxBatches", "Report", "Tuning"), "castwise.api"),
+    **dict.fromkeys(("compare", "max_batch", "report", "run", "tune"), "castwise.api"),
+    **dict.fromkeys(("CastwiseError", "DataError", "EngineError", "StoreError", "UsageError"), "castwise.errors"),
+    **dict.fromkeys(("Environment", "Trial"), "castwise.records.schema"),
     "TrialSpec": "castwise.spec.trial",
-    "UsageError": "castwise.errors",
-    "compare": "castwise.api",
-    "run": "castwise.api",
 }
 
 
@@ -50,3 +52,14 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Package(ModuleType):
+    """The package, in which `castwise.tune` is the function, although there is a subpackage of that name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):  # as an import of the subpackage sets it
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

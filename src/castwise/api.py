@@ -1,15 +1,16 @@
-"""The Python API: `castwise.run` and `castwise.compare`, with the options of `castwise run` as keywords."""
+"""The Python API: the commands as functions, with the commands' options as keywords."""
 
 import inspect
 import io
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
@@ -18,47 +19,191 @@ from castwise.analysis.advice import Advice, recommend
 from castwise.analysis.result_table import MARGIN, Row
 from castwise.analysis.result_table import compare as compare_trials
 from castwise.errors import UsageError
+from castwise.max_batch.options import MaxBatchOptions
 from castwise.orchestrator.job import prepare
 from castwise.orchestrator.pickling import pickle_user_objects
-from castwise.orchestrator.runner import NullListener
+from castwise.orchestrator.runner import Listener, NullListener
 from castwise.records.schema import Trial
+from castwise.render import run_report
 from castwise.render.progress import LiveProgress
-from castwise.render.run_report import print_table, to_html
+from castwise.render.table import json_document, plain
+from castwise.report.files import ReportOptions, find, write_pictures, write_report
 from castwise.spec.options import RunOptions, options_of, parse_options
+from castwise.spec.trial import TrialSpec
+from castwise.tune.options import TuneOptions
 
-_WIDTH = 120  # of str(comparison), which has no terminal to ask
+if TYPE_CHECKING:
+    from castwise.max_batch.result import MaxBatch, MaxBatchResult
+    from castwise.report.collection import Collection, FileOf
+    from castwise.report.export.tables import FlatTable
+    from castwise.tune.search import TuningResult
+
+_WIDTH = 120  # of str(result), which has no terminal to ask
+
+_Options = TypeVar("_Options")
+_Function = TypeVar("_Function", bound=Callable[..., object])
+_PathLike = str | PathLike[str]
 
 
-class RunKeywords(TypedDict, total=False):
-    """The options of `castwise run` as keywords of `castwise.run` and `castwise.compare`."""
+class SharedKeywords(TypedDict, total=False):
+    """The options of all commands that time training steps."""
+
+    timeout_seconds: str | float | None
+    device: str | None
+    data: _PathLike | None
+    results: _PathLike | None
+    again: bool
+    retry: bool
+    data_set: str | None
+    seed: int
+
+
+class RunKeywords(SharedKeywords, total=False):
+    """The options of `castwise run`."""
 
     precision: str | Sequence[str] | None
     batch_size: str | int | Sequence[int] | None
-    loss_scale: str | float | Sequence[str | float] | None
+    techniques: str | Sequence[str] | None
     gpus: str | int | Sequence[int] | None
     parallelism: str | Sequence[str] | None
-    techniques: str | Sequence[str] | None
-    seconds: float | None
-    within: str | float | None
+    loss_scale: str | float | Sequence[str | float] | None
     budget: str | float | None
+    within: str | float | None
     rounds: int | None
+    seconds: float | None
     margin: str | float | None
-    data_set: str | None
-    seed: int
-    device: str | None
-    data: str | PathLike[str] | None
-    results: str | PathLike[str] | None
-    timeout_seconds: str | float | None
-    retry: bool
-    again: bool
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What `castwise.compare` found: a table in a terminal, an HTML table in a notebook, and all records.
+class TuneKeywords(SharedKeywords, total=False):
+    """The options of `castwise tune`."""
+
+    precision: str | Sequence[str] | None
+    allow: str
+    batch_size: int | None
+    memory: str | float | None
+    budget: str | float | None
+    training: bool
+    larger_batches: bool
+
+
+class MaxBatchKeywords(SharedKeywords, total=False):
+    """The options of `castwise max-batch`."""
+
+    precision: str | Sequence[str] | None
+    techniques: str | Sequence[str] | None
+    exact: bool
+    margin: str | float | None
+    memory: str | float | None
+    steps: int | None
+    curve: bool
+
+
+class ReportKeywords(TypedDict, total=False):
+    """The options of `castwise report`."""
+
+    output: _PathLike | None
+    title: str
+    charts: _PathLike | None
+    chart_format: str | Sequence[str]
+    workload: str | Sequence[str] | None
+    precision: str | Sequence[str] | None
+
+
+class ModelKeywords(TypedDict, total=False):
+    """What else a model is trained with, if it is given as objects."""
+
+    training_step: Any
+    optimizer: Any
+    scheduler: Any
+    accumulate: int
+    clip_grad_norm: float | None
+    unit: str | None
+    units_per_sample: int | None
+    progress: bool
+
+
+# For the docstrings of the functions that take a model.
+_MODEL_HELP = {
+    "training_step": "Takes model and batch and returns the loss, in the place of `loss`.",
+    "optimizer": "An optimizer of the model's parameters, or a function that returns one from them; None takes AdamW.",
+    "scheduler": "A scheduler of that optimizer, or a function that returns one from it; stepped after each step.",
+    "accumulate": "Batches, each of batch_size / accumulate samples, for one optimizer step.",
+    "clip_grad_norm": "The norm that gradients are clipped to, after the loss scale is taken out of them.",
+    "unit": "What throughput counts: images, tokens or samples. None takes samples.",
+    "units_per_sample": "How many of them are in a sample.",
+    "progress": "Whether progress is printed on stderr.",
+}
+_MODEL_DEFAULTS = {"accumulate": 1, "progress": True}
+
+
+class CompareKeywords(ModelKeywords, RunKeywords, total=False):
+    """The keywords of `castwise.compare`."""
+
+
+class TuneModelKeywords(ModelKeywords, TuneKeywords, total=False):
+    """The keywords of `castwise.tune`."""
+
+
+class MaxBatchModelKeywords(ModelKeywords, MaxBatchKeywords, total=False):
+    """The keywords of `castwise.max_batch`."""
+
+
+class Result:
+    """What a command found: as a text, in a notebook, as a dict, and as a data frame."""
+
+    trials: tuple[Trial, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document that the command prints with `--format json`."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """Return a data frame with a row for each configuration and the columns of `castwise export --level cells`.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        from castwise.report.export.formats import to_pandas
+        from castwise.report.export.tables import FlatTable
+
+        table = self._configurations()
+        return to_pandas(FlatTable([each for each in table.fields if each.name != "file"], table.rows))
+
+    def _configurations(self) -> "FlatTable":
+        from castwise.report.collection import collect
+        from castwise.report.export.tables import flat_table
+
+        return flat_table("cells", collect(self.trials), lambda _: "")
+
+    def _print(self, console: Console) -> None:
+        raise NotImplementedError
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the tables as rich's console has room for them."""
+        yield Text.from_ansi(self._rendered(options.max_width, color=console.color_system is not None))
+
+    def __str__(self) -> str:
+        """Return what the command prints as plain text."""
+        return self._rendered(_WIDTH, color=False)
+
+    def _repr_html_(self) -> str:
+        """Return what Jupyter shows."""
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def _rendered(self, width: int, *, color: bool) -> str:
+        text = io.StringIO()
+        # Without force_jupyter rich would also display the table in a notebook, whatever the console's file is.
+        console = Console(file=text, width=width, force_terminal=color, emoji=False, force_jupyter=False)
+        self._print(console)
+        return text.getvalue().rstrip("\n")
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Result, Sequence[Trial]):
+    """What `castwise.run` and `castwise.compare` found; also the sequence of its trials.
 
     Attributes:
-        trials: The records, one for each precision; in rounds one for each precision and round.
+        trials: The records, one for each configuration; in rounds one for each configuration and round.
         margin: How far from 1 a speed-up still is "the same", if speed-ups have intervals.
     """
 
@@ -67,7 +212,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """Return each precision's figures, compared with fp32's."""
+        """Return each configuration's figures, compared with those of PyTorch's default and of fp32."""
         return tuple(compare_trials(self.trials, self.margin))
 
     @cached_property
@@ -77,105 +222,227 @@ class Comparison:
 
     @property
     def best(self) -> str | None:
-        """Return the precision to take; None if nothing could be measured."""
+        """Return the precision to take; None if that is undecided, or nothing could be measured."""
         return self.advice[0].precision if self.advice else None
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render the table as rich's console has room for it."""
-        yield Text.from_ansi(self._rendered(options.max_width, color=console.color_system is not None))
-
-    def __str__(self) -> str:
-        """Return the table, its remarks and the advice as plain text."""
-        return self._rendered(_WIDTH, color=False)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document that `castwise run --format json` prints: `castwise.render.run_report.document`."""
+        return run_report.document(self.rows, self.advice)
 
     def __repr__(self) -> str:
-        """Return the same: at a prompt one wants to see it."""
-        return str(self)
+        """Return it in a line; `print` shows the table."""
+        workloads = ", ".join(dict.fromkeys(row.trial.spec.workload for row in self.rows))
+        return f"Comparison({workloads}: {len(self.rows)} rows of {len(self.trials)} trials, best: {self.best})"
 
     def _repr_html_(self) -> str:
         """Return what Jupyter shows."""
-        return to_html(self.rows, self.advice)
+        return run_report.to_html(self.rows, self.advice)
 
-    def _rendered(self, width: int, *, color: bool) -> str:
-        text = io.StringIO()
-        # Without force_jupyter rich would also display the table in a notebook, whatever the console's file is.
-        console = Console(file=text, width=width, force_terminal=color, emoji=False, force_jupyter=False)
-        print_table(self.rows, self.advice, console)
-        return text.getvalue().rstrip("\n")
+    def _configurations(self) -> "FlatTable":
+        from castwise.report.collection import collect
+        from castwise.report.export.tables import flat_table
+
+        return flat_table("cells", collect(self.trials, self.margin), lambda _: "")
+
+    def _print(self, console: Console) -> None:
+        run_report.print_table(self.rows, self.advice, console)
+
+    @overload
+    def __getitem__(self, index: int) -> Trial: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Trial, ...]: ...
+    def __getitem__(self, index: int | slice) -> Trial | tuple[Trial, ...]:
+        """Return a trial."""
+        return self.trials[index]
+
+    def __len__(self) -> int:
+        """Return the number of trials."""
+        return len(self.trials)
 
 
-_Function = TypeVar("_Function", bound=Callable[..., object])
-_OPTIONS = "        **options: The options of `castwise run`."
+@dataclass(frozen=True, repr=False)
+class Tuning(Result):
+    """What `castwise.tune` found."""
+
+    found: "TuningResult"
+    memory_bytes: float | None = None  # the limit that was asked for
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:  # type: ignore[override]
+        """Return the records."""
+        return self.found.trials
+
+    @property
+    def fastest(self) -> TrialSpec | None:
+        """Return the fastest loop that was proven, within a memory limit if there is one; None if there is none."""
+        from castwise.tune.render import chosen
+
+        return chosen(self.found, self.memory_bytes) if self.found.was_compared else None
+
+    @property
+    def sentences(self) -> list[str]:
+        """Return the answer in words."""
+        from castwise.tune.render import conclusions
+
+        return conclusions(self.found, self.memory_bytes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document that `castwise tune --format json` prints."""
+        from castwise.tune.render import document
+
+        return document(self.found, self.memory_bytes)
+
+    def __repr__(self) -> str:
+        """Return it in a line; `print` shows the table."""
+        fastest = None if self.fastest is None else self.fastest.label
+        return f"Tuning({self.found.start.label}: {len(self.found.tried)} changes tried, fastest: {fastest})"
+
+    def _print(self, console: Console) -> None:
+        from castwise.tune.render import print_tuning
+
+        print_tuning(self.found, console, self.memory_bytes)
 
 
-def _with_run_options(function: _Function) -> _Function:
-    """List the options of `castwise run` in a function's signature and docstring, in the place of `**options`."""
-    signature = inspect.signature(function)
-    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    options = [option for option in options_of(RunOptions) if option.keyword not in signature.parameters]
-    keywords = [
-        inspect.Parameter(
-            option.keyword,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=option.field_default,
-            annotation=RunKeywords.__annotations__[option.keyword],
+@dataclass(frozen=True, repr=False)
+class MaxBatches(Result):
+    """What `castwise.max_batch` found."""
+
+    found: "MaxBatchResult"
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:  # type: ignore[override]
+        """Return the records."""
+        return self.found.trials
+
+    @property
+    def max_batches(self) -> tuple["MaxBatch", ...]:
+        """Return each loop's trials, with what follows from them."""
+        return self.found.max_batches
+
+    @property
+    def largest(self) -> dict[str, int | None]:
+        """Return the largest batch that trained, by precision and techniques; None if none did."""
+        from castwise.max_batch.render import loop_name
+
+        return {
+            loop_name(each.spec): None if each.largest is None else each.largest.spec.batch_size
+            for each in self.max_batches
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document that `castwise max-batch --format json` prints."""
+        from castwise.max_batch.render import document
+
+        return document(self.found)
+
+    def __repr__(self) -> str:
+        """Return it in a line; `print` shows the tables."""
+        return f"MaxBatches({self.max_batches[0].spec.workload}: {self.largest})"
+
+    def _print(self, console: Console) -> None:
+        from castwise.max_batch.render import print_result
+
+        print_result(self.found, console)
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Result):
+    """What `castwise.report` read, and where it wrote it."""
+
+    collection: "Collection"
+    output: Path | None = None  # the file that was written
+    problems: list[tuple[str, str]] = field(default_factory=list)  # files that are no records, each with its reason
+    file_of: "FileOf" = lambda _: ""  # names a trial's file
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:  # type: ignore[override]
+        """Return the records."""
+        return self.collection.trials
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rows of `castwise export --level cells --format json`, and what is in the report besides."""
+        table = self._configurations()
+        return json_document(
+            summary=self.collection.summary,
+            notes=list(self.collection.notes),
+            cells=[plain(table.fields, row) for row in table.rows],
         )
-        for option in options
-        if option.keyword in RunKeywords.__annotations__
-    ]
-    help_lines = "\n".join(f"        {option.keyword}: {option.help}" for option in options)
-    function.__doc__ = (function.__doc__ or "").replace(_OPTIONS, help_lines)
-    function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
-    return function
+
+    def __repr__(self) -> str:
+        """Return it in a line; `print` shows the tables."""
+        where = "" if self.output is None else f", in '{self.output}'"
+        return f"Report({self.collection.summary}{where})"
+
+    def _configurations(self) -> "FlatTable":
+        from castwise.report.export.tables import flat_table
+
+        return flat_table("cells", self.collection, self.file_of)
+
+    def _print(self, console: Console) -> None:
+        from castwise.report.text_report import print_report
+
+        print_report(self.collection, console)
 
 
-def _parse(given: Mapping[str, object], function: str) -> RunOptions:
-    known = {option.keyword for option in options_of(RunOptions)}
+def _with_options(options: type, keywords: Any) -> Callable[[_Function], _Function]:
+    """Return a decorator that lists options in a function's signature and docstring, in the place of `**options`."""
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        annotations = keywords.__annotations__
+        defaults = {name: _MODEL_DEFAULTS.get(name) for name in _MODEL_HELP if name in annotations}
+        lines = [f"        {name}: {_MODEL_HELP[name]}" for name in defaults]
+        for option in options_of(options):
+            if option.keyword in annotations:
+                defaults[option.keyword] = option.field_default
+                lines.append(f"        {option.keyword}: {option.help}")
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotations[name])
+            for name, default in defaults.items()
+            if name not in signature.parameters
+        ]
+        function.__doc__ = (function.__doc__ or "").replace("        **options: The options.", "\n".join(lines))
+        function.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _parse(options: type[_Options], given: Mapping[str, object], function: str) -> _Options:
+    known = {option.keyword for option in options_of(options) if not option.hidden}
     for keyword in given:
         if keyword not in known:
             raise TypeError(f"{function}() got an unexpected keyword argument '{keyword}'")
-    return parse_options(RunOptions, given)
+    return parse_options(options, given)
 
 
-@_with_run_options
-def run(workload: str | Sequence[str] | None = None, **options: Unpack[RunKeywords]) -> list[Trial]:
-    """Measure a workload in every precision and return the records, as `castwise run` does.
+@_with_options(RunOptions, RunKeywords)
+def run(workload: str | Sequence[str] | None = None, **options: Unpack[RunKeywords]) -> Comparison:
+    """Measure a workload in every precision, as `castwise run` does.
 
     Lists are one value, a sequence, or a text with commas; durations are seconds or texts such as "5min", shares are
     numbers or texts such as "1%". Without `results` nothing is kept on disk, and everything is measured.
 
     Args:
         workload: One name or several; None takes a short job that suits the machine.
-        **options: The options of `castwise run`.
+        **options: The options.
 
     Returns:
-        A trial for each combination, in the order workload, batch size, GPUs, parallelism, techniques, precision, loss
-        scale; in rounds one for each combination and round.
+        The figures and the advice, with a trial for each combination, in the order workload, batch size, GPUs,
+        parallelism, techniques, precision, loss scale; in rounds one for each combination and round.
 
     Raises:
         UsageError: The request cannot be carried out.
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
-    return prepare(_parse({"workload": workload, **options}, "run")).run()
+    job = prepare(_parse(RunOptions, {"workload": workload, **options}, "run"))
+    return Comparison(tuple(job.run()), MARGIN if job.rule is None else job.rule.margin)
 
 
-@_with_run_options
-def compare(  # noqa: PLR0913  what a model is made of
-    model: Any,
-    batch: Any = None,
-    loss: Any = None,
-    *,
-    training_step: Any = None,
-    optimizer: Any = None,
-    scheduler: Any = None,
-    accumulate: int = 1,
-    clip_grad_norm: float | None = None,
-    unit: str | None = None,
-    units_per_sample: int | None = None,
-    progress: bool = True,
-    **options: Unpack[RunKeywords],
-) -> Comparison:
+@_with_options(RunOptions, CompareKeywords)
+def compare(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[CompareKeywords]) -> Comparison:
     """Train a model in every precision, each in a process of its own, and return what that took, side by side.
 
     The objects may be defined in a script or in a notebook: their code travels with them. On a CPU a process times
@@ -187,33 +454,115 @@ def compare(  # noqa: PLR0913  what a model is made of
         batch: An example batch, a function that returns a batch of as many samples as it is asked for, or a data
             loader, whose first batch is the example.
         loss: Takes output and target, the last part of the batch; None takes the output's own `loss`.
-        training_step: Takes model and batch and returns the loss, in the place of `loss`.
-        optimizer: An optimizer of the model's parameters, or a function that returns one from them; None takes AdamW.
-        scheduler: A scheduler of that optimizer, or a function that returns one from it; stepped after each step.
-        accumulate: Batches, each of batch_size / accumulate samples, for one optimizer step.
-        clip_grad_norm: The norm that gradients are clipped to, after the loss scale is taken out of them.
-        unit: What throughput counts: images, tokens or samples. None takes samples.
-        units_per_sample: How many of them are in a sample.
-        progress: Whether progress is printed on stderr.
-        **options: The options of `castwise run`.
+        **options: The options.
 
     Raises:
         UsageError: The request cannot be carried out, or an object cannot travel.
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
-    parts = {"batch": batch, "loss": loss, "training_step": training_step, "optimizer": optimizer}
-    parts |= {"scheduler": scheduler, "clip_grad_norm": clip_grad_norm, "unit": unit}
-    parts |= {"units_per_sample": units_per_sample, "accumulate": accumulate if accumulate != 1 else None}
-    parts = {"model": model} | {name: value for name, value in parts.items() if value is not None}
-    run_options = _parse(options, "compare")
-    with _reference(parts, run_options.results) as reference:
-        run_options = replace(run_options, workloads=(reference,))
-        live = LiveProgress(Console(stderr=True, highlight=False, emoji=False, force_jupyter=False))
-        job = prepare(run_options, live if progress else NullListener(), short=True)
-        with live if progress else nullcontext():
-            trials = job.run()
+    parts, given = _split(model, batch, loss, options)
+    run_options = _parse(RunOptions, given, "compare")
+    with _reference(parts, run_options.results) as reference, _listening(options) as listener:
+        job = prepare(replace(run_options, workloads=(reference,)), listener, short=True)
+        trials = job.run()
     return Comparison(tuple(trials), MARGIN if job.rule is None else job.rule.margin)
+
+
+@_with_options(TuneOptions, TuneModelKeywords)
+def tune(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[TuneModelKeywords]) -> Tuning:
+    """Search from the plain loop for the fastest that computes the same, as `castwise tune` does.
+
+    Args:
+        model: The model, or a workload's name, as `castwise.compare` takes it.
+        batch: As `castwise.compare` takes it.
+        loss: As `castwise.compare` takes it.
+        **options: The options.
+
+    Raises:
+        UsageError: The request cannot be carried out, or an object cannot travel.
+        StoreError: The results folder cannot be written.
+        EngineError: No measuring process could be started.
+        KeyboardInterrupt: It was interrupted; what was measured is in `results`.
+    """
+    from castwise.tune.search import prepare_tuning
+
+    parts, given = _split(model, batch, loss, options)
+    request = _parse(TuneOptions, {"workload": model if isinstance(model, str) else "model", **given}, "tune")
+    with _reference(parts, request.results) as reference, _listening(options) as listener:
+        found = prepare_tuning(replace(request, workload=reference), listener).run()
+    if found.ending == "interrupted":
+        raise KeyboardInterrupt
+    return Tuning(found, request.memory_bytes)
+
+
+@_with_options(MaxBatchOptions, MaxBatchModelKeywords)
+def max_batch(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[MaxBatchModelKeywords]) -> MaxBatches:
+    """Find the largest batch that trains, in every precision, as `castwise max-batch` does.
+
+    Args:
+        model: The model, or a workload's name, as `castwise.compare` takes it.
+        batch: As `castwise.compare` takes it.
+        loss: As `castwise.compare` takes it.
+        **options: The options.
+
+    Raises:
+        UsageError: The request cannot be carried out, an object cannot travel, or memory is too small for any batch.
+        StoreError: The results folder cannot be written.
+        EngineError: No measuring process could be started.
+    """
+    from castwise.max_batch.render import raise_if_nothing_fits
+    from castwise.max_batch.search import prepare_max_batch
+
+    parts, given = _split(model, batch, loss, options)
+    request = _parse(MaxBatchOptions, {"workload": model if isinstance(model, str) else "model", **given}, "max_batch")
+    with _reference(parts, request.results) as reference, _listening(options) as listener:
+        found = prepare_max_batch(replace(request, workload=reference), listener).run()
+    raise_if_nothing_fits(found.max_batches)
+    return MaxBatches(found)
+
+
+@_with_options(ReportOptions, ReportKeywords)
+def report(records: _PathLike | Sequence[_PathLike] | None = None, **options: Unpack[ReportKeywords]) -> Report:
+    """Read records and make a report of them, as `castwise report` does; it is written if `output` names a file.
+
+    Args:
+        records: Results folders, or single records; None takes castwise-results.
+        **options: The options.
+
+    Raises:
+        UsageError: There are no such records, or what the report needs is not installed.
+        StoreError: A folder cannot be read, or a file cannot be written.
+    """
+    folders = [records] if isinstance(records, str | PathLike) else records
+    request = _parse(ReportOptions, {"records": folders, **options}, "report")
+    found = find(request.folders("report"), request)
+    if request.output is not None:
+        write_report(found, request.output, request.title)
+    if request.charts is not None:
+        from castwise.report.charts.static_images import pictures_of
+
+        write_pictures(pictures_of(found.collection, found.file_of), request)
+    return Report(found.collection, request.output, found.problems, found.file_of)
+
+
+def _split(model: Any, batch: Any, loss: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a model is made of, and the options."""
+    parts = {"model": model, "batch": batch, "loss": loss}
+    parts |= {name: options.get(name) for name in _MODEL_HELP if name != "progress"}
+    if parts["accumulate"] == 1:
+        del parts["accumulate"]
+    given = {name: value for name, value in options.items() if name not in _MODEL_HELP}
+    return {name: value for name, value in parts.items() if value is not None}, given
+
+
+@contextmanager
+def _listening(options: Mapping[str, Any]) -> Iterator[Listener]:
+    """Yield what shows progress on stderr, or nothing if it is not wanted."""
+    live = LiveProgress(Console(stderr=True, highlight=False, emoji=False, force_jupyter=False))
+    is_wanted = options.get("progress", True)
+    with live if is_wanted else nullcontext():
+        yield live if is_wanted else NullListener()
 
 
 @contextmanager

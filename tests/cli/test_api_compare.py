@@ -34,7 +34,7 @@ def test_a_comparison_is_a_table_and_its_records(engine: FakeEngine, capsys: pyt
     assert {trial.spec.batch_size for trial in found.trials} == {16}  # the fake engine's word for it
     assert found.best == "bf16-mixed"
     assert [row.speedup for row in found.rows] == [1, pytest.approx(2.5)]
-    assert str(found) == repr(found)
+    assert repr(found) == "Comparison(own:Linear: 2 rows of 6 trials, best: bf16-mixed)"
     assert found.advice[0].decision == "take"
     assert found.rows[1].verdict is not None
     assert found.rows[1].verdict.kind == "faster"
@@ -62,7 +62,8 @@ def test_in_a_notebook_it_is_shown_once_by_jupyter(
     shown: list[object] = []
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr("rich.jupyter.display", lambda *parts: shown.append(parts))
-    assert "fp32" in repr(found)
+    assert "own:Linear" in repr(found)
+    assert "fp32" in str(found)
     assert "<table>" in found._repr_html_()
     assert shown == []
     assert capsys.readouterr().out == ""

@@ -199,6 +199,13 @@ def test_a_price_adds_what_an_epoch_costs(command: CommandLine) -> None:
     assert (done.code, "in GPU hours" in done.out) == (0, True)
 
 
+@pytest.mark.parametrize("option", ["--price-gpu-hour", "--price-kwh"])
+def test_a_price_on_a_cpu_is_refused_before_anything_is_measured(command: CommandLine, option: str) -> None:
+    done = command.run("resnet50", "--precision", "fp32", "--device", "cpu", option, "2.5")
+    assert (done.code, done.out, done.engine.measured) == (2, "", [])
+    assert "Prices are for GPUs, and this is a CPU." in done.err
+
+
 def configurations(results: Path) -> list[tuple[str, int]]:
     """Return the precisions and repeats on record, in order."""
     trials, problems = load_folder(results)

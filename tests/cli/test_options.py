@@ -1,21 +1,31 @@
 """The options classes, of which the command line and the Python API are made."""
 
 import inspect
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import castwise
-from castwise.api import RunKeywords
+from castwise.api import (
+    CompareKeywords,
+    MaxBatchModelKeywords,
+    ModelKeywords,
+    ReportKeywords,
+    RunKeywords,
+    TuneModelKeywords,
+)
 from castwise.cli.compare import CompareOptions
 from castwise.cli.export import ExportOptions
 from castwise.cli.options import PrintOptions
-from castwise.cli.report import ReportOptions
+from castwise.cli.report import ReportPrintOptions
 from castwise.cli.run import RunPrintOptions
 from castwise.cli.tune import TunePrintOptions
 from castwise.errors import UsageError
 from castwise.max_batch.options import MaxBatchOptions
+from castwise.report.files import ReportOptions
 from castwise.spec.options import DEFAULT_RESULTS, RunOptions, options_of, parse_options
 from castwise.suites.options import SuiteOptions
 from castwise.tune.options import TuneOptions
@@ -24,7 +34,9 @@ MEASURING = (RunOptions, TuneOptions, MaxBatchOptions, SuiteOptions)
 PRINTING = (PrintOptions, RunPrintOptions, TunePrintOptions)
 
 
-@pytest.mark.parametrize("options", [*MEASURING, *PRINTING, ReportOptions, CompareOptions, ExportOptions])
+@pytest.mark.parametrize(
+    "options", [*MEASURING, *PRINTING, ReportOptions, ReportPrintOptions, CompareOptions, ExportOptions]
+)
 def test_every_option_has_its_help_and_a_name_of_its_own(options: type) -> None:
     found = list(options_of(options))
     assert all(each.help or each.hidden for each in found)
@@ -37,17 +49,37 @@ def test_every_field_is_an_option(options: type) -> None:
     assert {each.name for each in options_of(options)} == set(options.__dataclass_fields__)  # type: ignore[attr-defined]
 
 
-def test_the_keywords_of_the_functions_are_the_options_of_run() -> None:
-    keywords = {option.keyword for option in options_of(RunOptions)} - {"workload"}
-    assert set(RunKeywords.__annotations__) == keywords
-    for function in (castwise.run, castwise.compare):
-        assert keywords <= set(inspect.signature(function).parameters)
-        assert all(f"        {keyword}: " in str(function.__doc__) for keyword in keywords)
+@pytest.mark.parametrize(
+    ("function", "keywords", "options"),
+    [
+        (castwise.run, RunKeywords, RunOptions),
+        (castwise.compare, CompareKeywords, RunOptions),
+        (castwise.tune, TuneModelKeywords, TuneOptions),
+        (castwise.max_batch, MaxBatchModelKeywords, MaxBatchOptions),
+        (castwise.report, ReportKeywords, ReportOptions),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_keywords_of_a_function_are_the_options_of_its_command(function: Any, keywords: Any, options: Any) -> None:
+    names = {option.keyword for option in options_of(options) if not option.hidden}
+    arguments = {"workload", "records"} if keywords is not ReportKeywords else {"records"}
+    assert set(keywords.__annotations__) - set(ModelKeywords.__annotations__) == names - arguments
+    assert set(keywords.__annotations__) <= set(inspect.signature(function).parameters)
+    assert all(f"        {keyword}: " in str(function.__doc__) for keyword in keywords.__annotations__)
+    assert "**options" not in str(function.__doc__)
 
 
-def test_an_unknown_keyword_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="batchsize"):
-        castwise.run("resnet50", batchsize=8)  # type: ignore[call-arg]
+@pytest.mark.parametrize("name", ["run", "compare", "tune", "max_batch", "report"])
+def test_an_unknown_keyword_is_a_type_error(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'batchsize'"):
+        getattr(castwise, name)("resnet50", batchsize=8)
+
+
+def test_a_command_is_a_function_of_the_package_whatever_was_imported_before() -> None:
+    import_module("castwise.tune.search")
+    for name in ("tune", "max_batch", "report"):
+        assert inspect.isfunction(getattr(castwise, name))
+        assert inspect.ismodule(sys.modules[f"castwise.{name}"])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+import jsonschema
 import pytest
 from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_gpu_facts, fake_reading
@@ -22,6 +23,7 @@ from castwise.analysis.result_table import compare
 from castwise.records.schema import Trial
 from castwise.render import run_report
 from castwise.render.notes import cost_lines, headline, measured_on, remarks, snippet_lines
+from castwise.render.table import SCHEMA_VERSION
 
 CSV_HEADER = (
     "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,techniques,throughput_per_second,"
@@ -328,8 +330,8 @@ def test_csv_has_plain_values() -> None:
 
 def test_json_has_rows_advice_and_whole_trials() -> None:
     document = as_json(JOB)
-    assert set(document) == {"rows", "advice", "trials"}
-    assert [set(row) for row in document["rows"]] == [{*CSV_HEADER.split(","), "estimates"}] * NUM_ROWS
+    assert list(document) == ["schema_version", "rows", "warnings", "advice", "trials"]
+    assert [list(row) for row in document["rows"]] == [CSV_HEADER.split(",")] * NUM_ROWS
     rows = document["rows"]
     assert [row["speedup"] for row in rows[:3]] == [pytest.approx(1.2), pytest.approx(1), pytest.approx(3)]
     assert [row["default_speedup"] for row in rows[:3]] == [
@@ -337,7 +339,8 @@ def test_json_has_rows_advice_and_whole_trials() -> None:
         pytest.approx(1 / 1.2),
         pytest.approx(2.5),
     ]
-    assert rows[2]["estimates"]["default_speedup"]["low"] == pytest.approx(2.5)
+    assert rows[2]["default_speedup_low"] == pytest.approx(2.5)
+    assert (rows[0]["verdict"], rows[2]["verdict"]) == (None, "faster")
     assert [row["final_loss"] for row in rows[3:]] == [None, "nan"]
     (advice,) = document["advice"]
     assert set(advice) == {"workload", "decision", "precision", "sentence", "command", "code", "frameworks"}
@@ -345,13 +348,29 @@ def test_json_has_rows_advice_and_whole_trials() -> None:
     assert advice["frameworks"]["Lightning"] == 'Trainer(precision="bf16-mixed")'
     ast.parse(advice["code"])
     trials = [Trial.model_validate_json(json.dumps(item)) for item in document["trials"]]
-    assert repr(trials) == repr(JOB)
+    assert [each.model_dump_json() for each in trials] == [each.model_dump_json() for each in JOB]
     for loss in (math.inf, -math.inf):
         assert as_json([fake_trial(losses=(loss,))])["rows"][0]["final_loss"] == str(loss)
     (undecided,) = as_json([FP32[0], BF16[0]])["advice"]
-    assert (undecided["decision"], undecided["precision"], undecided["code"]) == ("undecided", None, "")
+    assert (undecided["decision"], undecided["precision"], undecided["code"]) == ("undecided", None, None)
     assert undecided["command"].startswith("castwise run resnet50 ")
-    assert as_json([]) == {"rows": [], "advice": [], "trials": []}
+    assert as_json([]) == {"schema_version": SCHEMA_VERSION, "rows": [], "warnings": [], "advice": [], "trials": []}
+
+
+@pytest.mark.parametrize("prices", [None, Prices(per_kwh=0.3, per_gpu_hour=2.0)])
+def test_json_is_what_its_schema_says(prices: Prices | None) -> None:
+    validator = jsonschema.Draft202012Validator(run_report.json_schema())
+    trials = [*JOB, failed("fp32", "crashed"), fake_trial(losses=(math.inf,))]
+    document = json.loads(run_report.to_json(compare(trials), recommend(compare(trials)), prices))
+    assert document["warnings"]
+    assert list(validator.iter_errors(document)) == []
+    for name, value in (("schema_version", 2), ("rows", [{}]), ("more", 1)):
+        assert list(validator.iter_errors(document | {name: value})), name
+
+
+def test_a_value_is_one_thing_in_csv_and_json() -> None:
+    for text, value in zip(as_csv(JOB), as_json(JOB)["rows"], strict=True):
+        assert {name: "" if each is None else str(each) for name, each in value.items()} == text
 
 
 def test_markdown_has_headline_table_advice_code_and_notes() -> None:
@@ -390,9 +409,11 @@ def test_energy_and_warnings_in_every_format() -> None:
     (row,) = as_csv([metered("fp32", 256.0)])
     assert (row["joules_per_unit"], row["joules_per_unit_low"], row["joules_per_unit_high"]) == ("1.0", "1.0", "1.0")
     assert (row["energy_source"], row["power_watts"], row["warnings"]) == ("counter", "500.0", "clock-below-boost")
-    (warning,) = as_json([metered("fp32", 256.0)])["rows"][0]["warnings"]
-    assert set(warning) == {"name", "seen", "cause", "advice"}
-    assert as_json(JOB)["rows"][0]["warnings"] == []
+    found = as_json([metered("fp32", 256.0)])
+    (warning,) = found["warnings"]
+    assert (warning["key"], found["rows"][0]["warnings"]) == (found["rows"][0]["key"], warning["name"])
+    assert set(warning) == {"key", "name", "seen", "cause", "advice"}
+    assert as_json(JOB)["rows"][0]["warnings"] == ""
 
 
 def test_costs_of_an_epoch_or_of_a_million_samples() -> None:

@@ -96,9 +96,13 @@ def test_a_loss_scale_applies_to_the_precisions_that_scale() -> None:
     ]
 
 
-def test_a_loss_scale_is_taken_at_its_word_where_no_precision_named_scales() -> None:
-    specs = plan(precisions=("fp16-true",), loss_scales=("none", "128"))
-    assert [spec.loss_scale for spec in specs] == ["none", "128"]
+def test_a_loss_scale_applies_to_float16_if_no_precision_named_scales() -> None:
+    specs = plan(precisions=("fp32", "fp16-true"), loss_scales=("none", "128"))
+    assert [(spec.precision, spec.loss_scale) for spec in specs] == [
+        ("fp32", "none"),
+        ("fp16-true", "none"),
+        ("fp16-true", "128"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,11 @@ def test_spellings_of_one_loss_scale_are_one_cell(written: str, meant: str) -> N
         ({"loss_scales": ("0",)}, "must be a positive number; '0' is not"),
         ({"loss_scales": ("inf",)}, "must be a positive number; 'inf' is not"),
         ({"loss_scales": ("dynamics",)}, "'dynamics' is no loss scale"),
+        (
+            {"precisions": ("fp32", "bf16-true"), "loss_scales": ("dynamic",)},
+            "A loss scale is for float16 (fp16-mixed, fp16-master, fp16-true), and fp32, bf16-true needs none.",
+        ),
+        ({"workloads": (".",)}, "'.' is a folder. Name a Python file and a function in it"),
     ],
 )
 def test_an_impossible_request_is_refused(axes: dict[str, tuple[str, ...]], message: str) -> None:

@@ -97,6 +97,14 @@ def test_a_training_step_past_the_models_forward_is_refused() -> None:
     with pytest.raises(UsageError, match=r"does not call model\(...\)"):
         compute((X, Y), training_step=lambda model, batch: model.weight.mean())
 
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        return (model.weight.bfloat16() @ torch.ones(3)).mean()
+
+    with pytest.raises(UsageError, match=r"does not call model\(...\).* It ended with: .*dtype"):
+        compute((X, Y), training_step=step)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        compute((X, Y), training_step=lambda model, batch: model.weight @ torch.ones(99))
+
 
 @pytest.mark.parametrize(
     ("loss", "words"),

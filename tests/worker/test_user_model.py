@@ -188,7 +188,11 @@ def test_pickles(tmp_path: Path) -> None:
 
 
 BAD = [
-    ("x = 1", "No function of train_me.py named 'build'. It defines no function."),
+    ("x = 1", "No function of train_me.py named 'build'. It defines no function that could build."),
+    (
+        HEAD + "from math import sqrt\nclass Net(nn.Module): pass\ndef get_loader(): return 1\ndef main(): return 2",
+        "named 'build'. It defines get_loader. castwise calls a function that only builds",
+    ),
     ("def biuld():\n    pass", r"No function of train_me.py named 'build'. Did you mean biuld\?"),
     ("def build():\n    pass", "train_me.py:build is not called: it returns nothing"),
     (HEAD + "def build():\n    return nn.Linear(1, 1)", r"train_me.py:build gives no batch. Return \(model, batch\)"),

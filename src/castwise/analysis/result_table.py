@@ -60,6 +60,28 @@ class Row:
     final_step: int | None  # its number, warm-up included
     skipped_steps: int  # after warm-up, by loss scaling
 
+    def __repr__(self) -> str:
+        """Return the row in a line."""
+        figures: list[str] = [self.trial.status]
+        figures += [] if self.throughput is None else [f"{self.throughput:.4g} {steady_metrics.unit_of(self.trial)}/s"]
+        figures += [] if self.speedup is None else [f"{self.speedup:.2f}× fp32"]
+        return f"Row({self.trial.spec.label}: {', '.join(figures)})"
+
+    @property
+    def precision(self) -> str:
+        """Return the precision's name."""
+        return self.trial.spec.precision
+
+    @property
+    def batch_size(self) -> int:
+        """Return the samples of a step, per GPU."""
+        return self.trial.spec.batch_size
+
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """Return the techniques of its loop; none is the plain loop."""
+        return self.trial.spec.techniques
+
     @property
     def throughput(self) -> float | None:
         """Return units per second."""

@@ -9,38 +9,34 @@ import typer
 
 from castwise._version import __version__
 from castwise.cli import compare, export, max_batch, report, run, suite, tune
-from castwise.cli.options import add_command
+from castwise.cli.options import HelpCommand, HelpGroup, add_command
 from castwise.errors import CastwiseError
 
 # Click's error for what cannot be parsed. Typer has a Click of its own, older ones the package; of its errors they
 # export this subclass alone.
 _PARSING_ERROR: type[Any] = typer.BadParameter.__bases__[0]
 
-_EXAMPLES = """\
-Examples:
+# What `castwise` alone shows.
+_START = """\
+castwise measures in which numeric precision to train a model on this machine.
 
-    castwise run                  a short job that suits this machine
+  castwise doctor               what this machine can do
+  castwise run                  a short job, to begin with
+  castwise run FILE.py:build    your own model, in every precision
+  castwise tune FILE.py:build   the fastest training loop for it
+  castwise report               what was measured, as a page with charts
 
-    castwise run resnet50         every precision the GPU has
-
-    castwise tune resnet50        from the plain loop to the fastest, technique by technique
-
-    castwise max-batch resnet50   the largest batch that trains, in every precision
-
-    castwise report               what was measured, as a page with charts
-
-    castwise doctor               what this machine can do
-
-Exit codes: 0 done, 1 a trial failed, 2 usage, 3 store, 130 interrupted.
+`castwise init FILE.py` writes a model of your own to start from.
+`castwise --help` shows every command, `castwise run --help` one with its options.
 """
 
 app = typer.Typer(
     name="castwise",
-    no_args_is_help=True,
+    cls=HelpGroup,
     rich_markup_mode="rich",  # markdown would cost `castwise --help` 0.1 s
     pretty_exceptions_enable=False,
     help="In which numeric precision should this model be trained on this GPU, and why? castwise measures it.",
-    epilog=_EXAMPLES,
+    epilog="Exit codes: 0 done, 1 a trial failed, 2 usage, 3 store, 130 interrupted.",
 )
 
 
@@ -60,14 +56,17 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     del version
+    if context.invoked_subcommand is None:
+        print(_START, end="")
 
 
 add_command(app, "run", run.run, run.EXAMPLES)
@@ -80,7 +79,7 @@ add_command(app, "compare", compare.compare, compare.EXAMPLES)
 add_command(app, "export", export.export, export.EXAMPLES)
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def init(file: Annotated[Path, typer.Argument(help="The file to write, such as my_bench.py.")]) -> None:
     """Write a commented file that measures a model of your own, to start from; it runs as it is."""
     from castwise.cli.init_template import write_starter
@@ -89,7 +88,7 @@ def init(file: Annotated[Path, typer.Argument(help="The file to write, such as m
     print(f"Wrote {file}. It runs as it is: castwise run {file}")
 
 
-@app.command("list")
+@app.command("list", cls=HelpCommand)
 def list_(what: Annotated[Listing, typer.Argument(help="What to list.", case_sensitive=False)]) -> None:
     """List the workloads, the precisions, the techniques, the GPUs whose datasheets castwise knows, or the suites."""
     from castwise.cli import listings
@@ -105,7 +104,7 @@ def list_(what: Annotated[Listing, typer.Argument(help="What to list.", case_sen
     result_console().print(makers[what]())
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def doctor() -> None:
     """Show GPU, driver, torch and TF32 state, which precisions this machine has, and who else uses the GPU."""
     from castwise.cli.doctor import doctor as examine
@@ -122,18 +121,17 @@ def main() -> NoReturn:
         print(f"castwise: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except _PARSING_ERROR as error:
-        if line := _parsing_line(error):
-            print(f"castwise: {line}", file=sys.stderr)
+        print(f"castwise: {_parsing_line(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(code or 0)
 
 
 def _parsing_line(error: Any) -> str:
-    """Return what was wrong, and which help says more; empty if there was no command, and help was shown for it."""
+    """Return what was wrong, and which help says more."""
     # Some versions put the words of pydantic's own errors before theirs.
     message = " ".join(error.format_message().replace("Value error, ", "").split())
-    if message and not message.endswith((".", "?")):
+    if near := getattr(error, "possibilities", None):  # the nearest first; the message has them by the alphabet
+        message = f"{error.message}. Did you mean {near[0]}?"
+    if not message.endswith((".", "?")):
         message += "."
-    if not message or error.ctx is None:
-        return message
-    return f"{message} `{error.ctx.command_path} --help` says what there is."
+    return message if error.ctx is None else f"{message} `{error.ctx.command_path} --help` says what there is."

@@ -7,42 +7,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from castwise.cli.output import emit, format_size, say
-from castwise.cli.records import (
-    ChartOptions,
-    FileOf,
-    SelectionOptions,
-    find,
-    say_problems,
-    write_by_suffix,
-    write_pictures,
-)
+from castwise.cli.output import emit, format_size, say, say_problems
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
+from castwise.render.units import pluralize
+from castwise.report.files import ChartOptions, SelectionOptions, find, write_by_suffix, write_pictures
 from castwise.spec.options import DEFAULT_RESULTS, SHARE, Option
 
 if TYPE_CHECKING:
     from castwise.records.schema import Trial
+    from castwise.report.collection import FileOf
     from castwise.report.machine_comparison import MachineComparison, MachinePrices
     from castwise.report.machines import ComparedMachine
 
 EXAMPLES = """\
 Examples:
 
-    castwise compare before/ after/                      how many times as fast, one by one
+    castwise compare before/ after/                how many times as fast
+    castwise compare h200/ a100/ -o both.html      with charts
+    castwise compare h200/ a100/ --charts figures/   a picture a workload
+    castwise compare published:T4 castwise-results/  a source's figures as a
+                           machine; also 2080Ti, 1080Ti, K80, P100, TitanRTX
+    castwise compare main/ branch/ --fail-on slower --format markdown
 
-    castwise compare h200/ a100/ -o both.html            with charts
+    castwise compare h200/ a100/ --price-hour H200=4,A100=1.5
 
-    castwise compare h200/ a100/ --price-hour H200=4,A100=1.5    and how much work the same money pays
-
-    castwise compare h200/ a100/ --charts figures/       the chart as a picture
-
-    castwise compare published:T4 castwise-results/      a source's figures as a machine; also 2080Ti, 1080Ti, K80,
-                                                         P100, TitanRTX
-
-    castwise compare main/ branch/ --fail-on slower --format markdown >> "$GITHUB_STEP_SUMMARY"
-
-Exit codes: 0 done, 1 a proven slowdown where --fail-on asks for it, 2 usage or nothing to compare.
+Exit codes: 0 done, 1 a proven slowdown (--fail-on), 2 nothing to compare.
 """
 
 
@@ -61,12 +51,16 @@ class CompareOptions(ChartOptions, SelectionOptions):
         ),
     ] = None
     output: Annotated[
-        Path | None, Option("The file to write: .html, .md or .json.", flags=("--output", "-o"), metavar="FILE")
+        Path | None,
+        Option("The file to write: .html, .md or .json.", "Output", flags=("--output", "-o"), metavar="FILE"),
     ] = None
-    format: Annotated[Literal["table", "markdown", "json"], Option("How the result is printed on stdout.")] = "table"
-    title: Annotated[str | None, Option("The page's title; else the machines' names.")] = None
+    format: Annotated[
+        Literal["table", "markdown", "json"], Option("How the result is printed on stdout.", "Output")
+    ] = "table"
+    title: Annotated[str | None, Option("The page's title; else the machines' names.", "Output")] = None
     fail_on: Annotated[
-        Literal["slower"] | None, Option("Exit with 1 if something is proven slower than on the first machine.")
+        Literal["slower"] | None,
+        Option("Exit with 1 if something is proven slower than on the first machine.", metavar="slower"),
     ] = None
     margin: Annotated[float, Option("How far from 1 a ratio still is the same: 1%, 0.05.", **SHARE, default="1%")] = (
         0.01
@@ -74,14 +68,18 @@ class CompareOptions(ChartOptions, SelectionOptions):
     price_hour: Annotated[
         tuple[str, ...] | None,
         Option(
-            "What an hour of each machine costs you; prints how much work one of the currency pays.", metavar="NAME=X,…"
+            "What an hour of each machine costs you; prints how much work one of the currency pays.",
+            "Output",
+            metavar="NAME=X,…",
         ),
     ] = None
     price_kwh: Annotated[
         float | None,
-        Option("What a kilowatt-hour costs you; prints how much work one of the currency pays.", metavar="X"),
+        Option("What a kilowatt-hour costs you; prints how much work one of the currency pays.", "Output", metavar="X"),
     ] = None
-    results: Annotated[Path, Option("The folder that machines are looked for in.", metavar="DIR")] = DEFAULT_RESULTS
+    results: Annotated[Path, Option("The folder that machines are looked for in.", "Records", metavar="DIR")] = (
+        DEFAULT_RESULTS
+    )
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Compared:
     """Machines compared, and where their figures are from."""
 
     comparison: "MachineComparison"
-    file_of: FileOf  # names a trial's file
+    file_of: "FileOf"  # names a trial's file
     problems: list[tuple[str, str]]  # files that are no records, each with its reason
 
 
@@ -112,7 +110,8 @@ def compare(options: CompareOptions) -> int:
     if options.charts is not None:
         from castwise.report.charts.static_images import pictures_of_machines
 
-        write_pictures(pictures_of_machines(comparison, compared.file_of), options)
+        count = write_pictures(pictures_of_machines(comparison, compared.file_of), options)
+        say(f"{options.charts}: {pluralize(count, 'picture')}")
     say_problems(compared.problems)
     slower = machine_report.slower_lines(comparison) if options.fail_on is not None else []
     for line in slower:

@@ -5,23 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from castwise.cli.output import format_size, say
-from castwise.cli.records import RecordsOptions, atomic_write, find, say_problems
+from castwise.cli.output import format_size, say, say_problems
 from castwise.errors import StoreError, UsageError
 from castwise.records.collector import gc_disabled
 from castwise.render.units import pluralize
+from castwise.report.files import RecordsOptions, atomic_write, find
 from castwise.spec.options import Option
 
 EXAMPLES = """\
 Examples:
 
-    castwise export                                      a line a trial as CSV, to stdout
-
+    castwise export                              a line a trial as CSV, to stdout
     castwise export h200/ --level cells -o cells.parquet
-
     castwise export h200/ --level blocks -o blocks.json
-
-    castwise export h200/ --format tensorboard -o runs/  also: mlflow, wandb (offline)
+    castwise export h200/ --format tensorboard -o runs/     also: mlflow, wandb
 """
 
 
@@ -30,12 +27,15 @@ class ExportOptions(RecordsOptions):
     """What `castwise export` writes, and of which records."""
 
     output: Annotated[
-        Path | None, Option("The file to write, or the folder for a tracker.", flags=("--output", "-o"), metavar="PATH")
+        Path | None, Option("The file to write, or the folder for a tracker.", "Output", flags=("--output", "-o"))
     ] = None
     format: Annotated[
-        str | None, Option("csv, json, parquet, tensorboard, mlflow or wandb. Without it: by the file's name.")
+        str | None,
+        Option("csv, json, parquet, tensorboard, mlflow or wandb. Without it: by the file's name.", "Output"),
     ] = None
-    level: Annotated[str, Option("What a row is: cells, trials, blocks, epochs, losses or readings.")] = "trials"
+    level: Annotated[str, Option("What a row is: cells, trials, blocks, epochs, losses or readings.", "Output")] = (
+        "trials"
+    )
 
 
 @gc_disabled()  # as it ends, nothing that it read is worth collecting

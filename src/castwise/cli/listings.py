@@ -10,9 +10,17 @@ from castwise.registry.workloads import WORKLOADS
 from castwise.spec.types import SYNTHETIC
 
 
+def _table(*headings: str) -> Table:
+    """Return a table whose names stay whole on a narrow terminal: the other columns wrap."""
+    table = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, no_wrap=number == 0, overflow="fold")
+    return table
+
+
 def workloads() -> Table:
     """Return the workloads: name, unit, batch sizes, what it is."""
-    table = Table("workload", "counts", "batch (GPU / CPU)", "real data", "what it is", box=None, pad_edge=False)
+    table = _table("workload", "counts", "batch (GPU / CPU)", "real data", "what it is")
     for row in WORKLOADS:
         batches = f"{row.batch_size} / {row.cpu_batch_size}"
         table.add_row(row.name, row.unit, batches, ", ".join(row.data_sets) or "–", row.summary)
@@ -23,7 +31,7 @@ def workloads() -> Table:
 
 def precisions() -> Table:
     """Return the precisions: name, aliases, needs, loss scale, what it is."""
-    table = Table("precision", "also", "needs (CUDA)", "on CPU", "loss scale", "what it is", box=None, pad_edge=False)
+    table = _table("precision", "also", "needs (CUDA)", "on CPU", "loss scale", "what it is")
     for row in PRECISIONS:
         needs = "any" if row.capability == (0, 0) else f"≥ {row.capability[0]}.{row.capability[1]}"
         needs += ", else emulated" if row.emulated_below else ""
@@ -37,14 +45,15 @@ NUMERICS = {"bits": "the same", "rounding": "rounding", "draws": "other random d
 
 
 def techniques() -> Table:
-    """Return the techniques: name, what it does, needs and costs, what it does to the numbers."""
-    table = Table("technique", "what it does", "needs", "costs", "numbers", "in", box=None, pad_edge=False)
+    """Return the techniques: name, what it does, what it needs and costs, what it does to the numbers."""
+    table = _table("technique", "what it does", "needs, costs, numbers")
     for row in TECHNIQUES:
-        kinds = "run, suite" if "steady" in row.kinds else "suite"
-        table.add_row(row.name, row.summary, needs_of(row), row.cost, NUMERICS[row.numerics], kinds)
+        facts = [f"needs {needs_of(row)}", f"costs {row.cost}", f"numbers: {NUMERICS[row.numerics]}"]
+        facts += [] if "steady" in row.kinds else ["in suites only"]
+        table.add_row(row.name, row.summary, "; ".join(each for each in facts if not each.endswith((" –", " none"))))
     for name, members in SETS.items():
         own = "; in a suite, for the loop that its file names" if name == TUNED else ""
-        table.add_row(name, f"short for {join(members)}, as far as they apply{own}", "", "", "", "run, suite")
+        table.add_row(name, f"short for {join(members)}, as far as they apply{own}", "")
     return table
 
 
@@ -65,7 +74,7 @@ def devices() -> Table:
 
 def suites() -> Table:
     """Return the suites: name, runs, data, the source's GPUs, what it is."""
-    table = Table("suite", "runs", "real data", "published on", "what it measures", box=None, pad_edge=False)
+    table = _table("suite", "runs", "real data", "published on", "what it measures")
     for name in SUITE_NAMES:
         suite = find_suite(name)
         data = dict.fromkeys(cells.data_set for cells in suite.cells if cells.data_set != SYNTHETIC)

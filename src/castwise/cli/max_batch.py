@@ -16,17 +16,12 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 Examples:
 
-    castwise max-batch resnet50                       the largest batch of every precision the GPU has
-
-    castwise max-batch resnet50 --precision fp32,bf16-mixed --exact
-
-    castwise max-batch resnet50 --memory 8GiB --margin 5%  and within 8 GiB, of which 5 % stay free
-
-    castwise max-batch lstm-lm --techniques none,chunked-loss
-
-    castwise max-batch train_me.py:build              a model of your own
-
+    castwise max-batch resnet50            the largest batch of every precision
+    castwise max-batch train_me.py:build   a model of your own
     castwise max-batch mnist-cnn --memory 500MiB      on a CPU, within a limit
+    castwise max-batch resnet50 --memory 8GiB --margin 5%    5 % of it stay free
+    castwise max-batch resnet50 --precision fp32,bf16-mixed --exact
+    castwise max-batch lstm-lm --techniques none,chunked-loss
 """
 
 

@@ -9,21 +9,51 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from castwise.spec.options import Option, options_of, parse_options
+from castwise.spec.options import Option, Panel, options_of, parse_options
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrintOptions:
     """How a command that measures prints what it found."""
 
-    format: Annotated[Literal["table", "json", "markdown", "csv"], Option("How results are printed on stdout.")] = (
-        "table"
-    )
-    wide: Annotated[bool, Option("Print all columns: the default ones fit into 80 characters.")] = False
+    format: Annotated[
+        Literal["table", "json", "markdown", "csv"], Option("How results are printed on stdout.", "Output")
+    ] = "table"
+    wide: Annotated[bool, Option("Print all columns: the default ones fit into 80 characters.", "Output")] = False
     verbose: Annotated[
-        bool, Option("Print all notes in full, and what failed trials printed, tracebacks of your code included.")
+        bool,
+        Option("Print all notes in full, and what failed trials printed, tracebacks of your code included.", "Output"),
     ] = False
+
+
+class HelpCommand(TyperCommand):
+    """A command whose help shows no types: metavars say more."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters; --help is shown among others, if these are in groups."""
+        parameters = _without_types(super().get_params(ctx))
+        if any(getattr(each, "rich_help_panel", None) for each in parameters):
+            parameters[-1].rich_help_panel = "Output"
+        return parameters
+
+
+class HelpGroup(TyperGroup):
+    """A group of commands whose help shows no types."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters."""
+        return _without_types(super().get_params(ctx))
+
+
+def _without_types(parameters: list[Any]) -> list[Any]:
+    for each in parameters:
+        if isinstance(each, TyperArgument):
+            each.display_type_rich = lambda ctx: None  # type: ignore[method-assign]  # noqa: ARG005
+        elif getattr(each, "is_flag", False):
+            each.metavar = ""
+    return parameters
 
 
 def add_command(
@@ -39,7 +69,9 @@ def add_command(
         hidden: Whether the help of castwise leaves it out.
     """
     classes = {key: value for key, value in get_type_hints(function).items() if key != "return"}
-    parameters = [_parameter(option) for options in classes.values() for option in options_of(options)]
+    found = [option for options in classes.values() for option in options_of(options)]
+    found.sort(key=lambda option: get_args(Panel).index(option.panel))
+    parameters = [_parameter(option) for option in found]
 
     def call(**given: Any) -> None:
         given = {key: value.value if isinstance(value, Enum) else value for key, value in given.items()}
@@ -50,21 +82,27 @@ def add_command(
     # Typer reads a command's options off its function's signature.
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
-    app.command(name, epilog=examples or None, hidden=hidden)(call)
+    app.command(name, cls=HelpCommand, epilog=examples or None, hidden=hidden)(call)
 
 
 def _parameter(option: Option) -> inspect.Parameter:
     default = option.field_default if option.default is None else option.default
-    words: dict[str, Any] = {"help": option.help, "metavar": option.metavar, "hidden": option.hidden}
+    words: dict[str, Any] = {"help": _help(option), "metavar": _metavar(option), "hidden": option.hidden}
     words["envvar"] = option.environment
     if option.completion is not None:
         words["autocompletion"] = completion_of(option.completion)
     if option.is_argument:
         info = typer.Argument(**words | {"metavar": option.label})
-    elif default is True:
+        return _make_parameter(option, default, info)
+    words["rich_help_panel"] = option.panel
+    if default is True:
         info = typer.Option(f"{option.flags[0]}/--no-{option.flags[0].removeprefix('--')}", **words)
     else:
         info = typer.Option(*option.flags, **words)
+    return _make_parameter(option, default, info)
+
+
+def _make_parameter(option: Option, default: Any, info: Any) -> inspect.Parameter:
     kind = _type_on_command_line(option)
     return inspect.Parameter(
         option.keyword,
@@ -72,6 +110,30 @@ def _parameter(option: Option) -> inspect.Parameter:
         default=inspect.Parameter.empty if option.is_required else default,
         annotation=Annotated[kind | None if default is None and not option.is_required else kind, info],
     )
+
+
+# What the help shows as the value of an option, by its type.
+_METAVARS: dict[Any, str] = {
+    bool: "",
+    int: "N",
+    str: "NAME",
+    Path: "PATH",
+    tuple[str, ...]: "NAMES",
+    tuple[int, ...]: "NUMBERS",
+}
+
+
+def _metavar(option: Option) -> str | None:
+    is_choice = get_origin(option.type) is Literal
+    return option.metavar or (option.keyword.upper() if is_choice else _METAVARS.get(option.type))
+
+
+def _help(option: Option) -> str:
+    """Return an option's help, with its choices if it has not named them itself."""
+    choices = get_args(option.type) if get_origin(option.type) is Literal else ()
+    if all(choice in option.help for choice in choices):
+        return option.help
+    return f"{option.help} One of: {', '.join(choices)}."
 
 
 def _type_on_command_line(option: Option) -> Any:

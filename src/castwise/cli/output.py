@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from castwise.render.units import pluralize
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -41,3 +43,12 @@ def say(line: str, style: str | None = None) -> None:
 def format_size(size: int) -> str:
     """Return a file's size in words."""
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+
+
+def say_problems(problems: list[tuple[str, str]]) -> None:
+    """Say which files were left out: first the records of a newer castwise, which are no accident."""
+    ordered = sorted(problems, key=lambda problem: not problem[1].startswith("a record of schema"))
+    for path, reason in ordered[:5]:
+        say(f"Left out: {path}: {reason}")
+    if len(problems) > 5:
+        say(f"Left out: {pluralize(len(problems) - 5, 'more file')} without a record to read")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from castwise.cli.options import PrintOptions
+from castwise.errors import UsageError
 from castwise.spec.options import Option, RunOptions
 
 if TYPE_CHECKING:
@@ -16,23 +17,15 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 Examples:
 
-    castwise run                                    a short job that suits this machine
-
-    castwise run resnet50                           every precision the GPU has
-
+    castwise run                      a short job that suits this machine
+    castwise run resnet50             every precision the GPU has
+    castwise run train_me.py:build    a model of your own (`castwise init FILE`)
+    castwise run resnet50 --within 1%     until every speed-up is known within 1 %
     castwise run resnet50 --precision fp32,bf16-mixed --batch-size 128,256
-
-    castwise run dpn92 --precision fp16-master --loss-scale dynamic,128
-
+    castwise run resnet50 --precision bf16-mixed --techniques none,tuned
     castwise run resnet50 --precision bf16-mixed --gpus 1,2,4
-
+    castwise run dpn92 --precision fp16-master --loss-scale dynamic,128
     castwise run mnist-cnn --data-set mnist --data DIR --format markdown
-
-    castwise run resnet50 --precision bf16-mixed --techniques none,tuned,compiled
-
-    castwise run resnet50 --within 1%               in rounds, until every speed-up is known within 1 %
-
-    castwise run train_me.py:build                  a model of your own; `castwise init FILE` writes one to start from
 """
 
 
@@ -41,10 +34,10 @@ class RunPrintOptions(PrintOptions):
     """How `castwise run` prints what it found."""
 
     price_kwh: Annotated[
-        float | None, Option("What a kilowatt-hour costs you; prints what an epoch does.", metavar="X")
+        float | None, Option("What a kilowatt-hour costs you; prints what an epoch does.", "Prices", metavar="X")
     ] = None
     price_gpu_hour: Annotated[
-        float | None, Option("What an hour of a GPU costs you; prints what an epoch does.", metavar="Y")
+        float | None, Option("What an hour of a GPU costs you; prints what an epoch does.", "Prices", metavar="Y")
     ] = None
 
 
@@ -65,6 +58,8 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":
         with looking():
             job = prepare(options, progress, make_engine)
+        if prices and job.specs and job.specs[0].device_type == "cpu":
+            raise UsageError("Prices are for GPUs, and this is a CPU. Leave --price-kwh and --price-gpu-hour out.")
         announce(job)
         if job.rule is not None and job.rule.budget_seconds is not None and options.budget_seconds is None:
             budget = f"{job.rule.budget_seconds:g} s"

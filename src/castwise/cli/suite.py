@@ -17,15 +17,11 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 Examples:
 
-    castwise suite tensorcore --quick               a few steps of each run
-
-    castwise suite wrn-cifar10 --precision O1,O2    two of its precisions, in full
-
+    castwise suite tensorcore --quick             a few steps of each run
+    castwise suite --all --quick --synthetic      every suite, without any data
+    castwise suite wrn-cifar10 --precision O1,O2  two of its precisions, in full
     castwise suite wrn-cifar10 --precision O0 --epochs 2
-
-    castwise suite --all --quick --synthetic        every suite, without any data
-
-    castwise suite mine.toml                        a suite of your own
+    castwise suite mine.toml                      a suite of your own
 """
 
 

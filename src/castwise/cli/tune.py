@@ -19,19 +19,14 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 Examples:
 
-    castwise tune mnist-cnn                         from the plain loop to the fastest
-
-    castwise tune resnet50 --memory 8GiB            and the fastest that fits into 8 GiB
-
+    castwise tune mnist-cnn                   from the plain loop to the fastest
+    castwise tune train_me.py:build           a model of your own
+    castwise tune resnet50 --memory 8GiB      and the fastest that fits into 8 GiB
+    castwise tune resnet50 --emit train.py    and the winner as a script
+    castwise tune lstm-lm --allow shape       changes to the model, too
+    castwise tune mnist-cnn --data-set mnist  whole epochs, as in its suite
     castwise tune lstm-lm --precision fp32,tf32,bf16-mixed --budget 5min
-
-    castwise tune resnet50 --emit train.py          and the winner as a script
-
-    castwise tune resnet50 --emit patch             what to change in your loop
-
-    castwise tune lstm-lm --allow shape             changes to the model, too
-
-    castwise tune mnist-cnn --data-set mnist        whole epochs, read as the source reads them
+    castwise tune resnet50 --emit patch       what to change in your loop
 """
 
 
@@ -44,10 +39,13 @@ class TunePrintOptions(PrintOptions):
         Option(
             "Write the fastest loop, the one within --memory if that is given, as a script in plain PyTorch, without "
             "castwise; `patch` prints what to change in your loop instead of the table.",
+            "Output",
             metavar="FILE|patch",
         ),
     ] = None
-    simple: Annotated[bool, Option("Emit the simplest loop that is at most 25 % slower than the fastest.")] = False
+    simple: Annotated[
+        bool, Option("Emit the simplest loop that is at most 25 % slower than the fastest.", "Output")
+    ] = False
 
 
 _PATCH = Path("patch")
@@ -119,8 +117,8 @@ def _print_patch(console: "Console", found: "TuningResult", limit: float | None,
 def _write_script(file: Path, job: "Job", found: "TuningResult", options: TuneOptions, *, simple: bool) -> int:
     """Write the loop that was asked for as a script, the one that fits if there is a limit; return the exit code."""
     from castwise.cli.measuring import FAILED
-    from castwise.cli.records import atomic_write
     from castwise.render.emit.script import script_of
+    from castwise.report.files import atomic_write
     from castwise.spec.quantities import format_bytes
     from castwise.spec.user_model import locate
     from castwise.tune.render import chosen, measured_words, simplest

@@ -33,6 +33,7 @@ class MaxBatchOptions(StepOptions):
         ),
     ] = None
     steps: Annotated[
-        int | None, Option("The least number of steps that a batch must train to fit. Without it: 5.", **COUNT)
+        int | None,
+        Option("The least number of steps that a batch must train to fit. Without it: 5.", "How long", **COUNT),
     ] = None
     curve: Annotated[bool, Option("Measure batches below the largest, for the curve and its knee.")] = True

@@ -26,7 +26,16 @@ from castwise.registry.techniques import join
 from castwise.render.console import print_line, took_words
 from castwise.render.fields import FlatRow, find_field, find_fields, worth_showing
 from castwise.render.notes import MORE, first_of, measured_on
-from castwise.render.table import DataTable, csv_grid, markdown_grid, markdown_text, plain, print_data_table
+from castwise.render.table import (
+    DataTable,
+    csv_grid,
+    json_document,
+    json_text,
+    markdown_grid,
+    markdown_text,
+    plain,
+    print_data_table,
+)
 from castwise.render.units import format_bytes, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
 
@@ -309,21 +318,25 @@ def csv_result(result: MaxBatchResult) -> str:
     return csv_grid(find_fields((*CURVE, *PARTS)), [curve_row(trial) for trial in result.trials])
 
 
-def json_result(result: MaxBatchResult) -> str:
-    """Return the largest batches, the curves, the parts of memory, the sentences and the whole records as JSON."""
+def document(result: MaxBatchResult) -> dict[str, Any]:
+    """Return what `--format json` prints: largest batches, curves, parts of memory, sentences and whole records."""
     max_batches = result.max_batches
     summary = find_fields(name for name in SUMMARY if name not in ("batch_ratio", "published"))
-    document: dict[str, Any] = {
-        "workload": max_batches[0].spec.workload,
-        "fits": [plain(summary, summary_row(found)) for found in max_batches],
-        "curve": [plain(find_fields((*CURVE, *PARTS)), curve_row(trial)) for trial in result.trials],
-        "sentences": conclusions(max_batches),
-        "remarks": remarks(max_batches),
-        "seconds": result.seconds,
-        "num_recorded": result.num_recorded,
-        "trials": [json.loads(trial.model_dump_json()) for trial in result.trials],
-    }
-    return json.dumps(document, indent=2, allow_nan=False)
+    return json_document(
+        workload=max_batches[0].spec.workload,
+        fits=[plain(summary, summary_row(found)) for found in max_batches],
+        curve=[plain(find_fields((*CURVE, *PARTS)), curve_row(trial)) for trial in result.trials],
+        sentences=conclusions(max_batches),
+        remarks=remarks(max_batches),
+        seconds=result.seconds,
+        num_recorded=result.num_recorded,
+        trials=[json.loads(trial.model_dump_json()) for trial in result.trials],
+    )
+
+
+def json_result(result: MaxBatchResult) -> str:
+    """Return `document` as text."""
+    return json_text(document(result))
 
 
 # Sentences

@@ -136,6 +136,11 @@ class MaxBatch:
 
     trials: tuple[Trial, ...]
 
+    def __repr__(self) -> str:
+        """Return it in a line."""
+        largest = None if self.largest is None else self.largest.spec.batch_size
+        return f"MaxBatch({self.spec.workload} {self.spec.precision}: largest batch {largest} of {len(self.trials)})"
+
     @property
     def spec(self) -> TrialSpec:
         """Return what all have in common; of the smallest batch."""

@@ -362,6 +362,12 @@ class Trial(FrozenModel):
     telemetry_note: str = ""
     schema_version: int = SCHEMA_VERSION
 
+    def __repr__(self) -> str:
+        """Return the trial in a line; `model_dump` has all its fields."""
+        return f"Trial({self.spec.label}, repeat {self.spec.repeat}: {self.status})"
+
+    __str__ = __repr__
+
     @field_validator("spec")
     @classmethod
     def _without_folders(cls, spec: TrialSpec) -> TrialSpec:

@@ -59,6 +59,11 @@ class Precision:
     frameworks: Frameworks = Frameworks()
     look: Look = UNKNOWN_LOOK
 
+    @property
+    def has_float16(self) -> bool:
+        """Return whether gradients are float16, whose range is too small for some of them without a loss scale."""
+        return "float16" in (self.param_dtype, self.autocast_dtype)
+
 
 _IEEE_CODE = """\
 torch.backends.fp32_precision = "ieee"

@@ -605,7 +605,8 @@ def find_technique(name: str) -> Technique:
     for row in TECHNIQUES:
         if wanted == row.name:
             return row
-    raise unknown_name("technique", name, [*(row.name for row in TECHNIQUES), *SETS, NONE])
+    known = [*(row.name for row in TECHNIQUES), *SETS, NONE]
+    raise unknown_name("technique", name, known, "`castwise list techniques` shows them.")
 
 
 def rows_of(names: Iterable[str]) -> list[Technique]:

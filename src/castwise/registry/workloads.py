@@ -3,6 +3,7 @@
 Sources are the public benchmarks whose workloads these are; docs/workloads.md describes each.
 """
 
+import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -213,6 +214,9 @@ def find_workload(name: str) -> Workload:
     found = known_workload(name)
     if found is not None:
         return found
+    if os.path.exists(name):
+        what = "a folder" if os.path.isdir(name) else "no Python file"
+        raise UsageError(f"'{name}' is {what}. Name a Python file and a function in it: train_me.py:build.")
     hint = (
         "`castwise list workloads` shows them; any other image model is torchvision:NAME or timm:NAME, "
         "and a model of your own FILE.py:FUNCTION."

@@ -3,26 +3,27 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from html import escape
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.text import Text
 
-from castwise.analysis.advice import Advice, references_among
+from castwise.analysis.advice import Advice, Decision, references_among
 from castwise.analysis.energy import Prices, energy_of, power_watts
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.analysis.steady_metrics import cold_start_seconds
-from castwise.analysis.warnings import warnings_of_all
+from castwise.analysis.warnings import TrialWarning, warnings_of_all
 from castwise.registry.precisions import BASELINE, DEFAULT
 from castwise.registry.techniques import NONE
 from castwise.render.console import print_line
 from castwise.render.fields import (
     Field,
     FlatRow,
+    Kind,
     estimate_values,
     find_fields,
     interval_values,
@@ -43,12 +44,15 @@ from castwise.render.notes import (
     snippet_lines,
 )
 from castwise.render.table import (
+    SCHEMA_VERSION,
     DataTable,
     competing_by,
     csv_grid,
-    json_values,
+    json_document,
+    json_text,
     markdown_grid,
     markdown_text,
+    plain,
     print_data_table,
 )
 from castwise.render.units import format_bytes, format_rate
@@ -374,8 +378,17 @@ def to_csv(rows: Sequence[Row]) -> str:
     return csv_grid(find_fields(IN_FILES), [flat_row(row) for row in rows])
 
 
-def to_json(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
-    """Return an object with the figures and warnings, the advice, the whole records, and the costs at these prices."""
+def document(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> dict[str, Any]:
+    """Return what `castwise run --format json` prints; `json_schema` describes it.
+
+    - `schema_version`: rises if a key goes or changes its meaning.
+    - `rows`: one for each configuration, with the columns and types of `--format csv`: SI units, the unit as a suffix;
+      null for what is not known; the strings "nan", "inf" and "-inf" for figures that are no finite numbers.
+    - `warnings`: what was unusual, with the `key` of the row.
+    - `advice`: what to do for each workload, batch size, number of GPUs and set of techniques.
+    - `trials`: the whole records, one for each process.
+    - `costs`: what an epoch costs, with the `key` of the row; only if there are prices.
+    """
     advised = [
         {
             "workload": item.workload,
@@ -383,34 +396,67 @@ def to_json(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None
             "precision": item.precision,
             "sentence": item.sentence,
             "command": item.command or None,
-            "code": item.code,
+            "code": item.code or None,
             "frameworks": {snippet.framework: snippet.code or None for snippet in item.snippets},
         }
         for item in advice
     ]
-    document: dict[str, Any] = {
-        "rows": [_json_row(row) for row in rows],
-        "advice": advised,
-        "trials": [json.loads(trial.model_dump_json()) for row in rows for trial in row.trials],
+    found = json_document(
+        rows=[plain(find_fields(IN_FILES), flat_row(row)) for row in rows],
+        warnings=[{"key": row.trial.spec.key, **asdict(each)} for row in rows for each in warnings_of_all(row.trials)],
+        advice=advised,
+        trials=[json.loads(trial.model_dump_json()) for row in rows for trial in row.trials],
+    )
+    return found | {"costs": costs(rows, prices)} if prices else found
+
+
+def to_json(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
+    """Return `document` as text."""
+    return json_text(document(rows, advice, prices))
+
+
+_JSON_TYPES: dict[Kind, list[str]] = {
+    "text": ["string", "null"],
+    "integer": ["integer", "null"],
+    "number": ["number", "string", "null"],
+    "truth": ["boolean", "null"],
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of `document`."""
+
+    def array(properties: dict[str, Any], description: str, **others: Any) -> dict[str, Any]:
+        row = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+        return {"type": "array", "description": description, "items": row | others}
+
+    text: dict[str, Any] = {"type": "string"}
+    optional_text: dict[str, Any] = {"type": _JSON_TYPES["text"]}
+    columns = {
+        field.name: {"type": _JSON_TYPES[field.kind], "description": f"{field.title or field.name} ({field.unit})"}
+        for field in find_fields(IN_FILES)
     }
-    if prices:
-        document["costs"] = costs(rows, prices)
-    return json.dumps(document, indent=2, default=str, allow_nan=False)
-
-
-def _json_row(row: Row) -> dict[str, Any]:
-    values = flat_row(row)
-    estimates = {
-        "throughput_per_second": row.throughput_estimate,
-        "default_speedup": row.default_estimate,
-        "speedup": row.speedup_estimate,
-        "memory_ratio": row.memory_estimate,
+    advice = dict.fromkeys(("precision", "command", "code"), optional_text)
+    advice |= {"workload": text, "sentence": text, "decision": {"enum": list(get_args(Decision))}}
+    advice |= {"frameworks": {"type": "object", "additionalProperties": optional_text}}
+    properties = {
+        "schema_version": {"const": SCHEMA_VERSION},
+        "rows": array(columns, "One for each configuration, as in CSV."),
+        "warnings": array(
+            dict.fromkeys(("key", *(field.name for field in fields(TrialWarning))), text),
+            "What was unusual, by the key of a row.",
+        ),
+        "advice": array(advice, "Which precision to take."),
+        "trials": {"type": "array", "description": "The whole records.", "items": {"type": "object"}},
+        "costs": {"type": "array", "description": "What an epoch costs.", "items": {"type": "object"}},
     }
     return {
-        **json_values({name: values[name] for name in IN_FILES}),
-        "estimates": {name: json_estimate(found) for name, found in estimates.items()},
-        "verdict": row.verdict and {"kind": row.verdict.kind, "reason": row.verdict.reason},
-        "warnings": [asdict(each) for each in warnings_of_all(row.trials)],
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "castwise run --format json",
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in properties if name != "costs"],
+        "additionalProperties": False,
     }
 
 

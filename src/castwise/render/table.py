@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import textwrap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -218,6 +219,19 @@ def markdown_text(text: str) -> str:
 
 def _cell(text: str) -> str:
     return markdown_text(text).replace("|", "\\|")
+
+
+SCHEMA_VERSION = 1  # of `--format json`; it rises if a key goes or changes its meaning
+
+
+def json_document(**values: Any) -> dict[str, Any]:
+    """Return the document of a command's `--format json`, with its version."""
+    return {"schema_version": SCHEMA_VERSION, **values}
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """Return a document as text; ValueError if there is a NaN in it, which JSON does not have."""
+    return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False)
 
 
 def csv_grid(columns: Sequence[Field], rows: Sequence[FlatRow]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.energy import joules_per_unit
-from castwise.analysis.result_table import Row, compare
+from castwise.analysis.result_table import MARGIN, Row, compare
 from castwise.analysis.statistics import Estimate, Verdict, has_interval
 from castwise.analysis.training_metrics import Run
 from castwise.max_batch.result import MaxBatch, is_max_batch_trial, max_batches_of
@@ -196,8 +196,11 @@ class Collection:
         return f"{what} on {truncate_list(names, most=3)}, {when}"
 
 
-def collect(trials: Iterable[Trial]) -> Collection:
-    """Group trials; of several trials of one spec on one machine, the newest counts."""
+def collect(trials: Iterable[Trial], margin: float = MARGIN) -> Collection:
+    """Group trials; of several trials of one spec on one machine, the newest counts.
+
+    A speed-up within the margin around 1 is "the same".
+    """
     newest: dict[tuple[str, str], Trial] = {}
     num_copies = num_repeated = 0
     for trial in sorted(trials, key=lambda each: each.started_at):
@@ -215,7 +218,7 @@ def collect(trials: Iterable[Trial]) -> Collection:
         were = "was" if num_repeated == 1 else "were"
         notes.append(f"{pluralize(num_repeated, 'record')} {were} measured again later: the newest counts")
     kept = tuple(newest.values())
-    return Collection(kept, _groups(kept), tuple(notes))
+    return Collection(kept, _groups(kept, margin), tuple(notes))
 
 
 def value_of(found: Estimate | None) -> float:
@@ -251,7 +254,7 @@ def machine_traits(machine: Environment) -> dict[str, str]:
     return {name: value or "–" for name, value in traits.items()}
 
 
-def _groups(trials: Sequence[Trial]) -> tuple[ComparisonGroup, ...]:
+def _groups(trials: Sequence[Trial], margin: float) -> tuple[ComparisonGroup, ...]:
     steady = [
         Configuration(
             trial=row.trial,
@@ -265,7 +268,7 @@ def _groups(trials: Sequence[Trial]) -> tuple[ComparisonGroup, ...]:
             driver_used_bytes=steady_metrics.largest(map(training_metrics.driver_used_bytes, row.trials)),
             source=row,
         )
-        for row in compare([trial for trial in trials if trial.spec.kind == "steady"])
+        for row in compare([trial for trial in trials if trial.spec.kind == "steady"], margin)
     ]
     runs = [
         Configuration(

@@ -21,7 +21,7 @@ from castwise.render.fields import (
     worth_showing,
 )
 from castwise.render.run_report import json_estimate
-from castwise.render.table import DataTable, markdown_grid, markdown_text, print_data_table
+from castwise.render.table import SCHEMA_VERSION, DataTable, markdown_grid, markdown_text, print_data_table
 from castwise.render.units import format_rate, pluralize
 from castwise.report.machine_comparison import (
     ComparisonRow,
@@ -380,6 +380,7 @@ def markdown_comparison(comparison: MachineComparison) -> str:
 def json_comparison(comparison: MachineComparison) -> str:
     """Return the comparison as JSON: figures with intervals, verdicts, what differs and what could not be compared."""
     document = {
+        "schema_version": SCHEMA_VERSION,
         "headline": headline(comparison),
         "margin": comparison.margin,
         "geometric_means": [

@@ -15,6 +15,9 @@ from castwise.spec.quantities import parse_count, parse_duration, parse_list, pa
 
 _Options = TypeVar("_Options")
 
+# The groups of a command's help, in their order.
+Panel = Literal["What to measure", "How long", "Machine", "Output", "Records", "Prices"]
+
 DEFAULT_RESULTS = Path("castwise-results")
 
 
@@ -23,10 +26,11 @@ class Option:
     """How a field of an options class is given."""
 
     help: str = ""
+    panel: Panel = "What to measure"  # the group of the help that shows it
     keyword: str = ""  # in Python, and with dashes on the command line; by default the field's name
     flags: tuple[str, ...] = ()  # on the command line, if they are not "--" and the keyword
     parse: Callable[[str, Any], Any] | None = None  # from the option's name and what a user gave; None goes by the type
-    metavar: str | None = None  # what the help shows as its value, or as the argument
+    metavar: str | None = None  # what the help shows as its value, or as the argument; None goes by the type
     completion: Literal["workloads", "precisions", "techniques", "suites"] | None = None  # by the shell
     environment: str | None = None  # the variable that gives it, too
     is_argument: bool = False  # whether the command line has it by its place
@@ -149,12 +153,7 @@ class ParameterGrid:
     batch_sizes: Annotated[
         tuple[int, ...] | None, Option("Samples per step, comma-separated.", keyword="batch_size")
     ] = None
-    loss_scales: Annotated[
-        tuple[str, ...] | None,
-        Option(
-            "none, dynamic, dynamic-apex or numbers, comma-separated; for precisions that scale.", keyword="loss_scale"
-        ),
-    ] = None
+    techniques: Techniques = None
     world_sizes: Annotated[
         tuple[int, ...] | None,
         Option("Numbers of GPUs, comma-separated; each trains on --batch-size samples. Without it: 1.", keyword="gpus"),
@@ -165,31 +164,46 @@ class ParameterGrid:
             "How GPUs share a step: ddp (a process each) or dp (DataParallel). Without it: ddp.", keyword="parallelism"
         ),
     ] = None
-    techniques: Techniques = None
+    loss_scales: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "none, dynamic, dynamic-apex or numbers, comma-separated; for precisions with float16.",
+            keyword="loss_scale",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedOptions:
     """What every command that measures takes."""
 
-    device: Annotated[str | None, Option("cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")] = None
+    timeout_seconds: Annotated[
+        float | None,
+        Option(
+            "How long one phase of a trial may take before it is given up.",
+            "How long",
+            flags=("--timeout",),
+            **DURATION,
+        ),
+    ] = None
+    device: Annotated[
+        str | None, Option("cpu, cuda or cuda:N. Without it: the first GPU, else cpu.", "Machine", metavar="DEVICE")
+    ] = None
     data_dir: Annotated[
-        Path | None, Option("The folder real data lies in.", keyword="data", metavar="DIR", environment="CASTWISE_DATA")
+        Path | None,
+        Option("The folder real data lies in.", "Machine", keyword="data", metavar="DIR", environment="CASTWISE_DATA"),
     ] = None
     results: Annotated[
         Path | None,
         Option(
-            "The folder for records; a job goes on where it was cut off, a run after its last epoch.",
+            "The folder for records. The same command goes on from them.",
+            "Records",
             metavar="DIR",
             default=DEFAULT_RESULTS,
         ),
     ] = None
-    timeout_seconds: Annotated[
-        float | None,
-        Option("How long one phase of a trial may take before it is given up.", flags=("--timeout",), **DURATION),
-    ] = None
-    retry: Annotated[bool, Option("Measure crashed and timed-out trials again.")] = False
-    again: Annotated[bool, Option("Measure everything again, whatever is recorded.")] = False
+    again: Annotated[bool, Option("Measure everything again, whatever is recorded.", "Records")] = False
+    retry: Annotated[bool, Option("Measure crashed and timed-out trials again.", "Records")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,17 +218,22 @@ class StepOptions(SharedOptions):
 class DurationOptions:
     """How long each trial is timed, or for how long rounds of trials go on."""
 
-    seconds: Annotated[float | None, Option("Seconds to time each trial for, at the most.", metavar="S")] = None
-    within: Annotated[
-        float | None, Option("Measure in rounds until every speed-up is known within this share.", **SHARE)
-    ] = None
     budget_seconds: Annotated[
-        float | None, Option("Wall time for all rounds: 60s, 5min.", keyword="budget", **DURATION)
+        float | None, Option("Wall time for all rounds: 60s, 5min.", "How long", keyword="budget", **DURATION)
     ] = None
-    rounds: Annotated[int | None, Option("Rounds of fresh processes at the most; else 5.", **COUNT)] = None
-    margin: Annotated[float | None, Option("How far from 1 a speed-up still is the same; 1% without it.", **SHARE)] = (
-        None
-    )
+    within: Annotated[
+        float | None, Option("Measure in rounds until every speed-up is known within this share.", "How long", **SHARE)
+    ] = None
+    rounds: Annotated[
+        int | None, Option("Rounds of fresh processes at the most. Without it: 5.", "How long", **COUNT)
+    ] = None
+    seconds: Annotated[
+        float | None, Option("Seconds to time each trial for, at the most.", "How long", metavar="S")
+    ] = None
+    margin: Annotated[
+        float | None,
+        Option("How far from 1 a speed-up still is the same. Without it: 1%.", "How long", **SHARE),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -243,10 +262,12 @@ OnlyPrecisions = Annotated[
 class SuiteFilter:
     """What of a suite is run, and how long; None takes all."""
 
-    quick: Annotated[bool, Option("A few steps of each run: minutes instead of hours.")] = False
-    epochs: Annotated[int | None, Option("Epochs a run at the most; its schedule stays the source's.", **COUNT)] = None
-    max_steps: Annotated[int | None, Option("Steps an epoch at the most.", **COUNT)] = None
-    seeds: Annotated[int, Option("Runs of each configuration, with seeds 0, 1, …", **COUNT)] = 1
+    quick: Annotated[bool, Option("A few steps of each run: minutes instead of hours.", "How long")] = False
+    epochs: Annotated[
+        int | None, Option("Epochs a run at the most; its schedule stays the source's.", "How long", **COUNT)
+    ] = None
+    max_steps: Annotated[int | None, Option("Steps an epoch at the most.", "How long", **COUNT)] = None
+    seeds: Annotated[int, Option("Runs of each configuration, with seeds 0, 1, …", "How long", **COUNT)] = 1
     workloads: OnlyWorkloads = None
     precisions: OnlyPrecisions = None
     world_sizes: Annotated[

@@ -29,8 +29,8 @@ def build_plan(
     """Return the product of a grid's parameters, each configuration once, in the order in which they run.
 
     A loss scale applies to the precisions that scale their loss by default, so that `--loss-scale dynamic,128` with
-    fp32 does not measure fp32 twice. If none of the precisions does, it applies to all: `fp16-true` with a scale of 128
-    can be measured.
+    fp32 does not measure fp32 twice. If none of the precisions does, it applies to those with float16: `fp16-true` with
+    a scale of 128 can be measured.
 
     Args:
         grid: The parameters.
@@ -42,13 +42,17 @@ def build_plan(
 
     Raises:
         UsageError: A name is unknown, a batch size or a number of GPUs is under 1, techniques exclude each other,
-            or a workload cannot take the data set.
+            no precision takes the loss scale, or a workload cannot take the data set.
     """
     is_cpu = device.startswith("cpu")
     protocol = protocol or (CPU_PROTOCOL if is_cpu else CUDA_PROTOCOL)
     precisions = [find_precision(name) for name in grid.precisions or [row.name for row in PRECISIONS]]
     loss_scales = [parse_loss_scale(text) for text in grid.loss_scales or ()]
-    all_unscaled = all(row.loss_scale == "none" for row in precisions)
+    scaling = [row for row in precisions if row.loss_scale != "none"] or [row for row in precisions if row.has_float16]
+    if loss_scales and not scaling:
+        names = ", ".join(row.name for row in PRECISIONS if row.has_float16)
+        own = ", ".join(row.name for row in precisions)
+        raise UsageError(f"A loss scale is for float16 ({names}), and {own} needs none. Leave --loss-scale out.")
     ways = [_parse_parallelism(name) for name in grid.parallelisms or ("ddp",)]
     world_sizes = grid.world_sizes or (1,)
     if min(world_sizes) < 1:
@@ -69,8 +73,7 @@ def build_plan(
         for batch_size, (world_size, parallelism), techniques, precision in itertools.product(
             batch_sizes, layouts, loops, precisions
         ):
-            takes_scales = loss_scales and (all_unscaled or precision.loss_scale != "none")
-            for loss_scale in loss_scales if takes_scales else (precision.loss_scale,):
+            for loss_scale in loss_scales if loss_scales and precision in scaling else (precision.loss_scale,):
                 spec = TrialSpec(
                     workload=workload.name,
                     precision=precision.name,

@@ -121,6 +121,12 @@ class TrialSpec(FrozenModel):
             )
         return self
 
+    def __repr__(self) -> str:
+        """Return the spec in a line; `model_dump` has all its fields."""
+        return f"TrialSpec({self.label})"
+
+    __str__ = __repr__
+
     @property
     def redacted(self) -> Self:
         """Return the spec as it is recorded: the user's own model without its folder."""

@@ -37,10 +37,13 @@ class SuiteOptions(SuiteFilter, SharedOptions):
         Option(
             "Keep the weights of each run that is trained now, as a state_dict, in this folder, under its record's "
             "folder and name; runs on record have none.",
+            "Output",
             metavar="DIR",
         ),
     ] = None
     timeout_seconds: Annotated[
         float | None,
-        Option("Give a run up after this wall time without a sign of life.", flags=("--timeout",), **DURATION),
+        Option(
+            "Give a run up after this wall time without a sign of life.", "How long", flags=("--timeout",), **DURATION
+        ),
     ] = None

@@ -24,7 +24,15 @@ from castwise.render.fields import (
     worth_showing,
 )
 from castwise.render.notes import MORE, first_of, measured_on
-from castwise.render.table import DataTable, csv_grid, json_values, markdown_grid, print_data_table
+from castwise.render.table import (
+    DataTable,
+    csv_grid,
+    json_document,
+    json_text,
+    json_values,
+    markdown_grid,
+    print_data_table,
+)
 from castwise.render.units import pluralize
 from castwise.suites.result import SuiteResult, notes
 from castwise.suites.tuned_vs_published import TunedPair, tuned_notes
@@ -267,7 +275,7 @@ def csv_suites(results: Sequence[SuiteResult]) -> str:
 
 def json_suites(results: Sequence[SuiteResult]) -> str:
     """Return an object with each suite's runs, published figures, largest batches and whole records."""
-    return json.dumps({"suites": [_document(result) for result in results]}, indent=2, default=str, allow_nan=False)
+    return json_text(json_document(suites=[_document(result) for result in results]))
 
 
 def headlines(result: SuiteResult) -> list[str]:

@@ -46,6 +46,7 @@ class TuneOptions(StepOptions):
         Option(
             "Wall time after which nothing further is tried: 5min. Without it: 9min, or 160s if a GPU's step takes "
             "less than 10 ms.",
+            "How long",
             keyword="budget",
             **DURATION,
         ),
@@ -64,6 +65,7 @@ class TuneOptions(StepOptions):
         Option(
             "How long one phase of a trial, such as compilation, may take. Without it: half of --budget, at least "
             "3min.",
+            "How long",
             flags=("--timeout",),
             **DURATION,
         ),

@@ -23,7 +23,16 @@ from castwise.render.fields import (
     worth_showing,
 )
 from castwise.render.notes import measured_on
-from castwise.render.table import DataTable, csv_grid, markdown_grid, markdown_text, plain, print_data_table
+from castwise.render.table import (
+    DataTable,
+    csv_grid,
+    json_document,
+    json_text,
+    markdown_grid,
+    markdown_text,
+    plain,
+    print_data_table,
+)
 from castwise.render.units import format_bytes, format_rate, format_ratio, pluralize
 from castwise.spec.quantities import truncate_list
 from castwise.spec.trial import TrialSpec
@@ -460,8 +469,8 @@ def csv_tuning(result: TuningResult) -> str:
     return csv_grid(find_fields(IN_FILES), rows_of(result))
 
 
-def json_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
-    """Return the rows, the fastest configurations, the sentences and the whole records as JSON."""
+def document(result: TuningResult, memory_bytes: float | None = None) -> dict[str, Any]:
+    """Return what `--format json` prints: the rows, the fastest configurations, the sentences and the whole records."""
 
     def configuration(spec: TrialSpec) -> dict[str, Any]:
         return spec.model_dump(mode="json", include={"precision", "loss_scale", "techniques", "batch_size"})
@@ -470,20 +479,24 @@ def json_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
         row = None if memory_bytes is None else fastest_within(result, memory_bytes, batch_size)
         return None if row is None else configuration(row["spec"])
 
-    document: dict[str, Any] = {
-        "workload": result.start.workload,
-        "start": configuration(result.start),
-        "rows": [plain(find_fields(IN_FILES), row) for row in rows_of(result)],
-        "fastest": configuration(result.winner) if result.was_compared else None,
-        "fastest_within_memory": within(None),
-        "fastest_within_memory_on_this_batch": within(result.start.batch_size),
-        "memory_limit_bytes": None if memory_bytes is None else int(memory_bytes),
-        "without_layers": dict(result.without_layers),
-        "ending": result.ending,
-        "budget_seconds": result.budget_seconds,
-        "seconds": result.seconds,
-        "num_recorded": result.num_recorded,
-        "sentences": conclusions(result, memory_bytes),
-        "trials": [json.loads(trial.model_dump_json()) for trial in result.trials],
-    }
-    return json.dumps(document, indent=2, allow_nan=False)
+    return json_document(
+        workload=result.start.workload,
+        start=configuration(result.start),
+        rows=[plain(find_fields(IN_FILES), row) for row in rows_of(result)],
+        fastest=configuration(result.winner) if result.was_compared else None,
+        fastest_within_memory=within(None),
+        fastest_within_memory_on_this_batch=within(result.start.batch_size),
+        memory_limit_bytes=None if memory_bytes is None else int(memory_bytes),
+        without_layers=dict(result.without_layers),
+        ending=result.ending,
+        budget_seconds=result.budget_seconds,
+        seconds=result.seconds,
+        num_recorded=result.num_recorded,
+        sentences=conclusions(result, memory_bytes),
+        trials=[json.loads(trial.model_dump_json()) for trial in result.trials],
+    )
+
+
+def json_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
+    """Return `document` as text."""
+    return json_text(document(result, memory_bytes))

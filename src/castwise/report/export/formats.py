@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from castwise.errors import UsageError, unknown_name
 from castwise.render.table import csv_grid, plain
@@ -46,6 +47,24 @@ def to_parquet(table: FlatTable) -> bytes:
     out = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(arrays), out)
     return out.getvalue()
+
+
+def to_pandas(table: FlatTable) -> Any:
+    """Return a pandas data frame whose types are the fields', even if a column holds nothing.
+
+    Raises:
+        UsageError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise UsageError("A data frame needs pandas: pip install 'castwise[pandas]'.") from None
+    types = {"text": "string", "integer": "Int64", "number": "float64", "truth": "boolean"}
+    columns = {
+        field.name: pandas.Series([field.value(row) for row in table.rows], dtype=types[field.kind])
+        for field in table.fields
+    }
+    return pandas.DataFrame(columns)
 
 
 FILE_FORMATS: dict[str, Callable[[FlatTable], bytes]] = {"csv": to_csv, "json": to_json, "parquet": to_parquet}

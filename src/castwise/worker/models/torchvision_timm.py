@@ -94,7 +94,8 @@ def check_torchvision(row: Workload) -> None:
             f"torchvision's '{name}' is not a float image classifier, and castwise trains no others. "
             "torchvision:resnet50 would be one."
         )
-    raise unknown_name("torchvision model", name, classifiers)
+    hint = "`python -c 'from torchvision import models; print(models.list_models(module=models))'` lists them."
+    raise unknown_name("torchvision model", name, classifiers, hint)
 
 
 def build_timm(row: Workload) -> Task:

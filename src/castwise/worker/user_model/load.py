@@ -34,6 +34,11 @@ from castwise.worker.user_model.source import Sources, defined_at, digest, user_
 _FILE_MODULE = "castwise_user_file"
 # Usual names of functions that train. Such a function may overwrite the user's checkpoints.
 _TRAINING_NAMES = ("main", "train", "fit", "train_model", "training_loop")
+_ONLY_BUILDS = (
+    "castwise calls a function that only builds: it returns the model and a batch, and castwise trains. "
+    "`castwise init FILE` writes one to start from."
+)
+_MOST_NAMES = 6  # of a module's functions that an error lists
 
 
 def inspect_model(model: UserModel) -> UserWorkload:
@@ -191,23 +196,25 @@ def _from_module(model: UserModel) -> Any:
 def _call(module: Any, name: str, source: str) -> Any:
     function = getattr(module, name, None)
     if function is None:
-        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
-        hint = "It defines no function." if not known else ""
-        raise unknown_name(f"function of {source}", name, known, hint)
+        known = [each for each, value in vars(module).items() if _may_build(value, module)]
+        hint = f"It defines {', '.join(known[:_MOST_NAMES])}." if known else "It defines no function that could build."
+        raise unknown_name(f"function of {source}", name, known, f"{hint} {_ONLY_BUILDS}")
     if isinstance(function, nn.Module | dict | tuple):
         return function
     _check_builds(function, name, source)
     return call_without_arguments(function, f"{source}:{name}")
 
 
+def _may_build(value: Any, module: Any) -> bool:
+    """Return whether a value is a function that the module itself defines, and that does not train by its name."""
+    is_own = inspect.isfunction(value) and value.__module__ == module.__name__
+    return is_own and not value.__name__.startswith("_") and value.__name__ not in _TRAINING_NAMES
+
+
 def _check_builds(function: Any, name: str, source: str) -> None:
     """Raise UsageError for a function that trains, or returns nothing: calling it could overwrite the user's files."""
-    advice = (
-        "castwise calls a function that only builds: it returns the model and a batch, and castwise trains. "
-        "`castwise init FILE` writes one to start from."
-    )
     if name.lower() in _TRAINING_NAMES:
-        raise UsageError(f"{source}:{name} is not called: by its name it trains. {advice}")
+        raise UsageError(f"{source}:{name} is not called: by its name it trains. {_ONLY_BUILDS}")
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, TypeError, SyntaxError, ValueError):
@@ -215,7 +222,7 @@ def _check_builds(function: Any, name: str, source: str) -> None:
     if not isinstance(definition, ast.FunctionDef):
         return
     if not any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(definition)):
-        raise UsageError(f"{source}:{name} is not called: it returns nothing. {advice}")
+        raise UsageError(f"{source}:{name} is not called: it returns nothing. {_ONLY_BUILDS}")
 
 
 def _from_pickle(model: UserModel) -> Any:

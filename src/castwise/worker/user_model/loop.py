@@ -48,6 +48,10 @@ class _LossOfStep:
     def __init__(self, step: Callable[[nn.Module, Any], Any], source: str) -> None:
         self._step, self._source = step, source
         self._is_checked = False
+        self._without_call = (
+            f"The training_step of {source} does not call model(...): precisions and several GPUs act on that call. "
+            "Let the model's forward do what the step calls, and call model(...)."
+        )
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         if self._is_checked or torch.compiler.is_compiling():
@@ -58,13 +62,15 @@ class _LossOfStep:
         handle = model.register_forward_hook(lambda *_: calls.append(None))
         try:
             loss = self._step(model, batch)
+        except RuntimeError as error:
+            if calls or "dtype" not in str(error):
+                raise
+            # A part that was called by itself got its input in float32: the model's call casts it.
+            raise UsageError(f"{self._without_call} It ended with: {error}") from error
         finally:
             handle.remove()
         if not calls:
-            raise UsageError(
-                f"The training_step of {self._source} does not call model(...): precisions and several GPUs act on "
-                "that call. Let the model's forward do what the step calls, and call model(...)."
-            )
+            raise UsageError(self._without_call)
         if not had_gradients and any(parameter.grad is not None for parameter in model.parameters()):
             raise UsageError(
                 f"The training_step of {self._source} runs backward itself, and castwise runs it again. Return the "
@@ -181,7 +187,10 @@ def _scalar(loss: Any, source: str) -> Tensor:
             f"The loss of {source} has shape {tuple(loss.shape)}: it must be a scalar. Take its mean, for example."
         )
     if not loss.requires_grad:
-        raise UsageError(f"The loss of {source} does not depend on the model's weights: nothing can be trained by it.")
+        raise UsageError(
+            f"The loss of {source} does not depend on the model's weights. "
+            "Return it attached to its graph, and leave backward and the optimizer's step to castwise."
+        )
     return loss.reshape(()).float()
 
 

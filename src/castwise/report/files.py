@@ -1,4 +1,4 @@
-"""What the commands that read records share: find the files, and write the result. None of it needs torch."""
+"""Where a report's records are, and the files that are made of them. None of it needs torch."""
 
 import os
 import secrets
@@ -7,34 +7,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from castwise.cli.output import say
 from castwise.errors import StoreError, UsageError, unknown_name
-from castwise.render.units import pluralize
-from castwise.spec.options import DEFAULT_RESULTS, OnlyPrecisions, OnlyWorkloads, Option
+from castwise.spec.options import DEFAULT_RESULTS, Option
 
 if TYPE_CHECKING:
     from castwise.records.schema import Trial
     from castwise.report.charts.static_images import Picture
-    from castwise.report.collection import Collection
-
-FileOf = Callable[["Trial"], str]
+    from castwise.report.collection import Collection, FileOf
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
     """Which of the records a command is about; None takes all."""
 
-    workloads: OnlyWorkloads = None
-    precisions: OnlyPrecisions = None
+    workloads: Annotated[
+        tuple[str, ...] | None,
+        Option("Only these workloads, comma-separated.", "Records", keyword="workload", completion="workloads"),
+    ] = None
+    precisions: Annotated[
+        tuple[str, ...] | None,
+        Option("Only these precisions, comma-separated.", "Records", keyword="precision", completion="precisions"),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChartOptions:
     """Charts as pictures."""
 
-    charts: Annotated[Path | None, Option("Write each chart as a picture into this folder.", metavar="DIR")] = None
+    charts: Annotated[
+        Path | None, Option("Write each chart as a picture into this folder.", "Output", metavar="DIR")
+    ] = None
     chart_formats: Annotated[
-        tuple[str, ...], Option("Formats of the pictures, comma-separated.", keyword="chart_format", default="png,svg")
+        tuple[str, ...],
+        Option("Formats of the pictures, comma-separated.", "Output", keyword="chart_format", default="png,svg"),
     ] = ("png", "svg")
 
 
@@ -63,13 +68,23 @@ class RecordsOptions(SelectionOptions):
         return self.records or (DEFAULT_RESULTS,)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(ChartOptions, RecordsOptions):
+    """What a report is made of, and where it is written."""
+
+    output: Annotated[
+        Path | None, Option("The file to write: .html or .md.", "Output", flags=("--output", "-o"), metavar="FILE")
+    ] = None
+    title: Annotated[str, Option("The report's title.", "Output")] = "castwise report"
+
+
 @dataclass(frozen=True)
 class Found:
     """The records that a command is about."""
 
     collection: "Collection"  # in order
     problems: list[tuple[str, str]]  # files that are none, each with its reason
-    file_of: FileOf  # names a trial's file, from the folder that was named on
+    file_of: "FileOf"  # names a trial's file, from the folder that was named on
 
 
 def find(paths: Sequence[Path], selection: SelectionOptions) -> Found:
@@ -132,8 +147,25 @@ def _why_nothing(paths: Sequence[Path], problems: Sequence[tuple[str, str]]) -> 
     return f"There are no records in {where}. {count} there {verb}: '{problems[0][0]}': {problems[0][1]}."
 
 
-def write_pictures(pictures: "Iterable[Picture]", options: ChartOptions) -> None:
-    """Write pictures of charts into the folder that was asked for, and say how many.
+def write_report(found: Found, output: Path, title: str = ReportOptions.title) -> int:
+    """Write a report, as HTML or as Markdown by the file's suffix; return its size in bytes."""
+
+    def html() -> str:
+        from castwise.report.html.page_frame import Source
+        from castwise.report.html.report_page import render
+
+        return render(found.collection, Source(found.file_of, found.problems), title)
+
+    def markdown() -> str:
+        from castwise.report.text_report import markdown_report
+
+        return markdown_report(found.collection)
+
+    return write_by_suffix(output, html=html, markdown=markdown)
+
+
+def write_pictures(pictures: "Iterable[Picture]", options: ChartOptions) -> int:
+    """Write pictures of charts into the folder that was asked for, and return how many they are.
 
     Raises:
         UsageError: There is no such format, or what draws pictures is not installed.
@@ -147,19 +179,9 @@ def write_pictures(pictures: "Iterable[Picture]", options: ChartOptions) -> None
         if name not in FORMATS:
             raise unknown_name("format of pictures", name, FORMATS)
     try:
-        count = len(write(pictures, options.charts, options.chart_formats))
+        return len(write(pictures, options.charts, options.chart_formats))
     except OSError as error:
         raise StoreError(f"'{options.charts}' cannot be written: {error.strerror or error}.") from None
-    say(f"{options.charts}: {pluralize(count, 'picture')}")
-
-
-def say_problems(problems: list[tuple[str, str]]) -> None:
-    """Say which files were left out: first the records of a newer castwise, which are no accident."""
-    ordered = sorted(problems, key=lambda problem: not problem[1].startswith("a record of schema"))
-    for path, reason in ordered[:5]:
-        say(f"Left out: {path}: {reason}")
-    if len(problems) > 5:
-        say(f"Left out: {pluralize(len(problems) - 5, 'more file')} without a record to read")
 
 
 def write_by_suffix(path: Path, **texts: Callable[[], str]) -> int:
