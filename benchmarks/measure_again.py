@@ -22,22 +22,7 @@ from castwise.records.schema import Trial
 
 HERE = Path(__file__).parent
 WORKLOADS = ("resnet50", "wrn-28-10", "lstm-lm", "lstm-lm-1500", "mlp-4096", "mnist-cnn", "dpn92")
-SEARCHES = (
-    *(
-        "mnist-cnn",
-        "mlp-4096",
-        "lstm-lm",
-        "wrn-28-10",
-        "resnet50",
-        "resnet101",
-        "inception_v3",
-        "lstm-lm-1500",
-        "dpn92",
-    ),
-    *("efficientnet_b0", "efficientnet_b4", "efficientnet_b7"),
-    *(f"fastai-resnet{layers}" for layers in (18, 34, 50, 101, 152)),
-    "gpt2",
-)
+SEARCHES = (*WORKLOADS, "efficientnet_b0", "fastai-resnet50", "gpt2")
 OWN_MODELS = {"gpt2": str(HERE / "gpt2.py")}
 OPTIONS = {"resnet50": ("--memory", "8GiB")}  # of a search
 

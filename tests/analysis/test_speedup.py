@@ -192,6 +192,16 @@ def test_intervals_at_the_power_limit_hold_its_bias(at_limit: Callable[[Trial], 
         assert (held.low, held.high) == (pytest.approx(free.low / share), pytest.approx(free.high * share))
 
 
+def test_blocks_at_the_power_limit_do_not_count_next_to_stretches() -> None:
+    trials = rounds((0.3, 0.1), (0.303, 0.1), (0.306, 0.1))[1::2]
+    stretches = [in_stretch(trial) for trial in trials[1:]]
+    assert step_estimate([capped(trials[0]), *stretches]) == step_estimate(stretches)
+    one, all_three = step_estimate([capped(trials[0]), capped(trials[1]), stretches[1]]), step_estimate(trials)
+    assert one is not None
+    assert all_three is not None
+    assert one.n == all_three.n
+
+
 def test_blocks_of_a_stretch_are_not_paired() -> None:
     """They are not of the same moments as the other side's: each side has its own pseudomedian."""
     seconds = 0.3, 0.3, 0.3, 0.3, 0.2, 0.2, 0.2, 0.2

@@ -192,6 +192,11 @@ def test_set_up_alone_if_kernels_are_timed_without_the_devices_lock(
     assert (WatchedSession.most_at_once == 1) is alone
 
 
+def test_what_diverged_is_not_measured_again() -> None:
+    compared = compare(engine(faults={"fp16-mixed": Fault("nan")}))
+    assert [len(of(compared, name)) for name in NAMES] == [3, 3, 1]
+
+
 def test_any_configuration_may_be_the_baseline() -> None:
     made, specs = engine(), configurations("bf16-mixed", "fp16-mixed")
     specs.append(specs[0].model_copy(update={"techniques": ("channels-last",)}))

@@ -17,6 +17,7 @@ from castwise.spec.user_model import (
     locate,
     pickle_reference,
     shown_name,
+    slow_imports,
 )
 
 
@@ -152,3 +153,14 @@ def test_files_of_one_name_and_content_in_two_folders_are_two_questions() -> Non
     first, second = (fake_spec().model_copy(update={"user_model": own}) for own in (one, two))
     assert first.key != second.key
     assert first.comparison != second.comparison
+
+
+def test_what_takes_seconds_to_import_is_known_before_the_code_runs(tmp_path: Path) -> None:
+    file = tmp_path / "train_me.py"
+    file.write_text("import torch\n# import lightning\nfrom transformers import GPT2Config\n")
+    assert slow_imports([f"{file}:build", "timm:vit_tiny_patch16_224", "torchvision:alexnet"]) == [
+        "timm",
+        "transformers.modeling_utils",
+    ]
+    assert slow_imports([str(file), "transformers:bert"]) == ["transformers.modeling_utils"]
+    assert slow_imports([str(tmp_path / "missing.py"), "package.module:build"]) == []

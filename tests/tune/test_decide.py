@@ -139,14 +139,14 @@ def test_small_gains_are_proven_by_further_processes(gain: float, num_sessions: 
     assert (accepted.ratio.n, bool(accepted.reason)) == (num_sessions, num_sessions == 1)
 
 
-@pytest.mark.parametrize(("speed", "is_tried"), [(1.0, False), (100.0, True)])
+@pytest.mark.parametrize(("speed", "is_tried"), [(1.0, False), (200.0, True)])
 def test_what_can_save_next_to_nothing_of_a_step_is_not_tried(speed: float, is_tried: bool) -> None:
     world = World(gains(fp32=speed, cuda_graph=1.5))  # a step takes a quarter of a second, divided by it
     done = world.search(space_of("cuda-graph", "cuda-graph-8"))
     assert ("cuda-graph-8" in {name for each in done.tried for name in each.change.techniques}) is is_tried
 
 
-@pytest.mark.parametrize(("gpu", "step_seconds", "is_worth"), [(H200, 0.04, False), (H200, 0.01, True), ("?", 1, True)])
+@pytest.mark.parametrize(("gpu", "step_seconds", "is_worth"), [(H200, 0.02, False), (H200, 0.01, True), ("?", 1, True)])
 def test_a_gain_is_bounded_by_the_traffic_of_memory(gpu: str, step_seconds: float, is_worth: bool) -> None:
     facts, environment = fake_facts(num_parameters=25_000_000), fake_environment(gpu=gpu)
     trial = fake_trial(START, step_seconds=(step_seconds,), facts=facts, environment=environment)

@@ -51,6 +51,9 @@ def test_a_batch_that_is_little_faster_is_not_worth_a_trial() -> None:
     """Where a step takes no time of its own, a larger batch has no more units a second."""
     assert next_batch([held(256, step=0.0), held(128, step=0.0)], 300) is None
     assert next_batch([held(256, step=100.0), held(128, step=100.0)], 300) == 192
+    nearly = [held(256, step=8.0), held(128, step=8.0)]  # 2 % faster
+    assert next_batch(nearly, 300) == 192
+    assert next_batch(nearly, 300, compiles=True) is None
 
 
 def test_one_that_failed_is_no_point_of_the_line_and_bounds_the_search() -> None:

@@ -1,13 +1,18 @@
 """What trials find imported in the process they are forked from."""
 
 import gc
+import importlib
 import multiprocessing
+import os
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 
+import pytest
 from programs import PATIENCE_SECONDS
 
 from castwise.orchestrator.processes import _PRELOAD
+from castwise.worker import preload
 
 
 def tell(connection: Connection) -> None:
@@ -24,3 +29,13 @@ def test_trials_start_with_imports_and_garbage_collector() -> None:
     assert ours.poll(PATIENCE_SECONDS)
     assert ours.recv() == (True, True, True)
     process.join(PATIENCE_SECONDS)
+
+
+def test_what_a_users_model_needs_is_imported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_one.py").write_text("raise RuntimeError('no such library')")
+    (tmp_path / "slow_one.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("CASTWISE_IMPORTS", "missing_one broken_one slow_one")
+    importlib.reload(preload)
+    assert sys.modules.pop("slow_one", None)
+    assert "CASTWISE_IMPORTS" not in os.environ, "a trial's process sees the user's own environment"

@@ -32,8 +32,7 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
     Each session gives one ratio, the pseudomedian over its blocks. If the two never shared a session (they do not fit
     into memory together), or only once while both have more processes, the ratio is that of two independent means.
     """
-    baselines = [trial for trial in baselines if was_timed(trial)]
-    trials = [trial for trial in trials if was_timed(trial)]
+    baselines, trials = _counted(baselines), _counted(trials)
     by_session = {trial.session_id: trial for trial in baselines if trial.session_id is not None}
     paired = []
     for trial in trials:
@@ -78,8 +77,15 @@ def baselines_among(trials: Sequence[Trial], precision: str = BASELINE) -> list[
 
 def step_estimate(trials: Sequence[Trial]) -> Estimate | None:
     """Return the seconds a step of one configuration from its processes, None if nothing was timed."""
-    timed = [trial for trial in trials if was_timed(trial)]
+    timed = _counted(trials)
     return _widened(estimate([_step_seconds(trial) for trial in timed]), timed)
+
+
+def _counted(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials that were timed; if some were at the power limit in stretches, without those in blocks."""
+    timed = [trial for trial in trials if was_timed(trial)]
+    exact = [trial for trial in timed if _power_limit_bias(trial) < _PAUSES_BIAS]
+    return exact if sum(map(_is_in_stretch, exact)) >= MIN_PROCESSES else timed
 
 
 def _widened(found: Estimate | None, *sides: Sequence[Trial]) -> Estimate | None:

@@ -15,6 +15,7 @@ from castwise.orchestrator.machine import (
     inspect_user_model,
     provide,
 )
+from castwise.orchestrator.processes import import_once
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.orchestrator.runner import Listener, NullListener, TrialRunner, unsupported_reason
 from castwise.records.schema import Environment, Trial
@@ -32,7 +33,7 @@ from castwise.spec.trial import (
     TrialSpec,
 )
 from castwise.spec.types import SYNTHETIC
-from castwise.spec.user_model import UserWorkload, locate
+from castwise.spec.user_model import UserWorkload, locate, slow_imports
 
 # What `castwise run` measures without a workload: short, and interesting on the machine.
 _BARE_CPU = ("mnist-cnn", ("fp32", "bf16-mixed", "fp16-mixed", "bf16-true"))
@@ -115,6 +116,7 @@ def prepare(
     zoo_models = [name for name in families if ":" in name and name not in user_models]
     _check(options, user_models)
     store = Store(options.results) if options.results is not None else None
+    import_once(slow_imports([*user_models, *zoo_models]))
     machine = detect_machine(options.device, options.data_dir, make_engine, zoo_models)
     most_gpus = max(options.world_sizes or (1,))
     if machine.device == "cpu" and options.device is None and most_gpus > 1:

@@ -38,6 +38,7 @@ _LAST_LINE_CHARACTERS = 200
 _MESSAGE_BYTES = 64 * 2**20  # the largest message that is read; a block is about 100 bytes
 _STALL_SECONDS = 10  # between two pieces of one message
 _PRELOAD = ["castwise.worker.preload"]  # what the server imports once for all trials
+_further_imports: list[str] = []
 
 Target = Callable[[Connection, str], None]
 
@@ -72,6 +73,11 @@ class ForkserverEngine:
         """Start the processes of one trial, one a rank."""
         start_process = partial(TrialProcess, self._context, self._target)
         return RpcSession(start_process, num_processes, timeout_seconds, self._data_dir, self._commit)
+
+
+def import_once(modules: Sequence[str]) -> None:
+    """Import modules of the user's model once for all trials: in the server, unless it runs already."""
+    _further_imports[:] = modules
 
 
 def _remote(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate["RpcSession", _P], _R]:
@@ -433,9 +439,11 @@ def _start(process: Any) -> None:
             # Ctrl-C in the server would print a traceback of its imports. If its parent is gone it ends, at the latest
             # after its imports; only then multiprocessing makes it ignore SIGINT.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            os.environ["CASTWISE_IMPORTS"] = " ".join(_further_imports)
             try:
                 forkserver.ensure_running()
             finally:
+                del os.environ["CASTWISE_IMPORTS"]
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             process.start()
     except (EOFError, ConnectionError):

@@ -191,6 +191,8 @@ class Rounds:
 
     def _is_narrow(self, spec: TrialSpec) -> bool:
         trials = self._of(spec)
+        if any(trial.status == "diverged" and trial.spec.recipe is None for trial in trials):
+            return True  # nobody takes it, so its time needs no interval
         if len(trials) < self._rule.min_rounds:
             return False
         # The baseline's own interval is not needed; without a baseline there is no ratio.

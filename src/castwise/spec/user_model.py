@@ -6,6 +6,10 @@ Users write `FILE.py:FUNCTION`, `module.path:FUNCTION` or `transformers:CONFIG`;
 
 import hashlib
 import os
+import re
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Self
 
@@ -23,6 +27,9 @@ _PICKLE = "pickle:"
 _TRANSFORMERS = "transformers:"
 # Shown instead of a pickle's file name.
 _OBJECT = "own:"
+# Packages whose import takes seconds, and the module that contains most of it. None starts a thread or a CUDA context,
+# which processes could not be forked from.
+_SLOW_IMPORTS = {"transformers": "transformers.modeling_utils", "timm": "timm", "lightning": "lightning"}
 
 
 class UserModel(FrozenModel):
@@ -135,6 +142,19 @@ def shown_name(reference: str) -> str:
         path = Path(where)
         return _TRANSFORMERS + (path.parent.name or path.name if path.name == "config.json" else path.name)
     return f"{Path(where).name if kind == 'file' else where}:{name}"
+
+
+def slow_imports(names: Iterable[str]) -> list[str]:
+    """Return what users' and zoos' models import that takes seconds, by the files' text or by what is imported here."""
+    found = set[str]()
+    for name in names:
+        file = Path(name.rpartition(":")[0] or name).expanduser()
+        with suppress(OSError, UnicodeError):
+            text = file.read_text() if file.suffix == ".py" else ""
+            found |= {each for each in _SLOW_IMPORTS if re.search(rf"^\s*(from|import) {each}\b", text, re.MULTILINE)}
+        found |= {each for each in _SLOW_IMPORTS if name.startswith(f"{each}:")}
+        found |= {each for each in _SLOW_IMPORTS if name.startswith(_PICKLE) and each in sys.modules}
+    return [_SLOW_IMPORTS[each] for each in sorted(found)]
 
 
 def pickle_reference(file: Path, name: str) -> str:

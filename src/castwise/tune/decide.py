@@ -387,7 +387,8 @@ class _Search:
             rate = None if ratio is None else ratio.value
             points.append(BatchPoint(spec.batch_size, self.measured.held_bytes(spec), rate))
         num_asked = sum(self.measured.times_asked([winner, spec]) > 0 for spec in specs)
-        size = next_batch(points, self.limit) if num_asked < _MAX_BATCHES else None
+        compiles = is_compiled(winner)
+        size = next_batch(points, self.limit, compiles=compiles) if num_asked < _MAX_BATCHES else None
         following = None if size is None else Change(batch_size=size).on(winner)
         if following is not None and self._is_supported(following):
             if self._fits([winner, following]):

@@ -24,8 +24,8 @@ PROMISING = 1.01
 # Two processes of a configuration were seen to differ by up to 8 % if the host sets the pace. What one session shows
 # beyond that needs no further process.
 _BEYOND_PROCESSES = 1.10
-# A technique that can save less of the step than this is not tried.
-_LEAST_GAIN = 0.005
+# A technique that can save less of the step than what is worth a closer look is not tried.
+_LEAST_GAIN = PROMISING - 1
 ONE_PROCESS = "one process each: the interval is over its blocks"
 
 

@@ -16,8 +16,9 @@ _MULTIPLE, _COSTS_LITTLE = 8, 0.8
 _AIM = 0.98
 # The same if one batch alone is known: what does not grow with the batch is not known then. Source: chosen here.
 _AIM_ALONE = 0.9
-# A larger batch than one that fits is tried if it promises this speed-up. Source: chosen here.
-_WORTH = 1.01
+# A larger batch than one that fits is tried if it promises this speed-up; the second if it is compiled anew, which
+# takes a minute. Source: chosen here.
+_WORTH, _WORTH_COMPILING = 1.01, 1.03
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def half_batch(spec: TrialSpec) -> TrialSpec | None:
     return None if spec.batch_size % 2 else spec.model_copy(update={"batch_size": spec.batch_size // 2})
 
 
-def next_batch(measured: Sequence[BatchPoint], limit_bytes: float) -> int | None:
+def next_batch(measured: Sequence[BatchPoint], limit_bytes: float, *, compiles: bool = False) -> int | None:
     """Return the batch to try next, given those measured; None if no other one promises anything."""
     by_size = sorted(measured, key=lambda each: each.batch_size)
     fits = [each for each in by_size if each.held_bytes <= limit_bytes]
@@ -47,7 +48,8 @@ def next_batch(measured: Sequence[BatchPoint], limit_bytes: float) -> int | None
     if not fits:
         return max(1, size) if above[0].batch_size > 1 else None
     is_new = size > fits[-1].batch_size
-    return size if is_new and _predicted_speedup(fits[-1], above, size) >= _WORTH else None
+    worth = _WORTH_COMPILING if compiles else _WORTH
+    return size if is_new and _predicted_speedup(fits[-1], above, size) >= worth else None
 
 
 def _predict(fits: Sequence[BatchPoint], above: Sequence[BatchPoint], aim_bytes: float) -> int:

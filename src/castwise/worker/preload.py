@@ -5,6 +5,8 @@ torch imports `torch._dynamo` when the first optimizer is made, which takes long
 
 import gc
 import importlib
+import os
+from contextlib import suppress
 
 from castwise.records.collector import gc_disabled
 
@@ -14,4 +16,7 @@ from castwise.records.collector import gc_disabled
 with gc_disabled():
     for _name in ("castwise.worker.server", "castwise.worker.models", "torch._dynamo", "torchvision"):
         importlib.import_module(_name)
+    for _name in os.environ.pop("CASTWISE_IMPORTS", "").split():  # what the user's model needs
+        with suppress(Exception):  # the trial's process imports it again, and reports what it raises
+            importlib.import_module(_name)
     gc.collect()
