@@ -13,6 +13,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import search_tables
 from goal_rows import ROWS
 from goal_tables import goals_table, measured_rows
 from rich.console import Console
-from stored import RECORDS, costs_of, load, markdown, place_of
+from stored import RECORDS, costs_of, load, markdown, place_of, where_of
 
 from castwise.analysis.advice import recommend
 from castwise.analysis.result_table import Row, compare
@@ -117,6 +118,23 @@ def power_limit(_: str) -> str:
     return "\n".join([where, "", *markdown(heading, "llrrrrrl", cells)]) + "\n"
 
 
+def runs(_: str) -> str:
+    """Return how long `castwise run` took for each workload on record, from its first process to its last."""
+    groups: dict[tuple[str, str], list[Trial]] = {}
+    for trial in load(RECORDS / "trials"):
+        groups.setdefault((trial.spec.workload, trial.environment.fingerprint), []).append(trial)
+    cells, places = [], dict[str, None]()
+    for (workload, _), trials in sorted(groups.items()):
+        starts = [datetime.fromisoformat(trial.started_at).timestamp() for trial in trials]
+        ends = [start + trial.duration_seconds for start, trial in zip(starts, trials, strict=True)]
+        num_precisions = len({trial.spec.precision for trial in trials})
+        gpu = trials[0].environment.gpu or "CPU"
+        cells.append((workload, gpu, num_precisions, len(trials), f"{max(ends) - min(starts):.0f} s"))
+        places |= dict.fromkeys([where_of(trials[0])])
+    heading = "workload | GPU | precisions | processes | time"
+    return "\n".join(["; ".join(places), "", *markdown(heading, "llrrr", cells)]) + "\n"
+
+
 @cache
 def suite_trials(form: str) -> tuple[Trial, ...]:
     """Return the stored trials of the suites, in the form `full` or `quick`."""
@@ -204,6 +222,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "against_plain": against_plain,
     "power_limit": power_limit,
     "coverage": coverage,
+    "runs": runs,
     "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),
     "advice": advice,
     "aa": lambda _: aa.table(sorted((RECORDS / "aa").glob("*.json"))),
