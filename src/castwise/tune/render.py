@@ -36,6 +36,7 @@ from castwise.render.table import (
 from castwise.render.units import format_bytes, format_rate, format_ratio, pluralize
 from castwise.spec.quantities import truncate_list
 from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import is_object
 from castwise.tune.bottleneck import evidence_of, explain
 from castwise.tune.candidates import TriedChange
 from castwise.tune.measurements import PROMISING, Measurements, key_of, loop_name, unique
@@ -208,7 +209,9 @@ def patch(result: TuningResult, spec: TrialSpec) -> str:
             gains |= {name: bought for name in parts if name in (spec.precision, *spec.techniques)}
     trials = result.measured.of(spec)
     facts = trials[0].facts if trials else None
-    command = f"castwise tune {spec.workload} --emit train.py"
+    # A script needs a function that it can call.
+    workload = "FILE.py:FUNCTION" if is_object(spec.workload) else spec.workload
+    command = f"castwise tune {workload} --emit train.py"
     # A precision that the plain loop has already is no change.
     row = precision_row(DEFAULT if spec.precision == result.start.precision else spec.precision)
     return loop_patch(row, spec.device_type, facts, spec.techniques, gains, command)
