@@ -204,6 +204,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "against_plain": against_plain,
     "power_limit": power_limit,
     "coverage": coverage,
+    "script_lines": emitted.lines_table,
     "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),
     "advice": advice,
     "aa": lambda _: aa.table(sorted((RECORDS / "aa").glob("*.json"))),
