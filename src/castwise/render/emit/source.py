@@ -8,9 +8,8 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
-
-import castwise
 
 _PACKAGE = "castwise"
 # What castwise's errors are in a script.
@@ -112,7 +111,11 @@ def _texts(taken: Mapping[str, Iterable[str]]) -> Iterator[str]:
 
 @lru_cache
 def _parse(module: str) -> _Module:
-    path = Path(*castwise.__path__, *module.split(".")[1:])
+    package, *inner = module.split(".")
+    spec = find_spec(package)  # of the package alone: to find a module in it, it would be imported
+    if spec is None or spec.origin is None:
+        raise KeyError(f"there is no module {module}")
+    path = Path(spec.origin).parent.joinpath(*inner) if inner else Path(spec.origin)
     source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
     lines = source.splitlines()
     parsed = _Module()
