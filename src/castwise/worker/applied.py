@@ -1,6 +1,6 @@
 """`castwise.apply`: a precision and techniques for a loop that the user writes, as trials have them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -44,7 +44,8 @@ class Applied:
             model.to(memory_format=torch.channels_last)
         prepare = preparation(loop)
         if prepare is not None:
-            model.register_forward_pre_hook(lambda _, args, named: prepare((args, named)), with_kwargs=True)
+            convert: Callable[[Any], Any] = prepare
+            model.register_forward_pre_hook(lambda _, args, named: (convert(args), convert(named)), with_kwargs=True)
         self._weights = make_weights(model, row)
         adopt(optimizer, self._weights)
         set_as_wanted(optimizer, loop, device, may_skip=is_dynamic(row.loss_scale))
