@@ -211,6 +211,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "suite": suite,
     "commands": reference_tables.commands,
     "listing": reference_tables.listing,
+    "sizes": reference_tables.sizes,
     "keywords": reference_tables.keywords,
     "frameworks": reference_tables.frameworks,
     "precision_code": reference_tables.code,
