@@ -1,6 +1,7 @@
 """Compare the scripts that `castwise tune --emit` writes with the loops that were measured.
 
     python benchmarks/emitted.py --out benchmarks/records/emitted/DATE-NAME.json [--rounds N] [NAME ...]
+    python benchmarks/emitted.py --lines    # print how long the scripts are
 
 NAME is a search under benchmarks/records/searches/ (without one: all), whose fastest loop is measured, or a loop as
 WORKLOAD,PRECISION,TECHNIQUES,BATCH: `benchmarks/gpt2.py,bf16-mixed,fused-optimizer+compile,16`. It is measured alone in
@@ -22,7 +23,7 @@ from stored import by_place, markdown, place_of, write
 
 from castwise.analysis.statistics import estimate
 from castwise.analysis.steady_metrics import throughput
-from castwise.errors import CastwiseError
+from castwise.errors import CastwiseError, UsageError
 from castwise.orchestrator.machine import Machine, detect_machine, inspect_user_model
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.runner import NullListener, TrialRunner
@@ -106,6 +107,21 @@ def run_script(file: Path, options: Sequence[str]) -> float:
     return statistics.median(float(line.split()[-2]) for line in done.stdout.splitlines()[1:])
 
 
+def lines_table(_: str = "") -> str:
+    """Return how many lines the script of each search's fastest loop has, and the file beside it."""
+    cells = []
+    for name in searches():
+        try:
+            spec = fastest_of(name)
+            files = script_of(spec)
+        except UsageError:
+            continue
+        lengths = [str(len(text.splitlines())) for text in files.values()]
+        loop = markdown_text(f"{spec.precision}, {join(spec.techniques)}")
+        cells.append([name, loop, lengths[0], lengths[1] if len(lengths) > 1 else "–"])
+    return "\n".join(markdown("workload | loop | train.py | train_parts.py", "llrr", cells)) + "\n"
+
+
 def compare(spec: TrialSpec, machine: Machine, rounds: int, parts: UserParts | None = None) -> list[dict[str, Any]]:
     """Return the speed of each side in each round."""
     spec = spec.model_copy(update={"device": machine.device})
@@ -163,9 +179,15 @@ def main() -> int:
     """Measure the loops that are named and write the record after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=sorted(searches()))
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--lines", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    if arguments.lines:
+        print(lines_table(), end="")
+        return 0
+    if arguments.out is None:
+        parser.error("name a file for the record with --out")
     machine = detect_machine(None, None)
     loops: list[dict[str, Any]] = []
     for name in arguments.names:

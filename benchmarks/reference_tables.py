@@ -15,6 +15,7 @@ from castwise.cli import listings
 from castwise.cli.app import app
 from castwise.records import schema
 from castwise.registry.precisions import PRECISIONS
+from castwise.registry.workloads import WORKLOADS
 from castwise.spec import recipe, trial, user_model
 from castwise.spec.options import RunOptions, options_of
 
@@ -54,6 +55,32 @@ def listing(name: str) -> str:
     cells = zip([f"`{each}`" for each in first], *([_cell(each) for each in column] for column in others), strict=True)
     alignment = "".join("r" if column.justify == "right" else "l" for column in table.columns)
     return "\n".join(markdown(heading, alignment, cells)) + "\n"
+
+
+def sizes(_: str) -> str:
+    """Return parameters and multiply-accumulates of each workload, counted on its model as built, without weights."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from castwise.worker.models import build_task
+
+    cells = []
+    for row in WORKLOADS:
+        with torch.device("meta"):
+            task = build_task(row)
+        samples = task.make_batches(1, 2, torch.device("cpu"), torch.Generator())[0]  # batch norm needs two of them
+        with FlopCounterMode(display=False) as counter:
+            task.compute_loss(task.model, tuple(part.to("meta") for part in samples))
+        macs = counter.get_total_flops() // (2 * 2)
+        num_parameters = sum(parameter.numel() for parameter in task.model.parameters())
+        one = "35 tokens" if row.unit == "tokens" else "×".join(map(str, samples[0].shape[1:]))
+        momentum = dict(row.optimizer.arguments).get("momentum")
+        optimizer = row.optimizer.name + (f", momentum {momentum}" if momentum else "")
+        loss = "mean squared error" if row.family == "mlp" else "cross entropy"
+        one += " numbers" if row.family == "mlp" else ""
+        cells.append((f"`{row.name}`", f"{num_parameters:,}", f"{macs:,}", one, loss, optimizer))
+    heading = "workload | parameters | MACs per sample | one sample | loss | optimizer"
+    return "\n".join(markdown(heading, "lrrlll", cells)) + "\n"
 
 
 def frameworks(_: str) -> str:

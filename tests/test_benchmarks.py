@@ -50,6 +50,12 @@ def test_emitted_script_and_loop_are_compared() -> None:
     assert all(run["per_second"] > 0 for run in runs)
 
 
+def test_the_scripts_of_all_searches_are_short() -> None:
+    lines = [row.split(" | ") for row in emitted.lines_table().splitlines()[2:]]
+    assert len(lines) > 9
+    assert all(int(main) <= 150 for _, _, main, _ in lines)
+
+
 @pytest.mark.parametrize(
     ("ratios", "verdict"),
     [((1.005, 0.995, 1.0), "yes"), ((0.905, 0.895, 0.9), "no"), ((0.9, 1.1), "undecided"), ((1.0,), "one process")],

@@ -138,6 +138,30 @@ def test_site_has_every_page(site: Path) -> None:
     assert not [path for path in pages if not (site / path.relative_to(docs)).with_suffix(".html").exists()]
 
 
+# How much wider than their place the tables of a page are, if they do not scroll in a box of their own.
+_TOO_WIDE = """() => [...document.querySelectorAll("article table")].filter((table) => {
+    const box = table.closest(".md-typeset__scrollwrap");
+    return !box || !["auto", "scroll"].includes(getComputedStyle(box).overflowX);
+}).map((table) => table.scrollWidth - table.closest("article").clientWidth).filter((excess) => excess > 0)"""
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_no_page_of_the_site_scrolls_sideways(site: Path, width: int, browser_path: str) -> None:
+    names = ("evidence/suites.html", "evidence/searches.html", "python-api.html", "techniques.html", "tune.html")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        for name in names:
+            page.goto((site / name).as_uri())
+            page.wait_for_selector("article table")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+            assert page.evaluate(_TOO_WIDE) == [], name
+        page.goto((site / "tune.html").as_uri())
+        padding = page.evaluate("getComputedStyle(document.querySelector('article td')).paddingLeft")
+        assert float(padding.removesuffix("px")) < 12, "the site's own style sheet is used"
+        browser.close()
+
+
 def test_site_opens_and_searches_without_a_server_or_a_network(site: Path, browser_path: str) -> None:
     requests: list[str] = []
     with sync_playwright() as playwright:

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from castwise.errors import CastwiseError, DataError, EngineError, StoreError, UsageError
     from castwise.records.schema import Environment, Trial
     from castwise.spec.trial import TrialSpec
+    from castwise.worker.applied import Applied, apply
 
 __all__ = [
+    "Applied",
     "CastwiseError",
     "Comparison",
     "DataError",
@@ -27,6 +29,7 @@ __all__ = [
     "Tuning",
     "UsageError",
     "__version__",
+    "apply",
     "compare",
     "max_batch",
     "report",
@@ -41,6 +44,7 @@ _HOMES = {
     **dict.fromkeys(("CastwiseError", "DataError", "EngineError", "StoreError", "UsageError"), "castwise.errors"),
     **dict.fromkeys(("Environment", "Trial"), "castwise.records.schema"),
     "TrialSpec": "castwise.spec.trial",
+    **dict.fromkeys(("Applied", "apply"), "castwise.worker.applied"),  # the only ones that need PyTorch
 }
 
 

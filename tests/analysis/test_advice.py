@@ -226,9 +226,10 @@ def test_the_command_that_decides(name: str) -> None:
     assert shlex.split(advice.command)[2] == trials[0].spec.workload
 
 
-def test_objects_have_no_command() -> None:
-    advice = advise(*(at(name, 1, workload="pickle:0123456789ab") for name in ("fp32", "tf32")))
-    assert (advice.decision, advice.command) == ("undecided", "")
+def test_a_call_decides_on_objects() -> None:
+    advice = advise(*(at(name, 1, workload="own:Net", device="cpu") for name in ("fp32", "tf32")))
+    call = 'castwise.compare(..., precision="fp32,tf32", batch_size=256, device="cpu", within="1%")'
+    assert (advice.decision, advice.command) == ("undecided", call)
 
 
 @pytest.mark.parametrize("status", ["oom", "timeout", "crashed", "diverged", "unsupported"])

@@ -157,8 +157,8 @@ def test_framework_snippets_clip_and_accumulate() -> None:
         'Trainer(precision="bf16-mixed", gradient_clip_val=1.5, accumulate_grad_batches=4)'
     )
     assert code_of("fp16-mixed", "Accelerate", known) == (
-        'accelerator = Accelerator(mixed_precision="fp16", gradient_accumulation_steps=4); '
-        "accelerator.clip_grad_norm_(model.parameters(), 1.5)"
+        'accelerator = Accelerator(mixed_precision="fp16", gradient_accumulation_steps=4)  '
+        "# after backward: accelerator.clip_grad_norm_(model.parameters(), 1.5)"
     )
     assert code_of("bf16-mixed", "transformers", known) == (
         "TrainingArguments(bf16=True, max_grad_norm=1.5, gradient_accumulation_steps=4)"

@@ -49,6 +49,7 @@ def test_a_search_of_objects_is_that_of_a_workload(engine: FakeEngine) -> None:
     assert found.fastest is not None
     assert found.fastest.precision == "bf16-mixed"
     assert found.sentences[0].startswith("The fastest loop")
+    assert "castwise tune own:" not in str(found)  # which no command can name
     batches = castwise.max_batch("resnet50", **QUIET)
     assert list(batches.largest) == ["fp32", "bf16-mixed"]
     assert 0 < (batches.largest["fp32"] or 0) < (batches.largest["bf16-mixed"] or 0)

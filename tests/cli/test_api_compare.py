@@ -78,6 +78,13 @@ def test_the_number_of_rounds_and_the_margin_are_the_users(engine: FakeEngine) -
     assert wide.rows[1].verdict.kind == "same"
 
 
+def test_the_call_that_decides_is_one_that_runs(engine: FakeEngine) -> None:
+    once = castwise.compare(MODEL, BATCH, precision="fp32,bf16-mixed", rounds=1, progress=False)
+    (call,) = (advice.command for advice in once.advice)
+    decided = eval(call.replace("...", "MODEL, BATCH, progress=False"))
+    assert decided.advice[0].decision == "take"
+
+
 def test_without_progress_and_records_nothing_is_left_behind(
     engine: FakeEngine, logs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

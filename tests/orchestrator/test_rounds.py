@@ -504,7 +504,7 @@ def test_remark_on_the_ending(noise: float, num_rounds: int) -> None:
     notes = Notes()
     compare(engine(process_noise=noise), listener=notes, max_rounds=4)
     (line,) = notes.lines
-    assert line.startswith(f"resnet50 batch 256: {num_rounds} rounds: ")
+    assert line.startswith(f"resnet50 batch 256: {num_rounds} rounds")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 import io
+import re
 
 import pytest
-from fake_engine import fake_spec, fake_training, fake_trial
+from conftest import CommandLine
+from fake_engine import FakeEngine, fake_spec, fake_training, fake_trial
 from programs import wait_until
 from rich.console import Console
 
@@ -39,8 +41,8 @@ def test_a_pipe_gets_a_line_a_trial() -> None:
         play(progress)
         play(progress, "oom", "CUDA out of memory. [bold]Tried[/bold] :smile:", "timm:" + "x" * 200)
     first, second, bad, _ = said(console).splitlines()
-    assert first == "trial 1 of 2: resnet50 fp32 batch 256: ok: 2,560 images/s (1 s)"
-    assert second == "trial 2 of 2: resnet50 bf16-mixed batch 256: ok: 2,560 images/s, 1.00× fp32 (1 s)"
+    assert first == "trial 1 of 2: resnet50 fp32 batch 256: 2,560 images/s (1 s)"
+    assert second == "trial 2 of 2: resnet50 bf16-mixed batch 256: 2,560 images/s, 1.00× fp32 (1 s)"
     assert bad.endswith(" fp32 batch 256: oom (1 s): CUDA out of memory. [bold]Tried[/bold] :smile:")
 
 
@@ -58,7 +60,7 @@ def test_a_terminal_shows_a_table_and_a_bar_and_keeps_a_line_for_failures(width:
         assert "left" in text
     with LiveProgress(console) as progress:
         play(progress, "crashed", "RuntimeError: [red]x[/red]")
-    assert "resnet50 fp32 batch 256: crashed: RuntimeError: [red]x[/red]" in said(console)
+    assert "resnet50 fp32 batch 256: crashed: RuntimeError: [red]x[/red]" in " ".join(said(console).split())
 
 
 def test_the_time_of_an_interleaved_session_is_reported_once() -> None:
@@ -70,11 +72,11 @@ def test_the_time_of_an_interleaved_session_is_reported_once() -> None:
             update = {"status": status, "session_id": session, "duration_seconds": seconds}
             progress.ended(fake_trial().model_copy(update=update))
     assert [line.partition("256: ")[2].removesuffix(": ") for line in said(console).splitlines()] == [
-        "ok: 2,560 images/s (in a session of 12 s)",
+        "2,560 images/s (12 s)",
         "oom (3 s)",
-        "diverged (in the same session)",
-        "ok: 2,560 images/s (in a session of 20 s)",
-        "ok: 2,560 images/s (5 s)",
+        "diverged",
+        "2,560 images/s (20 s)",
+        "2,560 images/s (5 s)",
     ]
 
 
@@ -140,3 +142,17 @@ def test_a_pipe_gets_a_line_after_a_silence(monkeypatch: pytest.MonkeyPatch) -> 
             progress.phase(phase, 0.1)
             wait_until(lambda: said(console).count(phase) > 1, f"a line about {phase}")  # noqa: B023  called at once
     assert said(console).startswith("trial 1 of 2: resnet50 fp32 batch 256: warming up, ")
+
+
+def test_a_run_prints_no_progress_wider_than_80_columns(command: CommandLine) -> None:
+    for more in ((), ("--budget", "60s"), ("--rounds", "1", "--again")):
+        done = command("run", "resnet50", *more, "--results", command.results, engine=FakeEngine(exclusive=False))
+        assert [line for line in done.error_lines if len(line) > 80] == []
+        assert any("round" in line for line in done.error_lines)
+
+
+def test_a_terminal_wraps_lines_at_words() -> None:
+    console = terminal(40)
+    with LiveProgress(console) as progress:
+        progress.remark("resnet50 batch 256: 5 rounds, the limit: not every speed-up is clear within 1 %")
+    assert "resnet50 batch 256: 5 rounds, the limit:\nnot every" in re.sub(r" +\n", "\n", said(console))

@@ -1,5 +1,7 @@
 """Decide which loop to take, from the intervals of the speed-ups, and say it in words: one answer everywhere."""
 
+import itertools
+import json
 import math
 import shlex
 from collections.abc import Callable, Sequence
@@ -14,6 +16,7 @@ from castwise.analysis.warnings import WarningName, warnings_of_all
 from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, precision_row, why_emulated
 from castwise.registry.techniques import join
 from castwise.spec.types import SYNTHETIC
+from castwise.spec.user_model import is_object
 
 # A gain smaller than this is not worth a change of numerics. The figure is a choice, not a measurement.
 WORTHWHILE = 1.03
@@ -62,7 +65,7 @@ class Advice:
     code: str = ""  # the lines of PyTorch that switch the precision on; empty if there is nothing to switch
     key: str | None = None  # of the trial that it rests on
     snippets: tuple[Snippet, ...] = ()  # what to set in the frameworks around PyTorch
-    command: str = ""  # decides what is undecided
+    command: str = ""  # decides what is undecided; of objects a call of castwise.compare
 
 
 def recommend(rows: Sequence[Row]) -> list[Advice]:
@@ -341,30 +344,34 @@ def _and(rows: Sequence[Row], addition: Callable[[Row], str] = lambda _: "") -> 
 
 
 def _more_rounds(command: str) -> str:
-    return f"More rounds decide: {command}" if command else "More rounds decide."
+    return f"More rounds decide: {command}"
 
 
 def _command(rows: Sequence[Row]) -> str:
-    """Return the command that measures rows more closely; empty if a shell cannot name them."""
+    """Return what measures rows more closely: a command, or of a Python session's objects the call."""
     specs = [row.trial.spec for row in rows]
     spec = specs[0]
-    if spec.workload.startswith("pickle:"):
-        return ""
     # A loss scale goes to the precisions that scale their loss; if none does, to all.
     scaling = [each for each in specs if precision_row(each.precision).loss_scale != "none"] or specs
-    parts = ["castwise", "run", spec.workload]
-    parts += ["--precision", ",".join(dict.fromkeys(each.precision for each in specs))]
-    parts += ["--batch-size", str(spec.batch_size)]
+    options: dict[str, str | int] = {
+        "precision": ",".join(dict.fromkeys(each.precision for each in specs)),
+        "batch_size": spec.batch_size,
+    }
     if any(each.loss_scale != precision_row(each.precision).loss_scale for each in scaling):
-        parts += ["--loss-scale", ",".join(dict.fromkeys(each.loss_scale for each in scaling))]
+        options["loss_scale"] = ",".join(dict.fromkeys(each.loss_scale for each in scaling))
     if any(each.techniques for each in specs):
-        parts += ["--techniques", ",".join(dict.fromkeys(join(each.techniques) for each in specs))]
-    parts += ["--gpus", str(spec.world_size)] if spec.world_size > 1 else []
-    parts += ["--parallelism", spec.parallelism] if spec.parallelism == "dp" else []
-    parts += ["--device", spec.device] if spec.device != "cuda:0" else []
-    parts += ["--data-set", spec.data_set] if spec.data_set != SYNTHETIC and spec.user_model is None else []
-    parts += ["--seed", str(spec.seed)] if spec.seed else []
-    return shlex.join([*parts, "--within", "1%"])
+        options["techniques"] = ",".join(dict.fromkeys(join(each.techniques) for each in specs))
+    options |= {"gpus": spec.world_size} if spec.world_size > 1 else {}
+    options |= {"parallelism": spec.parallelism} if spec.parallelism == "dp" else {}
+    options |= {"device": spec.device} if spec.device != "cuda:0" else {}
+    options |= {"data_set": spec.data_set} if spec.data_set != SYNTHETIC and spec.user_model is None else {}
+    options |= {"seed": spec.seed} if spec.seed else {}
+    options["within"] = "1%"
+    if is_object(spec.workload):
+        written = (f"{name}={json.dumps(value)}" for name, value in options.items())
+        return f"castwise.compare(..., {', '.join(written)})"
+    flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
+    return shlex.join(["castwise", "run", spec.workload, *itertools.chain.from_iterable(flags)])
 
 
 def _keeps_float32_weights(row: Row) -> bool:

@@ -41,6 +41,13 @@ def framework_snippets(
             f"accumulate_grad_batches={accumulate}" if accumulate else "",
             *(code.lightning for code in codes),
         )
+        # Source: lightning.pytorch.plugins.precision.amp (`clip_gradients` refuses optimizers that unscale themselves).
+        if (
+            clip is not None
+            and row.autocast_dtype is not None
+            and any(code.optimizer == "fused=True" for code in codes)
+        ):
+            lightning += "  # without fused=True: with it, Lightning cannot clip here"
     if names.accelerate is not None:
         accelerate = _call(
             names.setting or names.cast,
@@ -51,7 +58,7 @@ def framework_snippets(
             *(code.accelerate for code in codes),
         )
         if clip is not None:
-            accelerate += f"; accelerator.clip_grad_norm_(model.parameters(), {clip:g})"
+            accelerate += f"  # after backward: accelerator.clip_grad_norm_(model.parameters(), {clip:g})"
     if names.transformers is not None:
         transformers = _call(
             names.cast,

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -24,7 +23,7 @@ from castwise.registry.precisions import BASELINE, known_precision
 from castwise.registry.published import LargestBatch, largest_batches
 from castwise.registry.techniques import join
 from castwise.render.console import print_line, took_words
-from castwise.render.fields import FlatRow, find_field, find_fields, worth_showing
+from castwise.render.fields import FlatRow, find_field, find_fields
 from castwise.render.notes import MORE, first_of, measured_on
 from castwise.render.table import (
     DataTable,
@@ -35,6 +34,7 @@ from castwise.render.table import (
     markdown_text,
     plain,
     print_data_table,
+    short_table_of,
 )
 from castwise.render.units import format_bytes, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
@@ -178,15 +178,7 @@ def short_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
         for found in max_batches
     ]
     rows = [{**row, "peak_reserved_bytes": row["peak_reserved_bytes"] or row["peak_allocated_bytes"]} for row in rows]
-    titles, units = _SHORT, {row["unit"] for row in rows}
-    if len(units) == 1:
-        titles = _SHORT | {"throughput_per_second": f"{units.pop()}/s"}
-    fields = [replace(find_field(name, title), wraps=name == "precision") for name, title in titles.items()]
-    formats = {"batch_ratio": lambda row: f"{row['batch_ratio']:.2f}"}
-    if titles is not _SHORT:
-        formats["throughput_per_second"] = lambda row: format_rate(row["throughput_per_second"])
-    fields = [replace(each, format=formats.get(each.name, each.format)) for each in fields]
-    return DataTable(worth_showing(fields, rows, ("largest_batch", "failing_batch")), rows)
+    return short_table_of(_SHORT, rows, ("largest_batch", "failing_batch"))
 
 
 def curve_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:

@@ -123,22 +123,23 @@ class Rounds:
 
     def _report_ending(self, ending: Ending) -> None:
         rounds = max((self._num_trials(spec) for spec in self._specs if not self._is_baseline(spec)), default=0)
-        rounds, share = rounds or self._num_trials(self._specs[0]), f"{self._rule.half_width:.3g}"
-        doubt = f"not every speed-up is known within a share of {share} with a clear verdict"
-        narrow = f"every speed-up is known within a share of {share}"
+        rounds = rounds or self._num_trials(self._specs[0])
+        share = f"{100 * self._rule.half_width:.3g} %"
+        doubt = f"not every speed-up is clear within {share}"
+        known = f": every speed-up is known within {share}" if len(self._specs) > 1 else ", with nothing to compare"
         why = {
-            "narrow": narrow if len(self._specs) > 1 else "one configuration, and nothing to compare it with",
-            "budget": f"the next round would not end within the budget; {doubt}",
-            "rounds": f"the allowed number is reached; {doubt}",
-            "failed": "nothing is left that could be compared",
+            "narrow": known,
+            "budget": f" in the budget: {doubt}",
+            "rounds": f", the limit: {doubt}",
+            "failed": ": nothing is left to compare",
         }[ending]
         spec = self._specs[0]
         where = f"{spec.workload} batch {spec.batch_size}"
         where += f" on {spec.world_size_label}" if spec.world_size_label else ""
         where += f" {join(spec.techniques)}" if spec.techniques else ""
         unmeasured = [spec.precision for spec in self._specs if not self._of(spec)]
-        lacking = f"; not measured, since no time was left: {', '.join(unmeasured)}" if unmeasured else ""
-        self._runner.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}: {why}{lacking}")
+        lacking = f"; no time was left for {', '.join(unmeasured)}" if unmeasured else ""
+        self._runner.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}{why}{lacking}")
 
     def _find_ending(self) -> Ending:
         if self._unfinished():

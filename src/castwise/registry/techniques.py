@@ -272,7 +272,7 @@ TECHNIQUES: list[Technique] = [
         cost="cores, and host memory for 4 batches per process",
         code=Code(
             loader="num_workers=8, persistent_workers=True, prefetch_factor=4",
-            transformers="dataloader_num_workers=8, dataloader_persistent_workers=True",
+            transformers=("dataloader_num_workers=8, dataloader_persistent_workers=True, dataloader_prefetch_factor=4"),
         ),
         numerics="draws",
         kinds=("training",),
@@ -530,6 +530,10 @@ TECHNIQUES: list[Technique] = [
         cost="the first step: minutes",
         code=Code(
             model='model = torch.compile(model, mode="max-autotune-no-cudagraphs")',
+            accelerate=(
+                "dynamo_plugin=accelerate.utils.TorchDynamoPlugin("
+                'backend="inductor", mode="max-autotune-no-cudagraphs")'
+            ),
             transformers='torch_compile=True, torch_compile_mode="max-autotune-no-cudagraphs"',
         ),
         loop_changes=4,

@@ -18,6 +18,7 @@ from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import DEFAULT
 from castwise.registry.suites import is_search
+from castwise.render.console import print_line
 from castwise.render.run_report import print_rows
 from castwise.render.units import format_duration, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
@@ -121,8 +122,7 @@ class LiveProgress:
         failure = "" if trial.status == "ok" else f": {trial.message}"
         figures = self._figures(trial) if is_steady and trial.status == "ok" else ""
         if self._live is None:
-            result = f"{trial.status}: {figures}" if figures else trial.status
-            self._print(f"{self._which}: {self._label}: {result} ({self._took(trial)}){failure}")
+            self._print(f"{self._which}: {self._label}: {figures or trial.status}{self._took(trial)}{failure}")
             return
         if not self._count or not is_steady:
             label = self._label.removeprefix(f"{trial.spec.workload} ")
@@ -163,11 +163,11 @@ class LiveProgress:
 
     def _took(self, trial: Trial) -> str:
         """Return how long a trial took; the time of an interleaved session is reported once, with its first trial."""
-        took = format_duration(trial.duration_seconds)
-        if trial.session_id is None or trial.status not in ("ok", "diverged"):  # one that failed ended by itself
-            return took
-        is_new, self._session = trial.session_id != self._session, trial.session_id
-        return f"in a session of {took}" if is_new else "in the same session"
+        if trial.session_id is not None and trial.status in ("ok", "diverged"):  # one that failed ended by itself
+            is_known, self._session = trial.session_id == self._session, trial.session_id
+            if is_known:
+                return ""
+        return f" ({format_duration(trial.duration_seconds)})"
 
     def _show_signs_of_life(self) -> None:
         """Print what is going on if nothing was printed for some seconds: a log file shows no bar."""
@@ -182,5 +182,7 @@ class LiveProgress:
 
     def _print(self, line: str, style: str | None = None) -> None:
         self._last_line = time.monotonic()
-        # Never wrapped: `grep` finds a line whole.
-        self._console.print(line, style=style, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        if self._console.is_terminal:
+            print_line(self._console, line, style)
+        else:  # never wrapped: `grep` finds a line whole
+            self._console.print(line, style=style, highlight=False, markup=False, emoji=False, soft_wrap=True)

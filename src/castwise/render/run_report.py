@@ -24,11 +24,11 @@ from castwise.render.fields import (
     Field,
     FlatRow,
     Kind,
+    distinct_precision_text,
     estimate_values,
     find_fields,
     interval_values,
     precision_text,
-    short_ratio_text,
     trial_values,
     worth_showing,
 )
@@ -54,8 +54,8 @@ from castwise.render.table import (
     markdown_text,
     plain,
     print_data_table,
+    short_table_of,
 )
-from castwise.render.units import format_bytes, format_rate
 
 SHOWN = (
     *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
@@ -75,10 +75,16 @@ IN_FILES = (
     *("warnings", "telemetry_note", "message", "device", "torch", "key"),
 )
 # The columns that fit into 80 characters.
-_SHORT = (
-    *("precision", "throughput_per_second", "default_speedup", "speedup", "loop_speedup"),
-    *("scaling_efficiency", "peak_allocated_bytes", "verdict"),
-)
+_SHORT = {
+    "precision": "precision",
+    "throughput_per_second": "throughput",
+    "default_speedup": "× default",
+    "speedup": "× fp32",
+    "loop_speedup": "× plain loop",
+    "scaling_efficiency": "scaling",
+    "peak_allocated_bytes": "memory",
+    "verdict": "verdict",
+}
 _SETTING = ("workload", "data_set", "batch_size", "gpus", "parallelism", "techniques")
 _COLOURS = {"faster": "green", "slower": "red", "inconclusive": "yellow", "one run": "yellow"}
 
@@ -118,9 +124,8 @@ def flat_row(row: Row) -> dict[str, Any]:
 def data_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
     """Return the table of steady results with all columns worth showing."""
     flat: list[FlatRow] = [flat_row(row) for row in rows]
-    scales = {(row["precision"], row["loss_scale"]) for row in flat}
-    has_several = len(scales) > len({precision for precision, _ in scales})  # then nothing else may tell rows apart
-    shown = worth_showing(find_fields(SHOWN), flat, ["loss_scale"] if has_several else [])
+    # If loss scales differ, nothing else may tell rows apart.
+    shown = worth_showing(find_fields(SHOWN), flat, ["loss_scale"] if distinct_precision_text(flat) else [])
     if all(row["processes"] == 1 for row in flat):
         shown = [field for field in shown if field.name != "verdict"]
     return DataTable(shown, flat, competing_by("workload", "data_set", "batch_size", "gpus", "parallelism"))
@@ -139,23 +144,7 @@ def short_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
     for group in groups.values():
         references = {row.trial.spec.precision: row for row in references_among(group) if row.trial.status == "ok"}
         flat += [_short_row(row, references) for row in group]
-    units = {row["unit"] for row in flat}
-    titles = {
-        "default_speedup": "× default",
-        "speedup": "× fp32",
-        "scaling_efficiency": "scaling",
-        "loop_speedup": "× plain loop",
-    }
-    titles["peak_allocated_bytes"] = "memory"
-    formats = {name: short_ratio_text(name) for name in ("default_speedup", "speedup")}
-    formats["precision"] = precision_text
-    if len(units) == 1:
-        titles["throughput_per_second"] = f"{units.pop()}/s"
-        formats["throughput_per_second"] = lambda row: format_rate(row["throughput_per_second"])
-    formats["peak_allocated_bytes"] = lambda row: format_bytes(row["peak_allocated_bytes"])
-    fields = [replace(each, format=formats.get(each.name, each.format)) for each in find_fields(_SHORT)]
-    fields = [replace(each, title=titles.get(each.name, each.title), wraps=each.name == "precision") for each in fields]
-    return DataTable(worth_showing(fields, flat), flat)
+    return short_table_of(_SHORT, flat, formats={"precision": precision_text})
 
 
 def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:

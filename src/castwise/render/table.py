@@ -14,7 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from castwise.render.console import print_line
-from castwise.render.fields import Field, FlatRow
+from castwise.render.fields import (
+    Field,
+    FlatRow,
+    distinct_precision_text,
+    find_field,
+    short_ratio_text,
+    worth_showing,
+)
+from castwise.render.units import format_bytes, format_rate
 
 R = TypeVar("R", bound=FlatRow)
 
@@ -48,6 +56,39 @@ class DataTable(Generic[R]):
             winners = {number for value, number in values if value == best}
             found |= winners if len(winners) < len(values) else set()
         return found
+
+
+def short_table_of(
+    titles: Mapping[str, str],
+    rows: Sequence[R],
+    always: Iterable[str] = (),
+    *,
+    formats: Mapping[str, Callable[[FlatRow], str] | None] | None = None,
+    wraps: Sequence[str] = ("precision",),
+) -> DataTable[R]:
+    """Return a table with the columns that decide: ratios without a sign, and memory and rates as a figure alone.
+
+    Args:
+        titles: The columns' names, with their headings. That of a rate has its unit if all rows have one.
+        rows: The rows.
+        always: Columns that are shown whatever is in them.
+        formats: How to write other columns.
+        wraps: Columns that a narrow terminal may break between words.
+    """
+    known: dict[str, Callable[[FlatRow], str] | None] = {
+        "precision": distinct_precision_text(rows),
+        "peak_allocated_bytes": lambda row: format_bytes(row["peak_allocated_bytes"]),
+    }
+    known |= {name: short_ratio_text(name) for name in titles if name.endswith(("speedup", "batch_ratio"))}
+    units = {row.get("unit") for row in rows} - {None}
+    if len(units) == 1 and "throughput_per_second" in titles:
+        titles = {**titles, "throughput_per_second": f"{units.pop()}/s"}
+        known["throughput_per_second"] = lambda row: format_rate(row["throughput_per_second"])
+    known |= formats or {}
+    fields = [find_field(name, title) for name, title in titles.items()]
+    fields = [replace(each, format=known.get(each.name) or each.format, varies=False) for each in fields]
+    fields = [replace(each, wraps=each.name in wraps) for each in fields]
+    return DataTable(worth_showing(fields, rows, always), rows)
 
 
 def competing_by(*names: str) -> Callable[[FlatRow], Hashable]:

@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
 from castwise.analysis.training_metrics import Run, data_share, epochs_of, length_in_words
-from castwise.render.fields import FlatRow, distinct_precision_text, find_field, trial_values, worth_showing
-from castwise.render.table import DataTable, competing_by, print_data_table
-from castwise.render.units import format_bytes, sparkline
+from castwise.render.fields import FlatRow, find_field, trial_values, worth_showing
+from castwise.render.table import DataTable, competing_by, print_data_table, short_table_of
+from castwise.render.units import sparkline
 from castwise.spec.trial import TrialSpec
 
 SHOWN = (
@@ -36,7 +35,6 @@ _SHORT = {
 }
 _SETTING = ("workload", "data_set", "gpus", "seed", "techniques")
 _WAITS = 0.1  # of the time; a smaller share is not worth a column
-_USUAL = {"status": ("ok",)}  # not worth a column
 # Figures of a run under the names of their fields.
 _OF_RUN = (
     *("speedup", "efficiency", "peak_allocated_bytes", "peak_reserved_bytes", "driver_used_bytes"),
@@ -96,17 +94,9 @@ def short_table(runs: Sequence[Run]) -> DataTable[FlatRow]:
     rows = [row if row["status"] == "ok" else {**row, "speedup": None} for row in rows]
     if all((row["data_share"] or 0.0) < _WAITS for row in rows):
         rows = [{**row, "data_share": None} for row in rows]
-    formats = {
-        "precision": distinct_precision_text(rows),
-        "speedup": lambda row: f"{row['speedup']:.2f}",
-        "peak_allocated_bytes": lambda row: format_bytes(row["peak_allocated_bytes"]),
-    }
-    fields = [find_field(name, title) for name, title in _SHORT.items()]
-    fields = [replace(each, format=formats.get(each.name, each.format), varies=False) for each in fields]
-    fields = [
-        replace(each, wraps=each.name in ("precision", "length"), default=_USUAL.get(each.name, ())) for each in fields
-    ]
-    return DataTable(worth_showing(fields, rows, ("seconds",)), rows)
+    are_ok = all(row["status"] == "ok" for row in rows)
+    titles = {name: title for name, title in _SHORT.items() if name != "status" or not are_ok}
+    return short_table_of(titles, rows, ("seconds",), wraps=("precision", "length"))
 
 
 def setting_text(rows: Sequence[FlatRow], names: Sequence[str] = _SETTING) -> Callable[[FlatRow], str]:

@@ -130,10 +130,15 @@ def is_user_model(name: str) -> bool:
     return ":" in name or name.strip().endswith(".py")
 
 
+def is_object(name: str) -> bool:
+    """Return whether a workload's name, as shown, is that of an object that only a Python session has."""
+    return name.startswith(_OBJECT)
+
+
 def shown_name(reference: str) -> str:
     """Return the name of a user's own model in records and reports, without folders; a shown name stays as it is."""
     written = reference.strip()
-    if written.startswith(_OBJECT):
+    if is_object(written):
         return written
     kind, where, name = _parse(written)
     if kind == "pickle":
@@ -193,7 +198,7 @@ def locate(reference: str) -> UserModel:
 
 def _parse(written: str) -> tuple[OwnKind, str, str]:
     """Return what a reference names, the file, module or configuration as written, and the function or class."""
-    if written.startswith(_OBJECT):
+    if is_object(written):
         raise UsageError(
             f"'{written}' was an object of a Python session, and only that has it: call castwise.compare there again."
         )

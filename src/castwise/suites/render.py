@@ -16,11 +16,9 @@ from castwise.render import training_table
 from castwise.render.console import print_line
 from castwise.render.fields import (
     FlatRow,
-    distinct_precision_text,
     estimate_values,
     find_field,
     find_fields,
-    short_ratio_text,
     worth_showing,
 )
 from castwise.render.notes import MORE, first_of, measured_on
@@ -32,6 +30,7 @@ from castwise.render.table import (
     json_values,
     markdown_grid,
     print_data_table,
+    short_table_of,
 )
 from castwise.render.units import pluralize
 from castwise.suites.result import SuiteResult, notes
@@ -100,15 +99,7 @@ _SHORT_TUNED = {
 
 def _short(table: DataTable[FlatRow], titles: Mapping[str, str]) -> DataTable[FlatRow]:
     """Return a table with the columns that decide."""
-    formats = {
-        "speedup": short_ratio_text("speedup"),
-        "published_speedup": short_ratio_text("published_speedup"),
-        "precision": distinct_precision_text(table.rows),
-    }
-    fields = [find_field(name, title) for name, title in titles.items()]
-    fields = [replace(each, format=formats.get(each.name, each.format), varies=False) for each in fields]
-    fields = [replace(each, wraps=each.name in ("precision", "measured")) for each in fields]
-    return DataTable(worth_showing(fields, table.rows, ("published_seconds",)), table.rows)
+    return short_table_of(titles, table.rows, ("published_seconds",), wraps=("precision", "measured"))
 
 
 def tuned_table(pairs: Sequence[TunedPair]) -> DataTable[FlatRow]:

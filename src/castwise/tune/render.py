@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -20,7 +19,6 @@ from castwise.render.fields import (
     find_field,
     find_fields,
     short_ratio_text,
-    worth_showing,
 )
 from castwise.render.notes import measured_on
 from castwise.render.table import (
@@ -32,10 +30,12 @@ from castwise.render.table import (
     markdown_text,
     plain,
     print_data_table,
+    short_table_of,
 )
-from castwise.render.units import format_bytes, format_rate, format_ratio, pluralize
+from castwise.render.units import format_bytes, format_ratio, pluralize
 from castwise.spec.quantities import truncate_list
 from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import is_object
 from castwise.tune.bottleneck import evidence_of, explain
 from castwise.tune.candidates import TriedChange
 from castwise.tune.measurements import PROMISING, Measurements, key_of, loop_name, unique
@@ -66,11 +66,12 @@ IN_FILES = (
 )
 _TITLES = {"peak_allocated_bytes": "peak memory", "peak_reserved_bytes": "memory held"}
 # The columns that fit into 80 characters.
-_SHORT = ("tried", "speedup", "total_speedup", "fp32_speedup", "throughput_per_second", "peak_allocated_bytes")
-_SHORT_TITLES = {
+_SHORT = {
     "tried": "change",
     "speedup": "× before",
+    "total_speedup": "",
     "fp32_speedup": "× fp32",
+    "throughput_per_second": "throughput",
     "peak_allocated_bytes": "memory",
     "peak_reserved_bytes": "memory held",
 }
@@ -208,7 +209,9 @@ def patch(result: TuningResult, spec: TrialSpec) -> str:
             gains |= {name: bought for name in parts if name in (spec.precision, *spec.techniques)}
     trials = result.measured.of(spec)
     facts = trials[0].facts if trials else None
-    command = f"castwise tune {spec.workload} --emit train.py"
+    # A script needs a function that it can call.
+    workload = "FILE.py:FUNCTION" if is_object(spec.workload) else spec.workload
+    command = f"castwise tune {workload} --emit train.py"
     # A precision that the plain loop has already is no change.
     row = precision_row(DEFAULT if spec.precision == result.start.precision else spec.precision)
     return loop_patch(row, spec.device_type, facts, spec.techniques, gains, command)
@@ -227,23 +230,11 @@ def data_table(result: TuningResult, memory_bytes: float | None) -> DataTable[Fl
 def short_table(result: TuningResult, memory_bytes: float | None, rows: Sequence[FlatRow]) -> DataTable[FlatRow]:
     """Return some of the rows with the columns that decide."""
     held = "peak_allocated_bytes" if memory_bytes is None else "peak_reserved_bytes"
-    names = [held if name == "peak_allocated_bytes" else name for name in _SHORT]
-    if result.fp32 is None:
-        names.remove("fp32_speedup")
-    start = result.start.precision
-    titles = _SHORT_TITLES | {"total_speedup": f"× {start}"}
-    formats: dict[str, Callable[[FlatRow], str]] = {
-        "speedup": short_ratio_text("speedup"),
-        "total_speedup": short_ratio_text("total_speedup"),
-        "fp32_speedup": short_ratio_text("fp32_speedup"),
-    }
-    units = {row["unit"] for row in rows} - {None}
-    if len(units) == 1:
-        titles["throughput_per_second"] = f"{units.pop()}/s"
-        formats["throughput_per_second"] = lambda row: format_rate(row["throughput_per_second"])
-    fields = [find_field(name, titles.get(name, "")) for name in names]
-    fields = [replace(each, format=formats.get(each.name, each.format), wraps=each.name == "tried") for each in fields]
-    return DataTable(worth_showing(fields, rows, ("tried", "speedup", "throughput_per_second")), rows)
+    left_out = {"peak_allocated_bytes", "peak_reserved_bytes"} - {held}
+    left_out |= {"fp32_speedup"} if result.fp32 is None else set()
+    titles = _SHORT | {"total_speedup": f"× {result.start.precision}"}
+    titles = {name: title for name, title in titles.items() if name not in left_out}
+    return short_table_of(titles, rows, ("tried", "speedup", "throughput_per_second"), wraps=("tried",))
 
 
 def accepted_rows(result: TuningResult) -> list[FlatRow]:

@@ -44,13 +44,13 @@ def numeric_state(row: Precision) -> Iterator[None]:
     written: list[str] = []
     try:
         if row.float32_matmul is not None:
-            written = _set_fp32_precision(row.float32_matmul)
+            written = set_fp32_precision(row.float32_matmul)
         yield
     finally:
         restore_fp32_precision(before, written)
 
 
-def _set_fp32_precision(products: str) -> list[str]:
+def set_fp32_precision(products: str) -> list[str]:
     """Set every switch for float32 products; return those that this wrote."""
     written = _set_older("high" if products == "tf32" else "highest")
     for path in _FP32_SWITCHES:

@@ -68,10 +68,7 @@ class GraphedStep:
                 self.loss = self.step(self.batch).detach()
         torch._foreach_copy_(tree_leaves(self.batch), parts, non_blocking=True)
         self.graph.replay()
-        return self.loss.clone()
-
-
-train_step = GraphedStep(train_step)'''
+        return self.loss.clone()'''
 
 _GRAPH_OF_STEPS = '''\
 class GraphedSteps:
@@ -90,7 +87,7 @@ class GraphedSteps:
             self.num_steps += 1
             return self.run_aside(batch)
         if not self.waiting:
-            self.losses = torch.full(({count},), torch.nan, device=DEVICE)
+            self.losses = torch.full(({count},), torch.nan, device=tree_leaves(batch)[0].device)
         self.waiting.append(batch)
         loss = self.losses[len(self.waiting) - 1]
         if len(self.waiting) == {count}:
@@ -117,10 +114,7 @@ class GraphedSteps:
     def flush(self):
         for index, batch in enumerate(self.waiting):
             self.losses[index] = self.run_aside(batch).detach()
-        self.waiting = []
-
-
-train_step = GraphedSteps(train_step)'''
+        self.waiting = []'''
 
 _TREES = "from torch.utils._pytree import tree_leaves, tree_map"
 
@@ -324,8 +318,9 @@ class _Writer:
         self.script.define("def train_step(batch):", *(f"    {line}" for line in body))
         count = self.config.steps_per_launch
         if self.config.cuda_graph:
-            graph = _GRAPH if count == 1 else _GRAPH_OF_STEPS.replace("{count}", str(count))
-            self.script.define(_TREES, graph)
+            name, graph = ("GraphedStep", _GRAPH) if count == 1 else ("GraphedSteps", _GRAPH_OF_STEPS)
+            self.script.define(_TREES, graph.replace("{count}", str(count)), moved_name=name)
+            self.script.add(f"train_step = {name}(train_step)")
 
     def image_lines(self) -> list[str]:
         """Return what brings `images` into the layout of the loop."""

@@ -30,9 +30,7 @@ _READ = """\
 import torchvision
 def read(train):
     data_set = torchvision.datasets.{name}(arguments.data, train=train, download=True)
-    images = torch.as_tensor(data_set.data)
-    images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
-    return images, torch.as_tensor(data_set.targets)"""
+    return torch.as_tensor(data_set.data){channels_first}, torch.as_tensor(data_set.targets)"""
 
 _DRAW = """\
 def read(train):
@@ -43,8 +41,7 @@ def read(train):
 _DATA = """\
 order = Epochs(BATCH_SIZE, {shuffle}, {drop_last}, {seed})
 data = DeviceImages(read(True), "{transform}", AUGMENTATIONS["{transform}"], order, DEVICE)
-tested_order = Epochs({validation_batch_size}, shuffle=False)
-tested = DeviceImages(read(False), "{transform}", Augmentation(), tested_order, DEVICE)"""
+tested = DeviceImages(read(False), "{transform}", Augmentation(), Epochs({tested_size}, shuffle=False), DEVICE)"""
 
 _ACCURACY = """\
 def accuracy():
@@ -105,13 +102,14 @@ def write_images(script: ScriptBuilder, spec: TrialSpec, recipe: Recipe, config:
         shuffle=recipe.loader.shuffle,
         drop_last=recipe.loader.drop_last,
         transform=recipe.transform or name,
-        validation_batch_size=recipe.validation_batch_size,
+        tested_size=recipe.validation_batch_size,
         seed=spec.seed,
     )
     for part in ("DeviceImages", "Epochs", "Augmentation", "AUGMENTATIONS"):
         script.borrow(f"castwise.worker.data.gpu_augmentation:{part}")
     script.add(_ARGUMENTS.format(name=title, epochs=recipe.num_epochs))
-    script.define(read.format(name=title, shape=shape, classes=classes))
+    channels_first = "[:, None]" if shape[0] == 1 else ".permute(0, 3, 1, 2)"
+    script.define(read.format(name=title, shape=shape, classes=classes, channels_first=channels_first))
     script.add(data)
 
 

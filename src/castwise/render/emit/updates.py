@@ -180,7 +180,7 @@ class Update:
             kind = "torch.amp.GradScaler"
             if self.precision.param_dtype == "float16" and not self.precision.master_weights:
                 kind = "HalfGradScaler"
-                script.define(_HALF_SCALER)
+                script.define(_HALF_SCALER, moved_name="HalfGradScaler")
             script.add(f"scaler = {kind}(DEVICE.type)", spacing="\n")
         if self.scales_on_device:
             assert self.row is not None, "it is a dynamic scale"
@@ -210,18 +210,15 @@ class Update:
         masters, scaled, clipped = self.precision.master_weights, self.scale_name != "none", self.clip is not None
         counted = ", capturable=True" if "step" in names else ""
         if has_states:
-            made = [
-                "torch.zeros((), device=DEVICE)" if name == "step" else "torch.zeros_like(tensor)" for name in names
-            ]
+            zeros = _listed(tuple(name for name in names if name != "step"))
             script.add(
                 "for tensor in stepped:",
-                "    optimizer.state[tensor] = {",
-                *(f'        "{name}": {value},' for name, value in zip(names, made, strict=True)),
-                "    }",
+                f"    optimizer.state[tensor] = {{name: torch.zeros_like(tensor) for name in {zeros}}}",
+                *(['    optimizer.state[tensor]["step"] = torch.zeros((), device=DEVICE)'] if counted else []),
             )
         one_dtype = not self.is_own and (not masters or self.unit != "images")
         if (clipped or self.is_dynamic) and not one_dtype:
-            script.define(_NORMS)
+            script.define(_NORMS, moved_name="norms")
         factors = [*(["inverse"] if scaled else []), *(["factor"] if clipped else [])]
         flag = ["overflowed"] if self.is_dynamic else []
         given = ["gradients", "tensors", "states", "settings", *(["rounded"] if masters else [])]
@@ -242,6 +239,7 @@ class Update:
             "@torch.compile(dynamic=False, fullgraph=True)",
             f"def compiled_step({', '.join([*taken, *factors, *flag])}):",
             *(f"    {line}" for line in body),
+            moved_name="compiled_step",
         )
         states = f"[[optimizer.state[tensor][name] for tensor in tensors] for name in {_listed(names)}]"
         states = states if has_states else "[[None] * len(tensors)]"

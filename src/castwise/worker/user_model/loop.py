@@ -221,7 +221,7 @@ def _optimizer(given: Any, weights: Weights, source: str) -> Optimizer:
     if given is None:
         return torch.optim.AdamW(weights.stepped, lr=LEARNING_RATE)
     if isinstance(given, Optimizer):
-        _adopt(given, weights)
+        adopt(given, weights)
         return given
     made = given(weights.stepped)
     check_single_optimizer(made, source)
@@ -230,7 +230,7 @@ def _optimizer(given: Any, weights: Weights, source: str) -> Optimizer:
     return made
 
 
-def _adopt(optimizer: Optimizer, weights: Weights) -> None:
+def adopt(optimizer: Optimizer, weights: Weights) -> None:
     """Let an optimizer of a model's weights step the precision's masters in their place, its state included.
 
     Source: NVIDIA/apex apex/amp/_process_optimizer.py at 47e3367f (masters take the weights' places in the groups).

@@ -1,0 +1,130 @@
+"""`castwise.apply`: a precision and techniques for a loop that the user writes, as trials have them."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from castwise.errors import UsageError
+from castwise.registry.precisions import find_precision
+from castwise.registry.techniques import NONE, SETS, find_technique, parse_techniques, step_config_of
+from castwise.spec.loss_scale import is_dynamic
+from castwise.worker.loss_scaling import make_loss_scaling
+from castwise.worker.precision import autocast_maker, convert_weights, make_weights, set_fp32_precision
+from castwise.worker.techniques.batch_layout import preparation
+from castwise.worker.techniques.compile import check_compiler
+from castwise.worker.techniques.optimizer_options import set_as_wanted
+from castwise.worker.user_model.loop import adopt, check_optimizer
+
+# The fields of `StepConfig` that need no line in the user's loop.
+_SETTINGS = {"channels_last", "cudnn_search", "optimizer_arguments", "scales_on_device", "reads_loss", "compile_mode"}
+
+
+class Applied:
+    """What a loop calls in the place of `torch.autocast`, `loss.backward`, `optimizer.step` and `zero_grad`.
+
+    Attributes:
+        model: The model that was given, changed in place.
+        optimizer: The optimizer that was given; with masters it steps these.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, precision: str, names: Sequence[str]) -> None:
+        row, loop = find_precision(precision), step_config_of(names)
+        device = next(model.parameters()).device
+        self.model, self.optimizer = model, optimizer
+        if row.float32_matmul is not None:
+            set_fp32_precision(row.float32_matmul)
+        if loop.cudnn_search:
+            torch.backends.cudnn.benchmark = True
+        convert_weights(model, row)
+        if loop.channels_last:
+            model.to(memory_format=torch.channels_last)
+        prepare = preparation(loop)
+        if prepare is not None:
+            convert: Callable[[Any], Any] = prepare
+            model.register_forward_pre_hook(lambda _, args, named: (convert(args), convert(named)), with_kwargs=True)
+        self._weights = make_weights(model, row)
+        adopt(optimizer, self._weights)
+        set_as_wanted(optimizer, loop, device, may_skip=is_dynamic(row.loss_scale))
+        self._scaling = make_loss_scaling(row.loss_scale, device, optimizer, decides_on_device=loop.scales_on_device)
+        self._zero_grad = self._weights.zero_grad if row.master_weights else optimizer.zero_grad
+        self._autocast = autocast_maker(row, device.type)
+        if loop.compile_mode is not None:
+            check_compiler(device)
+            model.compile(mode=loop.compile_mode, dynamic=False)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Return how many steps loss scaling skipped. It may read from the device."""
+        return self._scaling.skipped_steps
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return a context for forward and loss: autocast, or none if the precision has no autocast."""
+        return self._autocast()
+
+    def backward(self, loss: Tensor) -> None:
+        """Run backward on the loss, scaled if the precision scales it; before a step as often as you accumulate."""
+        self._scaling.backward(loss)
+
+    def step(self, clip_grad_norm: float | None = None) -> None:
+        """Unscale the gradients, clip their norm, step unless a gradient overflowed, and drop the gradients."""
+        self._weights.collect_gradients()
+        self._scaling.step(self.optimizer, clip_grad_norm)
+        self._weights.publish()
+        self._zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs: model, masters, optimizer and loss scaling."""
+        return {
+            "model": self.model.state_dict(),
+            "stepped": self._weights.stepped,
+            "optimizer": self.optimizer.state_dict(),
+            "scaling": self._scaling.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint of the same precision."""
+        self.model.load_state_dict(state["model"])
+        for tensor, saved in zip(self._weights.stepped, state["stepped"], strict=True):
+            tensor.copy_(saved)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._scaling.load_state_dict(state["scaling"])
+
+
+def apply(model: nn.Module, optimizer: Optimizer, *, precision: str, techniques: str | Sequence[str] = ()) -> Applied:
+    """Apply a precision and techniques to a model and its optimizer, in place, for a loop of your own.
+
+    The switches for float32 products and cuDNN's search are global, and stay set. The loop is the one that
+    `castwise.compare` and `castwise.run` measure, but for one thing: `compile` compiles the model without the loss.
+
+    Args:
+        model: The model, in float32 and on its device.
+        optimizer: An optimizer of torch, of the model's parameters, before its first step.
+        precision: Its name, such as "bf16-mixed" (`castwise list precisions`).
+        techniques: Changes to the loop: "channels-last+compile" or a sequence (`castwise list techniques`).
+
+    Returns:
+        An object with `autocast()`, `backward(loss)` and `step()`.
+
+    Raises:
+        UsageError: There is no such precision or technique, or a technique needs a loop of its own.
+    """
+    names = parse_techniques(techniques if isinstance(techniques, str) else "+".join(techniques) or NONE)
+    device_type = next(model.parameters()).device.type
+    for name in names:
+        if name in SETS:
+            raise UsageError(f"{name} is short for {', '.join(SETS[name])}. Name those that your loop is to have.")
+        row = find_technique(name)
+        if set(row.settings) - _SETTINGS:
+            raise UsageError(
+                f"{name} needs a loop of its own, which castwise.apply cannot make: "
+                "`castwise tune FILE.py:FUNCTION --emit train.py` writes it."
+            )
+        if device_type not in row.devices:
+            raise UsageError(f"{name} is for {' and '.join(row.devices)}; the model is on {device_type}.")
+    check_optimizer(optimizer, model, "castwise.apply")
+    return Applied(model, optimizer, precision, names)
