@@ -70,26 +70,23 @@ def headline(collection: Collection, answers: Sequence[Answer]) -> str:
         batch = f", batch {best.spec.batch_size}" if more else ""
         return f"{models[0]}{batch}{where}: {_outcome(best)}{more}"
     what = f"{len(models)} models" + (f" in {len(answers)} settings" if len(answers) > len(models) else "")
-    faster = [each for each in answers if each.advice.decision == "take" and each.speedup is not None]
-    parts = []
-    for own, verb in (
-        ([each for each in faster if not each.cut], "train faster than"),
-        ([each for each in faster if each.cut], "in runs cut short than"),
-    ):
-        gains = sorted(each.speedup for each in own if each.speedup is not None)
-        over = " or ".join(dict.fromkeys(_name(each.reference.precision) for each in own if each.reference))
-        span = " to ".join(dict.fromkeys(f"{gain:.2f}×" for gain in (gains[0], gains[-1]))) if gains else ""
-        parts += [f"{len(own)} {verb} {over}, {span}"] if own else []
-    for decision, words in (
-        ("stay", "stay as they are"),
-        ("undecided", "undecided"),
-        ("nothing", "without comparison"),
-    ):
+    taken = [each for each in answers if each.advice.decision == "take" and each.speedup is not None]
+    whole, cut = ([each for each in taken if bool(each.cut) is is_cut] for is_cut in (False, True))
+    over = " or ".join(dict.fromkeys(_name(each.reference.precision) for each in whole or cut if each.reference))
+    parts = [f"{len(whole)} train faster than {over}, {_span(whole)}"] if whole else []
+    if cut:
+        parts.append(f"{len(cut)} faster than {over} in runs cut short, {_span(cut)}")
+    for decision, words in (("stay", "stay as is"), ("undecided", "undecided"), ("nothing", "without comparison")):
         number = sum(each.advice.decision == decision for each in answers)
         parts += [f"{number} {words}"] if number else []
     rest = sum(each.advice.decision == "take" and each.speedup is None for each in answers)
     parts += [f"{rest} without a reference"] if rest else []
     return f"{what}{where}: {'; '.join(parts)}"
+
+
+def _span(answers: Sequence[Answer]) -> str:
+    gains = sorted(each.speedup for each in answers if each.speedup is not None)
+    return " to ".join(dict.fromkeys(f"{gain:.2f}×" for gain in (gains[0], gains[-1])))
 
 
 def ranked(answers: Sequence[Answer]) -> list[Answer]:

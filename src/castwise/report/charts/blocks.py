@@ -34,7 +34,7 @@ def blocks(subject: GroupSubject) -> Chart | None:
         times = steady_metrics.step_times(config.trial)
         median = steady_metrics.step_seconds(config.trial) or 1.0
         points = [(float(place), 100 * (each / median - 1)) for place, each in enumerate(times, start=1)]
-        lines.append(subject.line(config, points, [subject.tip(config, f"median {format_seconds(median)} a step")]))
+        lines.append(subject.line(config, points, f"median {format_seconds(median)} a step"))
     spreads = [spread for config in shown if (spread := steady_metrics.spread(config.trial)) is not None]
     ends = dict.fromkeys(format_share(each) for each in (min(spreads), max(spreads))) if spreads else {}
     spread_text = f"; they vary by {' to '.join(ends)}" if ends else ""
@@ -67,7 +67,7 @@ def telemetry(subject: GroupSubject) -> Chart | None:
             )
             held = f"clock held down by {', '.join(reasons)}" if reasons else ""
             points = [(float(row["block"]), row[name]) for row in rows]
-            lines.append(subject.line(config, points, [subject.tip(config, held)]))
+            lines.append(subject.line(config, points, held))
         is_last = name == _READINGS[-1][0]
         panels.append(Panel(f"{title}, {unit}", varied(lines), f"{what}s" if is_last else "", least_span=_LEAST_SPAN))
     several = "Of several GPUs the slowest one's clock, the mean power of one, and the hottest one's temperature."

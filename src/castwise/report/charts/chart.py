@@ -14,7 +14,7 @@ from castwise.report.machine_names import short_name
 
 MAX_BARS = 32
 MAX_LINES = 12
-_MAX_POINTS = 120  # of a line: few screens show more
+_MAX_POINTS = 100  # of a line: few screens show more
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 RATE_FIELDS = (
     find_field("throughput_per_second"),
@@ -54,14 +54,13 @@ class GroupSubject:
         """Return the text at the pointer for a configuration: its label, these lines, and its file."""
         return "\n".join(each for each in (self.group.label(config), *lines, self.file_of(config.trial)) if each)
 
-    def line(
-        self, config: Configuration, points: Sequence[tuple[float, float | None]], tips: Sequence[str] = ()
-    ) -> Line:
+    def line(self, config: Configuration, points: Sequence[tuple[float, float | None]], *lines: str) -> Line:
         """Return a configuration's line in its precision's look, with as many points as a screen shows."""
         kept = [points[number] for number in downsample(len(points))]
         look = look_of(config.precision)
         known = [(x, y) for x, y in kept if y is not None]
-        return Line(self.group.label(config), known, look.colour, look.marker, look.dash, tips)
+        tip = self.tip(config, *lines)
+        return Line(self.group.label(config), known, look.colour, look.marker, look.dash, tip)
 
     def table(
         self,

@@ -138,7 +138,7 @@ def max_batch(subject: GroupSubject) -> Chart | None:
         rate = find_field("throughput_per_second").text(curve_row(trial))
         files = [subject.file_of(trial), subject.file_of(each.failing) if each.failing is not None else ""]
         tip = "\n".join(part for part in (name, f"batch {size:,}", rate, *files) if part)
-        bars.append(Bar(name, [Segment(size, look_of(each.spec.precision).colour, tip)], f"{size:,}  {rate}"))
+        bars.append(Bar(name, [Segment(size, look_of(each.spec.precision).colour, tip)], f"{size:,} · {rate}"))
     return Chart(
         name="largest",
         title="Largest batch that trains",

@@ -33,7 +33,9 @@ def batch(subject: GroupSubject) -> Chart | None:
         named.setdefault(group.label(config, "batch_size"), []).append(config)
     lines = _drawable(named, "batch_size")
     configurations = [config for own in lines.values() for config in own]
-    if not any(config.throughput for config in configurations):
+    loops = {config.trial.spec.techniques for config in group.configurations}
+    is_search = len(loops) > 1 and not group.is_max_batch  # which tries a smaller batch for memory, not for speed
+    if is_search or not any(config.throughput for config in configurations):
         return None
 
     def held_gib(config: Configuration) -> float | None:
@@ -51,12 +53,12 @@ def batch(subject: GroupSubject) -> Chart | None:
     if capacity is not None and failed:
         tips = [subject.tip(config, "ran out of memory") for config in failed]
         points = [(float(config.trial.spec.batch_size), capacity / _GIB) for config in failed]
-        below.append(Line("out of memory", points, INK, "x", "", tips))
+        below.append(Line("out of memory", points, INK, "x", "", tips=tips))
     knees = [found.knee for found in group.max_batches if found.knee is not None]
     if knees:
         tips = [f"{trial.spec.label}\nknee\n{subject.file_of(trial)}" for trial in knees]
         points = [(float(trial.spec.batch_size), throughput(trial) or 0.0) for trial in knees]
-        above.append(Line("knee", points, INK, "ring", "", tips))
+        above.append(Line("knee", points, INK, "ring", "", tips=tips))
         notes.append("Knees: the smallest batch within 2 % of the best throughput.")
     batches = [config.trial.spec.batch_size for config in configurations]
     is_log = max(batches) >= _LOGARITHMIC_FROM * min(batches)
@@ -160,10 +162,9 @@ def _two_panels(
         look = look_of(own[0].precision)
         rate_points = list(zip(x, (value_of(config.throughput) for config in timed), strict=True))
         intervals = [interval_of(config.throughput) for config in timed]
-        rates.append(Line(name, rate_points, look.colour, look.marker, look.dash, tips, intervals))
-        known = [
-            (place, found, tip) for place, c, tip in zip(x, timed, tips, strict=True) if (found := below(c)) is not None
-        ]
+        rates.append(Line(name, rate_points, look.colour, look.marker, look.dash, tips=tips, intervals=intervals))
+        pairs = zip(x, timed, tips, strict=True)
+        known = [(place, found, tip) for place, config, tip in pairs if (found := below(config)) is not None]
         points, kept = [(place, found) for place, found, _ in known], [tip for *_, tip in known]
-        others.append(Line(name, points, look.colour, look.marker, look.dash, kept))
+        others.append(Line(name, points, look.colour, look.marker, look.dash, tips=kept))
     return varied(rates), varied(others)

@@ -7,8 +7,8 @@ place. Anyone may have written the names and messages in records: all text goes 
 import html
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from castwise.render.theme import FAINT, INK, LIGHT, PAGE, SOFT
 
@@ -18,8 +18,9 @@ _LETTER = 0.56 * _SIZE  # mean width
 _ROW, _LINE, _BAR = 24, 15, 16  # pixels: a row of bars or dots, a further line of its label, the bar
 _LABEL_SHARE = 0.42  # of the width, at most, that labels take
 _LEGEND_ROW, _MARK = 20, 24
-_PANEL, _GAP = 150, 20
-_MAX_TEXT = 160  # characters
+_PANEL = 150  # pixels, of lines over one axis
+_MARGIN = 9  # pixels, left and right of a strip
+_MAX_TEXT = 240  # characters
 _DASHES = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "12 4", "longdashdot": "12 3 2 3"}
 _SHAPES = {  # of a marker with radius 1, as the points of a polygon
     "square": "-.9,-.9 .9,-.9 .9,.9 -.9,.9",
@@ -90,7 +91,8 @@ class Line:
     colour: str
     marker: str = "circle"
     dash: str = "solid"
-    tips: Sequence[str] = ()  # one for each point, or one for all
+    tip: str = ""  # the text at the pointer, of the whole line
+    tips: Sequence[str] = ()  # and of each point
     intervals: Sequence[tuple[float, float] | None] = ()
 
 
@@ -120,11 +122,9 @@ class Axis:
 
     def at(self, value: float, left: float, width: float) -> float:
         """Return the place of a value on `width` pixels from `left`."""
-        low, high, value = (
-            (math.log(each) if self.is_log else each)
-            for each in (self.low, self.high, min(max(value, self.low), self.high))
-        )
-        return round(left + width * (value - low) / ((high - low) or 1), 1)
+        ends = (self.low, self.high, min(max(value, self.low), self.high))
+        low, high, inside = map(math.log, ends) if self.is_log else ends
+        return round(left + width * (inside - low) / ((high - low) or 1), 1)
 
 
 @dataclass(frozen=True)
@@ -135,28 +135,19 @@ class Drawing:
     height: float
     body: str
 
-    def inline(self, label: str = "", kind: str = "") -> str:
-        """Return it as an element of a page."""
-        named = f' role="img" aria-label="{escape(label)}"' if label else ""
+    def inline(self, label: str, kind: str = "") -> str:
+        """Return it as an element of a page; the label is for those who do not see it."""
         size = f'viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" height="{self.height:g}"'
-        return f'<svg class="{kind}" {size}{named}>{self.body}</svg>'
+        return f'<svg class="{kind}" {size} role="img" aria-label="{escape(label)}">{self.body}</svg>'
 
 
 def standalone(drawing: Drawing, title: str, context: str) -> str:
     """Return a drawing as an SVG file in light colours, with a title and what it is of."""
-    lines = textwrap.wrap(title, 68) + textwrap.wrap(context, 88)
-    num_titles = len(textwrap.wrap(title, 68))
-    heads = [
-        text(
-            12,
-            26 + 20 * number,
-            line,
-            size=17 if number < num_titles else _SIZE,
-            fill=INK if number < num_titles else SOFT,
-        )
-        for number, line in enumerate(lines)
-    ]
-    top = 26 + 20 * len(lines)
+    titles, contexts = textwrap.wrap(title, 68), textwrap.wrap(context, 88)
+    heads = [text(12, 26 + 20 * place, words, size=17) for place, words in enumerate(titles)]
+    top = 26 + 20 * len(titles)
+    heads += [text(12, top + 18 * place, words, fill=SOFT) for place, words in enumerate(contexts)]
+    top += 18 * len(contexts)
     width, height = drawing.width + 24, top + drawing.height + 12
     whole = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
@@ -171,7 +162,7 @@ def standalone(drawing: Drawing, title: str, context: str) -> str:
 
 def escape(words: object) -> str:
     """Return text for an element or an attribute, without what XML does not allow."""
-    line = "".join(each if each.isprintable() else " " for each in str(words))
+    line = "".join(each if each.isprintable() or each == "\n" else " " for each in str(words))
     return html.escape(line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…")
 
 
@@ -181,34 +172,31 @@ def text(x: float, y: float, words: str, anchor: str = "", size: int = _SIZE, fi
     return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}"{anchored}>{escape(words)}</text>'
 
 
-def line(x1: float, y1: float, x2: float, y2: float, colour: str = INK, width: float = 1, dash: str = "") -> str:
-    """Return a straight line."""
+def path(shape: str, colour: str = INK, width: float = 1, dash: str = "") -> str:
+    """Return a line along a path."""
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<path d="M{x1:g} {y1:g}L{x2:g} {y2:g}" stroke="{colour}" stroke-width="{width:g}"{dashed}/>'
+    return f'<path d="{shape}" fill="none" stroke="{colour}" stroke-width="{width:g}"{dashed}/>'
 
 
 def marker(x: float, y: float, shape: str, colour: str, radius: float = 5, tip: str = "") -> str:
     """Return a marker with the text at the pointer; a shape that ends on "-open" is not filled."""
     name, is_open = shape.removesuffix("-open"), shape.endswith("-open")
-    look = f'fill="{PAGE if is_open else colour}" stroke="{colour if is_open else INK}" stroke-width="{2 if is_open else 0.5}"'
-    title = f"<title>{escape(tip)}</title>" if tip else ""
+    fill, stroke, width = (PAGE, colour, 2) if is_open else (colour, INK, 0.5)
     if name == "ring":
-        return f'<circle cx="{x:g}" cy="{y:g}" r="9" fill="none" stroke="{INK}" stroke-width="2">{title}</circle>'
+        radius, fill, stroke, width = 9, "none", INK, 2
+    look = f'fill="{fill}" stroke="{stroke}" stroke-width="{width}"'
     if name not in _SHAPES:
-        return f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" {look}>{title}</circle>'
-    points = " ".join(
-        f"{x + radius * float(a):.1f},{y + radius * float(b):.1f}"
-        for a, b in (pair.split(",") for pair in _SHAPES[name].split())
-    )
-    return f'<polygon points="{points}" {look}>{title}</polygon>'
+        return f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" {look}>{_tip(tip)}</circle>'
+    pairs = (pair.split(",") for pair in _SHAPES[name].split())
+    points = " ".join(f"{x + radius * float(a):.1f},{y + radius * float(b):.1f}" for a, b in pairs)
+    return f'<polygon points="{points}" {look}>{_tip(tip)}</polygon>'
 
 
 def nice_ticks(low: float, high: float, most: int) -> list[float]:
     """Return at most so many round numbers from `low` to `high`."""
-    span = high - low
-    if not (span > 0 and math.isfinite(span)):
+    if not (high > low and math.isfinite(high - low)):
         return [low]
-    power = math.floor(math.log10(span)) - 2
+    power = math.floor(math.log10(high - low)) - 2
     steps = (mantissa * 10.0**exponent for exponent in range(power, power + 5) for mantissa in (1, 2, 5))
     step = next(each for each in steps if math.floor(high / each) - math.ceil(low / each) + 1 <= most)
     return [number * step for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
@@ -217,11 +205,9 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
 def log_ticks(low: float, high: float, most: int) -> list[float]:
     """Return at most so many of 1, 2, 5, 10 and so on from `low` to `high`."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for mantissas in ((1, 2, 5), (1, 3), (1,)):
-        found = [m * 10.0**n for n in decades for m in mantissas if low <= m * 10.0**n <= high]
-        if len(found) <= most:
-            break
-    return found
+    every = ([m * 10.0**n for n in decades for m in each] for each in ((1, 2, 5), (1, 3), (1,)))
+    found = [[tick for tick in ticks if low <= tick <= high] for ticks in every]
+    return next((ticks for ticks in found if len(ticks) <= most), found[-1])
 
 
 def number(value: float) -> str:
@@ -229,113 +215,111 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.5g}".replace("-", "−")
 
 
-def scale(high: float, width: float, low: float = 0.0) -> Axis:
-    """Return an axis with numbers for `width` pixels."""
-    return Axis(low, high, nice_ticks(low, high, max(2, int(width / 75))), number)
-
-
-def legend(keys: Sequence[Key], width: float, top: float = 0) -> tuple[str, float]:
+def legend(keys: Sequence[Key], width: float) -> tuple[str, float]:
     """Return a legend and the place below it."""
-    parts, x, y = [], 0.0, top + 12
+    parts, x, y = [], 0.0, 12.0
     for key in keys:
-        name = (
-            key.name
-            if len(key.name) * _LETTER + _MARK < width
-            else key.name[: int((width - _MARK) / _LETTER) - 1] + "…"
-        )
+        name = textwrap.shorten(key.name, int((width - _MARK) / _LETTER), placeholder=" …")
         own = _MARK + len(name) * _LETTER + 12
         if x and x + own > width:
             x, y = 0.0, y + _LEGEND_ROW
         if key.dash:
-            parts.append(line(x, y - 4, x + 18, y - 4, key.colour, 2, _DASHES.get(key.dash, "")))
-        shape = marker(x + 9, y - 4, key.marker, key.colour, 4.5)
+            parts.append(path(f"M{x:g} {y - 4:g}h18", key.colour, 2, _DASHES.get(key.dash, "")))
         if key.marker == "hatch":
-            shape = f'<rect x="{x + 3:g}" y="{y - 10:g}" width="12" height="12" fill="url(#hatch)" stroke="{INK}"/>'
-        parts += [shape, text(x + _MARK, y, name)]
+            parts.append(
+                f'<rect x="{x + 3:g}" y="{y - 10:g}" width="12" height="12" fill="url(#hatch)" stroke="{INK}"/>'
+            )
+        elif key.marker:
+            parts.append(marker(x + 9, y - 4, key.marker, key.colour, 4.5))
+        parts.append(text(x + _MARK, y, name))
         x += own
-    return "".join(parts), y + 8 if keys else top
+    return "".join(parts), y + 8 if keys else 0.0
 
 
-def bar_chart(bars: Sequence[Bar], width: int, title: str, keys: Sequence[Key] = (), high: float = 0.0) -> Drawing:
+def bar_chart(bars: Sequence[Bar], width: int, title: str, keys: Sequence[Key] = ()) -> Drawing:
     """Return lying bars from 0 on; the title is that of the axis."""
+    ends = [sum(max(0.0, part.value) for part in bar.segments) for bar in bars]
+    high = max([*ends, *(bar.interval[1] for bar in bars if bar.interval)], default=0.0) or 1.0
+    axis = Axis(0.0, high, nice_ticks(0.0, high, 5 if width > NARROW else 3), number)
+
+    def draw(place: int, left: float, span: float, y: float) -> str:
+        bar, parts, at = bars[place], [], 0.0
+        for part in bar.segments:
+            x1, x2 = axis.at(at, left, span), axis.at(at + part.value, left, span)
+            shape = f'<rect x="{x1:g}" y="{y - _BAR / 2:g}" width="{max(0.0, x2 - x1):.1f}" height="{_BAR}"'
+            outline = f' stroke="{INK}" stroke-width=".5"' if part.value > 0 else ""
+            parts.append(f'{shape} fill="{part.colour}"{outline}>{_tip(part.tip)}</rect>')
+            parts.append(f'{shape} fill="url(#hatch)">{_tip(part.tip)}</rect>' if bar.is_hatched else "")
+            at += max(0.0, part.value)
+        parts.append(_whisker(bar.interval, axis, left, span, y))
+        end = axis.at(max(at, bar.interval[1] if bar.interval else 0.0), left, span)
+        return "".join(parts) + text(end + 7, y + 4.5, bar.text)
+
     keys = [*keys, Key("did not end well", INK, "hatch")] if any(bar.is_hatched for bar in bars) else keys
-    head, top = legend(keys, width)
-    names, left = _labels([bar.name for bar in bars], width)
-    room = max((len(bar.text) for bar in bars), default=0) * _LETTER + 14
-    if width - left - room < 0.25 * width:  # figures are on lines of their own
-        names, left, room = (
-            [[*lines, bar.text] if bar.text else lines for lines, bar in zip(names, bars, strict=True)],
-            left,
-            8,
-        )
-    is_below = room == 8
-    ends = (sum(max(0.0, s.value) for s in bar.segments) for bar in bars)
-    highs = (bar.interval[1] for bar in bars if bar.interval)
-    axis = scale(max([high, *ends, *highs]) or 1.0, width - left - room)
-    span = width - left - room
-    parts, y = [head], top
-    for bar, lines in zip(bars, names, strict=True):
-        height = _ROW + _LINE * (len(lines) - 1)
-        middle = y + height / 2
-        parts.append(_label(lines, left, middle))
-        at = 0.0
-        for segment in bar.segments:
-            x1, x2 = axis.at(at, left, span), axis.at(at + segment.value, left, span)
-            shape = f'<rect x="{x1:g}" y="{middle - _BAR / 2:g}" width="{max(0.0, x2 - x1):.1f}" height="{_BAR}"'
-            tip = f"<title>{escape(segment.tip)}</title>" if segment.tip else ""
-            outline = f' stroke="{INK}" stroke-width=".5"' if segment.value > 0 else ""
-            parts.append(f'{shape} fill="{segment.colour}"{outline}>{tip}</rect>')
-            if bar.is_hatched:
-                parts.append(f'{shape} fill="url(#hatch)">{tip}</rect>')
-            at += max(0.0, segment.value)
-        if bar.interval:
-            parts.append(_whisker(bar.interval, axis, left, span, middle))
-        if not is_below:
-            end = axis.at(max(at, bar.interval[1] if bar.interval else 0.0), left, span)
-            parts.append(text(end + 7, middle + 4.5, bar.text))
-        y += height
-    grid, bottom = _grid(axis, left, span, top, y, title)
-    return Drawing(width, bottom, grid + "".join(parts))
+    return _rows([bar.name for bar in bars], [bar.text for bar in bars], draw, axis, title, width, keys)
 
 
 def dot_chart(
     rows: Sequence[tuple[str, Sequence[Dot], str]], width: int, axis: Axis, title: str, keys: Sequence[Key] = ()
 ) -> Drawing:
     """Return rows of dots on one axis, each with its name and a figure on the right."""
+
+    def draw(place: int, left: float, span: float, y: float) -> str:
+        _, dots, figure = rows[place]
+        middle = (len(dots) - 1) / 2
+        drawn = (_dot(dot, axis, left, span, y + 6 * (n - middle)) for n, dot in enumerate(dots))
+        return "".join(drawn) + text(width, y + 4.5, figure, "end")
+
+    return _rows([name for name, *_ in rows], [figure for *_, figure in rows], draw, axis, title, width, keys)
+
+
+def _rows(  # noqa: PLR0913, PLR0917  all that a chart of rows is made of
+    names: Sequence[str],
+    figures: Sequence[str],
+    draw: Callable[[int, float, float, float], str],
+    axis: Axis,
+    title: str,
+    width: int,
+    keys: Sequence[Key],
+) -> Drawing:
+    """Return rows with their names on the left, drawn between those and their figures, over a grid."""
     head, top = legend(keys, width)
-    names, left = _labels([name for name, _, _ in rows], width)
-    room = max((len(figure) for _, _, figure in rows), default=0) * _LETTER + 14
-    span = width - left - room
-    parts, y = [head], top
-    for (_, dots, figure), lines in zip(rows, names, strict=True):
+    room = max(map(len, figures), default=0) * _LETTER + 14
+    most = max(8, int(min(_LABEL_SHARE * width, width - room - 60) / _LETTER))
+    labels = [textwrap.wrap(name, most, max_lines=3, placeholder=" …") or ["–"] for name in names]
+    left = max((len(each) for own in labels for each in own), default=0) * _LETTER + 10
+    span, y, rows = width - left - room, top, []
+    for place, lines in enumerate(labels):
         height = _ROW + _LINE * (len(lines) - 1)
-        middle = y + height / 2
-        shift = 6.0 if len(dots) > 1 else 0.0
-        parts.append(_label(lines, left, middle))
-        for place, dot in enumerate(dots):
-            parts.append(_dot(dot, axis, left, span, middle + shift * (place - (len(dots) - 1) / 2)))
-        parts.append(text(width, middle + 4.5, figure, "end"))
+        first = y + height / 2 + 4.5 - _LINE * (len(lines) - 1) / 2
+        rows += [text(left - 8, first + _LINE * n, words, "end") for n, words in enumerate(lines)]
+        rows.append(draw(place, left, span, y + height / 2))
         y += height
-    grid, bottom = _grid(axis, left, span, top, y, title)
-    return Drawing(width, bottom, grid + "".join(parts))
+    grid = []
+    for tick in axis.ticks:
+        x = axis.at(tick, left, span)
+        grid += [path(f"M{x:g} {top:g}V{y:g}", FAINT), text(x, y + 15, axis.label(tick), "middle", 12)]
+    if axis.rule is not None:
+        grid.append(path(f"M{axis.at(axis.rule, left, span):g} {top:g}V{y:g}", INK, 1, "2 3"))
+    grid.append(text(min(left + span / 2, width - len(title) * _LETTER / 2), y + 33, title, "middle", fill=SOFT))
+    return Drawing(width, y + 40, head + "".join(grid + rows))
 
 
 def strip(dots: Sequence[Dot], axis: Axis, width: int, height: int = 26) -> Drawing:
     """Return dots on one line of a table whose axis all lines share; what is ringed comes last, above the others."""
-    margin = 9
-    span = width - 2 * margin
-    parts = [line(x := axis.at(tick, margin, span), 0, x, height, FAINT) for tick in axis.ticks]
+    span = width - 2 * _MARGIN
+    parts = [path(f"M{axis.at(tick, _MARGIN, span):g} 0V{height}", FAINT) for tick in axis.ticks]
     if axis.rule is not None:
-        parts.append(line(x := axis.at(axis.rule, margin, span), 0, x, height, INK, 1, "2 3"))
+        parts.append(path(f"M{axis.at(axis.rule, _MARGIN, span):g} 0V{height}", INK, 1, "2 3"))
     ordered = sorted(dots, key=lambda dot: (dot.is_ringed, dot.is_crossed))
-    parts += [_dot(dot, axis, margin, span, height / 2) for dot in ordered]
+    parts += [_dot(dot, axis, _MARGIN, span, height / 2) for dot in ordered]
     return Drawing(width, height, "".join(parts))
 
 
 def strip_axis(axis: Axis, width: int) -> Drawing:
     """Return the numbers above the lines of a table of strips."""
-    labels = [text(axis.at(tick, 9, width - 18), 12, axis.label(tick), "middle", 12, SOFT) for tick in axis.ticks]
-    return Drawing(width, 16, "".join(labels))
+    places = ((axis.at(tick, _MARGIN, width - 2 * _MARGIN), axis.label(tick)) for tick in axis.ticks)
+    return Drawing(width, 16, "".join(text(x, 12, words, "middle", 12, SOFT) for x, words in places))
 
 
 def line_chart(panels: Sequence[Panel], width: int) -> Drawing:
@@ -343,10 +327,9 @@ def line_chart(panels: Sequence[Panel], width: int) -> Drawing:
     once = {entry.name: entry for panel in panels for entry in panel.lines if entry.name}
     keys = [Key(each.name, each.colour, each.marker, each.dash) for each in once.values()]
     head, top = legend(keys if len(keys) > 1 else [], width)
-    left = 62.0
     parts = [head]
     for panel in panels:
-        body, top = _panel(panel, left, width - left - 14, top + 18)
+        body, top = _panel(panel, 62, width - 76, top + 18)
         parts.append(body)
     return Drawing(width, top, "".join(parts))
 
@@ -362,9 +345,7 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
         low, high = (low + high - least) / 2, (low + high + least) / 2
     pad = 0.06 * (high - low)
     vertical = Axis(low if panel.from_zero else low - pad, high + pad, nice_ticks(low, high + pad, 5), number)
-    across = replace(scale(max(xs), span, min(xs)), is_log=panel.is_log)
-    if panel.x_ticks:
-        across = replace(across, ticks=_spaced(panel.x_ticks, across, span))
+    across = Axis(min(xs), max(xs), nice_ticks(min(xs), max(xs), int(span / 75)), number, is_log=panel.is_log)
     bottom = top + _PANEL
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -373,83 +354,48 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
     parts = [text(0, top - 6, panel.y_title, fill=SOFT)]
     for tick in vertical.ticks:
         _, y = place(across.low, tick)
-        parts += [line(left, y, left + span, y, FAINT), text(left - 6, y + 4, number(tick), "end", 12)]
+        parts += [path(f"M{left:g} {y:g}h{span:g}", FAINT), text(left - 6, y + 4, number(tick), "end", 12)]
     for entry in panel.lines:
         known = [(n, *place(*point)) for n, point in enumerate(entry.points) if math.isfinite(point[1])]
-        tips = list(entry.tips) if len(entry.tips) == len(entry.points) else [""] * len(entry.points)
         if entry.dash and len(known) > 1:
-            whole = f"<title>{escape(entry.tips[0])}</title>" if len(entry.tips) == 1 else ""
-            path = " ".join(f"{x:g},{y:g}" for _, x, y in known)
-            dash = f' stroke-dasharray="{_DASHES[entry.dash]}"' if entry.dash in _DASHES else ""
-            parts.append(
-                f'<polyline points="{path}" fill="none" stroke="{entry.colour}" stroke-width="2"{dash}>{whole}</polyline>'
+            shape = path(
+                "M" + "L".join(f"{x:g} {y:g}" for _, x, y in known), entry.colour, 2, _DASHES.get(entry.dash, "")
             )
-        for n, x, y in known if entry.marker and (len(known) <= 40 or not entry.dash) else ():
+            parts.append(f"<g>{shape}{_tip(entry.tip)}</g>" if entry.tip else shape)
+        every = 1 if entry.tips or not entry.dash else max(1, len(known) // 8)
+        for n, x, y in known[::every] if entry.marker else ():
             if n < len(entry.intervals) and (interval := entry.intervals[n]):
-                parts.append(line(x, place(0, interval[0])[1], x, place(0, interval[1])[1], INK, 1.5))
-            parts.append(marker(x, y, entry.marker, entry.colour, 4.5, tips[n] or " ".join(entry.tips[:1])))
-    parts.append(line(left, bottom, left + span, bottom, INK))
+                parts.append(path(f"M{x:g} {place(0, interval[0])[1]:g}V{place(0, interval[1])[1]:g}", INK, 1.5))
+            parts.append(marker(x, y, entry.marker, entry.colour, 4.5, entry.tips[n] if entry.tips else ""))
+    parts.append(path(f"M{left:g} {bottom:g}h{span:g}"))
     if not panel.x_title:
-        return "".join(parts), bottom + _GAP
-    for tick in across.ticks:
+        return "".join(parts), bottom + 20
+    last = -math.inf
+    for tick in sorted(set(panel.x_ticks)) or across.ticks:
         x, _ = place(tick, vertical.low)
-        parts += [line(x, bottom, x, bottom + 4), text(x, bottom + 18, number(tick), "middle", 12)]
+        if x - last > 38:  # numbers do not touch each other
+            parts += [path(f"M{x:g} {bottom:g}v4"), text(x, bottom + 18, number(tick), "middle", 12)]
+            last = x
     parts.append(text(left + span / 2, bottom + 36, panel.x_title, "middle", fill=SOFT))
     return "".join(parts), bottom + 46
 
 
-def _spaced(ticks: Iterable[float], axis: Axis, span: float) -> list[float]:
-    """Return those of the ticks whose numbers do not touch each other."""
-    kept: list[float] = []
-    for tick in sorted(set(ticks)):
-        if not kept or axis.at(tick, 0, span) - axis.at(kept[-1], 0, span) > 38:
-            kept.append(tick)
-    return kept
-
-
-def _labels(names: Sequence[str], width: int) -> tuple[list[list[str]], float]:
-    """Return names on as many lines as they need, and the pixels that they take."""
-    most = max(8, int(_LABEL_SHARE * width / _LETTER))
-    lines = [textwrap.wrap(name, most)[:3] or ["–"] for name in names]
-    longest = max((len(each) for own in lines for each in own), default=0)
-    return lines, round(longest * _LETTER + 10)
-
-
-def _label(lines: Sequence[str], left: float, middle: float) -> str:
-    first = middle + 4.5 - _LINE * (len(lines) - 1) / 2
-    return "".join(text(left - 8, first + _LINE * place, words, "end") for place, words in enumerate(lines))
-
-
 def _dot(dot: Dot, axis: Axis, left: float, span: float, y: float) -> str:
     x = axis.at(dot.value, left, span)
-    interval = _whisker(dot.interval, axis, left, span, y) if dot.interval else ""
     if dot.is_crossed:
-        tip = f"<title>{escape(dot.tip)}</title>"
         cross = f"M{x - 4:g} {y - 4:g}l8 8m0 -8l-8 8"
-        return (
-            f'<g><path d="{cross}" stroke="{PAGE}" stroke-width="5"/><path d="{cross}" stroke="{dot.colour}" '
-            f'stroke-width="2.5"/><circle cx="{x:g}" cy="{y:g}" r="6" fill="{PAGE}" fill-opacity="0">{tip}</circle></g>'
-        )
-    if not dot.is_ringed:
-        return interval + marker(x, y, dot.marker, dot.colour, 5, dot.tip)
+        return f"<g>{path(cross, PAGE, 5)}{path(cross, dot.colour, 2.5)}{_tip(dot.tip)}</g>"
     ring = f'<circle cx="{x:g}" cy="{y:g}" r="8.5" fill="{PAGE}" stroke="{INK}" stroke-width="2"/>'
-    return ring + interval + marker(x, y, dot.marker, dot.colour, 5, dot.tip)
+    whisker = _whisker(dot.interval, axis, left, span, y)
+    return (ring if dot.is_ringed else "") + whisker + marker(x, y, dot.marker, dot.colour, 5, dot.tip)
 
 
-def _whisker(interval: tuple[float, float], axis: Axis, left: float, span: float, y: float) -> str:
+def _whisker(interval: tuple[float, float] | None, axis: Axis, left: float, span: float, y: float) -> str:
+    if interval is None:
+        return ""
     x1, x2 = (axis.at(end, left, span) for end in interval)
-    ends = "".join(line(x, y - 4, x, y + 4, INK, 1.5) for x in (x1, x2))
-    return line(x1, y, x2, y, INK, 1.5) + ends
+    return path(f"M{x1:g} {y - 4:g}v8m0 -4H{x2:g}m0 -4v8", INK, 1.5)
 
 
-def _grid(axis: Axis, left: float, span: float, top: float, bottom: float, title: str) -> tuple[str, float]:
-    """Return grid, numbers and title of a horizontal axis, and the place below them."""
-    parts = []
-    for tick in axis.ticks:
-        x = axis.at(tick, left, span)
-        parts += [line(x, top, x, bottom, FAINT), text(x, bottom + 15, axis.label(tick), "middle", 12)]
-    if axis.rule is not None:
-        x = axis.at(axis.rule, left, span)
-        parts.append(line(x, top, x, bottom, INK, 1, "2 3"))
-    parts.append(text(left + span / 2, bottom + 33, title, "middle", fill=SOFT))
-    return "".join(parts), bottom + 40
+def _tip(words: str) -> str:
+    return f"<title>{escape(words)}</title>" if words else ""

@@ -5,8 +5,9 @@ from itertools import pairwise
 from math import inf
 
 from castwise.analysis.advice import WORTHWHILE
+from castwise.registry.precisions import BASELINE, DEFAULT
 from castwise.render.fields import Field, find_field, find_fields
-from castwise.render.theme import look_of
+from castwise.render.theme import FAINT, look_of
 from castwise.render.units import format_bytes, format_rate, format_ratio
 from castwise.report.charts.chart import (
     MAX_BARS,
@@ -23,7 +24,9 @@ from castwise.report.conclusions import Answer
 from castwise.tune.measurements import Measurements
 
 _GIB = 2**30
-_OLDER = 0.35  # opacity of what a bar of the ladder had before
+_LEFT_OUT = "The {} highest of {:,} configurations are drawn; the table has all."
+_LONG = 4  # techniques in a name
+_MAX_LOOPS = 14  # bars if techniques differ: names are long then
 
 
 def throughput(subject: GroupSubject) -> Chart | None:
@@ -33,6 +36,7 @@ def throughput(subject: GroupSubject) -> Chart | None:
     if best.throughput is None:
         return None
     shown = highest(group.configurations)
+    names, base = bar_names(group, shown)
     bars = []
     for config in shown:
         found, speedup = config.throughput, group.times_reference(config)
@@ -42,8 +46,8 @@ def throughput(subject: GroupSubject) -> Chart | None:
         lines += [f"{status}: {config.trial.message}" if status else ""]
         ratio = format_ratio(speedup) if speedup is not None else ""
         segment = Segment(value_of(found), look_of(config.precision).colour, subject.tip(config, *lines))
-        words = "  ".join(each for each in (figure, status or ratio) if each)
-        bars.append(Bar(group.label(config), [segment], words, interval_of(found), bool(status)))
+        words = " · ".join(each for each in (figure, status or ratio) if each)
+        bars.append(Bar(names[config], [segment], words, interval_of(found), bool(status)))
     references = dict.fromkeys(r.precision for c in shown if (r := group.reference_of(c)) is not None)
     over = f"; × is over {' or '.join(references)}" if references else ""
     return Chart(
@@ -56,9 +60,7 @@ def throughput(subject: GroupSubject) -> Chart | None:
             [*RATE_FIELDS, Field("times_reference", "speed-up", "ratio"), find_field("verdict")],
             lambda config: {"times_reference": group.times_reference(config)},
         ),
-        note=left_out(
-            "The {} highest of {:,} configurations are drawn; the table has all.", shown, group.configurations
-        ),
+        note=f"{base} {left_out(_LEFT_OUT, shown, group.configurations)}".strip(),
     )
 
 
@@ -69,32 +71,60 @@ def memory(subject: GroupSubject) -> Chart | None:
     if not measured:
         return None
     shown = [config for config in highest(group.configurations) if config in measured]
+    names, base = bar_names(group, shown)
     bars = []
     for config in shown:
         peak, reference = config.peak_allocated_bytes or 0, group.reference_of(config)
         base = reference.peak_allocated_bytes if reference is not None else None
         ratio = format_ratio(peak / base) if base else ""
         is_failed = config.trial.status != "ok"
-        words = "  ".join(each for each in (format_bytes(peak), config.trial.status if is_failed else ratio) if each)
+        words = " · ".join(each for each in (format_bytes(peak), config.trial.status if is_failed else ratio) if each)
         lines = [f"peak allocated {format_bytes(peak)}", f"reserved {format_bytes(config.peak_reserved_bytes)}"]
         segment = Segment(peak / _GIB, look_of(config.precision).colour, subject.tip(config, *lines))
-        bars.append(Bar(group.label(config), [segment], words, is_hatched=is_failed))
+        bars.append(Bar(names[config], [segment], words, is_hatched=is_failed))
     least = min(measured, key=lambda config: config.peak_allocated_bytes or 0)
-    is_cpu = group.first.spec.device_type == "cpu"
+    peak_text = format_bytes(least.peak_allocated_bytes)
+    bound = "On a CPU it is the growth of the process, an upper bound." if group.first.spec.device_type == "cpu" else ""
     return Chart(
         name="memory",
         title="Peak memory",
-        summary=f"Tensors hold least with {group.label(least)}, {format_bytes(least.peak_allocated_bytes)} at the peak.",
+        summary=f"Tensors hold least with {group.label(least)}, {peak_text} at the peak.",
         draw=lambda width: bar_chart(bars, width, "peak allocated, GiB"),
         table=subject.table(measured, find_fields(("peak_allocated_bytes", "peak_reserved_bytes"))),
-        note="On a CPU it is the growth of the process, an upper bound." if is_cpu else "",
+        note=f"{bound} {base}".strip(),
     )
 
 
 def highest(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Return as many configurations as a chart has bars for, in their order: the fastest ones."""
-    kept = sorted(configurations, key=lambda config: -value_of(config.throughput))[:MAX_BARS]
+    """Return as many configurations as a chart has bars for, in their order: references, and the fastest ones."""
+    loops = {config.trial.spec.techniques for config in configurations}
+    most = MAX_BARS if len(loops) == 1 else _MAX_LOOPS
+
+    def rank(config: Configuration) -> tuple[bool, float]:
+        is_reference = config.precision in (BASELINE, DEFAULT) and not config.trial.spec.techniques
+        return not is_reference, -value_of(config.throughput)
+
+    kept = sorted(configurations, key=rank)[:most]
     return [config for config in configurations if config in kept]
+
+
+def bar_names(group: ComparisonGroup, shown: Sequence[Configuration]) -> tuple[dict[Configuration, str], str]:
+    """Return the names of bars, and what the word "base" in them stands for; empty if it is not needed."""
+    longest = [set(c.trial.spec.techniques) for c in shown if len(c.trial.spec.techniques) >= _LONG]
+    base = set.intersection(*longest) if len(longest) > 1 else set[str]()
+    if len(base) < _LONG - 1:
+        return {config: group.label(config) for config in shown}, ""
+    names = {}
+    for config in shown:
+        own = config.trial.spec.techniques
+        if base <= set(own):
+            words = (config.precision, group.setting(config, "techniques"), "base")
+            rest = [name for name in own if name not in base]
+            names[config] = " + ".join([", ".join(word for word in words if word), *rest])
+        else:
+            names[config] = group.label(config)
+    order = max((c.trial.spec.techniques for c in shown if base <= set(c.trial.spec.techniques)), key=len)
+    return names, f"Base: {', '.join(name for name in order if name in base)}."
 
 
 def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
@@ -121,8 +151,8 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
         tip = subject.tip(config, f"{format_rate(rate)} {group.unit}/s", interval_text(config.throughput, format_rate))
         colour = look_of(config.precision).colour
         below = rates[place - 1] if place else 0.0
-        parts = [Segment(below, f"{look_of(steps[place - 1].precision).colour}", tip)] if place else []
-        words = f"{format_rate(rate)}  ×{value_of(factors[place - 1]):.2f}" if place else format_rate(rate)
+        parts = [Segment(below, FAINT, tip)] if place else []
+        words = f"{format_rate(rate)} · ×{value_of(factors[place - 1]):.2f}" if place else format_rate(rate)
         bars.append(Bar(names[place], [*parts, Segment(rate - below, colour, tip)], words))
     assert answer is not None
     total = answer.advice.over_default or answer.advice.over_fp32
@@ -133,8 +163,8 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
         name="ladder",
         title=f"What each change adds: {over}",
         summary=(
-            f"From {format_rate(rates[0])} to {format_rate(rates[-1])} {group.unit} a second, {over} in the plain loop. "
-            "Each bar is one more change that was proven faster; its factor is over the bar above."
+            f"From {format_rate(rates[0])} to {format_rate(rates[-1])} {group.unit} a second: {over}, plain loop. "
+            "Each bar is one more change that was proven faster."
         ),
         draw=lambda width: bar_chart(bars, width, f"{group.unit} per second; × is over the bar above"),
         table=subject.table(

@@ -32,7 +32,7 @@ def _curves(
         lines = []
         for config, points in shown:
             over = [(point.seconds if unit == "seconds" else point.epoch, point.value) for point in points]
-            lines.append(subject.line(config, over, [subject.tip(config, f"at the end {points[-1].value:.4g}")]))
+            lines.append(subject.line(config, over, f"at the end {points[-1].value:.4g}"))
         panels.append(Panel(y_title, varied(lines), unit))
     last = [f"{group.label(config)} {points[-1].value:.4g}" for config, points in shown[:8]]
     fields = [

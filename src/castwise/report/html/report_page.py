@@ -11,7 +11,7 @@ from castwise.records.store import free_name, slug
 from castwise.registry.precisions import BASELINE, precision_sort_key
 from castwise.registry.suites import is_search
 from castwise.render import run_report, training_table
-from castwise.render.fields import Field, FlatRow, find_fields, trial_values, worth_showing
+from castwise.render.fields import Field, FlatRow, find_field, find_fields, trial_values, worth_showing
 from castwise.render.notes import remarks
 from castwise.render.table import DataTable
 from castwise.render.theme import look_of
@@ -54,12 +54,11 @@ def render(collection: Collection, source: Source, title: str | None = None) -> 
         sections.append(_section(anchor, group, own, collection, source, data))
     trials, same = _trial_table(collection, source.file_of)
     context = {
-        "summary": collection.summary,
-        "software": _software(collection),
+        "summary": f"{collection.summary} · {_software(collection)}",
         "sentence": said if title else "",
         "answers": _answer_rows(answers, anchors),
         "some_cut": any(each.cut for each in answers),
-        "tiles": _tiles(collection, answers),
+        "tiles": _tiles(collection, answers) if answers else [],
         "sections": sections,
         "without_charts": [group.title for group in collection.groups[MAX_SECTIONS:]],
         "trials": data.add_table("trials", trials, choices=("workload", "precision", "status", "kind")),
@@ -103,7 +102,7 @@ def _section(
         table = max_batch_render.summary_table(found)
         lines = [*max_batch_render.conclusions(found), *max_batch_render.remarks(found)]
     else:
-        table = run_report.data_table(group.rows)
+        table = _steady_table(group)
         lines = remarks(group.rows)
     subject = GroupSubject(group, source.file_of)
     charts = charts_of(subject, answers)
@@ -113,7 +112,7 @@ def _section(
         "title": group.title,
         "description": group.description,
         "gist": "; ".join(loop_of(answer) or answer.advice.decision for answer in answers[:3]),
-        "answers": answers,
+        "answers": ranked(answers),
         # Answers for several batch sizes mostly have the same lines of code.
         "codes": list(
             dict.fromkeys((each.advice.precision or "", each.advice.code) for each in answers if each.advice.code)
@@ -123,6 +122,19 @@ def _section(
         "table": data.add_table(f"{anchor}-results", table),
         "remarks": [*(note.text for note in collection.machine_notes_of(*group.configurations)), *lines],
     }
+
+
+def _steady_table(group: ComparisonGroup) -> DataTable[FlatRow]:
+    """Return the table of steady results, with the ratios that the terminal shows: over the plain loop."""
+    table, short = run_report.data_table(group.rows), run_report.short_table(group.rows)
+    names = [f"{name}{end}" for name in ("speedup", "default_speedup") for end in ("", "_low", "_high")]
+    ratios = {row["key"]: {name: row[name] for name in ("verdict", *names)} for row in short.rows}
+    rows: list[FlatRow] = [{**row, **ratios[row["key"]]} for row in table.rows]
+    ours = {field.name: field for field in short.columns}
+    shown = {field.name: ours.get(field.name, field) for field in table.columns if field.name != "loop_speedup"}
+    columns = [shown.get(field.name, field) for field in table.columns if field.name in shown]
+    columns = [field for field in columns if field.name != "precision"]
+    return DataTable([find_field("precision"), *columns], rows, table.group)
 
 
 def _tiles(collection: Collection, answers: Sequence[Answer]) -> list[tuple[str, str, str]]:
@@ -145,10 +157,9 @@ def _tiles(collection: Collection, answers: Sequence[Answer]) -> list[tuple[str,
     names = list(dict.fromkeys(f"{c.precision} {c.trial.status}, {c.trial.spec.workload}" for c in failed))
     words = truncate_list(names, most=1) if names else "all ended well"
     tiles.append(("failed configurations", f"{len(failed)} of {len(configurations)}", words))
-    if answers:
-        once = sum(each.advice.how_sure.startswith("one run") for each in answers)
-        words = "--within 1% measures until intervals are narrow" if once else "intervals are over processes"
-        tiles.append(("rest on one run", f"{once} of {len(answers)}", words))
+    once = sum(each.advice.how_sure.startswith("one run") for each in answers)
+    words = "--within 1% measures more" if once else "intervals are over processes"
+    tiles.append(("rest on one run", f"{once} of {len(answers)}", words))
     return tiles[-4:]
 
 
@@ -176,7 +187,8 @@ def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str
                 "decision": answer.advice.decision,
                 "techniques": ", ".join(answer.advice.techniques),
                 "mark": _mark(precision) if precision else "",
-                "cells": {column.name: column.text(row) for column in columns},
+                # The interval goes below its figure.
+                "cells": {column.name: column.text(row).partition(" [") for column in columns},
                 "strip": picture if dots[id(answer)] else "",
             }
         )
@@ -185,7 +197,7 @@ def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str
     return {
         "columns": [(column.name, column.title) for column in columns],
         "rows": rows,
-        "axis": strip_axis(axis, _STRIP).inline(),
+        "axis": strip_axis(axis, _STRIP).inline("times as fast"),
         "over": "fp32" if over == {BASELINE} else "fp32, else PyTorch's default",
         "legend": [(name, _mark(name)) for name in sorted(shown, key=precision_sort_key)],
     }
