@@ -1,5 +1,6 @@
 """A chart: a drawing for each width, what it shows in a sentence, and the table of its values."""
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,14 +8,14 @@ from typing import Any
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.render.fields import Field, FlatRow, find_field, find_fields
 from castwise.render.table import DataTable
-from castwise.render.theme import look_of
-from castwise.report.charts.svg import Drawing, Line
+from castwise.render.theme import LIGHT, PAGE, SOFT, look_of
+from castwise.report.charts.svg import HATCH, WIDE, Drawing, Line, text
 from castwise.report.collection import ComparisonGroup, Configuration, FileOf
 from castwise.report.machine_names import short_name
 
 MAX_BARS = 32
 MAX_LINES = 12
-_MAX_POINTS = 100  # of a line: few screens show more
+_MAX_POINTS = 80  # of a line: few screens show more
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 RATE_FIELDS = (
     find_field("throughput_per_second"),
@@ -34,7 +35,25 @@ class Chart:
     draw: Callable[[int], Drawing]  # for a width in pixels
     table: DataTable[Any]
     note: str = ""  # what a reader must know of it
-    context: str = ""  # of which model, machine and date
+
+    def as_file(self, context: str) -> str:
+        """Return it as an SVG file in light colours, below its title and of which model, machine and date it is."""
+        drawing = self.draw(WIDE)
+        titles, contexts = textwrap.wrap(self.title, 68), textwrap.wrap(context, 88)
+        heads = [text(12, 26 + 20 * place, words, size=17) for place, words in enumerate(titles)]
+        top = 26 + 20 * len(titles)
+        heads += [text(12, top + 18 * place, words, fill=SOFT) for place, words in enumerate(contexts)]
+        top += 18 * len(contexts)
+        width, height = drawing.width + 24, top + drawing.height + 12
+        whole = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+            f'height="{height:g}" font-family="Helvetica, Arial, sans-serif"><defs>{HATCH}</defs>'
+            f'<rect width="100%" height="100%" fill="{PAGE}"/>{"".join(heads)}'
+            f'<g transform="translate(12 {top})">{drawing.body}</g></svg>\n'
+        )
+        for name, colour in LIGHT.items():
+            whole = whole.replace(name, colour)
+        return whole
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from castwise.records.store import free_name, slug
 from castwise.report.charts import blocks, memory, scaling, throughput, training
 from castwise.report.charts.chart import Chart, GroupSubject
-from castwise.report.charts.svg import WIDE, standalone
 from castwise.report.collection import Collection, FileOf
 from castwise.report.conclusions import Answer, answers_of
 
@@ -47,4 +46,4 @@ def pictures_of(collection: Collection, file_of: FileOf) -> Iterator[tuple[str, 
         taken.add(name)
         subject = GroupSubject(group, file_of)
         for chart in charts_of(subject, [each for each in answers if each.group is group]):
-            yield f"{name}-{chart.name}.svg", standalone(chart.draw(WIDE), chart.title, subject.context)
+            yield f"{name}-{chart.name}.svg", chart.as_file(subject.context)

@@ -1,7 +1,7 @@
 """Bars, lines and dots as SVG, with axes and legends: text in, text out.
 
-Colours that depend on the theme are CSS variables of the page; `standalone` puts those of the light theme in their
-place. Anyone may have written the names and messages in records: all text goes through `escape`.
+Colours that depend on the theme are CSS variables of the page. Anyone may have written the names and messages in
+records: all text goes through `escape`.
 """
 
 import html
@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from castwise.render.theme import FAINT, INK, LIGHT, PAGE, SOFT
+from castwise.render.theme import FAINT, INK, PAGE, SOFT
 
 WIDE, NARROW = 640, 340  # pixels; each chart is drawn for a computer and for a phone
 _SIZE = 13  # pixels, of letters
@@ -19,7 +19,6 @@ _ROW, _LINE, _BAR = 24, 15, 16  # pixels: a row of bars or dots, a further line 
 _LABEL_SHARE = 0.42  # of the width, at most, that labels take
 _LEGEND_ROW, _MARK = 20, 24
 _PANEL = 150  # pixels, of lines over one axis
-_MARGIN = 9  # pixels, left and right of a strip
 _MAX_TEXT = 240  # characters
 _DASHES = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "12 4", "longdashdot": "12 3 2 3"}
 _SHAPES = {  # of a marker with radius 1, as the points of a polygon
@@ -141,25 +140,6 @@ class Drawing:
         return f'<svg class="{kind}" {size} role="img" aria-label="{escape(label)}">{self.body}</svg>'
 
 
-def standalone(drawing: Drawing, title: str, context: str) -> str:
-    """Return a drawing as an SVG file in light colours, with a title and what it is of."""
-    titles, contexts = textwrap.wrap(title, 68), textwrap.wrap(context, 88)
-    heads = [text(12, 26 + 20 * place, words, size=17) for place, words in enumerate(titles)]
-    top = 26 + 20 * len(titles)
-    heads += [text(12, top + 18 * place, words, fill=SOFT) for place, words in enumerate(contexts)]
-    top += 18 * len(contexts)
-    width, height = drawing.width + 24, top + drawing.height + 12
-    whole = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'height="{height:g}" font-family="Helvetica, Arial, sans-serif"><defs>{HATCH}</defs>'
-        f'<rect width="100%" height="100%" fill="{PAGE}"/>{"".join(heads)}'
-        f'<g transform="translate(12 {top})">{drawing.body}</g></svg>\n'
-    )
-    for name, colour in LIGHT.items():
-        whole = whole.replace(name, colour)
-    return whole
-
-
 def escape(words: object) -> str:
     """Return text for an element or an attribute, without what XML does not allow."""
     line = "".join(each if each.isprintable() or each == "\n" else " " for each in str(words))
@@ -202,14 +182,6 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
     return [number * step for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return at most so many of 1, 2, 5, 10 and so on from `low` to `high`."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    every = ([m * 10.0**n for n in decades for m in each] for each in ((1, 2, 5), (1, 3), (1,)))
-    found = [[tick for tick in ticks if low <= tick <= high] for ticks in every]
-    return next((ticks for ticks in found if len(ticks) <= most), found[-1])
-
-
 def number(value: float) -> str:
     """Return a number of an axis: `12,000`, `0.25`."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.5g}".replace("-", "−")
@@ -225,11 +197,7 @@ def legend(keys: Sequence[Key], width: float) -> tuple[str, float]:
             x, y = 0.0, y + _LEGEND_ROW
         if key.dash:
             parts.append(path(f"M{x:g} {y - 4:g}h18", key.colour, 2, _DASHES.get(key.dash, "")))
-        if key.marker == "hatch":
-            parts.append(
-                f'<rect x="{x + 3:g}" y="{y - 10:g}" width="12" height="12" fill="url(#hatch)" stroke="{INK}"/>'
-            )
-        elif key.marker:
+        if key.marker:
             parts.append(marker(x + 9, y - 4, key.marker, key.colour, 4.5))
         parts.append(text(x + _MARK, y, name))
         x += own
@@ -255,7 +223,7 @@ def bar_chart(bars: Sequence[Bar], width: int, title: str, keys: Sequence[Key] =
         end = axis.at(max(at, bar.interval[1] if bar.interval else 0.0), left, span)
         return "".join(parts) + text(end + 7, y + 4.5, bar.text)
 
-    keys = [*keys, Key("did not end well", INK, "hatch")] if any(bar.is_hatched for bar in bars) else keys
+    keys = [*keys, Key("did not end well", "url(#hatch)")] if any(bar.is_hatched for bar in bars) else keys
     return _rows([bar.name for bar in bars], [bar.text for bar in bars], draw, axis, title, width, keys)
 
 
@@ -267,7 +235,7 @@ def dot_chart(
     def draw(place: int, left: float, span: float, y: float) -> str:
         _, dots, figure = rows[place]
         middle = (len(dots) - 1) / 2
-        drawn = (_dot(dot, axis, left, span, y + 6 * (n - middle)) for n, dot in enumerate(dots))
+        drawn = (draw_dot(dot, axis, left, span, y + 6 * (n - middle)) for n, dot in enumerate(dots))
         return "".join(drawn) + text(width, y + 4.5, figure, "end")
 
     return _rows([name for name, *_ in rows], [figure for *_, figure in rows], draw, axis, title, width, keys)
@@ -299,27 +267,10 @@ def _rows(  # noqa: PLR0913, PLR0917  all that a chart of rows is made of
     for tick in axis.ticks:
         x = axis.at(tick, left, span)
         grid += [path(f"M{x:g} {top:g}V{y:g}", FAINT), text(x, y + 15, axis.label(tick), "middle", 12)]
-    if axis.rule is not None:
-        grid.append(path(f"M{axis.at(axis.rule, left, span):g} {top:g}V{y:g}", INK, 1, "2 3"))
+    rule = [] if axis.rule is None else [axis.at(axis.rule, left, span)]
+    grid += [path(f"M{x:g} {top:g}V{y:g}", INK, 1, "2 3") for x in rule]
     grid.append(text(min(left + span / 2, width - len(title) * _LETTER / 2), y + 33, title, "middle", fill=SOFT))
     return Drawing(width, y + 40, head + "".join(grid + rows))
-
-
-def strip(dots: Sequence[Dot], axis: Axis, width: int, height: int = 26) -> Drawing:
-    """Return dots on one line of a table whose axis all lines share; what is ringed comes last, above the others."""
-    span = width - 2 * _MARGIN
-    parts = [path(f"M{axis.at(tick, _MARGIN, span):g} 0V{height}", FAINT) for tick in axis.ticks]
-    if axis.rule is not None:
-        parts.append(path(f"M{axis.at(axis.rule, _MARGIN, span):g} 0V{height}", INK, 1, "2 3"))
-    ordered = sorted(dots, key=lambda dot: (dot.is_ringed, dot.is_crossed))
-    parts += [_dot(dot, axis, _MARGIN, span, height / 2) for dot in ordered]
-    return Drawing(width, height, "".join(parts))
-
-
-def strip_axis(axis: Axis, width: int) -> Drawing:
-    """Return the numbers above the lines of a table of strips."""
-    places = ((axis.at(tick, _MARGIN, width - 2 * _MARGIN), axis.label(tick)) for tick in axis.ticks)
-    return Drawing(width, 16, "".join(text(x, 12, words, "middle", 12, SOFT) for x, words in places))
 
 
 def line_chart(panels: Sequence[Panel], width: int) -> Drawing:
@@ -368,19 +319,18 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
                 parts.append(path(f"M{x:g} {place(0, interval[0])[1]:g}V{place(0, interval[1])[1]:g}", INK, 1.5))
             parts.append(marker(x, y, entry.marker, entry.colour, 4.5, entry.tips[n] if entry.tips else ""))
     parts.append(path(f"M{left:g} {bottom:g}h{span:g}"))
-    if not panel.x_title:
-        return "".join(parts), bottom + 20
-    last = -math.inf
+    last = -math.inf if panel.x_title else math.inf
     for tick in sorted(set(panel.x_ticks)) or across.ticks:
         x, _ = place(tick, vertical.low)
         if x - last > 38:  # numbers do not touch each other
             parts += [path(f"M{x:g} {bottom:g}v4"), text(x, bottom + 18, number(tick), "middle", 12)]
             last = x
     parts.append(text(left + span / 2, bottom + 36, panel.x_title, "middle", fill=SOFT))
-    return "".join(parts), bottom + 46
+    return "".join(parts), bottom + (46 if panel.x_title else 20)
 
 
-def _dot(dot: Dot, axis: Axis, left: float, span: float, y: float) -> str:
+def draw_dot(dot: Dot, axis: Axis, left: float, span: float, y: float) -> str:
+    """Return a dot on an axis of `span` pixels from `left`."""
     x = axis.at(dot.value, left, span)
     if dot.is_crossed:
         cross = f"M{x - 4:g} {y - 4:g}l8 8m0 -8l-8 8"
@@ -391,10 +341,8 @@ def _dot(dot: Dot, axis: Axis, left: float, span: float, y: float) -> str:
 
 
 def _whisker(interval: tuple[float, float] | None, axis: Axis, left: float, span: float, y: float) -> str:
-    if interval is None:
-        return ""
-    x1, x2 = (axis.at(end, left, span) for end in interval)
-    return path(f"M{x1:g} {y - 4:g}v8m0 -4H{x2:g}m0 -4v8", INK, 1.5)
+    x1, x2 = (axis.at(end, left, span) for end in interval or (0.0, 0.0))
+    return path(f"M{x1:g} {y - 4:g}v8m0 -4H{x2:g}m0 -4v8", INK, 1.5) if interval else ""
 
 
 def _tip(words: str) -> str:

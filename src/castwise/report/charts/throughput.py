@@ -6,6 +6,7 @@ from math import inf
 
 from castwise.analysis.advice import WORTHWHILE
 from castwise.registry.precisions import BASELINE, DEFAULT
+from castwise.registry.techniques import TECHNIQUES
 from castwise.render.fields import Field, find_field, find_fields
 from castwise.render.theme import FAINT, look_of
 from castwise.render.units import format_bytes, format_rate, format_ratio
@@ -71,7 +72,7 @@ def memory(subject: GroupSubject) -> Chart | None:
     if not measured:
         return None
     shown = [config for config in highest(group.configurations) if config in measured]
-    names, base = bar_names(group, shown)
+    names, note = bar_names(group, shown)
     bars = []
     for config in shown:
         peak, reference = config.peak_allocated_bytes or 0, group.reference_of(config)
@@ -91,7 +92,7 @@ def memory(subject: GroupSubject) -> Chart | None:
         summary=f"Tensors hold least with {group.label(least)}, {peak_text} at the peak.",
         draw=lambda width: bar_chart(bars, width, "peak allocated, GiB"),
         table=subject.table(measured, find_fields(("peak_allocated_bytes", "peak_reserved_bytes"))),
-        note=f"{bound} {base}".strip(),
+        note=f"{bound} {note}".strip(),
     )
 
 
@@ -109,22 +110,18 @@ def highest(configurations: Sequence[Configuration]) -> list[Configuration]:
 
 
 def bar_names(group: ComparisonGroup, shown: Sequence[Configuration]) -> tuple[dict[Configuration, str], str]:
-    """Return the names of bars, and what the word "base" in them stands for; empty if it is not needed."""
-    longest = [set(c.trial.spec.techniques) for c in shown if len(c.trial.spec.techniques) >= _LONG]
-    base = set.intersection(*longest) if len(longest) > 1 else set[str]()
-    if len(base) < _LONG - 1:
-        return {config: group.label(config) for config in shown}, ""
-    names = {}
-    for config in shown:
-        own = config.trial.spec.techniques
-        if base <= set(own):
-            words = (config.precision, group.setting(config, "techniques"), "base")
-            rest = [name for name in own if name not in base]
-            names[config] = " + ".join([", ".join(word for word in words if word), *rest])
-        else:
-            names[config] = group.label(config)
-    order = max((c.trial.spec.techniques for c in shown if base <= set(c.trial.spec.techniques)), key=len)
-    return names, f"Base: {', '.join(name for name in order if name in base)}."
+    """Return the names of bars, and what the word "base" in them stands for; empty if names are short without it."""
+    loops = [set(config.trial.spec.techniques) for config in shown]
+    base = min(loops, key=lambda one: sum(len(one ^ other) for other in loops if len(other) >= _LONG), default=set())
+    names = {config: group.label(config) for config in shown}
+    if len(base) < _LONG:
+        return names, ""
+    for config, loop in zip(shown, loops, strict=True):
+        if len(loop ^ base) < len(loop):
+            words = ", ".join(filter(None, (config.precision, group.setting(config, "techniques"), "base")))
+            added = [f" + {name}" for name in config.trial.spec.techniques if name not in base]
+            names[config] = "".join([words, *added, *(f" − {name}" for name in sorted(base - loop))])
+    return names, f"Base: {', '.join(row.name for row in TECHNIQUES if row.name in base)}."
 
 
 def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
@@ -192,8 +189,8 @@ def proven_steps(group: ComparisonGroup, start: Configuration, winner: Configura
     ]
     best: dict[tuple[str, ...], float] = {}
     for config in rest:
-        names = config.trial.spec.techniques
-        best[names] = max(best.get(names, 0.0), value_of(config.throughput))
+        loop = config.trial.spec.techniques
+        best[loop] = max(best.get(loop, 0.0), value_of(config.throughput))
     rest = [c for c in rest if value_of(c.throughput) * WORTHWHILE >= best[c.trial.spec.techniques] or c is winner]
     rest.sort(key=lambda c: (len(c.trial.spec.techniques), value_of(c.throughput)))
     chains: list[list[Configuration]] = [[start]]

@@ -11,14 +11,14 @@ from castwise.records.store import free_name, slug
 from castwise.registry.precisions import BASELINE, precision_sort_key
 from castwise.registry.suites import is_search
 from castwise.render import run_report, training_table
-from castwise.render.fields import Field, FlatRow, find_field, find_fields, trial_values, worth_showing
+from castwise.render.fields import Field, FlatRow, find_fields, trial_values, worth_showing
 from castwise.render.notes import remarks
 from castwise.render.table import DataTable
-from castwise.render.theme import look_of
+from castwise.render.theme import FAINT, INK, SOFT, look_of
 from castwise.render.units import format_rate, format_ratio, pluralize
 from castwise.report.charts.chart import GroupSubject
 from castwise.report.charts.registry import DIAGNOSTICS, charts_of
-from castwise.report.charts.svg import Axis, Dot, marker, nice_ticks, strip, strip_axis
+from castwise.report.charts.svg import Axis, Dot, Drawing, draw_dot, marker, nice_ticks, path, text
 from castwise.report.collection import Collection, ComparisonGroup, FileOf, machine_traits, throughput_of
 from castwise.report.conclusions import Answer, answer_table, answers_of, headline, loop_of, ranked
 from castwise.report.html.page_frame import PageData, Source, assemble
@@ -28,7 +28,7 @@ from castwise.spec.quantities import truncate_list
 MAX_SECTIONS = 40  # with charts: more would make a page that no one reads and no phone opens
 _MAX_UNFOLDED = 8
 _MAX_MACHINE_COLUMNS = 4
-_STRIP = 420  # pixels
+_SPAN, _MARGIN = 402, 9  # pixels of the axis that all answers share, and left and right of it
 _QUESTION = (
     *("workload", "kind", "data_set", "precision", "loss_scale", "batch_size"),
     *("gpus", "techniques", "seed", "repeat"),
@@ -102,11 +102,14 @@ def _section(
         table = max_batch_render.summary_table(found)
         lines = [*max_batch_render.conclusions(found), *max_batch_render.remarks(found)]
     else:
-        table = _steady_table(group)
+        table = _steady_table(group, {each.advice.key for each in answers if each.advice.decision == "take"})
         lines = remarks(group.rows)
     subject = GroupSubject(group, source.file_of)
     charts = charts_of(subject, answers)
-    ids = {chart.name: data.add_chart(chart, anchor, subject.context) for chart in charts}
+    ids = {
+        chart.name: data.add_chart(chart, anchor, subject.context, is_folded=chart.name in DIAGNOSTICS)
+        for chart in charts
+    }
     return {
         "anchor": anchor,
         "title": group.title,
@@ -124,8 +127,8 @@ def _section(
     }
 
 
-def _steady_table(group: ComparisonGroup) -> DataTable[FlatRow]:
-    """Return the table of steady results, with the ratios that the terminal shows: over the plain loop."""
+def _steady_table(group: ComparisonGroup, taken: set[str | None]) -> DataTable[FlatRow]:
+    """Return the table of steady results, with the ratios that the terminal shows, and a ring at what to take."""
     table, short = run_report.data_table(group.rows), run_report.short_table(group.rows)
     names = [f"{name}{end}" for name in ("speedup", "default_speedup") for end in ("", "_low", "_high")]
     ratios = {row["key"]: {name: row[name] for name in ("verdict", *names)} for row in short.rows}
@@ -134,7 +137,8 @@ def _steady_table(group: ComparisonGroup) -> DataTable[FlatRow]:
     shown = {field.name: ours.get(field.name, field) for field in table.columns if field.name != "loop_speedup"}
     columns = [shown.get(field.name, field) for field in table.columns if field.name in shown]
     columns = [field for field in columns if field.name != "precision"]
-    return DataTable([find_field("precision"), *columns], rows, table.group)
+    precision = Field("precision", "precision", format=lambda r: r["precision"] + (" ◯" if r["key"] in taken else ""))
+    return DataTable([precision, *columns], rows, table.group)
 
 
 def _tiles(collection: Collection, answers: Sequence[Answer]) -> list[tuple[str, str, str]]:
@@ -170,14 +174,12 @@ def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str
     ordered, table = ranked(answers), answer_table(answers)
     dots = {id(answer): _dots(answer) for answer in ordered}
     highest = max([1.0, *(dot.value for own in dots.values() for dot in own)]) * 1.04
-    axis = Axis(0.0, highest, nice_ticks(0.0, highest, 8), lambda tick: f"{tick:g}×", rule=1.0)
+    axis = Axis(0.0, highest, nice_ticks(0.0, highest, 8), lambda tick: f"{tick:g}×")
     columns = [column for column in table.columns if column.name not in ("workload", "setting", "take")]
     rows = []
     for answer, row in zip(ordered, table.rows, strict=True):
         precision = answer.advice.precision
-        picture = strip(dots[id(answer)], axis, _STRIP).inline(
-            f"Speed of all configurations of {answer.group.title}, {answer.setting}, relative to the plain loop"
-        )
+        label = f"Speed of all configurations of {answer.group.title}, {answer.setting}, relative to the plain loop"
         rows.append(
             {
                 "title": answer.group.title,
@@ -189,7 +191,7 @@ def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str
                 "mark": _mark(precision) if precision else "",
                 # The interval goes below its figure.
                 "cells": {column.name: column.text(row).partition(" [") for column in columns},
-                "strip": picture if dots[id(answer)] else "",
+                "strip": _strip(dots[id(answer)], axis, label),
             }
         )
     shown = {c.precision for answer in answers for c in answer.configurations}
@@ -197,10 +199,26 @@ def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str
     return {
         "columns": [(column.name, column.title) for column in columns],
         "rows": rows,
-        "axis": strip_axis(axis, _STRIP).inline("times as fast"),
+        "axis": _strip_axis(axis),
         "over": "fp32" if over == {BASELINE} else "fp32, else PyTorch's default",
         "legend": [(name, _mark(name)) for name in sorted(shown, key=precision_sort_key)],
     }
+
+
+def _strip(dots: Sequence[Dot], axis: Axis, label: str) -> str:
+    """Return dots on a line of a table whose axis all lines share; what is ringed comes last, above the others."""
+    rules = [*((tick, FAINT, "") for tick in axis.ticks), (1.0, INK, "2 3")]
+    parts = [path(f"M{axis.at(x, _MARGIN, _SPAN):g} 0V26", colour, 1, dash) for x, colour, dash in rules]
+    ordered = sorted(dots, key=lambda dot: (dot.is_ringed, dot.is_crossed))
+    parts += [draw_dot(dot, axis, _MARGIN, _SPAN, 13) for dot in ordered]
+    return Drawing(_SPAN + 2 * _MARGIN, 26, "".join(parts)).inline(label) if dots else ""
+
+
+def _strip_axis(axis: Axis) -> str:
+    """Return the numbers above the lines of a table of strips."""
+    places = ((axis.at(tick, _MARGIN, _SPAN), axis.label(tick)) for tick in axis.ticks)
+    numbers = "".join(text(x, 12, words, "middle", 12, SOFT) for x, words in places)
+    return Drawing(_SPAN + 2 * _MARGIN, 16, numbers).inline("times as fast")
 
 
 def _mark(precision: str) -> str:
