@@ -144,10 +144,9 @@ class ComparisonGroup:
             and not each.trial.spec.techniques
             and (each.trial.spec.batch_size, each.trial.spec.world_size) == (spec.batch_size, spec.world_size)
         ]
-        ways = (spec.parallelism, spec.seed)
         return min(
             same,
-            key=lambda c: (c.precision != BASELINE, (c.trial.spec.parallelism, c.trial.spec.seed) != ways),
+            key=lambda c: (c.precision != BASELINE, c.trial.spec.parallelism == "dp", c.trial.spec.seed != spec.seed),
             default=None,
         )
 

@@ -58,7 +58,7 @@ def render(collection: Collection, source: Source, title: str | None = None) -> 
         "sentence": said if title else "",
         "answers": _answer_rows(answers, anchors),
         "some_cut": any(each.cut for each in answers),
-        "tiles": _tiles(collection, answers) if answers else [],
+        "tiles": _tiles(collection, answers) if any(each.advice.how_sure for each in answers) else [],
         "sections": sections,
         "without_charts": [group.title for group in collection.groups[MAX_SECTIONS:]],
         "trials": data.add_table("trials", trials, choices=("workload", "precision", "status", "kind")),
@@ -168,8 +168,8 @@ def _tiles(collection: Collection, answers: Sequence[Answer]) -> list[tuple[str,
 
 
 def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str, Any] | None:
-    """Return the table of answers, with all precisions of each on one axis, and its legend; None without answers."""
-    if not answers:
+    """Return the table of answers, with all precisions of each on one axis, and its legend; None if nothing is said."""
+    if all(answer.advice.decision == "nothing" for answer in answers):
         return None
     ordered, table = ranked(answers), answer_table(answers)
     dots = {id(answer): _dots(answer) for answer in ordered}
@@ -200,7 +200,7 @@ def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str
         "columns": [(column.name, column.title) for column in columns],
         "rows": rows,
         "axis": _strip_axis(axis),
-        "over": "fp32" if over == {BASELINE} else "fp32, else PyTorch's default",
+        "over": "fp32" if over == {BASELINE} else "fp32 or default",
         "legend": [(name, _mark(name)) for name in sorted(shown, key=precision_sort_key)],
     }
 
