@@ -15,6 +15,8 @@ from castwise.report.machine_names import names_by_fingerprint
 _AGREE = 0.03
 _MOST_NOTES = 5
 
+_SOFTWARE = ("driver", "cuda", "torch", "castwise")
+
 Figure = tuple[Trial, Estimate]  # a trial of a machine, and the configuration's throughput there
 
 
@@ -51,15 +53,20 @@ class _Spread:
     @property
     def words(self) -> str:
         """Return which figure each machine has."""
-        machines = names_by_fingerprint(trial.environment for trial, _ in self.figures)
+        environments = [trial.environment for trial, _ in self.figures]
+        machines = names_by_fingerprint(environments)
+        software = [name for name in _SOFTWARE if len({getattr(each, name) for each in environments}) > 1]
         unit = unit_of(self.figures[0][0])
-        places = [
-            f"{format_rate(rate.value)}{'' if number else f' {unit}/s'} on {machines[trial.environment.fingerprint]}"
-            for number, (trial, rate) in enumerate(self.figures)
-        ]
+        places = []
+        for number, (trial, rate) in enumerate(self.figures):
+            machine = machines[trial.environment.fingerprint]
+            versions = [f"{name} {getattr(trial.environment, name)}" for name in software]
+            more = ", ".join(each for each in versions if each not in machine)
+            places.append(f"{format_rate(rate.value)}{'' if number else f' {unit}/s'} on {machine}")
+            places[-1] += f" ({more})" if more else ""
         label = self.figures[0][0].spec.label
         share = f"{100 * self.difference:.2g}" if self.difference < 0.1 else f"{100 * self.difference:.0f}"
-        return f"{label} was measured {self.where}, and they differ by {share} %: {', '.join(places)}."
+        return f"{label} was measured {self.where}, and they differ by {share} %: {'; '.join(places)}."
 
 
 def machine_notes(configurations: Iterable[Sequence[Figure]]) -> list[MachineNote]:
