@@ -271,10 +271,14 @@ def _trial_table(collection: Collection, file_of: FileOf) -> tuple[DataTable[Fla
         Field("machine", "machine"),
         *find_fields(("started_at", "file", "message")),
     ]
-    fields = worth_showing(fields, rows, _RESULT)
-    alike = [] if len(rows) < 2 else [f for f in fields if f.name != "file" and len({f.text(row) for row in rows}) == 1]
-    same = ", ".join(f"{field.title} {field.text(rows[0])}" for field in alike)
-    return DataTable([field for field in fields if field not in alike], rows), same
+    alike = [
+        field
+        for field in fields
+        if len(rows) > 1 and field.name != "file" and len({field.text(row) for row in rows}) == 1
+    ]
+    known = [field for field in alike if field.value(rows[0]) not in (None, "", *field.default)]
+    same = ", ".join(f"{field.title} {field.text(rows[0])}" for field in known)
+    return DataTable([field for field in worth_showing(fields, rows, _RESULT) if field not in alike], rows), same
 
 
 def _machine_table(collection: Collection) -> DataTable[FlatRow]:
