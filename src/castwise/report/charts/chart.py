@@ -40,15 +40,15 @@ class Chart:
         """Return it as an SVG file in light colours, below its title and of which model, machine and date it is."""
         drawing = self.draw(WIDE)
         titles, contexts = textwrap.wrap(self.title, 68), textwrap.wrap(context, 88)
-        heads = [text(12, 26 + 20 * place, words, size=17) for place, words in enumerate(titles)]
+        head = "".join(text(12, 26 + 20 * place, words, size=17) for place, words in enumerate(titles))
         top = 26 + 20 * len(titles)
-        heads += [text(12, top + 18 * place, words, fill=SOFT) for place, words in enumerate(contexts)]
+        lines = "".join(text(12, top + 18 * place, words, fill=SOFT) for place, words in enumerate(contexts))
         top += 18 * len(contexts)
         width, height = drawing.width + 24, top + drawing.height + 12
         whole = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
             f'height="{height:g}" font-family="Helvetica, Arial, sans-serif"><defs>{HATCH}</defs>'
-            f'<rect width="100%" height="100%" fill="{PAGE}"/>{"".join(heads)}'
+            f'<rect width="100%" height="100%" fill="{PAGE}"/><g font-weight="700">{head}</g>{lines}'
             f'<g transform="translate(12 {top})">{drawing.body}</g></svg>\n'
         )
         for name, colour in LIGHT.items():

@@ -203,7 +203,7 @@
     const whole = svg("svg", { viewBox: `0 0 ${width + 24} ${height + head + 12}`, width: width + 24, height: height + head + 12, "font-family": "Helvetica, Arial, sans-serif" },
       document.querySelector("#defs defs").cloneNode(true),
       svg("rect", { width: "100%", height: "100%", fill: "var(--page)" }),
-      svg("text", { x: 12, y: 24, "font-size": 17, fill: "var(--ink)" }, figure.dataset.title),
+      svg("text", { x: 12, y: 24, "font-size": 17, "font-weight": 700, fill: "var(--ink)" }, figure.dataset.title),
       svg("text", { x: 12, y: 44, "font-size": 13, fill: "var(--soft)" }, figure.dataset.context),
       svg("g", { transform: `translate(12 ${head})` }, ...drawing.childNodes));
     let text = new XMLSerializer().serializeToString(whole);
