@@ -10,7 +10,6 @@ from typing import Any
 
 from search_tables import fastest_row, searches
 
-from castwise.render.table import DataTable
 from castwise.render.theme import FAINT, look_of
 from castwise.render.units import format_rate
 from castwise.report.charts.chart import Chart
@@ -32,7 +31,6 @@ def picture() -> str:
         title="How many times as fast as PyTorch's default",
         summary="",
         draw=lambda _: bar_chart(bars, 900, "times as fast as PyTorch's default", keys),
-        table=DataTable([], []),
     )
     return chart.as_file(_where(found))
 

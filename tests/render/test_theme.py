@@ -78,8 +78,8 @@ STYLE = resources.files("castwise.report.html").joinpath("page.css").read_text()
 
 def theme(name: str) -> dict[str, str]:
     """Return the colours that the page's stylesheet has in a theme, as files of charts name them."""
-    block = STYLE[STYLE.index(f"color-scheme: {name};") :]
-    return {f"var({variable})": re.findall(rf"{variable}: (#[0-9a-f]{{6}});", block)[0] for variable in VARIABLES}
+    found = {variable: re.findall(rf"{variable}: light-dark\((#\w+), (#\w+)\)", STYLE)[0] for variable in VARIABLES}
+    return {f"var({variable})": colours[name == "dark"] for variable, colours in found.items()}
 
 
 VARIABLES = ("--ink", "--soft", "--line", "--page")

@@ -1,6 +1,7 @@
 """The conclusions from a collection of records: an answer for each setting in it, their table, and a title for all."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -76,11 +77,14 @@ def headline(collection: Collection, answers: Sequence[Answer]) -> str:
     parts = [f"{len(whole)} train faster than {over}, {_span(whole)}"] if whole else []
     if cut:
         parts.append(f"{len(cut)} faster than {over} in runs cut short, {_span(cut)}")
-    for decision, words in (("stay", "stay as is"), ("undecided", "undecided"), ("nothing", "without comparison")):
-        number = sum(each.advice.decision == decision for each in answers)
-        parts += [f"{number} {words}"] if number else []
-    rest = sum(each.advice.decision == "take" and each.speedup is None for each in answers)
-    parts += [f"{rest} without a reference"] if rest else []
+    words = {
+        "stay": "stay as is",
+        "undecided": "undecided",
+        "nothing": "without comparison",
+        "take": "without reference",
+    }
+    rest = Counter(words[each.advice.decision] for each in answers if each not in taken)
+    parts += [f"{rest[word]} {word}" for word in words.values() if rest[word]]
     return f"{what}{where}: {'; '.join(parts)}"
 
 
@@ -114,7 +118,7 @@ def answer_table(answers: Sequence[Answer]) -> DataTable[FlatRow]:
     """Return the table of what to take for which workload; what is no recommendation is in brackets."""
     rows: list[FlatRow] = []
     for answer in ranked(answers):
-        advice, spec = answer.advice, answer.spec
+        advice = answer.advice
         take = _name(loop_of(answer)) or advice.decision
         rows.append(
             {
@@ -126,7 +130,6 @@ def answer_table(answers: Sequence[Answer]) -> DataTable[FlatRow]:
                 "memory_ratio": advice.memory_ratio,
                 "why": advice.why,
                 "how_sure": f"cut short: {answer.cut}" if answer.cut else advice.how_sure,
-                "batch_size": spec.batch_size,
             }
         )
     fields = [

@@ -41,10 +41,7 @@ def names_by_fingerprint(environments: Iterable[Environment]) -> dict[str, str]:
     """Return what readers call each machine: `H200`, and `H200, 64-core host` if there is another one."""
     machines = {each.fingerprint: each for each in environments}
     words = distinctions(machines.values())
-    return {
-        name: ", ".join(part for part in (short_name(each.device_name), words[name]) if part)
-        for name, each in machines.items()
-    }
+    return {key: ", ".join(filter(None, (short_name(m.device_name), words[key]))) for key, m in machines.items()}
 
 
 def distinctions(environments: Iterable[Environment]) -> dict[str, str]:

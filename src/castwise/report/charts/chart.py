@@ -33,7 +33,7 @@ class Chart:
     title: str
     summary: str  # what it shows, in a sentence, for those who do not see it
     draw: Callable[[int], Drawing]  # for a width in pixels
-    table: DataTable[Any]
+    table: DataTable[Any] | None = None  # of its values; lines over a run have none, `castwise export` has those
     note: str = ""  # what a reader must know of it
 
     def as_file(self, context: str) -> str:

@@ -5,11 +5,10 @@ from functools import partial
 
 from castwise.analysis import training_metrics
 from castwise.records.schema import Trial
-from castwise.render.fields import Field, FlatRow, find_field
-from castwise.render.table import DataTable
+from castwise.render.fields import Field
 from castwise.render.units import format_percent, format_seconds
 from castwise.report import series
-from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, downsample, left_out, varied
+from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, left_out, varied
 from castwise.report.charts.memory import stack_keys, stacked
 from castwise.report.charts.svg import Panel, bar_chart, line_chart
 from castwise.report.series import Point
@@ -35,23 +34,11 @@ def _curves(
             lines.append(subject.line(config, over, f"at the end {points[-1].value:.4g}"))
         panels.append(Panel(y_title, varied(lines), unit))
     last = [f"{group.label(config)} {points[-1].value:.4g}" for config, points in shown[:8]]
-    fields = [
-        Field("configuration", "configuration"),
-        find_field("seconds"),
-        Field("epoch", "epoch", "number", lambda row: f"{row['epoch']:.4g}"),
-        Field(name, name, "number", lambda row: f"{row[name]:.4g}"),
-    ]
-    rows: list[FlatRow] = [
-        {"configuration": group.label(config), "seconds": point.seconds, "epoch": point.epoch, name: point.value}
-        for config, points in shown
-        for point in (points[number] for number in downsample(len(points)))
-    ]
     return Chart(
         name=name,
         title=f"{title} over time and epochs",
         summary=f"At the end: {', '.join(last)}.",
         draw=lambda width: line_chart(panels, width),
-        table=DataTable(fields, rows),
         note=left_out("{} of {:,} runs; `castwise export` has all.", shown, every),
     )
 

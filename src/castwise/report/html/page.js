@@ -49,12 +49,7 @@
 
   // ---- tables
   const collator = new Intl.Collator("en", { numeric: true });
-  const compareCells = (one, other) => {
-    const a = valueOf(one), b = valueOf(other);
-    if (a === null || b === null) return (a === null) - (b === null); // missing values come last, in both directions
-    if (typeof a === "number" && typeof b === "number") return a - b;
-    return collator.compare(a, b);
-  };
+  const compareValues = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : collator.compare(a, b));
 
   class Table {
     constructor(place, table, caption, fileName) {
@@ -152,8 +147,11 @@
       }
       if (this.sorted !== null) {
         const [index, direction] = this.sorted;
-        const absent = (place) => valueOf(rows[place][index]) === null;
-        found.sort((a, b) => (absent(a) || absent(b) ? 1 : direction) * compareCells(rows[a][index], rows[b][index]) || a - b);
+        found.sort((one, other) => {
+          const a = valueOf(rows[one][index]), b = valueOf(rows[other][index]);
+          if (a === null || b === null) return (a === null) - (b === null) || one - other; // missing values come last
+          return direction * compareValues(a, b) || one - other;
+        });
       }
       return found;
     }

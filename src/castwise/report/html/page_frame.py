@@ -51,7 +51,8 @@ class PageData:
         drawn = chart.draw(WIDE).inline(label, "wide")
         drawn += "" if is_folded else chart.draw(NARROW).inline(label, "narrow")
         self.charts[name] = {"chart": chart, "svg": drawn, "context": context}
-        self.tables[name] = _table(chart.table)
+        if chart.table is not None:
+            self.tables[name] = _table(chart.table)
         return name
 
     def add_table(self, name: str, table: DataTable[Any], *, choices: Sequence[str] = ()) -> str:

@@ -45,6 +45,7 @@ def render(collection: Collection, source: Source, title: str | None = None) -> 
     data = PageData()
     answers = answers_of(collection)
     said = headline(collection, answers)
+    versions = dict.fromkeys(f"torch {m.torch}, castwise {m.castwise}" for m in collection.machines.values())
     sections = []
     anchors = dict[int, str]()
     for group in collection.groups[:MAX_SECTIONS]:
@@ -54,7 +55,7 @@ def render(collection: Collection, source: Source, title: str | None = None) -> 
         sections.append(_section(anchor, group, own, collection, source, data))
     trials, same = _trial_table(collection, source.file_of)
     context = {
-        "summary": f"{collection.summary} · {_software(collection)}",
+        "summary": f"{collection.summary} · {truncate_list(list(versions), most=2)}",
         "sentence": said if title else "",
         "answers": _answer_rows(answers, anchors),
         "some_cut": any(each.cut for each in answers),
@@ -76,17 +77,6 @@ def _anchor(group: ComparisonGroup) -> str:
     """Return what links name a group by: its title and its batch sizes, which stay the same as records are added."""
     batches = sorted({config.trial.spec.batch_size for config in group.configurations})
     return f"{slug(group.title)[:60]}-b{batches[0]}" + (f"-{batches[-1]}" if len(batches) > 1 else "")
-
-
-def _software(collection: Collection) -> str:
-    """Return the versions that measured, in a line."""
-    machines = collection.machines.values()
-    versions = {
-        "torch": dict.fromkeys(each.torch for each in machines),
-        "driver": dict.fromkeys(each.driver for each in machines if each.driver),
-        "castwise": dict.fromkeys(each.castwise for each in machines),
-    }
-    return " · ".join(f"{name} {truncate_list(list(found), most=2)}" for name, found in versions.items() if found)
 
 
 def _section(
