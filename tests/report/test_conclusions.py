@@ -75,7 +75,7 @@ def test_one_process_of_each_leaves_it_undecided() -> None:
 def test_nothing_is_recommended_if_nothing_ended_well() -> None:
     assert sentence() == "No trial was measured"
     failed = [fake_trial(fake_spec(workload=name), status="oom", step_seconds=()) for name in ("resnet50", "dpn92")]
-    assert sentence(*failed) == "2 models on Fake GPU: 2 without comparison"
+    assert sentence(*failed) == "2 models on Fake GPU: 2 not compared"
     assert sentence(*failed[:1]) == "resnet50 on Fake GPU: nothing to compare"
 
 

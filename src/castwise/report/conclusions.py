@@ -77,13 +77,8 @@ def headline(collection: Collection, answers: Sequence[Answer]) -> str:
     parts = [f"{len(whole)} train faster than {over}, {_span(whole)}"] if whole else []
     if cut:
         parts.append(f"{len(cut)} faster than {over} in runs cut short, {_span(cut)}")
-    words = {
-        "stay": "stay as is",
-        "undecided": "undecided",
-        "nothing": "without comparison",
-        "take": "without reference",
-    }
-    rest = Counter(words[each.advice.decision] for each in answers if each not in taken)
+    words = {"stay": "stay as is", "undecided": "undecided", "nothing": "not compared", "take": "without reference"}
+    rest = Counter(words[a.advice.decision] for a in answers if a.advice.decision != "take" or a.speedup is None)
     parts += [f"{rest[word]} {word}" for word in words.values() if rest[word]]
     return f"{what}{where}: {'; '.join(parts)}"
 

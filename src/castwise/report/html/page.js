@@ -237,7 +237,6 @@
   nameButton();
 
   // ---- folded parts: links open them, and paper has what it should
-  const groups = [...document.querySelectorAll("details.group:not(.screen, .paper)")];
   const unfold = () => {
     const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!target) return;
@@ -246,15 +245,6 @@
   };
   window.addEventListener("hashchange", unfold);
   for (const link of document.querySelectorAll("a[href^='#']")) link.addEventListener("click", () => setTimeout(unfold));
-  const all = document.getElementById("unfold");
-  if (all) {
-    all.hidden = false;
-    all.addEventListener("click", () => {
-      const open = groups.some((group) => !group.open);
-      for (const group of groups) group.open = open;
-      all.textContent = open ? "Fold all" : "Unfold all";
-    });
-  }
   unfold();
   let opened = [];
   window.addEventListener("beforeprint", () => {

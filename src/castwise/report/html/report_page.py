@@ -15,7 +15,7 @@ from castwise.render.fields import Field, FlatRow, find_fields, trial_values, wo
 from castwise.render.notes import remarks
 from castwise.render.table import DataTable
 from castwise.render.theme import FAINT, INK, SOFT, look_of
-from castwise.render.units import format_rate, format_ratio, pluralize
+from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts.chart import GroupSubject
 from castwise.report.charts.registry import DIAGNOSTICS, charts_of
 from castwise.report.charts.svg import Axis, Dot, Drawing, draw_dot, marker, nice_ticks, path, text
@@ -134,18 +134,14 @@ def _steady_table(group: ComparisonGroup, taken: set[str | None]) -> DataTable[F
 def _tiles(collection: Collection, answers: Sequence[Answer]) -> list[tuple[str, str, str]]:
     """Return the figures above the table of answers: a heading, a figure and a line below it each."""
     taken = [each for each in answers if each.advice.decision == "take" and not each.cut]
+    over = dict.fromkeys("PyTorch's default" if each.advice.over_default else "fp32" for each in taken)
     tiles = []
-    for name, over in (
-        ("over PyTorch's default", [each.advice.over_default for each in taken]),
-        ("over fp32", [each.advice.over_fp32 for each in taken]),
+    for heading, words, values in (
+        ("median speed-up", f"over {' or '.join(over)}", [each.speedup for each in taken]),
+        ("median memory", "of the reference's peak", [each.advice.memory_ratio for each in taken]),
     ):
-        known = [each.value for each in over if each is not None]
-        if known:
-            words = f"of {pluralize(len(known), 'answer')} that take another loop"
-            tiles.append((f"median speed-up {name}", format_ratio(statistics.median(known)), words))
-    memory = [each.advice.memory_ratio for each in taken if each.advice.memory_ratio is not None]
-    if memory:
-        tiles.append(("median memory", format_ratio(statistics.median(memory)), "of the reference's peak"))
+        known = [value for value in values if value is not None]
+        tiles += [(heading, format_ratio(statistics.median(known)), words)] if known else []
     configurations = collection.configurations
     failed = [config for config in configurations if config.trial.status not in ("ok", "unsupported")]
     names = list(dict.fromkeys(f"{c.precision} {c.trial.status}, {c.trial.spec.workload}" for c in failed))
@@ -154,7 +150,7 @@ def _tiles(collection: Collection, answers: Sequence[Answer]) -> list[tuple[str,
     once = sum(each.advice.how_sure.startswith("one run") for each in answers)
     words = "--within 1% measures more" if once else "intervals are over processes"
     tiles.append(("rest on one run", f"{once} of {len(answers)}", words))
-    return tiles[-4:]
+    return tiles
 
 
 def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str, Any] | None:
