@@ -37,7 +37,7 @@ ALLOWED = {
     "max_batch": _CORE,
     "suites": {*_CORE, "max_batch"},
     "tune": _CORE,
-    "report": {*_CORE, "max_batch", "suites"} - {"orchestrator"},
+    "report": {*_CORE, "max_batch", "suites", "tune"} - {"orchestrator"},
     "api": {*_CORE, "max_batch", "tune", "report"},
     "cli": {*_CORE, "max_batch", "suites", "tune", "report", "api"},
     "__main__": {"cli"},

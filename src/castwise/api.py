@@ -104,7 +104,6 @@ class ReportKeywords(TypedDict, total=False):
     output: _PathLike | None
     title: str
     charts: _PathLike | None
-    chart_format: str | Sequence[str]
     workload: str | Sequence[str] | None
     precision: str | Sequence[str] | None
 
@@ -540,9 +539,9 @@ def report(records: _PathLike | Sequence[_PathLike] | None = None, **options: Un
     if request.output is not None:
         write_report(found, request.output, request.title)
     if request.charts is not None:
-        from castwise.report.charts.static_images import pictures_of
+        from castwise.report.charts.registry import pictures_of
 
-        write_pictures(pictures_of(found.collection, found.file_of), request)
+        write_pictures(pictures_of(found.collection, found.file_of), request.charts)
     return Report(found.collection, request.output, found.problems, found.file_of)
 
 

@@ -1,11 +1,13 @@
 """Colours that stay apart for everyone."""
 
 import itertools
+import re
+from importlib import resources
 
 import pytest
 
-from castwise.registry.precisions import PRECISIONS, UNKNOWN_LOOK, Look
-from castwise.render.theme import FAINT, INK, THEMES, ink_on, look_of
+from castwise.registry.precisions import PRECISIONS, UNKNOWN_LOOK
+from castwise.render.theme import FAINT, INK, LIGHT, PAGE, SOFT, look_of
 
 # What remains of linear RGB for people without one kind of cone.
 # Source: G. Machado, M. Oliveira, L. Fernandes, IEEE TVCG 15 (2009), severity 1.0.
@@ -48,7 +50,7 @@ def contrast(one: str, other: str) -> float:
 def test_every_precision_has_a_look_of_its_own() -> None:
     for field in ("colour", "marker", "dash"):
         values = [getattr(look, field) for look in LOOKS.values()]
-        if field != "dash":  # plotly has six dashes
+        if field != "dash":  # there are six
             assert len(set(values)) == len(values), field
 
 
@@ -71,12 +73,25 @@ def test_an_unknown_precision_has_the_unknown_look() -> None:
     assert look_of("fp32") is LOOKS["fp32"]
 
 
-@pytest.mark.parametrize("look", [*LOOKS.values(), UNKNOWN_LOOK])
-def test_figures_in_bars_can_be_read(look: Look) -> None:
-    assert contrast(ink_on(look.colour), look.colour) > 4.5
+STYLE = resources.files("castwise.report.html").joinpath("page.css").read_text()
 
 
-@pytest.mark.parametrize(("theme", "page"), [("light", "#ffffff"), ("dark", "#14171b")])
-def test_text_can_be_read_in_both_themes(theme: str, page: str) -> None:
-    assert contrast(THEMES[theme][INK], page) > 7
-    assert 1.05 < contrast(THEMES[theme][FAINT], page) < 2, "a grid is to be seen, and no more"
+def theme(name: str) -> dict[str, str]:
+    """Return the colours that the page's stylesheet has in a theme, as files of charts name them."""
+    found = {variable: re.findall(rf"{variable}: light-dark\((#\w+), (#\w+)\)", STYLE)[0] for variable in VARIABLES}
+    return {f"var({variable})": colours[name == "dark"] for variable, colours in found.items()}
+
+
+VARIABLES = ("--ink", "--soft", "--line", "--page")
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+def test_text_can_be_read_in_both_themes(name: str) -> None:
+    colours = theme(name)
+    assert contrast(colours[INK], colours[PAGE]) > 7
+    assert contrast(colours[SOFT], colours[PAGE]) > 4.5
+    assert 1.05 < contrast(colours[FAINT], colours[PAGE]) < 2, "a grid is to be seen, and no more"
+
+
+def test_files_of_charts_have_the_colours_of_the_light_page() -> None:
+    assert theme("light") == LIGHT

@@ -1,6 +1,5 @@
 """What records say in the end: which precision to take, and the sentence for all."""
 
-import re
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from fake_records import steady
 from castwise.records.schema import Trial
 from castwise.registry.suites import LIMIT_STEPS
 from castwise.report.collection import collect
-from castwise.report.conclusions import Answer, answers_of, in_one_sentence
+from castwise.report.conclusions import Answer, answer_table, answers_of, headline
 
 
 def answers(*trials: Trial) -> list[Answer]:
@@ -18,7 +17,7 @@ def answers(*trials: Trial) -> list[Answer]:
 
 
 def sentence(*trials: Trial) -> str:
-    return in_one_sentence(collect(trials), answers(*trials))
+    return headline(collect(trials), answers(*trials))
 
 
 def rounds(precision: str, **changes: Any) -> list[Trial]:
@@ -38,7 +37,7 @@ def test_answer_has_precision_speedup_memory_and_code() -> None:
     assert answer.speedup == pytest.approx(2.5, rel=0.03)
     assert answer.advice.memory_ratio == pytest.approx(0.7)
     assert answer.advice.code.startswith("with torch.autocast")
-    assert sentence(*trials) == answer.advice.sentence
+    assert sentence(*trials) == "resnet50 on Fake GPU: take bf16-mixed, 2.50× as fast as fp32"
 
 
 def test_speedup_is_over_pytorchs_default_if_that_was_measured() -> None:
@@ -48,17 +47,23 @@ def test_speedup_is_over_pytorchs_default_if_that_was_measured() -> None:
     assert answer.speedup == pytest.approx(0.7 / 0.4, rel=0.03)
     assert answer.advice.over_fp32 is not None
     assert answer.advice.over_fp32.value == pytest.approx(2.5, rel=0.03)
-    assert "times as fast as PyTorch's default)" in sentence(*trials)
+    assert sentence(*trials) == "2 models on Fake GPU: 2 train faster than PyTorch's default, 1.75×"
 
 
-def test_answers_are_put_together_by_precision() -> None:
+def test_the_title_counts_answers_and_the_table_has_the_largest_gain_first() -> None:
     factors = {"resnet50": 1.0, "dpn92": 0.5, "lstm-lm": 3.0}
     trials = [t for name, factor in factors.items() for t in rounds("bf16-mixed", workload=name, factor=factor)]
     trials += [trial for name in factors for trial in rounds("fp32", workload=name)]
     once = [steady(precision, workload=name) for precision in ("fp32", "tf32") for name in ("resnet18", "resnet101")]
     said = sentence(*trials, *once)
-    assert re.search(r"take bf16-mixed for resnet50, dpn92 \(2\.\d\d to [45]\.\d\d times as fast as fp32\)", said)
-    assert "stay with fp32 for lstm-lm; undecided for resnet18, resnet101." in said
+    assert said == "5 models on Fake GPU: 2 train faster than fp32, 2.50× to 5.00×; 1 stay as is; 2 undecided"
+    table = answer_table(answers(*trials, *once))
+    take = [(row["workload"], row["take"]) for row in table.rows]
+    assert take[:3] == [("dpn92", "bf16-mixed"), ("resnet50", "bf16-mixed"), ("lstm-lm", "fp32")]
+    assert [name for _, name in take[3:]] == ["undecided", "undecided"]
+    texts = {column.title: column.text(table.rows[0]) for column in table.columns}
+    assert texts["× fp32"].startswith("5.00× [")
+    assert (texts["memory"], texts["how sure"]) == ("0.70×", "3 runs each")
 
 
 def test_one_process_of_each_leaves_it_undecided() -> None:
@@ -68,9 +73,10 @@ def test_one_process_of_each_leaves_it_undecided() -> None:
 
 
 def test_nothing_is_recommended_if_nothing_ended_well() -> None:
-    assert sentence() == "No trial was measured."
+    assert sentence() == "No trial was measured"
     failed = [fake_trial(fake_spec(workload=name), status="oom", step_seconds=()) for name in ("resnet50", "dpn92")]
-    assert "nothing can be recommended" in sentence(*failed)
+    assert sentence(*failed) == "2 models on Fake GPU: 2 not compared"
+    assert sentence(*failed[:1]) == "resnet50 on Fake GPU: nothing to compare"
 
 
 def test_whole_runs_are_recommended_with_their_accuracy() -> None:
@@ -79,8 +85,8 @@ def test_whole_runs_are_recommended_with_their_accuracy() -> None:
     assert "79.0 % accuracy" in answer.advice.sentence
     assert "after 2 epochs" in answer.advice.sentence
     imitated = {"data_set": "synthetic:cifar10", "workload": "wrn-28-10"}
-    random = sentence(run("fp32", 10.0, 0.1, **imitated), run("fp16-mixed", 5.0, 0.1, **imitated))
-    assert "accuracy" not in random, "random data has none"
+    (random,) = answers(run("fp32", 10.0, 0.1, **imitated), run("fp16-mixed", 5.0, 0.1, **imitated))
+    assert "accuracy" not in random.advice.sentence, "random data has none"
 
 
 def test_cut_runs_say_so_and_recommend_nothing() -> None:
@@ -89,11 +95,9 @@ def test_cut_runs_say_so_and_recommend_nothing() -> None:
     assert "cut short (1 of 2 epochs)" in answer.advice.sentence
     assert "after 1 epoch" in answer.advice.sentence
     assert "take" not in answer.advice.sentence
-    names = ("dpn92", "wrn-28-10")
-    slow = [run(precision, 10.0, epochs=1, workload=name) for precision in ("fp32", "tf32") for name in names]
-    assert "no precision was worth leaving fp32, in dpn92, wrn-28-10" in sentence(*slow)
-    fast = [run("fp16-mixed", 5.0, epochs=1, workload=name) for name in names]
-    assert "fp16-mixed was the fastest for dpn92, wrn-28-10 (2.00" in sentence(*slow, *fast)
+    assert "fp16-mixed was the fastest in runs cut short, 2.00×" in headline(collect(()), [answer])
+    (row,) = answer_table([answer]).rows
+    assert (row["take"], row["how_sure"]) == ("(fp16-mixed)", "cut short: 1 of 2 epochs")
 
 
 def test_slower_or_unsafe_precisions_are_not_taken() -> None:
@@ -108,17 +112,16 @@ def test_searches_for_the_largest_batch_recommend_nothing() -> None:
     assert answers(run("fp32", 5.0, **recipe), run("fp16-mixed", 1.0, **recipe)) == []
 
 
-def test_answers_with_a_reference_go_first() -> None:
-    without = [trial for name in ("bf16-mixed", "fp16-master") for trial in rounds(name, workload="dpn92")]
-    assert "take tf32 for resnet50 (" in (said := sentence(*rounds("fp32"), *rounds("tf32"), *without))
-    assert "bf16-mixed" not in said
-    assert "take bf16-mixed, the fastest" in sentence(*without)
-
-
 def test_the_answer_is_one_for_all_loops() -> None:
     loops = ((), ("channels-last",), ("channels-last", "compile"))
     trials = [trial for loop in loops for trial in rounds("bf16-mixed", techniques=loop, factor=0.5 ** len(loop))]
-    trials += [*rounds("fp32"), *rounds("fp32", workload="dpn92"), *rounds("tf32", workload="dpn92")]
-    said = sentence(*trials)
-    assert re.search(r"take bf16-mixed with 2 techniques for resnet50 \(\d+\.\d\d times as fast as fp32\)", said)
-    assert said.index("bf16-mixed") < said.index("tf32"), "the largest gain first"
+    trials += rounds("fp32")
+    assert sentence(*trials).startswith("resnet50 on Fake GPU: take bf16-mixed with 2 techniques, 10.")
+    assert len(answer_table(answers(*trials)).rows) == 1
+
+
+def test_of_equal_loops_the_one_measured_most_is_taken() -> None:
+    often = [steady("bf16-mixed", repeat, techniques=("channels-last",)) for repeat in range(4)]
+    lucky = [steady("bf16-mixed", repeat, 0.995, techniques=("compile",)) for repeat in range(2)]
+    (answer,) = answers(*(steady("fp32", repeat) for repeat in range(4)), *often, *lucky)
+    assert answer.advice.techniques == ("channels-last",)

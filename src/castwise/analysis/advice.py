@@ -266,9 +266,10 @@ def _simplest_of_the_fastest(rows: Sequence[Row]) -> Row:
     fastest = max(_speed(row) for row in rows)
     near = [row for row in rows if _speed(row) * WORTHWHILE >= fastest]
 
-    def changes(row: Row) -> tuple[int, int, float]:
+    def changes(row: Row) -> tuple[int, int, int, float]:
+        # Of loops as simple as each other the one that was measured most: the fastest of many is so by luck.
         spec = row.trial.spec
-        return len(spec.techniques), precision_row(spec.precision).loop_changes, -_speed(row)
+        return len(spec.techniques), precision_row(spec.precision).loop_changes, -len(row.trials), -_speed(row)
 
     return min(near, key=changes)
 

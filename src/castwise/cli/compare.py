@@ -25,7 +25,7 @@ Examples:
 
     castwise compare before/ after/                how many times as fast
     castwise compare h200/ a100/ -o both.html      with charts
-    castwise compare h200/ a100/ --charts figures/   a picture a workload
+    castwise compare h200/ a100/ --charts figures/   the chart as SVG
     castwise compare published:T4 castwise-results/  a source's figures as a
                            machine; also 2080Ti, 1080Ti, K80, P100, TitanRTX
     castwise compare main/ branch/ --fail-on slower --format markdown
@@ -108,9 +108,9 @@ def compare(options: CompareOptions) -> int:
             json=lambda: machine_report.json_comparison(comparison),
         )
     if options.charts is not None:
-        from castwise.report.charts.static_images import pictures_of_machines
+        from castwise.report.charts.machines import pictures_of_machines
 
-        count = write_pictures(pictures_of_machines(comparison, compared.file_of), options)
+        count = write_pictures(pictures_of_machines(comparison, compared.file_of), options.charts)
         say(f"{options.charts}: {pluralize(count, 'picture')}")
     say_problems(compared.problems)
     slower = machine_report.slower_lines(comparison) if options.fail_on is not None else []

@@ -18,7 +18,7 @@ Examples:
     castwise report h200/ a100/ -o both.html     two machines in one report
     castwise report h200/ -o report.md           Markdown, for a pull request
     castwise report h200/ --format table         tables in the terminal
-    castwise report h200/ --charts figures/      every chart as a picture
+    castwise report h200/ --charts figures/      every chart as SVG
 """
 
 _DEFAULT_REPORT = Path("castwise-report.html")
@@ -53,8 +53,8 @@ def report(options: ReportOptions, output: ReportPrintOptions) -> None:
         size = write_report(found, path, options.title)
         say(f"{path}: {pluralize(len(found.collection.trials), 'trial')}, {format_size(size)}")
     if options.charts is not None:
-        from castwise.report.charts.static_images import pictures_of
+        from castwise.report.charts.registry import pictures_of
 
-        count = write_pictures(pictures_of(found.collection, found.file_of), options)
+        count = write_pictures(pictures_of(found.collection, found.file_of), options.charts)
         say(f"{options.charts}: {pluralize(count, 'picture')}")
     say_problems(found.problems)

@@ -16,7 +16,7 @@ class Look:
     """How a precision looks in every chart."""
 
     colour: str  # as #rrggbb
-    marker: str  # by plotly's names, as the dash
+    marker: str  # a shape that `report/charts/svg.py` draws, as the dash
     dash: str
 
 

@@ -14,7 +14,7 @@ from castwise.analysis.training_metrics import Run
 from castwise.max_batch.result import MaxBatch, is_max_batch_trial, max_batches_of
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import free_name
-from castwise.registry.precisions import known_precision, precision_sort_key
+from castwise.registry.precisions import BASELINE, DEFAULT, known_precision, precision_sort_key
 from castwise.registry.suites import is_search
 from castwise.render.fields import interval_values, trial_values
 from castwise.render.units import format_bytes, pluralize
@@ -131,6 +131,38 @@ class ComparisonGroup:
         """Return precision and setting, without some axes."""
         setting = self.setting(config, *without)
         return f"{config.precision}, {setting}" if setting else config.precision
+
+    def reference_of(self, config: Configuration) -> Configuration | None:
+        """Return the plain loop in fp32, or else in PyTorch's default, of a configuration's batch size and GPUs."""
+        spec = config.trial.spec
+        same = [
+            each
+            for each in self.configurations
+            if each.precision in (BASELINE, DEFAULT)
+            and each.throughput is not None
+            and each.trial.status == "ok"
+            and not each.trial.spec.techniques
+            and (each.trial.spec.batch_size, each.trial.spec.world_size) == (spec.batch_size, spec.world_size)
+        ]
+        return min(
+            same,
+            key=lambda c: (c.precision != BASELINE, c.trial.spec.parallelism == "dp", c.trial.spec.seed != spec.seed),
+            default=None,
+        )
+
+    def times_reference(self, config: Configuration) -> float | None:
+        """Return how many times as fast as its reference a configuration is; None without one."""
+        reference = self.reference_of(config)
+        if reference is None or reference.throughput is None or config.throughput is None:
+            return None
+        is_paired = config.trial.spec.techniques == () and reference.precision == BASELINE
+        if (
+            is_paired
+            and config.speedup is not None
+            and config.trial.spec.parallelism == reference.trial.spec.parallelism
+        ):
+            return config.speedup.value
+        return config.throughput.value / reference.throughput.value
 
     @property
     def description(self) -> str:

@@ -1,8 +1,9 @@
-"""The conclusions from a collection of records: a sentence for each comparison in it, and one for all."""
+"""The conclusions from a collection of records: an answer for each setting in it, their table, and a title for all."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from castwise.analysis.advice import WORTHWHILE, Advice, Decision, recommend
 from castwise.analysis.statistics import Estimate
@@ -11,12 +12,16 @@ from castwise.max_batch.result import max_batches_of
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import BASELINE, DEFAULT, precision_row
 from castwise.registry.suites import is_search
+from castwise.render.fields import Field, FlatRow, estimate_values, find_field, interval_text, worth_showing
+from castwise.render.table import DataTable
+from castwise.render.units import pluralize
 from castwise.report.collection import Collection, ComparisonGroup, Configuration, value_of
+from castwise.report.machine_names import short_name
 from castwise.spec.quantities import truncate_list
 from castwise.spec.trial import TrialSpec
 
 _WAITS = 0.5  # of the training time; a run that waits longer for its data says little about precisions
-_MAX_NAMES = 4  # of workloads or devices in the sentence for all
+_MAX_NAMES = 4  # of workloads or devices in the title
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Answer:
     spec: TrialSpec  # of the configuration that the answer is based on, or of another one of the same setting
     config: Configuration | None  # that the answer is based on; None without a precision
     reference: Configuration | None  # what the others are compared with: PyTorch's default, or else fp32
+    configurations: Sequence[Configuration] = ()  # of the same batch size and GPUs
     cut: str = ""  # how training runs were cut short, in words; empty for whole runs and for steady state
 
     @property
@@ -35,6 +41,11 @@ class Answer:
         """Return the speed-up of what to take over the reference; None for the reference itself."""
         found = self.advice.over_default or self.advice.over_fp32
         return found.value if found is not None else None
+
+    @property
+    def setting(self) -> str:
+        """Return batch size and GPUs in words."""
+        return ", ".join(part for part in (f"batch {self.spec.batch_size}", self.spec.world_size_label) if part)
 
 
 def answers_of(collection: Collection) -> list[Answer]:
@@ -47,35 +58,86 @@ def answers_of(collection: Collection) -> list[Answer]:
     return answers
 
 
-def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
-    """Return all answers in one sentence."""
+def headline(collection: Collection, answers: Sequence[Answer]) -> str:
+    """Return all answers in a line, the title of a report: what trains how many times as fast, on what."""
+    devices = list(dict.fromkeys(short_name(machine.device_name) for machine in collection.machines.values()))
+    where = " on " + truncate_list(devices, most=_MAX_NAMES)
     if not answers:
-        return _largest_batches(collection) or "No trial was measured."
-    if len(answers) == 1:
-        return answers[0].advice.sentence
-    devices = list(dict.fromkeys(machine.device_name for machine in collection.machines.values()))
-    where = "On " + ", ".join(devices[:_MAX_NAMES]) + (" and others" if len(devices) > _MAX_NAMES else "")
-    # Steady state is preferred to training runs, which more than the precision slows down, and answers with a reference
-    # to those without.
-    preferred = [each for each in answers if not each.group.is_training] or list(answers)
-    preferred = [each for each in preferred if each.reference is not None] or preferred
-    clauses: dict[tuple[Decision, str | None, str, bool], list[Answer]] = {}
-    for answer in preferred:
-        if answer.advice.decision != "nothing":
-            over = answer.reference.precision if answer.reference is not None else ""
-            clauses.setdefault((answer.advice.decision, loop_of(answer), over, bool(answer.cut)), []).append(answer)
-    if not clauses:
-        return f"{where} nothing can be recommended: nothing that can be compared ended well."
-    ranks = ("take", "stay", "undecided")
+        return _largest_batches(collection) or "No trial was measured"
+    models = list(dict.fromkeys(answer.spec.workload for answer in answers))
+    best = ranked(answers)[0]
+    if len(models) == 1:
+        more = f"; {pluralize(len(answers) - 1, 'more setting')} below" if len(answers) > 1 else ""
+        batch = f", batch {best.spec.batch_size}" if more else ""
+        return f"{models[0]}{batch}{where}: {_outcome(best)}{more}"
+    what = f"{len(models)} models" + (f" in {len(answers)} settings" if len(answers) > len(models) else "")
+    taken = [each for each in answers if each.advice.decision == "take" and each.speedup is not None]
+    whole, cut = ([each for each in taken if bool(each.cut) is is_cut] for is_cut in (False, True))
+    over = " or ".join(dict.fromkeys(_name(each.reference.precision) for each in whole or cut if each.reference))
+    parts = [f"{len(whole)} train faster than {over}, {_span(whole)}"] if whole else []
+    if cut:
+        parts.append(f"{len(cut)} faster than {over} in runs cut short, {_span(cut)}")
+    words = {"stay": "stay as is", "undecided": "undecided", "nothing": "not compared", "take": "without reference"}
+    rest = Counter(words[a.advice.decision] for a in answers if a.advice.decision != "take" or a.speedup is None)
+    parts += [f"{rest[word]} {word}" for word in words.values() if rest[word]]
+    return f"{what}{where}: {'; '.join(parts)}"
 
-    def order(own: list[Answer]) -> tuple[bool, int, float]:
-        gain = max((each.speedup or 0.0 for each in own), default=0.0)
-        return bool(own[0].cut), ranks.index(own[0].advice.decision), -gain
 
-    ordered = sorted(clauses.values(), key=order)
-    workloads = [name for own in ordered for name in {each.spec.workload for each in own}]
-    ambiguous = {name for name in workloads if workloads.count(name) > 1}
-    return f"{where}: " + "; ".join(_clause(own, ambiguous) for own in ordered) + "."
+def _span(answers: Sequence[Answer]) -> str:
+    gains = sorted(each.speedup for each in answers if each.speedup is not None)
+    return " to ".join(dict.fromkeys(f"{gain:.2f}×" for gain in (gains[0], gains[-1])))
+
+
+def ranked(answers: Sequence[Answer]) -> list[Answer]:
+    """Return the answers as a reader wants them: the largest gain first, what is no recommendation last."""
+    ranks: tuple[Decision, ...] = ("take", "stay", "undecided", "nothing")
+    return sorted(answers, key=lambda a: (ranks.index(a.advice.decision), bool(a.cut), -(a.speedup or 0.0)))
+
+
+def _outcome(answer: Answer) -> str:
+    """Return what to do in a few words."""
+    advice, loop = answer.advice, loop_of(answer)
+    if advice.decision == "nothing":
+        return "nothing to compare"
+    if loop is None:
+        return f"undecided, {advice.why}"
+    if advice.decision == "stay":
+        return f"stay with {_name(loop)}"
+    gain = ""
+    if answer.speedup is not None and answer.reference is not None:
+        gain = f", {answer.speedup:.2f}× as fast as {_name(answer.reference.precision)}"
+    return f"{loop} was the fastest in runs cut short{gain}" if answer.cut else f"take {loop}{gain}"
+
+
+def answer_table(answers: Sequence[Answer]) -> DataTable[FlatRow]:
+    """Return the table of what to take for which workload; what is no recommendation is in brackets."""
+    rows: list[FlatRow] = []
+    for answer in ranked(answers):
+        advice = answer.advice
+        take = _name(loop_of(answer)) or advice.decision
+        rows.append(
+            {
+                "workload": answer.group.title,
+                "setting": answer.setting,
+                "take": f"({take})" if answer.cut else take,
+                **estimate_values("default_speedup", advice.over_default),
+                **estimate_values("speedup", advice.over_fp32),
+                "memory_ratio": advice.memory_ratio,
+                "why": advice.why,
+                "how_sure": f"cut short: {answer.cut}" if answer.cut else advice.how_sure,
+            }
+        )
+    fields = [
+        find_field("workload"),
+        Field("setting", "setting"),
+        Field("take", "take", wraps=True),
+        Field("default_speedup", "× default", "ratio", interval_text("default_speedup")),
+        Field("speedup", "× fp32", "ratio", interval_text("speedup")),
+        find_field("memory_ratio", "memory"),
+        Field("why", "why", wraps=True),
+        Field("how_sure", "how sure", wraps=True),
+    ]
+    return DataTable(worth_showing(fields, rows, always=("workload", "setting", "take", "why", "how_sure")), rows)
 
 
 def _largest_batches(collection: Collection) -> str:
@@ -84,38 +146,9 @@ def _largest_batches(collection: Collection) -> str:
     for each in max_batches_of(collection.trials):
         loop = ", ".join((each.spec.precision, *each.spec.techniques))
         size = "none" if each.largest is None else f"{each.largest.spec.batch_size:,}"
-        found.setdefault(each.spec.workload, []).append(f"{loop}: {size}")
-    named = [f"{name}: {'; '.join(sizes)}" for name, sizes in found.items()][:_MAX_NAMES]
-    return f"Largest batches that train. {'. '.join(named)}." if named else ""
-
-
-def _clause(answers: Sequence[Answer], ambiguous: set[str]) -> str:
-    """Return the clause for equal answers; ambiguous workloads, with several answers, name their setting."""
-    by_workload: dict[str, list[Answer]] = {}
-    for each in answers:
-        by_workload.setdefault(each.spec.workload, []).append(each)
-    names = []
-    for name, own in by_workload.items():
-        spec, setting = own[0].spec, ""
-        if name in ambiguous and len(own) > 1:
-            setting = f" in {len(own)} settings"
-        elif name in ambiguous:
-            setting = f" at batch {spec.batch_size}" + (f" on {spec.world_size_label}" if spec.world_size_label else "")
-        names.append(name + setting)
-    where = truncate_list(names, most=_MAX_NAMES if len(names) <= _MAX_NAMES else _MAX_NAMES - 1)  # never "and 1 more"
-    decision, precision, is_cut = answers[0].advice.decision, loop_of(answers[0]), bool(answers[0].cut)  # all the same
-    if decision == "undecided":
-        return f"undecided for {where}"
-    if decision == "stay":
-        stay = f"in runs cut short no precision was worth leaving {_name(precision)}, in" if is_cut else ""
-        return f"{stay or f'stay with {_name(precision)} for'} {where}"
-    clause = f"in runs cut short {precision} was the fastest for {where}" if is_cut else f"take {precision} for {where}"
-    speedups = sorted(each.speedup for each in answers if each.speedup is not None)
-    reference = answers[0].reference
-    if not speedups or reference is None:
-        return clause
-    span = " to ".join(dict.fromkeys((f"{speedups[0]:.2f}", f"{speedups[-1]:.2f}")))
-    return f"{clause} ({span} times as fast as {_name(reference.precision)})"
+        found.setdefault(each.spec.workload, []).append(f"{size} in {loop}")
+    named = [f"{name} {', '.join(sizes)}" for name, sizes in found.items()][:_MAX_NAMES]
+    return f"Largest batches that train: {'; '.join(named)}" if named else ""
 
 
 def loop_of(answer: Answer) -> str | None:
@@ -142,7 +175,7 @@ def _answers_of_steady_state(group: ComparisonGroup) -> Iterator[Answer]:
         based_on = next((each for each in own if each.trial.spec.key == advice.key), None)
         ended = {each.precision: each for each in own if each.trial.status == "ok" and not each.trial.spec.techniques}
         reference = ended.get(DEFAULT) or ended.get(BASELINE)
-        yield Answer(group, advice, (based_on or own[0]).trial.spec, based_on, reference)
+        yield Answer(group, advice, (based_on or own[0]).trial.spec, based_on, reference, own)
 
 
 def _answers_of_runs(group: ComparisonGroup) -> Iterator[Answer]:
@@ -158,7 +191,8 @@ def _answers_of_runs(group: ComparisonGroup) -> Iterator[Answer]:
         others = [config for config in ended if config.precision != BASELINE]
         safe = [config for config in others if precision_row(config.precision).keeps_float32_weights]
         if baseline is not None and safe:
-            yield _answer_of_runs(group, baseline, max(safe, key=lambda c: value_of(c.throughput)), others)
+            answer = _answer_of_runs(group, baseline, max(safe, key=lambda c: value_of(c.throughput)), others)
+            yield replace(answer, configurations=configurations)
 
 
 def _answer_of_runs(
@@ -189,7 +223,7 @@ def _answer_of_runs(
         if waiting < _WAITS:
             why = f"{best.precision}, the next, trains {speedup:.2f}× as fast"
         advice = Advice(*words, "stay", BASELINE, sentence, why=why, how_sure="one run")
-        return Answer(group, advice, baseline.trial.spec, baseline, baseline, cut)
+        return Answer(group, advice, baseline.trial.spec, baseline, baseline, cut=cut)
     pairs = list(zip(epochs_of(best.trial), epochs_of(baseline.trial), strict=False))
     learned = ""  # by both runs after as many epochs, if their data is real
     if pairs and imitated_data_set(spec.data_set) is None:
@@ -213,4 +247,4 @@ def _answer_of_runs(
         why=why,
         how_sure="one run",
     )
-    return Answer(group, advice, spec, best, baseline, cut)
+    return Answer(group, advice, spec, best, baseline, cut=cut)

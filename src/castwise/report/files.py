@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from castwise.errors import StoreError, UsageError, unknown_name
+from castwise.errors import StoreError, UsageError
 from castwise.spec.options import DEFAULT_RESULTS, Option
 
 if TYPE_CHECKING:
     from castwise.records.schema import Trial
-    from castwise.report.charts.static_images import Picture
     from castwise.report.collection import Collection, FileOf
 
 
@@ -35,12 +34,8 @@ class ChartOptions:
     """Charts as pictures."""
 
     charts: Annotated[
-        Path | None, Option("Write each chart as a picture into this folder.", "Output", metavar="DIR")
+        Path | None, Option("Write each chart as an SVG picture into this folder.", "Output", metavar="DIR")
     ] = None
-    chart_formats: Annotated[
-        tuple[str, ...],
-        Option("Formats of the pictures, comma-separated.", "Output", keyword="chart_format", default="png,svg"),
-    ] = ("png", "svg")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +70,7 @@ class ReportOptions(ChartOptions, RecordsOptions):
     output: Annotated[
         Path | None, Option("The file to write: .html or .md.", "Output", flags=("--output", "-o"), metavar="FILE")
     ] = None
-    title: Annotated[str, Option("The report's title.", "Output")] = "castwise report"
+    title: Annotated[str | None, Option("The report's title; else the answer.", "Output")] = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +142,7 @@ def _why_nothing(paths: Sequence[Path], problems: Sequence[tuple[str, str]]) -> 
     return f"There are no records in {where}. {count} there {verb}: '{problems[0][0]}': {problems[0][1]}."
 
 
-def write_report(found: Found, output: Path, title: str = ReportOptions.title) -> int:
+def write_report(found: Found, output: Path, title: str | None = None) -> int:
     """Write a report, as HTML or as Markdown by the file's suffix; return its size in bytes."""
 
     def html() -> str:
@@ -164,24 +159,13 @@ def write_report(found: Found, output: Path, title: str = ReportOptions.title) -
     return write_by_suffix(output, html=html, markdown=markdown)
 
 
-def write_pictures(pictures: "Iterable[Picture]", options: ChartOptions) -> int:
-    """Write pictures of charts into the folder that was asked for, and return how many they are.
+def write_pictures(pictures: Iterable[tuple[str, str]], folder: Path) -> int:
+    """Write pictures, each a file name with its SVG, into a folder, and return how many they are.
 
     Raises:
-        UsageError: There is no such format, or what draws pictures is not installed.
         StoreError: The folder cannot be written.
     """
-    from castwise.report.charts.static_images import FORMATS
-    from castwise.report.charts.static_images import write_pictures as write
-
-    assert options.charts is not None
-    for name in options.chart_formats:
-        if name not in FORMATS:
-            raise unknown_name("format of pictures", name, FORMATS)
-    try:
-        return len(write(pictures, options.charts, options.chart_formats))
-    except OSError as error:
-        raise StoreError(f"'{options.charts}' cannot be written: {error.strerror or error}.") from None
+    return len([atomic_write(folder / name, picture.encode()) for name, picture in pictures])
 
 
 def write_by_suffix(path: Path, **texts: Callable[[], str]) -> int:

@@ -37,6 +37,13 @@ def machine_names(sides: Sequence[Sequence[Environment]], folders: Sequence[str]
     return [f"{name} #{names[:n].count(name) + 1}" if names.count(name) > 1 else name for n, name in enumerate(names)]
 
 
+def names_by_fingerprint(environments: Iterable[Environment]) -> dict[str, str]:
+    """Return what readers call each machine: `H200`, and `H200, 64-core host` if there is another one."""
+    machines = {each.fingerprint: each for each in environments}
+    words = distinctions(machines.values())
+    return {key: ", ".join(filter(None, (short_name(m.device_name), words[key]))) for key, m in machines.items()}
+
+
 def distinctions(environments: Iterable[Environment]) -> dict[str, str]:
     """Return by fingerprint what tells each machine from the others: `64-core host`; empty if there is only one."""
     machines = {each.fingerprint: _traits(each) for each in environments}

@@ -6,13 +6,15 @@ from operator import attrgetter
 
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.analysis.steady_metrics import unit_of
-from castwise.records.schema import Environment, Trial
+from castwise.records.schema import Trial
 from castwise.render.units import format_rate, pluralize
+from castwise.report.machine_names import names_by_fingerprint
 
 # By so much may figures without intervals differ. Source: chosen here; processes of one configuration differ by per
 # cents if the host is the limit.
 _AGREE = 0.03
 _MOST_NOTES = 5
+
 _SOFTWARE = ("driver", "cuda", "torch", "castwise")
 
 Figure = tuple[Trial, Estimate]  # a trial of a machine, and the configuration's throughput there
@@ -52,15 +54,19 @@ class _Spread:
     def words(self) -> str:
         """Return which figure each machine has."""
         environments = [trial.environment for trial, _ in self.figures]
-        names = [name for name in _SOFTWARE if len({getattr(each, name) for each in environments}) > 1]
+        machines = names_by_fingerprint(environments)
+        software = [name for name in _SOFTWARE if len({getattr(each, name) for each in environments}) > 1]
         unit = unit_of(self.figures[0][0])
-        places = [
-            f"{format_rate(rate.value)}{'' if number else f' {unit}/s'} on {_place(trial.environment, names)}"
-            for number, (trial, rate) in enumerate(self.figures)
-        ]
+        places = []
+        for number, (trial, rate) in enumerate(self.figures):
+            machine = machines[trial.environment.fingerprint]
+            versions = [f"{name} {getattr(trial.environment, name)}" for name in software]
+            more = ", ".join(each for each in versions if each not in machine)
+            places.append(f"{format_rate(rate.value)}{'' if number else f' {unit}/s'} on {machine}")
+            places[-1] += f" ({more})" if more else ""
         label = self.figures[0][0].spec.label
         share = f"{100 * self.difference:.2g}" if self.difference < 0.1 else f"{100 * self.difference:.0f}"
-        return f"{label} was measured {self.where}, and they differ by {share} %: {', '.join(places)}."
+        return f"{label} was measured {self.where}, and they differ by {share} %: {'; '.join(places)}."
 
 
 def machine_notes(configurations: Iterable[Sequence[Figure]]) -> list[MachineNote]:
@@ -94,11 +100,3 @@ def machine_notes(configurations: Iterable[Sequence[Figure]]) -> list[MachineNot
         text = f"{which} measured {where}, which agree within their intervals, or without intervals within 3 %."
         notes.append(MachineNote(text, is_warning=False))
     return notes
-
-
-def _place(environment: Environment, software: Sequence[str]) -> str:
-    """Return which machine this is: its host, its CPU, its GPU, and software that the others have in other versions."""
-    traits = [f"CPU {environment.cpu}"] if environment.gpu else []
-    traits += [environment.gpu_uuid[:12]] if environment.gpu_uuid else []
-    traits += [f"{name} {getattr(environment, name)}" for name in software]
-    return environment.host + (f" ({', '.join(traits)})" if traits else "")

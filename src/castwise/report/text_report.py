@@ -8,18 +8,25 @@ from castwise.analysis.advice import recommend
 from castwise.max_batch.render import markdown_max_batches, print_max_batches
 from castwise.render import run_report, training_table
 from castwise.render.console import print_line
-from castwise.render.table import markdown_grid, markdown_text
+from castwise.render.table import markdown_grid, markdown_text, print_data_table
+from castwise.render.units import pluralize
 from castwise.report.collection import Collection, ComparisonGroup
-from castwise.report.conclusions import answers_of, in_one_sentence
+from castwise.report.conclusions import answer_table, answers_of, headline
 from castwise.report.machine_notes import MachineNote
 
 _MORE = "in the HTML report"
+_MAX_LENGTH = 60_000  # characters; GitHub takes 65,536
+_MAX_ANSWERS = 100
 
 
 def print_report(collection: Collection, console: Console) -> None:
-    """Print the answer, and a table for each group."""
-    print_line(console, in_one_sentence(collection, answers_of(collection)), "bold")
+    """Print the answers, and a table for each group."""
+    answers = answers_of(collection)
+    print_line(console, headline(collection, answers), "bold")
     print_line(console, collection.summary)
+    if len(answers) > 1:
+        console.print()
+        print_data_table(console, answer_table(answers), drop_first=("memory_ratio", "why"), elsewhere=_MORE)
     _print_notes(collection.machine_notes, console)
     for group in collection.groups:
         print_line(console, f"\n{group.title}", "bold underline")
@@ -40,19 +47,32 @@ def _print_notes(notes: Sequence[MachineNote], console: Console) -> None:
 
 
 def markdown_report(collection: Collection) -> str:
-    """Return the answer, and a table for each group, as Markdown."""
+    """Return the answers, and a folded table for each group, as Markdown that GitHub takes: not too long for it."""
+    answers = answers_of(collection)
+    table = answer_table(answers)
     parts = [
-        f"**{markdown_text(in_one_sentence(collection, answers_of(collection)))}**",
+        f"**{markdown_text(headline(collection, answers))}**",
         markdown_text(collection.summary),
+        "\n".join(markdown_grid(table.columns, table.rows[:_MAX_ANSWERS])) if answers else "",
         _bullets(note.text for note in collection.machine_notes),
-        *(
-            f"### {markdown_text(group.title)}\n\n{_markdown_group(group)}\n"
-            + _bullets(note.text for note in collection.machine_notes_of(*group.configurations))
-            for group in collection.groups
-        ),
         _bullets(collection.notes),
     ]
-    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+    length = sum(map(len, parts))
+    folds = len(collection.groups) > 1
+    for number, group in enumerate(collection.groups):
+        notes = _bullets(note.text for note in collection.machine_notes_of(*group.configurations))
+        content = "\n\n".join(part for part in (_markdown_group(group).strip(), notes) if part)
+        title = markdown_text(group.title)
+        part = f"### {title}\n\n{content}"
+        if folds:
+            part = f"<details><summary>{title}</summary>\n\n{content}\n\n</details>"
+        length += len(part)
+        if length > _MAX_LENGTH:
+            left = pluralize(len(collection.groups) - number, "more comparison")
+            parts.append(f"{left} in the HTML report: this one would be too long for GitHub.")
+            break
+        parts.append(part)
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _bullets(lines: Iterable[str]) -> str:

@@ -1,1 +1,1 @@
-"""Charts: pure functions of a collection that give plotly figures as plain documents, each with its table."""
+"""Charts: pure functions of a collection that draw SVG, each with its table."""

@@ -1,25 +1,27 @@
-"""A chart: a plotly figure as a plain dictionary, what it shows in a sentence, and the table of its values."""
+"""A chart: a drawing for each width, what it shows in a sentence, and the table of its values."""
 
-from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, field
+import textwrap
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass, replace
 from typing import Any
 
+from castwise.analysis.statistics import Estimate, has_interval
 from castwise.render.fields import Field, FlatRow, find_field, find_fields
 from castwise.render.table import DataTable
-from castwise.report.charts.plotly_parts import Document, hover, line
+from castwise.render.theme import LIGHT, PAGE, SOFT, look_of
+from castwise.report.charts.svg import HATCH, WIDE, Drawing, Line, text
 from castwise.report.collection import ComparisonGroup, Configuration, FileOf
+from castwise.report.machine_names import short_name
 
+MAX_BARS = 32
+MAX_LINES = 12
+_MAX_POINTS = 80  # of a line: few screens show more
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 RATE_FIELDS = (
     find_field("throughput_per_second"),
     Field("throughput_per_second_low", "from", "rate"),
     Field("throughput_per_second_high", "to", "rate"),
     find_field("processes"),
-)
-SPEEDUP_FIELDS = (
-    Field("speedup", "speed-up", "ratio"),
-    Field("speedup_low", "from", "ratio"),
-    Field("speedup_high", "to", "ratio"),
-    *find_fields(("processes", "verdict")),
 )
 
 
@@ -30,11 +32,28 @@ class Chart:
     name: str  # of its files, and its place in the registry
     title: str
     summary: str  # what it shows, in a sentence, for those who do not see it
-    traces: list[Document]
-    layout: Document  # colours of the page left to the theme
-    table: DataTable[Any]
+    draw: Callable[[int], Drawing]  # for a width in pixels
+    table: DataTable[Any] | None = None  # of its values; lines over a run have none, `castwise export` has those
     note: str = ""  # what a reader must know of it
-    narrow: Document = field(default_factory=dict)  # what differs in the layout on a narrow screen
+
+    def as_file(self, context: str) -> str:
+        """Return it as an SVG file in light colours, below its title and of which model, machine and date it is."""
+        drawing = self.draw(WIDE)
+        titles, contexts = textwrap.wrap(self.title, 68), textwrap.wrap(context, 88)
+        head = "".join(text(12, 26 + 20 * place, words, size=17) for place, words in enumerate(titles))
+        top = 26 + 20 * len(titles)
+        lines = "".join(text(12, top + 18 * place, words, fill=SOFT) for place, words in enumerate(contexts))
+        top += 18 * len(contexts)
+        width, height = drawing.width + 24, top + drawing.height + 12
+        whole = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+            f'height="{height:g}" font-family="Helvetica, Arial, sans-serif"><defs>{HATCH}</defs>'
+            f'<rect width="100%" height="100%" fill="{PAGE}"/><g font-weight="700">{head}</g>{lines}'
+            f'<g transform="translate(12 {top})">{drawing.body}</g></svg>\n'
+        )
+        for name, colour in LIGHT.items():
+            whole = whole.replace(name, colour)
+        return whole
 
 
 @dataclass(frozen=True)
@@ -44,15 +63,23 @@ class GroupSubject:
     group: ComparisonGroup
     file_of: FileOf
 
-    def hover(self, config: Configuration, *lines: str) -> str:
-        """Return the text at the pointer for a configuration: its label, these lines, and its file."""
-        return hover([self.group.label(config), *lines, self.file_of(config.trial)])
+    @property
+    def context(self) -> str:
+        """Return of which model, machine and date the charts are."""
+        first = self.group.first
+        return f"{self.group.title}, {short_name(first.environment.device_name)}, {first.started_at[:10]}"
 
-    def line(
-        self, config: Configuration, x: Sequence[float], y: Sequence[float | None], text: str, place: int = 0
-    ) -> Document:
-        """Return a configuration's line in a panel; `text` is the template of the text at the pointer."""
-        return line(self.group.label(config), config.precision, x, y, text, place)
+    def tip(self, config: Configuration, *lines: str) -> str:
+        """Return the text at the pointer for a configuration: its label, these lines, and its file."""
+        return "\n".join(each for each in (self.group.label(config), *lines, self.file_of(config.trial)) if each)
+
+    def line(self, config: Configuration, points: Sequence[tuple[float, float | None]], *lines: str) -> Line:
+        """Return a configuration's line in its precision's look, with as many points as a screen shows."""
+        kept = [points[number] for number in downsample(len(points))]
+        look = look_of(config.precision)
+        known = [(x, y) for x, y in kept if y is not None]
+        tip = self.tip(config, *lines)
+        return Line(self.group.label(config), known, look.colour, look.marker, look.dash, tip)
 
     def table(
         self,
@@ -72,6 +99,40 @@ class GroupSubject:
         ]
         setting = [Field("setting", "setting")] if any(row["setting"] for row in rows) else []
         return DataTable([find_field("precision"), *setting, *fields, *find_fields(("status", "file"))], rows)
+
+
+def interval_of(found: Estimate | None) -> tuple[float, float] | None:
+    """Return the 95 % interval of a figure, if it has one."""
+    return (found.low, found.high) if found is not None and has_interval(found) else None
+
+
+def interval_text(found: Estimate | None, form: Callable[[float], str]) -> str:
+    """Return the 95 % interval of a figure in words; empty if there is no figure."""
+    if found is not None and has_interval(found):
+        return f"95 % interval {form(found.low)} to {form(found.high)}, {found.n} processes"
+    return "no interval: one process" if found is not None and found.n < 2 else ""
+
+
+def varied(lines: Iterable[Line]) -> list[Line]:
+    """Return lines of which those of one colour have different dashes and markers; lines of one name stay alike."""
+    names: dict[str, list[str]] = {}
+    found = []
+    for each in lines:
+        of_colour = names.setdefault(each.colour, [])
+        if each.name not in of_colour:
+            of_colour.append(each.name)
+        variant = of_colour.index(each.name)
+        first = _DASHES.index(each.dash) if each.dash in _DASHES else 0
+        dash = _DASHES[(first + variant) % len(_DASHES)]
+        found.append(replace(each, dash=dash, marker=each.marker + ("-open" if variant % 2 else "")))
+    return found
+
+
+def downsample(count: int) -> list[int]:
+    """Return which of `count` points to draw: the first, the last, and points at even distances between them."""
+    if count <= _MAX_POINTS:
+        return list(range(count))
+    return sorted({round(index * (count - 1) / (_MAX_POINTS - 1)) for index in range(_MAX_POINTS)})
 
 
 def left_out(text: str, shown: Sized, every: Sized) -> str:

@@ -1,32 +1,49 @@
-"""The charts of a comparison group, in the order in which a report shows them: one row each."""
+"""The charts of a comparison group, in the order in which a report shows them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
-from castwise.report.charts import blocks, memory, scaling, throughput, training, waterfall
+from castwise.records.store import free_name, slug
+from castwise.report.charts import blocks, memory, scaling, throughput, training
 from castwise.report.charts.chart import Chart, GroupSubject
+from castwise.report.collection import Collection, FileOf
+from castwise.report.conclusions import Answer, answers_of
 
 GROUP_CHARTS: dict[str, Callable[[GroupSubject], Chart | None]] = {
     "largest": memory.max_batch,
     "throughput": throughput.throughput,
-    "speedup": throughput.speedup,
-    "memory": memory.memory,
+    "memory": throughput.memory,
     "batch": scaling.batch,
-    "parts": memory.memory_breakdown,
-    "waterfall": waterfall.waterfall,
+    "scaling": scaling.scaling,
     "loss": training.loss,
     "accuracy": training.accuracy,
     "perplexity": training.perplexity,
     "time": training.time_split,
-    "scaling": scaling.scaling,
+    "parts": memory.memory_breakdown,
+    "holders": memory.holders,
     "blocks": blocks.blocks,
     "telemetry": blocks.telemetry,
 }
-
+# Folded: they say how a figure came about, not what it is.
+DIAGNOSTICS = ("parts", "holders", "blocks", "telemetry")
 # Of a search for the largest batch; bars of every batch that it tried would be too many.
 _OF_MAX_BATCH = ("largest", "batch", "parts")
+_NAME_LENGTH = 80
 
 
-def charts_of(subject: GroupSubject) -> list[Chart]:
+def charts_of(subject: GroupSubject, answers: Sequence[Answer]) -> list[Chart]:
     """Return the charts that the records have something for."""
     makers = [make for name, make in GROUP_CHARTS.items() if not subject.group.is_max_batch or name in _OF_MAX_BATCH]
-    return [chart for make in makers if (chart := make(subject)) is not None]
+    found = [throughput.ladder(subject, answers), *(make(subject) for make in makers)]
+    return [chart for chart in found if chart is not None]
+
+
+def pictures_of(collection: Collection, file_of: FileOf) -> Iterator[tuple[str, str]]:
+    """Yield the file names and the SVG of all charts of a collection; no two have the same name."""
+    answers = answers_of(collection)
+    taken = set[str]()
+    for group in collection.groups:
+        name = free_name(slug(group.title)[:_NAME_LENGTH] or "group", taken, "-")
+        taken.add(name)
+        subject = GroupSubject(group, file_of)
+        for chart in charts_of(subject, [each for each in answers if each.group is group]):
+            yield f"{name}-{chart.name}.svg", chart.as_file(subject.context)

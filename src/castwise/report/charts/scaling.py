@@ -5,10 +5,18 @@ from collections.abc import Callable, Mapping, Sequence
 from castwise.analysis.energy import joules_per_unit
 from castwise.analysis.steady_metrics import throughput
 from castwise.render.fields import find_field, find_fields
-from castwise.render.theme import INK
+from castwise.render.theme import INK, look_of
 from castwise.render.units import format_bytes, format_percent, format_rate
-from castwise.report.charts import plotly_parts as plot
-from castwise.report.charts.chart import RATE_FIELDS, Chart, GroupSubject
+from castwise.report.charts.chart import (
+    MAX_LINES,
+    RATE_FIELDS,
+    Chart,
+    GroupSubject,
+    interval_of,
+    interval_text,
+    varied,
+)
+from castwise.report.charts.svg import Line, Panel, line_chart
 from castwise.report.collection import ComparisonGroup, Configuration, value_of
 
 _GIB = 2**30
@@ -25,7 +33,9 @@ def batch(subject: GroupSubject) -> Chart | None:
         named.setdefault(group.label(config, "batch_size"), []).append(config)
     lines = _drawable(named, "batch_size")
     configurations = [config for own in lines.values() for config in own]
-    if not any(config.throughput for config in configurations):
+    loops = {config.trial.spec.techniques for config in group.configurations}
+    is_search = len(loops) > 1 and not group.is_max_batch  # which tries a smaller batch for memory, not for speed
+    if is_search or not any(config.throughput for config in configurations):
         return None
 
     def held_gib(config: Configuration) -> float | None:
@@ -36,28 +46,26 @@ def batch(subject: GroupSubject) -> Chart | None:
         reserved, allocated = format_bytes(config.peak_reserved_bytes), format_bytes(config.peak_allocated_bytes)
         return f"peak reserved {reserved}, allocated {allocated}"
 
-    traces = _two_panels(subject, lines, "batch_size", held_gib, held_text)
+    above, below = _two_panels(subject, lines, "batch_size", held_gib, held_text)
     notes = []
     capacity = group.first.spec.memory_limit_bytes or group.first.environment.gpu_memory_bytes
     failed = [config for config in configurations if config.trial.status == "oom"]
     if capacity is not None and failed:
-        hovers = [subject.hover(config, "ran out of memory") for config in failed]
-        x = [config.trial.spec.batch_size for config in failed]
-        marker = {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": INK}}
-        traces.append(_markers("out of memory", x, [capacity / _GIB] * len(x), marker, hovers) | plot.panel(1))
-        notes.append("Crosses are batches that ran out of memory.")
+        tips = [subject.tip(config, "ran out of memory") for config in failed]
+        points = [(float(config.trial.spec.batch_size), capacity / _GIB) for config in failed]
+        below.append(Line("out of memory", points, INK, "x", "", tips=tips))
     knees = [found.knee for found in group.max_batches if found.knee is not None]
     if knees:
-        hovers = [plot.hover([trial.spec.label, "knee", subject.file_of(trial)]) for trial in knees]
-        x, y = [trial.spec.batch_size for trial in knees], [throughput(trial) or 0.0 for trial in knees]
-        marker = {"symbol": "circle-open", "size": 16, "color": INK, "line": {"width": 2, "color": INK}}
-        traces.append(_markers("knee", x, y, marker, hovers) | plot.panel(0))
-        notes.append("Rings are knees: the smallest batch within 2 % of the best throughput.")
+        tips = [f"{trial.spec.label}\nknee\n{subject.file_of(trial)}" for trial in knees]
+        points = [(float(trial.spec.batch_size), throughput(trial) or 0.0) for trial in knees]
+        above.append(Line("knee", points, INK, "ring", "", tips=tips))
+        notes.append("Knees: the smallest batch within 2 % of the best throughput.")
     batches = [config.trial.spec.batch_size for config in configurations]
-    x_type = "log" if max(batches) >= _LOGARITHMIC_FROM * min(batches) else "linear"
-    document = plot.panels([f"{group.unit} per second", "peak reserved, GiB"], ["", "batch size"], type=x_type)
-    document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
-    document["hovermode"] = "closest"
+    is_log = max(batches) >= _LOGARITHMIC_FROM * min(batches)
+    panels = [
+        Panel(title, own, "batch size", sorted(set(batches)), is_log=is_log, from_zero=True)
+        for title, own in ((f"{group.unit} per second", above), ("peak reserved, GiB", below))
+    ]
     largest = max((c for c in configurations if c.throughput), key=lambda c: c.trial.spec.batch_size)
     has_energy = any(joules_per_unit(config.trial) is not None for config in configurations)
     others = (*(("joules_per_unit",) if has_energy else ()), "peak_allocated_bytes", "peak_reserved_bytes")
@@ -68,8 +76,7 @@ def batch(subject: GroupSubject) -> Chart | None:
             f"Throughput and peak memory over batch sizes from {min(batches)} to {max(batches)}; "
             f"the largest that trained is {largest.trial.spec.batch_size}, with {largest.precision}."
         ),
-        traces=traces,
-        layout=document,
+        draw=lambda width: line_chart(panels, width),
         table=subject.table(configurations, [find_field("batch_size"), *RATE_FIELDS, *find_fields(others)]),
         note=" ".join(notes),
     )
@@ -90,34 +97,25 @@ def scaling(subject: GroupSubject) -> Chart | None:
         share = config.scaling_efficiency
         return "" if share is None else f"{format_percent(share)} of the ideal"
 
-    traces = _two_panels(subject, lines, "world_size", efficiency, efficiency_text)
+    above, below = _two_panels(subject, lines, "world_size", efficiency, efficiency_text)
     configurations = list(dict.fromkeys(config for own in lines.values() for config in own))
     most = max(config.trial.spec.world_size for config in configurations)
     single = max((value_of(c.throughput) for c in configurations if c.trial.spec.world_size == 1), default=None)
     if single is not None:
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": "ideal, of the fastest",
-                "x": [1, most],
-                "y": [single, single * most],
-                "line": {"color": INK, "width": 1, "dash": "dot"},
-                "hoverinfo": "skip",
-                **plot.panel(0),
-            }
-        )
+        above.append(Line("ideal, of the fastest", [(1, single), (most, single * most)], INK, "", "dot"))
     efficient = [config for config in configurations if config.scaling_efficiency is not None]
     best = max(efficient, key=lambda c: (c.trial.spec.world_size, c.scaling_efficiency), default=None)
     reached = "" if best is None else f"; {efficiency_text(best)} with {group.label(best)}"
-    document = plot.panels([f"{group.unit} per second", "efficiency, %"], ["", "GPUs"], dtick=1)
-    document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
+    ticks = list(range(1, most + 1))
+    panels = [
+        Panel(title, own, "GPUs", ticks, from_zero=True)
+        for title, own in ((f"{group.unit} per second", above), ("efficiency, %", below))
+    ]
     return Chart(
         name="scaling",
         title="Scaling over GPUs",
         summary=f"Throughput on up to {most} GPUs{reached}.",
-        traces=traces,
-        layout=document,
+        draw=lambda width: line_chart(panels, width),
         table=subject.table(configurations, [*RATE_FIELDS, find_field("scaling_efficiency")]),
         note="The batch size is one GPU's: a step on N of them trains on N times as many samples.",
     )
@@ -141,7 +139,7 @@ def _by_parallelism(group: ComparisonGroup) -> dict[str, list[Configuration]]:
 def _drawable(lines: Lines, option: str) -> Lines:
     """Return as many lines as a chart has room for, of those with at least two values of an option."""
     several = [name for name, own in lines.items() if len({getattr(c.trial.spec, option) for c in own}) > 1]
-    return {name: lines[name] for name in several[: plot.MAX_LINES]}
+    return {name: lines[name] for name in several[:MAX_LINES]}
 
 
 def _two_panels(
@@ -150,26 +148,23 @@ def _two_panels(
     option: str,
     below: Callable[[Configuration], float | None],
     below_text: Callable[[Configuration], str],
-) -> list[plot.Document]:
-    """Return lines of throughput with intervals above lines of other values."""
-    traces = []
+) -> tuple[list[Line], list[Line]]:
+    """Return lines of throughput with intervals, and lines of other values to go below them."""
+    rates: list[Line] = []
+    others: list[Line] = []
     for name, own in lines.items():
         timed = [config for config in own if config.throughput]
-        x = [getattr(config.trial.spec, option) for config in timed]
-        rates = [value_of(config.throughput) for config in timed]
-        hovers = []
-        for config, rate in zip(timed, rates, strict=True):
-            interval = plot.interval_text(config.throughput, format_rate)
-            hovers.append(
-                subject.hover(config, f"{format_rate(rate)} {subject.group.unit}/s", interval, below_text(config))
-            )
-        intervals = {"error_y": plot.error_bars([config.throughput for config in timed])}
-        traces.append(plot.line(name, own[0].precision, x, rates, hovers) | intervals)
-        traces.append(plot.line(name, own[0].precision, x, [below(config) for config in timed], hovers, place=1))
-    plot.vary_lines(traces)
-    return traces
-
-
-def _markers(name: str, x: list[int], y: list[float], marker: plot.Document, hovers: list[str]) -> plot.Document:
-    shown = {"x": x, "y": y, "marker": marker, "hovertext": hovers, "hoverinfo": "text"}
-    return {"type": "scatter", "mode": "markers", "name": name, **shown}
+        x = [float(getattr(config.trial.spec, option)) for config in timed]
+        tips = []
+        for config in timed:
+            rate, interval = format_rate(value_of(config.throughput)), interval_text(config.throughput, format_rate)
+            tips.append(subject.tip(config, f"{rate} {subject.group.unit}/s", interval, below_text(config)))
+        look = look_of(own[0].precision)
+        rate_points = list(zip(x, (value_of(config.throughput) for config in timed), strict=True))
+        intervals = [interval_of(config.throughput) for config in timed]
+        rates.append(Line(name, rate_points, look.colour, look.marker, look.dash, tips=tips, intervals=intervals))
+        pairs = zip(x, timed, tips, strict=True)
+        known = [(place, found, tip) for place, config, tip in pairs if (found := below(config)) is not None]
+        points, kept = [(place, found) for place, found, _ in known], [tip for *_, tip in known]
+        others.append(Line(name, points, look.colour, look.marker, look.dash, tips=kept))
+    return varied(rates), varied(others)

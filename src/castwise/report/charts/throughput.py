@@ -1,169 +1,208 @@
-"""Throughput and speed-up of a group's configurations as bars, and the speed-ups of all groups next to each other."""
+"""Throughput and peak memory of a group's configurations as bars, and the changes that led to the loop to take."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf
 
-from castwise.analysis.statistics import Estimate, has_interval
-from castwise.registry.precisions import BASELINE
-from castwise.render.fields import Field, FlatRow, find_field, find_fields
-from castwise.render.table import DataTable
-from castwise.render.theme import look_of
-from castwise.render.units import format_rate, format_ratio
-from castwise.report.charts import plotly_parts as plot
-from castwise.report.charts.chart import RATE_FIELDS, SPEEDUP_FIELDS, Chart, GroupSubject, left_out
-from castwise.report.collection import Collection, ComparisonGroup, Configuration, FileOf, value_of
+from castwise.analysis.advice import WORTHWHILE
+from castwise.registry.precisions import BASELINE, DEFAULT
+from castwise.registry.techniques import TECHNIQUES
+from castwise.render.fields import Field, find_field, find_fields
+from castwise.render.theme import FAINT, look_of
+from castwise.render.units import format_bytes, format_rate, format_ratio
+from castwise.report.charts.chart import (
+    MAX_BARS,
+    RATE_FIELDS,
+    Chart,
+    GroupSubject,
+    interval_of,
+    interval_text,
+    left_out,
+)
+from castwise.report.charts.svg import Bar, Segment, bar_chart
+from castwise.report.collection import ComparisonGroup, Configuration, value_of
+from castwise.report.conclusions import Answer
+from castwise.tune.measurements import Measurements
 
-_MAX_GROUPS = 14  # of the overview
-_SETTING_WIDTH, _TITLE_WIDTH = 20, 30  # characters on a line below upright bars, and next to lying ones
+_GIB = 2**30
+_LEFT_OUT = "The {} highest of {:,} configurations are drawn; the table has all."
+_LONG = 4  # techniques in a name
+_MAX_LOOPS = 14  # bars if techniques differ: names are long then
 
 
 def throughput(subject: GroupSubject) -> Chart | None:
-    """Return the throughput of each configuration."""
+    """Return the throughput of each configuration, with its speed-up over the plain loop."""
     group = subject.group
     best = max(group.configurations, key=lambda c: value_of(c.throughput))
     if best.throughput is None:
         return None
-    y_title = f"{group.unit} per second"
-    traces, document, note = _bars(
-        subject, group.configurations, lambda c: c.throughput, format_rate, f" {group.unit}/s", y_title
-    )
-    rate = format_rate(best.throughput.value)
+    shown = highest(group.configurations)
+    names, base = bar_names(group, shown)
+    bars = []
+    for config in shown:
+        found, speedup = config.throughput, group.times_reference(config)
+        status = "" if config.trial.status == "ok" else config.trial.status
+        figure = format_rate(found.value) if found else ""
+        lines = [f"{figure} {group.unit}/s" if found else "", interval_text(found, format_rate)]
+        lines += [f"{status}: {config.trial.message}" if status else ""]
+        ratio = format_ratio(speedup) if speedup is not None else ""
+        segment = Segment(value_of(found), look_of(config.precision).colour, subject.tip(config, *lines))
+        words = " · ".join(each for each in (figure, status or ratio) if each)
+        bars.append(Bar(names[config], [segment], words, interval_of(found), bool(status)))
+    references = dict.fromkeys(r.precision for c in shown if (r := group.reference_of(c)) is not None)
+    over = f"; × is over {' or '.join(references)}" if references else ""
     return Chart(
         name="throughput",
-        title="Throughput",
-        summary=f"The highest is {rate} {group.unit} a second, with {group.label(best)}.",
-        traces=traces,
-        layout=document,
-        table=subject.table(group.configurations, RATE_FIELDS),
-        note=note,
-    )
-
-
-def speedup(subject: GroupSubject) -> Chart | None:
-    """Return the speed-up of each configuration over float32."""
-    group = subject.group
-    compared = [config for config in group.configurations if config.speedup is not None]
-    others = [config for config in compared if config.precision != BASELINE]
-    if not others:
-        return None
-    best = max(others, key=lambda c: value_of(c.speedup))
-    traces, document, note = _bars(subject, compared, lambda c: c.speedup, format_ratio, "", "speed-up over fp32")
-    document["shapes"] = [plot.rule_at_one()]
-    return Chart(
-        name="speedup",
-        title="Speed-up over fp32",
-        summary=f"The largest is {format_ratio(value_of(best.speedup))}, with {group.label(best)}.",
-        traces=traces,
-        layout=document,
-        table=subject.table(compared, SPEEDUP_FIELDS),
-        note=note,
-    )
-
-
-def _bars(
-    subject: GroupSubject,
-    configurations: Sequence[Configuration],
-    get: Callable[[Configuration], Estimate | None],
-    text_of: Callable[[float | None], str],
-    unit: str,
-    y_title: str,
-) -> tuple[list[plot.Document], plot.Document, str]:
-    """Return a trace for each precision, or one trace if nothing else differs; their layout; and what is left out."""
-    group = subject.group
-    highest_first = sorted(configurations, key=lambda config: -value_of(get(config)))
-    kept = set(highest_first[: plot.MAX_BARS])
-    shown = [config for config in configurations if config in kept]
-    settings = list(dict.fromkeys(group.setting(config) for config in shown))
-    is_alone = settings == [""]
-
-    def bar(config: Configuration) -> plot.Bar:
-        trial, found = config.trial, get(config)
-        status = "" if trial.status == "ok" else trial.status
-        figure = text_of(found.value) if found else ""
-        trouble = f"{status}: {trial.message}" if status else ""
-        return plot.Bar(
-            name=plot.escape(config.precision) if is_alone else plot.wrap(group.setting(config), _SETTING_WIDTH),
-            precision=config.precision,
-            found=found,
-            label="<br>".join(plot.escape(text) for text in (figure, status) if text),
-            pattern="/" if status else "",
-            hover=subject.hover(config, figure and f"{figure}{unit}", plot.interval_text(found, text_of), trouble),
-        )
-
-    traces = []
-    for precision in [""] if is_alone else group.precisions:
-        own = [bar(config) for config in shown if precision in ("", config.precision)]
-        if own:
-            highest = value_of(get(highest_first[0]))
-            legend = {"name": plot.escape(precision), "showlegend": not is_alone}
-            traces.append(plot.labelled_bars(own, highest, len(group.configurations), **legend))
-    x_axis = plot.names_axis(tickfont={"size": 11})
-    if not is_alone:
-        x_axis |= {"categoryorder": "array", "categoryarray": [plot.wrap(each, _SETTING_WIDTH) for each in settings]}
-    y_axis = plot.axis(y_title, rangemode="tozero", tickformat=",", range=plot.bar_range(traces))
-    note = left_out("The {} highest of {:,} configurations are drawn; the table has all.", shown, configurations)
-    return traces, plot.layout(barmode="group", xaxis=x_axis, yaxis=y_axis), note
-
-
-def overview(collection: Collection, file_of: FileOf) -> Chart | None:
-    """Return the largest speed-up of each precision in each group."""
-    groups = [(group, best) for group in collection.groups if (best := _best_by_precision(group))]
-    if len(groups) < 2:
-        return None
-    shown = groups[:_MAX_GROUPS]
-    traces = []
-    for precision in dict.fromkeys(name for group, _ in shown for name in group.precisions if name != BASELINE):
-        pairs = [(group, best[precision]) for group, best in shown if precision in best]
-        found = [config.speedup for _, config in pairs]
-        values = [value_of(each) for each in found]
-        texts = [format_ratio(value) for value in values]
-        hovers = []
-        for (group, config), text in zip(pairs, texts, strict=True):
-            interval = plot.interval_text(config.speedup, format_ratio)
-            hovers.append(plot.hover([f"{group.title}: {group.label(config)}", text, interval, file_of(config.trial)]))
-        trace = plot.bars(
-            [plot.wrap(group.title, _TITLE_WIDTH) for group, _ in pairs],
-            values,
-            look_of(precision).colour,
-            hovers,
-            name=plot.escape(precision),
-            orientation="h",
-            error_x=plot.error_bars(found),
-            text=texts,
-            textposition="inside" if any(has_interval(each) for each in found) else "outside",
-            insidetextanchor="start",
-            textfont={"size": 10},
-            constraintext="none",
-            cliponaxis=False,
-        )
-        traces.append(trace)
-    order = [plot.wrap(group.title, _TITLE_WIDTH) for group, _ in shown]
-    rows: list[FlatRow] = [
-        {**config.values, "group": group.title, "setting": group.setting(config), "file": file_of(config.trial)}
-        for group, best in groups
-        for config in best.values()
-    ]
-    which = [Field("group", "group"), find_field("precision"), Field("setting", "setting")]
-    return Chart(
-        name="overview",
-        title="Speed-up over fp32, by comparison",
-        summary=f"By precision, of {len(shown)} comparisons; the dotted line is fp32.",
-        traces=traces,
-        layout=plot.layout(
-            120 + sum(17 * max(2, len(best)) + 10 for _, best in shown),
-            barmode="group",
-            xaxis=plot.axis("speed-up", rangemode="tozero"),
-            yaxis=plot.names_axis(autorange="reversed", categoryorder="array", categoryarray=order),
-            shapes=[plot.rule_at_one("x")],
+        title="Throughput and speed-up",
+        summary=f"The highest is {format_rate(best.throughput.value)} {group.unit} a second, with {group.label(best)}.",
+        draw=lambda width: bar_chart(bars, width, f"{group.unit} per second{over}"),
+        table=subject.table(
+            group.configurations,
+            [*RATE_FIELDS, Field("times_reference", "speed-up", "ratio"), find_field("verdict")],
+            lambda config: {"times_reference": group.times_reference(config)},
         ),
-        table=DataTable([*which, *SPEEDUP_FIELDS, *find_fields(("status", "file"))], rows),
-        note=left_out("{} of {} shown; the table has all.", shown, groups),
+        note=f"{base} {left_out(_LEFT_OUT, shown, group.configurations)}".strip(),
     )
 
 
-def _best_by_precision(group: ComparisonGroup) -> dict[str, Configuration]:
-    best: dict[str, Configuration] = {}
-    for config in [] if group.is_max_batch else group.configurations:
-        before = best.get(config.precision)
-        if config.precision != BASELINE and config.speedup is not None:
-            best[config.precision] = max(before or config, config, key=lambda c: value_of(c.speedup))
-    return best
+def memory(subject: GroupSubject) -> Chart | None:
+    """Return the peak memory of each configuration, in the order of the throughput chart."""
+    group = subject.group
+    measured = [config for config in group.configurations if config.peak_allocated_bytes is not None]
+    if not measured:
+        return None
+    shown = [config for config in highest(group.configurations) if config in measured]
+    names, note = bar_names(group, shown)
+    bars = []
+    for config in shown:
+        peak, reference = config.peak_allocated_bytes or 0, group.reference_of(config)
+        base = reference.peak_allocated_bytes if reference is not None else None
+        ratio = format_ratio(peak / base) if base else ""
+        is_failed = config.trial.status != "ok"
+        words = " · ".join(each for each in (format_bytes(peak), config.trial.status if is_failed else ratio) if each)
+        lines = [f"peak allocated {format_bytes(peak)}", f"reserved {format_bytes(config.peak_reserved_bytes)}"]
+        segment = Segment(peak / _GIB, look_of(config.precision).colour, subject.tip(config, *lines))
+        bars.append(Bar(names[config], [segment], words, is_hatched=is_failed))
+    least = min(measured, key=lambda config: config.peak_allocated_bytes or 0)
+    peak_text = format_bytes(least.peak_allocated_bytes)
+    bound = "On a CPU it is the growth of the process, an upper bound." if group.first.spec.device_type == "cpu" else ""
+    return Chart(
+        name="memory",
+        title="Peak memory",
+        summary=f"Tensors hold least with {group.label(least)}, {peak_text} at the peak.",
+        draw=lambda width: bar_chart(bars, width, "peak allocated, GiB"),
+        table=subject.table(measured, find_fields(("peak_allocated_bytes", "peak_reserved_bytes"))),
+        note=f"{bound} {note}".strip(),
+    )
+
+
+def highest(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """Return as many configurations as a chart has bars for, in their order: references, and the fastest ones."""
+    loops = {config.trial.spec.techniques for config in configurations}
+    most = MAX_BARS if len(loops) == 1 else _MAX_LOOPS
+
+    def rank(config: Configuration) -> tuple[bool, float]:
+        is_reference = config.precision in (BASELINE, DEFAULT) and not config.trial.spec.techniques
+        return not is_reference, -value_of(config.throughput)
+
+    kept = sorted(configurations, key=rank)[:most]
+    return [config for config in configurations if config in kept]
+
+
+def bar_names(group: ComparisonGroup, shown: Sequence[Configuration]) -> tuple[dict[Configuration, str], str]:
+    """Return the names of bars, and what the word "base" in them stands for; empty if names are short without it."""
+    loops = [set(config.trial.spec.techniques) for config in shown]
+    base = min(loops, key=lambda one: sum(len(one ^ other) for other in loops if len(other) >= _LONG), default=set())
+    names = {config: group.label(config) for config in shown}
+    if len(base) < _LONG:
+        return names, ""
+    for config, loop in zip(shown, loops, strict=True):
+        if len(loop ^ base) < len(loop):
+            words = ", ".join(filter(None, (config.precision, group.setting(config, "techniques"), "base")))
+            added = [f" + {name}" for name in config.trial.spec.techniques if name not in base]
+            names[config] = "".join([words, *added, *(f" − {name}" for name in sorted(base - loop))])
+    return names, f"Base: {', '.join(row.name for row in TECHNIQUES if row.name in base)}."
+
+
+def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
+    """Return the proven changes from the plain loop to the one to take, each with its factor over the one before."""
+    group = subject.group
+    taken = [answer for answer in answers if answer.advice.decision == "take" and answer.advice.techniques]
+    answer = max(taken, key=lambda each: value_of(each.config.throughput if each.config else None), default=None)
+    steps = (
+        []
+        if answer is None or answer.reference is None or answer.config is None
+        else proven_steps(group, answer.reference, answer.config)
+    )
+    if len(steps) < 2:
+        return None
+    measured = Measurements().plus(trial for config in steps for trial in config.trials)
+    rates = [value_of(config.throughput) for config in steps]
+    names = [f"{steps[0].precision}, plain loop"]
+    for before, config in pairwise(steps):
+        new = [name for name in config.trial.spec.techniques if name not in before.trial.spec.techniques]
+        names.append("+ " + " + ".join([*([config.precision] if config.precision != before.precision else []), *new]))
+    factors = [measured.shown_ratio(b.trial.spec, c.trial.spec) for b, c in pairwise(steps)]
+    bars = []
+    for place, (config, rate) in enumerate(zip(steps, rates, strict=True)):
+        tip = subject.tip(config, f"{format_rate(rate)} {group.unit}/s", interval_text(config.throughput, format_rate))
+        colour = look_of(config.precision).colour
+        below = rates[place - 1] if place else 0.0
+        parts = [Segment(below, FAINT, tip)] if place else []
+        words = f"{format_rate(rate)} · ×{value_of(factors[place - 1]):.2f}" if place else format_rate(rate)
+        bars.append(Bar(names[place], [*parts, Segment(rate - below, colour, tip)], words))
+    assert answer is not None
+    total = answer.advice.over_default or answer.advice.over_fp32
+    over = f"{value_of(total):.2f}× {steps[0].precision}"
+    name_of = dict(zip(steps, names, strict=True))
+    factor_of = dict(zip(steps[1:], map(value_of, factors), strict=True))
+    return Chart(
+        name="ladder",
+        title=f"What each change adds: {over}",
+        summary=(
+            f"From {format_rate(rates[0])} to {format_rate(rates[-1])} {group.unit} a second: {over}, plain loop. "
+            "Each bar is one more change that was proven faster."
+        ),
+        draw=lambda width: bar_chart(bars, width, f"{group.unit} per second; × is over the bar above"),
+        table=subject.table(
+            steps,
+            [Field("change", "change"), *RATE_FIELDS, Field("factor", "× before", "ratio")],
+            lambda c: {"change": name_of[c], "factor": factor_of.get(c)},
+        ),
+    )
+
+
+def proven_steps(group: ComparisonGroup, start: Configuration, winner: Configuration) -> list[Configuration]:
+    """Return the longest chain from the plain loop to a winner in which each is proven faster than the one before.
+
+    Each has more of the winner's techniques, or another precision that is among the fastest with these techniques.
+    """
+    measured = Measurements().plus(trial for config in group.configurations for trial in config.trials)
+    wanted = set(winner.trial.spec.techniques)
+    setting = group.setting(winner, "techniques", "loss_scale")
+    rest = [
+        config
+        for config in group.configurations
+        if config.throughput is not None
+        and group.setting(config, "techniques", "loss_scale") == setting
+        and set(config.trial.spec.techniques) <= wanted
+    ]
+    best: dict[tuple[str, ...], float] = {}
+    for config in rest:
+        loop = config.trial.spec.techniques
+        best[loop] = max(best.get(loop, 0.0), value_of(config.throughput))
+    rest = [c for c in rest if value_of(c.throughput) * WORTHWHILE >= best[c.trial.spec.techniques] or c is winner]
+    rest.sort(key=lambda c: (len(c.trial.spec.techniques), value_of(c.throughput)))
+    chains: list[list[Configuration]] = [[start]]
+    for config in rest:
+        names = set(config.trial.spec.techniques)
+        below = [
+            chain
+            for chain in chains
+            if set(chain[-1].trial.spec.techniques) <= names
+            and chain[-1] is not config
+            and measured.is_proven(chain[-1].trial.spec, config.trial.spec, inf)
+        ]
+        if below:
+            chains.append([*max(below, key=len), config])
+    return max((chain for chain in chains if chain[-1] is winner), key=len, default=[])

@@ -5,12 +5,12 @@ from functools import partial
 
 from castwise.analysis import training_metrics
 from castwise.records.schema import Trial
-from castwise.render.fields import Field, FlatRow, find_field
-from castwise.render.table import DataTable
+from castwise.render.fields import Field
 from castwise.render.units import format_percent, format_seconds
 from castwise.report import series
-from castwise.report.charts import plotly_parts as plot
-from castwise.report.charts.chart import Chart, GroupSubject, left_out
+from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, left_out, varied
+from castwise.report.charts.memory import stack_keys, stacked
+from castwise.report.charts.svg import Panel, bar_chart, line_chart
 from castwise.report.series import Point
 
 _PARTS = {"first step": "start", "waiting for data": "data", "training": "train", "validation": "validation"}
@@ -25,38 +25,20 @@ def _curves(
     every = [(config, points) for config in group.configurations if (points := list(points_of(config.trial)))]
     if not every:
         return None
-    shown = [
-        (config, [points[index] for index in plot.downsample(len(points))])
-        for config, points in every[: plot.MAX_LINES]
-    ]
-    traces = []
-    for config, points in shown:
-        values = [point.value for point in points]
-        over = {"s": [point.seconds for point in points], "epochs": [point.epoch for point in points]}
-        for place, (unit, x) in enumerate(over.items()):
-            value_text = f"{y_title}: %{{y:.4g}}, after %{{x:.4g}} {unit}"
-            text = plot.hover_template([group.label(config), subject.file_of(config.trial)], value_text)
-            traces.append(subject.line(config, x, values, text, place))
-    plot.vary_lines(traces)
+    shown = every[:MAX_LINES]
+    panels = []
+    for unit in ("seconds", "epochs"):
+        lines = []
+        for config, points in shown:
+            over = [(point.seconds if unit == "seconds" else point.epoch, point.value) for point in points]
+            lines.append(subject.line(config, over, f"at the end {points[-1].value:.4g}"))
+        panels.append(Panel(y_title, varied(lines), unit))
     last = [f"{group.label(config)} {points[-1].value:.4g}" for config, points in shown[:8]]
-    fields = [
-        Field("configuration", "configuration"),
-        find_field("seconds"),
-        Field("epoch", "epoch", "number", lambda row: f"{row['epoch']:.4g}"),
-        Field(name, name, "number", lambda row: f"{row[name]:.4g}"),
-    ]
-    rows: list[FlatRow] = [
-        {"configuration": group.label(config), "seconds": point.seconds, "epoch": point.epoch, name: point.value}
-        for config, points in shown
-        for point in points
-    ]
     return Chart(
         name=name,
         title=f"{title} over time and epochs",
         summary=f"At the end: {', '.join(last)}.",
-        traces=traces,
-        layout=plot.panels([y_title, y_title], ["seconds", "epochs"]),
-        table=DataTable(fields, rows),
+        draw=lambda width: line_chart(panels, width),
         note=left_out("{} of {:,} runs; `castwise export` has all.", shown, every),
     )
 
@@ -86,12 +68,17 @@ def time_split(subject: GroupSubject) -> Chart | None:
     splits = {config: split for config in group.configurations if (split := training_metrics.split(config.trial))}
     if not splits:
         return None
-    shown = list(splits)[: plot.MAX_BARS]
-    parts = []
-    for title, name in _PARTS.items():
-        seconds = [getattr(splits[config], name) for config in shown]
-        hovers = [subject.hover(c, f"{title}: {format_seconds(own)}") for c, own in zip(shown, seconds, strict=True)]
-        parts.append((title, seconds, hovers))
+    shown = list(splits)[:MAX_BARS]
+    bars = [
+        stacked(
+            group.label(config),
+            [(title, own := getattr(splits[config], name), format_seconds(own)) for title, name in _PARTS.items()],
+            format_seconds(splits[config].total),
+            is_failed=config.trial.status != "ok",
+        )
+        for config in shown
+    ]
+    keys = stack_keys(bars, list(_PARTS))
     fields = [Field(f"{name}_seconds", title, "seconds") for title, name in _PARTS.items()]
     shares = [share for config in shown if (share := training_metrics.data_share(config.trial)) is not None]
     waits = "; none of it waits for data" if len(shares) == len(shown) else ""  # some records do not know
@@ -101,13 +88,7 @@ def time_split(subject: GroupSubject) -> Chart | None:
         name="time",
         title="Where the time went",
         summary=f"Wall time of each run{waits}.",
-        traces=plot.stacked_bars([plot.wrap(group.label(c), 26) for c in shown], parts, orientation="h"),
-        layout=plot.layout(
-            130 + 30 * len(shown),
-            barmode="stack",
-            xaxis=plot.axis("seconds", rangemode="tozero"),
-            yaxis=plot.names_axis(autorange="reversed"),
-        ),
+        draw=lambda width: bar_chart(bars, width, "seconds", keys),
         table=subject.table(
             list(splits), fields, lambda c: {f"{name}_seconds": getattr(splits[c], name) for name in _PARTS.values()}
         ),

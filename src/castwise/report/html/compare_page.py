@@ -10,7 +10,7 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
     """Return the comparison as HTML; without a title it has the machines' names.
 
     Raises:
-        UsageError: plotly or jinja2 is not installed.
+        UsageError: jinja2 is not installed.
     """
     data = PageData()
     chart = ratios(comparison, source.file_of)
@@ -23,12 +23,13 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
         data.add_table("traits", traits)
     context = {
         "summary": "castwise compare",
-        "sentence": machine_report.headline(comparison),
+        "sentence": "",
+        "result": machine_report.headline(comparison),
         "means": machine_report.mean_lines(comparison),
         "verdict_counts": machine_report.verdict_counts(comparison).replace("`", ""),
         "slower": machine_report.slower_lines(comparison),
         "remarks": machine_report.remark_lines(comparison),
-        "chart": data.add_chart(chart, "comparison") if chart is not None else "",
+        "chart": data.add_chart(chart, "comparison", chart.summary) if chart is not None else "",
         "costs": bool(costs.rows) and machine_report.COSTS,
         "traits": bool(traits.rows),
         "shared_traits": machine_report.shared_traits(comparison),

@@ -1,25 +1,18 @@
 "use strict";
-// The page's own script: themes, charts that are drawn when they come into view, tables that sort, filter and page.
-// Whatever comes from records is put into text nodes, or into plotly as text that was escaped before.
+// The page's own script: themes, tables that sort, filter and page, and downloads.
+// Whatever comes from records is put into text nodes.
 (async () => {
   const unpacked = async (id) => {
     const packed = atob(document.getElementById(id).textContent);
     const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   };
-  if (!window.DecompressionStream) {
-    document.getElementById("too-old").hidden = false;
-    return;
-  }
+  if (!window.DecompressionStream) return; // the page is complete without it
   const DATA = JSON.parse(await unpacked("data"));
   const PAGE_ROWS = 50;
-  const PAPER = 660, HALF_PAPER = 305; // pixels of a chart on A4, alone and next to another
-  const MOST_NARROW_TEXTS = 10; // bars with their figures in them on a narrow screen
   const MOST_ON_A_LINE = 14; // characters of a heading
-  const NARROW = 520; // pixels of a chart, below which two panels do not fit next to each other
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  let printing = false;
 
   // ---- small parts
   const make = (tag, attributes = {}, ...children) => {
@@ -35,9 +28,9 @@
   const textOf = (cell) => (Array.isArray(cell) ? cell[1] : cell);
   const valueOf = (cell) => (Array.isArray(cell) ? cell[0] : cell);
   const csvField = (value) => (/[",\n\r]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
-  const toCsv = (table) => {
+  const toCsv = (table, rows = table.rows) => {
     const lines = [table.columns.map((column) => csvField(column.name)).join(",")];
-    for (const row of table.rows) {
+    for (const row of rows) {
       lines.push(row.map((cell) => {
         const value = valueOf(cell);
         return value === null ? "" : csvField(String(value));
@@ -56,13 +49,7 @@
 
   // ---- tables
   const collator = new Intl.Collator("en", { numeric: true });
-  const compareCells = (one, other) => {
-    const a = valueOf(one), b = valueOf(other);
-    const noA = a === null || a === "–", noB = b === null || b === "–";
-    if (noA || noB) return noA - noB; // missing values come last, in both directions
-    if (typeof a === "number" && typeof b === "number") return a - b;
-    return collator.compare(a, b);
-  };
+  const compareValues = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : collator.compare(a, b));
 
   class Table {
     constructor(place, table, caption, fileName) {
@@ -92,8 +79,16 @@
         });
         bar.append(make("label", {}, "Filter", input));
         for (const index of this.table.choices || []) this.addChoice(bar, index);
+        this.clear = make("button", { type: "button", onclick: () => {
+          for (const field of bar.querySelectorAll("input, select")) field.value = "";
+          this.words = "";
+          this.chosen.clear();
+          this.page = 0;
+          this.update();
+        } }, "Clear");
+        bar.append(this.clear);
       }
-      bar.append(make("button", { type: "button", onclick: () => save(`${this.fileName}.csv`, "text/csv", toCsv(this.table)) }, "CSV"));
+      bar.append(make("button", { type: "button", onclick: () => save(`${this.fileName}.csv`, "text/csv", toCsv(this.table, this.visible().map((place) => this.table.rows[place]))) }, "CSV"));
       bar.append(this.count);
       this.heads = columns.map((column, index) =>
         make("th", { scope: "col", class: [column.left ? "left" : "", column.title.length > MOST_ON_A_LINE ? "wide" : ""].join(" ").trim() },
@@ -102,8 +97,8 @@
       const table = make("table", {}, make("caption", { class: "unseen" }, this.caption),
         make("thead", {}, make("tr", {}, ...this.heads)), this.body);
       const scroll = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": this.caption }, table);
-      this.back = make("button", { type: "button", onclick: () => this.turn(-1) }, "Back");
-      this.next = make("button", { type: "button", onclick: () => this.turn(1) }, "More");
+      this.back = make("button", { type: "button", onclick: () => this.turn(-1) }, "Previous");
+      this.next = make("button", { type: "button", onclick: () => this.turn(1) }, "Next");
       this.where = make("span", { "aria-live": "polite" });
       this.pager = make("div", { class: "bar" }, this.back, this.next, this.where);
       this.place.replaceChildren(bar, scroll, this.pager);
@@ -146,13 +141,17 @@
       let found = rows.map((_, place) => place);
       for (const [index, value] of this.chosen) found = found.filter((place) => textOf(rows[place][index]) === value);
       if (words.length) {
-        this.texts ??= rows.map((row) => row.map(textOf).join("\n").toLowerCase());
+        const searched = this.table.columns.map((column) => column.name !== "file"); // its names are full of digits
+        this.texts ??= rows.map((row) => row.filter((_, index) => searched[index]).map(textOf).join("\n").toLowerCase());
         found = found.filter((place) => words.every((word) => this.texts[place].includes(word)));
       }
       if (this.sorted !== null) {
         const [index, direction] = this.sorted;
-        const absent = (place) => { const value = valueOf(rows[place][index]); return value === null || value === "–"; };
-        found.sort((a, b) => (absent(a) || absent(b) ? 1 : direction) * compareCells(rows[a][index], rows[b][index]) || a - b);
+        found.sort((one, other) => {
+          const a = valueOf(rows[one][index]), b = valueOf(rows[other][index]);
+          if (a === null || b === null) return (a === null) - (b === null) || one - other; // missing values come last
+          return direction * compareValues(a, b) || one - other;
+        });
       }
       return found;
     }
@@ -165,10 +164,12 @@
       const shown = found.slice(this.page * PAGE_ROWS, (this.page + 1) * PAGE_ROWS);
       this.body.replaceChildren(...shown.map((place) => make("tr", {}, ...rows[place].map((cell, index) => {
         const text = textOf(cell);
-        const kind = [columns[index].left ? "left" : "", columns[index].name === "file" ? "file" : text.length > 70 ? "long" : "",
+        const kind = [columns[index].left ? "left" : "", text.length > 70 && columns[index].name !== "file" ? "long" : "",
           this.best.get(index)?.has(place) ? "best" : ""].filter(Boolean).join(" ");
         return make("td", kind ? { class: kind } : {}, text);
       }))));
+      if (!found.length) this.body.append(make("tr", {}, make("td", { class: "none", colspan: String(columns.length) }, "No row has all of these. Clear the filter to see all rows.")));
+      if (this.clear) this.clear.disabled = !this.words && !this.chosen.size;
       this.heads.forEach((head, index) => {
         if (this.sorted !== null && this.sorted[0] === index) head.setAttribute("aria-sort", this.sorted[1] > 0 ? "ascending" : "descending");
         else head.removeAttribute("aria-sort");
@@ -186,116 +187,70 @@
     new Table(place, DATA.tables[place.dataset.table], place.dataset.caption, place.dataset.table);
   }
 
-  // ---- charts
-  const library = document.createElement("script");
-  library.textContent = await unpacked("plotly");
-  document.head.append(library);
-  const themeName = () => (printing ? "light" : root.dataset.theme || (dark.matches ? "dark" : "light"));
-  const themed = (value, theme) => {
-    if (typeof value === "string") return DATA.themes[theme][value] ?? value;
-    if (Array.isArray(value)) return value.map((each) => themed(each, theme));
-    if (value !== null && typeof value === "object") {
-      return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, themed(each, theme)]));
-    }
-    return value;
+  // ---- downloads of charts: the drawing in light colours, below its title and what it is of
+  const file = (figure) => {
+    const drawing = figure.querySelector("svg.wide").cloneNode(true);
+    const [, , width, height] = drawing.getAttribute("viewBox").split(" ").map(Number);
+    const head = 56;
+    const svg = (tag, attributes, ...children) => {
+      const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+      for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+      element.append(...children);
+      return element;
+    };
+    const whole = svg("svg", { viewBox: `0 0 ${width + 24} ${height + head + 12}`, width: width + 24, height: height + head + 12, "font-family": "Helvetica, Arial, sans-serif" },
+      document.querySelector("#defs defs").cloneNode(true),
+      svg("rect", { width: "100%", height: "100%", fill: "var(--page)" }),
+      svg("text", { x: 12, y: 24, "font-size": 17, "font-weight": 700, fill: "var(--ink)" }, figure.dataset.title),
+      svg("text", { x: 12, y: 44, "font-size": 13, fill: "var(--soft)" }, figure.dataset.context),
+      svg("g", { transform: `translate(12 ${head})` }, ...drawing.childNodes));
+    let text = new XMLSerializer().serializeToString(whole);
+    for (const [name, colour] of Object.entries(DATA.light)) text = text.replaceAll(name, colour);
+    return { text, width: width + 24, height: height + head + 12 };
   };
-  // On a narrow screen the figures of upright bars are written upwards, where bars are wide enough for a line: in
-  // narrower bars they would be too small to read.
-  const onNarrow = (traces) => {
-    const upright = traces.filter((trace) => trace.type === "bar" && trace.orientation !== "h" && trace.text);
-    const bars = upright.reduce((sum, trace) => sum + trace.x.length, 0);
-    const changed = bars > MOST_NARROW_TEXTS ? { text: null } : { textangle: -90 };
-    return traces.map((trace) => (upright.includes(trace) ? { ...trace, ...changed } : trace));
+  const savePng = (name, { text, width, height }) => {
+    const picture = new Image();
+    picture.onload = () => {
+      const canvas = make("canvas", { width: 2 * width, height: 2 * height });
+      canvas.getContext("2d").drawImage(picture, 0, 0, 2 * width, 2 * height);
+      canvas.toBlob((blob) => save(`${name}.png`, "image/png", blob));
+    };
+    picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
   };
-  const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false };
-  const onPaper = (figure) => (figure.closest(".charts") ? HALF_PAPER : PAPER);
-  const drawn = new Map(); // figure → the theme it was drawn in
-
-  const draw = (figure) => {
-    const theme = themeName();
-    const chart = DATA.charts[figure.dataset.chart];
-    const plot = figure.querySelector(".plot");
-    const narrow = printing ? onPaper(figure) < NARROW : plot.clientWidth < NARROW;
-    const look = `${theme}, ${narrow}, ${printing}`;
-    if (drawn.get(figure) === look) return;
-    drawn.set(figure, look);
-    const layout = { ...chart.layout, ...(narrow ? chart.narrow : {}), ...(printing ? { width: onPaper(figure) } : {}) };
-    plot.style.minHeight = `${layout.height}px`;
-    const traces = narrow ? onNarrow(chart.traces) : chart.traces;
-    Plotly.react(plot, themed(traces, theme), themed(layout, theme), CONFIG);
-    figure.dataset.drawn = theme;
-  };
-  const figures = [...document.querySelectorAll("[data-chart]")];
-  const watcher = new IntersectionObserver((entries) => {
-    for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
-  }, { rootMargin: "300px" });
-  figures.forEach((figure) => watcher.observe(figure));
-  const redraw = () => { for (const figure of drawn.keys()) draw(figure); };
-  let resizing = 0;
-  window.addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(redraw, 150); });
-
-  for (const figure of figures) {
-    const name = figure.dataset.chart;
-    const chart = DATA.charts[name];
+  for (const figure of document.querySelectorAll("figure.chart")) {
+    figure.querySelector(".tools").hidden = false;
     figure.addEventListener("click", (event) => {
       const kind = event.target.dataset.save;
-      if (!kind) return;
-      if (kind === "csv") save(`${name}.csv`, "text/csv", toCsv(chart.table));
-      else {
-        const layout = { ...themed(chart.layout, "light"), paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff", title: { text: chart.title, x: 0.02 }, width: 900, height: chart.layout.height + 60 };
-        layout.margin = { ...layout.margin, t: 70 };
-        Plotly.downloadImage({ data: themed(chart.traces, "light"), layout }, { format: kind, filename: name, width: 900, height: layout.height, scale: 2 });
-      }
-    });
-    const details = figure.querySelector("details");
-    details.addEventListener("toggle", () => {
-      const place = details.querySelector("[data-chart-table]");
-      if (details.open && !place.hasChildNodes()) new Table(place, chart.table, `${chart.title}: table`, name);
+      if (kind === "csv") save(`${figure.id}.csv`, "text/csv", toCsv(DATA.tables[figure.id]));
+      if (kind === "svg") save(`${figure.id}.svg`, "image/svg+xml", file(figure).text);
+      if (kind === "png") savePng(figure.id, file(figure));
     });
   }
 
   // ---- themes
-  const button = document.getElementById("theme");
-  const nameButton = () => { button.textContent = themeName() === "dark" ? "Light" : "Dark"; button.setAttribute("aria-label", `${button.textContent} theme`); };
-  button.addEventListener("click", () => {
-    root.dataset.theme = themeName() === "dark" ? "light" : "dark";
-    nameButton();
-    redraw();
-  });
-  dark.addEventListener("change", () => { nameButton(); redraw(); });
+  const theme = document.getElementById("theme");
+  const themeName = () => root.dataset.theme || (dark.matches ? "dark" : "light");
+  const nameButton = () => { theme.textContent = themeName() === "dark" ? "Light" : "Dark"; theme.setAttribute("aria-label", `${theme.textContent} theme`); };
+  theme.addEventListener("click", () => { root.dataset.theme = themeName() === "dark" ? "light" : "dark"; nameButton(); });
+  dark.addEventListener("change", nameButton);
+  theme.hidden = false;
   nameButton();
 
-  // ---- groups that are folded, because there are many
-  const groups = [...document.querySelectorAll("details.group")];
+  // ---- folded parts: links open them, and paper has what it should
   const unfold = () => {
-    const group = groups.find((each) => `#${each.id}` === location.hash);
-    if (group) {
-      group.open = true;
-      group.scrollIntoView();
-    }
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!target) return;
+    for (let each = target; each; each = each.parentElement) if (each.tagName === "DETAILS") each.open = true;
+    target.scrollIntoView();
   };
   window.addEventListener("hashchange", unfold);
-  for (const link of document.querySelectorAll("nav a")) link.addEventListener("click", () => setTimeout(unfold));
-  document.getElementById("unfold")?.addEventListener("click", (event) => {
-    const open = groups.some((group) => !group.open);
-    for (const group of groups) group.open = open;
-    event.target.textContent = open ? "Fold all" : "Unfold all";
-  });
+  for (const link of document.querySelectorAll("a[href^='#']")) link.addEventListener("click", () => setTimeout(unfold));
   unfold();
-
-  // ---- paper: all charts, in light colours, as wide as the page or its half
-  let folded = [];
+  let opened = [];
   window.addEventListener("beforeprint", () => {
-    printing = true;
-    folded = groups.filter((group) => !group.open);
-    for (const group of folded) group.open = true;
-    figures.forEach(draw);
+    opened = [...document.querySelectorAll("details.paper:not([open])")];
+    for (const each of opened) each.open = true;
   });
-  window.addEventListener("afterprint", () => {
-    printing = false;
-    for (const group of folded) group.open = false;
-    redraw();
-    for (const figure of drawn.keys()) if (figure.checkVisibility()) Plotly.Plots.resize(figure.querySelector(".plot"));
-  });
+  window.addEventListener("afterprint", () => { for (const each of opened) each.open = false; });
   root.dataset.ready = "yes";
 })();

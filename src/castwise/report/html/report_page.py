@@ -1,27 +1,34 @@
 """The report: answers, charts, tables, method, environment and warnings of a collection of records."""
 
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from castwise.analysis import steady_metrics
 from castwise.analysis.warnings import TrialWarning, warnings_of
 from castwise.max_batch import render as max_batch_render
+from castwise.records.store import free_name, slug
+from castwise.registry.precisions import BASELINE, precision_sort_key
 from castwise.registry.suites import is_search
 from castwise.render import run_report, training_table
-from castwise.render.fields import Field, FlatRow, find_field, find_fields, trial_values, worth_showing
+from castwise.render.fields import Field, FlatRow, find_fields, trial_values, worth_showing
 from castwise.render.notes import remarks
 from castwise.render.table import DataTable
-from castwise.render.units import format_ratio
+from castwise.render.theme import FAINT, INK, SOFT, look_of
+from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts.chart import GroupSubject
-from castwise.report.charts.registry import charts_of
-from castwise.report.charts.throughput import overview
+from castwise.report.charts.registry import DIAGNOSTICS, charts_of
+from castwise.report.charts.svg import Axis, Dot, Drawing, draw_dot, marker, nice_ticks, path, text
 from castwise.report.collection import Collection, ComparisonGroup, FileOf, machine_traits, throughput_of
-from castwise.report.conclusions import Answer, answers_of, in_one_sentence, loop_of
+from castwise.report.conclusions import Answer, answer_table, answers_of, headline, loop_of, ranked
 from castwise.report.html.page_frame import PageData, Source, assemble
+from castwise.report.machine_names import names_by_fingerprint
 from castwise.spec.quantities import truncate_list
 
 MAX_SECTIONS = 40  # with charts: more would make a page that no one reads and no phone opens
 _MAX_UNFOLDED = 8
 _MAX_MACHINE_COLUMNS = 4
+_SPAN, _MARGIN = 402, 9  # pixels of the axis that all answers share, and left and right of it
 _QUESTION = (
     *("workload", "kind", "data_set", "precision", "loss_scale", "batch_size"),
     *("gpus", "techniques", "seed", "repeat"),
@@ -29,36 +36,47 @@ _QUESTION = (
 _RESULT = ("throughput_per_second", "step_seconds", "peak_allocated_bytes", "status")
 
 
-def render(collection: Collection, source: Source, title: str = "castwise report") -> str:
-    """Return the report as HTML.
+def render(collection: Collection, source: Source, title: str | None = None) -> str:
+    """Return the report as HTML; without a title the answers in a line are its title.
 
     Raises:
-        UsageError: plotly or jinja2 is not installed.
+        UsageError: jinja2 is not installed.
     """
     data = PageData()
     answers = answers_of(collection)
-    overview_chart = overview(collection, source.file_of)
-    sections = [
-        _section(f"group-{number}", group, [each for each in answers if each.group is group], collection, source, data)
-        for number, group in enumerate(collection.groups[:MAX_SECTIONS], start=1)
-    ]
-    choices = ("workload", "precision", "status", "kind")
+    said = headline(collection, answers)
+    versions = dict.fromkeys(f"torch {m.torch}, castwise {m.castwise}" for m in collection.machines.values())
+    sections = []
+    anchors = dict[int, str]()
+    for group in collection.groups[:MAX_SECTIONS]:
+        anchor = free_name(_anchor(group), anchors.values(), "-")
+        anchors[id(group)] = anchor
+        own = [each for each in answers if each.group is group]
+        sections.append(_section(anchor, group, own, collection, source, data))
+    trials, same = _trial_table(collection, source.file_of)
     context = {
-        "summary": collection.summary,
-        "sentence": in_one_sentence(collection, answers),
-        "answers": data.add_table("answers", _answer_table(answers)) if len(answers) > 1 else None,
+        "summary": f"{collection.summary} · {truncate_list(list(versions), most=2)}",
+        "sentence": said if title else "",
+        "answers": _answer_rows(answers, anchors),
         "some_cut": any(each.cut for each in answers),
-        "overview": data.add_chart(overview_chart, "all") if overview_chart is not None else None,
+        "tiles": _tiles(collection, answers) if any(each.advice.how_sure for each in answers) else [],
         "sections": sections,
         "without_charts": [group.title for group in collection.groups[MAX_SECTIONS:]],
-        "trials": data.add_table("trials", _trial_table(collection, source.file_of), choices=choices),
+        "trials": data.add_table("trials", trials, choices=("workload", "precision", "status", "kind")),
+        "same": same,
         "warnings": _warnings(collection),
         "machine_notes": collection.machine_notes,
         "machines": data.add_table("machines", _machine_table(collection)),
         "notes": collection.notes,
         "folded": len(sections) > _MAX_UNFOLDED,
     }
-    return assemble("page.html.j2", title, context, data, source)
+    return assemble("page.html.j2", title or said, context, data, source)
+
+
+def _anchor(group: ComparisonGroup) -> str:
+    """Return what links name a group by: its title and its batch sizes, which stay the same as records are added."""
+    batches = sorted({config.trial.spec.batch_size for config in group.configurations})
+    return f"{slug(group.title)[:60]}-b{batches[0]}" + (f"-{batches[-1]}" if len(batches) > 1 else "")
 
 
 def _section(
@@ -74,78 +92,153 @@ def _section(
         table = max_batch_render.summary_table(found)
         lines = [*max_batch_render.conclusions(found), *max_batch_render.remarks(found)]
     else:
-        table = run_report.data_table(group.rows)
+        table = _steady_table(group, {each.advice.key for each in answers if each.advice.decision == "take"})
         lines = remarks(group.rows)
+    subject = GroupSubject(group, source.file_of)
+    charts = charts_of(subject, answers)
+    ids = {
+        chart.name: data.add_chart(chart, anchor, subject.context, is_folded=chart.name in DIAGNOSTICS)
+        for chart in charts
+    }
     return {
         "anchor": anchor,
         "title": group.title,
         "description": group.description,
-        "gist": "; ".join(_gist(answer) for answer in answers[:3]),
-        "answers": answers,
+        "gist": "; ".join(loop_of(answer) or answer.advice.decision for answer in answers[:3]),
+        "answers": ranked(answers),
         # Answers for several batch sizes mostly have the same lines of code.
         "codes": list(
             dict.fromkeys((each.advice.precision or "", each.advice.code) for each in answers if each.advice.code)
         ),
-        "charts": [data.add_chart(chart, anchor) for chart in charts_of(GroupSubject(group, source.file_of))],
+        "charts": [each for name, each in ids.items() if name not in DIAGNOSTICS],
+        "diagnostics": [each for name, each in ids.items() if name in DIAGNOSTICS],
         "table": data.add_table(f"{anchor}-results", table),
         "remarks": [*(note.text for note in collection.machine_notes_of(*group.configurations)), *lines],
     }
 
 
-def _gist(answer: Answer) -> str:
-    """Return an answer in a few words, for a section that is folded."""
-    loop = loop_of(answer)
-    if answer.advice.decision == "nothing":
-        return "nothing to recommend"
-    if loop is None:
-        return "undecided"
-    if answer.advice.decision == "stay":
-        return f"stay with {loop}"
-    if answer.speedup is None:
-        return f"take {loop}"
-    verb = "fastest in runs cut short:" if answer.cut else "take"
-    return f"{verb} {loop}, {format_ratio(answer.speedup)}"
+def _steady_table(group: ComparisonGroup, taken: set[str | None]) -> DataTable[FlatRow]:
+    """Return the table of steady results, with the ratios that the terminal shows, and a ring at what to take."""
+    table, short = run_report.data_table(group.rows), run_report.short_table(group.rows)
+    names = [f"{name}{end}" for name in ("speedup", "default_speedup") for end in ("", "_low", "_high")]
+    ratios = {row["key"]: {name: row[name] for name in ("verdict", *names)} for row in short.rows}
+    rows: list[FlatRow] = [{**row, **ratios[row["key"]]} for row in table.rows]
+    ours = {field.name: field for field in short.columns}
+    shown = {field.name: ours.get(field.name, field) for field in table.columns if field.name != "loop_speedup"}
+    columns = [shown.get(field.name, field) for field in table.columns if field.name in shown]
+    columns = [field for field in columns if field.name != "precision"]
+    precision = Field("precision", "precision", format=lambda r: r["precision"] + (" ◯" if r["key"] in taken else ""))
+    return DataTable([precision, *columns], rows, table.group)
 
 
-def _answer_table(answers: list[Answer]) -> DataTable[FlatRow]:
-    """Return the table of what to take for which workload; what is no recommendation is in brackets."""
-    rows: list[FlatRow] = []
-    for answer in answers:
-        group, config, spec, advice = answer.group, answer.config, answer.spec, answer.advice
-        take = loop_of(answer) or advice.decision
-        setting = ", ".join(part for part in (f"batch {spec.batch_size}", spec.world_size_label) if part)
-        source = f"cut runs: {answer.cut}" if answer.cut else "training runs" if group.is_training else "steady state"
+def _tiles(collection: Collection, answers: Sequence[Answer]) -> list[tuple[str, str, str]]:
+    """Return the figures above the table of answers: a heading, a figure and a line below it each."""
+    taken = [each for each in answers if each.advice.decision == "take" and not each.cut]
+    over = dict.fromkeys("PyTorch's default" if each.advice.over_default else "fp32" for each in taken)
+    tiles = []
+    for heading, words, values in (
+        ("median speed-up", f"over {' or '.join(over)}", [each.speedup for each in taken]),
+        ("median memory", "of the reference's peak", [each.advice.memory_ratio for each in taken]),
+    ):
+        known = [value for value in values if value is not None]
+        tiles += [(heading, format_ratio(statistics.median(known)), words)] if known else []
+    configurations = collection.configurations
+    failed = [config for config in configurations if config.trial.status not in ("ok", "unsupported")]
+    names = list(dict.fromkeys(f"{c.precision} {c.trial.status}, {c.trial.spec.workload}" for c in failed))
+    words = truncate_list(names, most=1) if names else "all ended well"
+    tiles.append(("failed configurations", f"{len(failed)} of {len(configurations)}", words))
+    once = sum(each.advice.how_sure.startswith("one run") for each in answers)
+    words = "--within 1% measures more" if once else "intervals are over processes"
+    tiles.append(("rest on one run", f"{once} of {len(answers)}", words))
+    return tiles
+
+
+def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str, Any] | None:
+    """Return the table of answers, with all precisions of each on one axis, and its legend; None if nothing is said."""
+    if all(answer.advice.decision == "nothing" for answer in answers):
+        return None
+    ordered, table = ranked(answers), answer_table(answers)
+    dots = {id(answer): _dots(answer) for answer in ordered}
+    highest = max([1.0, *(dot.value for own in dots.values() for dot in own)]) * 1.04
+    axis = Axis(0.0, highest, nice_ticks(0.0, highest, 8), lambda tick: f"{tick:g}×")
+    columns = [column for column in table.columns if column.name not in ("workload", "setting", "take")]
+    rows = []
+    for answer, row in zip(ordered, table.rows, strict=True):
+        precision = answer.advice.precision
+        label = f"Speed of all configurations of {answer.group.title}, {answer.setting}, relative to the plain loop"
         rows.append(
             {
-                "workload": group.title,
-                "setting": setting,
-                "take": f"({take})" if answer.cut else take,
-                "default_speedup": advice.over_default.value if advice.over_default else None,
-                "speedup": advice.over_fp32.value if advice.over_fp32 else None,
-                "throughput_per_second": config.throughput.value if config and config.throughput else None,
-                "unit": group.unit,
-                "memory_ratio": advice.memory_ratio,
-                "why": advice.why,
-                "how_sure": advice.how_sure,
-                "based_on": source,
+                "title": answer.group.title,
+                "setting": answer.setting,
+                "anchor": anchors.get(id(answer.group), ""),
+                "take": row["take"],
+                "decision": answer.advice.decision,
+                "techniques": ", ".join(answer.advice.techniques),
+                "mark": _mark(precision) if precision else "",
+                # The interval goes below its figure.
+                "cells": {column.name: column.text(row).partition(" [") for column in columns},
+                "strip": _strip(dots[id(answer)], axis, label),
             }
         )
-    fields = [
-        find_field("workload"),
-        Field("setting", "setting"),
-        Field("take", "take"),
-        Field("default_speedup", "speed-up over default", "ratio"),
-        Field("speedup", "speed-up over fp32", "ratio"),
-        find_field("throughput_per_second"),
-        find_field("memory_ratio", "memory over fp32"),
-        Field("why", "why this one"),
-        Field("how_sure", "how sure"),
-        Field("based_on", "based on"),
-    ]
-    return DataTable(worth_showing(fields, rows, always=("workload", "setting", "take", "why", "how_sure")), rows)
+    shown = {c.precision for answer in answers for c in answer.configurations}
+    over = {r.precision for a in answers for c in a.configurations if (r := a.group.reference_of(c)) is not None}
+    return {
+        "columns": [(column.name, column.title) for column in columns],
+        "rows": rows,
+        "axis": _strip_axis(axis),
+        "over": "fp32" if over == {BASELINE} else "fp32 or default",
+        "legend": [(name, _mark(name)) for name in sorted(shown, key=precision_sort_key)],
+    }
 
 
-def _trial_table(collection: Collection, file_of: FileOf) -> DataTable[FlatRow]:
+def _strip(dots: Sequence[Dot], axis: Axis, label: str) -> str:
+    """Return dots on a line of a table whose axis all lines share; what is ringed comes last, above the others."""
+    rules = [*((tick, FAINT, "") for tick in axis.ticks), (1.0, INK, "2 3")]
+    parts = [path(f"M{axis.at(x, _MARGIN, _SPAN):g} 0V26", colour, 1, dash) for x, colour, dash in rules]
+    ordered = sorted(dots, key=lambda dot: (dot.is_ringed, dot.is_crossed))
+    parts += [draw_dot(dot, axis, _MARGIN, _SPAN, 13) for dot in ordered]
+    return Drawing(_SPAN + 2 * _MARGIN, 26, "".join(parts)).inline(label) if dots else ""
+
+
+def _strip_axis(axis: Axis) -> str:
+    """Return the numbers above the lines of a table of strips."""
+    places = ((axis.at(tick, _MARGIN, _SPAN), axis.label(tick)) for tick in axis.ticks)
+    numbers = "".join(text(x, 12, words, "middle", 12, SOFT) for x, words in places)
+    return Drawing(_SPAN + 2 * _MARGIN, 16, numbers).inline("times as fast")
+
+
+def _mark(precision: str) -> str:
+    """Return a precision's marker as a small picture."""
+    look = look_of(precision)
+    return (
+        f'<svg class="mark" viewBox="0 0 14 14" width="14" height="14">{marker(7, 7, look.marker, look.colour)}</svg>'
+    )
+
+
+def _dots(answer: Answer) -> list[Dot]:
+    """Return how many times as fast as its reference each configuration of an answer's setting is."""
+    found = []
+    for config in answer.configurations:
+        speed, status = answer.group.times_reference(config), config.trial.status
+        if speed is None and status == "ok":
+            continue
+        look = look_of(config.precision)
+        rate = f"{format_rate(config.throughput.value)} {answer.group.unit}/s" if config.throughput else ""
+        lines = (
+            answer.group.label(config),
+            format_ratio(speed) if speed else "",
+            rate,
+            "" if status == "ok" else status,
+        )
+        tip = "\n".join(line for line in lines if line)
+        is_taken = config is answer.config and answer.advice.decision in ("take", "stay")
+        found.append(Dot(speed or 0.0, look.colour, look.marker, tip, None, is_taken, status != "ok"))
+    return found
+
+
+def _trial_table(collection: Collection, file_of: FileOf) -> tuple[DataTable[FlatRow], str]:
+    """Return the table of all trials, and what is the same in all of them in a line."""
+    names = names_by_fingerprint(trial.environment for trial in collection.trials)
     rows: list[FlatRow] = [
         {
             **trial_values(trial),
@@ -153,7 +246,7 @@ def _trial_table(collection: Collection, file_of: FileOf) -> DataTable[FlatRow]:
             "throughput_per_second": throughput_of(trial),
             "step_seconds": steady_metrics.step_seconds(trial),
             "peak_allocated_bytes": steady_metrics.peak_allocated_bytes(trial),
-            "machine": f"{trial.environment.device_name} {trial.environment.fingerprint}",
+            "machine": names[trial.environment.fingerprint],
             "started_at": trial.started_at,
             "file": file_of(trial),
         }
@@ -161,25 +254,29 @@ def _trial_table(collection: Collection, file_of: FileOf) -> DataTable[FlatRow]:
     ]
     fields = [
         *find_fields((*_QUESTION, *_RESULT)),
-        Field("machine", "machine", varies=True),
+        Field("machine", "machine"),
         *find_fields(("started_at", "file", "message")),
     ]
-    return DataTable(worth_showing(fields, rows, ("workload", "kind", "batch_size", *_RESULT, "started_at")), rows)
+    alike = [
+        field
+        for field in fields
+        if len(rows) > 1 and field.name != "file" and len({field.text(row) for row in rows}) == 1
+    ]
+    known = [field for field in alike if field.value(rows[0]) not in (None, "", *field.default)]
+    same = ", ".join(f"{field.title} {field.text(rows[0])}" for field in known)
+    return DataTable([field for field in worth_showing(fields, rows, _RESULT) if field not in alike], rows), same
 
 
 def _machine_table(collection: Collection) -> DataTable[FlatRow]:
     """Return the table of machines and their software: a column for each, or a row for each of many."""
-    machines = list(collection.machines.values())
-    traits = [machine_traits(machine) for machine in machines]
-    if len(machines) > _MAX_MACHINE_COLUMNS:
-        return DataTable([Field(name, name) for name in traits[0]], traits)
-    devices = [machine.device_name for machine in machines]
-    fields = [Field("trait", "of the machine")]
-    for machine in machines:
-        distinction = f" {machine.fingerprint}" if devices.count(machine.device_name) > 1 else ""
-        fields.append(Field(machine.fingerprint, machine.device_name + distinction))
-    rows = [{"trait": name} | {own["fingerprint"]: own[name] for own in traits} for name in traits[0]]
-    return DataTable(fields, rows)
+    names = names_by_fingerprint(collection.machines.values())
+    traits = {fingerprint: machine_traits(machine) for fingerprint, machine in collection.machines.items()}
+    shown = [name for name in next(iter(traits.values())) if name != "fingerprint"]
+    if len(names) > _MAX_MACHINE_COLUMNS:
+        rows: list[FlatRow] = [{"machine": names[key], **own} for key, own in traits.items()]
+        return DataTable([Field(name, name) for name in ("machine", *shown)], rows)
+    fields = [Field("trait", "of the machine"), *(Field(key, names[key]) for key in traits)]
+    return DataTable(fields, [{"trait": name} | {key: own[name] for key, own in traits.items()} for name in shown])
 
 
 def _warnings(collection: Collection) -> list[tuple[TrialWarning, int, str]]:

@@ -1,0 +1,349 @@
+"""Bars, lines and dots as SVG, with axes and legends: text in, text out.
+
+Colours that depend on the theme are CSS variables of the page. Anyone may have written the names and messages in
+records: all text goes through `escape`.
+"""
+
+import html
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from castwise.render.theme import FAINT, INK, PAGE, SOFT
+
+WIDE, NARROW = 640, 340  # pixels; each chart is drawn for a computer and for a phone
+_SIZE = 13  # pixels, of letters
+_LETTER = 0.56 * _SIZE  # mean width
+_ROW, _LINE, _BAR = 24, 15, 16  # pixels: a row of bars or dots, a further line of its label, the bar
+_LABEL_SHARE = 0.42  # of the width, at most, that labels take
+_LEGEND_ROW, _MARK = 20, 24
+_PANEL = 150  # pixels, of lines over one axis
+_MAX_TEXT = 240  # characters
+_DASHES = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "12 4", "longdashdot": "12 3 2 3"}
+_SHAPES = {  # of a marker with radius 1, as the points of a polygon
+    "square": "-.9,-.9 .9,-.9 .9,.9 -.9,.9",
+    "diamond": "0,-1.3 1.3,0 0,1.3 -1.3,0",
+    "triangle-up": "0,-1.2 1.2,1 -1.2,1",
+    "triangle-down": "0,1.2 1.2,-1 -1.2,-1",
+    "hexagon": "-1.1,0 -.55,-1 .55,-1 1.1,0 .55,1 -.55,1",
+    "star": "0,-1.5 .4,-.5 1.4,-.5 .6,.2 .9,1.3 0,.6 -.9,1.3 -.6,.2 -1.4,-.5 -.4,-.5",
+    "cross": "-.4,-1.2 .4,-1.2 .4,-.4 1.2,-.4 1.2,.4 .4,.4 .4,1.2 -.4,1.2 -.4,.4 -1.2,.4 -1.2,-.4 -.4,-.4",
+    "x": "0,.6 .7,1.3 1.3,.7 .6,0 1.3,-.7 .7,-1.3 0,-.6 -.7,-1.3 -1.3,-.7 -.6,0 -1.3,.7 -.7,1.3",
+}
+HATCH = (
+    '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    f'<rect width="6" height="6" fill="{PAGE}" fill-opacity=".55"/><path d="M0 0V6" stroke="{INK}" stroke-width="2"/>'
+    "</pattern>"
+)
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend."""
+
+    name: str
+    colour: str
+    marker: str = "square"
+    dash: str = ""  # a line of this kind; empty for a marker alone
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a bar."""
+
+    value: float
+    colour: str
+    tip: str = ""  # the text at the pointer
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A lying bar with its name on the left and its figure on the right."""
+
+    name: str
+    segments: Sequence[Segment]
+    text: str = ""
+    interval: tuple[float, float] | None = None
+    is_hatched: bool = False  # the run did not end well
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A marker on a horizontal axis."""
+
+    value: float
+    colour: str
+    marker: str = "circle"
+    tip: str = ""
+    interval: tuple[float, float] | None = None
+    is_ringed: bool = False
+    is_crossed: bool = False  # the run did not end well
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points that are connected, or markers alone if there is no dash."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: str
+    marker: str = "circle"
+    dash: str = "solid"
+    tip: str = ""  # the text at the pointer, of the whole line
+    tips: Sequence[str] = ()  # and of each point
+    intervals: Sequence[tuple[float, float] | None] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines over a common axis; panels are below each other."""
+
+    y_title: str
+    lines: Sequence[Line]
+    x_title: str = ""  # empty if the panel below has the same axis
+    x_ticks: Sequence[float] = ()  # empty for even ones
+    is_log: bool = False  # the horizontal axis
+    from_zero: bool = False
+    least_span: float = 0.0  # of the vertical axis, as a share of the highest value: noise is not magnified
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A horizontal axis: where values are, and the numbers on it."""
+
+    low: float
+    high: float
+    ticks: Sequence[float]
+    label: Callable[[float], str]
+    rule: float | None = None  # where a dotted line is
+    is_log: bool = False
+
+    def at(self, value: float, left: float, width: float) -> float:
+        """Return the place of a value on `width` pixels from `left`."""
+        ends = (self.low, self.high, min(max(value, self.low), self.high))
+        low, high, inside = map(math.log, ends) if self.is_log else ends
+        return round(left + width * (inside - low) / ((high - low) or 1), 1)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture of a chart."""
+
+    width: float
+    height: float
+    body: str
+
+    def inline(self, label: str, kind: str = "") -> str:
+        """Return it as an element of a page; the label is for those who do not see it."""
+        size = f'viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" height="{self.height:g}"'
+        return f'<svg class="{kind}" {size} role="img" aria-label="{escape(label)}">{self.body}</svg>'
+
+
+def escape(words: object) -> str:
+    """Return text for an element or an attribute, without what XML does not allow."""
+    line = "".join(each if each.isprintable() or each == "\n" else " " for each in str(words))
+    return html.escape(line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…")
+
+
+def text(x: float, y: float, words: str, anchor: str = "", size: int = _SIZE, fill: str = INK) -> str:
+    """Return a line of text; its anchor is empty, "middle" or "end"."""
+    anchored = f' text-anchor="{anchor}"' if anchor else ""
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}"{anchored}>{escape(words)}</text>'
+
+
+def path(shape: str, colour: str = INK, width: float = 1, dash: str = "") -> str:
+    """Return a line along a path."""
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'<path d="{shape}" fill="none" stroke="{colour}" stroke-width="{width:g}"{dashed}/>'
+
+
+def marker(x: float, y: float, shape: str, colour: str, radius: float = 5, tip: str = "") -> str:
+    """Return a marker with the text at the pointer; a shape that ends on "-open" is not filled."""
+    name, is_open = shape.removesuffix("-open"), shape.endswith("-open")
+    fill, stroke, width = (PAGE, colour, 2) if is_open else (colour, INK, 0.5)
+    if name == "ring":
+        radius, fill, stroke, width = 9, "none", INK, 2
+    look = f'fill="{fill}" stroke="{stroke}" stroke-width="{width}"'
+    if name not in _SHAPES:
+        return f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" {look}>{_tip(tip)}</circle>'
+    pairs = (pair.split(",") for pair in _SHAPES[name].split())
+    points = " ".join(f"{x + radius * float(a):.1f},{y + radius * float(b):.1f}" for a, b in pairs)
+    return f'<polygon points="{points}" {look}>{_tip(tip)}</polygon>'
+
+
+def nice_ticks(low: float, high: float, most: int) -> list[float]:
+    """Return at most so many round numbers from `low` to `high`."""
+    if not (high > low and math.isfinite(high - low)):
+        return [low]
+    power = math.floor(math.log10(high - low)) - 2
+    steps = (mantissa * 10.0**exponent for exponent in range(power, power + 5) for mantissa in (1, 2, 5))
+    step = next(each for each in steps if math.floor(high / each) - math.ceil(low / each) + 1 <= most)
+    return [number * step for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def number(value: float) -> str:
+    """Return a number of an axis: `12,000`, `0.25`."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.5g}".replace("-", "−")
+
+
+def legend(keys: Sequence[Key], width: float) -> tuple[str, float]:
+    """Return a legend and the place below it."""
+    parts, x, y = [], 0.0, 12.0
+    for key in keys:
+        name = textwrap.shorten(key.name, int((width - _MARK) / _LETTER), placeholder=" …")
+        own = _MARK + len(name) * _LETTER + 12
+        if x and x + own > width:
+            x, y = 0.0, y + _LEGEND_ROW
+        if key.dash:
+            parts.append(path(f"M{x:g} {y - 4:g}h18", key.colour, 2, _DASHES.get(key.dash, "")))
+        if key.marker:
+            parts.append(marker(x + 9, y - 4, key.marker, key.colour, 4.5))
+        parts.append(text(x + _MARK, y, name))
+        x += own
+    return "".join(parts), y + 8 if keys else 0.0
+
+
+def bar_chart(bars: Sequence[Bar], width: int, title: str, keys: Sequence[Key] = ()) -> Drawing:
+    """Return lying bars from 0 on; the title is that of the axis."""
+    ends = [sum(max(0.0, part.value) for part in bar.segments) for bar in bars]
+    high = max([*ends, *(bar.interval[1] for bar in bars if bar.interval)], default=0.0) or 1.0
+    axis = Axis(0.0, high, nice_ticks(0.0, high, 5 if width > NARROW else 3), number)
+
+    def draw(place: int, left: float, span: float, y: float) -> str:
+        bar, parts, at = bars[place], [], 0.0
+        for part in bar.segments:
+            x1, x2 = axis.at(at, left, span), axis.at(at + part.value, left, span)
+            shape = f'<rect x="{x1:g}" y="{y - _BAR / 2:g}" width="{max(0.0, x2 - x1):.1f}" height="{_BAR}"'
+            outline = f' stroke="{INK}" stroke-width=".5"' if part.value > 0 else ""
+            parts.append(f'{shape} fill="{part.colour}"{outline}>{_tip(part.tip)}</rect>')
+            parts.append(f'{shape} fill="url(#hatch)">{_tip(part.tip)}</rect>' if bar.is_hatched else "")
+            at += max(0.0, part.value)
+        parts.append(_whisker(bar.interval, axis, left, span, y))
+        end = axis.at(max(at, bar.interval[1] if bar.interval else 0.0), left, span)
+        return "".join(parts) + text(end + 7, y + 4.5, bar.text)
+
+    keys = [*keys, Key("did not end well", "url(#hatch)")] if any(bar.is_hatched for bar in bars) else keys
+    return _rows([bar.name for bar in bars], [bar.text for bar in bars], draw, axis, title, width, keys)
+
+
+def dot_chart(
+    rows: Sequence[tuple[str, Sequence[Dot], str]], width: int, axis: Axis, title: str, keys: Sequence[Key] = ()
+) -> Drawing:
+    """Return rows of dots on one axis, each with its name and a figure on the right."""
+
+    def draw(place: int, left: float, span: float, y: float) -> str:
+        _, dots, figure = rows[place]
+        middle = (len(dots) - 1) / 2
+        drawn = (draw_dot(dot, axis, left, span, y + 6 * (n - middle)) for n, dot in enumerate(dots))
+        return "".join(drawn) + text(width, y + 4.5, figure, "end")
+
+    return _rows([name for name, *_ in rows], [figure for *_, figure in rows], draw, axis, title, width, keys)
+
+
+def _rows(  # noqa: PLR0913, PLR0917  all that a chart of rows is made of
+    names: Sequence[str],
+    figures: Sequence[str],
+    draw: Callable[[int, float, float, float], str],
+    axis: Axis,
+    title: str,
+    width: int,
+    keys: Sequence[Key],
+) -> Drawing:
+    """Return rows with their names on the left, drawn between those and their figures, over a grid."""
+    head, top = legend(keys, width)
+    room = max(map(len, figures), default=0) * _LETTER + 14
+    most = max(8, int(min(_LABEL_SHARE * width, width - room - 60) / _LETTER))
+    labels = [textwrap.wrap(name, most, max_lines=3, placeholder=" …") or ["–"] for name in names]
+    left = max((len(each) for own in labels for each in own), default=0) * _LETTER + 10
+    span, y, rows = width - left - room, top, []
+    for place, lines in enumerate(labels):
+        height = _ROW + _LINE * (len(lines) - 1)
+        first = y + height / 2 + 4.5 - _LINE * (len(lines) - 1) / 2
+        rows += [text(left - 8, first + _LINE * n, words, "end") for n, words in enumerate(lines)]
+        rows.append(draw(place, left, span, y + height / 2))
+        y += height
+    grid = []
+    for tick in axis.ticks:
+        x = axis.at(tick, left, span)
+        grid += [path(f"M{x:g} {top:g}V{y:g}", FAINT), text(x, y + 15, axis.label(tick), "middle", 12)]
+    rule = [] if axis.rule is None else [axis.at(axis.rule, left, span)]
+    grid += [path(f"M{x:g} {top:g}V{y:g}", INK, 1, "2 3") for x in rule]
+    grid.append(text(min(left + span / 2, width - len(title) * _LETTER / 2), y + 33, title, "middle", fill=SOFT))
+    return Drawing(width, y + 40, head + "".join(grid + rows))
+
+
+def line_chart(panels: Sequence[Panel], width: int) -> Drawing:
+    """Return panels of lines below each other, with one legend."""
+    once = {entry.name: entry for panel in panels for entry in panel.lines if entry.name}
+    keys = [Key(each.name, each.colour, each.marker, each.dash) for each in once.values()]
+    head, top = legend(keys if len(keys) > 1 else [], width)
+    parts = [head]
+    for panel in panels:
+        body, top = _panel(panel, 62, width - 76, top + 18)
+        parts.append(body)
+    return Drawing(width, top, "".join(parts))
+
+
+def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, float]:
+    """Return a panel and the place below it."""
+    points = [point for each in panel.lines for point in each.points if math.isfinite(point[1])]
+    ends = [end for each in panel.lines for interval in each.intervals if interval for end in interval]
+    xs, ys = [x for x, _ in points] or [0.0], [*(y for _, y in points), *ends] or [0.0]
+    low, high = (0.0 if panel.from_zero else min(ys)), max(ys)
+    least = max(panel.least_span * abs(high), 1e-9)
+    if high - low < least:
+        low, high = (low + high - least) / 2, (low + high + least) / 2
+    pad = 0.06 * (high - low)
+    vertical = Axis(low if panel.from_zero else low - pad, high + pad, nice_ticks(low, high + pad, 5), number)
+    across = Axis(min(xs), max(xs), nice_ticks(min(xs), max(xs), int(span / 75)), number, is_log=panel.is_log)
+    bottom = top + _PANEL
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return across.at(x, left + 8, span - 16), bottom + top - vertical.at(y, top, _PANEL)
+
+    parts = [text(0, top - 6, panel.y_title, fill=SOFT)]
+    for tick in vertical.ticks:
+        _, y = place(across.low, tick)
+        parts += [path(f"M{left:g} {y:g}h{span:g}", FAINT), text(left - 6, y + 4, number(tick), "end", 12)]
+    for entry in panel.lines:
+        known = [(n, *place(*point)) for n, point in enumerate(entry.points) if math.isfinite(point[1])]
+        if entry.dash and len(known) > 1:
+            shape = path(
+                "M" + "L".join(f"{x:g} {y:g}" for _, x, y in known), entry.colour, 2, _DASHES.get(entry.dash, "")
+            )
+            parts.append(f"<g>{shape}{_tip(entry.tip)}</g>" if entry.tip else shape)
+        every = 1 if entry.tips or not entry.dash else max(1, len(known) // 8)
+        for n, x, y in known[::every] if entry.marker else ():
+            if n < len(entry.intervals) and (interval := entry.intervals[n]):
+                parts.append(path(f"M{x:g} {place(0, interval[0])[1]:g}V{place(0, interval[1])[1]:g}", INK, 1.5))
+            parts.append(marker(x, y, entry.marker, entry.colour, 4.5, entry.tips[n] if entry.tips else ""))
+    parts.append(path(f"M{left:g} {bottom:g}h{span:g}"))
+    last = -math.inf if panel.x_title else math.inf
+    for tick in sorted(set(panel.x_ticks)) or across.ticks:
+        x, _ = place(tick, vertical.low)
+        if x - last > 38:  # numbers do not touch each other
+            parts += [path(f"M{x:g} {bottom:g}v4"), text(x, bottom + 18, number(tick), "middle", 12)]
+            last = x
+    parts.append(text(left + span / 2, bottom + 36, panel.x_title, "middle", fill=SOFT))
+    return "".join(parts), bottom + (46 if panel.x_title else 20)
+
+
+def draw_dot(dot: Dot, axis: Axis, left: float, span: float, y: float) -> str:
+    """Return a dot on an axis of `span` pixels from `left`."""
+    x = axis.at(dot.value, left, span)
+    if dot.is_crossed:
+        cross = f"M{x - 4:g} {y - 4:g}l8 8m0 -8l-8 8"
+        return f"<g>{path(cross, PAGE, 5)}{path(cross, dot.colour, 2.5)}{_tip(dot.tip)}</g>"
+    ring = f'<circle cx="{x:g}" cy="{y:g}" r="8.5" fill="{PAGE}" stroke="{INK}" stroke-width="2"/>'
+    whisker = _whisker(dot.interval, axis, left, span, y)
+    return (ring if dot.is_ringed else "") + whisker + marker(x, y, dot.marker, dot.colour, 5, dot.tip)
+
+
+def _whisker(interval: tuple[float, float] | None, axis: Axis, left: float, span: float, y: float) -> str:
+    x1, x2 = (axis.at(end, left, span) for end in interval or (0.0, 0.0))
+    return path(f"M{x1:g} {y - 4:g}v8m0 -4H{x2:g}m0 -4v8", INK, 1.5) if interval else ""
+
+
+def _tip(words: str) -> str:
+    return f"<title>{escape(words)}</title>" if words else ""
