@@ -76,7 +76,7 @@ def sentence(name: str) -> str:
     command = f"castwise tune {name}" + (f" --memory {limit / 2**30:g}GiB" if limit else "")
     return (
         f"`{command}` ({_place(search)}): from {_rate(search, first)} to {_rate(search, last)}, "
-        f"{_total(first, last)} the {first['precision']} loop without techniques, in "
+        f"{_total(first, last)} as fast as the {first['precision']} loop without changes, in "
         f"{format_bytes(last['peak_allocated_bytes'])} instead of {format_bytes(first['peak_allocated_bytes'])}; "
         f"{search['num_trials']} trials in {format_duration(search['seconds'])}.\n"
     )
