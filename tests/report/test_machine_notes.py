@@ -8,15 +8,13 @@ import pytest
 from conftest import CommandLine
 from fake_engine import fake_environment, fake_facts, fake_run, fake_spec, fake_training, fake_trial
 
-import castwise
 from castwise.analysis.result_table import compare
 from castwise.analysis.training_metrics import runs
 from castwise.records.schema import Environment, Trial
-from castwise.records.store import Store, read_records
+from castwise.records.store import Store
 from castwise.report.collection import collect
 from castwise.suites.tuned_vs_published import tuned_pairs
 
-RECORDS = Path(castwise.__file__).parents[2] / "benchmarks" / "records"
 # As two hosts of benchmarks/records are: named alike, with GPUs of one model.
 SMALL = fake_environment(host="vm", cpu="Fake CPU (16 cores)", gpu_uuid="GPU-2f0122bd-39ab")
 LARGE = fake_environment(host="vm", cpu="Fake CPU (64 cores)", gpu_uuid="GPU-8bc3c3e6-4a13")
@@ -96,16 +94,6 @@ def test_many_configurations_are_a_few_lines() -> None:
     )
     assert found[5][0] == "1 more configuration differs between machines, too."
     assert found[6][0].startswith("2 configurations were measured on 2 machines with the same GPU model, which agree")
-
-
-def test_records_of_this_project_are_warned_of() -> None:
-    name = "lstm-lm-tf32-b20-b0fea4215ba0.json"
-    records, _ = read_records(sorted(file for file in RECORDS.rglob(name)))
-    assert len(records) == 2
-    ((text, is_warning),) = notes([record.trial for record in records])
-    assert is_warning
-    for words in ("differ by 51 %", "206,689 tokens/s on H200, 16-core host", "136,536 on H200, 64-core host"):
-        assert words in text
 
 
 class TestNoRatioAcrossMachines:
