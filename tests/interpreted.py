@@ -7,7 +7,6 @@ import textwrap
 
 import pytest
 
-
 # Before torch 2.8, wrap_triton refuses kernels that are interpreted.
 _WRAPS_NOTHING = """
 import torch.library

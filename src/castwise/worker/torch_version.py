@@ -45,9 +45,7 @@ def _backend(path: str) -> Any:
 
 
 def _newer(name: str, owner: Any) -> Fp32Switch:
-    return Fp32Switch(
-        name, lambda: str(owner.fp32_precision), lambda value: setattr(owner, "fp32_precision", value)
-    )
+    return Fp32Switch(name, lambda: str(owner.fp32_precision), lambda value: setattr(owner, "fp32_precision", value))
 
 
 def _older(name: str, owner: Any) -> Fp32Switch:
