@@ -766,7 +766,7 @@ def why_unsupported(spec: TrialSpec, capability: tuple[int, int] | None = None, 
 
 def why_torch_is_too_old(row: Technique, torch: str) -> str | None:
     """Return why a version of torch, such as `2.6.0+cu124`, cannot run a technique; None if it can or is not known."""
-    release = re.match(r"(\d+)\.(\d+)", torch)
+    release = re.match(r"(\d+)\.(\d+)\.", torch)
     if release is None or (int(release[1]), int(release[2])) >= row.needs_torch:
         return None
     return f"needs torch {_dotted(row.needs_torch)} or newer; this is torch {torch}"
