@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Real data sets lie here, or are downloaded to here.
 export CASTWISE_DATA ?= data
 
-.PHONY: demo test docs browser format lint types tests tables pictures gpu-tests clean
+.PHONY: demo test docs browser format lint types tests test-oldest tables pictures gpu-tests clean
 
 demo: .venv/installed-all
 	$(BIN)/castwise run
@@ -21,6 +21,11 @@ types: .venv/installed-dev
 # One thread a process: two test processes with two threads each would fight over two cores.
 tests: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not gpu"
+
+# What runs with torch, on a CPU, with the oldest versions that pyproject.toml permits. Needs 6 GB of disk.
+test-oldest: .venv-oldest/installed
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -n 2 -m "not gpu and not slow" \
+	  tests/worker tests/orchestrator tests/registry tests/analysis
 
 # The documentation site, as site/index.html; it opens without a server. A broken link or anchor is an error, here and in
 # `make tests`, which builds it too.
@@ -57,5 +62,13 @@ pictures: .venv/installed-dev browser
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[$*]'
 	@touch $@
 
+# uv resolves what pyproject.toml names to its oldest versions, and what that needs in turn to its newest.
+.venv-oldest/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct \
+	  --editable '.[measure,report,timm,test]'
+	@touch $@
+
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache castwise-results site
+	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .mypy_cache castwise-results site

@@ -158,6 +158,14 @@ def test_doctor_shows_the_machine_and_its_precisions(command: CommandLine) -> No
     assert command.records() == []
 
 
+def test_doctor_says_what_an_old_torch_lacks(command: CommandLine) -> None:
+    old = command("doctor", engine=FakeEngine(environment=fake_environment(torch="2.6.0+cu124")))
+    (line,) = (line for line in old.out.splitlines() if line.startswith("torch is too old"))
+    assert "batch-norm-kernel needs 2.8" in line
+    new = command("doctor", engine=FakeEngine(environment=fake_environment(torch="2.8.0")))
+    assert "too old" not in new.out
+
+
 def test_doctor_shows_every_gpu_or_the_cpu(command: CommandLine) -> None:
     two = FakeEngine(environment=fake_environment(num_gpus=2), devices=("cuda:1",))
     assert command("doctor", engine=two).out.count("This machine") == 2

@@ -127,7 +127,7 @@ def test_validation_at_end_affects_neither_memory_nor_outcome(tmp_path: Path, mo
         return training, validation.prepared(lambda batch: told.append("validation") or batch)
 
     def read_memory(_: CpuMemory) -> None:
-        told.append(f"memory, {read_fp32_precision()['all']}")
+        told.append(f"memory, {read_fp32_precision()['cuda.matmul']}")
 
     monkeypatch.setattr(training_run, "make_training_data", noting)
     monkeypatch.setattr(CpuMemory, "driver_used", read_memory)

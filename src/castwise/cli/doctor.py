@@ -7,6 +7,7 @@ from castwise.orchestrator.machine import detect_devices
 from castwise.records.schema import Environment
 from castwise.registry.gpus import find_gpu_model
 from castwise.registry.precisions import PRECISIONS, why_emulated, why_unsupported
+from castwise.registry.techniques import TECHNIQUES, why_torch_is_too_old
 from castwise.render.console import result_console
 from castwise.render.units import format_bytes
 from castwise.telemetry.gpu import GpuUnreadableError
@@ -55,6 +56,12 @@ def foreign_processes(environment: Environment) -> list[str]:
 def _facts(environment: Environment) -> list[tuple[str, str]]:
     facts = [("CPU", environment.cpu), ("system", f"{environment.system}, Python {environment.python}")]
     facts.append(("torch", f"{environment.torch}, torchvision {environment.torchvision or 'not installed'}"))
+    lacking = [
+        f"{row.name} needs {'.'.join(map(str, row.needs_torch))}"
+        for row in TECHNIQUES
+        if why_torch_is_too_old(row, environment.torch) is not None
+    ]
+    facts += [("torch is too old", ", ".join(lacking))] if lacking else []
     facts.append(("castwise", f"{environment.castwise} ({environment.commit or 'commit unknown'})"))
     if environment.gpu is None:
         return [*facts, ("GPU", "none that torch can use")]

@@ -619,7 +619,7 @@ def _close(measurements: Sequence[_Measurement]) -> None:
 
 def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:
     """Return why a machine cannot run a spec (a technique does not apply, or there are too few GPUs), or None."""
-    reason = why_unsupported(spec, environment.capability)
+    reason = why_unsupported(spec, environment.capability, environment.torch)
     if reason is not None or spec.device_type == "cpu" or spec.world_size == 1:
         return reason
     first = int(spec.device.partition(":")[2] or 0)

@@ -65,11 +65,10 @@ class Precision:
         return "float16" in (self.param_dtype, self.autocast_dtype)
 
 
+# torch has had these flags in every version. Its newer switches (fp32_precision) came with 2.9.
 _IEEE_CODE = """\
-torch.backends.fp32_precision = "ieee"
-torch.backends.cuda.matmul.fp32_precision = "ieee"
-torch.backends.cudnn.conv.fp32_precision = "ieee"
-torch.backends.cudnn.rnn.fp32_precision = "ieee\""""
+torch.backends.cuda.matmul.allow_tf32 = False
+torch.backends.cudnn.allow_tf32 = False"""
 
 _MIXED_BF16_CODE = """\
 with torch.autocast(device_type={device!r}, dtype=torch.bfloat16):
@@ -164,7 +163,7 @@ PRECISIONS: tuple[Precision, ...] = (
         peak_dtype="tf32",
         capability=_TF32_CAPABILITY,
         on_cpu=False,
-        code=_IEEE_CODE.replace("ieee", "tf32"),
+        code=_IEEE_CODE.replace("False", "True"),
         frameworks=Frameworks(
             lightning="32-true",
             accelerate="no",

@@ -9,20 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from castwise.registry.precisions import Precision
+from castwise.worker import torch_version
 from castwise.worker.pytree import tree_map_tensors
 
-# Every place below torch.backends where PyTorch decides how a float32 product is computed, parents first (`cudnn` is
-# also cuda.matmul's). `mkldnn` itself is left out: writing it writes the one for all.
-_FP32_SWITCHES = (
-    "",
-    "cudnn",
-    "cuda.matmul",
-    "cudnn.conv",
-    "cudnn.rnn",
-    "mkldnn.matmul",
-    "mkldnn.conv",
-    "mkldnn.rnn",
-)
 # These two are written with the older switch for matrix products. It decides nothing, but torch 2.11's max-autotune
 # reads it, and torch raises if it contradicts them.
 _OLDER_WRITES = ("cuda.matmul", "mkldnn.matmul")
@@ -30,11 +19,7 @@ _OLDER_WRITES = ("cuda.matmul", "mkldnn.matmul")
 
 def read_fp32_precision() -> dict[str, str]:
     """Return what float32 products compute in, by PyTorch's name of each switch."""
-    return {path or "all": str(_switch(path).fp32_precision) for path in _FP32_SWITCHES}
-
-
-def _switch(path: str) -> Any:
-    return functools.reduce(getattr, path.split(".") if path else [], torch.backends)
+    return {switch.name: switch.read() for switch in torch_version.FP32_SWITCHES}
 
 
 @contextmanager
@@ -53,13 +38,13 @@ def numeric_state(row: Precision) -> Iterator[None]:
 def set_fp32_precision(products: str) -> list[str]:
     """Set every switch for float32 products; return those that this wrote."""
     written = _set_older("high" if products == "tf32" else "highest")
-    for path in _FP32_SWITCHES:
+    for switch in torch_version.FP32_SWITCHES:
         # oneDNN on CPUs has no TF32 of its own; the switch would be refused there.
-        wanted = "ieee" if path.startswith("mkldnn") else products
+        wanted = "ieee" if switch.name.startswith("mkldnn") else products
         # A switch that follows its parent already is not written: torch's default would not come back.
-        if _switch(path).fp32_precision != wanted:
-            _switch(path).fp32_precision = wanted
-            written.append(path)
+        if switch.read() != wanted:
+            switch.write(wanted)
+            written.append(switch.name)
     return written
 
 
@@ -68,14 +53,14 @@ def restore_fp32_precision(before: dict[str, str], written: Sequence[str] = ()) 
 
     `written` are the switches that were written since, as far as is known.
     """
-    matmuls = {before[path] for path in _OLDER_WRITES}
+    matmuls = {before[name] for name in _OLDER_WRITES}
     older = "medium" if "bf16" in matmuls else "high" if "tf32" in matmuls else "highest"
     written = [*written, *_set_older(older)]
-    for path in _FP32_SWITCHES:
-        if path in written:
-            _switch(path).fp32_precision = "none"  # follows its parent again
-        if _switch(path).fp32_precision != before[path or "all"]:
-            _switch(path).fp32_precision = before[path or "all"]
+    for switch in torch_version.FP32_SWITCHES:
+        if switch.name in written:
+            switch.write("none")  # follows its parent again
+        if switch.read() != before[switch.name]:
+            switch.write(before[switch.name])
 
 
 def _set_older(wanted: str) -> list[str]:

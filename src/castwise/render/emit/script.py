@@ -34,8 +34,6 @@ _WRITTEN_SETTINGS = {
     "steps_per_launch",
 }
 
-_FP32_SWITCHES = ("", ".cuda.matmul", ".cudnn.conv", ".cudnn.rnn")
-
 _CAST_WEIGHTS = """\
 model.to({dtype})
 for module in model.modules():
@@ -254,8 +252,7 @@ class _Writer:
             older = "high" if products == "tf32" else "highest"
             lines += [
                 f'torch.set_float32_matmul_precision("{older}")',
-                f"for switch in ({', '.join(f'torch.backends{path}' for path in _FP32_SWITCHES)}):",
-                f"    switch.fp32_precision = {_quoted(products)}  # of float32 products",
+                f"torch.backends.cudnn.allow_tf32 = {products == 'tf32'}  # float32 convolutions and RNNs",
             ]
         recipe = self.spec.recipe
         if self.config.cudnn_search or (recipe is not None and recipe.cudnn_benchmark):

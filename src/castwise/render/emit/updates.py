@@ -244,7 +244,7 @@ class Update:
         states = f"[[optimizer.state[tensor][name] for tensor in tensors] for name in {_listed(names)}]"
         states = states if has_states else "[[None] * len(tensors)]"
         made_settings = [
-            "settings = {name: group[name] for name in SETTINGS}",
+            "settings = {name: group[name] for name in SETTINGS if name in group}",
             *(['settings["beta1"], settings["beta2"] = group["betas"]'] if "exp_avg" in names else []),
         ]
         script.add(f"SETTINGS = {_listed(chosen)}")

@@ -106,7 +106,7 @@ class CompiledUpdate:
         # Plain SGD has no states; the compiled function creates none.
         if group.get("momentum", 1) and any(all(state[i] is None for state in states) for i in range(len(stepped))):
             raise TechniqueError("compiled-update needs every weight that is trained to be trained in the first step.")
-        chosen = {name: group[name] for name in settings}
+        chosen = {name: group[name] for name in settings if name in group}  # torch adds some from version to version
         if "betas" in group:
             chosen["beta1"], chosen["beta2"] = group["betas"]
         gradients = [weight.grad for weight in pairs if weight.grad is not None]

@@ -63,7 +63,8 @@ class _LossOfStep:
         try:
             loss = self._step(model, batch)
         except RuntimeError as error:
-            if calls or "dtype" not in str(error):
+            # Source: the wording of torch; the second is older.
+            if calls or not any(words in str(error) for words in ("dtype", "expected scalar type")):
                 raise
             # A part that was called by itself got its input in float32: the model's call casts it.
             raise UsageError(f"{self._without_call} It ended with: {error}") from error
