@@ -10,12 +10,14 @@ import socket
 import struct
 import sys
 import tempfile
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing import util as multiprocessing_util
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -29,6 +31,7 @@ from castwise.records.messages import EVENT, Call, Failed, Progress
 from castwise.records.schema import Environment, Epoch, RankSamples
 from castwise.spec.trial import TrialSpec, device_of_rank
 from castwise.worker import entry
+from castwise.worker.lifetime import kill_descendants
 
 _OPEN_TIMEOUT_SECONDS = 300.0  # torch's first import from a cold network disk has been seen to take minutes
 _CAUSE_SECONDS = 0.5  # when a process dies, the others lose their connections to it, and may report that first
@@ -37,7 +40,12 @@ _LOG_TAIL_BYTES = 4000
 _LAST_LINE_CHARACTERS = 200
 _MESSAGE_BYTES = 64 * 2**20  # the largest message that is read; a block is about 100 bytes
 _STALL_SECONDS = 10  # between two pieces of one message
-_PRELOAD = ["castwise.worker.preload"]  # what the server imports once for all trials
+# What the server imports once for all trials.
+_PRELOAD = ["castwise.worker.server_lifetime", "castwise.worker.preload"]
+_STOP_SECONDS = 0.3  # what the server, and multiprocessing's tracker, may take to end
+
+_running: set[int] = set()  # processes of trials
+_running_lock = threading.Lock()  # of a new process it is not known yet that it runs
 
 Target = Callable[[Connection, str], None]
 
@@ -67,6 +75,8 @@ class ForkserverEngine:
         self._target = target
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOAD)
+        # The lowest priority: after multiprocessing has waited for children of the caller's own.
+        multiprocessing_util.Finalize(None, _stop_server, exitpriority=-100)
 
     def start(self, timeout_seconds: float, num_processes: int = 1) -> "RpcSession":
         """Start the processes of one trial, one a rank."""
@@ -336,8 +346,9 @@ class TrialProcess:
             self._connection, theirs = context.Pipe()
             undo.callback(self._connection.close)
             self.process = context.Process(target=target, args=(theirs, log), name="castwise-trial", daemon=True)
-            with theirs:
+            with theirs, _running_lock:
                 _start(self.process)
+                _running.add(self.process.pid)
             undo.pop_all()
         self._group: int | None = self.process.pid  # worker_main makes it a group of its own
         # A read of a half-sent message fails after a while: it would block for ever.
@@ -392,6 +403,7 @@ class TrialProcess:
     def kill(self) -> None:
         """End the process at once; `close` must still be called."""
         if self.process.is_alive():
+            kill_descendants(self.process.pid)
             self.process.kill()  # it has nothing to save
 
     def close(self) -> None:
@@ -399,13 +411,16 @@ class TrialProcess:
         self._connection.close()
         self.process.join(_EXIT_SECONDS)
         if self.process.is_alive():
-            self.process.kill()
+            self.kill()
             # Not for ever: a process in the middle of a broken driver's system call cannot even be killed.
             self.process.join(_EXIT_SECONDS)
         pid, self._group = self._group, None  # once: the number may be given to another group later
         if pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
+            with _running_lock:
+                _running.discard(pid)
+                _kill_orphans()
         self._log.unlink(missing_ok=True)
 
     def _gone(self) -> ProcessGoneError:
@@ -423,6 +438,40 @@ class TrialProcess:
                 last = last[: _LAST_LINE_CHARACTERS - 1] + "…"
             how = f"the process ended with exit code {code}" + (f" ({last})" if last else "")
         return ProcessGoneError("crashed", how, log)
+
+
+def _kill_orphans() -> None:
+    """Kill what trials that have ended left behind in sessions of its own: the server has adopted it.
+
+    Which trial an orphan is of is not known, so this waits for the last one that runs. Children of the caller's own,
+    which may have the same server, are spared.
+    """
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if server is not None and not _running:
+        # `active_children` would ask each for its end, at the same time as other threads do.
+        own = [child.pid for child in list(getattr(multiprocessing.process, "_children", ()))]
+        kill_descendants(server, [pid for pid in own if pid is not None])
+
+
+def _stop_server() -> None:
+    """End the forkserver, which ends all below it, and multiprocessing's tracker; they would outlive this process."""
+    server, tracker = forkserver._forkserver, resource_tracker._resource_tracker
+    for owner, pipe, pid in ((server, "_forkserver_alive_fd", "_forkserver_pid"), (tracker, "_fd", "_pid")):
+        descriptor, number = getattr(owner, pipe, None), getattr(owner, pid, None)
+        if descriptor is None or number is None:
+            continue
+        os.close(descriptor)
+        setattr(owner, pipe, None)
+        setattr(owner, pid, None)
+        deadline = time.monotonic() + _STOP_SECONDS
+        with suppress(ChildProcessError):
+            while not os.waitpid(number, os.WNOHANG)[0]:
+                if time.monotonic() > deadline:
+                    kill_descendants(number)
+                    os.kill(number, signal.SIGKILL)
+                    os.waitpid(number, 0)
+                    break
+                time.sleep(0.002)
 
 
 def _start(process: Any) -> None:
