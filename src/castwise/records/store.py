@@ -4,15 +4,19 @@
 resumed job never uses another machine's figures.
 """
 
+import errno
+import fcntl
 import itertools
 import json
 import os
 import re
 import secrets
+import socket
 import stat
 import tempfile
-from collections.abc import Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +33,7 @@ _MOST_DIGITS = 19  # of an integer; a float cannot hold one of 309
 _LONG_NUMBER = re.compile(rb"\d{20}")
 KEPT = "._"  # in the names of records and their folders
 _NAME_LENGTH = 80
+_WAIT_SECONDS = 0.2  # between two looks at a lock that another command holds
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,9 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.has_locks = True  # whether the file system has, as far as it is known
+        self._seen: set[Path] = set()  # files that were read or written
+        self._known: dict[str, Trial] = {}  # what was in those that were read, by spec key
         try:
             try_to_write(folder)
         except OSError as error:
@@ -68,11 +76,13 @@ class Store:
         folder = self.machine_folder(trial.environment)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            return _write_new(folder, stem_of(trial.spec), trial.model_dump_json(indent=1).encode() + b"\n")
+            path = _write_new(folder, stem_of(trial.spec), trial.model_dump_json(indent=1).encode() + b"\n")
         except OSError as error:
             raise StoreError(
                 f"The record of {trial.spec.label} cannot be written to '{folder}': {error.strerror or error}."
             ) from None
+        self._seen.add(path)
+        return path
 
     def checkpoint(self, spec: TrialSpec, environment: Environment) -> Path:
         """Return the file from which a training trial resumes on this machine, whether or not it exists."""
@@ -80,9 +90,47 @@ class Store:
 
     def load(self, environment: Environment) -> tuple[dict[str, Trial], list[Problem]]:
         """Return one machine's newest trial for each spec key, and the files that are not records."""
-        trials, problems = load_folder(self.machine_folder(environment))
-        own = (trial for trial in trials if trial.environment.fingerprint == environment.fingerprint)
-        return {trial.spec.key: trial for trial in own}, problems
+        self._seen.clear()
+        self._known.clear()
+        return self.load_more(environment)
+
+    def load_more(self, environment: Environment) -> tuple[dict[str, Trial], list[Problem]]:
+        """Return what `load` does; only files are read that other commands wrote since the last look."""
+        files = sorted(set(self.machine_folder(environment).rglob("*.json")) - self._seen)
+        self._seen.update(files)
+        records, problems = read_records(files)
+        own = (record.trial for record in records if record.trial.environment.fingerprint == environment.fingerprint)
+        self._known.update((trial.spec.key, trial) for trial in own)
+        return dict(self._known), problems
+
+    @contextmanager
+    def claim(self, specs: Iterable[TrialSpec], environment: Environment, say: Callable[[str], None]) -> Iterator[None]:
+        """Hold the locks of some configurations on a machine, if the file system has locks.
+
+        While another command holds one of them, this waits, and says so once. The kernel releases a process's locks
+        when it ends, whatever ended it.
+
+        Raises:
+            StoreError: The folder cannot be written.
+        """
+        folder = self.machine_folder(environment)
+        names = {spec.configuration: stem_of(spec.model_copy(update={"repeat": 0})) for spec in specs}
+        paths = sorted(folder / f".{name}.lock" for name in names.values())
+        with ExitStack() as held:
+            held.callback(_remove_empty, folder, self.folder)
+            is_waiting = False
+            try:
+                while (taken := _lock_all(paths, held)) is not None:
+                    if not is_waiting:
+                        say(f"{taken}, writing to '{self.folder}': waiting for its records.")
+                    is_waiting = True
+                    time.sleep(_WAIT_SECONDS)
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                    reason = error.strerror or error
+                    raise StoreError(f"Results cannot be written to '{folder}': {reason}.") from None
+                self.has_locks = False
+            yield
 
 
 @dataclass(frozen=True)
@@ -209,6 +257,40 @@ def try_to_write(folder: Path) -> None:
         for each in made:
             with suppress(OSError):  # somebody else has begun to use it
                 each.rmdir()
+
+
+def _lock_all(paths: Sequence[Path], held: ExitStack) -> str | None:
+    """Lock all of some files, to be released at `held`'s end; or else none, and return who has one."""
+    with ExitStack() as locks:
+        for path in paths:
+            while True:
+                with suppress(FileNotFoundError):  # the command that just ended has removed the folder
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                    locks.callback(os.close, descriptor)
+                    try:
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # over NFS Linux makes it one of fcntl's
+                    except BlockingIOError:
+                        owner = os.read(descriptor, 200).decode(errors="replace")
+                        return owner or "Another command measures the same"
+                    if os.stat(path).st_ino == os.fstat(descriptor).st_ino:  # not one that was just removed
+                        break
+            locks.callback(_remove, path)  # before it is released
+            os.truncate(descriptor, 0)
+            os.write(descriptor, f"Process {os.getpid()} on {socket.gethostname()} measures the same".encode())
+        held.enter_context(locks.pop_all())
+    return None
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # what prevents it is said elsewhere
+        path.unlink()
+
+
+def _remove_empty(*folders: Path) -> None:
+    with suppress(OSError):  # something is in one, which is how it should be
+        for folder in folders:
+            folder.rmdir()
 
 
 def _write_new(folder: Path, stem: str, content: bytes) -> Path:
