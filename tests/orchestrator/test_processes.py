@@ -363,7 +363,7 @@ def test_unguarded_script_and_its_sudden_end(program: Program) -> None:
     # The server may stay with the program, but the trials' processes have gone.
     alive = program.alive()
     assert sorted(parent for parent in alive.values() if parent in alive) == [process.pid] * 2, "server and tracker"
-    assert not list(program.logs.glob("castwise-*"))
+    assert not list(program.logs.glob("castwise-trial-*"))
 
     process.stdin.write("go on\n")
     process.stdin.flush()

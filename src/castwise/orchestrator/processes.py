@@ -4,12 +4,10 @@ import importlib.util
 import inspect
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import struct
 import sys
-import tempfile
 import threading
 import time
 import types
@@ -27,6 +25,13 @@ from pydantic_core import to_jsonable_python
 
 from castwise.errors import EngineError
 from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
+from castwise.orchestrator.temporary_files import (
+    TemporaryFile,
+    make_folder,
+    make_log,
+    sweep,
+    take_multiprocessing_along,
+)
 from castwise.records.messages import EVENT, Call, Failed, Progress
 from castwise.records.schema import Environment, Epoch, RankSamples
 from castwise.spec.trial import TrialSpec, device_of_rank
@@ -73,6 +78,8 @@ class ForkserverEngine:
         self._data_dir = data_dir
         self._commit = commit
         self._target = target
+        sweep()
+        take_multiprocessing_along()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOAD)
         # The lowest priority: after multiprocessing has waited for children of the caller's own.
@@ -127,16 +134,11 @@ class RpcSession:
         self._data_dir = data_dir
         self._commit = commit
         self.processes: list[TrialProcess] = []
-        self._folder: Path | None = None  # where several ranks meet
+        self._folder: TemporaryFile | None = None  # where several ranks meet
         with ExitStack() as undo:
             undo.callback(self.close)
             if num_processes > 1:
-                try:
-                    self._folder = Path(tempfile.mkdtemp(prefix="castwise-ranks-"))
-                except OSError as error:
-                    raise EngineError(
-                        f"No folder could be made for a trial's ranks: {error}. TMPDIR names its place."
-                    ) from None
+                self._folder = make_folder()
             for _ in range(num_processes):
                 self.processes.append(start_process())
             undo.pop_all()
@@ -163,7 +165,7 @@ class RpcSession:
                 "checkpoint": checkpoint,
                 "data_dir": self._data_dir,
                 "rank": rank,
-                "rendezvous": None if self._folder is None else (self._folder / "rendezvous").as_uri(),
+                "rendezvous": None if self._folder is None else (self._folder.path / "rendezvous").as_uri(),
             }
             for rank in self._ranks
         ]
@@ -195,8 +197,9 @@ class RpcSession:
                 process.kill()
         for process in self.processes:
             process.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()
 
     @property
     def _ranks(self) -> range:
@@ -334,18 +337,14 @@ class TrialProcess:
     def __init__(self, context: Any, target: Target) -> None:
         self.is_busy = False  # whether it has a call to answer; set by the session
         with ExitStack() as undo:
-            try:
-                handle, log = tempfile.mkstemp(prefix="castwise-trial-", suffix=".log")
-            except OSError as error:
-                raise EngineError(
-                    f"No file could be made for a trial's output: {error}. TMPDIR names its folder."
-                ) from None
-            os.close(handle)
-            self._log = Path(log)
-            undo.callback(self._log.unlink, missing_ok=True)
+            self._file: TemporaryFile | None = make_log()
+            undo.callback(self._file.remove)
+            self._log = self._file.path
             self._connection, theirs = context.Pipe()
             undo.callback(self._connection.close)
-            self.process = context.Process(target=target, args=(theirs, log), name="castwise-trial", daemon=True)
+            self.process = context.Process(
+                target=target, args=(theirs, str(self._log)), name="castwise-trial", daemon=True
+            )
             with theirs, _running_lock:
                 _start(self.process)
                 _running.add(self.process.pid)
@@ -421,7 +420,9 @@ class TrialProcess:
             with _running_lock:
                 _running.discard(pid)
                 _kill_orphans()
-        self._log.unlink(missing_ok=True)
+        file, self._file = self._file, None
+        if file is not None:
+            file.remove()
 
     def _gone(self) -> ProcessGoneError:
         self.process.join(_EXIT_SECONDS)
