@@ -121,7 +121,7 @@ def prepare(
             f"{most_gpus} GPUs are asked for, and this machine has none. Name --device cpu to share the step among CPU "
             "processes."
         )
-    user_workloads = {name: inspect_user_model(machine, locate(name)) for name in user_models}
+    user_workloads = {name: inspect_user_model(machine, locate(name), options.timeout_seconds) for name in user_models}
     is_cpu = machine.device == "cpu"
     names_precisions = options.precisions is not None
     notes: tuple[str, ...] = ()

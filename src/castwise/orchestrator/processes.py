@@ -23,7 +23,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from castwise.errors import EngineError
+from castwise.errors import EngineError, printable, shortened
 from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
 from castwise.orchestrator.temporary_files import (
     TemporaryFile,
@@ -288,7 +288,9 @@ class RpcSession:
                 return event
             if isinstance(event, Failed):
                 process.is_busy = False
-                raise TrialFailedError(event.status, event.message, process.log_tail(), event.refused, event.shortfall)
+                raise TrialFailedError(
+                    event.status, shortened(event.message), process.log_tail(), event.refused, event.shortfall
+                )
             if event.method != method:
                 raise ValueError(f"an answer to '{event.method}'")
             result = returns.validate_python(event.result)
@@ -397,7 +399,7 @@ class TrialProcess:
             return ""
         for folder in sorted(filter(os.path.isabs, sys.path), key=len, reverse=True):
             text = text.replace(folder.rstrip("/") + "/", "")
-        return text
+        return printable(text)
 
     def kill(self) -> None:
         """End the process at once; `close` must still be called."""
