@@ -11,7 +11,7 @@ from castwise._version import __version__
 from castwise.cli import compare, export, max_batch, report, run, suite, tune
 from castwise.cli.options import HelpCommand, HelpGroup, add_command
 from castwise.cli.streams import check_stdout, prepare_streams
-from castwise.errors import CastwiseError, EngineError, OutputError, StoreError, printable, shortened
+from castwise.errors import CastwiseError, EngineError, StoreError, printable, shortened
 
 # Click's error for what cannot be parsed. Typer has a Click of its own, older ones the package; of its errors they
 # export this subclass alone.
@@ -125,10 +125,8 @@ def main() -> NoReturn:
     except _PARSING_ERROR as error:
         _exit(_parsing_line(error), error.exit_code)
     except OSError as error:
-        try:
-            check_stdout()
-        except OutputError as failure:
-            _exit(str(failure), failure.exit_code)
+        if isinstance(error, BrokenPipeError):
+            raise
         _exit(_system_line(error), StoreError.exit_code)
     except RuntimeError as error:
         if "start new thread" not in str(error):  # Source: CPython, Modules/_threadmodule.c

@@ -631,9 +631,9 @@ def _all_at_once(step: Callable[[_Measurement], None], measurements: Sequence[_M
 
 def _close(measurements: Sequence[_Measurement]) -> None:
     """End all processes in parallel: each takes a while to release its device."""
-    if measurements:
-        with ThreadPoolExecutor(max_workers=len(measurements)) as pool:
-            list(pool.map(lambda each: each.session.close(), measurements))
+    closer = BackgroundCloser()
+    closer.close([each.session for each in measurements])
+    closer.wait()
 
 
 def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:
