@@ -199,7 +199,7 @@ def kill_parent(rng: random.Random, folder: Path) -> None:
     out, err = process.communicate(timeout=_PATIENCE_SECONDS)
     assert out.endswith("done\n"), err
     left = [path.name for path in (folder / "t").iterdir()]
-    assert not [name for name in left if name.endswith((".log", ".d"))], left
+    assert not [name for name in left if name.endswith(".tmp")], left
 
 
 def kill_below(rng: random.Random, folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from programs import LIGHT, Program, run_trial, wait_until
 
-from castwise.orchestrator.temporary_files import make_folder, make_log, sweep
+from castwise.orchestrator.temporary_files import make_temporary, sweep
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_killed_command_s_files_are_swept_by_the_next(program: Program) -> None:
 
 
 def test_living_commands_keep_their_files(logs: Path) -> None:
-    log, folder = make_log(), make_folder()
+    log, folder = make_temporary("file"), make_temporary("folder")
     sweep()
     assert log.path.exists()
     assert folder.path.is_dir()
@@ -46,7 +46,7 @@ def test_what_is_others_stays(logs: Path) -> None:
     foreign = logs / "pymp-x"
     foreign.mkdir()
     (foreign / "data").write_text("another program's")
-    (logs / "castwise-trial-link.log").symlink_to(foreign / "data")
-    os.mkfifo(logs / "castwise-trial-pipe.log")
+    (logs / "castwise-link.tmp").symlink_to(foreign / "data")
+    os.mkfifo(logs / "castwise-pipe.tmp")
     sweep()
     assert (foreign / "data").read_text() == "another program's"

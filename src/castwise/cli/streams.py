@@ -10,9 +10,7 @@ from typing import Any
 from castwise.errors import OutputError
 
 # How characters of castwise's own are written where they cannot be.
-_ASCII = dict(zip("×±→≥≤·µ²\u2013\u2014", ("x", "+-", "->", ">=", "<=", ".", "u", "2", "-", "-"), strict=True)) | {
-    "…": "..."
-}
+_ASCII = dict(zip("×±→≥≤·µ²…\u2013\u2014", ["x", "+-", "->", ">=", "<=", ".", "u", "2", "...", "-", "-"], strict=True))
 
 
 def prepare_streams() -> None:

@@ -27,8 +27,7 @@ from castwise.errors import EngineError, printable, shortened
 from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
 from castwise.orchestrator.temporary_files import (
     TemporaryFile,
-    make_folder,
-    make_log,
+    make_temporary,
     sweep,
     take_multiprocessing_along,
 )
@@ -138,7 +137,7 @@ class RpcSession:
         with ExitStack() as undo:
             undo.callback(self.close)
             if num_processes > 1:
-                self._folder = make_folder()
+                self._folder = make_temporary("folder")
             for _ in range(num_processes):
                 self.processes.append(start_process())
             undo.pop_all()
@@ -339,7 +338,7 @@ class TrialProcess:
     def __init__(self, context: Any, target: Target) -> None:
         self.is_busy = False  # whether it has a call to answer; set by the session
         with ExitStack() as undo:
-            self._file: TemporaryFile | None = make_log()
+            self._file: TemporaryFile | None = make_temporary("file")
             undo.callback(self._file.remove)
             self._log = self._file.path
             self._connection, theirs = context.Pipe()

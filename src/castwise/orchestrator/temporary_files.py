@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import util
 from pathlib import Path
+from typing import Literal
 
 from castwise.errors import EngineError
 
-_LOG, _FOLDER = "castwise-trial-*.log", "castwise-*.d"
+_PREFIX, _LOCKED = "castwise-", ".tmp"
 
 
 @dataclass(frozen=True)
@@ -32,30 +33,23 @@ class TemporaryFile:
         os.close(self.descriptor)
 
 
-def make_log() -> TemporaryFile:
-    """Make the file of what a trial prints.
+def make_temporary(what: Literal["file", "folder"]) -> TemporaryFile:
+    """Make the file of what a trial prints, or a folder, such as the one in which its ranks meet.
 
     Raises:
         EngineError: It cannot be made.
     """
     try:
-        descriptor, name = tempfile.mkstemp(prefix=_LOG.partition("*")[0])
-        return _lock(Path(name), _LOG, descriptor)
+        if what == "file":
+            descriptor, name = tempfile.mkstemp(prefix=_PREFIX)
+        else:
+            name = tempfile.mkdtemp(prefix=_PREFIX)
+            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        with suppress(OSError):  # a file system without locks: nothing is swept there either
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return TemporaryFile(Path(name).rename(name + _LOCKED), descriptor)
     except OSError as error:
-        raise EngineError(f"No file could be made for a trial's output: {error}. TMPDIR names its folder.") from None
-
-
-def make_folder() -> TemporaryFile:
-    """Make a folder, such as the one in which a trial's ranks meet.
-
-    Raises:
-        EngineError: It cannot be made.
-    """
-    try:
-        path = Path(tempfile.mkdtemp(prefix=_FOLDER.partition("*")[0]))
-        return _lock(path, _FOLDER, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-    except OSError as error:
-        raise EngineError(f"No folder could be made for a trial: {error}. TMPDIR names its place.") from None
+        raise EngineError(f"No {what} could be made for a trial: {error}. TMPDIR names its place.") from None
 
 
 def take_multiprocessing_along() -> None:
@@ -65,7 +59,7 @@ def take_multiprocessing_along() -> None:
     """
     config = getattr(multiprocessing.current_process(), "_config", {"tempdir": ""})
     if config.get("tempdir") is None:
-        folder = make_folder()
+        folder = make_temporary("folder")
         config["tempdir"] = str(folder.path)
         util.Finalize(None, folder.remove, exitpriority=-101)  # after all else of multiprocessing's
 
@@ -73,16 +67,9 @@ def take_multiprocessing_along() -> None:
 def sweep() -> None:
     """Remove what commands of this user left behind that were killed; whatever fails is left as it is."""
     with suppress(OSError):
-        folder = Path(tempfile.gettempdir())
-        for path in (*folder.glob(_LOG), *folder.glob(_FOLDER)):
+        for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_LOCKED}"):
             if path.lstat().st_uid == os.getuid() and _is_nobodys(path):
                 _remove(path)
-
-
-def _lock(path: Path, pattern: str, descriptor: int) -> TemporaryFile:
-    with suppress(OSError):  # a file system without locks: nothing is swept there either
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return TemporaryFile(path.rename(f"{path}{pattern.rpartition('*')[2]}"), descriptor)
 
 
 def _is_nobodys(path: Path) -> bool:

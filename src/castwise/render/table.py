@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 import textwrap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -248,13 +249,8 @@ def _no_formula(value: Any) -> Any:
 
     Source: OWASP, CSV injection.
     """
-    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return value
-    try:
-        float(value)
-    except ValueError:
-        return f"'{value}"
-    return value
+    is_formula = isinstance(value, str) and re.match(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$|inf$)", value)
+    return f"'{value}" if is_formula else value
 
 
 def plain(columns: Sequence[Field], row: FlatRow) -> dict[str, Any]:
