@@ -402,17 +402,22 @@ _WAYS = {"normal": "", "exception": "1 / 0", "SIGINT": "wait()", "SIGTERM": "wai
 
 
 @pytest.mark.parametrize(
-    ("phase", "way"), [*(("running", way) for way in _WAYS), *(("importing", way) for way in list(_WAYS)[2:])]
+    ("phase", "way"),
+    [
+        *(("running", way) for way in _WAYS),
+        *(("importing", way) for way in list(_WAYS)[2:]),
+        ("starting", "SIGKILL"),
+    ],
 )
 def test_nothing_is_left_after_the_end(phase: str, way: str, program: Program) -> None:
     """Neither workers nor the server, the tracker, or what a user's code started in a session of its own."""
     note = program.folder / "note"
-    (program.folder / "slow_import.py").write_text(f"import time\nopen({str(note)!r}, 'w').close()\ntime.sleep(60)\n")
+    (program.folder / "slow_import.py").write_text(f"import time\nopen({str(note)!r}, 'w').close()\ntime.sleep(600)\n")
     program.start_script(f"""{LIGHT}
 import time
 def wait():
     time.sleep(60)
-processes._PRELOAD += {["slow_import"] if phase == "importing" else []}
+processes._PRELOAD += {["slow_import"] if phase != "running" else []}
 target = faulty_worker.fail_at("set_up", partial(faulty_worker.leave_a_daemon, {str(note)!r}))
 session = processes.ForkserverEngine(target=target).start(60.0)
 session.open("cpu")
@@ -421,10 +426,13 @@ session.set_up(SPEC)
 """)
     assert program.process is not None
     if way.startswith("SIG"):
-        wait_until(note.exists, "the import, or the user's process")
-        wait_until(lambda: len(program.alive()) == (3 if phase == "importing" else 5), "server and all below it")
+        if phase != "starting":
+            wait_until(note.exists, "the import, or the user's process")
+        wait_until(lambda: len(program.alive()) == (5 if phase == "running" else 3), "server and all below it")
         program.process.send_signal(signal.Signals[way])
     program.process.wait(PATIENCE_SECONDS)
+    if phase == "starting":  # a new interpreter takes a moment to find out
+        wait_until(lambda: not program.alive(), "the end of the server")
     time.sleep(0.5)
     assert not program.alive()
 

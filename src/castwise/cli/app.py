@@ -124,9 +124,9 @@ def main() -> NoReturn:
         _exit(str(error), error.exit_code)
     except _PARSING_ERROR as error:
         _exit(_parsing_line(error), error.exit_code)
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
         _exit(_system_line(error), StoreError.exit_code)
     except RuntimeError as error:
         if "start new thread" not in str(error):  # Source: CPython, Modules/_threadmodule.c

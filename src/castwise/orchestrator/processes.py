@@ -484,9 +484,11 @@ def _start(process: Any) -> None:
             # Ctrl-C in the server would print a traceback of its imports. If its parent is gone it ends, at the latest
             # after its imports; only then multiprocessing makes it ignore SIGINT.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            os.environ["CASTWISE_PARENT"] = str(os.getpid())
             try:
                 forkserver.ensure_running()
             finally:
+                del os.environ["CASTWISE_PARENT"]
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             process.start()
     except (EOFError, ConnectionError):

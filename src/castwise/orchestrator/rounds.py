@@ -120,8 +120,7 @@ class Rounds:
     def _prepared(self) -> Iterator[list[Trial]]:
         """Keep other commands from measuring the same, and yield what they have measured, which is adopted."""
         with self._runner.claim(self._specs) as found:
-            known = {trial.spec.key for trial in self.trials}
-            new = [trial for trial in found if trial.spec.key not in known]
+            new = [trial for trial in found if trial.spec.key not in {known.spec.key for known in self.trials}]
             self.trials += new
             self._started = time.perf_counter()
             self._runner.note_gpu_processes(self._specs)

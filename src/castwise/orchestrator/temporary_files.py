@@ -53,10 +53,8 @@ def make_temporary(what: Literal["file", "folder"]) -> TemporaryFile:
 
 
 def take_multiprocessing_along() -> None:
-    """Give multiprocessing a folder that is swept, too, unless it has one: it would leave its own behind when killed.
-
-    Source: multiprocessing.util.get_temp_dir.
-    """
+    """Give multiprocessing a folder that is swept, too, unless it has one already."""
+    # Source: multiprocessing.util.get_temp_dir.
     config = getattr(multiprocessing.current_process(), "_config", {"tempdir": ""})
     if config.get("tempdir") is None:
         folder = make_temporary("folder")

@@ -11,14 +11,15 @@ from pathlib import Path
 
 from castwise.worker.lifetime import adopt_orphans, kill_descendants, kill_when_parent_dies, outlive_parent
 
-_SERVER, _PARENT = os.getpid(), os.getppid()
+_SERVER = os.getpid()
+_PARENT = int(os.environ.pop("CASTWISE_PARENT", os.getppid()))  # its parent now may be whoever adopted it
 
 
 def _is_child_of_main_thread() -> bool:
     """Return whether the parent's main thread started this process: to the kernel, the parent is that thread."""
     with suppress(OSError):
         return str(_SERVER) in Path(f"/proc/{_PARENT}/task/{_PARENT}/children").read_text().split()
-    return False
+    return os.getppid() != _PARENT  # it has gone already
 
 
 def _before_first_fork() -> None:
