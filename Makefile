@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Real data sets lie here, or are downloaded to here.
 export CASTWISE_DATA ?= data
 
-.PHONY: demo test docs browser format lint types tests test-oldest tables pictures gpu-tests clean
+.PHONY: demo test docs browser faults format lint types tests test-oldest tables pictures gpu-tests clean
 
 demo: .venv/installed-all
 	$(BIN)/castwise run
@@ -37,6 +37,11 @@ browser:
 	@command -v chromium || command -v google-chrome || \
 	{ command -v apt-get >/dev/null || { echo "Install Chromium or Chrome with your system's package manager."; exit 1; }; \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
+
+# The long form of tests/faults, of about an hour on one core: 1,000 faults and 100,000 hostile inputs. It goes on from where it
+# was stopped, and writes the table of docs/reliability.md.
+faults: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/run_faults.py
 
 # The same checks on a machine with a GPU, where CI has none.
 gpu-tests: .venv/installed-dev

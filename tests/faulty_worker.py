@@ -180,15 +180,25 @@ def have_children(connection: Connection, log_path: str) -> None:
     child.join()
 
 
-def leave_a_helper(path: str, last: str, connection: Connection, log_path: str) -> None:
+def leave_a_helper(path: str, last: str, own_session: bool, connection: Connection, log_path: str) -> None:
     """Start a process that outlives this one, write its number to a file, and then "hang" or "die", or go on."""
-    helper = subprocess.Popen(["sleep", str(_FOR_EVER_SECONDS)])
+    helper = subprocess.Popen(["sleep", str(_FOR_EVER_SECONDS)], start_new_session=own_session)
     with open(path, "w") as file:
         file.write(str(helper.pid))
     if last == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if last:
         time.sleep(_FOR_EVER_SECONDS)
+
+
+def leave_a_daemon(path: str, connection: Connection, log_path: str) -> None:
+    """Start a process in a session of its own, whose parent ends, and write a file once it runs."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            with open(path, "w"):
+                time.sleep(_FOR_EVER_SECONDS)
+        os._exit(0)
 
 
 def ignore_everything(connection: Connection, log_path: str) -> None:

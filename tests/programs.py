@@ -27,7 +27,7 @@ from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.orchestrator import processes
 from castwise.worker import entry
 from castwise.orchestrator.session import TrialFailedError
-processes._PRELOAD = []
+del processes._PRELOAD[1:]  # torch
 SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=8, device="cpu")
 """
 

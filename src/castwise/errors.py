@@ -6,13 +6,19 @@ CastwiseError            anything castwise raises on purpose; carries the exit c
 │   │   └── MissingDataError   a data set that is not where it was looked for
 │   └── TechniqueError     a technique that a model, an optimizer or a step does not allow: a trial's result
 ├── StoreError      3    a results folder that cannot be read or written
-└── EngineError     1    the measuring processes could not be started
+├── EngineError     1    the measuring processes could not be started
+└── OutputError     4    standard output cannot be written
 
 Every message says what (with the offending value quoted), why it cannot be, and what to do.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_LONGEST = 4000  # characters of a text that is not castwise's own; more of an exception helps nobody
+# What would command a terminal, or turn the order of its characters around; and what is no character.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class CastwiseError(Exception):
@@ -54,6 +60,24 @@ class StoreError(CastwiseError):
 
 class EngineError(CastwiseError):
     """The measuring processes could not be started."""
+
+
+class OutputError(CastwiseError):
+    """Standard output cannot be written."""
+
+    exit_code = 4
+
+
+def printable(text: str) -> str:
+    """Return a text that commands no terminal: "?" stands for each character that might."""
+    return _UNPRINTABLE.sub("?", text)
+
+
+def shortened(text: str) -> str:
+    """Return a text that is not castwise's own, printable and of a bounded length."""
+    text = printable(text)
+    half = _LONGEST // 2 - 1
+    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:

@@ -14,8 +14,8 @@ SMALL, LARGE = fake_spec(batch_size=8), fake_spec(batch_size=32)
 
 
 def measure(engine: FakeEngine, folder: Path, **policy: bool) -> CachedMeasure:
-    runner = TrialRunner(engine, Store(folder), engine.environment, NullListener())
-    return CachedMeasure(runner, ResumePolicy(**policy))
+    runner = TrialRunner(engine, Store(folder), engine.environment, NullListener(), policy=ResumePolicy(**policy))
+    return CachedMeasure(runner)
 
 
 def on_record(folder: Path, status: Status = "ok") -> Trial:
@@ -51,7 +51,7 @@ def test_progress_without_a_total() -> None:
             started.append((index, count))
 
     engine = FakeEngine()
-    ask = CachedMeasure(TrialRunner(engine, None, engine.environment, Counting()), ResumePolicy())
+    ask = CachedMeasure(TrialRunner(engine, None, engine.environment, Counting()))
     ask(SMALL)
     ask(LARGE)
     assert started == [(1, 0), (2, 0)]

@@ -302,7 +302,7 @@ def test_an_interrupted_start_leaves_nothing(logs: Path, monkeypatch: pytest.Mon
 
 def test_no_room_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(EngineError, match=r"No file could be made for a trial's output: .*TMPDIR"):
+    with pytest.raises(EngineError, match=r"No file could be made for a trial: .*TMPDIR"):
         ForkserverEngine(target=faulty_worker.behave).start(1.0)
 
 
@@ -363,7 +363,7 @@ def test_unguarded_script_and_its_sudden_end(program: Program) -> None:
     # The server may stay with the program, but the trials' processes have gone.
     alive = program.alive()
     assert sorted(parent for parent in alive.values() if parent in alive) == [process.pid] * 2, "server and tracker"
-    assert not list(program.logs.glob("castwise-*"))
+    assert not [path for path in program.logs.glob("castwise-*") if path.is_file()]
 
     process.stdin.write("go on\n")
     process.stdin.flush()
@@ -398,11 +398,50 @@ def test_no_process_outlives_the_program(number: signal.Signals, to_group: bool,
         assert not list(program.logs.glob("castwise-*"))
 
 
+_WAYS = {"normal": "", "exception": "1 / 0", "SIGINT": "wait()", "SIGTERM": "wait()", "SIGKILL": "wait()"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "way"),
+    [
+        *(("running", way) for way in _WAYS),
+        *(("importing", way) for way in list(_WAYS)[2:]),
+        ("starting", "SIGKILL"),
+    ],
+)
+def test_nothing_is_left_after_the_end(phase: str, way: str, program: Program) -> None:
+    """Neither workers nor the server, the tracker, or what a user's code started in a session of its own."""
+    note = program.folder / "note"
+    (program.folder / "slow_import.py").write_text(f"import time\nopen({str(note)!r}, 'w').close()\ntime.sleep(600)\n")
+    program.start_script(f"""{LIGHT}
+import time
+def wait():
+    time.sleep(60)
+processes._PRELOAD += {["slow_import"] if phase != "running" else []}
+target = faulty_worker.fail_at("set_up", partial(faulty_worker.leave_a_daemon, {str(note)!r}))
+session = processes.ForkserverEngine(target=target).start(60.0)
+session.open("cpu")
+session.set_up(SPEC)
+{_WAYS[way]}
+""")
+    assert program.process is not None
+    if way.startswith("SIG"):
+        if phase != "starting":
+            wait_until(note.exists, "the import, or the user's process")
+        wait_until(lambda: len(program.alive()) == (5 if phase == "running" else 3), "server and all below it")
+        program.process.send_signal(signal.Signals[way])
+    program.process.wait(PATIENCE_SECONDS)
+    if phase == "starting":  # a new interpreter takes a moment to find out
+        wait_until(lambda: not program.alive(), "the end of the server")
+    time.sleep(0.5)
+    assert not program.alive()
+
+
 def test_ctrl_c_while_the_server_imports(program: Program) -> None:
     (program.folder / "slow_import.py").write_text(
         "import os, time\nopen('importing', 'w').close()\nwhile not os.path.exists('go on'):\n    time.sleep(0.02)\n"
     )
-    process = program.start_script(LIGHT + "processes._PRELOAD = ['slow_import']\n" + HANGING)
+    process = program.start_script(LIGHT + "processes._PRELOAD += ['slow_import']\n" + HANGING)
     wait_until((program.folder / "importing").exists, "the import")
     os.killpg(process.pid, signal.SIGINT)
     process.wait(timeout=PATIENCE_SECONDS)
@@ -418,7 +457,7 @@ def test_ctrl_c_while_the_server_imports(program: Program) -> None:
 def test_a_server_that_dies_of_its_imports(program: Program) -> None:
     (program.folder / "broken_import.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
     code = (
-        "processes._PRELOAD = ['broken_import']\n"
+        "processes._PRELOAD += ['broken_import']\n"
         "from castwise.errors import EngineError\n"
         "for _ in range(2):\n"
         "    try:\n"
@@ -442,10 +481,11 @@ def test_a_log_names_files_from_their_package_on(start: Start) -> None:
 # What a trial's process leaves behind
 
 
+@pytest.mark.parametrize("own_session", [False, True])
 @pytest.mark.parametrize("last", ["", "hang", "die"])
-def test_processes_started_by_the_users_code_end(last: str, logs: Path, tmp_path: Path) -> None:
+def test_processes_started_by_the_users_code_end(last: str, own_session: bool, logs: Path, tmp_path: Path) -> None:
     note = tmp_path / "helper"
-    target = fail_at("run_block", partial(faulty_worker.leave_a_helper, str(note), last))
+    target = fail_at("run_block", partial(faulty_worker.leave_a_helper, str(note), last, own_session))
     session = ForkserverEngine(target=target).start(PATIENCE_SECONDS)
     with contextlib.suppress(TrialFailedError):
         drive(session, hurry_at="run_block" if last == "hang" else "")

@@ -265,7 +265,7 @@ from castwise.orchestrator import processes
 protocol = MeasurementProtocol(warm_up_seconds=1000.0, warm_up_steps=10**9)
 SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=2, device="cpu",
                  world_size=2, parallelism="ddp", protocol=protocol)
-processes._PRELOAD = ["castwise.worker.server"]
+processes._PRELOAD.append("castwise.worker.server")
 session = processes.ForkserverEngine().start(1000.0, 2)
 session.open("cpu")
 session.set_up(SPEC)

@@ -1,4 +1,5 @@
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -109,12 +110,27 @@ def test_interrupt_keeps_records_and_leaves_no_process(phase: str, number: int, 
     assert not list(tmp_path.rglob(".*"))
 
 
-def test_failing_store_leaves_no_process(tmp_path: Path) -> None:
+class Blocking(NullListener):
+    """Puts a file in the place of a folder once a trial runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def phase(self, name: str, done: float) -> None:
+        if self.folder.is_dir():
+            shutil.rmtree(self.folder)
+            self.folder.write_text("in the way")
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_failing_store_leaves_no_process(is_late: bool, tmp_path: Path) -> None:
     engine, store = FakeEngine(), Store(tmp_path)
-    store.machine_folder(engine.environment).write_text("in the way")
+    folder = store.machine_folder(engine.environment)
+    if not is_late:
+        folder.write_text("in the way")
     with pytest.raises(StoreError):
-        runner(engine, store).run(SPECS)
-    assert len(engine.sessions) == 1
+        runner(engine, store, Blocking(folder)).run(SPECS)
+    assert len(engine.sessions) == is_late
     assert engine.num_open == 0
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,26 @@ def test_model_of_other_inputs_is_refused(tmp_path: Path) -> None:
     small = {"model_type": "wav2vec2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     with pytest.raises(UsageError, match="castwise knows no"):
         made(tmp_path, small)
+
+
+@pytest.mark.parametrize("where", ["top", "part"])
+def test_a_kernel_of_the_hub_is_refused(where: str, tmp_path: Path) -> None:
+    """transformers would download it, and run its code."""
+    config = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    attention = {"_attn_implementation": "org/kernel"}
+    config |= attention if where == "top" else {"text_config": attention}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = UserModel(kind="transformers", path=str(tmp_path / "config.json"), name="config.json")
+    with pytest.raises(UsageError, match="castwise downloads nothing"):
+        build(model)
+
+
+def test_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.setenv(name, "0")
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(UsageError, match="No model type"):
+        build(UserModel(kind="transformers", path="", name="no-such-type"))
+    assert constants.HF_HUB_OFFLINE
+    assert os.environ["HF_HUB_OFFLINE"] == os.environ["TRANSFORMERS_OFFLINE"] == "1"

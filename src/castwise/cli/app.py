@@ -10,7 +10,8 @@ import typer
 from castwise._version import __version__
 from castwise.cli import compare, export, max_batch, report, run, suite, tune
 from castwise.cli.options import HelpCommand, HelpGroup, add_command
-from castwise.errors import CastwiseError
+from castwise.cli.streams import check_stdout, prepare_streams
+from castwise.errors import CastwiseError, EngineError, StoreError, printable, shortened
 
 # Click's error for what cannot be parsed. Typer has a Click of its own, older ones the package; of its errors they
 # export this subclass alone.
@@ -36,7 +37,7 @@ app = typer.Typer(
     rich_markup_mode="rich",  # markdown would cost `castwise --help` 0.1 s
     pretty_exceptions_enable=False,
     help="In which numeric precision should this model be trained on this GPU, and why? castwise measures it.",
-    epilog="Exit codes: 0 done, 1 a trial failed, 2 usage, 3 store, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 a trial failed, 2 usage, 3 store, 4 output, 130 interrupted.",
 )
 
 
@@ -85,7 +86,7 @@ def init(file: Annotated[Path, typer.Argument(help="The file to write, such as m
     from castwise.cli.init_template import write_starter
 
     write_starter(file)
-    print(f"Wrote {file}. It runs as it is: castwise run {file}")
+    print(printable(f"Wrote {file}. It runs as it is: castwise run {file}"))
 
 
 @app.command("list", cls=HelpCommand)
@@ -114,16 +115,39 @@ def doctor() -> None:
 
 def main() -> NoReturn:
     """Run the command line; every error in what was typed, or raised on purpose, is one line and an exit code."""
+    prepare_streams()
     try:
         # Also as `python -m castwise`: what its help shows can be typed.
         code = app(prog_name="castwise", standalone_mode=False)
+        check_stdout()
     except CastwiseError as error:
-        print(f"castwise: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _exit(str(error), error.exit_code)
     except _PARSING_ERROR as error:
-        print(f"castwise: {_parsing_line(error)}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _exit(_parsing_line(error), error.exit_code)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _exit(_system_line(error), StoreError.exit_code)
+    except RuntimeError as error:
+        if "start new thread" not in str(error):  # Source: CPython, Modules/_threadmodule.c
+            raise
+        _exit("No further thread can be started. `ulimit -u` shows how many there may be.", EngineError.exit_code)
     sys.exit(code or 0)
+
+
+def _exit(line: str, code: int) -> NoReturn:
+    print(f"castwise: {shortened(line)}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _system_line(error: OSError) -> str:
+    """Return what the system refused."""
+    try:
+        Path.cwd()
+    except OSError:
+        return "The present folder does not exist any more. Change to another one."
+    named = "" if error.filename is None else f"'{error.filename}': "
+    return f"{named}{error.strerror or error}."
 
 
 def _parsing_line(error: Any) -> str:

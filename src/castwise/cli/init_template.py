@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from castwise.errors import UsageError
+from castwise.errors import UsageError, printable
 from castwise.spec.user_model import DEFAULT_FUNCTION
 
 STARTER = '''\
@@ -72,8 +72,13 @@ def write_starter(path: Path) -> None:
     if path.suffix != ".py":
         raise UsageError(f"'{path}' is no name of a Python file. Write for example {path.stem or 'my_bench'}.py.")
     try:
-        with path.open("x") as file:
-            file.write(STARTER.format(file=path.name, function=DEFAULT_FUNCTION))
+        with path.open("x", encoding="utf-8") as file:
+            try:
+                file.write(STARTER.format(file=printable(path.name), function=DEFAULT_FUNCTION))
+                file.flush()
+            except OSError:  # a full disk
+                path.unlink(missing_ok=True)
+                raise
     except FileExistsError:
         raise UsageError(f"'{path}' exists already, and is left as it is. Name another file.") from None
     except OSError as error:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from castwise.errors import printable
 from castwise.render.units import pluralize
 
 if TYPE_CHECKING:
@@ -23,16 +24,16 @@ def emit(output_format: str, table: "Callable[[Console], object]", **texts: Call
 
         table(result_console())
     else:
-        text = texts[output_format]()
+        text = printable(texts[output_format]())
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
 
 
 def error_console() -> "Console":
     """Return the console of stderr."""
-    from rich.console import Console
+    from castwise.render.console import safe_console
 
-    return Console(stderr=True, highlight=False, emoji=False)
+    return safe_console(stderr=True)
 
 
 def say(line: str, style: str | None = None) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from castwise.cli.options import PrintOptions
-from castwise.errors import UsageError
+from castwise.errors import UsageError, printable
 from castwise.suites.options import SuiteOptions
 
 if TYPE_CHECKING:
@@ -100,6 +100,6 @@ def _print_end(results: "list[SuiteResult]", options: SuiteOptions, output: Prin
         num_results = sum(len(result.all_trials) for result in results)
         print_ending(result_console(), next_step(options.results, num_results))
     elif output.format == "csv":
-        sys.stdout.write(render.csv_suites(results))
+        sys.stdout.write(printable(render.csv_suites(results)))
     elif output.format == "json":
-        print(render.json_suites(results))
+        print(printable(render.json_suites(results)))

@@ -152,14 +152,14 @@ class MaxBatchJob:
     def run(self) -> MaxBatchResult:
         """Search for each loop's largest batch, and fill in its curve."""
         began = time.perf_counter()
-        measure = CachedMeasure(self.job.runner, self.job.policy)
+        measure = CachedMeasure(self.job.runner)
         found: list[MaxBatch] = []
         for template in self.templates:
             # How much of this device fragmentation takes is known once one search has ended.
             usable = next((share for each in reversed(found) if (share := each.usable) is not None), USABLE)
             trials = find_limit(measure, template, self.grid, usable)
             # The trials of an earlier search of the same loop are part of the result.
-            earlier = [] if self.job.policy.again else [t for t in measure.known.values() if _is_of(t, template)]
+            earlier = [] if self.job.runner.policy.again else [t for t in measure.known.values() if _is_of(t, template)]
             tried = {trial.spec.key: trial for trial in (*earlier, *trials)}
             while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
                 trial = measure(template.model_copy(update={"batch_size": size}))

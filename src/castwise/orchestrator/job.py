@@ -54,7 +54,6 @@ class Job:
     recorded: dict[str, Trial]  # not measured again, by spec key, those of further rounds included
     problems: tuple[Problem, ...]  # files in the machine's results folder that are not records
     runner: TrialRunner = field(repr=False)
-    policy: ResumePolicy  # what is measured although it is on record
     notes: tuple[str, ...] = ()  # what the user should know before it starts, a sentence each
     rule: StopRule | None = None  # when a comparison's rounds end; None measures each configuration once, alone
     user_workloads: Mapping[str, UserWorkload] = field(default_factory=dict)  # by the models' names in the request
@@ -124,7 +123,7 @@ def prepare(
             f"{most_gpus} GPUs are asked for, and this machine has none. Name --device cpu to share the step among CPU "
             "processes."
         )
-    user_workloads = {name: inspect_user_model(machine, locate(name)) for name in user_models}
+    user_workloads = {name: inspect_user_model(machine, locate(name), options.timeout_seconds) for name in user_models}
     is_cpu = machine.device == "cpu"
     names_precisions = options.precisions is not None
     notes: tuple[str, ...] = ()
@@ -164,16 +163,14 @@ def build_job(
     environment = machine.environment
     known, problems = store.load(environment) if store is not None else ({}, [])
     recorded = reusable_trials(specs, known, policy)
-    if policy.again and store is not None:
-        for spec in specs:
-            store.checkpoint(spec, environment).unlink(missing_ok=True)
     return Job(
         specs=tuple(specs),
         missing=tuple(spec for spec in specs if spec.key not in recorded),
         recorded=recorded,
         problems=tuple(problems),
-        runner=TrialRunner(machine.engine, store, environment, listener or NullListener(), weights=weights),
-        policy=policy,
+        runner=TrialRunner(
+            machine.engine, store, environment, listener or NullListener(), weights=weights, policy=policy
+        ),
     )
 
 

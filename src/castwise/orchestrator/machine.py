@@ -89,15 +89,15 @@ def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] 
         BackgroundCloser().close([session])
 
 
-def inspect_user_model(machine: Machine, model: UserModel) -> UserWorkload:
-    """Return what is known of a user's model, whose code runs in a process of its own.
+def inspect_user_model(machine: Machine, model: UserModel, timeout_seconds: float | None = None) -> UserWorkload:
+    """Return what is known of a user's model, whose code runs in a process of its own, for a limited time.
 
     Raises:
         UsageError: There is no such function, it raises, or what it returns cannot be trained.
     """
     if isinstance(machine.engine, CachedEngine):
         return machine.engine.user_workload(machine.device, model)
-    session = machine.engine.start(_PROBE_TIMEOUT_SECONDS)
+    session = machine.engine.start(timeout_seconds or _PROBE_TIMEOUT_SECONDS)
     try:
         session.open(machine.device)
         return session.inspect(model)

@@ -4,18 +4,18 @@ import importlib.util
 import inspect
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import struct
 import sys
-import tempfile
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing import util as multiprocessing_util
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -23,12 +23,19 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from castwise.errors import EngineError
+from castwise.errors import EngineError, printable, shortened
 from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
+from castwise.orchestrator.temporary_files import (
+    TemporaryFile,
+    make_temporary,
+    sweep,
+    take_multiprocessing_along,
+)
 from castwise.records.messages import EVENT, Call, Failed, Progress
 from castwise.records.schema import Environment, Epoch, RankSamples
 from castwise.spec.trial import TrialSpec, device_of_rank
 from castwise.worker import entry
+from castwise.worker.lifetime import kill_descendants
 
 _OPEN_TIMEOUT_SECONDS = 300.0  # torch's first import from a cold network disk has been seen to take minutes
 _CAUSE_SECONDS = 0.5  # when a process dies, the others lose their connections to it, and may report that first
@@ -37,8 +44,13 @@ _LOG_TAIL_BYTES = 4000
 _LAST_LINE_CHARACTERS = 200
 _MESSAGE_BYTES = 64 * 2**20  # the largest message that is read; a block is about 100 bytes
 _STALL_SECONDS = 10  # between two pieces of one message
-_PRELOAD = ["castwise.worker.preload"]  # what the server imports once for all trials
-_further_imports: list[str] = []
+# What the server imports once for all trials.
+_PRELOAD = ["castwise.worker.server_lifetime", "castwise.worker.preload"]
+_STOP_SECONDS = 0.3  # what the server, and multiprocessing's tracker, may take to end
+
+_running: set[int] = set()  # processes of trials
+_running_lock = threading.Lock()  # of a new process it is not known yet that it runs
+_further_imports: list[str] = []  # of the user's model
 
 Target = Callable[[Connection, str], None]
 
@@ -66,8 +78,12 @@ class ForkserverEngine:
         self._data_dir = data_dir
         self._commit = commit
         self._target = target
+        sweep()
+        take_multiprocessing_along()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOAD)
+        # The lowest priority: after multiprocessing has waited for children of the caller's own.
+        multiprocessing_util.Finalize(None, _stop_server, exitpriority=-100)
 
     def start(self, timeout_seconds: float, num_processes: int = 1) -> "RpcSession":
         """Start the processes of one trial, one a rank."""
@@ -123,16 +139,11 @@ class RpcSession:
         self._data_dir = data_dir
         self._commit = commit
         self.processes: list[TrialProcess] = []
-        self._folder: Path | None = None  # where several ranks meet
+        self._folder: TemporaryFile | None = None  # where several ranks meet
         with ExitStack() as undo:
             undo.callback(self.close)
             if num_processes > 1:
-                try:
-                    self._folder = Path(tempfile.mkdtemp(prefix="castwise-ranks-"))
-                except OSError as error:
-                    raise EngineError(
-                        f"No folder could be made for a trial's ranks: {error}. TMPDIR names its place."
-                    ) from None
+                self._folder = make_temporary("folder")
             for _ in range(num_processes):
                 self.processes.append(start_process())
             undo.pop_all()
@@ -159,7 +170,7 @@ class RpcSession:
                 "checkpoint": checkpoint,
                 "data_dir": self._data_dir,
                 "rank": rank,
-                "rendezvous": None if self._folder is None else (self._folder / "rendezvous").as_uri(),
+                "rendezvous": None if self._folder is None else (self._folder.path / "rendezvous").as_uri(),
             }
             for rank in self._ranks
         ]
@@ -191,8 +202,9 @@ class RpcSession:
                 process.kill()
         for process in self.processes:
             process.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()
 
     @property
     def _ranks(self) -> range:
@@ -281,7 +293,9 @@ class RpcSession:
                 return event
             if isinstance(event, Failed):
                 process.is_busy = False
-                raise TrialFailedError(event.status, event.message, process.log_tail(), event.refused, event.shortfall)
+                raise TrialFailedError(
+                    event.status, shortened(event.message), process.log_tail(), event.refused, event.shortfall
+                )
             if event.method != method:
                 raise ValueError(f"an answer to '{event.method}'")
             result = returns.validate_python(event.result)
@@ -330,20 +344,17 @@ class TrialProcess:
     def __init__(self, context: Any, target: Target) -> None:
         self.is_busy = False  # whether it has a call to answer; set by the session
         with ExitStack() as undo:
-            try:
-                handle, log = tempfile.mkstemp(prefix="castwise-trial-", suffix=".log")
-            except OSError as error:
-                raise EngineError(
-                    f"No file could be made for a trial's output: {error}. TMPDIR names its folder."
-                ) from None
-            os.close(handle)
-            self._log = Path(log)
-            undo.callback(self._log.unlink, missing_ok=True)
+            self._file: TemporaryFile | None = make_temporary("file")
+            undo.callback(self._file.remove)
+            self._log = self._file.path
             self._connection, theirs = context.Pipe()
             undo.callback(self._connection.close)
-            self.process = context.Process(target=target, args=(theirs, log), name="castwise-trial", daemon=True)
-            with theirs:
+            self.process = context.Process(
+                target=target, args=(theirs, str(self._log)), name="castwise-trial", daemon=True
+            )
+            with theirs, _running_lock:
                 _start(self.process)
+                _running.add(self.process.pid)
             undo.pop_all()
         self._group: int | None = self.process.pid  # worker_main makes it a group of its own
         # A read of a half-sent message fails after a while: it would block for ever.
@@ -393,11 +404,12 @@ class TrialProcess:
             return ""
         for folder in sorted(filter(os.path.isabs, sys.path), key=len, reverse=True):
             text = text.replace(folder.rstrip("/") + "/", "")
-        return text
+        return printable(text)
 
     def kill(self) -> None:
         """End the process at once; `close` must still be called."""
         if self.process.is_alive():
+            kill_descendants(self.process.pid)
             self.process.kill()  # it has nothing to save
 
     def close(self) -> None:
@@ -405,14 +417,19 @@ class TrialProcess:
         self._connection.close()
         self.process.join(_EXIT_SECONDS)
         if self.process.is_alive():
-            self.process.kill()
+            self.kill()
             # Not for ever: a process in the middle of a broken driver's system call cannot even be killed.
             self.process.join(_EXIT_SECONDS)
         pid, self._group = self._group, None  # once: the number may be given to another group later
         if pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-        self._log.unlink(missing_ok=True)
+            with _running_lock:
+                _running.discard(pid)
+                _kill_orphans()
+        file, self._file = self._file, None
+        if file is not None:
+            file.remove()
 
     def _gone(self) -> ProcessGoneError:
         self.process.join(_EXIT_SECONDS)
@@ -431,6 +448,40 @@ class TrialProcess:
         return ProcessGoneError("crashed", how, log)
 
 
+def _kill_orphans() -> None:
+    """Kill what trials that have ended left behind in sessions of its own: the server has adopted it.
+
+    Which trial an orphan is of is not known, so this waits for the last one that runs. Children of the caller's own,
+    which may have the same server, are spared.
+    """
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if server is not None and not _running:
+        # `active_children` would ask each for its end, at the same time as other threads do.
+        own = [child.pid for child in list(getattr(multiprocessing.process, "_children", ()))]
+        kill_descendants(server, [pid for pid in own if pid is not None])
+
+
+def _stop_server() -> None:
+    """End the forkserver, which ends all below it, and multiprocessing's tracker; they would outlive this process."""
+    server, tracker = forkserver._forkserver, resource_tracker._resource_tracker
+    for owner, pipe, pid in ((server, "_forkserver_alive_fd", "_forkserver_pid"), (tracker, "_fd", "_pid")):
+        descriptor, number = getattr(owner, pipe, None), getattr(owner, pid, None)
+        if descriptor is None or number is None:
+            continue
+        os.close(descriptor)
+        setattr(owner, pipe, None)
+        setattr(owner, pid, None)
+        deadline = time.monotonic() + _STOP_SECONDS
+        with suppress(ChildProcessError):
+            while not os.waitpid(number, os.WNOHANG)[0]:
+                if time.monotonic() > deadline:
+                    kill_descendants(number)
+                    os.kill(number, signal.SIGKILL)
+                    os.waitpid(number, 0)
+                    break
+                time.sleep(0.002)
+
+
 def _start(process: Any) -> None:
     """Start a process, and the forkserver before the first one."""
     try:
@@ -439,11 +490,13 @@ def _start(process: Any) -> None:
             # Ctrl-C in the server would print a traceback of its imports. If its parent is gone it ends, at the latest
             # after its imports; only then multiprocessing makes it ignore SIGINT.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            os.environ["CASTWISE_IMPORTS"] = " ".join(_further_imports)
+            variables = {"CASTWISE_PARENT": str(os.getpid()), "CASTWISE_IMPORTS": " ".join(_further_imports)}
+            os.environ.update(variables)
             try:
                 forkserver.ensure_running()
             finally:
-                del os.environ["CASTWISE_IMPORTS"]
+                for name in variables:
+                    del os.environ[name]
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             process.start()
     except (EOFError, ConnectionError):

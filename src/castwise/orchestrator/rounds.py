@@ -93,33 +93,42 @@ class Rounds:
 
     def run(self) -> list[Trial]:
         """Run rounds until the rule ends them; return all trials, those of earlier jobs first."""
-        with self._prepared():
-            # Intervals need scipy, which takes half a second to import: meanwhile the first processes start.
-            threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
-            while specs := self._affordable(self._unfinished()):
-                started = time.perf_counter()
-                self._run_round(specs)
-                cost = sum(cost for cost in map(self._cost, specs) if math.isfinite(cost))
-                if cost:
-                    self._seconds_per_cost = max(self._seconds_per_cost, (time.perf_counter() - started) / cost)
+        if self._unfinished():  # else there is nothing to wait for
+            with self._prepared():
+                # Intervals need scipy, which takes half a second to import: meanwhile the first processes start.
+                threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
+                while specs := self._affordable(self._unfinished()):
+                    started = time.perf_counter()
+                    self._run_round(specs)
+                    cost = sum(cost for cost in map(self._cost, specs) if math.isfinite(cost))
+                    if cost:
+                        self._seconds_per_cost = max(self._seconds_per_cost, (time.perf_counter() - started) / cost)
         self.ending = self._find_ending()
         self._report_ending(self.ending)
         return self.trials
 
     def run_once(self) -> list[Trial]:
         """Measure all configurations once more, however many rounds they had; return all trials as `run` does."""
-        with self._prepared():
-            self._run_round(self._not_failed())
+        with self._prepared() as found:
+            specs = self._not_failed()
+            # What another command has just measured together is as good.
+            if not {spec.configuration for spec in specs} <= {trial.spec.configuration for trial in found}:
+                self._run_round(specs)
         return self.trials
 
     @contextmanager
-    def _prepared(self) -> Iterator[None]:
-        self._runner.note_gpu_processes(self._specs)
-        try:
-            yield
-        finally:
-            self._runner.closer.wait()
-            self._runner.telemetry.close()
+    def _prepared(self) -> Iterator[list[Trial]]:
+        """Keep other commands from measuring the same, and yield what they have measured, which is adopted."""
+        with self._runner.claim(self._specs) as found:
+            new = [trial for trial in found if trial.spec.key not in {known.spec.key for known in self.trials}]
+            self.trials += new
+            self._started = time.perf_counter()
+            self._runner.note_gpu_processes(self._specs)
+            try:
+                yield new
+            finally:
+                self._runner.closer.wait()
+                self._runner.telemetry.close()
 
     def _report_ending(self, ending: Ending) -> None:
         rounds = max((self._num_trials(spec) for spec in self._specs if not self._is_baseline(spec)), default=0)

@@ -9,8 +9,9 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,6 +21,7 @@ from typing import Literal, Protocol
 from castwise.analysis.statistics import FEWEST_BLOCKS
 from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
+from castwise.orchestrator.machine_cache import CachedEngine
 from castwise.orchestrator.session import BackgroundCloser, Engine, Session, TrialFailedError
 from castwise.records.schema import (
     Block,
@@ -89,13 +91,13 @@ class NullListener:
 
 
 class UnboundedProgress:
-    """Passes progress on when the number of trials is not known beforehand; remarks only if they are wanted."""
+    """Passes progress on when the number of trials is not known beforehand."""
 
-    def __init__(self, listener: Listener, *, remarks: bool = True) -> None:
+    def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._remarks = remarks
         self._num_ended = 0
         self.phase = listener.phase
+        self.remark = listener.remark
 
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
         """Pass it on, with an index of its own."""
@@ -106,11 +108,6 @@ class UnboundedProgress:
         """Pass it on."""
         self._num_ended += 1
         self._listener.ended(trial)
-
-    def remark(self, line: str) -> None:
-        """Pass it on, if remarks are."""
-        if self._remarks:
-            self._listener.remark(line)
 
 
 @dataclass(frozen=True)
@@ -126,6 +123,23 @@ class TrialRunner:
     # Ends the processes of measured trials in the background.
     closer: BackgroundCloser = field(default_factory=BackgroundCloser, compare=False)
     weights: Path | None = None  # the folder for trained models' weights; None keeps none
+    policy: ResumePolicy = field(default_factory=ResumePolicy)  # what is measured although it is on record
+
+    @contextmanager
+    def claim(self, specs: Sequence[TrialSpec]) -> Iterator[list[Trial]]:
+        """Keep other commands from measuring these configurations; yield what is on record by now.
+
+        Waits while another command measures one of them.
+        """
+        if self.store is None or isinstance(self.engine, CachedEngine):  # the latter measures nothing
+            yield []
+            return
+        with self.store.claim(specs, self.environment, self.listener.remark):
+            if self.policy.again:
+                for spec in specs:
+                    self.store.checkpoint(spec, self.environment).unlink(missing_ok=True)
+            known, _ = self.store.load_more(self.environment)
+            yield list(reusable_trials(specs, known, self.policy).values())
 
     def run(self, specs: Sequence[TrialSpec]) -> list[Trial]:
         """Measure each spec alone, in order; each record is saved before the next trial starts."""
@@ -145,14 +159,19 @@ class TrialRunner:
                         duration_seconds=0.0,
                     )
                 else:
-                    (trial,) = run_session(self, [spec])
-                    if self.store is not None:
-                        self.store.save(trial)
+                    with self.claim([spec]) as found:
+                        trial = next((each for each in found if each.spec.key == spec.key), None) or self._measure(spec)
                 trials.append(trial)
                 self.listener.ended(trial)
         finally:
             self.telemetry.close()
         return trials
+
+    def _measure(self, spec: TrialSpec) -> Trial:
+        (trial,) = run_session(self, [spec])
+        if self.store is not None:
+            self.store.save(trial)
+        return trial
 
     def note_gpu_processes(self, specs: Sequence[TrialSpec]) -> None:
         """Note which processes use the GPUs of these specs, before a process of this job does."""
@@ -167,14 +186,13 @@ class CachedMeasure:
         known: What was on record when the search began, by spec key.
     """
 
-    def __init__(self, runner: TrialRunner, policy: ResumePolicy) -> None:
+    def __init__(self, runner: TrialRunner) -> None:
         self._runner = replace(runner, listener=UnboundedProgress(runner.listener))
-        self._policy = policy
         self.known: dict[str, Trial] = {} if runner.store is None else runner.store.load(runner.environment)[0]
 
     def __call__(self, spec: TrialSpec) -> Trial:
         """Return the trial of a spec."""
-        return reusable_trials([spec], self.known, self._policy).get(spec.key) or self._runner.run([spec])[0]
+        return reusable_trials([spec], self.known, self._runner.policy).get(spec.key) or self._runner.run([spec])[0]
 
 
 # How the configurations of a session are set up: all at once; the first alone and then the others at once; or one by
@@ -405,9 +423,10 @@ class _Measurement:
 
     def set_up(self) -> None:
         """Build the trial, which ends with its first step."""
-        checkpoint = None
-        if self._is_alone and self._runner.store is not None:
-            checkpoint = self._runner.store.checkpoint(self.spec, self._environment)
+        checkpoint, store = None, self._runner.store
+        # Without a lock it may be another command's, which still runs.
+        if self._is_alone and store is not None and store.has_locks:
+            checkpoint = store.checkpoint(self.spec, self._environment)
         self.session.set_up(self.spec, checkpoint)
         self._gpu_facts = self._runner.telemetry.gpu_facts(self._gpus)
 
@@ -612,9 +631,9 @@ def _all_at_once(step: Callable[[_Measurement], None], measurements: Sequence[_M
 
 def _close(measurements: Sequence[_Measurement]) -> None:
     """End all processes in parallel: each takes a while to release its device."""
-    if measurements:
-        with ThreadPoolExecutor(max_workers=len(measurements)) as pool:
-            list(pool.map(lambda each: each.session.close(), measurements))
+    closer = BackgroundCloser()
+    closer.close([each.session for each in measurements])
+    closer.wait()
 
 
 def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:

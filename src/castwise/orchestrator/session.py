@@ -118,10 +118,14 @@ class BackgroundCloser:
 
     def close(self, sessions: Iterable[Session]) -> None:
         """Start to end these sessions."""
-        threads = [threading.Thread(target=session.close, name=self.THREAD_NAME) for session in sessions]
-        for thread in threads:
-            thread.start()
-        self._threads += threads
+        for session in sessions:
+            thread = threading.Thread(target=session.close, name=self.THREAD_NAME)
+            try:
+                thread.start()
+            except RuntimeError:  # no further thread can be started
+                session.close()
+            else:
+                self._threads.append(thread)
 
     def wait(self) -> None:
         """Wait until all have ended. May be called again."""

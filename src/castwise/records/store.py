@@ -4,21 +4,26 @@
 resumed job never uses another machine's figures.
 """
 
+import errno
+import fcntl
 import itertools
 import json
 import os
 import re
 import secrets
+import socket
 import stat
 import tempfile
-from collections.abc import Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from castwise.errors import StoreError
+from castwise.errors import StoreError, shortened
 from castwise.records.collector import gc_disabled
 from castwise.records.schema import SCHEMA_VERSION, Environment, Trial
 from castwise.spec.quantities import format_bytes
@@ -27,8 +32,13 @@ from castwise.spec.trial import TrialSpec
 _LARGEST_RECORD = 64 * 2**20  # bytes; the largest of this project's records has 0.2 MB
 _MOST_DIGITS = 19  # of an integer; a float cannot hold one of 309
 _LONG_NUMBER = re.compile(rb"\d{20}")
+# In JSON, characters that may command a terminal: escaped, or C1 and what turns a line around in UTF-8.
+_ESCAPED = re.compile(
+    rb"\\u00[01][0-9a-fA-F]|\\u00[789][0-9a-fA-F]|\\u20[26]|\\ud[8-f]|\x7f|\xc2[\x80-\x9f]|\xe2\x80|\xe2\x81", re.I
+)
 KEPT = "._"  # in the names of records and their folders
 _NAME_LENGTH = 80
+_WAIT_SECONDS = 0.2  # between two looks at a lock that another command holds
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,9 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.has_locks = True  # whether the file system has, as far as it is known
+        self._seen: set[Path] = set()  # files that were read or written
+        self._known: dict[str, Trial] = {}  # what was in those that were read, by spec key
         try:
             try_to_write(folder)
         except OSError as error:
@@ -68,11 +81,13 @@ class Store:
         folder = self.machine_folder(trial.environment)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            return _write_new(folder, stem_of(trial.spec), trial.model_dump_json(indent=1).encode() + b"\n")
+            path = _write_new(folder, stem_of(trial.spec), trial.model_dump_json(indent=1).encode() + b"\n")
         except OSError as error:
             raise StoreError(
                 f"The record of {trial.spec.label} cannot be written to '{folder}': {error.strerror or error}."
             ) from None
+        self._seen.add(path)
+        return path
 
     def checkpoint(self, spec: TrialSpec, environment: Environment) -> Path:
         """Return the file from which a training trial resumes on this machine, whether or not it exists."""
@@ -80,9 +95,47 @@ class Store:
 
     def load(self, environment: Environment) -> tuple[dict[str, Trial], list[Problem]]:
         """Return one machine's newest trial for each spec key, and the files that are not records."""
-        trials, problems = load_folder(self.machine_folder(environment))
-        own = (trial for trial in trials if trial.environment.fingerprint == environment.fingerprint)
-        return {trial.spec.key: trial for trial in own}, problems
+        self._seen.clear()
+        self._known.clear()
+        return self.load_more(environment)
+
+    def load_more(self, environment: Environment) -> tuple[dict[str, Trial], list[Problem]]:
+        """Return what `load` does; only files are read that other commands wrote since the last look."""
+        files = sorted(set(self.machine_folder(environment).rglob("*.json")) - self._seen)
+        self._seen.update(files)
+        records, problems = read_records(files)
+        own = (record.trial for record in records if record.trial.environment.fingerprint == environment.fingerprint)
+        self._known.update((trial.spec.key, trial) for trial in own)
+        return dict(self._known), problems
+
+    @contextmanager
+    def claim(self, specs: Iterable[TrialSpec], environment: Environment, say: Callable[[str], None]) -> Iterator[None]:
+        """Hold the locks of some configurations on a machine, if the file system has locks.
+
+        While another command holds one of them, this waits, and says so once. The kernel releases a process's locks
+        when it ends, whatever ended it.
+
+        Raises:
+            StoreError: The folder cannot be written.
+        """
+        folder = self.machine_folder(environment)
+        names = {spec.configuration: stem_of(spec.model_copy(update={"repeat": 0})) for spec in specs}
+        paths = sorted(folder / f".{name}.lock" for name in names.values())
+        with ExitStack() as held:
+            held.callback(_remove_empty, folder, self.folder)
+            is_waiting = False
+            try:
+                while (taken := _lock_all(paths, held)) is not None:
+                    if not is_waiting:
+                        say(f"{taken}, writing to '{self.folder}': waiting for its records.")
+                    is_waiting = True
+                    time.sleep(_WAIT_SECONDS)
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                    reason = error.strerror or error
+                    raise StoreError(f"Results cannot be written to '{folder}': {reason}.") from None
+                self.has_locks = False
+            yield
 
 
 @dataclass(frozen=True)
@@ -157,6 +210,9 @@ def _read(path: Path) -> Trial:
     if _LONG_NUMBER.search(content):
         with suppress(ValueError, RecursionError):  # no JSON: said below
             json.loads(content, parse_int=_checked_int)
+    if _ESCAPED.search(content):
+        with suppress(ValueError, RecursionError):
+            content = json.dumps(_without_escapes(json.loads(content))).encode()
     try:
         trial = Trial.model_validate_json(content)
     except ValidationError as error:
@@ -164,6 +220,8 @@ def _read(path: Path) -> Trial:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise StoreError(f"not a record of schema {SCHEMA_VERSION} ({where}: {first['msg']})") from None
+    if len(trial.message) + len(trial.log) > len(short := shortened(trial.message)) + len(log := shortened(trial.log)):
+        trial = trial.model_copy(update={"message": short, "log": log})
     if "schema_version" not in trial.model_fields_set or trial.schema_version != SCHEMA_VERSION:
         _check_version(content)
     return trial
@@ -178,6 +236,15 @@ def _read_file(path: Path) -> bytes:
         if status.st_size > _LARGEST_RECORD:
             raise StoreError(f"larger than a record can be ({format_bytes(_LARGEST_RECORD)})")
         return file.read(_LARGEST_RECORD)
+
+
+def _without_escapes(value: Any) -> Any:
+    """Return a JSON document in which no text commands a terminal, and a text as long as an exception's may be."""
+    if isinstance(value, str):
+        return shortened(value)
+    if isinstance(value, dict):
+        return {shortened(key): _without_escapes(each) for key, each in value.items()}
+    return [_without_escapes(each) for each in value] if isinstance(value, list) else value
 
 
 def _checked_int(digits: str) -> int:
@@ -209,6 +276,40 @@ def try_to_write(folder: Path) -> None:
         for each in made:
             with suppress(OSError):  # somebody else has begun to use it
                 each.rmdir()
+
+
+def _lock_all(paths: Sequence[Path], held: ExitStack) -> str | None:
+    """Lock all of some files, to be released at `held`'s end; or else none, and return who has one."""
+    with ExitStack() as locks:
+        for path in paths:
+            while True:
+                with suppress(FileNotFoundError):  # the command that just ended has removed the folder
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                    locks.callback(os.close, descriptor)
+                    try:
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # over NFS Linux makes it one of fcntl's
+                    except BlockingIOError:
+                        owner = os.read(descriptor, 200).decode(errors="replace")
+                        return owner or "Another command measures the same"
+                    if os.stat(path).st_ino == os.fstat(descriptor).st_ino:  # not one that was just removed
+                        break
+            locks.callback(_remove, path)  # before it is released
+            os.truncate(descriptor, 0)
+            os.write(descriptor, f"Process {os.getpid()} on {socket.gethostname()} measures the same".encode())
+        held.enter_context(locks.pop_all())
+    return None
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # what prevents it is said elsewhere
+        path.unlink()
+
+
+def _remove_empty(*folders: Path) -> None:
+    with suppress(OSError):  # something is in one, which is how it should be
+        for folder in folders:
+            folder.rmdir()
 
 
 def _write_new(folder: Path, stem: str, content: bytes) -> Path:

@@ -23,6 +23,8 @@ from castwise.spec.types import SYNTHETIC, Parallelism
 
 LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first
 
+_MOST_SEEDS = 1000
+
 SUITE_NAMES = ("tensorcore", "wrn-cifar10", "dpn-cifar10", "fastai-cifar100", "rnn-lm", "amd-nvidia")
 
 
@@ -37,8 +39,15 @@ def is_chosen(choice: SuiteFilter, workload: str, precision: str, world_size: in
     )
 
 
+def _known_workload(name: str) -> str:
+    row = find_workload(name)
+    if row.family == "own":
+        raise UsageError(f"'{name}' is a model of a user's own, and suites have none: `castwise run` measures it.")
+    return row.name
+
+
 # Names as users write them, and as the registry does after a suite was read.
-_WorkloadName = Annotated[str, AfterValidator(lambda name: find_workload(name).name)]
+_WorkloadName = Annotated[str, AfterValidator(_known_workload)]
 _PrecisionName = Annotated[str, AfterValidator(lambda name: find_precision(name).name)]
 _LossScale = Annotated[str, AfterValidator(parse_loss_scale)]
 
@@ -77,7 +86,7 @@ class Published(FrozenModel):
     loss_scale: _LossScale | None = None  # None if the source does not vary it
     world_size: int = Field(default=1, ge=1)
     outcome: Literal["ok", "oom", "diverged"] = "ok"
-    seconds: float | None = Field(default=None, gt=0)  # wall time of the run
+    seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # wall time of the run
     memory_bytes: int | None = Field(default=None, gt=0)
     memory: Literal["allocated", "reserved", "driver"] = "allocated"  # what `memory_bytes` is
     accuracy: float | None = Field(default=None, ge=0, le=1)  # on the validation data
@@ -149,6 +158,8 @@ def parse_suite(text: str, origin: str) -> Suite:
     """
     try:
         return Suite.model_validate(tomllib.loads(text))
+    except RecursionError:
+        raise UsageError(f"'{origin}' is no suite: it is nested too deep.") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"'{origin}' is no TOML: {error}.") from None
     except ValidationError as error:
@@ -167,6 +178,8 @@ def specs_of(suite: Suite, *, device: str, choice: SuiteFilter | None = None) ->
         UsageError: None of its runs is chosen, or a technique is unknown.
     """
     choice = choice or SuiteFilter()
+    if choice.seeds > _MOST_SEEDS:
+        raise UsageError(f"{choice.seeds} seeds are more than anybody can wait for. Give at most {_MOST_SEEDS}.")
     recipes = {name: _recipe(suite, name, choice) for name in suite.recipes}
     loops = [parse_techniques(text) for text in choice.techniques or (NONE,)]
     chosen = [

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 import textwrap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -280,8 +281,17 @@ def csv_grid(columns: Sequence[Field], rows: Sequence[FlatRow]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(column.name for column in columns)
-    writer.writerows([column.value(row) for column in columns] for row in rows)
+    writer.writerows([_no_formula(column.value(row)) for column in columns] for row in rows)
     return out.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    """Return a value that spreadsheets take for what it is: a text that begins like a formula gets an apostrophe.
+
+    Source: OWASP, CSV injection.
+    """
+    is_formula = isinstance(value, str) and re.match(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$|inf$)", value)
+    return f"'{value}" if is_formula else value
 
 
 def plain(columns: Sequence[Field], row: FlatRow) -> dict[str, Any]:

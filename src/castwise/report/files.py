@@ -178,7 +178,7 @@ def write_by_suffix(path: Path, **texts: Callable[[], str]) -> int:
     suffixes = {"html": (".html", ".htm"), "markdown": (".md", ".markdown"), "json": (".json",)}
     for name, text in texts.items():
         if path.suffix.lower() in suffixes[name]:
-            return atomic_write(path, text().encode())
+            return atomic_write(path, text().encode(errors="replace"))
     known = ", ".join(suffixes[name][0] for name in texts)
     raise UsageError(f"'{path}' has no suffix of a format that can be written. End its name with one of {known}.")
 

@@ -34,7 +34,7 @@ class SuiteJob:
         trials = tuple(self.job.run())
         found = []
         for template, multiple in self.searches:
-            measure = CachedMeasure(self.job.runner, self.job.policy)
+            measure = CachedMeasure(self.job.runner)
             found.append(tuple(find_limit(measure, template, BatchGrid(multiple, multiple, multiple))))
         return SuiteResult(self.suite, trials, tuple(found))
 

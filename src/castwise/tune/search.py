@@ -89,8 +89,7 @@ class TuningSearch:
         """
         began = self.clock()
         start = self.space.start
-        # How many trials there will be is not known, and why a single round ends is no news.
-        runner = replace(self.job.runner, listener=UnboundedProgress(self.job.runner.listener, remarks=False))
+        runner = replace(self.job.runner, listener=UnboundedProgress(self.job.runner.listener))
         measured = Measurements.from_records(self.recorded, start)
         process_seconds = 0.0
         is_interrupted = False

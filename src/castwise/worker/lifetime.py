@@ -3,8 +3,17 @@
 import ctypes
 import os
 import signal
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1  # Source: Linux, include/uapi/linux/prctl.h
+# Source: Linux, include/uapi/linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_MOST_ROUNDS = 20  # of killing what was forked since the last look
+_PAUSE_SECONDS = 0.005
 
 
 def kill_when_parent_dies(parent_pid: int) -> None:
@@ -13,9 +22,57 @@ def kill_when_parent_dies(parent_pid: int) -> None:
     A killed parent cannot end its children itself. To the kernel the parent is the thread that forked, so it must be
     one that lasts: the main thread. If the parent at the fork, `parent_pid`, has died since, this process ends at once.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "prctl"):
+    if not _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
         return
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid or parent_pid == 1:  # it died before the kernel was asked
         os._exit(1)
+
+
+def outlive_parent() -> None:
+    """Ask the kernel not to kill this process when its parent is gone."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes below this one whose own parent ends; does nothing without prctl."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> bool:
+    """Return whether the system has such a call."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "prctl"):
+        return False
+    libc.prctl(option, value, 0, 0, 0)
+    return True
+
+
+def kill_descendants(root: int, spared: Collection[int] = ()) -> None:
+    """Kill all processes below one, whatever group or session they have moved to; does nothing without /proc.
+
+    Those that are spared live on, with all below them.
+    """
+    for _ in range(_MOST_ROUNDS):
+        found = _descendants(root, spared)
+        if not found:
+            return
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _descendants(root: int, spared: Collection[int]) -> list[int]:
+    """Return the running processes below one."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split()  # Source: man 5 proc
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(folder.name))
+    found, below = [], [root]
+    while below:
+        own = [pid for pid in children.get(below.pop(), ()) if pid not in spared]
+        found += own
+        below += own
+    return found

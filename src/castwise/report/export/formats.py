@@ -14,13 +14,13 @@ from castwise.report.export.trackers import TrackedRun, write_mlflow, write_tens
 
 def to_csv(table: FlatTable) -> bytes:
     """Return a header line and a line a row; None is empty, and NaN is "nan"."""
-    return csv_grid(table.fields, table.rows).encode()
+    return csv_grid(table.fields, table.rows).encode(errors="replace")
 
 
 def to_json(table: FlatTable) -> bytes:
     """Return a list of objects, one a row; JSON has no NaN, so a string says what a figure was."""
     rows = [plain(table.fields, row) for row in table.rows]
-    return json.dumps(rows, indent=1, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(rows, indent=1, allow_nan=False, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def to_parquet(table: FlatTable) -> bytes:

@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from castwise.analysis import training_metrics
-from castwise.errors import UsageError
+from castwise.errors import StoreError, UsageError
 from castwise.records.schema import TelemetrySummary, Trial
 from castwise.report.collection import Collection, FileOf
 from castwise.report.export.tables import QUESTION, trial_row
@@ -118,7 +118,7 @@ def write_tensorboard(runs: Iterable[TrackedRun], folder: Path) -> int:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
         raise UsageError("TensorBoard's files need tensorboard: pip install 'castwise[tensorboard]'.") from None
 
@@ -128,15 +128,21 @@ def write_tensorboard(runs: Iterable[TrackedRun], folder: Path) -> int:
     count = 0
     for run in runs:
         count += 1
-        writer = EventFileWriter(str(folder / safe(run.group) / f"{safe(run.name)}-{run.tags['key']}"))
+        own = folder / safe(run.group) / f"{safe(run.name)}-{run.tags['key']}"
+        own.mkdir(parents=True, exist_ok=True)
+        events = [Event(wall_time=run.started, file_version="brain.Event:2")]
         parameters = {**run.parameters, "device_name": run.tags["device_name"]}
-        writer.add_event(Event(wall_time=run.started, summary=hparams_pb(parameters, trial_id=run.tags["key"])))
+        events.append(Event(wall_time=run.started, summary=hparams_pb(parameters, trial_id=run.tags["key"])))
         points = [(f"figures/{name}", Point(0, 0.0, value)) for name, value in run.figures.items()]
         points += [(name, point) for name, series in run.series.items() for point in series]
         for name, point in points:
             summary = Summary(value=[Summary.Value(tag=name, simple_value=point.value)])
-            writer.add_event(Event(wall_time=run.started + point.seconds, step=point.step, summary=summary))
-        writer.close()
+            events.append(Event(wall_time=run.started + point.seconds, step=point.step, summary=summary))
+        # Not by EventFileWriter: its thread fails unseen if the disk is full.
+        with (own / f"events.out.tfevents.{round(run.started):010d}.castwise").open("wb") as file:
+            writer = RecordWriter(file)
+            for event in events:
+                writer.write(event.SerializeToString())
     return count
 
 
@@ -147,10 +153,23 @@ def write_mlflow(runs: Iterable[TrackedRun], folder: Path) -> int:
         UsageError: mlflow is not installed.
     """
     try:
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param, RunTag
+        import mlflow  # noqa: F401
     except ImportError:
         raise UsageError("MLflow's database needs mlflow: pip install 'castwise[mlflow]'.") from None
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return _write_mlflow(runs, folder)
+    except (MlflowException, SQLAlchemyError) as error:  # a full disk, for example
+        raise StoreError(
+            f"'{folder}' cannot be written: {next(iter(str(error).splitlines()), 'MLflow failed')}"
+        ) from None
+
+
+def _write_mlflow(runs: Iterable[TrackedRun], folder: Path) -> int:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param, RunTag
 
     for name in ("alembic", "mlflow"):  # they log each table that they make
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -196,6 +215,7 @@ def write_wandb(runs: Iterable[TrackedRun], folder: Path) -> int:
     except ImportError:
         raise UsageError("Runs of Weights & Biases need wandb: pip install 'castwise[wandb]'.") from None
 
+    logging.raiseExceptions = False  # else a full disk prints a traceback for each line of its log
     folder.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(
         console="off",

@@ -1,5 +1,7 @@
 """Models of transformers from a configuration, with random weights and random inputs; nothing is downloaded."""
 
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,7 @@ def build(model: UserModel) -> dict[str, Any]:
     Raises:
         UsageError: transformers is not installed, has no such type, or castwise knows no inputs for it.
     """
+    _stay_offline()
     try:
         import transformers
     except ImportError as error:
@@ -48,9 +51,28 @@ def build(model: UserModel) -> dict[str, Any]:
     return {"model": made, "batch": batch, "unit": "tokens", "units_per_sample": num_tokens}
 
 
+def _stay_offline() -> None:
+    """Forbid all downloads of Hugging Face's libraries in this process."""
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    constants = sys.modules.get("huggingface_hub.constants")  # imported already, it has read the variables
+    if constants is not None:
+        constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+
+
+def _refuse_kernels(values: Any) -> None:
+    """Raise UsageError if a configuration names an attention that transformers downloads, with its code."""
+    for name, value in values.items() if isinstance(values, dict) else ():
+        if "attn_implementation" in name and "/" in str(value):
+            raise UsageError(
+                f"'{name}': '{value}' names a kernel that is downloaded, and castwise downloads nothing. Take it out."
+            )
+        _refuse_kernels(value)
+
+
 def _read_config(transformers: Any, model: UserModel) -> Any:
     if model.path:
         values, _ = transformers.PretrainedConfig.get_config_dict(model.path, local_files_only=True)
+        _refuse_kernels(values)
         model_type = values.get("model_type")
         if model_type is None:
             raise UsageError(f"The configuration '{model.path}' has no model_type, which names its class.")

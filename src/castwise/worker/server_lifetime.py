@@ -1,0 +1,45 @@
+"""What the forkserver imports first: it ends with its parent at once, and takes all processes below it along.
+
+multiprocessing's server notices its parent's end when it waits for requests, not while it imports torch for seconds.
+"""
+
+import atexit
+import os
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+from castwise.worker.lifetime import adopt_orphans, kill_descendants, kill_when_parent_dies, outlive_parent
+
+_SERVER = os.getpid()
+_PARENT = int(os.environ.pop("CASTWISE_PARENT", os.getppid()))  # its parent now may be whoever adopted it
+
+
+def _is_child_of_main_thread() -> bool:
+    """Return whether the parent's main thread started this process: to the kernel, the parent is that thread."""
+    with suppress(OSError):
+        return str(_SERVER) in Path(f"/proc/{_PARENT}/task/{_PARENT}/children").read_text().split()
+    return os.getppid() != _PARENT  # it has gone already
+
+
+def _before_first_fork() -> None:
+    """From now on the server itself ends those below it: it waits for requests, and for its parent's end."""
+    global _has_forked  # noqa: PLW0603
+    if os.getpid() == _SERVER and not _has_forked:
+        _has_forked = True
+        outlive_parent()
+        atexit.register(_end)  # this late it is the first to be run: those of torch's modules take a while
+
+
+def _end() -> None:
+    if os.getpid() == _SERVER:
+        kill_descendants(_SERVER)
+        os._exit(0)
+
+
+_has_forked = False
+adopt_orphans()
+warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")  # an orphan that it adopted
+if _is_child_of_main_thread():
+    kill_when_parent_dies(_PARENT)
+os.register_at_fork(before=_before_first_fork)

@@ -1,0 +1,91 @@
+"""The long form of the fault suite: `python tests/faults/run_faults.py --faults 1000 --inputs 100000`.
+
+It goes on from where it was stopped, keeps what did not hold with its seed, and writes the table of
+docs/reliability.md.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+
+from faults.hostile_inputs import INPUTS  # noqa: E402
+from faults.processes_that_die import FAULTS  # noqa: E402
+
+_KINDS = {**FAULTS, **INPUTS}
+_TABLE = "<!-- table of faults -->"
+
+
+def holds(kind: str, seed: int) -> str:
+    """Try a fault or an input; return what did not hold, empty if all did."""
+    with tempfile.TemporaryDirectory(prefix="f-") as folder:
+        try:
+            _KINDS[kind](random.Random(f"{kind} {seed}"), Path(folder))
+        except Exception:  # noqa: BLE001  whatever it is, castwise did not hold
+            return traceback.format_exc()
+    return ""
+
+
+def main() -> int:
+    """Try what is left, kind by kind in turn; return 1 if anything did not hold."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--faults", type=int, default=1000, help="of whole commands, over all kinds")
+    parser.add_argument("--inputs", type=int, default=100_000, help="hostile ones, over all kinds")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="when to stop before")
+    parser.add_argument("--state", type=Path, default=ROOT / ".faults.json")
+    parser.add_argument("--try", nargs=2, dest="one", metavar=("KIND", "SEED"), help="one again, to see what fails")
+    given = parser.parse_args()
+    if given.one:
+        print(holds(given.one[0], int(given.one[1])) or "held")
+        return 0
+    state = json.loads(given.state.read_text()) if given.state.exists() else {}
+    wanted = {kind: given.faults // len(FAULTS) + 1 for kind in FAULTS}
+    wanted |= {kind: given.inputs // len(INPUTS) for kind in INPUTS}
+    began = time.monotonic()
+    while time.monotonic() - began < given.seconds:
+        left = [kind for kind in _KINDS if state.get(kind, {"tried": 0})["tried"] < wanted[kind]]
+        if not left:
+            break
+        for kind in left:
+            own = state.setdefault(kind, {"tried": 0, "failed": {}})
+            for _ in range(1 if kind in FAULTS else min(100, wanted[kind] - own["tried"])):
+                own["tried"] += 1
+                failure = holds(kind, own["tried"])
+                if failure:
+                    own["failed"][str(own["tried"])] = failure[-3000:]
+                    print(f"did not hold: {kind} {own['tried']}\n{failure}", file=sys.stderr, flush=True)
+        temporary = given.state.with_suffix(".tmp")
+        temporary.write_text(json.dumps(state, indent=1))
+        temporary.replace(given.state)
+    write_table(state)
+    return int(any(own["failed"] for own in state.values()))
+
+
+def write_table(state: dict[str, dict[str, object]]) -> None:
+    """Write what was tried and what held into the document."""
+    lines = ["| | tried | held |", "|---|---:|---:|"]
+    for kind in _KINDS:
+        tried, failed = state.get(kind, {}).get("tried", 0), state.get(kind, {}).get("failed", {})
+        assert isinstance(tried, int)
+        assert isinstance(failed, dict)
+        lines.append(f"| {kind} | {tried:,} | {tried - len(failed):,} |")
+    document = ROOT / "docs" / "reliability.md"
+    with contextlib.suppress(FileNotFoundError):
+        before, _, rest = document.read_text(encoding="utf-8").partition(_TABLE)
+        after = rest.partition(_TABLE)[2]
+        text = f"{before}{_TABLE}\n\n" + "\n".join(lines) + f"\n\n{_TABLE}{after}"
+        document.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""The short form of the fault suite; `make faults` is the long one."""
+
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from faults.hostile_inputs import INPUTS
+from faults.processes_that_die import FAULTS
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_faults(kind: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path is 107 bytes long at the most
+        FAULTS[kind](random.Random(f"{kind} -1"), Path(folder))
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_inputs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("castwise.orchestrator.machine.ForkserverEngine", None)  # restored at the end
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for seed in range(-100, 0):
+        INPUTS[kind](random.Random(f"{kind} {seed}"), tmp_path)

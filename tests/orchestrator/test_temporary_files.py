@@ -1,0 +1,52 @@
+"""What killed commands left in TMPDIR: the next one removes it, and nothing else."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from programs import LIGHT, Program, run_trial, wait_until
+
+from castwise.orchestrator.temporary_files import make_temporary, sweep
+
+
+@pytest.fixture
+def logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as short:  # a socket's path is 107 bytes long at the most
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        yield Path(short)
+
+
+def test_killed_command_s_files_are_swept_by_the_next(program: Program) -> None:
+    hanging = LIGHT + run_trial('faulty_worker.fail_at("run_block", faulty_worker.hang)')
+    process = program.start_script(hanging)
+    program.wait_for_line("timing")
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not program.alive(), "the end of every process")
+    assert len(list(program.logs.iterdir())) == 2, "the trial's output, and the server's socket"
+    process = program.start_script(LIGHT + run_trial("faulty_worker.behave"))
+    assert process.wait(60) == 0
+    assert not list(program.logs.iterdir())
+
+
+def test_living_commands_keep_their_files(logs: Path) -> None:
+    log, folder = make_temporary("file"), make_temporary("folder")
+    sweep()
+    assert log.path.exists()
+    assert folder.path.is_dir()
+    assert log.path.stat().st_mode & 0o777 == 0o600
+    log.remove()
+    folder.remove()
+    assert not list(logs.iterdir())
+
+
+def test_what_is_others_stays(logs: Path) -> None:
+    foreign = logs / "pymp-x"
+    foreign.mkdir()
+    (foreign / "data").write_text("another program's")
+    (logs / "castwise-link.tmp").symlink_to(foreign / "data")
+    os.mkfifo(logs / "castwise-pipe.tmp")
+    sweep()
+    assert (foreign / "data").read_text() == "another program's"

@@ -1,0 +1,192 @@
+"""Two commands with one results folder: the second waits for what the first measures, and takes it over."""
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine, fake_spec
+from programs import PATIENCE_SECONDS, wait_until
+
+from castwise.orchestrator.rounds import Rounds, StopRule
+from castwise.orchestrator.runner import CachedMeasure, NullListener, TrialRunner
+from castwise.records.schema import Trial
+from castwise.records.store import ResumePolicy, Store, load_folder
+from castwise.spec.recipe import Recipe
+
+SPECS = (fake_spec("fp32"), fake_spec("bf16-mixed"))
+TRAINING = fake_spec(kind="training", recipe=Recipe(epochs=3))
+Measure = Callable[[TrialRunner], Sequence[Trial]]
+
+
+class Listener(NullListener):
+    """Waits in the first trial's first phase for a signal, and keeps remarks."""
+
+    def __init__(self, may_go_on: threading.Event) -> None:
+        self.may_go_on, self.is_there, self.remarks = may_go_on, threading.Event(), list[str]()
+
+    def phase(self, name: str, done: float) -> None:
+        self.is_there.set()
+        assert self.may_go_on.wait(PATIENCE_SECONDS)
+
+    def remark(self, line: str) -> None:
+        self.remarks.append(line)
+
+
+def in_rounds(runner: TrialRunner) -> Sequence[Trial]:
+    return Rounds(runner, SPECS, StopRule(max_rounds=2, min_rounds=2, half_width=1.0)).run()
+
+
+def once(runner: TrialRunner) -> Sequence[Trial]:
+    return Rounds(runner, SPECS, StopRule()).run_once()
+
+
+def alone(runner: TrialRunner) -> Sequence[Trial]:
+    return runner.run(SPECS)
+
+
+def as_training(runner: TrialRunner) -> Sequence[Trial]:
+    return runner.run([TRAINING])
+
+
+def in_search(runner: TrialRunner) -> Sequence[Trial]:
+    return [CachedMeasure(runner)(SPECS[0])]
+
+
+class Command(threading.Thread):
+    """A command of its own: an engine, a store and a listener."""
+
+    def __init__(self, measure: Measure, folder: Path, may_go_on: threading.Event, **policy: bool) -> None:
+        super().__init__(daemon=True)
+        self.engine, self.listener, self.trials = FakeEngine(exclusive=False), Listener(may_go_on), list[Trial]()
+        store = Store(folder)
+        store.load(self.engine.environment)
+        policy_of = ResumePolicy(**policy)
+        self.runner = TrialRunner(self.engine, store, self.engine.environment, self.listener, policy=policy_of)
+        self.measure = measure
+        self.start()
+
+    def run(self) -> None:
+        self.trials += self.measure(self.runner)
+
+
+@pytest.mark.parametrize("measure", [in_rounds, once, alone, as_training, in_search])
+def test_the_second_takes_over_what_the_first_measures(measure: Measure, tmp_path: Path) -> None:
+    go, always = threading.Event(), threading.Event()
+    always.set()
+    first = Command(measure, tmp_path / "r", go)
+    assert first.listener.is_there.wait(PATIENCE_SECONDS)
+    second = Command(measure, tmp_path / "r", always)
+    wait_until(lambda: second.listener.remarks, "the remark")
+    assert not second.engine.sessions
+    go.set()
+    for each in (first, second):
+        each.join(PATIENCE_SECONDS)
+    measured = len(first.engine.sessions) + len(second.engine.sessions)
+    assert {t.spec.key for t in second.trials} == {t.spec.key for t in first.trials} != set()
+    (line,) = [line for line in second.listener.remarks if "waiting" in line]
+    assert f"Process {os.getpid()} on " in line
+    assert str(tmp_path / "r") in line
+    trials, problems = load_folder(tmp_path / "r")
+    assert len(trials) == len(first.trials) == measured
+    assert not problems
+    assert not [path for path in tmp_path.rglob("*") if path.suffix == ".lock"]
+
+
+def test_again_measures_again_but_not_at_the_same_time(tmp_path: Path) -> None:
+    go, always = threading.Event(), threading.Event()
+    always.set()
+    first = Command(alone, tmp_path, go)
+    assert first.listener.is_there.wait(PATIENCE_SECONDS)
+    checkpoint = first.runner.store.checkpoint(SPECS[0], first.engine.environment)  # type: ignore[union-attr]
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_text("of the first")
+    second = Command(alone, tmp_path, always, again=True)
+    wait_until(lambda: second.listener.remarks, "the remark")
+    assert checkpoint.exists(), "it is of a trial that runs"
+    go.set()
+    for each in (first, second):
+        each.join(PATIENCE_SECONDS)
+    assert len(second.engine.sessions) == 2
+    assert not checkpoint.exists()
+
+
+def test_other_configurations_are_not_waited_for(tmp_path: Path) -> None:
+    go, always = threading.Event(), threading.Event()
+    always.set()
+    first = Command(as_training, tmp_path, go)
+    assert first.listener.is_there.wait(PATIENCE_SECONDS)
+    second = Command(alone, tmp_path, always)
+    second.join(PATIENCE_SECONDS)
+    assert len(second.trials) == 2
+    assert not second.listener.remarks
+    go.set()
+    first.join(PATIENCE_SECONDS)
+
+
+def test_without_locks_there_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second process might resume from it while the first runs."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    engine, given = FakeEngine(), list[object]()
+    runner = TrialRunner(engine, Store(tmp_path), engine.environment, NullListener())
+    start = engine.start
+
+    def noting(*arguments: float) -> object:
+        session = start(*arguments)  # type: ignore[arg-type]
+        set_up = session.set_up
+        session.set_up = lambda spec, checkpoint=None: (given.append(checkpoint), set_up(spec, checkpoint))  # type: ignore[method-assign, assignment, func-returns-value]
+        return session
+
+    engine.start = noting  # type: ignore[assignment, method-assign]
+    (trial,) = runner.run([TRAINING])
+    assert trial.status == "ok"
+    assert given == [None]
+
+
+def test_a_killed_command_holds_no_lock(tmp_path: Path) -> None:
+    """Of two processes the first is killed while it measures; the second then measures."""
+    ready, announce = os.pipe()
+    arguments = [sys.executable, str(Path(__file__).parents[1] / "fake_cli.py"), "run", "resnet50", "--precision"]
+    arguments += ["fp32,bf16-mixed", "--results", str(tmp_path / "r"), "--rounds", "1"]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CASTWISE_FAKE_FAULTS": "fp32=hang@set_up"}
+    hanging = environment | {"CASTWISE_FAKE_READY_FD": str(announce)}
+    first = subprocess.Popen(arguments, env=hanging, pass_fds=[announce], stderr=subprocess.PIPE)
+    try:
+        assert os.read(ready, 1) == b"!"
+        environment["CASTWISE_FAKE_FAULTS"] = ""
+        second = subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert second.stderr is not None
+        line = next(line for line in second.stderr if "waiting" in line)
+        assert line.startswith(f"Process {first.pid} on "), line
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+        os.close(ready)
+        os.close(announce)
+    out, err = second.communicate(timeout=PATIENCE_SECONDS)
+    assert second.returncode == 0, err
+    assert "bf16-mixed" in out
+    assert len(load_folder(tmp_path / "r")[0]) == 2
+
+
+def test_a_lock_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    store = Store(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(Exception, match="No space left on device") as caught:
+        TrialRunner(engine, store, engine.environment, NullListener()).run(SPECS[:1])
+    assert type(caught.value).__name__ == "StoreError"
