@@ -29,8 +29,8 @@ GPUS = ("world_size", "parallelism")
 def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estimate | None:
     """Return the speed-up of one configuration over another, None if either was not measured.
 
-    Each session gives one ratio, the pseudomedian over its blocks. If the two never shared a session (they do not fit
-    into memory together), or only once while both have more processes, the ratio is that of two independent means.
+    Each session gives one ratio, that of the pseudomedians of the blocks. If the two never shared a session (they do
+    not fit into memory together), or only once while both have more processes, it is that of two independent means.
     """
     baselines, trials = _counted(baselines), _counted(trials)
     by_session = {trial.session_id: trial for trial in baselines if trial.session_id is not None}
@@ -63,9 +63,13 @@ def session_speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]
     by_session = {trial.session_id: trial for trial in baselines if trial.session_id is not None and was_timed(trial)}
     for trial in reversed(trials):
         if was_timed(trial) and trial.session_id in by_session:
-            pairs = zip(block_means(by_session[trial.session_id]), block_means(trial), strict=False)
-            found = estimate([before / after for before, after in pairs])
-            return None if found is None else replace(found, n=1)
+            sides = block_means(by_session[trial.session_id]), block_means(trial)
+            found = estimate([before / after for before, after in zip(*sides, strict=False)])
+            ratio = paired_ratio(*sides)
+            if found is None or ratio is None:
+                return None
+            share = ratio / found.value
+            return Estimate(ratio, found.low * share, found.high * share, 1)
     return None
 
 

@@ -78,11 +78,12 @@ def student_quantile(freedom: float, level: float = LEVEL) -> float:
 def paired_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> float | None:
     """Return how many times as long the baseline's steps take, from one session's seconds per step of each block.
 
-    Blocks of one number ran within moments of each other, so drift (clock, temperature, neighbours) cancels; the
-    pseudomedian ignores a block that was disturbed by chance. Only blocks that both have count; None if there is none.
+    It is the ratio of the two step times that are shown, so that the columns of a table agree. Only blocks that both
+    have count: they ran within moments of each other, so that drift (clock, temperature, neighbours) cancels. None if
+    there is none.
     """
-    ratios = [before / after for before, after in zip(baseline, candidate, strict=False)]
-    return pseudomedian(ratios) if ratios else None
+    num_blocks = min(len(baseline), len(candidate))
+    return pseudomedian(baseline[:num_blocks]) / pseudomedian(candidate[:num_blocks]) if num_blocks else None
 
 
 def independent_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> Estimate:
