@@ -254,7 +254,7 @@ def test_a_signal_stops_a_run_cleanly_and_the_next_completes_the_rest(
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (INTERRUPTED, "")
     lines = err.splitlines()
-    assert [line.split(": ")[2].split(" ")[0] for line in lines[:-1]] == ["ok", "crashed", "ok"]
+    assert [": crashed" in line for line in lines[:-1]] == [False, True, False]
     assert lines[-1] == GOES_ON.format(tmp_path / "results")
     assert configurations(tmp_path / "results") == [("bf16-mixed", 0), ("fp32", 0), ("tf32", 0)]
     assert not list((tmp_path / "results").rglob(".*"))
