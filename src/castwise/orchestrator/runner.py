@@ -37,8 +37,9 @@ from castwise.registry.techniques import why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
+from castwise.telemetry.gpu import CounterReading
 from castwise.telemetry.sampler import Telemetry
-from castwise.telemetry.summary import telemetry_note, unwatched
+from castwise.telemetry.summary import mean_counters, telemetry_note, unwatched
 
 # Seconds of sustained steps for the energy counter: ten of its ticks for a lone trial, five in a session (H200).
 _ENERGY_SECONDS_ALONE = 1.1
@@ -338,6 +339,7 @@ class _Measurement:
         self._epochs: list[Epoch] = []
         self._samples: tuple[RankSamples, ...] = ()
         self._readings: list[TelemetrySummary] = []
+        self._counters: list[CounterReading] = []
         self._gpu_facts: GpuFacts | None = None
         self._energy: EnergyMeasurement | None = None
         self._started_at = _now()
@@ -454,6 +456,7 @@ class _Measurement:
         finally:
             if len(self._blocks) > len(self._readings):
                 self._readings.append(watch.reading)
+                self._counters.append(watch.counters)
 
     @property
     def is_timed_in_stretch(self) -> bool:
@@ -477,6 +480,7 @@ class _Measurement:
             "energy_joules": None if joules is None else joules / num_blocks,
         }
         self._readings += [watch.reading.model_copy(update=share)] * num_blocks
+        self._counters.append(watch.counters)
         if self.needs_energy:
             num_steps = sum(block.num_steps for block in self._blocks)
             self._energy = meter.energy.model_copy(update={"step_seconds": meter.seconds / num_steps})
@@ -499,6 +503,7 @@ class _Measurement:
             epoch = self.session.run_epoch(report if self._is_alone else None)
         self._epochs.append(epoch)
         self._readings.append(watch.reading)
+        self._counters.append(watch.counters)
         if number > recipe.skip_epochs:
             self.schedule.add(epoch.seconds, epoch.num_steps)
 
@@ -532,6 +537,7 @@ class _Measurement:
         samples = self._samples
         if not samples and (self._blocks or self._epochs):
             samples = (RankSamples(blocks=tuple(self._blocks), epochs=tuple(self._epochs)),)
+        counters, why_no_counters = mean_counters(self._counters)
         trial = Trial(
             spec=self.spec,
             status="ok" if failure is None else failure.status,
@@ -546,8 +552,9 @@ class _Measurement:
             readings=tuple(self._readings),
             energy_measurement=self._energy,
             gpu_facts=self._gpu_facts,
+            counters=counters,
             shortfall=None if failure is None else failure.shortfall,
-            telemetry_note=telemetry_note(self._readings, self._gpu_facts, self._energy),
+            telemetry_note=telemetry_note(self._readings, self._gpu_facts, self._energy, why_no_counters),
         )
         return status_of(trial) if failure is None else trial
 

@@ -21,6 +21,7 @@ from castwise.spec.types import Unit
 # - Environment.gpu_uuids, TelemetrySummary.num_gpus, EnergyMeasurement.num_gpus: older readings are of the first GPU.
 # - MeasurementProtocol.lead_in_seconds, Block.lead_in_steps: older blocks began after an idle gap.
 # - Block.in_stretch: older blocks of loops at the power limit had pauses between them.
+# - Trial.counters, profile, MeasurementProtocol.profile_steps: older records have no hardware evidence.
 # - Facts.layers: it is not known what layers an older model had.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
@@ -322,6 +323,24 @@ class EnergyMeasurement(FrozenModel):
     missing: str = ""  # why joules are 0
 
 
+class GpuCounters(FrozenModel):
+    """The GPU's own counters over the timed blocks or epochs: means weighted by time, and over the GPUs.
+
+    Each is a share of what the hardware can do, 0 to 1; None if the driver does not give it. Source: nvml.h,
+    nvmlGpmMetricId_t.
+    """
+
+    seconds: _Seconds  # for which they were read
+    num_blocks: int = 0  # or epochs, for which they were read
+    sm_share: float | None = None  # of the streaming multiprocessors, those that were busy
+    occupancy_share: float | None = None  # of the warps that fit, those that were active
+    tensor_share: float | None = None  # of the time, Tensor Cores computed; in any format
+    fp32_share: float | None = None  # of the time, float32 units outside the Tensor Cores computed
+    fp16_share: float | None = None  # of the time, float16 units outside the Tensor Cores computed
+    integer_share: float | None = None  # of the time, integer units computed
+    dram_share: float | None = None  # of the memory's bandwidth, what was used
+
+
 class Trial(FrozenModel):
     """The result of a spec on a machine, with all raw samples.
 
@@ -340,6 +359,7 @@ class Trial(FrozenModel):
             the time and energy); empty in records without telemetry.
         energy_measurement: Its energy; None if it was not measured over sustained steps.
         gpu_facts: What the driver says of the GPUs; None on a CPU and without telemetry.
+        counters: The GPU's hardware counters over the timed blocks; None if there are none (`telemetry_note` says why).
         shortfall: By how much memory fell short; None if it did not, or if it is not known.
         telemetry_note: Which readings are "not available: why"; empty where all are.
         schema_version: The version of this format.
@@ -358,6 +378,7 @@ class Trial(FrozenModel):
     readings: tuple[TelemetrySummary, ...] = ()
     energy_measurement: EnergyMeasurement | None = renamed(None, "metered")
     gpu_facts: GpuFacts | None = None
+    counters: GpuCounters | None = None
     shortfall: Shortfall | None = None
     telemetry_note: str = ""
     schema_version: int = SCHEMA_VERSION

@@ -62,7 +62,7 @@ SHOWN = (
     *("throughput_per_second", "default_speedup", "speedup", "verdict", "loop_speedup", "scaling_efficiency"),
     *("step_seconds", "spread"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "joules_per_unit", "power_watts", "final_loss", "skipped_steps"),
-    "status",
+    *("tensor_share", "dram_share", "status"),
 )
 # The columns of CSV and JSON.
 IN_FILES = (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary
-from castwise.telemetry.gpu import Sample
+from castwise.records.schema import EnergyMeasurement, GpuCounters, GpuFacts, TelemetrySummary
+from castwise.telemetry.gpu import CounterReading, Sample
 from castwise.telemetry.host import HostSample, is_descendant, pressure, steal
 
 _MIN_TICKS = 4  # the first is only where the time begins; each is seen late
@@ -206,6 +206,33 @@ def combine_energy(each: Mapping[str, EnergyMeasurement], unreadable: Mapping[st
     )
 
 
+def combine_counters(each: Mapping[str, CounterReading]) -> CounterReading:
+    """Return the mean counters of GPUs over the same time, by torch's names for them."""
+    known = [reading for reading in each.values() if reading.shares]
+    reasons = {device: reading.missing for device, reading in each.items() if reading.missing}
+    names = dict.fromkeys(itertools.chain.from_iterable(reading.shares for reading in known))
+    return CounterReading(
+        seconds=max((reading.seconds for reading in known), default=0.0),
+        shares={name: statistics.fmean(r.shares[name] for r in known if name in r.shares) for name in names},
+        missing=join_reasons(reasons, len(each)) if reasons else "",
+    )
+
+
+def mean_counters(readings: Sequence[CounterReading]) -> tuple[GpuCounters | None, str]:
+    """Return the mean counters over blocks, weighted by time, and why there are none, or not of all blocks."""
+    why = "; ".join(dict.fromkeys(reading.missing for reading in readings if reading.missing))
+    known = [reading for reading in readings if reading.shares and reading.seconds > 0]
+    if not known:
+        return None, why
+    shares: dict[str, float] = {}
+    for name in GpuCounters.model_fields:
+        counted = [reading for reading in known if name in reading.shares]
+        if counted:
+            weights = [reading.seconds for reading in counted]
+            shares[name] = statistics.fmean((reading.shares[name] for reading in counted), weights)
+    return GpuCounters(seconds=sum(reading.seconds for reading in known), num_blocks=len(known), **shares), why
+
+
 def join_reasons(reasons: Mapping[str, str], num_gpus: int) -> str:
     """Return GPUs' reasons in a line, with their names unless one reason holds for all `num_gpus`."""
     devices: dict[str, list[str]] = {}
@@ -230,7 +257,10 @@ def unwatched(count: int) -> list[TelemetrySummary]:
 
 
 def telemetry_note(
-    readings: Iterable[TelemetrySummary], facts: GpuFacts | None, energy: EnergyMeasurement | None = None
+    readings: Iterable[TelemetrySummary],
+    facts: GpuFacts | None,
+    energy: EnergyMeasurement | None = None,
+    why_no_counters: str = "",
 ) -> str:
     """Return which of a trial's telemetry is "not available: why", each reason once; empty if all is there.
 
@@ -242,6 +272,8 @@ def telemetry_note(
             why.setdefault(name, reason)
     if energy is not None and not energy.missing:
         why.pop("energy_joules", None)
+    if why_no_counters:
+        why["hardware counters"] = why_no_counters
     fields: dict[str, list[str]] = {}
     for name, reason in why.items():
         fields.setdefault(reason, []).append(name)
