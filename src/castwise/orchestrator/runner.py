@@ -29,6 +29,7 @@ from castwise.records.schema import (
     Facts,
     GpuFacts,
     RankSamples,
+    StepProfile,
     TelemetrySummary,
     Trial,
 )
@@ -127,6 +128,7 @@ class TrialRunner:
     # Ends the processes of measured trials in the background.
     closer: BackgroundCloser = field(default_factory=BackgroundCloser, compare=False)
     weights: Path | None = None  # the folder for trained models' weights; None keeps none
+    traces: Path | None = None  # the folder for traces of profiled steps, for Perfetto; None writes none
 
     def run(self, specs: Sequence[TrialSpec]) -> list[Trial]:
         """Measure each spec alone, in order; each record is saved before the next trial starts."""
@@ -276,6 +278,7 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
             if each.needs_energy and not is_out_of_time():
                 each.attempt(each.measure_energy)
         _all_at_once(_Measurement.finish, measurements)
+        _profile_all(measurements, report)
     except BaseException:
         _close(measurements)
         raise
@@ -342,6 +345,7 @@ class _Measurement:
         self._counters: list[CounterReading] = []
         self._gpu_facts: GpuFacts | None = None
         self._energy: EnergyMeasurement | None = None
+        self._profile: StepProfile | None = None
         self._started_at = _now()
         self._started = time.perf_counter()
         self._seconds_to_failure: float | None = None
@@ -525,6 +529,16 @@ class _Measurement:
         if weights is not None and not weights.is_file():
             self._runner.listener.remark(f"{self.spec.label}: its weights could not be written to '{weights}'")
 
+    def profile(self) -> None:
+        """Profile steps of the process, which has measured all else: whatever goes wrong costs the profile alone."""
+        traces = self._runner.traces
+        path = None if traces is None else traces / f"{stem_of(self.spec)}.json"
+        try:
+            self._profile = self.session.profile(self.spec.protocol.profile_steps, path)
+        except TrialFailedError as failure:
+            kind = "cuda" if self.spec.device_type == "cuda" else "cpu"
+            self._profile = StepProfile(device_type=kind, missing=f"the profile failed: {failure.message}")
+
     def record(self, session_id: str | None) -> Trial:
         """Return the trial's record.
 
@@ -553,6 +567,7 @@ class _Measurement:
             energy_measurement=self._energy,
             gpu_facts=self._gpu_facts,
             counters=counters,
+            profile=self._profile,
             shortfall=None if failure is None else failure.shortfall,
             telemetry_note=telemetry_note(self._readings, self._gpu_facts, self._energy, why_no_counters),
         )
@@ -615,6 +630,14 @@ def _all_at_once(step: Callable[[_Measurement], None], measurements: Sequence[_M
             except BaseException:
                 _close(measurements)  # the pool waits for its threads before it raises, and they wait for the processes
                 raise
+
+
+def _profile_all(measurements: Sequence[_Measurement], report: Callable[[str, float], None]) -> None:
+    """Profile those that are to be, one by one."""
+    for each in measurements:
+        if each.spec.protocol.profile_steps and each.failure is None and each.spec.recipe is None:
+            report(f"profiling {each.spec.precision}", 1.0)
+            each.profile()
 
 
 def _close(measurements: Sequence[_Measurement]) -> None:

@@ -1,7 +1,7 @@
 """What a GPU kernel is for, by its name: the one table of name patterns, and what PTX adds for Triton kernels.
 
 A matrix product or convolution whose name does not say whether it uses Tensor Cores is an `unknown_product`.
-To add a kernel: one line in `_PATTERNS` (the first that matches counts) and one in tests/registry/test_kernel_classes.py.
+To add a kernel: a line in `_PATTERNS`, of which the first that matches counts, and one in test_kernel_classes.py.
 """
 
 import re
@@ -37,7 +37,7 @@ class Classified(NamedTuple):
     format: Format = ""
 
 
-# Names are demangled C++, as CUPTI gives them. Sources: traces of torch 2.1 to 2.15 with cuBLAS 11 to 13 and cuDNN 8 and
+# Names are demangled C++, as CUPTI gives them. Sources: profiles that users published of cuBLAS 10 to 13 and cuDNN 7 to
 # 9; the sources of PyTorch (aten/src/ATen/native/cuda, torch/_inductor), CUTLASS and NCCL.
 _PATTERNS: tuple[tuple[str, KernelClass], ...] = (
     (r"^Mem(cpy|set)\b|CatArrayBatchedCopy|^__amd_rocclr_(copy|fill)Buffer", "copy"),

@@ -1,8 +1,8 @@
 """One training step: a task in a precision, with its optimizer, loss scaling and techniques."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -181,6 +181,33 @@ class TrainingStep:
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "there is at least one batch"
         return total
+
+    @contextmanager
+    def within_ranges(
+        self,
+        update: Callable[[], AbstractContextManager[object]],
+        scaling: Callable[[], AbstractContextManager[object]],
+    ) -> Iterator[None]:
+        """Run a compiled update, or else loss scaling's part of a plain one, within ranges of a profiler."""
+        plain_update, plain_step = self._update, self.scaling.step
+
+        def update_in_range() -> None:
+            with update():
+                plain_update()
+
+        def step_in_range(optimizer: Optimizer, clip_grad_norm: float | None) -> None:
+            with scaling():
+                plain_step(optimizer, clip_grad_norm)
+
+        if isinstance(plain_update, CompiledUpdate):
+            self._update = update_in_range
+        elif self.scaling.read_scale() is not None:
+            vars(self.scaling)["step"] = step_in_range
+        try:
+            yield
+        finally:
+            self._update = plain_update
+            vars(self.scaling).pop("step", None)
 
     def peak_allocated(self, seen: int | None, *, ever: bool = False) -> int | None:
         """Return the most bytes that tensors held at once; the allocator saw `seen`, without those of a CUDA graph.

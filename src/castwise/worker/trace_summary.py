@@ -1,0 +1,220 @@
+"""From a profiler's events to what a step spends its time on. Plain data: no profiler, no torch."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from castwise.records.schema import KernelTime, ModuleTime, StepProfile
+from castwise.registry.kernel_classes import Classified, KernelClass, classify_operator
+
+# Ranges that the profiled step is run in. torch's own name a step of an optimizer.
+MODULE_RANGE = "castwise module: "
+SCALING_RANGE = "castwise loss scaling"
+UPDATE_RANGE = "castwise update"
+_OPTIMIZER_RANGE = "Optimizer.step#"
+
+_NUM_LARGEST = 10
+_LONGEST_NAME = 200
+_MOST_SHAPES = 6
+_NANO = 1e-9
+
+
+class HostEvent(NamedTuple):
+    """An operator or a range on the host; times in nanoseconds."""
+
+    name: str
+    start: int
+    end: int
+    thread: int
+    id: int = 0  # that device events refer to
+    sequence: int = -1  # shared by an operator and its backward node; -1 without one
+    forward_thread: int = 0  # of a backward node: the thread of its operator
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+
+class DeviceEvent(NamedTuple):
+    """A kernel, a copy or a fill; times in nanoseconds."""
+
+    name: str
+    start: int
+    end: int
+    launched_by: int = 0  # the id of a host event; 0 if it is not known
+
+
+@dataclass(slots=True)
+class _Context:
+    """What surrounds an event of the host."""
+
+    operator: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    module: str = ""
+    is_backward: bool = False
+    zone: KernelClass | None = None  # of all that is launched here: optimizer, loss scaling
+    kind: KernelClass = "other"  # of the innermost operator whose class is known
+
+
+def busy_nanoseconds(intervals: Iterable[tuple[int, int]]) -> int:
+    """Return the length of the union of intervals."""
+    total, reached = 0, None
+    for start, end in sorted(intervals):
+        if reached is None or start > reached:
+            total, reached = total + end - start, end
+        elif end > reached:
+            total, reached = total + end - reached, end
+    return total
+
+
+def measure_idle(events: Sequence[DeviceEvent], num_steps: int) -> dict[str, Any]:
+    """Return a step's time, and the parts of it in which the device was busy and idle, as fields of a profile."""
+    if not events:
+        return {}
+    window = max(event.end for event in events) - min(event.start for event in events)
+    busy = busy_nanoseconds((event.start, event.end) for event in events)
+    scale = _NANO / num_steps
+    return {
+        "seconds": window * scale,
+        "busy_seconds": busy * scale,
+        "idle_seconds": (window - busy) * scale,
+        "num_kernels": len(events) / num_steps,
+    }
+
+
+def summarize_kernels(
+    host: Sequence[HostEvent], device: Iterable[DeviceEvent], num_steps: int, classify: Callable[[str], Classified]
+) -> StepProfile:
+    """Return what kernels of the device took, by class, format, module and kernel; without busy and idle time."""
+    contexts = {event.id: context for event, context, _ in _nested(host) if event.id}
+    nowhere, totals = _Context(), _Totals()
+    for event in device:
+        context = contexts.get(event.launched_by, nowhere)
+        totals.add(event.name, _in_zone(classify(event.name), context.zone), context, event.end - event.start)
+    return totals.profile("cuda", num_steps)
+
+
+def summarize_operators(host: Sequence[HostEvent], num_steps: int) -> StepProfile:
+    """Return what operators of a CPU took, each without those that it called."""
+    totals, intervals = _Totals(), list[tuple[int, int]]()
+    for event, context, own in _nested(host):
+        if not _is_range(event.name):
+            intervals.append((event.start, event.end))
+            totals.add(context.operator, Classified(context.zone or context.kind), context, own)
+    profile = totals.profile("cpu", num_steps)
+    whole = max((end for _, end in intervals), default=0) - min((start for start, _ in intervals), default=0)
+    scale = _NANO / num_steps
+    times = {"seconds": whole * scale, "busy_seconds": busy_nanoseconds(intervals) * scale}
+    return profile.model_copy(update=times)
+
+
+def _in_zone(found: Classified, zone: KernelClass | None) -> Classified:
+    """Return the class of a kernel in the optimizer or in loss scaling: that, unless it only moves data."""
+    return found if zone is None or found.kind == "communication" else Classified(zone)
+
+
+def _is_range(name: str) -> bool:
+    return name.startswith("castwise ")
+
+
+def _nested(host: Sequence[HostEvent]) -> Iterator[tuple[HostEvent, _Context, int]]:
+    """Yield each event with what surrounds it, itself included, and its time without the events within it."""
+    threads: dict[int, list[HostEvent]] = defaultdict(list)
+    for event in host:
+        threads[event.thread].append(event)
+    found: list[tuple[HostEvent, _Context, _Context | None, list[int]]] = []
+    forward: dict[tuple[int, int], _Context] = {}  # by thread and sequence number: the last operator that began
+    for thread, events in threads.items():
+        open_events: list[tuple[HostEvent, _Context, list[int]]] = []
+        for event in sorted(events, key=lambda each: (each.start, -each.end)):
+            while open_events and open_events[-1][0].end <= event.start:
+                open_events.pop()
+            around = open_events[-1][1] if open_events else None
+            if open_events:
+                open_events[-1][2][0] -= event.end - event.start
+            context, own = _enter(event, around), [event.end - event.start]
+            if event.sequence >= 0 and not event.forward_thread:
+                forward[thread, event.sequence] = context
+            open_events.append((event, context, own))
+            found.append((event, context, around, own))
+    # Now that all operators are known, backward nodes take their modules, and what is within them follows.
+    for event, context, around, own in found:
+        if around is not None and around.is_backward:
+            context.module, context.is_backward = around.module, True
+        if event.forward_thread:
+            origin = forward.get((event.forward_thread, event.sequence))
+            context.module, context.is_backward = "" if origin is None else origin.module, True
+        yield event, context, max(0, own[0])
+
+
+def _enter(event: HostEvent, around: _Context | None) -> _Context:
+    before = around or _Context()
+    kind = classify_operator(event.name)
+    # What a product calls (copies, fills) is part of it; within a conversion of formats a copy is a cast.
+    is_inside = before.kind in ("plain_product", "attention", "normalisation", "cast", "layout_conversion")
+    zone, module = before.zone, before.module
+    if event.name.startswith(_OPTIMIZER_RANGE) or event.name == UPDATE_RANGE:
+        zone = "optimizer"
+    elif event.name == SCALING_RANGE:
+        zone = "loss_scaling"
+    elif event.name.startswith(MODULE_RANGE):
+        module = event.name.removeprefix(MODULE_RANGE)
+    is_named = not _is_range(event.name)
+    return _Context(
+        operator=event.name if is_named else before.operator,
+        shapes=(event.shapes or before.shapes) if is_named else before.shapes,
+        module=module,
+        is_backward=before.is_backward,
+        zone=zone,
+        kind=before.kind if kind is None or (is_inside and kind not in ("plain_product", "attention")) else kind,
+    )
+
+
+class _Totals:
+    """Times added up, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self._classes: dict[KernelClass, int] = defaultdict(int)
+        self._formats: dict[Any, int] = defaultdict(int)
+        self._modules: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self._kernels: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])
+        self._num = 0
+
+    def add(self, name: str, found: Classified, context: _Context, duration: int) -> None:
+        self._num += 1
+        self._classes[found.kind] += duration
+        if found.kind == "tensor_core_product":
+            self._formats[found.format] += duration
+        self._modules[context.module][context.is_backward] += duration
+        of_kernel = self._kernels[name, found, context.operator, context.shapes]
+        of_kernel[0] += 1
+        of_kernel[1] += duration
+
+    def profile(self, device_type: str, num_steps: int) -> StepProfile:
+        scale = _NANO / num_steps
+        largest = sorted(self._kernels.items(), key=lambda item: -item[1][1])[:_NUM_LARGEST]
+        modules = {
+            name: ModuleTime(forward_seconds=forward * scale, backward_seconds=backward * scale)
+            for name, (forward, backward) in self._modules.items()
+        }
+        kernels = [
+            KernelTime(
+                name=name[:_LONGEST_NAME],
+                kind=found.kind,
+                format=found.format,
+                operator=operator,
+                shapes=shapes[:_MOST_SHAPES],
+                launches=launches / num_steps,
+                seconds=duration * scale,
+            )
+            for (name, found, operator, shapes), (launches, duration) in largest
+        ]
+        return StepProfile.model_validate(
+            {
+                "device_type": device_type,
+                "num_steps": num_steps,
+                "num_kernels": self._num / num_steps,
+                "class_seconds": {kind: duration * scale for kind, duration in self._classes.items()},
+                "format_seconds": {name: duration * scale for name, duration in self._formats.items()},
+                "module_seconds": {} if set(modules) == {""} else modules,
+                "kernels": kernels,
+            }
+        )
