@@ -139,7 +139,7 @@ _OPERATORS: tuple[tuple[str, KernelClass], ...] = (
     (r"^(c10d|gloo|nccl)", "communication"),
     (r"^aten::(copy_|cat|stack|_foreach_copy_)", "copy"),
     (
-        r"^aten::\w*(softmax|nll_loss|cross_entropy|norm$|cumsum)|^aten::(sum|mean|max|min|argmax|var|std|all|any)",
+        r"^aten::\w*(softmax|nll_loss|cross_entropy|norm$|cumsum)|^aten::(sum|mean|amax|argmax|var|std)$",
         "reduction",
     ),
     (r"^aten::(_foreach_\w+|\w*(relu|gelu|silu|tanh|sigmoid|threshold|clamp|dropout|hardtanh)\w*)", "elementwise"),
