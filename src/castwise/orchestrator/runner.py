@@ -536,8 +536,10 @@ class _Measurement:
         try:
             self._profile = self.session.profile(self.spec.protocol.profile_steps, path)
         except TrialFailedError as failure:
-            kind = "cuda" if self.spec.device_type == "cuda" else "cpu"
-            self._profile = StepProfile(device_type=kind, missing=f"the profile failed: {failure.message}")
+            self._profile = StepProfile(
+                device_type="cpu" if self.spec.device_type == "cpu" else "cuda",
+                missing=f"the profile failed: {failure.message}",
+            )
 
     def record(self, session_id: str | None) -> Trial:
         """Return the trial's record.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, record_function
 
 from castwise.records.schema import StepProfile
@@ -110,7 +110,8 @@ class _Recording:
     def record(self, num_steps: int) -> torch.profiler.profile:
         """Run steps under the profiler."""
         has_host = ProfilerActivity.CPU in self._activities
-        with torch.profiler.profile(activities=self._activities, record_shapes=has_host) as profiler:
+        profiler = torch.profiler.profile(activities=self._activities, record_shapes=has_host)
+        with profiler:
             self._run(num_steps)
         return profiler
 
