@@ -282,8 +282,7 @@ class SteadyRun:
         """Profile about so many steps after all else, and restore the process's numeric state."""
         at_once = self._step.steps_per_launch
 
-        def run(count: int) -> None:
-            self._peers.barrier()
+        def run(count: int) -> None:  # without a barrier, whose kernel would be counted
             self._steps_into([], at_once * math.ceil(count / at_once))()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
