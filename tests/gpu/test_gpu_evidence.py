@@ -4,10 +4,11 @@ import pytest
 from real_gpu import measured, on_gpus
 
 from castwise.records.schema import Trial
-from castwise.registry.kernel_classes import PRODUCTS
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 
 pytestmark = on_gpus(1)
+
+PRODUCTS = ("tensor_core_product", "plain_product", "unknown_product")
 
 PROTOCOL = MeasurementProtocol(
     warm_up_steps=3, warm_up_seconds=3.0, block_seconds=0.2, lead_in_seconds=0.03, num_blocks=4, profile_steps=3

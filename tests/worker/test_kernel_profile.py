@@ -171,7 +171,7 @@ class Gpu:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, events: Sequence[FakeEvent] = EVENTS) -> None:
         self.events, self.records, self.breaks = events, list[tuple[bool, int]](), False
-        self._num_steps = 0
+        self._num_steps, self.at_once = 0, 1
         monkeypatch.setattr(torch.profiler, "profile", self._record)
         monkeypatch.setattr(kernel_profile, "_events", lambda _: self.events)
 
@@ -185,8 +185,9 @@ class Gpu:
         self.records.append((has_host, self._num_steps))
 
     def profile(self, **spec: Any) -> StepProfile:
-        def run(count: int) -> None:
-            self._num_steps = count
+        def run(count: int) -> int:
+            self._num_steps = self.at_once * -(-count // self.at_once)
+            return self._num_steps
 
         step = make_step(find_precision("fp32"), make_task(nn.Sequential(make_net())))
         return profile_step(fake_spec(**spec), step, run, 2, None, Peers())
@@ -218,6 +219,14 @@ def test_a_model_that_the_profiler_breaks_keeps_its_kernels(monkeypatch: pytest.
     assert profile.idle_seconds is not None
     assert profile.class_seconds
     assert profile.module_seconds == {}
+
+
+def test_steps_that_are_launched_together_count_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(monkeypatch)
+    gpu.at_once = 8
+    profile = gpu.profile()
+    assert (gpu.records, profile.num_steps) == ([(False, 8), (False, 8), (True, 8)], 8)
+    assert profile.seconds == pytest.approx(100e-9 / 8)
 
 
 def test_a_captured_step_has_no_modules(monkeypatch: pytest.MonkeyPatch) -> None:

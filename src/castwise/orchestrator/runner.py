@@ -532,7 +532,7 @@ class _Measurement:
     def profile(self) -> None:
         """Profile steps of the process, which has measured all else: whatever goes wrong costs the profile alone."""
         traces = self._runner.traces
-        path = None if traces is None else traces / f"{stem_of(self.spec)}.json"
+        path = None if traces is None else traces.resolve() / f"{stem_of(self.spec)}.json"
         try:
             self._profile = self.session.profile(self.spec.protocol.profile_steps, path)
         except TrialFailedError as failure:

@@ -364,9 +364,10 @@ class KernelTime(FrozenModel):
 class StepProfile(FrozenModel):
     """What a step spends its time on, from a few steps under torch's profiler after the timed blocks.
 
-    All figures are of one step: means. Times of kernels are the device's; on a CPU they are those of operators, each
-    without the operators that it called. Kernels that overlap count each, so classes can add up to more than
-    `busy_seconds`. The steps of the profile are no samples, and take longer than timed ones if the host sets the pace.
+    All figures are of one step: means. Times of kernels are the device's, of several GPUs the first one's; on a CPU
+    they are those of operators, each without the operators that it called. Kernels that overlap count each, so classes
+    can add up to more than `busy_seconds`. The steps of the profile are no samples, and take longer than timed ones if
+    the host sets the pace.
     """
 
     device_type: Literal["cuda", "cpu"]

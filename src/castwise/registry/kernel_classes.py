@@ -25,7 +25,6 @@ KernelClass = Literal[
     "other",
 ]
 KERNEL_CLASSES: tuple[KernelClass, ...] = get_args(KernelClass)
-PRODUCTS: tuple[KernelClass, ...] = ("tensor_core_product", "plain_product", "unknown_product")
 
 Format = Literal["fp64", "tf32", "fp16", "bf16", "fp8", "int8", ""]  # of a product's inputs; "" if it is not known
 
@@ -127,7 +126,7 @@ _OPERATORS: tuple[tuple[str, KernelClass], ...] = (
         "plain_product",
     ),
     (
-        r"^(aten|mkldnn)::(addmm|mm|bmm|baddbmm|addmv|mv|linear|matmul|dot|mkldnn_rnn\w*|_scaled_mm|_linear\w*)",
+        r"^(aten|mkldnn)::(addmm|mm|bmm|baddbmm|addmv|mv|linear|matmul|dot|mkldnn_rnn\w*|_cudnn_rnn\w*|_scaled_mm|_linear\w*)",
         "plain_product",
     ),
     (r"^aten::(_scaled_dot_product|_flash_attention|scaled_dot_product)", "attention"),

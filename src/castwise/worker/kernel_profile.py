@@ -36,7 +36,7 @@ _EVENTS_A_KERNEL = 5  # the operators that call each other until one launches it
 _LEVELS = 2  # of modules within modules, lists of modules not counted
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
-RunSteps = Callable[[int], None]
+RunSteps = Callable[[int], int]
 
 
 def profile_step(
@@ -47,7 +47,7 @@ def profile_step(
     Args:
         spec: What the steps are of.
         step: One of them.
-        run: Runs so many steps, and waits until they are done.
+        run: Runs at least so many steps, waits until they are done, and returns how many there were.
         num_steps: How many to profile, unless that gives more events than can be read.
         trace: The file for the trace.
         peers: All ranks profile the same number of steps.
@@ -60,11 +60,11 @@ def profile_step(
         run_all = _Recording(run, [ProfilerActivity.CPU], device)
         first = run_all.record(1)
         host, lost = run_all.host_events(first)
-        num_steps = peers.broadcast_object(_fitting(num_steps, len(host) + lost))
+        num_steps = peers.broadcast_object(_fitting(num_steps, (len(host) + lost) / run_all.num_steps))
         with _annotated(step, has_modules=not hidden):
             detailed = run_all.record(num_steps)
         host, lost = run_all.host_events(detailed)
-        profile = summarize_operators(host, num_steps)
+        profile = summarize_operators(host, run_all.num_steps)
         missing += _lost(lost, "operators")
         missing += _export(detailed, trace)
         return profile.model_copy(update={"missing": "; ".join(missing)})
@@ -72,12 +72,13 @@ def profile_step(
     # The device by itself: recording operators slows the host, which makes gaps. The first record loads CUPTI.
     alone = _Recording(run, [ProfilerActivity.CUDA], device)
     kernels, lost = alone.device_events(alone.record(1))
-    num_steps = peers.broadcast_object(_fitting(num_steps, _EVENTS_A_KERNEL * (len(kernels) + lost)))
+    num_kernels = (len(kernels) + lost) / alone.num_steps
+    num_steps = peers.broadcast_object(_fitting(num_steps, _EVENTS_A_KERNEL * num_kernels))
     kernels, lost = alone.device_events(alone.record(num_steps))
-    if not kernels:
+    if not peers.broadcast_object(bool(kernels)):
         why = "torch's profiler saw no kernel: it may lack the permission, or another profiler is attached"
         return StepProfile(device_type="cuda", missing=why)
-    times = measure_idle(kernels, num_steps)
+    times = measure_idle(kernels, alone.num_steps)
     missing += _lost(lost, "kernels")
     both = _Recording(run, [ProfilerActivity.CPU, ProfilerActivity.CUDA], device)
     host, trace_missing = list[HostEvent](), list[str]()
@@ -89,12 +90,12 @@ def profile_step(
         trace_missing = [*_lost(host_lost, "operators"), *_export(detailed, trace)]
     except (RuntimeError, TypeError, AttributeError) as error:
         missing.append(f"no operators, shapes and modules: {str(error).partition(chr(10))[0]}")
-    profile = summarize_kernels(host, kernels, num_steps, _classify)
+    profile = summarize_kernels(host, kernels, both.num_steps or alone.num_steps, _classify)
     return profile.model_copy(update={**times, "missing": "; ".join([*missing, *trace_missing])})
 
 
-def _fitting(num_steps: int, events_a_step: int) -> int:
-    return max(1, min(num_steps, _MOST_EVENTS // max(1, events_a_step)))
+def _fitting(num_steps: int, events_a_step: float) -> int:
+    return max(1, min(num_steps, int(_MOST_EVENTS / max(1, events_a_step))))
 
 
 def _lost(count: int, what: str) -> list[str]:
@@ -106,13 +107,14 @@ class _Recording:
 
     def __init__(self, run: RunSteps, activities: Sequence[ProfilerActivity], device: torch.device) -> None:
         self._run, self._activities, self._device = run, activities, device
+        self.num_steps = 0  # of the last record
 
     def record(self, num_steps: int) -> torch.profiler.profile:
         """Run steps under the profiler."""
         has_host = ProfilerActivity.CPU in self._activities
         profiler = torch.profiler.profile(activities=self._activities, record_shapes=has_host)
         with profiler:
-            self._run(num_steps)
+            self.num_steps = self._run(num_steps)
         return profiler
 
     def device_events(self, profiler: torch.profiler.profile) -> tuple[list[DeviceEvent], int]:

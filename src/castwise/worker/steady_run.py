@@ -282,13 +282,17 @@ class SteadyRun:
         """Profile about so many steps after all else, and restore the process's numeric state."""
         at_once = self._step.steps_per_launch
 
-        def run(count: int) -> None:  # without a barrier, whose kernel would be counted
-            self._steps_into([], at_once * math.ceil(count / at_once))()
+        def run(count: int) -> int:  # without a barrier, whose kernel would be counted
+            whole = at_once * math.ceil(count / at_once)
+            self._steps_into([], whole)()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
+            return whole
 
         with self._stack:
-            return profile_step(self._spec, self._step, run, num_steps, trace, self._peers)
+            return profile_step(
+                self._spec, self._step, run, num_steps, trace if self._peers.rank == 0 else None, self._peers
+            )
 
     def _time_steps(self, count: int, *, rested: bool = True) -> tuple[float, Tensor]:
         losses: list[Tensor] = []

@@ -18,6 +18,7 @@ _NUM_LARGEST = 10
 _LONGEST_NAME = 200
 _MOST_SHAPES = 6
 _NANO = 1e-9
+_OUTRANKING = ("plain_product", "attention", "cast")  # classes of operators that count wherever they are called
 
 
 class HostEvent(NamedTuple):
@@ -88,7 +89,7 @@ def summarize_kernels(
     nowhere, totals = _Context(), _Totals()
     for event in device:
         context = contexts.get(event.launched_by, nowhere)
-        totals.add(event.name, _in_zone(classify(event.name), context.zone), context, event.end - event.start)
+        totals.add(event.name, _placed(event.name, classify(event.name), context), context, event.end - event.start)
     return totals.profile("cuda", num_steps)
 
 
@@ -106,9 +107,15 @@ def summarize_operators(host: Sequence[HostEvent], num_steps: int) -> StepProfil
     return profile.model_copy(update=times)
 
 
-def _in_zone(found: Classified, zone: KernelClass | None) -> Classified:
-    """Return the class of a kernel in the optimizer or in loss scaling: that, unless it only moves data."""
-    return found if zone is None or found.kind == "communication" else Classified(zone)
+def _placed(name: str, found: Classified, context: _Context) -> Classified:
+    """Return the class of a kernel by its name and by where it was launched."""
+    if context.zone is not None and found.kind != "communication":
+        return Classified(context.zone)
+    if found.kind == "other" and context.kind != "other":  # a name that is not in the table
+        return Classified("unknown_product" if context.kind == "plain_product" else context.kind)
+    if found.kind == "elementwise" and "copy_kernel" in name and context.kind in ("cast", "layout_conversion"):
+        return Classified(context.kind)
+    return found
 
 
 def _is_range(name: str) -> bool:
@@ -148,7 +155,7 @@ def _nested(host: Sequence[HostEvent]) -> Iterator[tuple[HostEvent, _Context, in
 def _enter(event: HostEvent, around: _Context | None) -> _Context:
     before = around or _Context()
     kind = classify_operator(event.name)
-    # What a product calls (copies, fills) is part of it; within a conversion of formats a copy is a cast.
+    # What a product calls (copies, fills) is part of it, but autocast's casts; within a cast a copy is one.
     is_inside = before.kind in ("plain_product", "attention", "normalisation", "cast", "layout_conversion")
     zone, module = before.zone, before.module
     if event.name.startswith(_OPTIMIZER_RANGE) or event.name == UPDATE_RANGE:
@@ -164,7 +171,7 @@ def _enter(event: HostEvent, around: _Context | None) -> _Context:
         module=module,
         is_backward=before.is_backward,
         zone=zone,
-        kind=before.kind if kind is None or (is_inside and kind not in ("plain_product", "attention")) else kind,
+        kind=before.kind if kind is None or (is_inside and kind not in _OUTRANKING) else kind,
     )
 
 
