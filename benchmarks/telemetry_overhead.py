@@ -57,7 +57,7 @@ def measure(cell_name: str, models: int, rounds: int, engine: Engine, environmen
         times: dict[tuple[int, str], list[float]] = {
             (index, name): [] for index in range(models) for name in (*watchers, "unwatched")
         }
-        num_samples, missing, counters = list[int](), dict[str, str](), list[CounterReading]()
+        num_samples, missing, counters = list[int](), dict[str, str](), list[dict[str, CounterReading]]()
         for _ in range(rounds):
             order = list(times)
             random.shuffle(order)

@@ -402,7 +402,7 @@ def test_notebook_html_has_the_terminals_table_and_escapes_text() -> None:
 
 
 def test_hardware_counters_in_every_format_and_why_there_are_none() -> None:
-    busy = GpuCounters(seconds=1.0, num_blocks=4, tensor_share=0.079, dram_share=0.33)
+    busy = GpuCounters(num_blocks=4, tensor_share=0.079, dram_share=0.33)
     counted = BF16[0].model_copy(update={"counters": busy})
     found = [(row["tensor cores busy"], row["memory busy"]) for row in markdown_rows([FP32[0], counted], wide=True)]
     assert found == [("–", "–"), ("7.9 %", "33.0 %")]

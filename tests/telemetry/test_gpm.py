@@ -13,7 +13,7 @@ from castwise.spec.trial import MeasurementProtocol
 from castwise.telemetry.gpm import METRICS, ON_MIG, TOO_OLD, GpmCounters
 from castwise.telemetry.gpu import CounterReading
 from castwise.telemetry.sampler import Telemetry
-from castwise.telemetry.summary import combine_counters, mean_counters
+from castwise.telemetry.summary import mean_counters
 
 NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST = 3, 4, 15
 IDS = {name: number for number, name in enumerate(METRICS.values(), start=2)}
@@ -108,7 +108,7 @@ def test_a_metric_that_is_no_figure_is_left_out(value: float) -> None:
     library.statuses[IDS[METRICS["dram_share"]]] = NOT_SUPPORTED
     reading = read_once(gpm_of(library))
     assert set(METRICS) - set(reading.shares) == {"fp16_share", "dram_share"}
-    assert reading.missing == "the driver gave no fp16_share and no dram_share"
+    assert reading.missing == "the driver gave no fp16_share and dram_share"
 
 
 def test_more_than_all_is_all() -> None:
@@ -167,22 +167,24 @@ def test_means_are_weighted_by_time_and_keep_reasons_once() -> None:
         CounterReading(3.0, {"tensor_share": 0.6}),
         *[CounterReading(missing="GPU is lost")] * 2,
     ]
-    counters, why = mean_counters(readings)
+    blocks = [{"cuda:0": reading} for reading in readings]
+    counters, why = mean_counters(blocks)
     assert counters is not None
     assert counters.tensor_share == pytest.approx(0.5)
-    assert counters.dram_share == 0.5
-    assert (counters.seconds, counters.num_blocks, counters.sm_share) == (4.0, 2, None)
+    assert (counters.dram_share, counters.num_blocks, counters.sm_share) == (0.5, 2, None)
     assert why == "GPU is lost"
-    assert mean_counters(readings[2:]) == (None, "GPU is lost")
-    assert mean_counters([]) == (None, "")
+    assert mean_counters(blocks[2:]) == (None, "GPU is lost")
+    assert mean_counters([]) == mean_counters([{}]) == (None, "")
 
 
 def test_several_gpus_have_a_mean_and_reasons_with_names() -> None:
-    one, two = CounterReading(1.0, {"tensor_share": 0.2}), CounterReading(1.1, {"tensor_share": 0.4})
-    both = combine_counters({"cuda:0": one, "cuda:1": two})
-    assert (both.seconds, both.shares, both.missing) == (1.1, {"tensor_share": pytest.approx(0.3)}, "")
-    half = combine_counters({"cuda:0": one, "cuda:1": CounterReading(missing="no")})
-    assert (half.shares, half.missing) == ({"tensor_share": 0.2}, "cuda:1: no")
+    one, two = CounterReading(1.0, {"tensor_share": 0.2}), CounterReading(1.0, {"tensor_share": 0.4})
+    both, why = mean_counters([{"cuda:0": one, "cuda:1": two}])
+    assert both is not None
+    assert (both.num_blocks, both.tensor_share, why) == (1, pytest.approx(0.3), "")
+    half, why = mean_counters([{"cuda:0": one, "cuda:1": CounterReading(missing="no")}])
+    assert half is not None
+    assert (half.tensor_share, why) == (0.2, "cuda:1: no")
 
 
 # In trials
@@ -202,7 +204,7 @@ def test_a_trial_has_the_mean_over_its_blocks() -> None:
     monitor = FakeMonitor(counters=lambda index: CounterReading(1.0 + index, {"tensor_share": 0.1 * index}))
     trial = run(monitor)
     assert trial.counters is not None
-    assert (trial.counters.seconds, trial.counters.num_blocks, monitor.num_counted) == (10.0, 4, 4)
+    assert (trial.counters.num_blocks, monitor.num_counted) == (4, 4)
     assert trial.counters.tensor_share == pytest.approx((0 * 1 + 0.1 * 2 + 0.2 * 3 + 0.3 * 4) / 10)
     assert "counters" not in trial.telemetry_note
     assert Trial.model_validate_json(trial.model_dump_json()) == trial

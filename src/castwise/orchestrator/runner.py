@@ -342,7 +342,7 @@ class _Measurement:
         self._epochs: list[Epoch] = []
         self._samples: tuple[RankSamples, ...] = ()
         self._readings: list[TelemetrySummary] = []
-        self._counters: list[CounterReading] = []
+        self._counters: list[dict[str, CounterReading]] = []
         self._gpu_facts: GpuFacts | None = None
         self._energy: EnergyMeasurement | None = None
         self._profile: StepProfile | None = None

@@ -331,8 +331,7 @@ class GpuCounters(FrozenModel):
     nvmlGpmMetricId_t.
     """
 
-    seconds: _Seconds  # for which they were read
-    num_blocks: int = 0  # or epochs, for which they were read
+    num_blocks: int  # or epochs, for which they were read
     sm_share: float | None = None  # of the streaming multiprocessors, those that were busy
     occupancy_share: float | None = None  # of the warps that fit, those that were active
     tensor_share: float | None = None  # of the time, Tensor Cores computed; in any format

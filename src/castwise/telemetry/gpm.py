@@ -71,9 +71,8 @@ class GpmCounters:
         except self._errors as error:
             self._note(error)
             return CounterReading(missing=self._missing)
-        lacking = [field for field in METRICS if field not in shares]
-        missing = f"the driver gave no {' and no '.join(lacking)}" if lacking else ""
-        return CounterReading(seconds, shares, missing)
+        lacking = " and ".join(field for field in METRICS if field not in shares)
+        return CounterReading(seconds, shares, f"the driver gave no {lacking}" if lacking else "")
 
     def close(self) -> None:
         """Give the buffers back. May be called again."""

@@ -18,14 +18,7 @@ from castwise.telemetry.amdsmi import AmdMonitor
 from castwise.telemetry.gpu import CounterReading, GpuUnreadableError, Monitor, Sample
 from castwise.telemetry.host import read_host
 from castwise.telemetry.nvml import NvmlMonitor
-from castwise.telemetry.summary import (
-    Processes,
-    combine_counters,
-    combine_energy,
-    combine_facts,
-    measure_energy,
-    summarize,
-)
+from castwise.telemetry.summary import Processes, combine_energy, combine_facts, measure_energy, summarize
 
 _PERIOD_SECONDS = 0.1
 # A tick of the energy counter is seen this late at most: a hundredth of the time that is metered. Reading a whole
@@ -60,7 +53,7 @@ class BlockWatch:
     """What was read in a block; complete when the `with` block has ended."""
 
     reading: TelemetrySummary
-    counters: CounterReading = field(default_factory=CounterReading)  # the mean over the GPUs
+    counters: dict[str, CounterReading] = field(default_factory=dict)  # by torch's names for the GPUs
 
 
 @dataclass
@@ -125,7 +118,7 @@ class Telemetry:
             read = self._end(gpus, samplers)
             samples = {device: [sample for _, sample in sampler.timed] for device, sampler in read.items()}
             watch.reading = summarize(samples, self._processes, (host, after), seconds, self._given_up(gpus))
-            watch.counters = combine_counters({device: sampler.counters for device, sampler in read.items()})
+            watch.counters = {device: sampler.counters for device, sampler in read.items()}
 
     def has_counter(self, gpus: Gpus) -> bool:
         """Return whether there are GPUs, and each has an energy counter that can be read."""

@@ -206,31 +206,22 @@ def combine_energy(each: Mapping[str, EnergyMeasurement], unreadable: Mapping[st
     )
 
 
-def combine_counters(each: Mapping[str, CounterReading]) -> CounterReading:
-    """Return the mean counters of GPUs over the same time, by torch's names for them."""
-    known = [reading for reading in each.values() if reading.shares]
-    reasons = {device: reading.missing for device, reading in each.items() if reading.missing}
-    names = dict.fromkeys(itertools.chain.from_iterable(reading.shares for reading in known))
-    return CounterReading(
-        seconds=max((reading.seconds for reading in known), default=0.0),
-        shares={name: statistics.fmean(r.shares[name] for r in known if name in r.shares) for name in names},
-        missing=join_reasons(reasons, len(each)) if reasons else "",
-    )
+def mean_counters(blocks: Sequence[Mapping[str, CounterReading]]) -> tuple[GpuCounters | None, str]:
+    """Return the mean counters of GPUs over blocks, weighted by time, and why there are none, or not of all.
 
-
-def mean_counters(readings: Sequence[CounterReading]) -> tuple[GpuCounters | None, str]:
-    """Return the mean counters over blocks, weighted by time, and why there are none, or not of all blocks."""
-    why = "; ".join(dict.fromkeys(reading.missing for reading in readings if reading.missing))
-    known = [reading for reading in readings if reading.shares and reading.seconds > 0]
-    if not known:
+    Each block has a reading of each GPU, by torch's name for it.
+    """
+    reasons = {device: each.missing for block in blocks for device, each in block.items() if each.missing}
+    why = join_reasons(reasons, max(map(len, blocks), default=0))
+    readings = [each for block in blocks for each in block.values() if each.shares and each.seconds > 0]
+    if not readings:
         return None, why
-    shares: dict[str, float] = {}
-    for name in GpuCounters.model_fields:
-        counted = [reading for reading in known if name in reading.shares]
-        if counted:
-            weights = [reading.seconds for reading in counted]
-            shares[name] = statistics.fmean((reading.shares[name] for reading in counted), weights)
-    return GpuCounters(seconds=sum(reading.seconds for reading in known), num_blocks=len(known), **shares), why
+    means = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(each.shares for each in readings)):
+        known = [each for each in readings if name in each.shares]
+        means[name] = statistics.fmean((each.shares[name] for each in known), [each.seconds for each in known])
+    num_blocks = sum(any(each.shares for each in block.values()) for block in blocks)
+    return GpuCounters(num_blocks=num_blocks, **means), why
 
 
 def join_reasons(reasons: Mapping[str, str], num_gpus: int) -> str:

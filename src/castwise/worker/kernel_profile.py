@@ -1,11 +1,11 @@
 """A few steps under torch's profiler: what the device does in a step, and for which part of the model."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -39,6 +39,15 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 RunSteps = Callable[[int], int]
 
 
+class _Record(NamedTuple):
+    """What the profiler recorded of some steps."""
+
+    num_steps: int
+    host: list[HostEvent]
+    device: list[DeviceEvent]
+    missing: list[str]
+
+
 def profile_step(
     spec: TrialSpec, step: TrainingStep, run: RunSteps, num_steps: int, trace: Path | None, peers: Peers
 ) -> StepProfile:
@@ -55,108 +64,62 @@ def profile_step(
     # The operators of a step that is compiled or captured are not called one by one.
     hidden = [row.name for row in rows_of(spec.techniques) if row.compile_cost or "cuda_graph" in row.settings]
     missing = [f"modules are not told apart in a step with {hidden[0]}"] if hidden else []
-    device = torch.device(spec.device)
-    if device.type == "cpu":
-        run_all = _Recording(run, [ProfilerActivity.CPU], device)
-        first = run_all.record(1)
-        host, lost = run_all.host_events(first)
-        num_steps = peers.broadcast_object(_fitting(num_steps, (len(host) + lost) / run_all.num_steps))
-        with _annotated(step, has_modules=not hidden):
-            detailed = run_all.record(num_steps)
-        host, lost = run_all.host_events(detailed)
-        profile = summarize_operators(host, run_all.num_steps)
-        missing += _lost(lost, "operators")
-        missing += _export(detailed, trace)
-        return profile.model_copy(update={"missing": "; ".join(missing)})
-
-    # The device by itself: recording operators slows the host, which makes gaps. The first record loads CUPTI.
-    alone = _Recording(run, [ProfilerActivity.CUDA], device)
-    kernels, lost = alone.device_events(alone.record(1))
-    num_kernels = (len(kernels) + lost) / alone.num_steps
-    num_steps = peers.broadcast_object(_fitting(num_steps, _EVENTS_A_KERNEL * num_kernels))
-    kernels, lost = alone.device_events(alone.record(num_steps))
-    if not peers.broadcast_object(bool(kernels)):
-        why = "torch's profiler saw no kernel: it may lack the permission, or another profiler is attached"
-        return StepProfile(device_type="cuda", missing=why)
-    times = measure_idle(kernels, alone.num_steps)
-    missing += _lost(lost, "kernels")
-    both = _Recording(run, [ProfilerActivity.CPU, ProfilerActivity.CUDA], device)
-    host, trace_missing = list[HostEvent](), list[str]()
+    device, times = torch.device(spec.device), dict[str, Any]()
+    on_cpu = device.type == "cpu"
+    activities = [ProfilerActivity.CPU if on_cpu else ProfilerActivity.CUDA]
+    found = _record(run, activities, 1, device)  # the first record of a GPU loads CUPTI
+    num_events = (len(found.host) + _EVENTS_A_KERNEL * len(found.device)) / found.num_steps
+    num_steps = peers.broadcast_object(max(1, min(num_steps, int(_MOST_EVENTS / max(1, num_events)))))
+    if not on_cpu:
+        # The device by itself: recording operators slows the host, which makes gaps.
+        found = _record(run, activities, num_steps, device)
+        if not peers.broadcast_object(bool(found.device)):
+            why = "torch's profiler saw no kernel: it may lack the permission, or another profiler is attached"
+            return StepProfile(device_type="cuda", missing=why)
+        times = measure_idle(found.device, found.num_steps)
+        activities.append(ProfilerActivity.CPU)
     try:
         with _annotated(step, has_modules=not hidden):
-            detailed = both.record(num_steps)
-        host, host_lost = both.host_events(detailed)
-        kernels, _ = both.device_events(detailed)
-        trace_missing = [*_lost(host_lost, "operators"), *_export(detailed, trace)]
+            found = _record(run, activities, num_steps, device, trace)
     except (RuntimeError, TypeError, AttributeError) as error:
         missing.append(f"no operators, shapes and modules: {str(error).partition(chr(10))[0]}")
-    profile = summarize_kernels(host, kernels, both.num_steps or alone.num_steps, _classify)
-    return profile.model_copy(update={**times, "missing": "; ".join([*missing, *trace_missing])})
+    if on_cpu:
+        profile = summarize_operators(found.host, found.num_steps)
+    else:
+        profile = summarize_kernels(found.host, found.device, found.num_steps, _classify)
+    return profile.model_copy(update={**times, "missing": "; ".join([*missing, *found.missing])})
 
 
-def _fitting(num_steps: int, events_a_step: float) -> int:
-    return max(1, min(num_steps, int(_MOST_EVENTS / max(1, events_a_step))))
-
-
-def _lost(count: int, what: str) -> list[str]:
-    return [f"{count:,} more {what} were recorded than are counted"] if count else []
-
-
-class _Recording:
-    """Steps under torch's profiler, and its events as plain data."""
-
-    def __init__(self, run: RunSteps, activities: Sequence[ProfilerActivity], device: torch.device) -> None:
-        self._run, self._activities, self._device = run, activities, device
-        self.num_steps = 0  # of the last record
-
-    def record(self, num_steps: int) -> torch.profiler.profile:
-        """Run steps under the profiler."""
-        has_host = ProfilerActivity.CPU in self._activities
-        profiler = torch.profiler.profile(activities=self._activities, record_shapes=has_host)
-        with profiler:
-            self.num_steps = self._run(num_steps)
-        return profiler
-
-    def device_events(self, profiler: torch.profiler.profile) -> tuple[list[DeviceEvent], int]:
-        """Return the device's first events, and how many more there are."""
-        index = self._device.index or 0
-        found = [
-            event
-            for event in _events(profiler)
-            if event.device_type() != DeviceType.CPU and event.device_index() == index and _activity(event) != "range"
-        ]
-        found.sort(key=lambda event: int(event.start_ns()))
-        kept = [
-            DeviceEvent(event.name(), event.start_ns(), event.end_ns(), event.linked_correlation_id())
-            for event in found[:_MOST_EVENTS]
-        ]
-        return kept, len(found) - len(kept)
-
-    def host_events(self, profiler: torch.profiler.profile) -> tuple[list[HostEvent], int]:
-        """Return the first operators and ranges on the host, and how many more there are."""
-        found = [
-            event
-            for event in _events(profiler)
-            if event.device_type() == DeviceType.CPU
-            and _activity(event) in ("operator", "range")
-            and event.start_thread_id() == event.end_thread_id()
-        ]
-        kept = [
-            HostEvent(
-                name=event.name(),
-                start=event.start_ns(),
-                end=event.end_ns(),
-                thread=event.start_thread_id(),
-                id=event.correlation_id(),
-                sequence=event.sequence_nr(),
-                forward_thread=event.fwd_thread_id(),
-                shapes=tuple(
-                    tuple(shape) for shape in event.shapes() if shape and all(isinstance(each, int) for each in shape)
-                ),
-            )
-            for event in found[:_MOST_EVENTS]
-        ]
-        return kept, len(found) - len(kept)
+def _record(
+    run: RunSteps, activities: list[ProfilerActivity], num_steps: int, device: torch.device, trace: Path | None = None
+) -> _Record:
+    """Run steps under the profiler, and return its first events as plain data."""
+    profiler = torch.profiler.profile(activities=activities, record_shapes=ProfilerActivity.CPU in activities)
+    with profiler:
+        num_steps = run(num_steps)
+    events = sorted(_events(profiler), key=lambda event: int(event.start_ns()))
+    found = _Record(num_steps, [], [], [])
+    if len(events) > _MOST_EVENTS:
+        found.missing.append(f"{len(events) - _MOST_EVENTS:,} events of the profiler were not counted")
+    for event in events[:_MOST_EVENTS]:
+        kind = getattr(event, "activity_type", str)()  # "" in older versions of torch
+        is_range = event.is_user_annotation() or kind.endswith("user_annotation")
+        name, start, end, linked = event.name(), event.start_ns(), event.end_ns(), event.linked_correlation_id()
+        if event.device_type() != DeviceType.CPU:
+            if event.device_index() == (device.index or 0) and not is_range:
+                found.device.append(DeviceEvent(name, start, end, linked))
+        # Calls of the driver are linked to operators.
+        elif (is_range or (kind in ("cpu_op", "") and not linked)) and event.start_thread_id() == event.end_thread_id():
+            shapes = (tuple(shape) for shape in event.shapes() if shape and all(isinstance(n, int) for n in shape))
+            numbers = event.start_thread_id(), event.correlation_id(), event.sequence_nr(), event.fwd_thread_id()
+            found.host.append(HostEvent(name, start, end, *numbers, tuple(shapes)))
+    if trace is not None:
+        try:
+            trace.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(trace))
+        except (OSError, RuntimeError) as error:
+            found.missing.append(f"no trace at '{trace}': {error}")
+    return found
 
 
 def _events(profiler: torch.profiler.profile) -> list[Any]:
@@ -164,23 +127,11 @@ def _events(profiler: torch.profiler.profile) -> list[Any]:
     return [] if results is None else results.events()
 
 
-def _activity(event: Any) -> str:
-    """Return "operator", "range" or what else the profiler calls an event."""
-    if event.is_user_annotation():
-        return "range"
-    if not hasattr(event, "activity_type"):  # older versions of torch: calls of the driver are linked to operators
-        return "operator" if event.linked_correlation_id() == 0 else "other"
-    kind = str(event.activity_type())
-    return {"cpu_op": "operator", "user_annotation": "range", "gpu_user_annotation": "range"}.get(kind, kind)
-
-
 @contextmanager
 def _annotated(step: TrainingStep, *, has_modules: bool) -> Iterator[None]:
     """Run the parts of a step, and the modules of its model, within ranges that the profiler records."""
     with ExitStack() as stack:
-        stack.enter_context(
-            step.within_ranges(lambda: record_function(UPDATE_RANGE), lambda: record_function(SCALING_RANGE))
-        )
+        stack.enter_context(step.within_ranges(record_function, UPDATE_RANGE, SCALING_RANGE))
         for name, module in _outer_modules(step.model) if has_modules else ():
             _mark_module(name, module, stack)
         yield
@@ -215,18 +166,6 @@ def _mark_module(name: str, module: nn.Module, stack: ExitStack) -> None:
         stack.callback(handle.remove)
 
 
-def _export(profiler: torch.profiler.profile, trace: Path | None) -> list[str]:
-    """Write the trace if it is wanted; return why it could not be written."""
-    if trace is None:
-        return []
-    try:
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(trace))
-    except (OSError, RuntimeError) as error:
-        return [f"no trace at '{trace}': {error}"]
-    return []
-
-
 def _classify(name: str) -> Classified:
     """Return a kernel's class by its name, and by its PTX if it is Triton's and that can be found."""
     by_name = classify_kernel(name)
@@ -239,17 +178,9 @@ def _classify(name: str) -> Classified:
 @cache
 def _find_ptx(name: str) -> tuple[str, ...]:
     """Return the PTX of all Triton kernels of this name in the caches of Triton and of Inductor."""
-    roots = [Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")]
-    try:
-        from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes a while to import
 
-        roots += [folder for folder in (Path(cache_dir()) / "triton").glob("*") if folder.is_dir()]
-    except ImportError:  # a version of torch that keeps them elsewhere
-        pass
-    texts = []
-    for path in (found for root in dict.fromkeys(roots) for found in root.glob(f"*/{name}.ptx")):
-        try:
-            texts.append(path.read_text(encoding="utf-8", errors="replace"))
-        except OSError:
-            continue
-    return tuple(texts)
+    roots = [Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")]
+    roots += (Path(cache_dir()) / "triton").glob("*")
+    paths = [path for root in dict.fromkeys(roots) for path in root.glob(f"*/{name}.ptx")]
+    return tuple(path.read_text(encoding="utf-8", errors="replace") for path in paths)

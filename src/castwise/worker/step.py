@@ -184,25 +184,22 @@ class TrainingStep:
 
     @contextmanager
     def within_ranges(
-        self,
-        update: Callable[[], AbstractContextManager[object]],
-        scaling: Callable[[], AbstractContextManager[object]],
+        self, make_range: Callable[[str], AbstractContextManager[object]], update: str, scaling: str
     ) -> Iterator[None]:
-        """Run a compiled update, or else loss scaling's part of a plain one, within ranges of a profiler."""
-        plain_update, plain_step = self._update, self.scaling.step
+        """Run a compiled update, or else loss scaling's part of a plain one, within a profiler's range of this name."""
 
-        def update_in_range() -> None:
-            with update():
-                plain_update()
+        def within(name: str, work: Callable[..., None]) -> Callable[..., None]:
+            def work_in_range(*arguments: Any) -> None:
+                with make_range(name):
+                    work(*arguments)
 
-        def step_in_range(optimizer: Optimizer, clip_grad_norm: float | None) -> None:
-            with scaling():
-                plain_step(optimizer, clip_grad_norm)
+            return work_in_range
 
+        plain_update = self._update
         if isinstance(plain_update, CompiledUpdate):
-            self._update = update_in_range
+            self._update = within(update, plain_update)
         elif self.scaling.read_scale() is not None:
-            vars(self.scaling)["step"] = step_in_range
+            vars(self.scaling)["step"] = within(scaling, self.scaling.step)
         try:
             yield
         finally:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from castwise.records.schema import KernelTime, ModuleTime, StepProfile
+from castwise.records.schema import StepProfile
 from castwise.registry.kernel_classes import Classified, KernelClass, classify_operator
 
 # Ranges that the profiled step is run in. torch's own name a step of an optimizer.
@@ -86,25 +86,21 @@ def summarize_kernels(
 ) -> StepProfile:
     """Return what kernels of the device took, by class, format, module and kernel; without busy and idle time."""
     contexts = {event.id: context for event, context, _ in _nested(host) if event.id}
-    nowhere, totals = _Context(), _Totals()
-    for event in device:
-        context = contexts.get(event.launched_by, nowhere)
-        totals.add(event.name, _placed(event.name, classify(event.name), context), context, event.end - event.start)
-    return totals.profile("cuda", num_steps)
+    placed = ((event, contexts.get(event.launched_by) or _Context()) for event in device)
+    spent = (
+        (event.name, _placed(event.name, classify(event.name), context), context, event.end - event.start)
+        for event, context in placed
+    )
+    return _summarize("cuda", spent, num_steps)
 
 
 def summarize_operators(host: Sequence[HostEvent], num_steps: int) -> StepProfile:
     """Return what operators of a CPU took, each without those that it called."""
-    totals, intervals = _Totals(), list[tuple[int, int]]()
-    for event, context, own in _nested(host):
-        if not _is_range(event.name):
-            intervals.append((event.start, event.end))
-            totals.add(context.operator, Classified(context.zone or context.kind), context, own)
-    profile = totals.profile("cpu", num_steps)
-    whole = max((end for _, end in intervals), default=0) - min((start for start, _ in intervals), default=0)
-    scale = _NANO / num_steps
-    times = {"seconds": whole * scale, "busy_seconds": busy_nanoseconds(intervals) * scale}
-    return profile.model_copy(update=times)
+    nested = [each for each in _nested(host) if not _is_range(each[0].name)]
+    spent = ((context.operator, Classified(context.zone or context.kind), context, own) for _, context, own in nested)
+    profile = _summarize("cpu", spent, num_steps)
+    times = measure_idle([DeviceEvent(event.name, event.start, event.end) for event, _, _ in nested], num_steps)
+    return profile.model_copy(update=times | {"idle_seconds": None})
 
 
 def _placed(name: str, found: Classified, context: _Context) -> Classified:
@@ -175,53 +171,38 @@ def _enter(event: HostEvent, around: _Context | None) -> _Context:
     )
 
 
-class _Totals:
-    """Times added up, in nanoseconds."""
-
-    def __init__(self) -> None:
-        self._classes: dict[KernelClass, int] = defaultdict(int)
-        self._formats: dict[Any, int] = defaultdict(int)
-        self._modules: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        self._kernels: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])
-        self._num = 0
-
-    def add(self, name: str, found: Classified, context: _Context, duration: int) -> None:
-        self._num += 1
-        self._classes[found.kind] += duration
+def _summarize(device_type: str, spent: Iterable[tuple[str, Classified, _Context, int]], num_steps: int) -> StepProfile:
+    """Return the profile of nanoseconds that were spent, each with a kernel's name, its class and its surroundings."""
+    scale, num = _NANO / num_steps, 0
+    classes, formats = defaultdict[str, float](float), defaultdict[str, float](float)
+    modules = defaultdict[str, list[float]](lambda: [0.0, 0.0])
+    kernels = defaultdict[tuple[Any, ...], list[float]](lambda: [0.0, 0.0])
+    for name, found, context, duration in spent:
+        num += 1
+        seconds = duration * scale
+        classes[found.kind] += seconds
         if found.kind == "tensor_core_product":
-            self._formats[found.format] += duration
-        self._modules[context.module][context.is_backward] += duration
-        of_kernel = self._kernels[name, found, context.operator, context.shapes]
-        of_kernel[0] += 1
-        of_kernel[1] += duration
-
-    def profile(self, device_type: str, num_steps: int) -> StepProfile:
-        scale = _NANO / num_steps
-        largest = sorted(self._kernels.items(), key=lambda item: -item[1][1])[:_NUM_LARGEST]
-        modules = {
-            name: ModuleTime(forward_seconds=forward * scale, backward_seconds=backward * scale)
-            for name, (forward, backward) in self._modules.items()
+            formats[found.format] += seconds
+        modules[context.module][context.is_backward] += seconds
+        of_kernel = kernels[name, found, context.operator, context.shapes]
+        of_kernel[0] += 1 / num_steps
+        of_kernel[1] += seconds
+    largest = sorted(kernels.items(), key=lambda item: -item[1][1])[:_NUM_LARGEST]
+    times = {name: {"forward_seconds": each[0], "backward_seconds": each[1]} for name, each in modules.items()}
+    fields = ("name", "kind", "format", "operator", "shapes", "launches", "seconds")
+    return StepProfile.model_validate(
+        {
+            "device_type": device_type,
+            "num_steps": num_steps,
+            "num_kernels": num / num_steps,
+            "class_seconds": classes,
+            "format_seconds": formats,
+            "module_seconds": {} if set(times) == {""} else times,
+            "kernels": [
+                dict(
+                    zip(fields, (name[:_LONGEST_NAME], *found, operator, shapes[:_MOST_SHAPES], *figures), strict=True)
+                )
+                for (name, found, operator, shapes), figures in largest
+            ],
         }
-        kernels = [
-            KernelTime(
-                name=name[:_LONGEST_NAME],
-                kind=found.kind,
-                format=found.format,
-                operator=operator,
-                shapes=shapes[:_MOST_SHAPES],
-                launches=launches / num_steps,
-                seconds=duration * scale,
-            )
-            for (name, found, operator, shapes), (launches, duration) in largest
-        ]
-        return StepProfile.model_validate(
-            {
-                "device_type": device_type,
-                "num_steps": num_steps,
-                "num_kernels": self._num / num_steps,
-                "class_seconds": {kind: duration * scale for kind, duration in self._classes.items()},
-                "format_seconds": {name: duration * scale for name, duration in self._formats.items()},
-                "module_seconds": {} if set(modules) == {""} else modules,
-                "kernels": kernels,
-            }
-        )
+    )
