@@ -53,29 +53,23 @@ _PATTERNS: tuple[tuple[str, KernelClass], ...] = (
     (r"^triton_(poi|for)_", "elementwise"),
     (r"^triton_(tem_|mm|bmm)|^triton_\w*(matmul|gemm)", "unknown_product"),
     (r"Fused(Optimizer|Adam|Sgd|SGD|Adagrad)|fused_(adam|sgd)|(Adam|LAMB|SGD|Adagrad)Functor", "optimizer"),
-    (
-        r"\bbn_(fw|bw)|batch_?norm|bnorm|(layer|group|instance|rms)_?norm|LayerNorm|RMSNorm|MIOpenBatchNorm",
-        "normalisation",
-    ),
+    (r"\bbn_(fw|bw)|bnorm|(batch|layer|group|instance|rms)_?norm|(Layer|RMS|Batch)Norm", "normalisation"),
     (r"GammaBeta|RowwiseMoments|ComputeFusedParams|ComputeInternalGradients|Compute1dBackwardFused", "normalisation"),
     (r"^(statistics|combine|normalise|gradient_sums|combine_sums|gradient)_kernel$", "normalisation"),  # castwise's own
     (r"float16\w*copy_kernel|bfloat16\w*copy_kernel|float8\w*copy_kernel", "cast"),
     (r"LpNormFunctor|l2norm", "reduction"),
-    (r"multi_tensor_apply_kernel|elementwise_kernel|elementwise_grid_stride|elem_?wise|fused_dropout", "elementwise"),
+    (r"multi_tensor_apply_kernel|[eE]lem(ent)?_?[wW]ise|fused_dropout", "elementwise"),
     (r"\bop_generic_tensor_kernel|cudnn::ops::(add|scalePack|op_)|activation_(fw|bw)", "elementwise"),
     # Products. Those without Tensor Cores come first: their other words are in names of both kinds.
-    (
-        r"ffma|simt|[_ ]sgemm|scudnn|implicit_convolve\w*sgemm|explicit_convolve|^sgemm|dgemm_(?!tensor)",
-        "plain_product",
-    ),
+    (r"ffma|[sS]imt|[_ ]sgemm|^sgemm|scudnn|implicit_convolve\w*sgemm|explicit_convolve", "plain_product"),
     (r"gemv|gemm[SN]N_|gemmk1_kernel|\bdot_kernel|conv_depthwise|_direct_kernel|fft2d|fft1d", "plain_product"),
     (r"(wgrad_alg\d|dgrad|wgrad2d|dgrad2d|conv2d)\w*_engine<(float|double)", "plain_product"),
-    (r"^nvjet_|tensorop|hmma|imma|dmma|wgmma|s161616|(?<!\d)[hsi]?(884|1688|16816|16832)", "tensor_core_product"),
+    (r"^nvjet_|tensorop|hmma|imma|dmma|wgmma|[hsid](884|1688|16816|16832|161616)[a-z_]", "tensor_core_product"),
     (r"sm(7\d|8\d|9\d|1\d\d)a?_xmma|\bgemm::kernel::GemmUniversal|^Cijk_\w+_MI\d|xdlops", "tensor_core_product"),
     (r"gemm|gemmk|^Cijk_|matmul|fprop|dgrad|wgrad|winograd|cudnn\w*conv|conv(olve|olution|\dd)", "unknown_product"),
     (r"RNN_block|persistRNN|PersistRNN|cutlass|igemm|Sp3AsmConv|ConvAsm|ConvBin", "unknown_product"),
     (r"reduce|splitK|softmax|SoftMax|cumsum|nll_loss|scan_|DeviceReduce|DeviceScan|arg_?m(ax|in)", "reduction"),
-    (r"distribution_|dropout|LSTM_elementWise|lstm_cell|gru_cell|fill|relu|gelu|pointwise", "elementwise"),
+    (r"distribution_|dropout|lstm_cell|gru_cell|fill|relu|gelu|pointwise", "elementwise"),
 )
 _RULES = tuple((re.compile(pattern), kind) for pattern, kind in _PATTERNS)
 
@@ -119,16 +113,14 @@ def classify_ptx(name: str, ptx: str) -> Classified:
     return Classified("plain_product") if by_name.kind == "unknown_product" else by_name
 
 
-# Operators of the CPU, whose kernels have no names of their own. The innermost operator that is known counts.
+# Operators: on a CPU, whose kernels have no names of their own, the innermost known one counts; on a GPU it decides on
+# kernels of unknown names. There an operator does not tell whether a product uses Tensor Cores.
 _OPERATORS: tuple[tuple[str, KernelClass], ...] = (
     (
-        r"^aten::(convolution_backward|_?convolution|conv\dd|mkldnn_convolution|\w*conv_depthwise\w*|_slow_conv\w*)",
+        r"^aten::(_?convolution|conv\dd|mkldnn_(convolution|rnn)|\w*conv_depthwise|_slow_conv|_cudnn_rnn)",
         "plain_product",
     ),
-    (
-        r"^(aten|mkldnn)::(addmm|mm|bmm|baddbmm|addmv|mv|linear|matmul|dot|mkldnn_rnn\w*|_cudnn_rnn\w*|_scaled_mm|_linear\w*)",
-        "plain_product",
-    ),
+    (r"^(aten|mkldnn)::(mm|bmm|mv|addmm|addmv|addbmm|baddbmm)\b|::(_?linear|matmul|dot$|_scaled_mm)", "plain_product"),
     (r"^aten::(_scaled_dot_product|_flash_attention|scaled_dot_product)", "attention"),
     (r"^aten::\w*(batch_norm|layer_norm|group_norm|rms_norm)", "normalisation"),
     (r"^aten::_amp_", "loss_scaling"),
@@ -137,20 +129,14 @@ _OPERATORS: tuple[tuple[str, KernelClass], ...] = (
     (r"^aten::(_fused_(adam|sgd|adagrad)\w*)", "optimizer"),
     (r"^(c10d|gloo|nccl)", "communication"),
     (r"^aten::(copy_|cat|stack|_foreach_copy_)", "copy"),
-    (
-        r"^aten::\w*(softmax|nll_loss|cross_entropy|norm$|cumsum)|^aten::(sum|mean|amax|argmax|var|std)$",
-        "reduction",
-    ),
+    (r"^aten::\w*(softmax|nll_loss|cross_entropy|norm$|cumsum)|^aten::(sum|mean|amax|argmax|var|std)$", "reduction"),
     (r"^aten::(_foreach_\w+|\w*(relu|gelu|silu|tanh|sigmoid|threshold|clamp|dropout|hardtanh)\w*)", "elementwise"),
-    (
-        r"^aten::(add|sub|mul|div|neg|exp|log|sqrt|pow|fill_?|zero_?|lerp|where|bernoulli|addc\w+|normal|rsqrt)_?$",
-        "elementwise",
-    ),
+    (r"^aten::(add|sub|mul|div|neg|exp|log|r?sqrt|pow|fill|zero|lerp|where|bernoulli|addc\w+)_?$", "elementwise"),
 )
 _OPERATOR_RULES = tuple((re.compile(pattern), kind) for pattern, kind in _OPERATORS)
 
 
 @lru_cache(maxsize=4096)
 def classify_operator(name: str) -> KernelClass | None:
-    """Return the class of an operator on a CPU, None if its caller decides."""
+    """Return the class of an operator, None if its caller decides."""
     return next((kind for rule, kind in _OPERATOR_RULES if rule.search(name)), None)
