@@ -26,6 +26,7 @@ from castwise.records.schema import (
     Resumed,
     Shortfall,
     Status,
+    StepProfile,
     TelemetrySummary,
     Trial,
 )
@@ -453,6 +454,14 @@ class FakeSession:
             memory_parts=parts,
         )
 
+    def profile(self, num_steps: int, trace: Path | None = None) -> StepProfile:
+        self._enter("profile", after="finish")
+        assert num_steps == self.spec.protocol.profile_steps > 0
+        self.trace = trace
+        return fake_profile(num_steps)
+
+    trace: Path | None = None  # where the profile's trace was to be written
+
     def close(self) -> None:
         self.closed = True
 
@@ -532,6 +541,28 @@ def fake_epoch(
         shortened=steps < whole,
         diverged="the loss was nan (fake)" if broken else None,
     )
+
+
+def fake_profile(num_steps: int = 3, **changes: object) -> StepProfile:
+    """Return a made-up profile: half of a step is products on Tensor Cores, a tenth is idle."""
+    fields: dict[str, object] = {
+        "device_type": "cuda",
+        "num_steps": num_steps,
+        "seconds": 0.1,
+        "busy_seconds": 0.09,
+        "idle_seconds": 0.01,
+        "num_kernels": 3.0,
+        "class_seconds": {"tensor_core_product": 0.05, "normalisation": 0.03, "elementwise": 0.01},
+        "format_seconds": {"bf16": 0.05},
+        "module_seconds": {
+            "layer1": {"forward_seconds": 0.03, "backward_seconds": 0.05},
+            "": {"forward_seconds": 0.01},
+        },
+        "kernels": [
+            {"name": "fake_gemm", "kind": "tensor_core_product", "format": "bf16", "launches": 1, "seconds": 0.05}
+        ],
+    }
+    return StepProfile.model_validate(fields | changes)
 
 
 def announce_on(descriptor: int) -> Callable[[], object]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from castwise.records.schema import GpuFacts, TelemetrySummary
-from castwise.telemetry.gpu import Monitor, Sample
+from castwise.telemetry.gpu import CounterReading, Monitor, Sample
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 SECOND_UUID = "GPU-fedcba98-7654-3210-fedc-ba9876543210"
@@ -65,6 +65,9 @@ def fake_sample(**changes: object) -> Sample:
     return Sample(**(fields | changes))  # type: ignore[arg-type]
 
 
+COUNTERS = {"sm_share": 0.9, "tensor_share": 0.1, "dram_share": 0.5}
+
+
 @dataclass
 class FakeMonitor(Monitor):
     """Makes samples up, counts them, and notes the threads that asked; `sample` and `on_facts` may raise."""
@@ -72,7 +75,10 @@ class FakeMonitor(Monitor):
     # Makes the next sample from the number of those before.
     sample: Callable[[int], Sample] = lambda index: fake_sample(energy_joules=1000.0 + 100 * index)
     on_facts: Callable[[], None] = lambda: None
+    # Makes the counters of a block from the number of those before.
+    counters: Callable[[int], CounterReading] = lambda _: CounterReading(seconds=1.0, shares=COUNTERS)
     num_reads: int = 0
+    num_counted: int = 0  # blocks whose counters were begun
     readers: list[threading.Thread] = field(default_factory=list)
     was_closed: bool = False
 
@@ -87,6 +93,14 @@ class FakeMonitor(Monitor):
 
     def read_energy(self) -> Sample:
         return self.read()
+
+    def begin_counters(self) -> None:
+        self.readers.append(threading.current_thread())
+        self.num_counted += 1
+
+    def read_counters(self) -> CounterReading:
+        self.readers.append(threading.current_thread())
+        return self.counters(self.num_counted - 1)
 
     def close(self) -> None:
         self.was_closed = True

@@ -1,5 +1,6 @@
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from castwise.analysis.steady_metrics import final_loss
 from castwise.errors import StoreError
 from castwise.orchestrator.runner import Listener, NullListener, TrialRunner, status_of, unsupported_reason
 from castwise.records.schema import Block, RankSamples, Trial
-from castwise.records.store import Store, load_folder
+from castwise.records.store import Store, load_folder, stem_of
 from castwise.registry.precisions import PRECISIONS
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
@@ -66,6 +67,38 @@ def test_trial_contents() -> None:
     assert trial.message == trial.log == ""
     assert trial.duration_seconds >= 0
     assert trial.started_at.endswith("+00:00")
+
+
+PROFILED = MeasurementProtocol(num_blocks=4, profile_steps=3)
+
+
+def test_steps_are_profiled_after_all_else_if_they_are_to_be(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    asked, plain = replace(runner(engine), traces=tmp_path).run([fake_spec(protocol=PROFILED), fake_spec()])
+    assert asked.profile is not None
+    assert asked.profile.num_steps == 3
+    assert Trial.model_validate_json(asked.model_dump_json()) == asked
+    assert engine.sessions[0].calls[-2:] == ["finish", "profile"]
+    assert engine.sessions[0].trace == tmp_path / f"{stem_of(asked.spec)}.json"
+    assert plain.profile is None
+    assert "profile" not in engine.sessions[1].calls
+    assert asked.spec.key != plain.spec.key
+
+
+@pytest.mark.parametrize("kind", ["crash", "timeout", "oom"])
+def test_a_profile_that_fails_costs_no_figure(kind: str) -> None:
+    (trial,) = runner(FakeEngine(faults={"fp32": Fault(kind, "profile")})).run([fake_spec(protocol=PROFILED)])
+    assert (trial.status, len(trial.ranks[0].blocks)) == ("ok", 4)
+    assert trial.ranks[0].peak_allocated_bytes
+    assert trial.profile is not None
+    assert trial.profile.num_steps == 0
+    assert trial.profile.missing.startswith("the profile failed: ")
+
+
+def test_a_trial_that_failed_is_not_profiled() -> None:
+    engine = FakeEngine(faults={"fp32": Fault("crash")})
+    (trial,) = runner(engine).run([fake_spec(protocol=PROFILED)])
+    assert trial.profile is None
 
 
 @pytest.mark.parametrize(("fault", "status", "word"), ENDS, ids=lambda value: str(value)[:40])

@@ -12,7 +12,7 @@ import pytest
 from fake_engine import fake_spec, fake_trial
 from fake_records import every_kind, poisoned, steady
 
-from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
+from castwise.records.schema import Block, Epoch, GpuCounters, TelemetrySummary, Trial
 from castwise.report.collection import Collection, collect
 from castwise.report.export.formats import to_csv, to_json, to_parquet
 from castwise.report.export.tables import LEVELS, flat_table
@@ -109,6 +109,16 @@ def test_tracked_runs_have_names_of_their_own_and_rising_steps() -> None:
         for points in run.series.values():
             assert [point.step for point in points] == sorted(point.step for point in points)
             assert [point.seconds for point in points] == sorted(point.seconds for point in points)
+
+
+def test_hardware_counters_are_in_tables_and_trackers() -> None:
+    counted = steady("fp32").model_copy(update={"counters": GpuCounters(num_blocks=8, tensor_share=0.1)})
+    collection = collect([counted])
+    for level in ("trials", "cells"):
+        assert [(row["tensor_share"], row["dram_share"]) for row in rows(level, collection)] == [(0.1, None)]
+    (run,) = runs(collection)
+    assert run.figures["tensor_share"] == 0.1
+    assert "dram_share" not in run.figures
 
 
 def test_series_of_a_trial() -> None:

@@ -20,7 +20,7 @@ from syrupy.assertion import SnapshotAssertion
 from castwise.analysis.advice import recommend
 from castwise.analysis.energy import Prices
 from castwise.analysis.result_table import compare
-from castwise.records.schema import Trial
+from castwise.records.schema import GpuCounters, Trial
 from castwise.render import run_report
 from castwise.render.notes import cost_lines, headline, measured_on, remarks, snippet_lines
 from castwise.render.table import SCHEMA_VERSION
@@ -28,7 +28,7 @@ from castwise.render.table import SCHEMA_VERSION
 CSV_HEADER = (
     "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,techniques,throughput_per_second,"
     "default_speedup,speedup,verdict,loop_speedup,scaling_efficiency,step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,"
-    "joules_per_unit,power_watts,final_loss,status,unit,processes,throughput_low,throughput_high,"
+    "joules_per_unit,power_watts,tensor_share,dram_share,final_loss,status,unit,processes,throughput_low,throughput_high,"
     "default_speedup_low,default_speedup_high,speedup_low,speedup_high,memory_low,memory_high,verdict_reason,memory_ratio,final_step,skipped_steps,joules_per_unit_low,"
     "joules_per_unit_high,energy_source,cold_start_seconds,ready_seconds,set_up_seconds,first_step_seconds,"
     "warm_up_seconds,warnings,telemetry_note,message,device,torch,key"
@@ -399,6 +399,19 @@ def test_notebook_html_has_the_terminals_table_and_escapes_text() -> None:
     words = "".join(page.itertext())
     assert nasty in words
     assert 'Trainer(precision="bf16-mixed")' in words
+
+
+def test_hardware_counters_in_every_format_and_why_there_are_none() -> None:
+    busy = GpuCounters(num_blocks=4, tensor_share=0.079, dram_share=0.33)
+    counted = BF16[0].model_copy(update={"counters": busy})
+    found = [(row["tensor cores busy"], row["memory busy"]) for row in markdown_rows([FP32[0], counted], wide=True)]
+    assert found == [("–", "–"), ("7.9 %", "33.0 %")]
+    assert [(row["tensor_share"], row["dram_share"]) for row in as_csv([counted])] == [("0.079", "0.33")]
+    assert as_json([counted])["rows"][0]["dram_share"] == 0.33
+    assert "busy" not in as_markdown([FP32[0]], wide=True)
+    note = "not available: hardware counters (too old)"
+    without = [each.model_copy(update={"telemetry_note": note}) for each in (FP32[0], BF16[0])]
+    assert printed(without, verbose=True).replace("\n", " ").count(note) == 1
 
 
 def test_energy_and_warnings_in_every_format() -> None:

@@ -17,7 +17,7 @@ from small_step import cpu_spec
 
 from castwise.errors import TechniqueError, UsageError
 from castwise.orchestrator.session import Session
-from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
+from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, StepProfile
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Loader, Recipe
 from castwise.spec.user_model import UserModel
@@ -122,6 +122,20 @@ def test_steady_trial(parent: Parent) -> None:
         blocks.append(Block.model_validate(parent.result("run_block")))
     assert RankSamples.model_validate(parent.result("finish")).blocks == tuple(blocks)
     assert all(block.lead_in_steps for block in blocks)
+    assert parent.is_over
+
+
+def test_a_steady_trial_that_is_to_be_profiled_goes_on_after_its_samples(parent: Parent, tmp_path: Path) -> None:
+    parent.set_up(SPEC.model_copy(update={"protocol": TINY.model_copy(update={"profile_steps": 2})}))
+    parent.result("warm_up")
+    parent.result("run_block")
+    samples = RankSamples.model_validate(parent.result("finish"))
+    assert samples.peak_allocated_bytes is not None
+    trace = tmp_path / "traces" / "steps.json"
+    profile = StepProfile.model_validate(parent.result("profile", num_steps=2, trace=str(trace)))
+    assert (profile.device_type, profile.num_steps, profile.missing) == ("cpu", 2, "")
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert len(samples.blocks) == 1, "the profiled steps are no samples"
     assert parent.is_over
 
 

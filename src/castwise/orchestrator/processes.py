@@ -186,6 +186,7 @@ class RpcSession:
     run_stretch = _remote(Session.run_stretch)
     run_sustained = _remote(Session.run_sustained)
     resume = _remote(Session.resume)
+    profile = _remote(Session.profile)
 
     def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
         """Train one epoch, validate, and write the checkpoint; the time limit starts again with each progress event."""

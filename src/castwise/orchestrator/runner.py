@@ -31,6 +31,7 @@ from castwise.records.schema import (
     Facts,
     GpuFacts,
     RankSamples,
+    StepProfile,
     TelemetrySummary,
     Trial,
 )
@@ -39,8 +40,9 @@ from castwise.registry.techniques import why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
+from castwise.telemetry.gpu import CounterReading
 from castwise.telemetry.sampler import Telemetry
-from castwise.telemetry.summary import telemetry_note, unwatched
+from castwise.telemetry.summary import mean_counters, telemetry_note, unwatched
 
 # Seconds of sustained steps for the energy counter: ten of its ticks for a lone trial, five in a session (H200).
 _ENERGY_SECONDS_ALONE = 1.1
@@ -123,6 +125,7 @@ class TrialRunner:
     # Ends the processes of measured trials in the background.
     closer: BackgroundCloser = field(default_factory=BackgroundCloser, compare=False)
     weights: Path | None = None  # the folder for trained models' weights; None keeps none
+    traces: Path | None = None  # the folder for traces of profiled steps, for Perfetto; None writes none
     policy: ResumePolicy = field(default_factory=ResumePolicy)  # what is measured although it is on record
 
     @contextmanager
@@ -293,6 +296,7 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
             if each.needs_energy and not is_out_of_time():
                 each.attempt(each.measure_energy)
         _all_at_once(_Measurement.finish, measurements)
+        _profile_all(measurements, report)
     except BaseException:
         _close(measurements)
         raise
@@ -356,8 +360,10 @@ class _Measurement:
         self._epochs: list[Epoch] = []
         self._samples: tuple[RankSamples, ...] = ()
         self._readings: list[TelemetrySummary] = []
+        self._counters: list[dict[str, CounterReading]] = []
         self._gpu_facts: GpuFacts | None = None
         self._energy: EnergyMeasurement | None = None
+        self._profile: StepProfile | None = None
         self._started_at = _now()
         self._started = time.perf_counter()
         self._seconds_to_failure: float | None = None
@@ -473,6 +479,7 @@ class _Measurement:
         finally:
             if len(self._blocks) > len(self._readings):
                 self._readings.append(watch.reading)
+                self._counters.append(watch.counters)
 
     @property
     def is_timed_in_stretch(self) -> bool:
@@ -496,6 +503,7 @@ class _Measurement:
             "energy_joules": None if joules is None else joules / num_blocks,
         }
         self._readings += [watch.reading.model_copy(update=share)] * num_blocks
+        self._counters.append(watch.counters)
         if self.needs_energy:
             num_steps = sum(block.num_steps for block in self._blocks)
             self._energy = meter.energy.model_copy(update={"step_seconds": meter.seconds / num_steps})
@@ -518,6 +526,7 @@ class _Measurement:
             epoch = self.session.run_epoch(report if self._is_alone else None)
         self._epochs.append(epoch)
         self._readings.append(watch.reading)
+        self._counters.append(watch.counters)
         if number > recipe.skip_epochs:
             self.schedule.add(epoch.seconds, epoch.num_steps)
 
@@ -539,6 +548,18 @@ class _Measurement:
         if weights is not None and not weights.is_file():
             self._runner.listener.remark(f"{self.spec.label}: its weights could not be written to '{weights}'")
 
+    def profile(self) -> None:
+        """Profile steps of the process, which has measured all else: whatever goes wrong costs the profile alone."""
+        traces = self._runner.traces
+        path = None if traces is None else traces.resolve() / f"{stem_of(self.spec)}.json"
+        try:
+            self._profile = self.session.profile(self.spec.protocol.profile_steps, path)
+        except TrialFailedError as failure:
+            self._profile = StepProfile(
+                device_type="cpu" if self.spec.device_type == "cpu" else "cuda",
+                missing=f"the profile failed: {failure.message}",
+            )
+
     def record(self, session_id: str | None) -> Trial:
         """Return the trial's record.
 
@@ -551,6 +572,7 @@ class _Measurement:
         samples = self._samples
         if not samples and (self._blocks or self._epochs):
             samples = (RankSamples(blocks=tuple(self._blocks), epochs=tuple(self._epochs)),)
+        counters, why_no_counters = mean_counters(self._counters)
         trial = Trial(
             spec=self.spec,
             status="ok" if failure is None else failure.status,
@@ -565,8 +587,10 @@ class _Measurement:
             readings=tuple(self._readings),
             energy_measurement=self._energy,
             gpu_facts=self._gpu_facts,
+            counters=counters,
+            profile=self._profile,
             shortfall=None if failure is None else failure.shortfall,
-            telemetry_note=telemetry_note(self._readings, self._gpu_facts, self._energy),
+            telemetry_note=telemetry_note(self._readings, self._gpu_facts, self._energy, why_no_counters),
         )
         return status_of(trial) if failure is None else trial
 
@@ -627,6 +651,14 @@ def _all_at_once(step: Callable[[_Measurement], None], measurements: Sequence[_M
             except BaseException:
                 _close(measurements)  # the pool waits for its threads before it raises, and they wait for the processes
                 raise
+
+
+def _profile_all(measurements: Sequence[_Measurement], report: Callable[[str, float], None]) -> None:
+    """Profile those that are to be, one by one."""
+    for each in measurements:
+        if each.spec.protocol.profile_steps and each.failure is None and each.spec.recipe is None:
+            report(f"profiling {each.spec.precision}", 1.0)
+            each.profile()
 
 
 def _close(measurements: Sequence[_Measurement]) -> None:

@@ -5,7 +5,17 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, Shortfall, Status
+from castwise.records.schema import (
+    Block,
+    Environment,
+    Epoch,
+    Facts,
+    RankSamples,
+    Resumed,
+    Shortfall,
+    Status,
+    StepProfile,
+)
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload
 
@@ -87,7 +97,13 @@ class Session(Protocol):
         """Train one epoch, validate, and write the checkpoint; progress is the share of the epoch, 0 to 1."""
 
     def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:
-        """Return all that was measured, by rank, and end the processes; a training trial's weights are kept."""
+        """Return all that was measured, by rank, and end the processes; a training trial's weights are kept.
+
+        If the protocol has `profile_steps`, the processes go on until `profile`.
+        """
+
+    def profile(self, num_steps: int, trace: Path | None = None) -> StepProfile:
+        """Profile steady steps after `finish`, write a trace for Perfetto to a file if one is given, and end."""
 
     def close(self) -> None:
         """End the processes, whatever they are doing. May be called at any time, and again."""

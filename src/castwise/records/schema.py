@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from castwise.registry.kernel_classes import Format, KernelClass
 from castwise.registry.precisions import Hardware
 from castwise.spec.frozen import FrozenModel, renamed
 from castwise.spec.trial import TrialSpec
@@ -21,6 +22,7 @@ from castwise.spec.types import Unit
 # - Environment.gpu_uuids, TelemetrySummary.num_gpus, EnergyMeasurement.num_gpus: older readings are of the first GPU.
 # - MeasurementProtocol.lead_in_seconds, Block.lead_in_steps: older blocks began after an idle gap.
 # - Block.in_stretch: older blocks of loops at the power limit had pauses between them.
+# - Trial.counters, profile, MeasurementProtocol.profile_steps: older records have no hardware evidence.
 # - Facts.layers: it is not known what layers an older model had.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
@@ -322,6 +324,66 @@ class EnergyMeasurement(FrozenModel):
     missing: str = ""  # why joules are 0
 
 
+class GpuCounters(FrozenModel):
+    """The GPU's own counters over the timed blocks or epochs: means weighted by time, and over the GPUs.
+
+    Each is a share of what the hardware can do, 0 to 1; None if the driver does not give it. Source: nvml.h,
+    nvmlGpmMetricId_t.
+    """
+
+    num_blocks: int  # or epochs, for which they were read
+    sm_share: float | None = None  # of the streaming multiprocessors, those that were busy
+    occupancy_share: float | None = None  # of the warps that fit, those that were active
+    tensor_share: float | None = None  # of the time, Tensor Cores computed; in any format
+    fp32_share: float | None = None  # of the time, float32 units outside the Tensor Cores computed
+    fp16_share: float | None = None  # of the time, float16 units outside the Tensor Cores computed
+    integer_share: float | None = None  # of the time, integer units computed
+    dram_share: float | None = None  # of the memory's bandwidth, what was used
+
+
+class ModuleTime(FrozenModel):
+    """The time of a step that is spent in a module of the user's model, without the modules in it that are listed."""
+
+    forward_seconds: _Seconds = 0.0
+    backward_seconds: _Seconds = 0.0
+
+
+class KernelTime(FrozenModel):
+    """A kernel of a step with the shapes that it worked on; on a CPU an operator."""
+
+    name: str  # the first 200 characters
+    kind: KernelClass
+    format: Format = ""  # of the inputs of a product on Tensor Cores, and of attention; "" if it is not known
+    operator: str = ""  # torch's, which launched it; "" for compiled code and CUDA graphs
+    shapes: tuple[tuple[int, ...], ...] = ()  # of the operator's tensors
+    launches: float  # a step
+    seconds: _Seconds  # a step, all launches together
+
+
+class StepProfile(FrozenModel):
+    """What a step spends its time on, from a few steps under torch's profiler after the timed blocks.
+
+    All figures are of one step: means. Times of kernels are the device's, of several GPUs the first one's; on a CPU
+    they are those of operators, each without the operators that it called. Kernels that overlap count each, so classes
+    can add up to more than `busy_seconds`. The steps of the profile are no samples, and take longer than timed ones if
+    the host sets the pace.
+    """
+
+    device_type: Literal["cuda", "cpu"]
+    num_steps: int = 0  # that were profiled; 0 if none could be
+    seconds: _Seconds = 0.0  # from the first kernel's start to the last one's end
+    busy_seconds: _Seconds = 0.0  # of `seconds`, at least one kernel ran
+    idle_seconds: _Seconds | None = None  # of `seconds`, no kernel ran; None on a CPU
+    num_kernels: float = 0.0  # launches; on a CPU calls of operators
+    class_seconds: dict[KernelClass, _Seconds] = Field(default_factory=dict)
+    format_seconds: dict[Format, _Seconds] = Field(default_factory=dict)  # of products on Tensor Cores
+    # By the module's name, at most two levels deep; "" is the time outside of all modules (loss, optimizer). Empty if
+    # modules cannot be told apart.
+    module_seconds: dict[str, ModuleTime] = Field(default_factory=dict)
+    kernels: tuple[KernelTime, ...] = ()  # the ten that take longest
+    missing: str = ""  # what could not be found out, and why
+
+
 class Trial(FrozenModel):
     """The result of a spec on a machine, with all raw samples.
 
@@ -340,6 +402,8 @@ class Trial(FrozenModel):
             the time and energy); empty in records without telemetry.
         energy_measurement: Its energy; None if it was not measured over sustained steps.
         gpu_facts: What the driver says of the GPUs; None on a CPU and without telemetry.
+        counters: The GPU's hardware counters over the timed blocks; None if there are none (`telemetry_note` says why).
+        profile: What a step spends its time on; None if the protocol does not ask for it.
         shortfall: By how much memory fell short; None if it did not, or if it is not known.
         telemetry_note: Which readings are "not available: why"; empty where all are.
         schema_version: The version of this format.
@@ -358,6 +422,8 @@ class Trial(FrozenModel):
     readings: tuple[TelemetrySummary, ...] = ()
     energy_measurement: EnergyMeasurement | None = renamed(None, "metered")
     gpu_facts: GpuFacts | None = None
+    counters: GpuCounters | None = None
+    profile: StepProfile | None = None
     shortfall: Shortfall | None = None
     telemetry_note: str = ""
     schema_version: int = SCHEMA_VERSION

@@ -250,6 +250,9 @@ FIELDS: tuple[Field, ...] = (
     Field("joules_per_unit_high", unit="number"),
     Field("energy_source", "energy by"),
     Field("power_watts", "power", "number", lambda row: f"{row['power_watts']:.0f} W"),
+    # The GPU's hardware counters.
+    Field("tensor_share", "tensor cores busy", "share"),
+    Field("dram_share", "memory busy", "share"),
     # The largest batch that trains.
     Field("largest_batch", "largest batch", "count", _count_text("largest_batch")),
     Field("failing_batch", "first that fails", "count", _count_text("failing_batch")),
@@ -378,9 +381,15 @@ def trial_values(trial: Trial) -> dict[str, Any]:
         "status": trial.status,
         "message": trial.message,
         "telemetry_note": trial.telemetry_note,
+        **counter_values(trial),
         "device": trial.environment.device_name,
         "torch": trial.environment.torch,
     }
+
+
+def counter_values(trial: Trial) -> dict[str, float | None]:
+    """Return the two hardware counters that tables show."""
+    return {name: getattr(trial.counters, name, None) for name in ("tensor_share", "dram_share")}
 
 
 def interval_values(name: str, found: Estimate | None) -> dict[str, float | None]:

@@ -61,8 +61,8 @@ SHOWN = (
     *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
     *("throughput_per_second", "default_speedup", "speedup", "verdict", "loop_speedup", "scaling_efficiency"),
     *("step_seconds", "spread"),
-    *("peak_allocated_bytes", "peak_reserved_bytes", "joules_per_unit", "power_watts", "final_loss", "skipped_steps"),
-    "status",
+    *("peak_allocated_bytes", "peak_reserved_bytes", "joules_per_unit", "power_watts", "tensor_share", "dram_share"),
+    *("final_loss", "skipped_steps", "status"),
 )
 # The columns of CSV and JSON.
 IN_FILES = (

@@ -28,6 +28,7 @@ class MeasurementProtocol(FrozenModel):
     min_blocks: int = Field(default=3, ge=1)
     timeout_seconds: float = Field(default=600.0, gt=0)  # of one phase: set-up with the first step, warm-up, one block
     memory_parts: bool = False  # whether one more step, after the timed ones, is profiled for what holds the memory
+    profile_steps: int = Field(default=0, ge=0)  # run under torch's profiler after all else; 0 for none
 
     @model_validator(mode="after")
     def _blocks_fit(self) -> Self:

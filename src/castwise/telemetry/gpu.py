@@ -33,6 +33,15 @@ class Sample:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class CounterReading:
+    """A GPU's hardware counters between two moments."""
+
+    seconds: float = 0.0  # between the two, by the host's clock
+    shares: Mapping[str, float] = field(default_factory=dict)  # by field of `records.schema.GpuCounters`
+    missing: str = ""  # why there are none, or not all
+
+
 class Monitor:
     """One GPU's management library, opened.
 
@@ -88,6 +97,13 @@ class Monitor:
         """Return the energy counter alone, which takes a fraction of the time."""
         values, missing = self._ask({"energy_joules": self.sample_queries["energy_joules"]})
         return Sample(**values, missing=missing)
+
+    def begin_counters(self) -> None:
+        """Let the hardware counters begin, if there are any."""
+
+    def read_counters(self) -> CounterReading:
+        """Return the hardware counters since they began."""
+        return CounterReading(missing=f"{self.package} is not asked for them")
 
     def close(self) -> None:
         """Close the library. May be called again."""

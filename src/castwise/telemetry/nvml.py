@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from castwise.telemetry.gpu import GpuUnreadableError, Monitor, Query
+from castwise.telemetry.gpm import GpmCounters
+from castwise.telemetry.gpu import CounterReading, GpuUnreadableError, Monitor, Query
 
 
 class GpuProcess(NamedTuple):
@@ -140,6 +141,7 @@ class NvmlMonitor(Monitor):
     fact_queries = _FACT_QUERIES
 
     def __init__(self, uuid: str) -> None:
+        self._counters: GpmCounters | None = None
         nvml = _library()
         super().__init__(
             nvml,
@@ -149,3 +151,19 @@ class NvmlMonitor(Monitor):
             stop=nvml.nvmlShutdown,
             final_codes=_final_codes(nvml),
         )
+        self._counters = GpmCounters(nvml, self._handle, self._final_codes)
+
+    def begin_counters(self) -> None:
+        """Let the counters begin: take a sample of them."""
+        if self._counters is not None:
+            self._counters.begin()
+
+    def read_counters(self) -> CounterReading:
+        """Return the counters between the first sample and now."""
+        return CounterReading() if self._counters is None else self._counters.read()
+
+    def close(self) -> None:
+        """Close the library, and give its buffers back before. May be called again."""
+        if self._is_open and self._counters is not None:
+            self._counters.close()
+        super().close()

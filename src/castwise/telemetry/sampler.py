@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary
 from castwise.telemetry.amdsmi import AmdMonitor
-from castwise.telemetry.gpu import GpuUnreadableError, Monitor, Sample
+from castwise.telemetry.gpu import CounterReading, GpuUnreadableError, Monitor, Sample
 from castwise.telemetry.host import read_host
 from castwise.telemetry.nvml import NvmlMonitor
 from castwise.telemetry.summary import Processes, combine_energy, combine_facts, measure_energy, summarize
@@ -53,6 +53,7 @@ class BlockWatch:
     """What was read in a block; complete when the `with` block has ended."""
 
     reading: TelemetrySummary
+    counters: dict[str, CounterReading] = field(default_factory=dict)  # by torch's names for the GPUs
 
 
 @dataclass
@@ -74,8 +75,11 @@ class Telemetry:
         open_monitor: Callable[[str], Monitor] = open_monitor,
         period_seconds: float = _PERIOD_SECONDS,
         patience_seconds: float = _PATIENCE_SECONDS,
+        *,
+        reads_counters: bool = True,
     ) -> None:
-        """Take a sample each period; the driver may take `patience_seconds` over one."""
+        """Take a sample each period, and counters if wanted; the driver may take `patience_seconds` over one."""
+        self._reads_counters = reads_counters
         self._open = open_monitor
         self._period, self._patience = period_seconds, patience_seconds
         self._monitors: dict[str, Monitor] = {}
@@ -98,7 +102,10 @@ class Telemetry:
     def watch(self, gpus: Gpus) -> Iterator[BlockWatch]:
         """Watch GPUs, and the host, while the `with` block runs; a sample is taken just before and one just after."""
         watch = BlockWatch(TelemetrySummary(seconds=0.0))
-        samplers = {device: Sampler(monitor.read, self._period) for device, monitor in self._opened(gpus).items()}
+        samplers = {
+            device: Sampler(monitor.read, self._period, monitor if self._reads_counters else None)
+            for device, monitor in self._opened(gpus).items()
+        }
         host, started = read_host(), time.perf_counter()
         try:
             if samplers:
@@ -111,6 +118,7 @@ class Telemetry:
             read = self._end(gpus, samplers)
             samples = {device: [sample for _, sample in sampler.timed] for device, sampler in read.items()}
             watch.reading = summarize(samples, self._processes, (host, after), seconds, self._given_up(gpus))
+            watch.counters = {device: sampler.counters for device, sampler in read.items()}
 
     def has_counter(self, gpus: Gpus) -> bool:
         """Return whether there are GPUs, and each has an energy counter that can be read."""
@@ -235,10 +243,12 @@ class _Task(threading.Thread):
 
 
 class Sampler(_Task):
-    """Reads a GPU at once, then once a period, and a last time at the end."""
+    """Reads a GPU at once, then once a period, and a last time at the end; its counters in between, if it is given."""
 
-    def __init__(self, read: Callable[[], Sample], period_seconds: float) -> None:
+    def __init__(self, read: Callable[[], Sample], period_seconds: float, counted: Monitor | None = None) -> None:
         super().__init__(self._sample)
+        self._counted = counted
+        self.counters = CounterReading()
         self.timed: list[tuple[float, Sample]] = []  # each with the host's clock when it had been read
         self.has_begun = threading.Event()  # the first sample was taken, or has failed
         self.is_over = threading.Event()  # set it to end the thread, after a last sample
@@ -251,8 +261,12 @@ class Sampler(_Task):
 
         try:
             read()
+            if self._counted is not None:
+                self._counted.begin_counters()
         finally:
             self.has_begun.set()
         while not self.is_over.wait(self._period_seconds):
             read()
+        if self._counted is not None:
+            self.counters = self._counted.read_counters()
         read()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary
-from castwise.telemetry.gpu import Sample
+from castwise.records.schema import EnergyMeasurement, GpuCounters, GpuFacts, TelemetrySummary
+from castwise.telemetry.gpu import CounterReading, Sample
 from castwise.telemetry.host import HostSample, is_descendant, pressure, steal
 
 _MIN_TICKS = 4  # the first is only where the time begins; each is seen late
@@ -206,6 +206,24 @@ def combine_energy(each: Mapping[str, EnergyMeasurement], unreadable: Mapping[st
     )
 
 
+def mean_counters(blocks: Sequence[Mapping[str, CounterReading]]) -> tuple[GpuCounters | None, str]:
+    """Return the mean counters of GPUs over blocks, weighted by time, and why there are none, or not of all.
+
+    Each block has a reading of each GPU, by torch's name for it.
+    """
+    reasons = {device: each.missing for block in blocks for device, each in block.items() if each.missing}
+    why = join_reasons(reasons, max(map(len, blocks), default=0))
+    readings = [each for block in blocks for each in block.values() if each.shares and each.seconds > 0]
+    if not readings:
+        return None, why
+    means = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(each.shares for each in readings)):
+        known = [each for each in readings if name in each.shares]
+        means[name] = statistics.fmean((each.shares[name] for each in known), [each.seconds for each in known])
+    num_blocks = sum(any(each.shares for each in block.values()) for block in blocks)
+    return GpuCounters(num_blocks=num_blocks, **means), why
+
+
 def join_reasons(reasons: Mapping[str, str], num_gpus: int) -> str:
     """Return GPUs' reasons in a line, with their names unless one reason holds for all `num_gpus`."""
     devices: dict[str, list[str]] = {}
@@ -230,7 +248,10 @@ def unwatched(count: int) -> list[TelemetrySummary]:
 
 
 def telemetry_note(
-    readings: Iterable[TelemetrySummary], facts: GpuFacts | None, energy: EnergyMeasurement | None = None
+    readings: Iterable[TelemetrySummary],
+    facts: GpuFacts | None,
+    energy: EnergyMeasurement | None = None,
+    why_no_counters: str = "",
 ) -> str:
     """Return which of a trial's telemetry is "not available: why", each reason once; empty if all is there.
 
@@ -242,6 +263,8 @@ def telemetry_note(
             why.setdefault(name, reason)
     if energy is not None and not energy.missing:
         why.pop("energy_joules", None)
+    if why_no_counters:
+        why["hardware counters"] = why_no_counters
     fields: dict[str, list[str]] = {}
     for name, reason in why.items():
         fields.setdefault(reason, []).append(name)

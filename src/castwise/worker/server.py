@@ -12,7 +12,7 @@ from pydantic import validate_call
 
 from castwise.errors import CastwiseError, TechniqueError, UsageError
 from castwise.records.messages import Call, Failed, Progress, Returned
-from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
+from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, StepProfile
 from castwise.registry.techniques import why_unsupported
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import TrialSpec
@@ -153,9 +153,19 @@ class Worker:
         if self._training is not None and weights is not None:
             self._training.keep_weights(weights)
         samples = (self._training or self._steady_run).finish()
+        if self._steady is None or not self._steady.is_to_be_profiled:
+            self._end()
+        return samples
+
+    def profile(self, num_steps: int, trace: Path | None = None) -> StepProfile:
+        """Profile steady steps after `finish`, if the protocol asks for it."""
+        profile = self._steady_run.profile(num_steps, trace)
+        self._end()
+        return profile
+
+    def _end(self) -> None:
         self._peers.close()
         self.done = True
-        return samples
 
     @property
     def _steady_run(self) -> SteadyRun:

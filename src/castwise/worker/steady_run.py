@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from castwise.records.schema import Block, Facts, RankSamples
+from castwise.records.schema import Block, Facts, RankSamples, StepProfile
 from castwise.registry.techniques import compiles, times_kernels
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import TrialSpec
@@ -18,6 +18,7 @@ from castwise.worker.build import build_trial
 from castwise.worker.data.sharding import rank_batches
 from castwise.worker.device_lock import device_lock
 from castwise.worker.distributed import Peers, devices_of
+from castwise.worker.kernel_profile import profile_step
 from castwise.worker.memory import memory_meter
 from castwise.worker.memory_breakdown import profile_memory
 from castwise.worker.pytree import tree_tensors
@@ -90,6 +91,11 @@ class SteadyRun:
             "first_step_seconds": first_step_seconds,
         }
         self._facts = setup.facts.model_copy(update=update)
+
+    @property
+    def is_to_be_profiled(self) -> bool:
+        """Return whether `profile` comes after `finish`."""
+        return self._spec.protocol.profile_steps > 0
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
         """Run steps until their time has settled, and return what is now known of the trial.
@@ -268,8 +274,25 @@ class SteadyRun:
         if self._spec.protocol.memory_parts:  # last: an observed step differs from all others
             parts = profile_memory(self._spec, self._step, self._batches, self._memory)
             samples = samples.model_copy(update={"memory_parts": parts})
-        self._stack.close()
+        if not self.is_to_be_profiled:
+            self._stack.close()
         return samples
+
+    def profile(self, num_steps: int, trace: Path | None) -> StepProfile:
+        """Profile about so many steps after all else, and restore the process's numeric state."""
+        at_once = self._step.steps_per_launch
+
+        def run(count: int) -> int:  # without a barrier, whose kernel would be counted
+            whole = at_once * math.ceil(count / at_once)
+            self._steps_into([], whole)()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            return whole
+
+        with self._stack:
+            return profile_step(
+                self._spec, self._step, run, num_steps, trace if self._peers.rank == 0 else None, self._peers
+            )
 
     def _time_steps(self, count: int, *, rested: bool = True) -> tuple[float, Tensor]:
         losses: list[Tensor] = []

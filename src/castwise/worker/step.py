@@ -1,8 +1,8 @@
 """One training step: a task in a precision, with its optimizer, loss scaling and techniques."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -181,6 +181,30 @@ class TrainingStep:
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "there is at least one batch"
         return total
+
+    @contextmanager
+    def within_ranges(
+        self, make_range: Callable[[str], AbstractContextManager[object]], update: str, scaling: str
+    ) -> Iterator[None]:
+        """Run a compiled update, or else loss scaling's part of a plain one, within a profiler's range of this name."""
+
+        def within(name: str, work: Callable[..., None]) -> Callable[..., None]:
+            def work_in_range(*arguments: Any) -> None:
+                with make_range(name):
+                    work(*arguments)
+
+            return work_in_range
+
+        plain_update = self._update
+        if isinstance(plain_update, CompiledUpdate):
+            self._update = within(update, plain_update)
+        elif self.scaling.read_scale() is not None:
+            vars(self.scaling)["step"] = within(scaling, self.scaling.step)
+        try:
+            yield
+        finally:
+            self._update = plain_update
+            vars(self.scaling).pop("step", None)
 
     def peak_allocated(self, seen: int | None, *, ever: bool = False) -> int | None:
         """Return the most bytes that tensors held at once; the allocator saw `seen`, without those of a CUDA graph.

@@ -14,7 +14,7 @@ from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.energy import joules_per_unit, power_watts
 from castwise.errors import unknown_name
 from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
-from castwise.render.fields import Field, FlatRow, Unit, find_fields
+from castwise.render.fields import Field, FlatRow, Unit, counter_values, find_fields
 from castwise.report.collection import Collection, FileOf, throughput_of
 
 QUESTION = (
@@ -39,7 +39,7 @@ _FACTS = ("num_parameters", "optimizer", "warm_up_seconds", "warm_up_steps", "se
 _FIGURES = (
     *("unit", "processes", "throughput_per_second", "throughput_per_second_low", "throughput_per_second_high"),
     *("speedup", "speedup_low", "speedup_high", "verdict", "verdict_reason", "scaling_efficiency"),
-    *("peak_allocated_bytes", "peak_reserved_bytes", "driver_used_bytes"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "driver_used_bytes", "tensor_share", "dram_share"),
 )
 
 
@@ -96,6 +96,7 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "skipped_steps": steady_metrics.skipped_steps(trial) + sum(epoch.skipped_steps for epoch in epochs),
         "joules_per_unit": joules_per_unit(trial),
         "power_watts": power_watts(trial),
+        **counter_values(trial),
         **{name: getattr(trial.facts, name, None) for name in _FACTS},
         **_machine(trial),
         "schema_version": trial.schema_version,

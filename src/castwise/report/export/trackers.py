@@ -32,7 +32,7 @@ _PARAMETERS = (*(name for name in QUESTION if name not in ("key", "cell")), "rep
 _TAGS = ("status", "message", "key", "device_name", "driver", "torch", "castwise")
 _FIGURES = (
     *("throughput_per_second", "step_seconds", "spread"),
-    *("peak_allocated_bytes", "peak_reserved_bytes", "duration_seconds"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "duration_seconds", "tensor_share", "dram_share"),
 )
 
 

@@ -1,0 +1,97 @@
+"""Hardware counters of an NVIDIA GPU without a profiler: NVML's GPM, on Hopper and newer GPUs (source: nvml.h)."""
+
+import math
+import time
+from contextlib import suppress
+from typing import Any
+
+from castwise.telemetry.gpu import CounterReading
+
+# By field of `records.schema.GpuCounters`. NVML gives per cent. Source: nvml.h, nvmlGpmMetricId_t.
+METRICS = {
+    "sm_share": "NVML_GPM_METRIC_SM_UTIL",
+    "occupancy_share": "NVML_GPM_METRIC_SM_OCCUPANCY",
+    "tensor_share": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+    "fp32_share": "NVML_GPM_METRIC_FP32_UTIL",
+    "fp16_share": "NVML_GPM_METRIC_FP16_UTIL",
+    "integer_share": "NVML_GPM_METRIC_INTEGER_UTIL",
+    "dram_share": "NVML_GPM_METRIC_DRAM_BW_UTIL",
+}
+_NUM_SAMPLES = 2  # of the beginning and of the end
+TOO_OLD = "NVIDIA's driver has them from Hopper on"
+ON_MIG = "not read on a part of a GPU (MIG)"
+
+
+class GpmCounters:
+    """A GPU's counters between two moments. Nothing raises: a reading without counters says why."""
+
+    def __init__(self, nvml: Any, handle: Any, final_codes: frozenset[Any]) -> None:
+        """Use an open library; counters are not asked for again after an error whose `value` is in `final_codes`."""
+        self._nvml, self._handle, self._final_codes = nvml, handle, final_codes
+        self._errors = (nvml.NVMLError, AttributeError, TypeError, ValueError)
+        self._buffers: list[Any] = []
+        self._began = 0.0
+        self._missing = "they were not read"
+        self._is_final = False
+
+    def begin(self) -> None:
+        """Take the first sample."""
+        if self._is_final:
+            return
+        try:
+            if not self._buffers:
+                self._check_support()
+            while len(self._buffers) < _NUM_SAMPLES:
+                self._buffers.append(self._nvml.nvmlGpmSampleAlloc())
+            self._nvml.nvmlGpmSampleGet(self._handle, self._buffers[0])
+            self._began, self._missing = time.perf_counter(), ""
+        except self._errors as error:
+            self._note(error)
+
+    def read(self) -> CounterReading:
+        """Take the second sample, and return what happened since the first."""
+        if self._missing:
+            return CounterReading(missing=self._missing)
+        nvml = self._nvml
+        try:
+            nvml.nvmlGpmSampleGet(self._handle, self._buffers[1])
+            seconds = time.perf_counter() - self._began
+            query = nvml.c_nvmlGpmMetricsGet_t()
+            query.version = nvml.NVML_GPM_METRICS_GET_VERSION
+            query.numMetrics = len(METRICS)
+            query.sample1, query.sample2 = self._buffers
+            for metric, name in zip(query.metrics, METRICS.values(), strict=False):
+                metric.metricId = getattr(nvml, name)
+            nvml.nvmlGpmMetricsGet(query)
+            shares = {
+                field: min(metric.value / 100, 1.0)
+                for field, metric in zip(METRICS, query.metrics, strict=False)
+                if metric.nvmlReturn == nvml.NVML_SUCCESS and math.isfinite(metric.value) and metric.value >= 0
+            }
+        except self._errors as error:
+            self._note(error)
+            return CounterReading(missing=self._missing)
+        lacking = " and ".join(field for field in METRICS if field not in shares)
+        return CounterReading(seconds, shares, f"the driver gave no {lacking}" if lacking else "")
+
+    def close(self) -> None:
+        """Give the buffers back. May be called again."""
+        buffers, self._buffers = self._buffers, []
+        for buffer in buffers:
+            with suppress(*self._errors):
+                self._nvml.nvmlGpmSampleFree(buffer)
+
+    def _check_support(self) -> None:
+        """Raise ValueError if this GPU has no such counters."""
+        is_part = False
+        with suppress(*self._errors):  # a driver from before MIG
+            is_part = bool(self._nvml.nvmlDeviceIsMigDeviceHandle(self._handle))
+        if is_part or not self._nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice:
+            self._is_final = True
+            raise ValueError(ON_MIG if is_part else TOO_OLD)
+
+    def _note(self, error: Exception) -> None:
+        self._missing = str(error) or type(error).__name__
+        if isinstance(error, AttributeError):
+            self._missing, self._is_final = "this nvidia-ml-py does not have them", True
+        self._is_final |= getattr(error, "value", None) in self._final_codes

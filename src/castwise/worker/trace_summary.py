@@ -1,0 +1,208 @@
+"""From a profiler's events to what a step spends its time on. Plain data: no profiler, no torch."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from castwise.records.schema import StepProfile
+from castwise.registry.kernel_classes import Classified, KernelClass, classify_operator
+
+# Ranges that the profiled step is run in. torch's own name a step of an optimizer.
+MODULE_RANGE = "castwise module: "
+SCALING_RANGE = "castwise loss scaling"
+UPDATE_RANGE = "castwise update"
+_OPTIMIZER_RANGE = "Optimizer.step#"
+
+_NUM_LARGEST = 10
+_LONGEST_NAME = 200
+_MOST_SHAPES = 6
+_NANO = 1e-9
+_OUTRANKING = ("plain_product", "attention", "cast")  # classes of operators that count wherever they are called
+
+
+class HostEvent(NamedTuple):
+    """An operator or a range on the host; times in nanoseconds."""
+
+    name: str
+    start: int
+    end: int
+    thread: int
+    id: int = 0  # that device events refer to
+    sequence: int = -1  # shared by an operator and its backward node; -1 without one
+    forward_thread: int = 0  # of a backward node: the thread of its operator
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+
+class DeviceEvent(NamedTuple):
+    """A kernel, a copy or a fill; times in nanoseconds."""
+
+    name: str
+    start: int
+    end: int
+    launched_by: int = 0  # the id of a host event; 0 if it is not known
+
+
+@dataclass(slots=True)
+class _Context:
+    """What surrounds an event of the host."""
+
+    operator: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    module: str = ""
+    is_backward: bool = False
+    zone: KernelClass | None = None  # of all that is launched here: optimizer, loss scaling
+    kind: KernelClass = "other"  # of the innermost operator whose class is known
+
+
+def busy_nanoseconds(intervals: Iterable[tuple[int, int]]) -> int:
+    """Return the length of the union of intervals."""
+    total, reached = 0, None
+    for start, end in sorted(intervals):
+        if reached is None or start > reached:
+            total, reached = total + end - start, end
+        elif end > reached:
+            total, reached = total + end - reached, end
+    return total
+
+
+def measure_idle(events: Sequence[DeviceEvent], num_steps: int) -> dict[str, Any]:
+    """Return a step's time, and the parts of it in which the device was busy and idle, as fields of a profile."""
+    if not events:
+        return {}
+    window = max(event.end for event in events) - min(event.start for event in events)
+    busy = busy_nanoseconds((event.start, event.end) for event in events)
+    scale = _NANO / num_steps
+    return {
+        "seconds": window * scale,
+        "busy_seconds": busy * scale,
+        "idle_seconds": (window - busy) * scale,
+        "num_kernels": len(events) / num_steps,
+    }
+
+
+def summarize_kernels(
+    host: Sequence[HostEvent], device: Iterable[DeviceEvent], num_steps: int, classify: Callable[[str], Classified]
+) -> StepProfile:
+    """Return what kernels of the device took, by class, format, module and kernel; without busy and idle time."""
+    contexts = {event.id: context for event, context, _ in _nested(host) if event.id}
+    placed = ((event, contexts.get(event.launched_by) or _Context()) for event in device)
+    spent = (
+        (event.name, _placed(event.name, classify(event.name), context), context, event.end - event.start)
+        for event, context in placed
+    )
+    return _summarize("cuda", spent, num_steps)
+
+
+def summarize_operators(host: Sequence[HostEvent], num_steps: int) -> StepProfile:
+    """Return what operators of a CPU took, each without those that it called."""
+    nested = [each for each in _nested(host) if not _is_range(each[0].name)]
+    spent = ((context.operator, Classified(context.zone or context.kind), context, own) for _, context, own in nested)
+    profile = _summarize("cpu", spent, num_steps)
+    times = measure_idle([DeviceEvent(event.name, event.start, event.end) for event, _, _ in nested], num_steps)
+    return profile.model_copy(update=times | {"idle_seconds": None})
+
+
+def _placed(name: str, found: Classified, context: _Context) -> Classified:
+    """Return the class of a kernel by its name and by where it was launched."""
+    if context.zone is not None and found.kind != "communication":
+        return Classified(context.zone)
+    if found.kind == "other" and context.kind != "other":  # a name that is not in the table
+        return Classified("unknown_product" if context.kind == "plain_product" else context.kind)
+    if found.kind == "elementwise" and "copy_kernel" in name and context.kind in ("cast", "layout_conversion"):
+        return Classified(context.kind)
+    return found
+
+
+def _is_range(name: str) -> bool:
+    return name.startswith("castwise ")
+
+
+def _nested(host: Sequence[HostEvent]) -> Iterator[tuple[HostEvent, _Context, int]]:
+    """Yield each event with what surrounds it, itself included, and its time without the events within it."""
+    threads: dict[int, list[HostEvent]] = defaultdict(list)
+    for event in host:
+        threads[event.thread].append(event)
+    found: list[tuple[HostEvent, _Context, _Context | None, list[int]]] = []
+    forward: dict[tuple[int, int], _Context] = {}  # by thread and sequence number: the last operator that began
+    for thread, events in threads.items():
+        open_events: list[tuple[HostEvent, _Context, list[int]]] = []
+        for event in sorted(events, key=lambda each: (each.start, -each.end)):
+            while open_events and open_events[-1][0].end <= event.start:
+                open_events.pop()
+            around = open_events[-1][1] if open_events else None
+            if open_events:
+                open_events[-1][2][0] -= event.end - event.start
+            context, own = _enter(event, around), [event.end - event.start]
+            if event.sequence >= 0 and not event.forward_thread:
+                forward[thread, event.sequence] = context
+            open_events.append((event, context, own))
+            found.append((event, context, around, own))
+    # Now that all operators are known, backward nodes take their modules, and what is within them follows.
+    for event, context, around, own in found:
+        if around is not None and around.is_backward:
+            context.module, context.is_backward = around.module, True
+        if event.forward_thread:
+            origin = forward.get((event.forward_thread, event.sequence))
+            context.module, context.is_backward = "" if origin is None else origin.module, True
+        yield event, context, max(0, own[0])
+
+
+def _enter(event: HostEvent, around: _Context | None) -> _Context:
+    before = around or _Context()
+    kind = classify_operator(event.name)
+    # What a product calls (copies, fills) is part of it, but autocast's casts; within a cast a copy is one.
+    is_inside = before.kind in ("plain_product", "attention", "normalisation", "cast", "layout_conversion")
+    zone, module = before.zone, before.module
+    if event.name.startswith(_OPTIMIZER_RANGE) or event.name == UPDATE_RANGE:
+        zone = "optimizer"
+    elif event.name == SCALING_RANGE:
+        zone = "loss_scaling"
+    elif event.name.startswith(MODULE_RANGE):
+        module = event.name.removeprefix(MODULE_RANGE)
+    is_named = not _is_range(event.name)
+    return _Context(
+        operator=event.name if is_named else before.operator,
+        shapes=(event.shapes or before.shapes) if is_named else before.shapes,
+        module=module,
+        is_backward=before.is_backward,
+        zone=zone,
+        kind=before.kind if kind is None or (is_inside and kind not in _OUTRANKING) else kind,
+    )
+
+
+def _summarize(device_type: str, spent: Iterable[tuple[str, Classified, _Context, int]], num_steps: int) -> StepProfile:
+    """Return the profile of nanoseconds that were spent, each with a kernel's name, its class and its surroundings."""
+    scale, num = _NANO / num_steps, 0
+    classes, formats = defaultdict[str, float](float), defaultdict[str, float](float)
+    modules = defaultdict[str, list[float]](lambda: [0.0, 0.0])
+    kernels = defaultdict[tuple[Any, ...], list[float]](lambda: [0.0, 0.0])
+    for name, found, context, duration in spent:
+        num += 1
+        seconds = duration * scale
+        classes[found.kind] += seconds
+        if found.kind == "tensor_core_product":
+            formats[found.format] += seconds
+        modules[context.module][context.is_backward] += seconds
+        of_kernel = kernels[name, found, context.operator, context.shapes]
+        of_kernel[0] += 1 / num_steps
+        of_kernel[1] += seconds
+    largest = sorted(kernels.items(), key=lambda item: -item[1][1])[:_NUM_LARGEST]
+    times = {name: {"forward_seconds": each[0], "backward_seconds": each[1]} for name, each in modules.items()}
+    fields = ("name", "kind", "format", "operator", "shapes", "launches", "seconds")
+    return StepProfile.model_validate(
+        {
+            "device_type": device_type,
+            "num_steps": num_steps,
+            "num_kernels": num / num_steps,
+            "class_seconds": classes,
+            "format_seconds": formats,
+            "module_seconds": {} if set(times) == {""} else times,
+            "kernels": [
+                dict(
+                    zip(fields, (name[:_LONGEST_NAME], *found, operator, shapes[:_MOST_SHAPES], *figures), strict=True)
+                )
+                for (name, found, operator, shapes), figures in largest
+            ],
+        }
+    )
