@@ -1,20 +1,26 @@
 """FLOPs of training steps against closed forms, on tensors without memory."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_engine import fake_spec
 from small_step import cpu_spec
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from castwise.records.schema import StepFlops
 from castwise.registry.workloads import WORKLOADS, find_workload
-from castwise.worker.flops import ProductCounter
+from castwise.spec.trial import FIT
+from castwise.spec.user_model import UserModel
+from castwise.worker.flops import _FORMULAS, ProductCounter, _count_without_memory
 from castwise.worker.models import build_task
 from castwise.worker.steady_run import SteadyRun
+
+MNIST_MACS = 11_992_448
+FIRST_MACS = 32 * 26 * 26 * 9  # of its first layer, whose input needs no gradient
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -64,7 +70,7 @@ def test_recurrent_layers(kind: Any, gates: int, bidirectional: bool) -> None:
     forward = 2 * steps * batch * directions * matrices
     layer = kind(inputs, width, num_layers=2, bidirectional=bidirectional)
     data = torch.randn(steps, batch, inputs, requires_grad=True)
-    found = products(lambda: layer(data)[0].sum())
+    found = products(lambda: torch.sum(layer(data)[0]))
     # Layers without a kernel of their own need no gradient of the state that they start from.
     unneeded = 2 * batch * directions * 2 * gates * width * width
     assert sum(found.values()) in (3 * forward, 3 * forward - unneeded)
@@ -79,8 +85,6 @@ def test_cudnn_s_recurrent_layers(bidirectional: bool, needs_data: bool) -> None
     weights = [torch.empty(shape, device=META) for shape in shapes]
     data, state = torch.empty(steps, batch, inputs, device=META), torch.empty(directions, batch, width, device=META)
     common = (2, width, 0, 1, False, 0.0, True, bidirectional, [], None)
-    from castwise.worker import flops
-
     packets = torch.ops.aten._cudnn_rnn, torch.ops.aten._cudnn_rnn_backward
     forward_args = (data, weights, 4, None, state, state, *common)
     output, reserve, mask = state, state, [needs_data, False, False, True]
@@ -89,8 +93,8 @@ def test_cudnn_s_recurrent_layers(bidirectional: bool, needs_data: bool) -> None
         assert len(args) == len(packet.default._schema.arguments)
     forward = 2 * steps * batch * directions * 4 * width * (inputs + width)
     saved = 0 if needs_data else 2 * steps * batch * directions * 4 * width * inputs
-    assert flops._FORMULAS[packets[0]](forward_args, None)[:2] == ("recurrent", forward)
-    assert flops._FORMULAS[packets[1]](backward_args, None)[:2] == ("recurrent", 2 * forward - saved)
+    assert _FORMULAS[packets[0]](forward_args, None)[:2] == ("recurrent", forward)
+    assert _FORMULAS[packets[1]](backward_args, None)[:2] == ("recurrent", 2 * forward - saved)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -105,8 +109,6 @@ def test_attention_counts_the_full_matrix_in_every_back_end(backend: str, causal
 
 @pytest.mark.parametrize("name", ["flash_attention", "efficient_attention", "cudnn_attention"])
 def test_attention_on_a_gpu_has_the_same_formulas(name: str) -> None:
-    from castwise.worker.flops import _FORMULAS
-
     query, key, value = (torch.empty(2, 4, n, d, device=META) for n, d in ((8, 16), (32, 16), (32, 24)))
     forward = 2 * 2 * 4 * 8 * 32 * (16 + 24)
     packets = [getattr(torch.ops.aten, f"_scaled_dot_product_{name}{end}") for end in ("", "_backward")]
@@ -116,7 +118,7 @@ def test_attention_on_a_gpu_has_the_same_formulas(name: str) -> None:
 
 def test_products_of_matrices() -> None:
     a, b, c = meta(5, 6), meta(6, 7), meta(4, 5, 6)
-    assert products(lambda: (a @ b).sum()) == {"linear": 3 * 2 * 5 * 6 * 7}
+    assert products(lambda: torch.sum(a @ b)) == {"linear": 3 * 2 * 5 * 6 * 7}
     assert products(lambda: torch.addmm(meta(7), a, b).sum()) == {"linear": 3 * 2 * 5 * 6 * 7}
     assert products(lambda: torch.baddbmm(meta(4, 5, 5), c, meta(4, 6, 5)).sum()) == {"batched": 3 * 2 * 4 * 5 * 6 * 5}
     assert products(lambda: torch.einsum("bij,bkj->bik", c, meta(4, 9, 6)).sum()) == {"batched": 3 * 2 * 4 * 5 * 9 * 6}
@@ -226,3 +228,127 @@ def test_a_language_model_is_its_gates_and_its_decoder(name: str, gates: int, wi
 def test_a_frozen_body_has_no_gradients_of_weights(name: str) -> None:
     macs = MACS[name.removeprefix("fastai-")]
     assert workload_flops(name) == pytest.approx(2 * 2 * 2 * macs, rel=0.05)
+
+
+class Gpt(nn.Module):
+    """A decoder-only transformer whose head has weights of its own."""
+
+    def __init__(self, layers: int, width: int, heads: int, length: int, vocabulary: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(
+            nn.ModuleList([nn.Linear(width, 3 * width), nn.Linear(width, width)]) for _ in range(layers)
+        )
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.places.weight
+        for inputs, outputs in self.blocks:
+            parts = inputs(x).unflatten(-1, (self.heads, -1)).transpose(1, 2).chunk(3, dim=-1)
+            mixed = functional.scaled_dot_product_attention(*parts, is_causal=True)
+            x = x + outputs(mixed.transpose(1, 2).flatten(2))
+        return self.head(x)
+
+
+def test_a_transformer_is_six_times_its_weights_and_attention() -> None:
+    layers, width, length, batch, vocabulary = 3, 64, 32, 4, 100
+    with META:
+        model = Gpt(layers, width, 4, length, vocabulary)
+        tokens = torch.zeros(batch, length, dtype=torch.int64)
+    weights = layers * 4 * width**2 + width * vocabulary
+    found = products(lambda: model(tokens).sum())
+    assert found["linear"] == 6 * weights * batch * length
+    attention = found.get("attention", 0) + found.get("batched", 0)
+    assert attention == 12 * layers * width * length * batch * length
+
+
+# Trials
+
+
+def flops_of(run: SteadyRun) -> StepFlops:
+    run.warm_up()
+    run.run_block()
+    flops = run.finish().flops
+    assert flops is not None
+    return flops
+
+
+def own_spec(tmp_path: Path, lines: str, **changes: object) -> Any:
+    file = tmp_path / "own.py"
+    file.write_text(f"import torch\nfrom torch import nn\n\n{lines}")
+    model = UserModel(kind="file", path=str(file), name="build")
+    return cpu_spec(workload="own.py:build", user_model=model, **changes)
+
+
+@pytest.mark.parametrize(
+    ("precision", "name"), [("fp32", "fp32"), ("default", "fp32"), ("bf16-mixed", "bf16"), ("bf16-true", "bf16")]
+)
+def test_a_trial_counts_its_step_in_the_format_of_its_precision(precision: str, name: str) -> None:
+    run = SteadyRun(cpu_spec(precision), None)
+    flops = flops_of(run)
+    assert flops.by_format == {name: 4 * 2 * (3 * MNIST_MACS - FIRST_MACS)}
+    assert set(flops.products) == {"convolution", "linear"}
+    without_memory = _count_without_memory(run._step, run._task, run._batches[0], CPU)
+    assert {kind: dict(formats) for kind, formats in without_memory.products.items()} == flops.products
+    assert without_memory.saved_bytes == pytest.approx(flops.saved_bytes, rel=0.01)
+    assert flops.weights_bytes == flops.gradients_bytes == 1_199_882 * (2 if precision == "bf16-true" else 4)
+
+
+def test_state_of_a_task_is_as_before_a_count_without_memory() -> None:
+    run = SteadyRun(cpu_spec(workload="lstm-lm", batch_size=2), None)
+    before = run._task.recurrent_state.read()  # type: ignore[union-attr]
+    found = _count_without_memory(run._step, run._task, run._batches[0], CPU)
+    assert sum(found.products["linear"].values()) == 3 * 2 * 2 * 35 * 200 * 33_278
+    assert sum(found.products["recurrent"].values()) == 3 * 2 * 2 * 35 * 2 * 8 * 200 * 200
+    after = run._task.recurrent_state.read()  # type: ignore[union-attr]
+    assert all(now is then for now, then in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize("changes", [{"repeat": 1}, {"protocol": FIT}])
+def test_only_the_first_trial_of_a_configuration_counts(changes: dict[str, Any]) -> None:
+    run = SteadyRun(cpu_spec(**changes), None)
+    run.warm_up()
+    run.run_block()
+    assert run.finish().flops is None
+
+
+READS_VALUES = """\
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 5)
+
+    def forward(self, data):
+        return self.layer(data[: int(torch.ones(()).item()) * len(data)])
+
+def build():
+    batch = torch.randn(8, 6), torch.randn(8, 5)
+    return {"model": Model(), "batch": batch, "loss": nn.MSELoss(), "accumulate": 2}
+"""
+
+
+def test_a_user_s_model_that_reads_values_is_counted_with_its_accumulation(tmp_path: Path) -> None:
+    flops = flops_of(SteadyRun(own_spec(tmp_path, READS_VALUES, batch_size=16), None))
+    assert flops.missing == ""
+    assert flops.products == {"linear": {"fp32": 2 * 2 * 2 * 8 * 6 * 5}}
+    assert flops.update_bytes >= 3 * 4 * 35, "the weights and two moments of AdamW"
+
+
+REFUSES = """\
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+class Model(nn.Linear):
+    def forward(self, data):
+        if _get_current_dispatch_mode() is not None:
+            raise ValueError("not here\\nand not there")
+        return super().forward(data)
+
+def build():
+    return Model(6, 5), (torch.randn(8, 6), torch.randn(8, 5)), nn.MSELoss()
+"""
+
+
+def test_a_user_s_model_that_cannot_be_counted_does_not_fail_its_trial(tmp_path: Path) -> None:
+    flops = flops_of(SteadyRun(own_spec(tmp_path, REFUSES, batch_size=8), None))
+    assert flops == StepFlops(missing="its products could not be counted: ValueError: not here")
