@@ -8,7 +8,7 @@ Source: Chowdhery et al., "PaLM" (2022), appendix B.
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from castwise.worker.pytree import tree_tensors
 from castwise.worker.step import TrainingStep
 
 _aten: Any = torch.ops.aten
+_backends: Any = torch.backends
 _TF32_CAPABILITY = (8, 0)
 _LONGEST_REASON = 200
 # Operators with these names are PyTorch's own: one without a formula below multiplies no matrices.
@@ -36,11 +37,9 @@ _NEEDED_OF_BACKWARD = (4, 5)
 _FORMATS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64", torch.int8: "int8"}
 # The switch of float32 products, by kind. Attention's own kernels read none of them.
 _SWITCHES: dict[str, Callable[[], Any]] = {
-    "linear": lambda: torch.backends.cuda.matmul,
-    "batched": lambda: torch.backends.cuda.matmul,
-    "convolution": lambda: torch.backends.cudnn.conv,
-    "grouped_convolution": lambda: torch.backends.cudnn.conv,
-    "recurrent": lambda: torch.backends.cudnn.rnn,
+    **dict.fromkeys(("linear", "batched"), lambda: _backends.cuda.matmul),
+    **dict.fromkeys(("convolution", "grouped_convolution"), lambda: _backends.cudnn.conv),
+    "recurrent": lambda: _backends.cudnn.rnn,
 }
 
 # What an operator multiplies: the kind of product, FLOPs, and a tensor whose dtype is the factors'.
@@ -49,12 +48,10 @@ _Found = tuple[str, int, Tensor]
 
 def _product(a: Tensor, b: Tensor) -> _Found:
     """Return the product of matrices, one or a batch of them, or of groups of rows (`_grouped_mm`)."""
-    flops = 2 * b.numel() * a.shape[-2] if (a.dim(), b.dim()) == (3, 2) else 2 * a.numel() * _columns(b)
+    flops = 2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1)
+    if (a.dim(), b.dim()) == (3, 2):
+        flops = 2 * b.numel() * a.shape[-2]
     return "batched" if a.dim() == 3 and a.shape[0] > 1 else "linear", flops, a
-
-
-def _columns(b: Tensor) -> int:
-    return b.shape[-1] if b.dim() > 1 else 1
 
 
 def _convolution(args: Sequence[Any], out: Any) -> _Found:
@@ -117,17 +114,15 @@ _FORMULAS: dict[Any, Callable[[Sequence[Any], Any], _Found]] = {
     _aten.mkldnn_rnn_layer: lambda args, _: _recurrent(args[0], args[1:3]),
     _aten.mkldnn_rnn_layer_backward: lambda args, _: _recurrent(args[0], args[1:3], 2),
 }
-for _name in ("mm", "bmm", "mv", "dot", "vdot", "_int_mm", "_scaled_mm", "_scaled_mm_v2", "_grouped_mm"):
-    if hasattr(_aten, _name):
-        _FORMULAS[getattr(_aten, _name)] = lambda args, _: _product(args[0], args[1])
+_NEWER = ("_scaled_mm_v2", "_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
+for _name in ("mm", "bmm", "mv", "dot", "vdot", "_int_mm", "_scaled_mm", *filter(partial(hasattr, _aten), _NEWER)):
+    _FORMULAS[getattr(_aten, _name)] = lambda args, _: _product(args[0], args[1])
 for _name in ("addmm", "addmv", "addbmm", "baddbmm", "_addmm_activation"):
     _FORMULAS[getattr(_aten, _name)] = lambda args, _: _product(args[1], args[2])
-if hasattr(_aten, "_scaled_grouped_mm"):
-    _FORMULAS[_aten._scaled_grouped_mm] = lambda args, _: _product(args[0], args[1])
 for _name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"):
     _forward, _backward = (getattr(_aten, f"_scaled_dot_product_{_name}{end}") for end in ("", "_backward"))
-    _FORMULAS[_forward] = lambda args, _: _attention(*args[:3])
-    _FORMULAS[_backward] = lambda args, _: _attention(*args[1:4], times=2)
+    _FORMULAS[_forward] = lambda args, _: _attention(args[0], args[1], args[2])
+    _FORMULAS[_backward] = lambda args, _: _attention(args[1], args[2], args[3], 2)
 for _packet in flop_counter.flop_registry:
     if _packet not in _FORMULAS and "attention" in str(_packet):  # varying lengths, and flex_attention
         _share = _NEEDED_OF_BACKWARD if "backward" in str(_packet) else (1, 1)
@@ -175,8 +170,10 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _add(self, kind: str, flops: int, factor: Tensor) -> None:
-        # Gradients are computed without a graph of their own, and what a checkpoint repeats with one.
-        if torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled() and not _keeps_graph():
+        # Backward computes gradients without a graph of their own, unless they are to have gradients (`create_graph`,
+        # which keeps its graph, too); what a checkpoint repeats has one.
+        keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+        if torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled() and not keeps_graph():
             self.recomputed_flops += self._times * flops
         else:
             self.products.setdefault(kind, Counter())[self._format(kind, factor.dtype)] += self._times * flops
@@ -219,7 +216,7 @@ def _count_for_real(step: TrainingStep, task: Task, batch: Batch, device: torch.
     """Count a forward and backward pass of the step, with the user's compiled functions as they are written."""
     del task
     counter = ProductCounter(device, [*step.model.parameters(), *step.model.buffers(), *tree_tensors(batch)])
-    with _uncompiled(), counter:
+    with torch.compiler.set_stance("force_eager"), counter:
         step.run_backward(batch)
     return counter
 
@@ -227,14 +224,14 @@ def _count_for_real(step: TrainingStep, task: Task, batch: Batch, device: torch.
 def _count_without_memory(step: TrainingStep, task: Task, batch: Batch, device: torch.device) -> ProductCounter:
     """Count one forward and backward pass of a copy of the model: state that the user's code keeps stays as it is."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    first = batch[0] if step.accumulate > 1 else batch
-    with FakeCopyMode(mode):  # type: ignore[no-untyped-call]
+    first: Any = batch[0] if step.accumulate > 1 else batch
+    with FakeCopyMode(mode):
         model, compute_loss, first = copy.deepcopy((step.model, task.compute_loss, first))
     counter = ProductCounter(device, [*model.parameters(), *model.buffers(), *tree_tensors(first)], step.accumulate)
-    with mode, _uncompiled(), counter:
+    with mode, torch.compiler.set_stance("force_eager"), counter:
         with step.autocast():
             loss = compute_loss(model, first)
-        loss.backward()
+        torch.autograd.backward(loss)
     return counter
 
 
@@ -252,22 +249,12 @@ def _flops_of(counter: ProductCounter, step: TrainingStep) -> StepFlops:
     )
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
-    """Return a context in which what the user's code compiles runs as it is written."""
-    return torch.compiler.set_stance("force_eager")
-
-
 def _positional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return an operator's arguments in their order, as formulas read them."""
     if not kwargs or not hasattr(func, "_schema"):
         return args
     names = [each.name for each in func._schema.arguments[len(args) :]]
     return (*args, *(kwargs.get(name) for name in names))
-
-
-def _keeps_graph() -> bool:
-    """Return whether the running backward pass builds a graph of the gradients (`create_graph`)."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def _has_tf32(device: torch.device) -> bool:
