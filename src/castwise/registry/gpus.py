@@ -85,7 +85,7 @@ _MI100 = "AMD Instinct MI100 Accelerator data sheet"
 # Some names stand for two GPUs of different peaks and have no row: "AMD Instinct MI60 / MI50" and
 # "AMD Instinct MI250X / MI250" (source: libdrm, data/amdgpu.ids), "NVIDIA GeForce RTX 3080".
 GPU_MODELS: tuple[GpuModel, ...] = (
-    # names, compute capability, GB, GB/s, TFLOP/s in (fp32, tf32, fp16, bf16, fp8), MHz or MHz of (fp32, others), source
+    # names, compute capability, GB, GB/s, TFLOP/s in (fp32, tf32, fp16, bf16, fp8), MHz (fp32, others), source
     _row(("NVIDIA B200",), (10, 0), 180, 7700, (75, 1100, 2250, 2250, 4500), (1980, None), _BLACKWELL),
     _row(("NVIDIA GeForce RTX 5090",), (12, 0), 32, 1792, (104.8, 104.8, 209.5, 209.5, 419), 2407, _RTX_BLACKWELL),
     _row(("NVIDIA GH200 480GB",), (9, 0), 96, 4000, (67, 494.5, 989.5, 989.5, 1979), (1980, 1830), _GH200),
