@@ -289,7 +289,7 @@ def test_a_trial_counts_its_step_in_the_format_of_its_precision(precision: str, 
     flops = flops_of(run)
     assert flops.by_format == {name: 4 * 2 * (3 * MNIST_MACS - FIRST_MACS)}
     assert set(flops.products) == {"convolution", "linear"}
-    without_memory = _count_without_memory(run._step, run._task, run._batches[0], CPU)
+    without_memory = _count_without_memory(run._step, run._task, run._batches[:1], CPU)
     assert {kind: dict(formats) for kind, formats in without_memory.products.items()} == flops.products
     assert without_memory.saved_bytes == pytest.approx(flops.saved_bytes, rel=0.01)
     assert flops.weights_bytes == flops.gradients_bytes == 1_199_882 * (2 if precision == "bf16-true" else 4)
@@ -298,7 +298,7 @@ def test_a_trial_counts_its_step_in_the_format_of_its_precision(precision: str, 
 def test_state_of_a_task_is_as_before_a_count_without_memory() -> None:
     run = SteadyRun(cpu_spec(workload="lstm-lm", batch_size=2), None)
     before = run._task.recurrent_state.read()  # type: ignore[union-attr]
-    found = _count_without_memory(run._step, run._task, run._batches[0], CPU)
+    found = _count_without_memory(run._step, run._task, run._batches[:1], CPU)
     assert sum(found.products["linear"].values()) == 3 * 2 * 2 * 35 * 200 * 33_278
     assert sum(found.products["recurrent"].values()) == 3 * 2 * 2 * 35 * 2 * 8 * 200 * 200
     after = run._task.recurrent_state.read()  # type: ignore[union-attr]
@@ -332,7 +332,30 @@ def test_a_user_s_model_that_reads_values_is_counted_with_its_accumulation(tmp_p
     flops = flops_of(SteadyRun(own_spec(tmp_path, READS_VALUES, batch_size=16), None))
     assert flops.missing == ""
     assert flops.products == {"linear": {"fp32": 2 * 2 * 2 * 8 * 6 * 5}}
+    assert flops.saved_bytes == 2 * 4 * 8 * 5, "the loss saves the difference, in each part"
     assert flops.update_bytes >= 3 * 4 * 35, "the weights and two moments of AdamW"
+
+
+OF_MANY_LENGTHS = """\
+def build():
+    lengths = iter(range(1, 100))
+
+    def batch(size):
+        data = torch.randn(size, next(lengths), 6)
+        return data, torch.zeros(())
+
+    return {"model": nn.Linear(6, 5), "batch": batch, "loss": lambda output, _: output.mean(), "batch_size": 8}
+"""
+
+
+def test_batches_of_several_shapes_count_with_their_mean(tmp_path: Path) -> None:
+    run = SteadyRun(own_spec(tmp_path, OF_MANY_LENGTHS, batch_size=8), None)
+    lengths = [batch[0].shape[1] for batch in run._batches]
+    assert len(set(lengths)) == len(lengths) == 4
+    flops = flops_of(run)
+    assert flops.products == {"linear": {"fp32": 2 * 2 * 8 * 6 * 5 * sum(lengths) // 4}}
+    without_memory = _count_without_memory(run._step, run._task, run._batches, CPU)
+    assert without_memory.products == {"linear": {"fp32": 4 * flops.total}}
 
 
 REFUSES = """\

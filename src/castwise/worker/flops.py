@@ -21,7 +21,7 @@ from castwise.records.schema import StepFlops
 from castwise.registry.techniques import rows_of
 from castwise.spec.trial import TrialSpec
 from castwise.worker.loss_scaling import stepped_by
-from castwise.worker.models.task import Batch, Task
+from castwise.worker.models.task import Task
 from castwise.worker.pytree import tree_tensors
 from castwise.worker.step import TrainingStep
 
@@ -134,17 +134,21 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, device: torch.device, held: Iterable[Tensor] = (), times: int = 1) -> None:
-        """Count products on a device, each so many times; saved tensors among `held` are not counted."""
+    def __init__(self, device: torch.device, held: Iterable[Tensor] = ()) -> None:
+        """Count products on a device; saved tensors among `held` are not counted."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._times = times
         self.products: dict[str, Counter[str]] = {}
         self.recomputed_flops = 0
         self.saved_bytes = 0
         self.uncounted: set[str] = set()
-        self._seen = {_address(tensor) for tensor in held}
+        self._held = {_address(tensor) for tensor in held}
+        self.begin(1)
         self._has_tf32 = device.type == "cuda" and _has_tf32(device)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
+
+    def begin(self, times: int) -> None:
+        """Count what comes next so many times."""
+        self._times, self._seen = times, set(self._held)
 
     def __enter__(self) -> "ProductCounter":
         self._hooks.__enter__()
@@ -161,6 +165,8 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(each not in (Tensor, torch.nn.Parameter, FakeTensor) for each in types):
             return NotImplemented  # a tensor that says itself of which products it consists comes first
         result = func(*args, **(kwargs or {}))
+        if torch._C._current_graph_task_id() != -1 and len(self._seen) > len(self._held):
+            self._seen = set(self._held)  # backward frees what was saved, and other tensors get its addresses
         packet = getattr(func, "overloadpacket", func)
         formula = _FORMULAS.get(packet)
         if formula is not None:
@@ -194,8 +200,8 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor.detach()  # an output that saved itself would never be freed
 
 
-def count_flops(spec: TrialSpec, step: TrainingStep, task: Task, batch: Batch) -> StepFlops:
-    """Count one step's FLOPs on a batch; whatever goes wrong is said in `missing`.
+def count_flops(spec: TrialSpec, step: TrainingStep, task: Task, batches: Sequence[Any]) -> StepFlops:
+    """Count the FLOPs of a step, the mean over these batches; whatever goes wrong is said in `missing`.
 
     A step that runs operator by operator is run once more, without an update of the weights. For any other, and if that
     fails, a copy of the model runs on tensors that have shapes and no values.
@@ -205,43 +211,60 @@ def count_flops(spec: TrialSpec, step: TrainingStep, task: Task, batch: Batch) -
     reason = ""
     for way in ways:
         try:
-            counter = way(step, task, batch, torch.device(spec.device))
-            return _flops_of(counter, step)
+            # What the user's code compiles runs as it is written.
+            with torch.compiler.set_stance("force_eager"):
+                counter = way(step, task, batches, torch.device(spec.device))
+            return _flops_of(counter, step, len(batches))
         except Exception as error:  # noqa: BLE001  the user's model may raise anything, and the trial is done
             reason = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST_REASON]
     return StepFlops(missing=f"its products could not be counted: {reason}")
 
 
-def _count_for_real(step: TrainingStep, task: Task, batch: Batch, device: torch.device) -> ProductCounter:
-    """Count a forward and backward pass of the step, with the user's compiled functions as they are written."""
+def _count_for_real(step: TrainingStep, task: Task, batches: Sequence[Any], device: torch.device) -> ProductCounter:
+    """Count forward and backward passes of the step."""
     del task
-    counter = ProductCounter(device, [*step.model.parameters(), *step.model.buffers(), *tree_tensors(batch)])
-    with torch.compiler.set_stance("force_eager"), counter:
-        step.run_backward(batch)
+    counter = ProductCounter(device, [*step.model.parameters(), *step.model.buffers(), *tree_tensors(list(batches))])
+    for batch, times in _by_shape(batches):
+        counter.begin(times)
+        with counter:
+            step.run_backward(batch)
     return counter
 
 
-def _count_without_memory(step: TrainingStep, task: Task, batch: Batch, device: torch.device) -> ProductCounter:
-    """Count one forward and backward pass of a copy of the model: state that the user's code keeps stays as it is."""
+def _count_without_memory(
+    step: TrainingStep, task: Task, batches: Sequence[Any], device: torch.device
+) -> ProductCounter:
+    """Count forward and backward passes of a copy of the model: state that the user's code keeps stays as it is."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    first: Any = batch[0] if step.accumulate > 1 else batch
+    parts = _by_shape(batches if step.accumulate == 1 else [part for batch in batches for part in batch])
     with FakeCopyMode(mode):
-        model, compute_loss, first = copy.deepcopy((step.model, task.compute_loss, first))
-    counter = ProductCounter(device, [*model.parameters(), *model.buffers(), *tree_tensors(first)], step.accumulate)
-    with mode, torch.compiler.set_stance("force_eager"), counter:
-        with step.autocast():
-            loss = compute_loss(model, first)
-        torch.autograd.backward(loss)
+        model, compute_loss, parts = copy.deepcopy((step.model, task.compute_loss, parts))
+    counter = ProductCounter(device, [*model.parameters(), *model.buffers(), *tree_tensors(parts)])
+    for batch, times in parts:
+        counter.begin(times)
+        with mode, counter:
+            with step.autocast():
+                loss = compute_loss(model, batch)
+            torch.autograd.backward(loss)
     return counter
 
 
-def _flops_of(counter: ProductCounter, step: TrainingStep) -> StepFlops:
+def _by_shape(batches: Sequence[Any]) -> list[tuple[Any, int]]:
+    """Return the first batch of each shape, and how many there are of it."""
+    shapes = [tuple(tensor.shape for tensor in tree_tensors(batch)) for batch in batches]
+    return [(batches[shapes.index(shape)], times) for shape, times in Counter(shapes).items()]
+
+
+def _flops_of(counter: ProductCounter, step: TrainingStep, num_batches: int) -> StepFlops:
     weights = list(step.model.parameters())
     stepped = [*stepped_by(step.optimizer), *tree_tensors(list(step.optimizer.state.values()))]
     return StepFlops(
-        products={kind: dict(by_format) for kind, by_format in sorted(counter.products.items())},
-        recomputed_flops=counter.recomputed_flops,
-        saved_bytes=counter.saved_bytes,
+        products={
+            kind: {name: flops // num_batches for name, flops in by_format.items()}
+            for kind, by_format in sorted(counter.products.items())
+        },
+        recomputed_flops=counter.recomputed_flops // num_batches,
+        saved_bytes=counter.saved_bytes // num_batches,
         weights_bytes=_total_bytes(weights),
         gradients_bytes=_total_bytes(each for each in weights if each.requires_grad),
         update_bytes=_total_bytes(stepped),

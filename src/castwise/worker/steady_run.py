@@ -270,7 +270,7 @@ class SteadyRun:
             parts = profile_memory(self._spec, self._step, self._batches, self._memory)
             samples = samples.model_copy(update={"memory_parts": parts})
         elif self._spec.repeat == 0 and self._peers.rank == 0:  # all processes of a configuration compute the same
-            flops = count_flops(self._spec, self._step, self._task, self._batches[0])
+            flops = count_flops(self._spec, self._step, self._task, self._batches)
             samples = samples.model_copy(update={"flops": flops})
         self._stack.close()
         return samples
