@@ -130,10 +130,11 @@ def _catches(handler: ast.ExceptHandler, name: str) -> bool:
     return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(handler.type))
 
 
-def test_three_handlers_catch_every_exception() -> None:
-    # A model's code may raise anything, where it is traced and where it runs, and so may a management library.
+def test_four_handlers_catch_every_exception() -> None:
+    # A model's code may raise anything, where it is traced, counted and run, and so may a management library.
     catching = [where for where, handler in _handlers() if _catches(handler, "Exception")]
-    assert sorted(catching) == ["telemetry/sampler.py", "worker/kernels/batch_norm/tracing.py", "worker/server.py"]
+    in_worker = ["worker/flops.py", "worker/kernels/batch_norm/tracing.py", "worker/server.py"]
+    assert sorted(catching) == ["telemetry/sampler.py", *in_worker]
 
 
 def test_what_catches_an_interrupt_raises_it_again() -> None:

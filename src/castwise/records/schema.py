@@ -4,6 +4,7 @@ Records hold raw samples only, so that any statistic can be recomputed from old 
 """
 
 import hashlib
+from collections import Counter
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -23,6 +24,7 @@ from castwise.spec.types import Unit
 # - MeasurementProtocol.lead_in_seconds, Block.lead_in_steps: older blocks began after an idle gap.
 # - Block.in_stretch: older blocks of loops at the power limit had pauses between them.
 # - Trial.counters, profile, MeasurementProtocol.profile_steps: older records have no hardware evidence.
+# - RankSamples.flops: the FLOPs of an older record's step are not known.
 # - Facts.layers: it is not known what layers an older model had.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
@@ -228,6 +230,39 @@ class MemoryParts(FrozenModel):
         return self.tensors_bytes + (self.workspace_bytes or 0)
 
 
+class StepFlops(FrozenModel):
+    """The multiply-adds of one optimizer step of one process, and what a step has to keep: counted, not timed.
+
+    A multiply-add is 2 FLOPs. They are the model's: forward and backward, accumulation included, padding by techniques
+    too; without what backward computes again, and without the optimizer. Attention counts the full matrix.
+    """
+
+    # FLOPs by kind of product (linear, batched, convolution, grouped_convolution, attention, recurrent), and by the
+    # format of the factors ("fp32", "tf32", "fp16", "bf16", "fp8"). "batched" are products of batches of matrices, as
+    # in attention that is written out; recurrent layers without a kernel of their own are linear.
+    products: dict[str, dict[str, Annotated[int, Field(ge=0)]]] = Field(default_factory=dict)
+    recomputed_flops: int = 0  # that checkpoints compute again in backward
+    saved_bytes: _Bytes = 0  # of activations that are saved for backward, each storage once
+    weights_bytes: _Bytes = 0  # as forward reads them
+    gradients_bytes: _Bytes = 0  # of the weights that are trained
+    update_bytes: _Bytes = 0  # what the optimizer reads and writes: the weights that it steps, and its state
+    uncounted: tuple[str, ...] = ()  # operators that are not PyTorch's own: what they multiply is not known
+    missing: str = ""  # why nothing was counted; all else is 0 then
+
+    @property
+    def by_format(self) -> dict[str, int]:
+        """Return the FLOPs by format, the most first."""
+        totals: Counter[str] = Counter()
+        for formats in self.products.values():
+            totals.update(formats)
+        return dict(totals.most_common())
+
+    @property
+    def total(self) -> int:
+        """Return all FLOPs of the step."""
+        return sum(self.by_format.values())
+
+
 class RankSamples(FrozenModel):
     """Everything one process measured; of several devices (DataParallel), memory is that of the fullest."""
 
@@ -239,6 +274,7 @@ class RankSamples(FrozenModel):
     driver_used_bytes: _Bytes | None = None  # at the end, as nvidia-smi reports it, other processes' included
     notes: tuple[str, ...] = ()  # what the user's own code did while steps were timed, a sentence each
     memory_parts: MemoryParts | None = None  # None if the protocol does not ask for it
+    flops: StepFlops | None = None  # counted in the first process of a configuration
 
 
 class Shortfall(FrozenModel):

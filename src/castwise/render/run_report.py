@@ -12,6 +12,7 @@ from rich.text import Text
 
 from castwise.analysis.advice import Advice, Decision, references_among
 from castwise.analysis.energy import Prices, energy_of, power_watts
+from castwise.analysis.model_flops import model_flops_per_second, model_flops_utilization
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
@@ -60,7 +61,7 @@ from castwise.render.table import (
 SHOWN = (
     *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
     *("throughput_per_second", "default_speedup", "speedup", "verdict", "loop_speedup", "scaling_efficiency"),
-    *("step_seconds", "spread"),
+    *("step_seconds", "spread", "model_flops_per_second", "model_flops_utilization"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "joules_per_unit", "power_watts", "tensor_share", "dram_share"),
     *("final_loss", "skipped_steps", "status"),
 )
@@ -107,6 +108,8 @@ def flat_row(row: Row) -> dict[str, Any]:
         **interval_values("default_speedup", row.default_estimate),
         **interval_values("speedup", row.speedup_estimate),
         **interval_values("memory", row.memory_estimate),
+        "model_flops_per_second": model_flops_per_second(row.trials, row.step_seconds),
+        "model_flops_utilization": model_flops_utilization(row.trials, row.step_seconds),
         "verdict": verdict and verdict.kind,
         "verdict_reason": verdict and verdict.reason,
         "joules_per_unit": energy and energy.joules_per_unit,

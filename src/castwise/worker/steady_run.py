@@ -18,6 +18,7 @@ from castwise.worker.build import build_trial
 from castwise.worker.data.sharding import rank_batches
 from castwise.worker.device_lock import device_lock
 from castwise.worker.distributed import Peers, devices_of
+from castwise.worker.flops import count_flops
 from castwise.worker.kernel_profile import profile_step
 from castwise.worker.memory import memory_meter
 from castwise.worker.memory_breakdown import profile_memory
@@ -65,7 +66,7 @@ class SteadyRun:
         self._warm_up_steps = 0
         with ExitStack() as stack:
             setup = build_trial(spec, stack, self._peers, data_dir)
-            self._step = setup.step
+            self._step, self._task = setup.step, setup.task
             row = find_workload(spec.workload)
             self._batches = rank_batches(row, setup.task, spec, row.resident_batches, self._peers)
             if setup.prepare is not None:
@@ -274,6 +275,9 @@ class SteadyRun:
         if self._spec.protocol.memory_parts:  # last: an observed step differs from all others
             parts = profile_memory(self._spec, self._step, self._batches, self._memory)
             samples = samples.model_copy(update={"memory_parts": parts})
+        elif self._spec.repeat == 0 and self._peers.rank == 0:  # all processes of a configuration compute the same
+            flops = count_flops(self._spec, self._step, self._task, self._batches)
+            samples = samples.model_copy(update={"flops": flops})
         if not self.is_to_be_profiled:
             self._stack.close()
         return samples

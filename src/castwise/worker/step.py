@@ -78,11 +78,12 @@ class TrainingStep:
         self._make: Prepare | None = None
         # Masters keep their gradients' memory; everything else is as in a loop written by hand.
         self._zero_grad = self._weights.zero_grad if precision.master_weights else self.optimizer.zero_grad
-        self._autocast = autocast_maker(precision, device.type)
+        self.autocast = autocast_maker(precision, device.type)
         self._compute_loss = task.compute_loss
         if loop.compile_mode is not None:
             self._compute_loss = CompiledLoss(task.compute_loss, loop.compile_mode)
-        self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
+        # Forward and backward on a batch; returns the loss.
+        self.run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
         self._reduce: CoalescedReduce | None = None
         self._update: Callable[[], None] = self._plain_update
         if loop.compiled_update:
@@ -151,7 +152,7 @@ class TrainingStep:
         if self._make is not None:
             batch = self._make(batch)
         self._zero_grad()
-        loss = self._run_backward(batch)
+        loss = self.run_backward(batch)
         if self._reduce is not None:
             self._reduce()
         self._update()
@@ -163,7 +164,7 @@ class TrainingStep:
         self._weights.publish()
 
     def _backward(self, batch: Batch) -> Tensor:
-        with self._autocast():
+        with self.autocast():
             loss = self._compute_loss(self._called, batch)
         self.scaling.backward(loss)
         return loss
@@ -175,7 +176,7 @@ class TrainingStep:
         for number, batch in enumerate(batches, start=1):
             waits = number < len(batches)
             with called.no_sync() if waits and isinstance(called, DistributedDataParallel) else nullcontext():
-                with self._autocast():
+                with self.autocast():
                     loss = self._compute_loss(called, batch) / len(batches)
                 self.scaling.backward(loss)
             total = loss.detach() if total is None else total + loss.detach()

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.energy import joules_per_unit, power_watts
+from castwise.analysis.model_flops import model_flops_per_second, model_flops_utilization
 from castwise.errors import unknown_name
 from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
 from castwise.render.fields import Field, FlatRow, Unit, counter_values, find_fields
@@ -71,8 +72,16 @@ def _machine(trial: Trial) -> dict[str, Any]:
     return {name: getattr(trial.environment, name) for name in _MACHINE}
 
 
+def _model_flops(trials: Sequence[Trial], step_seconds: float | None) -> dict[str, float | None]:
+    return {
+        "model_flops_per_second": model_flops_per_second(trials, step_seconds),
+        "model_flops_utilization": model_flops_utilization(trials, step_seconds),
+    }
+
+
 def trial_row(trial: Trial) -> dict[str, Any]:
     """Return all columns of a trial but its file."""
+    step_seconds = steady_metrics.step_seconds(trial)
     spec, epochs, final_loss = trial.spec, training_metrics.epochs_of(trial), steady_metrics.final_loss(trial)
     return {
         **_question(trial),
@@ -85,9 +94,10 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "duration_seconds": trial.duration_seconds,
         "sitting": trial.session_id,
         "unit": steady_metrics.unit_of(trial),
-        "step_seconds": steady_metrics.step_seconds(trial),
+        "step_seconds": step_seconds,
         "spread": steady_metrics.spread(trial),
         "throughput_per_second": throughput_of(trial),
+        **_model_flops([trial], step_seconds),
         "peak_allocated_bytes": steady_metrics.peak_allocated_bytes(trial),
         "peak_reserved_bytes": steady_metrics.peak_reserved_bytes(trial),
         "driver_used_bytes": training_metrics.driver_used_bytes(trial),
@@ -116,6 +126,7 @@ def _configurations(collection: Collection, file_of: FileOf) -> FlatTable:
         row = {
             **_question(trial),
             **{name: values[name] for name in _FIGURES},
+            **_model_flops(config.trials, getattr(config.source, "step_seconds", None)),
             "status": trial.status,
             "message": trial.message,
             **_machine(trial),

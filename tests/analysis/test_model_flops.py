@@ -1,0 +1,74 @@
+"""Model FLOP/s and MFU against figures by hand."""
+
+import pytest
+from fake_engine import fake_environment, fake_spec, fake_trial
+from fake_gpu import fake_reading
+
+from castwise.analysis.model_flops import format_of, model_flops_per_second, model_flops_utilization, sm_clock_hertz
+from castwise.analysis.result_table import compare
+from castwise.records.schema import StepFlops, Trial
+from castwise.render.run_report import data_table, flat_row
+
+H200 = "NVIDIA H200"
+
+
+def trial(
+    by_format: dict[str, int] | None = None, *, gpu: str = H200, clock: float | None = 1.83e9, **changes: object
+) -> Trial:
+    """Return a trial whose steps take 0.1 s."""
+    readings = (fake_reading(sm_clock_hertz=clock),)
+    made = fake_trial(fake_spec("bf16-mixed", **changes), environment=fake_environment(gpu=gpu), readings=readings)
+    flops = None if by_format is None else StepFlops(products={"linear": by_format})
+    return made.model_copy(update={"ranks": (made.ranks[0].model_copy(update={"flops": flops}),)})
+
+
+def mfu(*trials: Trial) -> float | None:
+    return model_flops_utilization(trials, 0.1)
+
+
+def test_mfu_is_over_the_peak_of_the_format_at_the_clock_that_was_read() -> None:
+    flops = 49_475_000_000_000  # half of 0.1 s at 989.5 TFLOP/s
+    assert model_flops_per_second([trial({"bf16": flops})], 0.1) == pytest.approx(494.75e12)
+    assert mfu(trial({"bf16": flops})) == pytest.approx(0.5)
+    assert mfu(trial({"bf16": flops}, clock=1.83e9 / 2)) == pytest.approx(1.0)
+    assert mfu(trial({"bf16": flops}, clock=None)) == pytest.approx(0.5), "the datasheet's clock"
+    assert mfu(trial({"tf32": flops})) == pytest.approx(494.75 / 494.5)
+    assert mfu(trial({"fp32": flops}, clock=1.98e9)) == pytest.approx(494.75 / 67)
+
+
+def test_gpus_of_one_step_share_its_work() -> None:
+    flops = 49_475_000_000_000
+    ddp = trial({"bf16": flops}, world_size=2, parallelism="ddp")
+    assert model_flops_per_second([ddp], 0.1) == pytest.approx(2 * 494.75e12), "each process computes its own"
+    assert mfu(ddp) == pytest.approx(0.5)
+    replicas = trial({"bf16": 2 * flops}, world_size=2, parallelism="dp")
+    assert model_flops_per_second([replicas], 0.1) == pytest.approx(2 * 494.75e12)
+    assert mfu(replicas) == pytest.approx(0.5)
+
+
+def test_there_is_no_mfu_without_a_peak_or_with_several_formats() -> None:
+    assert mfu(trial({"bf16": 98, "fp32": 2})) is None
+    assert format_of(StepFlops(products={"linear": {"fp32": 1}, "attention": {"bf16": 999}})) == "bf16"
+    assert mfu(trial({"bf16": 100}, gpu="NVIDIA H2000")) is None
+    assert model_flops_per_second([trial({"bf16": 100}, gpu="NVIDIA H2000")], 0.1) == 1000.0
+    assert mfu(trial()) is None
+    assert model_flops_per_second([trial()], 0.1) is None
+    assert model_flops_per_second([trial({"bf16": 1})], None) is None
+    assert mfu(trial({"fp64": 100})) is None
+
+
+def test_the_clock_is_a_mean_over_time() -> None:
+    readings = (fake_reading(seconds=3.0, sm_clock_hertz=1e9), fake_reading(seconds=1.0, sm_clock_hertz=2e9))
+    assert sm_clock_hertz([fake_trial(readings=readings)]) == pytest.approx(1.25e9)
+    assert sm_clock_hertz([fake_trial()]) is None
+
+
+def test_the_first_trial_counts_for_all_of_its_configuration() -> None:
+    rounds = [trial({"bf16": 49_475_000_000_000}), trial(repeat=1)]
+    (row,) = compare(rounds)
+    values = flat_row(row)
+    assert values["model_flops_utilization"] == pytest.approx(0.5)
+    texts = {field.title: field.text(values) for field in data_table([row]).columns}
+    assert texts["model TFLOP/s"] == "494.7"
+    assert texts["MFU"] == "50.0 %"
+    assert "MFU" not in {field.title for field in data_table(compare([trial()])).columns}

@@ -1,0 +1,113 @@
+"""Rooflines and ceilings against closed forms."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castwise.analysis.roofline import Roofline, ceiling, least_bytes, roofline, target_roofline
+from castwise.records.schema import StepFlops
+from castwise.registry.gpus import find_gpu_model
+
+H200 = find_gpu_model("NVIDIA H200")
+TERA = 10**12
+PRODUCTS, MEMORY = ("tensor cores",), ("normalisation", "element-wise")
+SECONDS = {"tensor cores": 38.0, "normalisation": 40.0, "element-wise": 22.0}
+
+
+def test_least_times_are_flops_over_peaks_and_bytes_over_bandwidth() -> None:
+    flops = StepFlops(
+        products={"convolution": {"tf32": 494_500 * TERA // 1000}, "linear": {"fp32": 67 * TERA}},
+        weights_bytes=TERA,
+        gradients_bytes=TERA,
+        update_bytes=2 * TERA,
+        saved_bytes=8 * TERA,
+    )
+    assert least_bytes(flops) == 24 * TERA
+    found = roofline(flops, H200)
+    assert found == Roofline(pytest.approx(2.0), pytest.approx(5.0))
+    assert (found.seconds, found.bound) == (pytest.approx(5.0), "memory")
+    slow = roofline(flops, H200, 1.98e9 / 2)
+    assert slow is not None
+    assert slow.compute_seconds == pytest.approx(2.0 + 1.83 / 0.99), "each unit at its own clock"
+
+
+def test_an_unknown_peak_gives_no_roofline() -> None:
+    assert roofline(StepFlops(products={"linear": {"fp64": 1}}), H200) is None
+    assert roofline(StepFlops(products={"linear": {"bf16": 1}}), None) is None
+    assert ceiling(SECONDS, "tf32", "bf16-mixed", None, products=PRODUCTS, bound_by_memory=()) is None
+    assert ceiling({}, "tf32", "bf16-mixed", H200, products=PRODUCTS, bound_by_memory=()) is None
+
+
+def test_without_a_profile_the_target_s_roofline_is_the_bound() -> None:
+    flops = StepFlops(
+        products={"linear": {"tf32": 989_500 * TERA // 1000}, "attention": {"tf32": 494_500 * TERA // 1000}},
+        saved_bytes=48 * TERA // 10,
+    )
+    found = target_roofline(flops, "tf32", "bf16-mixed", H200)
+    assert found == Roofline(pytest.approx(1.5, rel=1e-3), pytest.approx(1.0))
+    only_linear = target_roofline(flops, "tf32", "bf16-mixed", H200, kinds=("linear",))
+    assert only_linear is not None
+    assert only_linear.compute_seconds == pytest.approx(2.0)
+
+
+def test_a_ceiling_is_amdahl_s() -> None:
+    found = ceiling(SECONDS, "tf32", "bf16-mixed", H200, products=PRODUCTS, bound_by_memory=MEMORY)
+    assert found is not None
+    ratio = 989.5 / 494.5
+    assert found.products_gain == pytest.approx(100 / (62 + 38 / ratio))
+    assert found.gain == pytest.approx(100 / (31 + 38 / ratio))
+    assert found.sentence == (
+        "tf32 → bf16-mixed can gain at most 2.01× (1.24× if nothing but its products gets faster): 62 % of the time is "
+        "no product, normalisation and element-wise."
+    )
+
+
+def test_the_same_storage_gains_by_products_alone() -> None:
+    found = ceiling(
+        {**SECONDS, "optimizer": 1.0}, "fp16-mixed", "bf16-mixed", H200, products=PRODUCTS, bound_by_memory=MEMORY
+    )
+    assert found is not None
+    assert found.gain == found.products_gain == 1.0
+    assert found.sentence == (
+        "fp16-mixed → bf16-mixed can gain at most 1.00×: 62 % of the time is no product, most of it normalisation and "
+        "element-wise."
+    )
+
+
+def test_the_default_s_ratio_comes_from_its_flops() -> None:
+    flops = StepFlops(products={"convolution": {"tf32": 494_500}, "linear": {"fp32": 67_000}})
+    options = {"products": PRODUCTS, "bound_by_memory": ()}
+    assert ceiling(SECONDS, "default", "bf16-mixed", H200, **options) is None
+    found = ceiling({"tensor cores": 1.0}, "default", "bf16-mixed", H200, flops=flops, **options)
+    assert found is not None
+    assert found.gain == pytest.approx(2 * 989.5 / (494.5 + 67))
+    assert found.sentence.endswith(": all of the time is products.")
+    only = ceiling({"tensor cores": 1.0}, "tf32", "bf16-mixed", H200, flops=flops, kinds=(), **options)
+    assert only is not None
+    assert only.gain == 1.0
+
+
+times = st.floats(0, 1e3)
+
+
+@given(
+    product=times,
+    memory=times,
+    other=times,
+    product_gain=st.floats(1.0, 989.5 / 494.5),
+    memory_gain=st.floats(1.0, 2.0),
+)
+def test_no_consistent_measurement_is_above_its_ceiling(
+    product: float, memory: float, other: float, product_gain: float, memory_gain: float
+) -> None:
+    seconds = {"tensor cores": product, "normalisation": memory, "idle": other}
+    found = ceiling(seconds, "tf32", "bf16-mixed", H200, products=PRODUCTS, bound_by_memory=MEMORY)
+    total = product + memory + other
+    if total == 0:
+        assert found is None
+        return
+    measured = total / (product / product_gain + memory / memory_gain + other)
+    assert found is not None
+    assert found.gain >= 1
+    assert found.gain >= found.products_gain - 1e-9
+    assert measured <= found.gain * (1 + 1e-9)
