@@ -116,6 +116,15 @@ def test_attention_on_a_gpu_has_the_same_formulas(name: str) -> None:
     assert _FORMULAS[packets[1]]((query, query, key, value), None)[:2] == ("attention", 2 * forward)
 
 
+def test_flash_attention_s_own_operators_count_no_score_twice() -> None:
+    data = torch.empty(2, 32, 4, 16, device=META)  # batch, tokens, heads, width
+    forward = 2 * 2 * 2 * 4 * 32 * 32 * 16
+    no_lengths = (None, None, 32, 32)
+    forwards, backwards = torch.ops.aten._flash_attention_forward, torch.ops.aten._flash_attention_backward
+    assert _FORMULAS[forwards]((data, data, data, *no_lengths, 0.0, True, False), None)[:2] == ("attention", forward)
+    assert _FORMULAS[backwards]((*[data] * 6, *no_lengths), None)[:2] == ("attention", 2 * forward)
+
+
 def test_products_of_matrices() -> None:
     a, b, c = meta(5, 6), meta(6, 7), meta(4, 5, 6)
     assert products(lambda: torch.sum(a @ b)) == {"linear": 3 * 2 * 5 * 6 * 7}

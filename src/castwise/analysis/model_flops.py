@@ -57,3 +57,9 @@ def model_flops_utilization(trials: Sequence[Trial], step_seconds: float | None)
     gpu = find_gpu_model(trials[0].environment.gpu or "")
     limit = peak(gpu, name, sm_clock_hertz(trials))
     return None if limit is None else rate / (limit * trials[0].spec.world_size)
+
+
+def model_flops_values(trials: Sequence[Trial], step_seconds: float | None) -> dict[str, float | None]:
+    """Return both figures by the names of their fields."""
+    functions = (model_flops_per_second, model_flops_utilization)
+    return {function.__name__: function(trials, step_seconds) for function in functions}

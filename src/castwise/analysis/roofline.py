@@ -73,13 +73,7 @@ def least_bytes(flops: StepFlops) -> int:
 
 
 def roofline(flops: StepFlops, gpu: GpuModel | None, clock_hertz: float | None = None) -> Roofline | None:
-    """Return the least time of a step; None if a peak of its formats is not known.
-
-    Args:
-        flops: The step's, as it ran.
-        gpu: The GPU's row.
-        clock_hertz: The multiprocessors' clock, for the peaks; None takes the datasheet's.
-    """
+    """Return the least time of a step, at the datasheet's clock or at this one; None if a peak is not known."""
     compute = _compute_seconds(flops.by_format, gpu, clock_hertz)
     if compute is None or gpu is None:
         return None

@@ -176,10 +176,6 @@ def _allocated_text(row: FlatRow) -> str:
     return format_bytes(row["peak_allocated_bytes"]) + ("" if ratio is None else f" ({format_ratio(ratio)})")
 
 
-def _teraflops_text(row: FlatRow) -> str:
-    return format_rate(row["model_flops_per_second"] / 1e12)
-
-
 def _loss_text(row: FlatRow) -> str:
     step = row.get("final_step")
     return f"{row['final_loss']:.4g}" + ("" if step is None else f" @ {step}")
@@ -233,7 +229,12 @@ FIELDS: tuple[Field, ...] = (
     Field("scaling_efficiency", "scaling efficiency", "share"),
     Field("efficiency", "scaling efficiency", "share"),
     Field("step_seconds", "step time", "seconds", best="lowest"),
-    Field("model_flops_per_second", "model TFLOP/s", "number", _teraflops_text, best="highest"),
+    Field(
+        "model_flops_per_second",
+        "model TFLOP/s",
+        "number",
+        lambda row: format_rate(row["model_flops_per_second"] / 1e12),
+    ),
     Field("model_flops_utilization", "MFU", "share", best="highest"),
     Field("spread", "spread", "share", lambda row: format_share(row["spread"])),
     Field("cold_start_seconds", "cold start", "seconds"),

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from castwise.analysis.advice import Advice, Decision, references_among
 from castwise.analysis.energy import Prices, energy_of, power_watts
-from castwise.analysis.model_flops import model_flops_per_second, model_flops_utilization
+from castwise.analysis.model_flops import model_flops_values
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
@@ -108,8 +108,7 @@ def flat_row(row: Row) -> dict[str, Any]:
         **interval_values("default_speedup", row.default_estimate),
         **interval_values("speedup", row.speedup_estimate),
         **interval_values("memory", row.memory_estimate),
-        "model_flops_per_second": model_flops_per_second(row.trials, row.step_seconds),
-        "model_flops_utilization": model_flops_utilization(row.trials, row.step_seconds),
+        **model_flops_values(row.trials, row.step_seconds),
         "verdict": verdict and verdict.kind,
         "verdict_reason": verdict and verdict.reason,
         "joules_per_unit": energy and energy.joules_per_unit,

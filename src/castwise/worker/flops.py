@@ -31,8 +31,6 @@ _TF32_CAPABILITY = (8, 0)
 _LONGEST_REASON = 200
 # Operators with these names are PyTorch's own: one without a formula below multiplies no matrices.
 _OWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler")
-# Of five products of flash attention's backward, one computes the scores again.
-_NEEDED_OF_BACKWARD = (4, 5)
 
 _FORMATS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64", torch.int8: "int8"}
 # The switch of float32 products, by kind. Attention's own kernels read none of them.
@@ -91,26 +89,18 @@ def _recurrent_backward(args: Sequence[Any], _: Any) -> _Found:
     return kind, flops, factor
 
 
-def _torch_formula(packet: Any, share: tuple[int, int] = (1, 1)) -> Callable[..., _Found]:
-    """Return torch's own formula of an operator of attention, or a share of it."""
-
-    def formula(args: Sequence[Any], out: Any) -> _Found:
-        flops = flop_counter.flop_registry[packet](*args, out_val=out)
-        return "attention", flops * share[0] // share[1], args[0]
-
-    return formula
+def _torch_formula(packet: Any, needed: int) -> Callable[..., _Found]:
+    """Return torch's own formula of an operator of attention, of whose five products so many are needed."""
+    own = flop_counter.flop_registry[packet]
+    return lambda args, out: ("attention", own(*args, out_val=out) * needed // 5, args[0])
 
 
 _FORMULAS: dict[Any, Callable[[Sequence[Any], Any], _Found]] = {
     _aten.linear: lambda args, _: ("linear", 2 * args[0].numel() * args[1].shape[0], args[0]),
-    _aten.convolution: _convolution,
-    _aten._convolution: _convolution,
-    _aten.convolution_overrideable: _convolution,
+    **dict.fromkeys((_aten.convolution, _aten._convolution, _aten.convolution_overrideable), _convolution),
     _aten.convolution_backward: _convolution_backward,
-    _aten._cudnn_rnn: lambda args, _: _recurrent(args[0], args[1]),
-    _aten._cudnn_rnn_backward: _recurrent_backward,
-    _aten.miopen_rnn: lambda args, _: _recurrent(args[0], args[1]),
-    _aten.miopen_rnn_backward: _recurrent_backward,
+    **dict.fromkeys((_aten._cudnn_rnn, _aten.miopen_rnn), lambda args, _: _recurrent(args[0], args[1])),
+    **dict.fromkeys((_aten._cudnn_rnn_backward, _aten.miopen_rnn_backward), _recurrent_backward),
     _aten.mkldnn_rnn_layer: lambda args, _: _recurrent(args[0], args[1:3]),
     _aten.mkldnn_rnn_layer_backward: lambda args, _: _recurrent(args[0], args[1:3], 2),
 }
@@ -125,8 +115,8 @@ for _name in ("flash_attention", "efficient_attention", "cudnn_attention", "flas
     _FORMULAS[_backward] = lambda args, _: _attention(args[1], args[2], args[3], 2)
 for _packet in flop_counter.flop_registry:
     if _packet not in _FORMULAS and "attention" in str(_packet):  # varying lengths, and flex_attention
-        _share = _NEEDED_OF_BACKWARD if "backward" in str(_packet) else (1, 1)
-        _FORMULAS[_packet] = _torch_formula(_packet, _share)
+        # Of five products of backward, one computes the scores again.
+        _FORMULAS[_packet] = _torch_formula(_packet, 4 if "backward" in str(_packet) else 5)
 
 
 class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.energy import joules_per_unit, power_watts
-from castwise.analysis.model_flops import model_flops_per_second, model_flops_utilization
+from castwise.analysis.model_flops import model_flops_values
 from castwise.errors import unknown_name
 from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
 from castwise.render.fields import Field, FlatRow, Unit, counter_values, find_fields
@@ -72,13 +72,6 @@ def _machine(trial: Trial) -> dict[str, Any]:
     return {name: getattr(trial.environment, name) for name in _MACHINE}
 
 
-def _model_flops(trials: Sequence[Trial], step_seconds: float | None) -> dict[str, float | None]:
-    return {
-        "model_flops_per_second": model_flops_per_second(trials, step_seconds),
-        "model_flops_utilization": model_flops_utilization(trials, step_seconds),
-    }
-
-
 def trial_row(trial: Trial) -> dict[str, Any]:
     """Return all columns of a trial but its file."""
     step_seconds = steady_metrics.step_seconds(trial)
@@ -97,7 +90,7 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "step_seconds": step_seconds,
         "spread": steady_metrics.spread(trial),
         "throughput_per_second": throughput_of(trial),
-        **_model_flops([trial], step_seconds),
+        **model_flops_values([trial], step_seconds),
         "peak_allocated_bytes": steady_metrics.peak_allocated_bytes(trial),
         "peak_reserved_bytes": steady_metrics.peak_reserved_bytes(trial),
         "driver_used_bytes": training_metrics.driver_used_bytes(trial),
@@ -126,7 +119,7 @@ def _configurations(collection: Collection, file_of: FileOf) -> FlatTable:
         row = {
             **_question(trial),
             **{name: values[name] for name in _FIGURES},
-            **_model_flops(config.trials, getattr(config.source, "step_seconds", None)),
+            **model_flops_values(config.trials, getattr(config.source, "step_seconds", None)),
             "status": trial.status,
             "message": trial.message,
             **_machine(trial),
