@@ -295,6 +295,11 @@ def test_a_disturbed_machine_weakens_the_words() -> None:
     assert "bf16-mixed looks faster (busy CPU)" in advice.sentence
 
 
+def test_an_interval_that_is_too_wide_is_not_shown_as_numbers() -> None:
+    advice = advise(*rounds(FP32, at("bf16-mixed", 1), gains=(1.1, 1.5, 9)))
+    assert "bf16-mixed was 2.46× (too noisy) as fast as" in advice.sentence
+
+
 def test_advice_is_per_workload_batch_size_and_number_of_gpus() -> None:
     two = {"world_size": 2, "parallelism": "ddp"}
     trials = rounds(FP32)

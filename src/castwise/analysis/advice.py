@@ -11,10 +11,11 @@ from typing import Any, Literal
 from castwise.analysis.code_snippets import Snippet, framework_snippets, pytorch_code
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
-from castwise.analysis.statistics import Estimate, has_interval
+from castwise.analysis.statistics import Estimate
 from castwise.analysis.warnings import WarningName, warnings_of_all
 from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, precision_row, why_emulated
 from castwise.registry.techniques import join
+from castwise.spec.quantities import format_interval, with_interval
 from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import is_object
 
@@ -315,8 +316,7 @@ def _may_be_faster_in_one(row: Row, ratio: Estimate) -> bool:
 
 def _times(ratio: Estimate) -> str:
     """Return a speed-up with its interval: `1.37× [1.35, 1.39]`."""
-    interval = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if has_interval(ratio) else ""
-    return f"{ratio.value:.2f}×{interval}"
+    return with_interval(f"{ratio.value:.2f}×", format_interval(ratio.value, ratio.low, ratio.high))
 
 
 def _name(row: Row) -> str:
