@@ -115,7 +115,7 @@ def _advise(rows: list[Row]) -> Advice:
     found = f"{_name(best)} comes closest, at {_times(ratio)} its speed."
     if ratio.value > 1:
         found = f"{_name(best)} gains too little for a change of numerics: it trains {_times(ratio)} as fast."
-    sentence = f"{where}: stay with {name}. {found}{_caution(measured, reference)}"
+    sentence = f"{where}: stay with {name}. {found}{_why_clear(ratio)}{_caution(measured, reference)}"
     advice = Advice(*setting, "stay", reference.trial.spec.precision, sentence, key=reference.trial.spec.key)
     why = f"{_name(best)}, the next, trains {_times(ratio)} as fast"
     beside = _beside(reference, reference, references, rows) | {"how_sure": _how_sure(reference, best)}
@@ -208,8 +208,9 @@ def _undecided(
     best, ratio = max(candidates, key=lambda pair: pair[1].value)
     seen = f"{_name(best)} was {_times(ratio)} as fast as {reference_name}"
     doubt = "so it may be slower or faster" if _is_known(ratio) else _NO_INTERVAL
-    command = _command([reference, *(row for row, _ in candidates)])
-    sentence = f"{where}: undecided. {seen}, {doubt}. {_more_rounds(command)}"
+    rows = [reference, *(row for row, _ in candidates)]
+    command = _command(rows)
+    sentence = _undecided_sentence(where, f"{seen}, {doubt}", rows, command)
     why = f"{_name(best)} was {_times(ratio)} as fast"
     return Advice(*setting, "undecided", None, sentence, why=why, how_sure=_how_sure(reference, best), command=command)
 
@@ -238,7 +239,7 @@ def _without_reference(
         doubt = f"but {_and(rest)} may be as fast" if all(_is_known(ratio) for _, ratio in rivals) else _NO_INTERVAL
         command = _command([fastest, *rest])
         seen = f"{_name(fastest)} was the fastest{among}, {doubt}; {why}"
-        sentence = f"{where}: undecided. {seen}. {_more_rounds(command)}"
+        sentence = _undecided_sentence(where, seen, [fastest, *rest], command)
         return Advice(*setting, "undecided", None, sentence, why=seen, how_sure=how_sure, command=command)
     best = _simplest_of_the_fastest(candidates)
     rank = f"the fastest{among}" if best is fastest else f"simpler than {_name(fastest)} and hardly slower"
@@ -344,8 +345,25 @@ def _and(rows: Sequence[Row], addition: Callable[[Row], str] = lambda _: "") -> 
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _more_rounds(command: str) -> str:
-    return f"More rounds decide: {command}"
+def _undecided_sentence(where: str, seen: str, rows: Sequence[Row], command: str) -> str:
+    """Return what was seen and what decides; on a busy CPU first that nothing decides before that ends."""
+    warnings = (each for row in rows for each in warnings_of_all(row.trials))
+    busy = next((each.brief for each in warnings if each.name == "cpu-starved"), None)
+    if busy is None:
+        return f"{where}: undecided. {seen}. More rounds decide: {command}"
+    return (
+        f"{where}: undecided. The CPU was busy with other work ({busy}): more rounds do not help until that ends. "
+        f"{seen}. After that, more rounds decide: {command}"
+    )
+
+
+def _why_clear(ratio: Estimate) -> str:
+    """Return why a ratio without an interval is enough to stay; empty if there is an interval."""
+    if _is_known(ratio):
+        return ""
+    if ratio.value <= _HOPELESS:
+        return " Half the speed or less is clear after one process."
+    return " It is emulated here: slower is clear after one process."
 
 
 def _command(rows: Sequence[Row]) -> str:
