@@ -295,6 +295,17 @@ def test_a_disturbed_machine_weakens_the_words() -> None:
     assert "bf16-mixed looks faster (busy CPU)" in advice.sentence
 
 
+def test_an_answer_prints_as_its_sentence() -> None:
+    advice = advise(FP32, at("bf16-mixed", 2))
+    assert (str(advice), repr(advice)) == (advice.sentence, f"Advice({advice.sentence!r})")
+
+
+def test_nothing_to_recommend_has_the_reason() -> None:
+    failed = fake_trial(status="crashed", step_seconds=()).model_copy(update={"message": "TypeError: no"})
+    assert (advise(failed).decision, advise(failed).why) == ("nothing", "TypeError: no")
+    assert advise(FP32).why == "no other precision was measured"
+
+
 def test_what_is_clear_after_one_process_is_said() -> None:
     half, emulated = advise(FP32, at("bf16-mixed", 0.46)), advise(on_cpu("fp32", 1), on_cpu("bf16-mixed", 0.75))
     assert (half.decision, emulated.decision) == ("stay", "stay")

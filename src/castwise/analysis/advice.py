@@ -47,7 +47,7 @@ _CHECK_ACCURACY = "check the accuracy before you take it."
 _NO_INTERVAL = "but one process of each gives no interval"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Advice:
     """What to do, how sure that is, and the code that does it."""
 
@@ -67,6 +67,14 @@ class Advice:
     key: str | None = None  # of the trial that it rests on
     snippets: tuple[Snippet, ...] = ()  # what to set in the frameworks around PyTorch
     command: str = ""  # decides what is undecided; of objects a call of castwise.compare
+
+    def __repr__(self) -> str:
+        """Return it in a line; `print` shows the sentence."""
+        return f"Advice({self.sentence!r})"
+
+    def __str__(self) -> str:
+        """Return the decision in words."""
+        return self.sentence
 
 
 def recommend(rows: Sequence[Row]) -> list[Advice]:
@@ -89,7 +97,8 @@ def _advise(rows: list[Row]) -> Advice:
     where += f" on {spec.world_size} GPUs" if spec.world_size > 1 else ""
     measured = [row for row in rows if row.trial.status == "ok" and row.throughput is not None]
     if not measured:
-        return Advice(*setting, "nothing", None, f"{where}: nothing to recommend. No trial ended well.")
+        why = next((row.trial.message for row in rows if row.trial.message), "")
+        return Advice(*setting, "nothing", None, f"{where}: nothing to recommend. No trial ended well.", why=why)
     references = references_among(rows)
     reference = next((row for row in references if row in measured), None)
     keeping = [row for row in measured if _keeps_float32_weights(row) and row is not reference]
@@ -99,7 +108,8 @@ def _advise(rows: list[Row]) -> Advice:
     ratios = [(row, ratio) for row in keeping if (ratio := speedup_estimate(reference.trials, row.trials)) is not None]
     if not ratios:
         sentence = f"{where}: nothing to compare {name} with: no other precision with float32 weights was measured."
-        return Advice(*setting, "nothing", None, sentence + _caution(measured, reference))
+        why = "no other precision was measured"
+        return Advice(*setting, "nothing", None, sentence + _caution(measured, reference), why=why)
     proven = [row for row, ratio in ratios if _is_known(ratio) and ratio.low > 1 and ratio.value >= WORTHWHILE]
     if proven:
         best = _simplest_of_the_fastest(proven)

@@ -83,7 +83,7 @@ _COUNTED = ("same", "slower", "too large", "failed", "not tried", "unsupported")
 _SIMPLE = 0.75
 _ENDINGS = {
     "nothing left": "nothing is left to try",
-    "budget": "the next measurement would not end within the budget; --budget sets another one",
+    "budget": "the next measurement would not end within the budget; a longer one goes on from here",
     "failed": "the plain loop could not be measured",
     "interrupted": "it was interrupted",
 }
