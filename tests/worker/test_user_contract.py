@@ -55,15 +55,15 @@ def test_returned_forms(returned: Any, parts: dict[str, Any]) -> None:
         ({"model": MODEL, "loss": nn.MSELoss(), "training_step": print}, "has both a loss and a training_step"),
         (
             (MODEL, {"x": BATCH}, lambda step: step),
-            r"calls the loss of x.py:build as loss\(output, batch\), but <lambda> takes \(step\). For a step of your "
+            r"loss of x.py:build is called as loss\(output, batch\), but <lambda> takes \(step\). For a step of your "
             r"own return {'model': ..., 'batch': ..., 'training_step': f}, with f\(model, batch\) returning the loss",
         ),
         ((MODEL, (BATCH, BATCH), lambda a, b, c: a), r"as loss\(output, target\), but <lambda> takes \(a, b, c\)"),
-        ((MODEL, BATCH, nn.MSELoss()), r"as loss\(output\), but MSELoss takes \(input, target\)"),
+        ((MODEL, BATCH, nn.MSELoss()), r"called as loss\(output\), but MSELoss takes \(input, target\)"),
         ((MODEL, lambda size: BATCH, lambda: BATCH), r"but <lambda> takes \(\)"),
         (
             {"model": MODEL, "training_step": lambda batch: batch},
-            r"as training_step\(model, batch\), but <lambda> takes",
+            r"called as training_step\(model, batch\), but <lambda> takes",
         ),
         ({"model": MODEL, "optimizer": "adam"}, "neither an optimizer nor a function"),
         ({"model": MODEL, "accumulate": 0}, "accumulate of x.py:build is 0, not a whole number from 1"),

@@ -104,7 +104,7 @@ def short_ratio_text(name: str) -> Callable[[FlatRow], str]:
     def text(row: FlatRow) -> str:
         value, low, high = row[name], row.get(f"{name}_low"), row.get(f"{name}_high")
         interval = format_interval(value, low, high)
-        if not interval or interval == TOO_NOISY:
+        if low is None or high is None or interval in ("", TOO_NOISY):
             return interval or f"{value:.2f}"
         for digits in (2, 3):
             shown = round(value, digits)

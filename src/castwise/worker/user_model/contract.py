@@ -133,7 +133,7 @@ def _check_arguments(contract: Contract, source: str) -> None:
     name, function = ("training_step", contract.training_step) if contract.training_step else ("loss", contract.loss)
     if function is None or isinstance(function, type):
         return
-    batch = contract.batch
+    batch, calls = contract.batch, list[tuple[str, ...]]()
     if name == "training_step":
         calls = [("model", "batch")]
     elif isinstance(batch, Mapping):
@@ -161,7 +161,7 @@ def _check_arguments(contract: Contract, source: str) -> None:
         "returning the loss."
     )
     raise UsageError(
-        f"castwise calls the {name} of {source} as {name}({', '.join(calls[0])}), but {own} takes ({arguments})."
+        f"The {name} of {source} is called as {name}({', '.join(calls[0])}), but {own} takes ({arguments})."
         + (hint if name == "loss" else "")
     )
 
