@@ -295,6 +295,43 @@ def test_a_disturbed_machine_weakens_the_words() -> None:
     assert "bf16-mixed looks faster (busy CPU)" in advice.sentence
 
 
+def test_an_answer_prints_as_its_sentence() -> None:
+    advice = advise(FP32, at("bf16-mixed", 2))
+    assert (str(advice), repr(advice)) == (advice.sentence, f"Advice({advice.sentence!r})")
+
+
+def test_nothing_to_recommend_has_the_reason() -> None:
+    failed = fake_trial(status="crashed", step_seconds=()).model_copy(update={"message": "TypeError: no"})
+    assert (advise(failed).decision, advise(failed).why) == ("nothing", "TypeError: no")
+    assert advise(FP32).why == "no other precision was measured"
+
+
+def test_what_is_clear_after_one_process_is_said() -> None:
+    half, emulated = advise(FP32, at("bf16-mixed", 0.46)), advise(on_cpu("fp32", 1), on_cpu("bf16-mixed", 0.75))
+    assert (half.decision, emulated.decision) == ("stay", "stay")
+    assert "at 0.46× its speed. Half the speed or less is clear after one process." in half.sentence
+    assert "at 0.75× its speed. It is emulated here: slower is clear after one process." in emulated.sentence
+    assert "after one process" not in advise(*rounds(FP32, at("bf16-mixed", 0.46))).sentence
+
+
+def test_a_busy_cpu_comes_before_more_rounds() -> None:
+    busy = {"readings": (fake_reading(cpu_pressure=0.97),) * 6}
+    for trials in (
+        [FP32, at("bf16-mixed", 2).model_copy(update=busy)],
+        [at("tf32", 1), at("bf16-mixed", 2).model_copy(update=busy)],
+    ):
+        sentence = advise(*trials).sentence
+        first, then = sentence.index("until that ends."), sentence.index("bf16-mixed was")
+        assert "undecided. The CPU was busy with other work (tasks waited for a CPU 97 % of the time): more" in sentence
+        assert first < then < sentence.index("After that, more rounds decide: castwise run")
+    assert "busy" not in advise(FP32, at("bf16-mixed", 2)).sentence
+
+
+def test_an_interval_that_is_too_wide_is_not_shown_as_numbers() -> None:
+    advice = advise(*rounds(FP32, at("bf16-mixed", 1), gains=(1.1, 1.5, 9)))
+    assert "bf16-mixed was 2.46× (too noisy) as fast as" in advice.sentence
+
+
 def test_advice_is_per_workload_batch_size_and_number_of_gpus() -> None:
     two = {"world_size": 2, "parallelism": "ddp"}
     trials = rounds(FP32)

@@ -162,3 +162,8 @@ def test_missing_telemetry_is_one_remark() -> None:
     note = "not available: gpu (no NVML)"
     trial = trial_with(fake_reading()).model_copy(update={"telemetry_note": note})
     assert remarks(compare([trial, trial])) == [f"telemetry {note}"]
+
+
+def test_a_spread_of_thousands_of_per_cent_keeps_its_unit() -> None:
+    noisy = next(each for each in warnings_of(fake_trial(step_seconds=(0.1,) * 4 + (9.0,) * 3)) if each.name == "noisy")
+    assert noisy.brief == "blocks spread by 8,900 %"

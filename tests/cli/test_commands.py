@@ -105,6 +105,11 @@ def test_an_interrupt_leaves_what_was_measured_and_says_how_to_go_on(command: Co
     assert {(spec.precision, spec.repeat) for spec in rest.engine.measured} == {("fp32", 1), ("tf32", 1)}
 
 
+def test_an_interrupt_before_the_first_record_says_so(command: CommandLine) -> None:
+    done = command.run("resnet50", "--rounds", "1", engine=FakeEngine(faults={"#2": Fault("interrupt")}))
+    assert (done.code, done.error_lines[-1]) == (INTERRUPTED, "Interrupted before anything was measured.")
+
+
 def test_an_interrupt_of_again_does_not_promise_to_go_on_with_again(command: CommandLine) -> None:
     arguments = ("resnet50", "--precision", "fp32,tf32", "--rounds", "2")
     done = command.run(*arguments, "--again", engine=FakeEngine(faults={"#4": Fault("interrupt")}))
@@ -156,6 +161,13 @@ def test_doctor_shows_the_machine_and_its_precisions(command: CommandLine) -> No
     assert "emulated" in lines["bf16-mixed"]
     assert set(ALL) <= set(lines)
     assert command.records() == []
+
+
+def test_doctor_names_the_device_once_and_pads_no_line(command: CommandLine) -> None:
+    done = command("doctor", engine=FakeEngine(environment=fake_environment(None)))
+    assert done.out.count(fake_environment(None).cpu) == 1
+    assert "is a CPU" not in done.out.replace("this CPU is a CPU", "")
+    assert all(line == line.rstrip() for line in done.out.splitlines() if not line.strip() or "  " not in line.strip())
 
 
 def test_doctor_says_what_an_old_torch_lacks(command: CommandLine) -> None:
@@ -268,7 +280,7 @@ def test_a_signal_while_the_machine_is_looked_at_is_clean_too(tmp_path: Path) ->
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (INTERRUPTED, "")
-    assert err.splitlines() == ["Interrupted."]
+    assert err.splitlines() == ["Interrupted before anything was measured."]
 
 
 def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:

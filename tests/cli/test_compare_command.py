@@ -131,7 +131,7 @@ def test_prices_by_the_hour_are_of_machines_by_their_names(command: CommandLine,
         (["published:H100", "published:T4"], "No published GPU named 'H100'"),
         (["published:MI50", "published:T4"], "plots only"),
         (["published:T4", "published:P100", "-o", "both.pdf"], "one of .html, .md, .json."),
-        (["published:T4"], "only one machine to compare: T4"),
+        (["published:T4"], "records of only one machine: T4"),
         (
             ["published:T4", "published:2080Ti"],
             "Workloads: T4 (published) has mlp-4096, mnist-cnn, wrn-28-10; RTX 2080",

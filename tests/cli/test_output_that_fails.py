@@ -291,3 +291,24 @@ def test_an_error_of_the_system_is_one_line(command: CommandLine, monkeypatch: p
     monkeypatch.setattr(app.export, "find", fail, raising=True)
     called = command("export", "x")
     assert (called.code, called.err) == (3, "castwise: 'some/file': Input/output error.\n")
+
+
+def test_a_terminal_breaks_an_error_between_words_but_not_in_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "`castwise run resnet50 --precision fp32,bf16-mixed`"
+    monkeypatch.setenv("COLUMNS", "60")
+
+    def shown(*, is_terminal: bool) -> str:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+        with pytest.raises(SystemExit):
+            app._exit(
+                f"No precision is named so, and here are a few more words: {command} does that. " + "Word " * 20, 2
+            )
+        return capsys.readouterr().err
+
+    lines = shown(is_terminal=True).splitlines()
+    assert any(command in line for line in lines)
+    assert all(len(line) <= 60 for line in lines)
+    assert set(" ".join(lines).split()) == set(shown(is_terminal=False).split())
+    assert len(shown(is_terminal=False).splitlines()) == 1

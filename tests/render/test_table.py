@@ -113,7 +113,14 @@ def test_every_field_has_a_name_of_its_own_and_a_text_without_a_value() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "text"),
-    [(1.876, 1.924, "1.90× [1.88, 1.92]"), (None, None, "1.90×"), (1.9, 1.9, "1.90×")],
+    [
+        (1.876, 1.924, "1.90× [1.88, 1.92]"),
+        (None, None, "1.90×"),
+        (1.9, 1.9, "1.90×"),
+        (0.64, 5.6, "1.90× [0.64, 5.60]"),
+        (0.63, 5.6, "1.90× (too noisy)"),
+        (0.64, 5.8, "1.90× (too noisy)"),
+    ],
 )
 def test_a_speedup_has_its_interval_if_it_says_something(low: float | None, high: float | None, text: str) -> None:
     assert find_field("speedup").text({"speedup": 1.9, "speedup_low": low, "speedup_high": high}) == text
@@ -127,7 +134,11 @@ def test_a_speedup_has_its_interval_if_it_says_something(low: float | None, high
         (1.9, 1.9, 1.9, "1.90"),
         (1.22, 0.6, 2.47, "[0.60, 2.47]"),
         (0.99, 0.981, 0.998, "0.990 ± 0.009"),
-        (5.85, 1.6, 10.1, "5.85 ± 4.25"),
+        (5.85, 2.6, 9.1, "5.85 ± 3.25"),
+        (1.09, 0.63, 1.91, "[0.63, 1.91]"),
+        (1.0012, 1.0010, 1.0016, "1.001 ± 0.001"),
+        (1.0, 0.30, 1.2, "too noisy"),
+        (8.56, 0.0, 196072080242519.41, "too noisy"),
     ],
 )
 def test_a_narrow_ratio_is_honest(value: float, low: float | None, high: float | None, text: str) -> None:

@@ -1,5 +1,6 @@
 """Every chart of the registry, on records that have something for it and on records that have not."""
 
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -13,7 +14,7 @@ from castwise.render.theme import STACK, look_of
 from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, downsample
 from castwise.report.charts.machines import ratios
 from castwise.report.charts.registry import GROUP_CHARTS, charts_of
-from castwise.report.charts.svg import NARROW, WIDE, Axis, nice_ticks
+from castwise.report.charts.svg import NARROW, WIDE, Axis, Bar, Segment, bar_chart, nice_ticks
 from castwise.report.collection import collect
 from castwise.report.conclusions import answers_of
 from castwise.report.machine_comparison import compare_machines
@@ -107,6 +108,14 @@ def test_throughput_has_the_precisions_colours_speedups_and_intervals() -> None:
     assert 'stroke-width="1.5"' in made.draw(WIDE).body, "a whisker"
     alone = chart("throughput", steady("fp32"), steady("bf16-mixed"))
     assert 'stroke-width="1.5"' not in alone.draw(WIDE).body, "one process has no interval"
+
+
+def test_no_whisker_is_longer_than_twice_the_longest_bar() -> None:
+    def axis_end(high: float) -> float:
+        body = bar_chart([Bar("", [Segment(100, "red")], "", (50, high))], WIDE, "images/s").body
+        return max(float(figure) for figure in re.findall(r">(\d+)<", body))
+
+    assert axis_end(120) < axis_end(200) == axis_end(400_000)
 
 
 def test_speedup_is_over_the_plain_loop_and_needs_one() -> None:

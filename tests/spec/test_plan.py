@@ -131,7 +131,7 @@ def test_spellings_of_one_loss_scale_are_one_cell(written: str, meant: str) -> N
             {"precisions": ("fp32", "bf16-true"), "loss_scales": ("dynamic",)},
             "A loss scale is for float16 (fp16-mixed, fp16-master, fp16-true), and fp32, bf16-true needs none.",
         ),
-        ({"workloads": (".",)}, "'.' is a folder. Name a Python file and a function in it"),
+        ({"workloads": (".",)}, "'.' is a folder. Name a Python file, train_me.py, or one with a function"),
     ],
 )
 def test_an_impossible_request_is_refused(axes: dict[str, tuple[str, ...]], message: str) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -380,14 +381,26 @@ def test_the_patch_says_what_to_change_and_what_it_bought(command: CommandLine) 
     done = command("tune", "resnet50", "--emit", "patch", "--results", command.results, engine=engine())
     assert done.code == 0, done.err
     compile(done.out, "patch", "exec")
+    heading, _, changes = done.out.partition("\n")
+    assert re.fullmatch(
+        r"# resnet50: bf16-mixed, channels-last.*: [\d,.]+ images/s, [\d.]+× PyTorch's default.*; \d+ trials in .*\.",
+        heading,
+    )
     assert "model.to(memory_format=torch.channels_last)  # channels-last: 1.60×" in done.out
     assert "fused=True" in done.out
     assert "cuda-graph" in done.out
     assert "× before" not in done.out, "the table"
     table = command("tune", "resnet50", "--results", command.results, engine=engine())
     patch, _, ending = table.out.partition("What to change in your loop:\n")[2].rpartition("\n\n")
-    assert [line.strip() for line in patch.splitlines()] == [line.strip() for line in done.out.splitlines()]
+    assert [line.strip() for line in patch.splitlines()] == [line.strip() for line in changes.splitlines()]
     assert "Next: " in ending
+
+
+def test_a_patch_without_a_faster_loop_says_so(command: CommandLine) -> None:
+    slow = engine(lambda spec: 0.5 if spec.techniques or spec.precision != "fp32" else 1.0)
+    words = ("tune", "resnet50", "--emit", "patch", "--precision", "fp32", "--results", command.results)
+    done = command(*words, engine=slow)
+    assert done.out.startswith("# resnet50: keep your loop (fp32, plain loop). Nothing was proven faster; ")
 
 
 def test_the_simplest_loop_is_named_and_emitted(command: CommandLine, tmp_path: Path) -> None:
@@ -427,7 +440,8 @@ def test_an_interrupt_keeps_what_was_measured(command: CommandLine, tmp_path: Pa
     done = command(*arguments, engine=engine(faults={f"#{number}": Fault("interrupt", "run_block")}))
     assert (done.code, file.exists()) == (130, False)
     assert ("it was interrupted" in done.out) is ("the same command goes on" in done.err) is (number == 30)
-    assert "Interrupted." in done.err
+    assert ("Interrupted before anything was measured." in done.err) is (number == 3)
+    assert "Interrupted" in done.err
 
 
 @pytest.mark.parametrize("workload", ["fastai-resnet18", "mine.py:build", "transformers:bert"])

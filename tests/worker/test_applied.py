@@ -156,3 +156,21 @@ def test_what_cannot_be_applied_is_refused_before_anything_changes(techniques: s
     assert model.weight.dtype == torch.float32
     with pytest.raises(UsageError, match="steps no weight of its model"):
         castwise.apply(nn.Linear(2, 1), optimizer, precision="bf16-true")
+
+
+def test_a_precision_that_the_device_lacks_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(
+        UsageError, match=r"^tf32 needs CUDA compute capability 8.0 or newer; .* is a CPU\. `castwise doctor`"
+    ):
+        castwise.apply(model, torch.optim.SGD(model.parameters()), precision="tf32")
+
+
+def test_an_optimizer_that_has_stepped_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert repr(castwise.apply(model, optimizer, precision="fp32")) == "Applied(fp32 to Linear and AdamW)"
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    with pytest.raises(UsageError, match="has stepped already"):
+        castwise.apply(model, optimizer, precision="bf16-mixed")

@@ -103,3 +103,14 @@ def test_accumulated_batches() -> None:
 def test_floating_point_parts_are_float32() -> None:
     (batch,) = make((torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int32)), 2)
     assert [part.dtype for part in batch] == [torch.float32, torch.int32]
+
+
+def test_examples_and_made_batches_are_checked() -> None:
+    def refuse(_: Any) -> None:
+        raise UsageError("not this one")
+
+    with pytest.raises(UsageError, match="not this one"):
+        BatchMaker(torch.zeros(4), 1, "x", refuse)
+    maker = BatchMaker(torch.zeros, 1, "x", refuse)
+    with pytest.raises(UsageError, match="not this one"):
+        maker.make(1, 4, CPU, torch.Generator())

@@ -12,6 +12,11 @@ from castwise.worker.user_model.contract import NAMES, Contract, call_without_ar
 MODEL = nn.Linear(2, 2)
 FROZEN = nn.Linear(1, 1).requires_grad_(False)
 LOSS, BATCH = nn.MSELoss(), torch.ones(1)
+PAIR = (BATCH, BATCH)
+
+
+def make_batch(size: int) -> Any:
+    return torch.ones(size)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +25,9 @@ LOSS, BATCH = nn.MSELoss(), torch.ones(1)
         (MODEL, {}),
         ((MODEL,), {}),
         ((MODEL, BATCH), {"batch": BATCH}),
-        ((MODEL, BATCH, LOSS), {"batch": BATCH, "loss": LOSS}),
+        ((MODEL, PAIR, LOSS), {"batch": PAIR, "loss": LOSS}),
+        ((MODEL, make_batch, LOSS), {"batch": make_batch, "loss": LOSS}),
+        ((MODEL, make_batch, torch.sum), {"batch": make_batch, "loss": torch.sum}),
         ((MODEL, BATCH, None), {"batch": BATCH}),
         ({"model": MODEL, "batch": BATCH, "accumulate": 2}, {"batch": BATCH, "accumulate": 2}),
         ({"model": lambda: MODEL}, {}),
@@ -46,6 +53,18 @@ def test_returned_forms(returned: Any, parts: dict[str, Any]) -> None:
         (FROZEN, r"\(Linear\) has no parameter that learns"),
         ((MODEL, torch.ones(1), 3), "loss of x.py:build is an int, not a function"),
         ({"model": MODEL, "loss": nn.MSELoss(), "training_step": print}, "has both a loss and a training_step"),
+        (
+            (MODEL, {"x": BATCH}, lambda step: step),
+            r"loss of x.py:build is called as loss\(output, batch\), but <lambda> takes \(step\). For a step of your "
+            r"own return {'model': ..., 'batch': ..., 'training_step': f}, with f\(model, batch\) returning the loss",
+        ),
+        ((MODEL, (BATCH, BATCH), lambda a, b, c: a), r"as loss\(output, target\), but <lambda> takes \(a, b, c\)"),
+        ((MODEL, BATCH, nn.MSELoss()), r"called as loss\(output\), but MSELoss takes \(input, target\)"),
+        ((MODEL, lambda size: BATCH, lambda: BATCH), r"but <lambda> takes \(\)"),
+        (
+            {"model": MODEL, "training_step": lambda batch: batch},
+            r"called as training_step\(model, batch\), but <lambda> takes",
+        ),
         ({"model": MODEL, "optimizer": "adam"}, "neither an optimizer nor a function"),
         ({"model": MODEL, "accumulate": 0}, "accumulate of x.py:build is 0, not a whole number from 1"),
         ({"model": MODEL, "batch_size": 2.5}, "batch_size of x.py:build is 2.5"),

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from castwise.errors import UsageError
 from castwise.worker.user_model.contract import Contract
-from castwise.worker.user_model.loop import loss_of_output, make_compute_loss
+from castwise.worker.user_model.loop import check_batch_keys, loss_of_output, make_compute_loss
 
 X, X2, Y = torch.ones(4, 3), torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
 
@@ -143,3 +143,23 @@ def test_loss_module_moves_to_the_output_device() -> None:
     compute((X, Y.to("meta")), model, loss=loss)
     assert loss.weight is not None
     assert loss.weight.device.type == "meta"
+
+
+class Lenient(nn.Linear):
+    """Takes any key in silence, as transformers' models do."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **others: Any) -> Tensor:
+        return super().forward(input_ids)
+
+
+def test_a_key_that_is_nearly_an_argument_of_the_model_is_refused() -> None:
+    def check(batch: Any, **parts: Any) -> None:
+        check_batch_keys(Contract(Lenient(3, 3), batch, **parts), "train_me.py:build", batch)
+
+    with pytest.raises(UsageError, match="has 'label', which Lenient does not take: it takes 'labels'"):
+        check({"input_ids": X, "label": Y})
+    check({"input_ids": X, "labels": Y})
+    check({"input_ids": X, "label": X, "labels": Y})  # what is meant is there
+    check({"input_ids": X, "weights": Y})
+    check({"input_ids": X, "label": Y}, training_step=lambda model, batch: model(**batch))
+    check((X, Y))

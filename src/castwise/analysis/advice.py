@@ -11,10 +11,11 @@ from typing import Any, Literal
 from castwise.analysis.code_snippets import Snippet, framework_snippets, pytorch_code
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
-from castwise.analysis.statistics import Estimate, has_interval
+from castwise.analysis.statistics import Estimate
 from castwise.analysis.warnings import WarningName, warnings_of_all
 from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, precision_row, why_emulated
 from castwise.registry.techniques import join
+from castwise.spec.quantities import format_interval, with_interval
 from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import is_object
 
@@ -46,7 +47,7 @@ _CHECK_ACCURACY = "check the accuracy before you take it."
 _NO_INTERVAL = "but one process of each gives no interval"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Advice:
     """What to do, how sure that is, and the code that does it."""
 
@@ -66,6 +67,14 @@ class Advice:
     key: str | None = None  # of the trial that it rests on
     snippets: tuple[Snippet, ...] = ()  # what to set in the frameworks around PyTorch
     command: str = ""  # decides what is undecided; of objects a call of castwise.compare
+
+    def __repr__(self) -> str:
+        """Return it in a line; `print` shows the sentence."""
+        return f"Advice({self.sentence!r})"
+
+    def __str__(self) -> str:
+        """Return the decision in words."""
+        return self.sentence
 
 
 def recommend(rows: Sequence[Row]) -> list[Advice]:
@@ -88,7 +97,8 @@ def _advise(rows: list[Row]) -> Advice:
     where += f" on {spec.world_size} GPUs" if spec.world_size > 1 else ""
     measured = [row for row in rows if row.trial.status == "ok" and row.throughput is not None]
     if not measured:
-        return Advice(*setting, "nothing", None, f"{where}: nothing to recommend. No trial ended well.")
+        why = next((row.trial.message for row in rows if row.trial.message), "")
+        return Advice(*setting, "nothing", None, f"{where}: nothing to recommend. No trial ended well.", why=why)
     references = references_among(rows)
     reference = next((row for row in references if row in measured), None)
     keeping = [row for row in measured if _keeps_float32_weights(row) and row is not reference]
@@ -98,7 +108,8 @@ def _advise(rows: list[Row]) -> Advice:
     ratios = [(row, ratio) for row in keeping if (ratio := speedup_estimate(reference.trials, row.trials)) is not None]
     if not ratios:
         sentence = f"{where}: nothing to compare {name} with: no other precision with float32 weights was measured."
-        return Advice(*setting, "nothing", None, sentence + _caution(measured, reference))
+        why = "no other precision was measured"
+        return Advice(*setting, "nothing", None, sentence + _caution(measured, reference), why=why)
     proven = [row for row, ratio in ratios if _is_known(ratio) and ratio.low > 1 and ratio.value >= WORTHWHILE]
     if proven:
         best = _simplest_of_the_fastest(proven)
@@ -114,7 +125,7 @@ def _advise(rows: list[Row]) -> Advice:
     found = f"{_name(best)} comes closest, at {_times(ratio)} its speed."
     if ratio.value > 1:
         found = f"{_name(best)} gains too little for a change of numerics: it trains {_times(ratio)} as fast."
-    sentence = f"{where}: stay with {name}. {found}{_caution(measured, reference)}"
+    sentence = f"{where}: stay with {name}. {found}{_why_clear(ratio)}{_caution(measured, reference)}"
     advice = Advice(*setting, "stay", reference.trial.spec.precision, sentence, key=reference.trial.spec.key)
     why = f"{_name(best)}, the next, trains {_times(ratio)} as fast"
     beside = _beside(reference, reference, references, rows) | {"how_sure": _how_sure(reference, best)}
@@ -207,8 +218,9 @@ def _undecided(
     best, ratio = max(candidates, key=lambda pair: pair[1].value)
     seen = f"{_name(best)} was {_times(ratio)} as fast as {reference_name}"
     doubt = "so it may be slower or faster" if _is_known(ratio) else _NO_INTERVAL
-    command = _command([reference, *(row for row, _ in candidates)])
-    sentence = f"{where}: undecided. {seen}, {doubt}. {_more_rounds(command)}"
+    rows = [reference, *(row for row, _ in candidates)]
+    command = _command(rows)
+    sentence = _undecided_sentence(where, f"{seen}, {doubt}", rows, command)
     why = f"{_name(best)} was {_times(ratio)} as fast"
     return Advice(*setting, "undecided", None, sentence, why=why, how_sure=_how_sure(reference, best), command=command)
 
@@ -237,7 +249,7 @@ def _without_reference(
         doubt = f"but {_and(rest)} may be as fast" if all(_is_known(ratio) for _, ratio in rivals) else _NO_INTERVAL
         command = _command([fastest, *rest])
         seen = f"{_name(fastest)} was the fastest{among}, {doubt}; {why}"
-        sentence = f"{where}: undecided. {seen}. {_more_rounds(command)}"
+        sentence = _undecided_sentence(where, seen, [fastest, *rest], command)
         return Advice(*setting, "undecided", None, sentence, why=seen, how_sure=how_sure, command=command)
     best = _simplest_of_the_fastest(candidates)
     rank = f"the fastest{among}" if best is fastest else f"simpler than {_name(fastest)} and hardly slower"
@@ -315,8 +327,7 @@ def _may_be_faster_in_one(row: Row, ratio: Estimate) -> bool:
 
 def _times(ratio: Estimate) -> str:
     """Return a speed-up with its interval: `1.37× [1.35, 1.39]`."""
-    interval = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if has_interval(ratio) else ""
-    return f"{ratio.value:.2f}×{interval}"
+    return with_interval(f"{ratio.value:.2f}×", format_interval(ratio.value, ratio.low, ratio.high))
 
 
 def _name(row: Row) -> str:
@@ -344,8 +355,25 @@ def _and(rows: Sequence[Row], addition: Callable[[Row], str] = lambda _: "") -> 
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _more_rounds(command: str) -> str:
-    return f"More rounds decide: {command}"
+def _undecided_sentence(where: str, seen: str, rows: Sequence[Row], command: str) -> str:
+    """Return what was seen and what decides; on a busy CPU first that nothing decides before that ends."""
+    warnings = (each for row in rows for each in warnings_of_all(row.trials))
+    busy = next((each.brief for each in warnings if each.name == "cpu-starved"), None)
+    if busy is None:
+        return f"{where}: undecided. {seen}. More rounds decide: {command}"
+    return (
+        f"{where}: undecided. The CPU was busy with other work ({busy}): more rounds do not help until that ends. "
+        f"{seen}. After that, more rounds decide: {command}"
+    )
+
+
+def _why_clear(ratio: Estimate) -> str:
+    """Return why a ratio without an interval is enough to stay; empty if there is an interval."""
+    if _is_known(ratio):
+        return ""
+    if ratio.value <= _HOPELESS:
+        return " Half the speed or less is clear after one process."
+    return " It is emulated here: slower is clear after one process."
 
 
 def _command(rows: Sequence[Row]) -> str:

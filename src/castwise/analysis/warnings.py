@@ -94,7 +94,7 @@ class TrialWarning:
     @property
     def brief(self) -> str:
         """Return the first part of what was seen, for a line."""
-        return re.split("[,;]", self.seen)[0]
+        return re.split("[,;] ", self.seen)[0]
 
 
 _Found = tuple[str, str, str] | None  # what was seen, its likely cause, what to try

@@ -152,7 +152,8 @@ def compare_folders(options: CompareOptions) -> Compared:
             machines += next(measured)
     if len(machines) < 2:
         raise UsageError(
-            f"There is only one machine to compare: {machines[0].name}. Name another folder, or published:T4."
+            f"There are records of only one machine: {machines[0].name}. Name another machine's folder, too, or "
+            "published:T4."
         )
     for first, second in itertools.combinations(origins, 2):
         if _same_records(first.trials, second.trials):

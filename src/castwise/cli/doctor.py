@@ -1,5 +1,7 @@
 """What a machine is and which precisions it has, as `castwise doctor` prints it."""
 
+from dataclasses import replace
+
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,15 +21,18 @@ def doctor() -> int:
     """Print what the machine is and which precisions it has; return the exit code."""
     console = result_console()
     for environment in detect_devices():
-        facts = Table(show_header=False, box=None, pad_edge=False, title="This machine", title_justify="left")
+        facts = Table(show_header=False, box=None, pad_edge=False)
         for name, value in _facts(environment):
             facts.add_row(name, escape(value))
+        console.print("This machine", style="italic")
         console.print(facts)
-        table = Table("precision", "here", "why", box=None, pad_edge=False, title="\nPrecisions", title_justify="left")
+        console.print("\nPrecisions", style="italic")
+        table = Table("precision", "here", "why", box=None, pad_edge=False)
+        hardware = replace(environment.hardware, name="this CPU" if environment.gpu is None else "this GPU")
         for row in PRECISIONS:
-            if (impossible := why_unsupported(row, environment.hardware)) is not None:
+            if (impossible := why_unsupported(row, hardware)) is not None:
                 table.add_row(row.name, "[red]impossible[/]", escape(impossible))
-            elif (emulated := why_emulated(row, environment.hardware)) is not None:
+            elif (emulated := why_emulated(row, hardware)) is not None:
                 table.add_row(row.name, "[yellow]emulated[/]", escape(f"{emulated}: it runs, without the speed"))
             else:
                 table.add_row(row.name, "[green]native[/]", escape(row.summary))

@@ -79,8 +79,8 @@ def measuring(options: SharedOptions, output: PrintOptions) -> Iterator[LiveProg
     except KeyboardInterrupt:
         same = "the same command without --again" if options.again else "the same command"
         has_records = options.results is not None and any(options.results.rglob("*.json"))
-        where = f" What was measured is in '{options.results}'; {same} goes on from there." if has_records else ""
-        say(f"Interrupted.{where}")
+        where = f". What was measured is in '{options.results}'; {same} goes on from there."
+        say(f"Interrupted{where if has_records else ' before anything was measured.'}")
         raise typer.Exit(INTERRUPTED) from None
     except UsageError as error:
         if output.verbose and error.details:

@@ -111,7 +111,8 @@ def _print_patch(console: "Console", found: "TuningResult", limit: float | None,
 
     spec = render.simplest(found, limit) if simple else render.chosen(found, limit)
     if spec is not None:
-        console.print(render.patch(found, spec), markup=False, highlight=False, soft_wrap=True)
+        text = f"{render.patch_summary(found, spec)}\n{render.patch(found, spec)}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _write_script(file: Path, job: "Job", found: "TuningResult", options: TuneOptions, *, simple: bool) -> int:

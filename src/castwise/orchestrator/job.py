@@ -42,6 +42,9 @@ _BARE_CUDA = ("resnet50", None)
 # A CPU's steps take long, and vary too much for any number of rounds to help. It holds unless the user gives a number.
 _CPU_BUDGET_SECONDS = 75.0
 
+# The share of a budget that is for rounds, however long imports took: without any time nothing can be compared.
+_LEAST_OF_BUDGET = 0.5
+
 _SEED_LIMIT = 2**63  # of torch.manual_seed
 
 
@@ -109,6 +112,7 @@ def prepare(
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
+    began = time.perf_counter()
     rule = rule or StopRule.of(options)
     families = {name: find_workload(name).family for name in options.workloads or ()}
     user_models = [name for name, family in families.items() if family == "own"]
@@ -144,7 +148,10 @@ def prepare(
     if options.data_set not in (None, SYNTHETIC):
         provide(machine.engine, find_data_set(str(options.data_set)), machine.data_dir)
     specs = _supported(specs, machine.environment, explicit=names_precisions)
-    if is_cpu and rule.budget_seconds is None and options.rounds is None:
+    if options.budget_seconds is not None:  # imports and the user's code have taken a part of it
+        left = options.budget_seconds - (time.perf_counter() - began)
+        rule = replace(rule, budget_seconds=max(left, _LEAST_OF_BUDGET * options.budget_seconds))
+    elif is_cpu and rule.budget_seconds is None and options.rounds is None:
         rule = replace(rule, budget_seconds=_CPU_BUDGET_SECONDS)
     job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
     runner = replace(job.runner, data_note=" ".join(notes) or None)

@@ -216,7 +216,9 @@ def find_workload(name: str) -> Workload:
         return found
     if os.path.exists(name):
         what = "a folder" if os.path.isdir(name) else "no Python file"
-        raise UsageError(f"'{name}' is {what}. Name a Python file and a function in it: train_me.py:build.")
+        raise UsageError(
+            f"'{name}' is {what}. Name a Python file, train_me.py, or one with a function, train_me.py:build."
+        )
     hint = (
         "`castwise list workloads` shows them; any other image model is torchvision:NAME or timm:NAME, "
         "and a model of your own FILE.py:FUNCTION."

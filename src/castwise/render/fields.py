@@ -26,7 +26,7 @@ from castwise.render.units import (
     format_ratio,
     format_seconds,
 )
-from castwise.spec.quantities import format_share
+from castwise.spec.quantities import TOO_NOISY, format_interval, format_share, with_interval
 
 FlatRow = Mapping[str, Any]
 Unit = Literal["text", "count", "seconds", "bytes", "ratio", "share", "rate", "number", "boolean"]
@@ -43,7 +43,7 @@ _FORMATS: dict[Unit, Callable[[Any], str]] = {
     "number": format_number,
     "boolean": str,
 }
-_UNEVEN = 0.5  # how much longer one side of an interval may be for ±, as a share of it
+_NEARLY_EVEN = 1.5  # times as long as the other may one side of an interval be for ±
 _IN_PERCENT = 0.1  # ratios that are nearer to 1 are said in per cent
 _KINDS: dict[Unit, Kind] = {"text": "text", "count": "integer", "bytes": "integer", "boolean": "truth"}
 
@@ -88,30 +88,32 @@ def interval_text(name: str) -> Callable[[FlatRow], str]:
     """Return the format of a ratio whose row has its interval as `NAME_low` and `NAME_high`: `1.90× [1.88, 1.92]`."""
 
     def text(row: FlatRow) -> str:
-        low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-        interval = "" if low is None or high is None or low == high else f" [{low:.2f}, {high:.2f}]"
-        return f"{format_ratio(row[name])}{interval}"
+        return with_interval(
+            format_ratio(row[name]), format_interval(row[name], row.get(f"{name}_low"), row.get(f"{name}_high"))
+        )
 
     return text
 
 
 def short_ratio_text(name: str) -> Callable[[FlatRow], str]:
-    """Return the format of the same in a narrow column: `1.90 ± 0.02`; `[0.60, 2.47]` for an interval that is uneven.
+    """Return the format of the same in a narrow column: `1.90 ± 0.02`; `[0.63, 1.91]` for an interval that is uneven.
 
     No interval is shown narrower than it is, or on the other side of 1.
     """
 
     def text(row: FlatRow) -> str:
         value, low, high = row[name], row.get(f"{name}_low"), row.get(f"{name}_high")
-        if low is None or high is None or math.isclose(low, high, rel_tol=1e-6):
-            return f"{value:.2f}"
+        interval = format_interval(value, low, high)
+        if low is None or high is None or interval in ("", TOO_NOISY):
+            return interval or f"{value:.2f}"
         for digits in (2, 3):
             shown = round(value, digits)
             half = max(math.ceil(max(shown - low, high - shown) * 10**digits - 1e-6), 1) / 10**digits
             if (low > 1) == (shown - half > 1) and (high < 1) == (shown + half < 1):
                 break
-        if abs((high - value) - (value - low)) > _UNEVEN * half:
-            return f"[{low:.2f}, {high:.2f}]"
+        shorter, longer = sorted((high - value, value - low))
+        if longer > _NEARLY_EVEN * shorter + 10.0**-digits:  # less than a digit is not seen
+            return interval
         return f"{value:.{digits}f} ± {half:.{digits}f}"
 
     return text
@@ -123,13 +125,14 @@ def difference_text(name: str) -> Callable[[FlatRow], str]:
     def text(row: FlatRow) -> str:
         if abs(row[name] - 1) >= _IN_PERCENT:
             return interval_text(name)(row)
-        value, low, high = (
-            "" if each is None else f"{100 * (each - 1):+z.1f}".replace("-", "−").replace("+0.0", "0.0")
-            for each in (row[name], row.get(f"{name}_low"), row.get(f"{name}_high"))
-        )
-        return f"{value} % [{low}, {high}]" if low and high and low != high else f"{value} %"
+        interval = format_interval(row[name], row.get(f"{name}_low"), row.get(f"{name}_high"), _percent_text)
+        return with_interval(f"{_percent_text(row[name])} %", interval)
 
     return text
+
+
+def _percent_text(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+z.1f}".replace("-", "−").replace("+0.0", "0.0")
 
 
 def precision_text(row: FlatRow) -> str:

@@ -281,8 +281,11 @@ def _print_code(lines: Sequence[str], console: Console) -> None:
 
 
 def _reason_lines(item: Advice) -> list[str]:
-    """Return why this and no other, if the sentence does not say it, and how sure that is."""
-    why = "" if item.why in item.sentence else f"Why: {item.why}."
+    """Return why this and no other, if the sentence does not say it, and how sure that is.
+
+    The sentence of "stay" names the one that comes closest.
+    """
+    why = "" if item.decision == "stay" or item.why in item.sentence else f"Why: {item.why}."
     return list(filter(None, [why, f"How sure: {item.how_sure}." if item.how_sure else ""]))
 
 

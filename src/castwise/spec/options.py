@@ -219,7 +219,13 @@ class DurationOptions:
     """How long each trial is timed, or for how long rounds of trials go on."""
 
     budget_seconds: Annotated[
-        float | None, Option("Wall time for all rounds: 60s, 5min.", "How long", keyword="budget", **DURATION)
+        float | None,
+        Option(
+            "Wall time, imports included: 60s, 5min. What is being timed then is finished.",
+            "How long",
+            keyword="budget",
+            **DURATION,
+        ),
     ] = None
     within: Annotated[
         float | None, Option("Measure in rounds until every speed-up is known within this share.", "How long", **SHARE)

@@ -2,9 +2,12 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from castwise.errors import UsageError
+
+TOO_NOISY = "too noisy"  # in the place of an interval that is too wide to say anything
+_MOST_REACH = 3.0  # times the figure, or a share of 1 / this of it. Source: chosen here
 
 _MOST_PARTS = 6  # of a sentence: with more of them nobody reads any
 _MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
@@ -35,6 +38,25 @@ def format_share(share: float) -> str:
     """Return a share in per cent with two significant digits, and with no exponent: `0.046 %`, `8.4 %`, `240 %`."""
     percent = 100 * share
     return f"{percent:,.0f} %" if abs(percent) >= 99.5 else f"{percent:.2g} %"  # from 99.5 on `.2g` has an exponent
+
+
+def format_interval(
+    value: float, low: float | None, high: float | None, form: Callable[[float], str] = "{:.2f}".format
+) -> str:
+    """Return a figure's interval: `[1.88, 1.92]`; empty if there is none; in words if it is too wide to say anything.
+
+    An interval that reaches beyond a third of the figure, or three times it, is not shown as numbers.
+    """
+    if low is None or high is None or math.isnan(low) or math.isnan(high) or math.isclose(low, high, rel_tol=1e-6):
+        return ""
+    if low * _MOST_REACH < value or high > value * _MOST_REACH:
+        return TOO_NOISY
+    return f"[{form(low)}, {form(high)}]"
+
+
+def with_interval(figure: str, interval: str) -> str:
+    """Return a figure with its interval: `1.90× [1.88, 1.92]`, `1.90× (too noisy)` or `1.90×`."""
+    return f"{figure} ({interval})" if interval == TOO_NOISY else f"{figure} {interval}".rstrip()
 
 
 def parse_memory(option: str, text: str | float) -> float:

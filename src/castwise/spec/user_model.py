@@ -190,7 +190,7 @@ def locate(reference: str) -> UserModel:
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
         raise UsageError(
-            f"The file '{where}' {what}. Name a Python file and a function in it: train_me.py:{name}; "
+            f"The file '{where}' {what}. Name a Python file, train_me.py, or one with a function, train_me.py:{name}; "
             "`castwise init FILE` writes one to start from."
         )
     return UserModel(kind=kind, path=str(file), name=name)

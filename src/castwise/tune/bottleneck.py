@@ -20,9 +20,9 @@ from castwise.tune.memory_limit import half_batch
 
 # A smaller gain proves no bound. Source: chosen here.
 _GAIN = 1.05
-# If half the batch takes this share of the time or more, most of a step does not depend on the batch; if it takes the
-# second or less, all of it does. Source: chosen here.
-_FIXED, _SCALES = 0.8, 0.55
+# If half the batch takes this share of the time or more, most of a step does not depend on the batch. From the third
+# to the second all of it does. Less cannot be: it is noise. Source: chosen here.
+_FIXED, _SCALES, _IMPOSSIBLE = 0.8, 0.6, 0.4
 # A GPU is at its power limit if this share of its blocks was, and its clock is below this share of its highest.
 _POWER_CAP, _MOSTLY, _AT_ITS_CLOCK = "sw_power_cap", 0.5, 0.98
 
@@ -115,14 +115,7 @@ def explain(evidence: Evidence) -> str:
     elif evidence.graph is not None:
         found.append(_bound("launches", evidence.graph, "as one CUDA graph"))
     if evidence.half is not None:
-        share = 1 / evidence.half
-        half = f"half the batch takes {format_share(share)} of the time"
-        if share >= _FIXED:
-            found.append(f"most of the step does not depend on the batch ({half}): a larger batch is nearly free")
-        elif share <= _SCALES:
-            found.append(f"its time is proportional to the batch ({half})")
-        else:
-            found.append(f"{format_share(2 * share - 1)} of the step does not depend on the batch ({half})")
+        found.append(_dependence_on_batch(1 / evidence.half))
     if evidence.tf32 is not None:
         found.append(_bound("arithmetic", evidence.tf32, "in TF32, which moves the same bytes,"))
     if evidence.sixteen is not None and evidence.sixteen >= _GAIN:
@@ -140,6 +133,18 @@ def explain(evidence: Evidence) -> str:
                 f"steps of sustained training take up to {format_share(power.slowdown)} longer than timed ones"
             )
     return ("; ".join(found) or "what bounds it is not known: no measurement shows it") + "."
+
+
+def _dependence_on_batch(share: float) -> str:
+    """Return how a step's time depends on the batch, by the share of it that half the batch takes."""
+    half = f"half the batch takes {format_share(share)} of the time"
+    if share >= _FIXED:
+        return f"most of the step does not depend on the batch ({half}): a larger batch is nearly free"
+    if share > _SCALES:
+        return f"{format_share(2 * share - 1)} of the step does not depend on the batch ({half})"
+    if share >= _IMPOSSIBLE:
+        return f"its time is proportional to the batch ({half})"
+    return f"how its time depends on the batch is not known: too noisy ({half})"
 
 
 def _bound(what: str, speedup: float, how: str) -> str:

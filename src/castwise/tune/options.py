@@ -44,8 +44,8 @@ class TuneOptions(StepOptions):
     budget_seconds: Annotated[
         float | None,
         Option(
-            "Wall time after which nothing further is tried: 5min. Without it: 9min, or 160s if a GPU's step takes "
-            "less than 10 ms.",
+            "Wall time, imports included, after which nothing further is tried: 5min. Without it: 9min, or 160s if a "
+            "GPU's step takes less than 10 ms.",
             "How long",
             keyword="budget",
             **DURATION,

@@ -83,7 +83,7 @@ _COUNTED = ("same", "slower", "too large", "failed", "not tried", "unsupported")
 _SIMPLE = 0.75
 _ENDINGS = {
     "nothing left": "nothing is left to try",
-    "budget": "the next measurement would not end within the budget; --budget sets another one",
+    "budget": "the next measurement would not end within the budget; a longer one goes on from here",
     "failed": "the plain loop could not be measured",
     "interrupted": "it was interrupted",
 }
@@ -217,6 +217,18 @@ def patch(result: TuningResult, spec: TrialSpec) -> str:
     return loop_patch(row, spec.device_type, facts, spec.techniques, gains, command)
 
 
+def patch_summary(result: TuningResult, spec: TrialSpec) -> str:
+    """Return a comment that says what was found, for the first line of a patch."""
+    row, rate = _row(result, spec), result.measured.rate(spec)
+    found = f"keep your loop ({loop_name(spec)}). Nothing was proven faster"
+    if key_of(spec) != key_of(result.start):
+        found = ", ".join(
+            filter(None, [row["name"] if rate is None else _name_and_rate(row), speedup_words(result, row)])
+        )
+    took = took_words(len(result.trials), result.num_recorded, result.seconds)
+    return f"# {spec.workload}: {'; '.join(filter(None, [found, took, _not_tried(rows_of(result))]))}."
+
+
 def data_table(result: TuningResult, memory_bytes: float | None) -> DataTable[FlatRow]:
     """Return the table of all that was tried; with a limit it shows the memory that is compared with the limit."""
     held = "peak_allocated_bytes" if memory_bytes is None else "peak_reserved_bytes"
@@ -273,8 +285,7 @@ def answers(result: TuningResult, memory_bytes: float | None = None) -> list[str
     rows = rows_of(result)
     winner = next(row for row in reversed(rows) if key_of(row["spec"]) == key_of(result.winner))
     sentences: list[str] = []
-    num_left = sum(row["outcome"] == "not tried" for row in rows)
-    left = f" ({num_left} change{' was' if num_left == 1 else 's were'} not tried)" if num_left else ""
+    left = f" ({not_tried})" if (not_tried := _not_tried(rows)) else ""
     if winner["throughput_per_second"] is not None and not result.was_compared:
         sentences.append(f"Nothing was compared with the plain loop{left}: {_name_and_rate(winner)}.")
     elif winner["throughput_per_second"] is not None:
@@ -302,6 +313,12 @@ def answers(result: TuningResult, memory_bytes: float | None = None) -> list[str
     took = took_words(len(result.trials), result.num_recorded, result.seconds)
     sentences.append(f"{took}: {_ENDINGS[result.ending]}.")
     return sentences
+
+
+def _not_tried(rows: Sequence[FlatRow]) -> str:
+    """Return how many changes were not tried, in words; empty if all were."""
+    count = sum(row["outcome"] == "not tried" for row in rows)
+    return f"{count} change{' was' if count == 1 else 's were'} not tried" if count else ""
 
 
 def bounds(result: TuningResult) -> list[str]:

@@ -79,6 +79,7 @@ class TuningSearch:
     job: Job = field(repr=False)
     budget_seconds: float | None = None  # None takes what suits the plain loop
     recorded: tuple[Trial, ...] = field(default=(), repr=False)  # trials that need not be measured again
+    spent_seconds: float = 0.0  # of the budget, by imports and the user's code
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False)
 
     def run(self) -> TuningResult:
@@ -96,7 +97,7 @@ class TuningSearch:
         while True:
             plain = measured.of(start)
             budget = default_budget(plain) if self.budget_seconds is None else self.budget_seconds
-            seconds_left = -math.inf if is_interrupted else budget - (self.clock() - began)
+            seconds_left = -math.inf if is_interrupted else budget - self.spent_seconds - (self.clock() - began)
             decision = decide(self.space, measured, TimeLeft(seconds_left, process_seconds, is_short(plain)))
             if isinstance(decision, Done):
                 break
@@ -139,6 +140,7 @@ def prepare_tuning(
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
+    began = time.perf_counter()
     source = source_of(request)
     data_set = source[0] if source is not None else request.data_set or SYNTHETIC
     limit = phase_limit(request.budget_seconds) if request.timeout_seconds is None else request.timeout_seconds
@@ -173,7 +175,8 @@ def prepare_tuning(
     store = None if request.again else job.runner.store
     stored = () if store is None else store.load(job.runner.environment)[0].values()
     reusable = tuple(trial for trial in stored if is_reusable(trial, limit, retry=request.retry))
-    return TuningSearch(space, job, request.budget_seconds, reusable)
+    spent_seconds = 0.0 if request.budget_seconds is None else time.perf_counter() - began
+    return TuningSearch(space, job, request.budget_seconds, reusable, spent_seconds)
 
 
 def source_of(request: TuneOptions) -> tuple[str, Recipe] | None:

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from castwise.errors import UsageError
-from castwise.registry.precisions import find_precision
+from castwise.registry.precisions import find_precision, why_unsupported
 from castwise.registry.techniques import NONE, SETS, find_technique, parse_techniques, step_config_of
 from castwise.spec.loss_scale import is_dynamic
+from castwise.worker.environment import read_hardware
 from castwise.worker.loss_scaling import make_loss_scaling
 from castwise.worker.precision import autocast_maker, convert_weights, make_weights, set_fp32_precision
 from castwise.worker.techniques.batch_layout import preparation
@@ -35,6 +36,7 @@ class Applied:
         row, loop = find_precision(precision), step_config_of(names)
         device = next(model.parameters()).device
         self.model, self.optimizer = model, optimizer
+        self._name = " with ".join(filter(None, [precision, "+".join(names)]))
         if row.float32_matmul is not None:
             set_fp32_precision(row.float32_matmul)
         if loop.cudnn_search:
@@ -76,6 +78,10 @@ class Applied:
         self._weights.publish()
         self._zero_grad()
 
+    def __repr__(self) -> str:
+        """Return it in a line."""
+        return f"Applied({self._name} to {type(self.model).__name__} and {type(self.optimizer).__name__})"
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs: model, masters, optimizer and loss scaling."""
         return {
@@ -111,20 +117,28 @@ def apply(model: nn.Module, optimizer: Optimizer, *, precision: str, techniques:
         An object with `autocast()`, `backward(loss)` and `step()`.
 
     Raises:
-        UsageError: There is no such precision or technique, or a technique needs a loop of its own.
+        UsageError: There is no such precision or technique, the device does not have it, a technique needs a loop of
+            its own, or the optimizer has stepped already.
     """
+    device = next(model.parameters()).device
+    if (impossible := why_unsupported(find_precision(precision), read_hardware(device))) is not None:
+        raise UsageError(f"{impossible}. `castwise doctor` shows the precisions of this machine.")
     names = parse_techniques(techniques if isinstance(techniques, str) else "+".join(techniques) or NONE)
-    device_type = next(model.parameters()).device.type
     for name in names:
         if name in SETS:
             raise UsageError(f"{name} is short for {', '.join(SETS[name])}. Name those that your loop is to have.")
         row = find_technique(name)
         if set(row.settings) - _SETTINGS:
             raise UsageError(
-                f"{name} needs a loop of its own, which castwise.apply cannot make: "
-                "`castwise tune FILE.py:FUNCTION --emit train.py` writes it."
+                f"{name} needs a loop of its own, which castwise.apply cannot make. If a function in a file builds the "
+                "model, `castwise tune FILE.py:FUNCTION --emit train.py` writes the loop."
             )
-        if device_type not in row.devices:
-            raise UsageError(f"{name} is for {' and '.join(row.devices)}; the model is on {device_type}.")
+        if device.type not in row.devices:
+            raise UsageError(f"{name} is for {' and '.join(row.devices)}; the model is on {device.type}.")
     check_optimizer(optimizer, model, "castwise.apply")
+    if optimizer.state:
+        raise UsageError(
+            "The optimizer has stepped already. Call castwise.apply before its first step; a checkpoint goes into "
+            "load_state_dict of what castwise.apply returns."
+        )
     return Applied(model, optimizer, precision, names)

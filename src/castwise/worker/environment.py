@@ -10,7 +10,7 @@ import torch
 
 from castwise._version import __version__
 from castwise.records.schema import Environment
-from castwise.registry.precisions import KNOWN_CPU_FEATURES
+from castwise.registry.precisions import KNOWN_CPU_FEATURES, Hardware
 from castwise.telemetry.nvml import driver_version
 from castwise.worker.precision import read_fp32_precision
 
@@ -25,10 +25,6 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
         torchvision = version("torchvision")
     except PackageNotFoundError:
         torchvision = None
-    features = set(" ".join((_cpu_lines("flags") or _cpu_lines("Features"))[:1]).split())  # on x86, and on Arm
-    cpu = next(iter(_cpu_lines("model name")), platform.processor() or platform.machine())
-    if hasattr(os, "sched_getaffinity"):
-        cpu += f" ({len(os.sched_getaffinity(0))} cores)"
     shared = Environment(
         castwise=__version__,
         commit=commit,
@@ -38,9 +34,9 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
         fp32_precision=read_fp32_precision(),
         host=socket.gethostname(),
         system=f"{platform.system()} {platform.release()}",
-        cpu=cpu,
+        cpu=_cpu_name(),
         num_threads=torch.get_num_threads(),
-        cpu_features=tuple(sorted(features & KNOWN_CPU_FEATURES)),
+        cpu_features=_cpu_features(),
     )
     if device.type != "cuda":
         return shared
@@ -62,6 +58,23 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
             "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         }
     )
+
+
+def read_hardware(device: torch.device) -> Hardware:
+    """Return what decides about precisions of a device, without making it the current one."""
+    if device.type != "cuda":
+        return Hardware(_cpu_name(), None, _cpu_features())
+    return Hardware(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+
+
+def _cpu_name() -> str:
+    name = next(iter(_cpu_lines("model name")), platform.processor() or platform.machine())
+    return f"{name} ({len(os.sched_getaffinity(0))} cores)" if hasattr(os, "sched_getaffinity") else name
+
+
+def _cpu_features() -> tuple[str, ...]:
+    features = set(" ".join((_cpu_lines("flags") or _cpu_lines("Features"))[:1]).split())  # on x86, and on Arm
+    return tuple(sorted(features & KNOWN_CPU_FEATURES))
 
 
 def _cpu_lines(prefix: str) -> list[str]:

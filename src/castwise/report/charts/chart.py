@@ -12,6 +12,7 @@ from castwise.render.theme import LIGHT, PAGE, SOFT, look_of
 from castwise.report.charts.svg import HATCH, WIDE, Drawing, Line, text
 from castwise.report.collection import ComparisonGroup, Configuration, FileOf
 from castwise.report.machine_names import short_name
+from castwise.spec.quantities import TOO_NOISY, format_interval
 
 MAX_BARS = 32
 MAX_LINES = 12
@@ -109,6 +110,8 @@ def interval_of(found: Estimate | None) -> tuple[float, float] | None:
 def interval_text(found: Estimate | None, form: Callable[[float], str]) -> str:
     """Return the 95 % interval of a figure in words; empty if there is no figure."""
     if found is not None and has_interval(found):
+        if format_interval(found.value, found.low, found.high) == TOO_NOISY:
+            return f"{TOO_NOISY}, {found.n} processes"
         return f"95 % interval {form(found.low)} to {form(found.high)}, {found.n} processes"
     return "no interval: one process" if found is not None and found.n < 2 else ""
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from castwise.analysis.statistics import Estimate
 from castwise.render.fields import Field, FlatRow, difference_text, find_fields, ratio_text
@@ -15,6 +16,7 @@ from castwise.report.charts.svg import (
     Dot,
     Drawing,
     Key,
+    cut_off,
     dot_chart,
     nice_ticks,
 )
@@ -72,6 +74,11 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
         if each.speed
     ]
     lines.append(("geometric mean", mean_dots, short_ratio(means[0][1].speed or 1) if is_alone else ""))
+    values = [dot.value for _, dots, _ in lines for dot in dots]
+    lines = [
+        (name, [replace(dot, interval=cut_off(dot.interval, min(values) / 2, values)) for dot in dots], text)
+        for name, dots, text in lines
+    ]
     ends = [1.0, *(end for _, dots, _ in lines for dot in dots for end in dot.interval or (dot.value,))]
     margin = (max(ends) / min(ends)) ** 0.05
     keys = (

@@ -8,7 +8,7 @@ import html
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from castwise.render.theme import FAINT, INK, PAGE, SOFT
 
@@ -19,6 +19,7 @@ _ROW, _LINE, _BAR = 24, 15, 16  # pixels: a row of bars or dots, a further line 
 _LABEL_SHARE = 0.42  # of the width, at most, that labels take
 _LEGEND_ROW, _MARK = 20, 24
 _PANEL = 150  # pixels, of lines over one axis
+_LONGEST_WHISKER = 2.0  # times the largest value that is drawn
 _MAX_TEXT = 240  # characters
 _DASHES = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "12 4", "longdashdot": "12 3 2 3"}
 _SHAPES = {  # of a marker with radius 1, as the points of a polygon
@@ -207,6 +208,7 @@ def legend(keys: Sequence[Key], width: float) -> tuple[str, float]:
 def bar_chart(bars: Sequence[Bar], width: int, title: str, keys: Sequence[Key] = ()) -> Drawing:
     """Return lying bars from 0 on; the title is that of the axis."""
     ends = [sum(max(0.0, part.value) for part in bar.segments) for bar in bars]
+    bars = [replace(bar, interval=cut_off(bar.interval, 0.0, ends)) for bar in bars]
     high = max([*ends, *(bar.interval[1] for bar in bars if bar.interval)], default=0.0) or 1.0
     axis = Axis(0.0, high, nice_ticks(0.0, high, 5 if width > NARROW else 3), number)
 
@@ -288,6 +290,9 @@ def line_chart(panels: Sequence[Panel], width: int) -> Drawing:
 def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, float]:
     """Return a panel and the place below it."""
     points = [point for each in panel.lines for point in each.points if math.isfinite(point[1])]
+    values = [y for _, y in points]
+    lines = [replace(each, intervals=[cut_off(own, 0.0, values) for own in each.intervals]) for each in panel.lines]
+    panel = replace(panel, lines=lines)
     ends = [end for each in panel.lines for interval in each.intervals if interval for end in interval]
     xs, ys = [x for x, _ in points] or [0.0], [*(y for _, y in points), *ends] or [0.0]
     low, high = (0.0 if panel.from_zero else min(ys)), max(ys)
@@ -338,6 +343,11 @@ def draw_dot(dot: Dot, axis: Axis, left: float, span: float, y: float) -> str:
     ring = f'<circle cx="{x:g}" cy="{y:g}" r="8.5" fill="{PAGE}" stroke="{INK}" stroke-width="2"/>'
     whisker = _whisker(dot.interval, axis, left, span, y)
     return (ring if dot.is_ringed else "") + whisker + marker(x, y, dot.marker, dot.colour, 5, dot.tip)
+
+
+def cut_off(interval: tuple[float, float] | None, low: float, values: Sequence[float]) -> tuple[float, float] | None:
+    """Return an interval that ends at twice the largest value drawn, or at `low`: no whisker makes the figures tiny."""
+    return interval and (max(interval[0], low), min(interval[1], _LONGEST_WHISKER * max(values, default=0.0)))
 
 
 def _whisker(interval: tuple[float, float] | None, axis: Axis, left: float, span: float, y: float) -> str:

@@ -16,18 +16,19 @@ _MAX_SHAPES_SHOWN = 6
 class BatchMaker:
     """Makes batches of any size from the user's batch."""
 
-    def __init__(self, batch: Any, accumulate: int, source: str) -> None:
+    def __init__(self, batch: Any, accumulate: int, source: str, check: Callable[[Any], None] = lambda _: None) -> None:
         """Read the user's batch.
 
         Args:
             batch: An example batch, a function of the batch size, or a data loader, whose first batch is the example.
             accumulate: Batches of one optimizer step.
             source: The user's function, for messages: "train_me.py:build".
+            check: Raises UsageError for a batch that the model cannot mean.
 
         Raises:
             UsageError: It holds no tensor, the loader is empty, or the function does not take a batch size.
         """
-        self._source, self._accumulate = source, accumulate
+        self._source, self._accumulate, self._check = source, accumulate, check
         self._function: Callable[[int], Any] | None = None
         if callable(batch) and not tree_tensors(batch):  # a tokenizer's output can be called, but holds tensors
             try:
@@ -45,7 +46,7 @@ class BatchMaker:
             if batch is None:
                 raise UsageError(f"The data loader of {source} is empty.")
         self._example = batch
-        self._check_holds_tensors(batch)
+        self._check_batch(batch)
 
     @property
     def batch_size(self) -> int | None:
@@ -74,7 +75,7 @@ class BatchMaker:
     def _called(self, size: int) -> Any:
         assert self._function is not None, "there is no example"
         batch = self._function(size)
-        self._check_holds_tensors(batch)
+        self._check_batch(batch)
         if not _may_hold(batch, size):
             raise UsageError(
                 f"The batch function of {self._source} was asked for {size} samples, and none of what it returned has "
@@ -95,12 +96,13 @@ class BatchMaker:
         rows = torch.arange(size) % own
         return tree_map_tensors(lambda t: t.index_select(0, rows.to(t.device)) if t.dim() else t, self._example)
 
-    def _check_holds_tensors(self, batch: Any) -> None:
+    def _check_batch(self, batch: Any) -> None:
         if not tree_tensors(batch):
             raise UsageError(
                 f"The batch of {self._source} holds no tensor: it is {type(batch).__name__}. Give a tensor, or a "
                 "tuple, list or dict of tensors."
             )
+        self._check(batch)
 
 
 def _to_device(batch: Any, device: torch.device) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from castwise.errors import UsageError
@@ -112,6 +112,7 @@ def _check_parts(contract: Contract, source: str) -> None:
             raise UsageError(f"The {name} of {source} is {_a(value)}, not a function.")
     if contract.loss is not None and contract.training_step is not None:
         raise UsageError(f"{source} has both a loss and a training_step, which returns the loss. Leave one out.")
+    _check_arguments(contract, source)
     optimizer = contract.optimizer
     check_single_optimizer(optimizer, source)
     if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, Optimizer):
@@ -125,6 +126,44 @@ def _check_parts(contract: Contract, source: str) -> None:
         raise UsageError(f"The clip_grad_norm of {source} is {norm!r}, not a number above 0.")
     if contract.unit not in _UNITS:
         raise UsageError(f"The unit of {source} is {contract.unit!r}. It may be: {', '.join(_UNITS)}.")
+
+
+def _check_arguments(contract: Contract, source: str) -> None:
+    """Raise UsageError if the loss or the training step cannot be called with what castwise gives it."""
+    name, function = ("training_step", contract.training_step) if contract.training_step else ("loss", contract.loss)
+    if function is None or isinstance(function, type):
+        return
+    batch, calls = contract.batch, list[tuple[str, ...]]()
+    if name == "training_step":
+        calls = [("model", "batch")]
+    elif isinstance(batch, Mapping):
+        calls = [("output", "batch")]
+    elif isinstance(batch, tuple | list):
+        calls = [("output", "target")] if len(batch) > 1 else [("output",)]
+    elif isinstance(batch, Tensor):
+        calls = [("output",)]
+    else:  # a function of the batch size or a data loader: nothing is known of its batches yet
+        calls = [("output", "target"), ("output",)]
+    try:
+        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return
+    for call in calls:
+        try:
+            signature.bind(*call)
+        except TypeError:
+            continue
+        return
+    arguments = ", ".join(map(str, signature.parameters))
+    own = getattr(function, "__name__", type(function).__name__)
+    hint = (
+        " For a step of your own return {'model': ..., 'batch': ..., 'training_step': f}, with f(model, batch) "
+        "returning the loss."
+    )
+    raise UsageError(
+        f"The {name} of {source} is called as {name}({', '.join(calls[0])}), but {own} takes ({arguments})."
+        + (hint if name == "loss" else "")
+    )
 
 
 def _a(value: Any) -> str:

@@ -25,7 +25,7 @@ from castwise.worker.user_model.batches import BatchMaker
 from castwise.worker.user_model.contract import Contract, call_without_arguments, read_contract
 from castwise.worker.user_model.global_state import user_code
 from castwise.worker.user_model.lightning import adapt, is_lightning_module
-from castwise.worker.user_model.loop import check_optimizer, make_compute_loss, make_loop
+from castwise.worker.user_model.loop import check_batch_keys, check_optimizer, make_compute_loss, make_loop
 from castwise.worker.user_model.parts import describe_parts
 from castwise.worker.user_model.side_effects import count_helpers, helper_notes
 from castwise.worker.user_model.source import Sources, defined_at, digest, user_files, where
@@ -125,7 +125,8 @@ def _load(model: UserModel) -> _Loaded:
                 f"{source} gives no batch. Return (model, batch): an example batch, or a function of the batch size."
             )
         check_optimizer(contract.optimizer, contract.model, source)
-        batches = BatchMaker(contract.batch, contract.accumulate, source)
+        check = partial(check_batch_keys, contract, source)
+        batches = BatchMaker(contract.batch, contract.accumulate, source, check)
     cast_notes = _in_float32(contract.model)
     notes += helper_notes(num_helpers) + cast_notes
     files = [Path(model.path)] if model.path and model.kind != "module" else []

@@ -1,5 +1,6 @@
 """The user's own parts of the training loop: the loss of a batch, the optimizer and its scheduler."""
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,6 +18,8 @@ from castwise.worker.user_model.contract import Contract, check_single_optimizer
 
 # Usual names of a parameter that is a model.
 _MODEL_NAMES = ("model", "net", "network", "module")
+# The similarity of "label_ids" and "labels". Source: difflib's ratio; the figure is chosen here.
+_NEAR_NAME = 0.8
 # Of AdamW, for a model without an optimizer.
 LEARNING_RATE = 1e-4
 
@@ -203,6 +206,26 @@ def make_loop(contract: Contract, source: str) -> UserLoop:
         accumulate=contract.accumulate,
         clip_grad_norm=contract.clip_grad_norm,
     )
+
+
+def check_batch_keys(contract: Contract, source: str, batch: Any) -> None:
+    """Check the keys of a dict that goes into the model: a model may take any key in silence, and leave it unread.
+
+    Raises:
+        UsageError: A key is not among the arguments of the model's forward, and is nearly one that is missing.
+    """
+    if contract.training_step is not None or not isinstance(batch, Mapping):
+        return
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(contract.model.forward).parameters.values()
+    missing = [each.name for each in parameters if each.kind in named and each.name not in batch]
+    taken = {each.name for each in parameters}
+    for key in batch:
+        if key not in taken and (near := difflib.get_close_matches(str(key), missing, n=1, cutoff=_NEAR_NAME)):
+            raise UsageError(
+                f"The batch of {source} has '{key}', which {type(contract.model).__name__} does not take: "
+                f"it takes '{near[0]}'."
+            )
 
 
 def check_optimizer(optimizer: Any, model: nn.Module, source: str) -> None:
