@@ -134,7 +134,7 @@ def test_a_script_says_what_it_is() -> None:
     spec = spec_of("resnet50", "bf16-mixed", ("channels-last",))
     ((_, text),) = script_of(spec, measured="8,000 images/s on a GPU.").items()
     assert text.startswith('"""resnet50, bf16-mixed, channels-last: batch 2.\n\n8,000 images/s on a GPU.')
-    assert f'switch.fp32_precision = "{find_precision("bf16-mixed").float32_matmul}"' in text
+    assert 'torch.set_float32_matmul_precision("highest")' in text, "float32 products are IEEE's in bf16-mixed"
     assert "Your data loader goes here" in text
     assert "Your validation goes here" in text
 
