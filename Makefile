@@ -24,7 +24,7 @@ tests: .venv/installed-dev
 
 # What runs with torch, on a CPU, with the oldest versions that pyproject.toml permits. Needs 6 GB of disk.
 test-oldest: .venv-oldest/installed
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -n 2 -m "not gpu and not slow" \
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -n 2 -m "not gpu and not slow" -o timeout=900 \
 	  tests/worker tests/orchestrator tests/registry tests/analysis
 
 # The documentation site, as site/index.html; it opens without a server. A broken link or anchor is an error, here and in
