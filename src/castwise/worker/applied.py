@@ -12,6 +12,7 @@ from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision, why_unsupported
 from castwise.registry.techniques import NONE, SETS, find_technique, parse_techniques, step_config_of
 from castwise.spec.loss_scale import is_dynamic
+from castwise.worker.checkpoint import load_state_of_loop, state_of_loop
 from castwise.worker.environment import read_hardware
 from castwise.worker.loss_scaling import make_loss_scaling
 from castwise.worker.precision import autocast_maker, convert_weights, make_weights, set_fp32_precision
@@ -84,21 +85,11 @@ class Applied:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs: model, masters, optimizer and loss scaling."""
-        return {
-            "model": self.model.state_dict(),
-            "stepped": self._weights.stepped,
-            "optimizer": self.optimizer.state_dict(),
-            "scaling": self._scaling.state_dict(),
-        }
+        return state_of_loop(self.model, self._weights, self.optimizer, self._scaling)
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint of the same precision."""
-        self.model.load_state_dict(state["model"])
-        for tensor, saved in zip(self._weights.stepped, state["stepped"], strict=True):
-            tensor.copy_(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._scaling.load_state_dict(state["scaling"])
+        load_state_of_loop(state, self.model, self._weights, self.optimizer, self._scaling)
 
 
 def apply(model: nn.Module, optimizer: Optimizer, *, precision: str, techniques: str | Sequence[str] = ()) -> Applied:

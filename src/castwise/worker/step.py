@@ -16,6 +16,7 @@ from castwise.registry.precisions import Precision
 from castwise.registry.techniques import PLAIN, StepConfig
 from castwise.registry.workloads import OptimizerSpec
 from castwise.spec.loss_scale import is_dynamic
+from castwise.worker.checkpoint import load_state_of_loop, state_of_loop
 from castwise.worker.distributed import Peers
 from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
 from castwise.worker.kernels.allreduce.reducer import CollectiveMean, SymmetricMean
@@ -238,21 +239,11 @@ class TrainingStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on: model, masters, optimizer, loss scaling."""
-        return {
-            "model": self.model.state_dict(),
-            "stepped": self._weights.stepped,
-            "optimizer": self.optimizer.state_dict(),
-            "scaling": self.scaling.state_dict(),
-        }
+        return state_of_loop(self.model, self._weights, self.optimizer, self.scaling)
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
-        self.model.load_state_dict(state["model"])
-        for tensor, saved in zip(self._weights.stepped, state["stepped"], strict=True):
-            tensor.copy_(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaling.load_state_dict(state["scaling"])
+        load_state_of_loop(state, self.model, self._weights, self.optimizer, self.scaling)
 
 
 def _layer_groups(task: Task, rates: Sequence[float], stepped: Sequence[Tensor]) -> list[Tensor] | list[dict[str, Any]]:
