@@ -98,7 +98,7 @@ class ScriptBuilder:
 
 
 def _file(docstring: str, imports: set[str], body: str, local: Iterable[str] = ()) -> str:
-    """Return the text of a file; it imports what stands beside it last."""
+    """Return the text of a file; what it imports from the second file comes last."""
     if re.search(r"\bnn\.", body):
         imports = {*imports, "from torch import nn"}
     top = "\n\n".join([f'"""{docstring}"""', *(_import_block(each) for each in (imports, local) if each)])

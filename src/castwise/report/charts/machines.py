@@ -1,5 +1,6 @@
 """How many times as fast configurations are as on the first machine: a row each, on a logarithmic axis."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,8 +26,8 @@ from castwise.report.machine_comparison import ComparisonRow, MachineComparison,
 from castwise.report.machine_report import flat_row, short_ratio, title_of, verdict_text
 
 _MAX_ROWS = 40
-_SYMBOLS = ("circle", "square", "diamond", "triangle-up")
-_COLOURS = (STACK[3], STACK[0], STACK[2], STACK[4])  # of machines
+# Of machines: a colour and a marker each.
+_LOOKS = ((STACK[3], "circle"), (STACK[0], "square"), (STACK[2], "diamond"), (STACK[4], "triangle-up"))
 _EVEN_STEPS = 2.5  # of the axis' ends: below it, numbers are at even steps
 _IN_PERCENT = 1.12  # of the axis' ends, or 1 over it
 
@@ -46,34 +47,33 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
         return None
     first = comparison.machines[0]
     others = [machine for machine in comparison.machines[1:] if any(each[2].machine is machine for each in found)]
+    looks = list(zip(others, itertools.cycle(_LOOKS), strict=False))
     rows = list({id(row): (title, row) for title, row, _, _ in found}.values())
     shown = rows[:_MAX_ROWS]
     is_alone = len(others) == 1
     lines: list[tuple[str, list[Dot], str]] = []
     for title, row in shown:
         dots, text = [], ""
-        for number, machine in enumerate(others):
+        for machine, (own_colour, symbol) in looks:
             result = row.result_on(machine)
             if result is None or result.ratio is None:
                 continue
-            colour = look_of(row.spec.precision).colour if is_alone else _COLOURS[number % len(_COLOURS)]
+            colour = look_of(row.spec.precision).colour if is_alone else own_colour
             tip = _tip(row, result, result.ratio, file_of)
-            marker = _SYMBOLS[number % len(_SYMBOLS)]
-            dots.append(Dot(result.ratio.value, colour, marker, tip, interval_of(result.ratio)))
+            dots.append(Dot(result.ratio.value, colour, symbol, tip, interval_of(result.ratio)))
             text = ratio_text(result.ratio) if is_alone else ""
         lines.append((f"{title}, {row.spec.precision}, batch {row.spec.batch_size}", dots, text))
-    means = [(number, comparison.means_of(machine)) for number, machine in enumerate(others)]
+    means = [(comparison.means_of(machine), look) for machine, look in looks]
     mean_dots = [
         Dot(
             each.speed,
-            INK if is_alone else _COLOURS[number % len(_COLOURS)],
-            "diamond" if is_alone else _SYMBOLS[number % len(_SYMBOLS)],
+            *((INK, "diamond") if is_alone else look),
             f"geometric mean over {pluralize(each.num_speeds, 'configuration')}\n{short_ratio(each.speed)}",
         )
-        for number, each in means
+        for each, look in means
         if each.speed
     ]
-    lines.append(("geometric mean", mean_dots, short_ratio(means[0][1].speed or 1) if is_alone else ""))
+    lines.append(("geometric mean", mean_dots, short_ratio(means[0][0].speed or 1) if is_alone else ""))
     values = [dot.value for _, dots, _ in lines for dot in dots]
     lines = [
         (name, [replace(dot, interval=cut_off(dot.interval, min(values) / 2, values)) for dot in dots], text)
@@ -81,14 +81,7 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
     ]
     ends = [1.0, *(end for _, dots, _ in lines for dot in dots for end in dot.interval or (dot.value,))]
     margin = (max(ends) / min(ends)) ** 0.05
-    keys = (
-        []
-        if is_alone
-        else [
-            Key(machine.name, _COLOURS[number % len(_COLOURS)], _SYMBOLS[number % len(_SYMBOLS)])
-            for number, machine in enumerate(others)
-        ]
-    )
+    keys = [] if is_alone else [Key(machine.name, *look) for machine, look in looks]
     fields = [
         *find_fields(("workload", "precision", "loss_scale", "batch_size")),
         Field("machine", "machine"),
