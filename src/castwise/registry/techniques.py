@@ -705,6 +705,11 @@ def times_kernels_while_compiling(names: Iterable[str]) -> bool:
     return any(row.times_while_compiling for row in rows_of(names))
 
 
+def hiding_operators(names: Iterable[str]) -> list[str]:
+    """Return those of these techniques whose step is compiled or captured: its operators are not called one by one."""
+    return [row.name for row in rows_of(names) if row.compile_cost or "cuda_graph" in row.settings]
+
+
 def probe_technique(probed: Literal["launches", "data"]) -> str:
     """Return the technique by which a search measures what launches, or reading data, take of a loop."""
     return next(row.name for row in TECHNIQUES if row.probes == probed)

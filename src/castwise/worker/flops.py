@@ -18,15 +18,15 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from castwise.records.schema import StepFlops
-from castwise.registry.techniques import rows_of
+from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.worker.loss_scaling import stepped_by
 from castwise.worker.models.task import Task
 from castwise.worker.pytree import tree_tensors
 from castwise.worker.step import TrainingStep
+from castwise.worker.torch_version import FP32_SWITCHES
 
 _aten: Any = torch.ops.aten
-_backends: Any = torch.backends
 _TF32_CAPABILITY = (8, 0)
 _LONGEST_REASON = 200
 # Operators with these names are PyTorch's own: one without a formula below multiplies no matrices.
@@ -34,11 +34,12 @@ _OWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profile
 
 _FORMATS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64", torch.int8: "int8"}
 # The switch of float32 products, by kind. Attention's own kernels read none of them.
-_SWITCHES: dict[str, Callable[[], Any]] = {
-    **dict.fromkeys(("linear", "batched"), lambda: _backends.cuda.matmul),
-    **dict.fromkeys(("convolution", "grouped_convolution"), lambda: _backends.cudnn.conv),
-    "recurrent": lambda: _backends.cudnn.rnn,
+_SWITCHES = {
+    **dict.fromkeys(("linear", "batched"), "cuda.matmul"),
+    **dict.fromkeys(("convolution", "grouped_convolution"), "cudnn.conv"),
+    "recurrent": "cudnn.rnn",
 }
+_READ_SWITCH = {switch.name: switch.read for switch in FP32_SWITCHES}
 
 # What an operator multiplies: the kind of product, FLOPs, and a tensor whose dtype is the factors'.
 _Found = tuple[str, int, Tensor]
@@ -177,7 +178,7 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _format(self, kind: str, dtype: torch.dtype) -> str:
         """Return the name of the format that products of a dtype are computed in, as `PEAK_DTYPES` has it."""
         if dtype == torch.float32:
-            is_tf32 = self._has_tf32 and kind in _SWITCHES and _SWITCHES[kind]().fp32_precision == "tf32"
+            is_tf32 = self._has_tf32 and kind in _SWITCHES and _READ_SWITCH[_SWITCHES[kind]]() == "tf32"
             return "tf32" if is_tf32 else "fp32"
         name = str(dtype).removeprefix("torch.")
         return _FORMATS.get(dtype, "fp8" if name.startswith("float8") else name)
@@ -196,7 +197,7 @@ def count_flops(spec: TrialSpec, step: TrainingStep, task: Task, batches: Sequen
     A step that runs operator by operator is run once more, without an update of the weights. For any other, and if that
     fails, a copy of the model runs on tensors that have shapes and no values.
     """
-    is_hidden = any(row.compile_cost or "cuda_graph" in row.settings for row in rows_of(spec.techniques))
+    is_hidden = bool(hiding_operators(spec.techniques))
     ways = [_count_without_memory] if is_hidden or spec.world_size > 1 else [_count_for_real, _count_without_memory]
     reason = ""
     for way in ways:

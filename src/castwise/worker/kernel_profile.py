@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from castwise.records.schema import StepProfile
 from castwise.registry.kernel_classes import Classified, classify_kernel, classify_ptx
-from castwise.registry.techniques import rows_of
+from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.worker.distributed import Peers
 from castwise.worker.step import TrainingStep
@@ -61,8 +61,7 @@ def profile_step(
         trace: The file for the trace.
         peers: All ranks profile the same number of steps.
     """
-    # The operators of a step that is compiled or captured are not called one by one.
-    hidden = [row.name for row in rows_of(spec.techniques) if row.compile_cost or "cuda_graph" in row.settings]
+    hidden = hiding_operators(spec.techniques)
     missing = [f"modules are not told apart in a step with {hidden[0]}"] if hidden else []
     device, times = torch.device(spec.device), dict[str, Any]()
     on_cpu = device.type == "cpu"
