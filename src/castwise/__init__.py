@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING
 from castwise._version import __version__
 
 if TYPE_CHECKING:
-    from castwise.api import Comparison, MaxBatches, Report, Tuning, compare, max_batch, report, run, tune
+    from castwise.api import (
+        Comparison,
+        Diagnoses,
+        MaxBatches,
+        Report,
+        Tuning,
+        compare,
+        max_batch,
+        report,
+        run,
+        tune,
+        why,
+    )
     from castwise.errors import CastwiseError, DataError, EngineError, StoreError, UsageError
     from castwise.records.schema import Environment, Trial
     from castwise.spec.trial import TrialSpec
@@ -19,6 +31,7 @@ __all__ = [
     "CastwiseError",
     "Comparison",
     "DataError",
+    "Diagnoses",
     "EngineError",
     "Environment",
     "MaxBatches",
@@ -35,12 +48,13 @@ __all__ = [
     "report",
     "run",
     "tune",
+    "why",
 ]
 
 # Where each public name lives. They are imported when first asked for: `castwise --help` needs none of them.
 _HOMES = {
-    **dict.fromkeys(("Comparison", "MaxBatches", "Report", "Tuning"), "castwise.api"),
-    **dict.fromkeys(("compare", "max_batch", "report", "run", "tune"), "castwise.api"),
+    **dict.fromkeys(("Comparison", "Diagnoses", "MaxBatches", "Report", "Tuning"), "castwise.api"),
+    **dict.fromkeys(("compare", "max_batch", "report", "run", "tune", "why"), "castwise.api"),
     **dict.fromkeys(("CastwiseError", "DataError", "EngineError", "StoreError", "UsageError"), "castwise.errors"),
     **dict.fromkeys(("Environment", "Trial"), "castwise.records.schema"),
     "TrialSpec": "castwise.spec.trial",

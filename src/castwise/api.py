@@ -16,19 +16,20 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from castwise.analysis.advice import Advice, recommend
+from castwise.analysis.causes import Diagnosis, diagnose
 from castwise.analysis.result_table import MARGIN, Row
 from castwise.analysis.result_table import compare as compare_trials
 from castwise.errors import UsageError
 from castwise.max_batch.options import MaxBatchOptions
-from castwise.orchestrator.job import prepare
+from castwise.orchestrator.job import prepare, prepare_profiles
 from castwise.orchestrator.pickling import pickle_user_objects
 from castwise.orchestrator.runner import Listener, NullListener
 from castwise.records.schema import Trial
-from castwise.render import run_report
+from castwise.render import run_report, why_report
 from castwise.render.progress import LiveProgress
 from castwise.render.table import json_document, plain
 from castwise.report.files import ReportOptions, find, write_pictures, write_report
-from castwise.spec.options import RunOptions, options_of, parse_options
+from castwise.spec.options import RunOptions, WhyOptions, options_of, parse_options
 from castwise.spec.trial import TrialSpec
 from castwise.tune.options import TuneOptions
 
@@ -98,6 +99,18 @@ class MaxBatchKeywords(SharedKeywords, total=False):
     curve: bool
 
 
+class WhyKeywords(SharedKeywords, total=False):
+    """The options of `castwise why`."""
+
+    precision: str | Sequence[str] | None
+    batch_size: str | int | Sequence[int] | None
+    techniques: str | Sequence[str] | None
+    gpus: str | int | Sequence[int] | None
+    parallelism: str | Sequence[str] | None
+    loss_scale: str | float | Sequence[str | float] | None
+    trace: _PathLike | None
+
+
 class ReportKeywords(TypedDict, total=False):
     """The options of `castwise report`."""
 
@@ -141,6 +154,10 @@ class CompareKeywords(ModelKeywords, RunKeywords, total=False):
 
 class TuneModelKeywords(ModelKeywords, TuneKeywords, total=False):
     """The keywords of `castwise.tune`."""
+
+
+class WhyModelKeywords(ModelKeywords, WhyKeywords, total=False):
+    """The keywords of `castwise.why`."""
 
 
 class MaxBatchModelKeywords(ModelKeywords, MaxBatchKeywords, total=False):
@@ -257,6 +274,35 @@ class Comparison(Result, Sequence[Trial]):
     def __len__(self) -> int:
         """Return the number of trials."""
         return len(self.trials)
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnoses(Result):
+    """What `castwise.why` found.
+
+    Attributes:
+        trials: The records; those with a profile have `profile`.
+        found: A diagnosis of each configuration: `causes` with their evidence, `shares` of the step's time.
+    """
+
+    trials: tuple[Trial, ...]
+
+    @cached_property
+    def found(self) -> tuple[Diagnosis, ...]:
+        """Return a diagnosis of each configuration that was timed."""
+        return tuple(diagnose(compare_trials(self.trials)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document that `castwise why --format json` prints."""
+        return why_report.document(self.found)
+
+    def __repr__(self) -> str:
+        """Return it in a line; `print` shows the causes."""
+        first = {each.row.precision: each.causes[0].name if each.causes else "none" for each in self.found}
+        return f"Diagnoses({first})"
+
+    def _print(self, console: Console) -> None:
+        why_report.print_why(self.found, console)
 
 
 @dataclass(frozen=True, repr=False)
@@ -493,6 +539,28 @@ def tune(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[Tune
     if found.ending == "interrupted":
         raise KeyboardInterrupt
     return Tuning(found, request.memory_bytes)
+
+
+@_with_options(WhyOptions, WhyModelKeywords)
+def why(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[WhyModelKeywords]) -> Diagnoses:
+    """Say why a precision is no faster, as `castwise why` does: where the time of a step goes, and what to try.
+
+    Args:
+        model: The model, or a workload's name, as `castwise.compare` takes it.
+        batch: As `castwise.compare` takes it.
+        loss: As `castwise.compare` takes it.
+        **options: The options.
+
+    Raises:
+        UsageError: The request cannot be carried out, or an object cannot travel.
+        StoreError: The results folder cannot be written.
+        EngineError: No measuring process could be started.
+    """
+    parts, given = _split(model, batch, loss, options)
+    request = _parse(WhyOptions, given, "why")
+    with _reference(parts, request.results) as reference, _listening(options) as listener:
+        trials = prepare_profiles(replace(request, workloads=(reference,)), listener).run()
+    return Diagnoses(tuple(trials))
 
 
 @_with_options(MaxBatchOptions, MaxBatchModelKeywords)

@@ -22,6 +22,9 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT", TENSOR, "bf16"),
     ("nvjet_tss_192x192_64x3_2x1_v_bz_coopB_NTN", TENSOR, "bf16"),
     ("nvjet_sss_128x128_32x5_2x1_v_bz_TNN", TENSOR, "tf32"),
+    ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NTT", TENSOR, "bf16"),
+    ("nvjet_sm90_sss_128x128_32x5_2x1_v_bz_TNN", TENSOR, "tf32"),
+    ("void RNN_blockPersist_bp_RNN_FMA<__half, __half, float, 224>(block_bp_args_rnn<__half>)", "plain_product", ""),
     ("nvjet_qqtst_128x256_128x4_1x2_h_bz_coopA_TNT", TENSOR, "fp8"),
     (
         "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_kernel__5x_cublas",
@@ -330,7 +333,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
         "",
     ),
     ("at::native::amp_update_scale_cuda_kernel(float*, int*, float const*, double, double, int)", "loss_scaling", ""),
-    (f"{ANON}max_pool_forward_nhwc<float, int>(float const*)", "other", ""),
+    (f"{ANON}max_pool_forward_nhwc<float, int>(float const*)", "reduction", ""),
     (f"{ANON}embedding_backward_feature_kernel<float, float, long>(long const*)", "other", ""),
     # Inductor
     ("triton_red_fused__native_batch_norm_legit_functional_0", "normalisation", ""),

@@ -3,8 +3,9 @@
 import pytest
 from fake_engine import fake_spec, fake_trial
 
+from castwise.analysis.causes import power_limit_of
 from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary, Trial
-from castwise.tune.bottleneck import Evidence, evidence_of, explain, power_limit_of
+from castwise.tune.bottleneck import Evidence, evidence_of, explain
 from castwise.tune.candidates import Change
 from castwise.tune.measurements import Measurements
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from castwise.analysis.causes import diagnose
 from castwise.analysis.code_snippets import Snippet, framework_snippets, pytorch_code
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
@@ -63,6 +64,7 @@ class Advice:
     memory_ratio: float | None = None  # peak allocated over that of what it is compared with
     why: str = ""  # why this one and no other
     how_sure: str = ""  # how many processes it rests on, and what disturbed them
+    limit: str = ""  # why the fastest is no faster, as far as the records show it
     code: str = ""  # the lines of PyTorch that switch the precision on; empty if there is nothing to switch
     key: str | None = None  # of the trial that it rests on
     snippets: tuple[Snippet, ...] = ()  # what to set in the frameworks around PyTorch
@@ -87,7 +89,18 @@ def recommend(rows: Sequence[Row]) -> list[Advice]:
     for row in rows:
         spec = row.trial.spec
         groups.setdefault((spec.workload, spec.batch_size, spec.world_size), []).append(row)
-    return [_advise(group) for group in groups.values()]
+    return [replace(item, limit=_limit(item, group)) for group in groups.values() for item in [_advise(group)]]
+
+
+def _limit(advice: Advice, rows: Sequence[Row]) -> str:
+    """Return the first cause of what is taken, or of the fastest that is not; empty if none is known."""
+    timed = [row for row in rows if row.trial.status == "ok" and row.throughput is not None]
+    taken = [row for row in timed if row.trial.spec.key == advice.key]
+    if advice.decision != "take":
+        taken = [row for row in timed if row.precision not in (DEFAULT, BASELINE) and _keeps_float32_weights(row)]
+    best = max(taken, key=_speed, default=None)
+    found = next((each for each in diagnose(rows) if each.row is best), None)
+    return f"{_name(found.row)}: {found.causes[0].evidence}" if found is not None and found.causes else ""
 
 
 def _advise(rows: list[Row]) -> Advice:

@@ -211,7 +211,7 @@ def _incomparable(trial: Trial, baselines: Iterable[list[Trial]]) -> Verdict | N
 
 def _differences(trial: Trial, other: Trial) -> list[str]:
     """Return the fields in which two trials differ and must not for a ratio of theirs to mean something."""
-    spec, theirs = trial.spec.without_timeout, other.spec.without_timeout
+    spec, theirs = trial.spec.without_extras, other.spec.without_extras
     names = [name for name in type(spec).model_fields if name not in ("precision", "loss_scale", "repeat")]
     found = [name for name in names if getattr(spec, name) != getattr(theirs, name)]
     if trial.environment.fingerprint != other.environment.fingerprint:

@@ -18,6 +18,7 @@ from castwise.registry.precisions import Precision, precision_row
 from castwise.spec.quantities import format_share
 
 _MOST_NAMED = 2  # classes of kernels in a sentence
+CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "idle": "idle time"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Ceiling:
         text = f"{self.precision} → {self.target} can gain at most {most}{alone}"
         if not self.others:
             return f"{text}: all of the time is products."
-        names = " and ".join(self.others[:_MOST_NAMED])
+        names = " and ".join(CLASS_WORDS.get(name, name) for name in self.others[:_MOST_NAMED])
         most_of_it = "most of it " if len(self.others) > _MOST_NAMED else ""
         return f"{text}: {format_share(1 - self.products_share)} of the time is no product, {most_of_it}{names}."
 
@@ -180,5 +181,4 @@ def _peak_ratio(row: Precision, target: Precision, gpu: GpuModel | None, flops: 
 
 def _storage_ratio(row: Precision, target: Precision) -> float:
     """Return how many times as many bytes a precision stores an activation in as the target does, at least 1."""
-    own, wanted = ((4 if (each.autocast_dtype or each.param_dtype) == "float32" else 2) for each in (row, target))
-    return max(1.0, own / wanted)
+    return 2.0 if target.is_16_bit and not row.is_16_bit else 1.0

@@ -135,7 +135,7 @@ def comparison_key(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple
     The number of its repeat and the time limit never enter. Parts of fields are in the form of pydantic's `exclude`.
     """
     exclude: dict[str, Any] = {**dict.fromkeys(fields, True), "repeat": True, **parts}
-    return (trial.environment.fingerprint, trial.spec.without_timeout.model_dump_json(exclude=exclude))
+    return (trial.environment.fingerprint, trial.spec.without_extras.model_dump_json(exclude=exclude))
 
 
 def as_on_one_gpu(trial: Trial) -> Trial:

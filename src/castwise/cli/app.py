@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from castwise._version import __version__
-from castwise.cli import compare, export, max_batch, report, run, suite, tune
+from castwise.cli import compare, export, max_batch, report, run, suite, tune, why
 from castwise.cli.options import HelpCommand, HelpGroup, add_command
 from castwise.cli.streams import check_stdout, prepare_streams
 from castwise.errors import CastwiseError, EngineError, StoreError, printable, shortened
@@ -76,6 +76,7 @@ def _options(
 
 
 add_command(app, "run", run.run, run.EXAMPLES)
+add_command(app, "why", why.why, why.EXAMPLES)
 add_command(app, "tune", tune.tune, tune.EXAMPLES)
 add_command(app, "max-batch", max_batch.max_batch, max_batch.EXAMPLES)
 add_command(app, "fit", max_batch.fit, max_batch.EXAMPLES, hidden=True)

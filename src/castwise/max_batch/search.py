@@ -242,6 +242,6 @@ def _limit(request: MaxBatchOptions, environment: Environment) -> int | None:
 
 
 def _is_of(trial: Trial, template: TrialSpec) -> bool:
-    own = template.without_timeout.model_copy(update={"batch_size": trial.spec.batch_size})
+    own = template.without_extras.model_copy(update={"batch_size": trial.spec.batch_size})
     limit = template.protocol.timeout_seconds
-    return is_max_batch_trial(trial) and trial.spec.without_timeout == own and is_reusable(trial, limit)
+    return is_max_batch_trial(trial) and trial.spec.without_extras == own and is_reusable(trial, limit)

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from castwise.errors import MissingDataError, UsageError
@@ -23,7 +23,7 @@ from castwise.records.store import Problem, ResumePolicy, Store, reusable_trials
 from castwise.registry.datasets import MNIST, find_data_set
 from castwise.registry.precisions import find_precision, is_same_as_fp32, why_unsupported
 from castwise.registry.workloads import find_workload
-from castwise.spec.options import RunOptions
+from castwise.spec.options import RunOptions, WhyOptions
 from castwise.spec.plan import build_plan
 from castwise.spec.trial import (
     CPU_ROUND,
@@ -44,6 +44,10 @@ _CPU_BUDGET_SECONDS = 75.0
 
 # The share of a budget that is for rounds, however long imports took: without any time nothing can be compared.
 _LEAST_OF_BUDGET = 0.5
+
+# What `castwise why` explains without other wishes, and how many steps of each it profiles.
+_EXPLAINED = ("default", "fp32", "tf32", "fp16-mixed", "bf16-mixed")
+_PROFILE_STEPS = 3
 
 _SEED_LIMIT = 2**63  # of torch.manual_seed
 
@@ -83,11 +87,25 @@ class Job:
             if budget is not None:  # what is left of it is for the comparisons that are left
                 rule = replace(rule, budget_seconds=budget / (len(comparisons) - number))
             started = time.perf_counter()
+            if specs[0].protocol.profile_steps:
+                trials += self._profile(specs, rule, recorded)
+                continue
             trials += Rounds(self.runner, specs, rule, recorded).run()
             budget = None if budget is None else budget - (time.perf_counter() - started)
         trials += self.runner.run(unsupported)
         position = {spec.configuration: index for index, spec in enumerate(self.specs)}
         return sorted(trials, key=lambda trial: position[trial.spec.configuration])
+
+    def _profile(self, specs: Sequence[TrialSpec], rule: StopRule, recorded: list[Trial]) -> list[Trial]:
+        """Measure another process of each configuration without a profile; return all trials."""
+        known = {trial.spec.configuration: trial for trial in recorded if trial.profile or trial.status != "ok"}
+        lacking = [spec for spec in specs if self.runner.traces or spec.configuration not in known]
+        if not lacking:
+            return recorded
+        names = {spec.configuration for spec in lacking}
+        own = [trial for trial in recorded if trial.spec.configuration in names]
+        others = [trial for trial in recorded if trial.spec.configuration not in names]
+        return [*others, *Rounds(self.runner, lacking, rule, own).run_once()]
 
 
 def prepare(
@@ -97,6 +115,7 @@ def prepare(
     *,
     rule: StopRule | None = None,
     short: bool = False,
+    profiles: bool = False,
 ) -> Job:
     """Check what a user asked for against the machine, and return the job that answers it.
 
@@ -106,6 +125,7 @@ def prepare(
         make_engine: Makes the engine from the data folder and castwise's commit; real processes by default.
         rule: When the comparison's rounds end; None takes what the options say.
         short: Somebody waits at a prompt: on a CPU, whose steps take long, a second a trial and few precisions.
+        profiles: Profile steps of one process of each configuration, after the timed ones.
 
     Raises:
         UsageError: The request cannot be carried out as it stands.
@@ -130,6 +150,8 @@ def prepare(
     user_workloads = {name: inspect_user_model(machine, locate(name), options.timeout_seconds) for name in user_models}
     is_cpu = machine.device == "cpu"
     names_precisions = options.precisions is not None
+    if profiles and not names_precisions:
+        options = replace(options, precisions=_EXPLAINED)
     notes: tuple[str, ...] = ()
     if options.workloads is None:
         options, notes = _bare_run(options, machine)
@@ -141,7 +163,7 @@ def prepare(
         options,
         device=machine.device,
         data_set=options.data_set or SYNTHETIC,
-        protocol=_limited(protocol, options),
+        protocol=_limited(protocol, options).model_copy(update={"profile_steps": _PROFILE_STEPS if profiles else 0}),
         seed=options.seed,
         user_workloads=user_workloads,
     )
@@ -156,6 +178,21 @@ def prepare(
     job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
     runner = replace(job.runner, data_note=" ".join(notes) or None)
     return replace(job, runner=runner, notes=notes, rule=rule, user_workloads=user_workloads)
+
+
+def prepare_profiles(
+    options: WhyOptions, listener: Listener | None = None, make_engine: EngineFactory | None = None
+) -> Job:
+    """Return the job that profiles steps of what a user asked for; the arguments and errors are `prepare`'s."""
+    shared = {each.name: getattr(options, each.name) for each in fields(WhyOptions) if each.name != "trace"}
+    rule = StopRule(min_rounds=1, max_rounds=1)
+    found = prepare(RunOptions(**shared), listener, make_engine, rule=rule, profiles=True)
+    if options.trace is not None and options.trace.suffix == ".json" and len(found.specs) > 1:
+        raise UsageError(
+            f"'{options.trace}' has room for one configuration's trace, and there are {len(found.specs)}. Name a "
+            "folder, or one precision."
+        )
+    return replace(found, runner=replace(found.runner, traces=options.trace))
 
 
 def build_job(

@@ -125,7 +125,8 @@ class TrialRunner:
     # Ends the processes of measured trials in the background.
     closer: BackgroundCloser = field(default_factory=BackgroundCloser, compare=False)
     weights: Path | None = None  # the folder for trained models' weights; None keeps none
-    traces: Path | None = None  # the folder for traces of profiled steps, for Perfetto; None writes none
+    # For Perfetto: the file for the trace of profiled steps, or a folder for several; None writes none.
+    traces: Path | None = None
     policy: ResumePolicy = field(default_factory=ResumePolicy)  # what is measured although it is on record
 
     @contextmanager
@@ -551,7 +552,9 @@ class _Measurement:
     def profile(self) -> None:
         """Profile steps of the process, which has measured all else: whatever goes wrong costs the profile alone."""
         traces = self._runner.traces
-        path = None if traces is None else traces.resolve() / f"{stem_of(self.spec)}.json"
+        path = None if traces is None else traces.resolve()
+        if path is not None and path.suffix != ".json":
+            path /= f"{stem_of(self.spec)}.json"
         try:
             self._profile = self.session.profile(self.spec.protocol.profile_steps, path)
         except TrialFailedError as failure:

@@ -191,7 +191,7 @@ def reusable_trials(specs: Sequence[TrialSpec], known: Mapping[str, Trial], poli
         # A key leaves defaults out: a record made with other defaults has the same key, and another configuration.
         if (
             spec is not None
-            and trial.spec.without_timeout == spec.without_timeout.model_copy(update={"repeat": trial.spec.repeat})
+            and trial.spec.without_extras == spec.without_extras.model_copy(update={"repeat": trial.spec.repeat})
             and is_reusable(trial, spec.protocol.timeout_seconds, retry=policy.retry)
         ):
             found[key] = trial

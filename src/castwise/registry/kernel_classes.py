@@ -61,26 +61,32 @@ _PATTERNS: tuple[tuple[str, KernelClass], ...] = (
     (r"multi_tensor_apply_kernel|[eE]lem(ent)?_?[wW]ise|fused_dropout", "elementwise"),
     (r"\bop_generic_tensor_kernel|cudnn::ops::(add|scalePack|op_)|activation_(fw|bw)", "elementwise"),
     # Products. Those without Tensor Cores come first: their other words are in names of both kinds.
-    (r"ffma|[sS]imt|[_ ]sgemm|^sgemm|scudnn|implicit_convolve\w*sgemm|explicit_convolve", "plain_product"),
+    (r"ffma|[sS]imt|RNN_FMA|[_ ]sgemm|^sgemm|scudnn|implicit_convolve\w*sgemm|explicit_convolve", "plain_product"),
     (r"gemv|gemm[SN]N_|gemmk1_kernel|\bdot_kernel|conv_depthwise|_direct_kernel|fft2d|fft1d", "plain_product"),
     (r"(wgrad_alg\d|dgrad|wgrad2d|dgrad2d|conv2d)\w*_engine<(float|double)", "plain_product"),
-    (r"^nvjet_|tensorop|hmma|imma|dmma|wgmma|[hsid](884|1688|16816|16832|161616)[a-z_]", "tensor_core_product"),
+    (
+        r"^nvjet_|tensorop|TensorOp|hmma|imma|dmma|wgmma|[hsid](884|1688|16816|16832|161616)[a-z_]",
+        "tensor_core_product",
+    ),
     (r"sm(7\d|8\d|9\d|1\d\d)a?_xmma|\bgemm::kernel::GemmUniversal|^Cijk_\w+_MI\d|xdlops", "tensor_core_product"),
     (r"gemm|gemmk|^Cijk_|matmul|fprop|dgrad|wgrad|winograd|cudnn\w*conv|conv(olve|olution|\dd)", "unknown_product"),
     (r"RNN_block|persistRNN|PersistRNN|cutlass|igemm|Sp3AsmConv|ConvAsm|ConvBin", "unknown_product"),
-    (r"reduce|splitK|softmax|SoftMax|cumsum|nll_loss|scan_|DeviceReduce|DeviceScan|arg_?m(ax|in)", "reduction"),
+    (
+        r"reduce|splitK|(max|avg|average)_?pool|softmax|SoftMax|cumsum|nll_loss|scan_|DeviceReduce|DeviceScan|arg_?m(ax|in)",
+        "reduction",
+    ),
     (r"distribution_|dropout|lstm_cell|gru_cell|fill|relu|gelu|pointwise", "elementwise"),
 )
 _RULES = tuple((re.compile(pattern), kind) for pattern, kind in _PATTERNS)
 
 # The first that matches counts: a name also spells out the formats of accumulator and output.
 _FORMATS: tuple[tuple[str, Format], ...] = (
-    (r"e4m3|e5m2|fp8|float8|^nvjet_[qo]|_F8|f8f8", "fp8"),
-    (r"tf32|tfloat32|^nvjet_s", "tf32"),
-    (r"bf16|bfloat16|BFloat16|^nvjet_t|_BBS_|_BB_|_BSS_", "bf16"),
-    (r"fp16|(?<!b)f16|half|Half|^nvjet_h|h(884|1688|16816)|_HHS_|_HSS_|_HH_|hgemm", "fp16"),
-    (r"imma|i8i8|_s8|int8|^nvjet_i|16832", "int8"),
-    (r"f64|dmma|d884|double|^nvjet_d", "fp64"),
+    (r"e4m3|e5m2|fp8|float8|^nvjet_(sm\d+_)?[qo]|_F8|f8f8", "fp8"),
+    (r"tf32|tfloat32|^nvjet_(sm\d+_)?s(?!m\d)", "tf32"),
+    (r"bf16|bfloat16|BFloat16|^nvjet_(sm\d+_)?t|_BBS_|_BB_|_BSS_", "bf16"),
+    (r"fp16|(?<!b)f16|half|Half|^nvjet_(sm\d+_)?h|h(884|1688|16816)|_HHS_|_HSS_|_HH_|hgemm", "fp16"),
+    (r"imma|i8i8|_s8|int8|^nvjet_(sm\d+_)?i|16832", "int8"),
+    (r"f64|dmma|d884|double|^nvjet_(sm\d+_)?d", "fp64"),
     (r"tensorop_s1688(?!_?(f16|bf16))|s1688", "tf32"),  # CUTLASS leaves out the type of float32 inputs
 )
 _FORMAT_RULES = tuple((re.compile(pattern), name) for pattern, name in _FORMATS)
@@ -129,7 +135,7 @@ _OPERATORS: tuple[tuple[str, KernelClass], ...] = (
     (r"^aten::(_fused_(adam|sgd|adagrad)\w*)", "optimizer"),
     (r"^(c10d|gloo|nccl)", "communication"),
     (r"^aten::(copy_|cat|stack|_foreach_copy_)", "copy"),
-    (r"^aten::\w*(softmax|nll_loss|cross_entropy|norm$|cumsum)|^aten::(sum|mean|amax|argmax|var|std)$", "reduction"),
+    (r"^aten::\w*(softmax|nll_loss|cross_entropy|norm$|cumsum|_pool\dd)|^aten::(sum|mean|amax|argmax|var|std)$", "reduction"),
     (r"^aten::(_foreach_\w+|\w*(relu|gelu|silu|tanh|sigmoid|threshold|clamp|dropout|hardtanh)\w*)", "elementwise"),
     (r"^aten::(add|sub|mul|div|neg|exp|log|r?sqrt|pow|fill|zero|lerp|where|bernoulli|addc\w+)_?$", "elementwise"),
 )

@@ -64,6 +64,11 @@ class Precision:
         """Return whether gradients are float16, whose range is too small for some of them without a loss scale."""
         return "float16" in (self.param_dtype, self.autocast_dtype)
 
+    @property
+    def is_16_bit(self) -> bool:
+        """Return whether activations are stored in 16 bits."""
+        return (self.autocast_dtype or self.param_dtype) in ("float16", "bfloat16")
+
 
 # torch has had these flags in every version. Its newer switches (fp32_precision) came with 2.9.
 _IEEE_CODE = """\

@@ -17,7 +17,7 @@ from castwise.registry.workloads import Workload, find_workload
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
-from castwise.spec.types import Numerics, TrialKind, Unit
+from castwise.spec.types import CauseName, Numerics, TrialKind, Unit
 
 _JOIN = "+"
 NONE = "none"
@@ -141,6 +141,7 @@ class Technique:
     only_on_several_gpus: bool = False
     why_not: Callable[[TrialSpec], str | None] | None = None  # the reason, for conditions beyond membership
     sets: tuple[str, ...] = ()
+    cures: tuple[CauseName, ...] = ()  # why a step is slow that it is against; of several the first row is named
 
     # How a search uses it.
     rank: Rank = Rank.CHEAP
@@ -252,6 +253,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="resident-data",
         summary="the data set lies on the device as bytes; crop, flip and normalisation happen there",
+        cures=("input",),
         needs="a data set of images that are augmented by crop and flip at most, or synthetic images",
         cost="the data set's bytes in device memory (MNIST 47 MB, CIFAR 154 MB)",
         loop_changes=6,
@@ -271,6 +273,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="loader-workers",
         summary="one loader process per core (at most 8), kept between epochs, each 4 batches ahead",
+        cures=("input",),
         needs="a run that reads its data through a loader",
         cost="cores, and host memory for 4 batches per process",
         code=Code(
@@ -306,6 +309,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="channels-last",
         summary="weights and activations of convolutions lie with channels innermost, as Tensor Cores read them",
+        cures=("layout",),
         needs="an image model",
         cost="none",
         code=Code(
@@ -348,6 +352,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="fused-optimizer",
         summary="the optimizer updates all weights in one kernel, which also skips steps that overflowed",
+        cures=("optimizer",),
         cost="none",
         code=Code(optimizer="fused=True", transformers='optim="adamw_torch_fused"'),
         numerics="rounding",
@@ -358,6 +363,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="no-step-sync",
         summary="the host reads nothing from the device within a step: neither the loss nor whether a step overflowed",
+        cures=("synchronisation",),
         needs="dynamic loss scaling, or a source that reads the loss in each step",
         cost="a copy of weights and optimizer state, with dynamic loss scaling and no fused optimizer",
         code=Code(step="# no loss.item() or print(loss) in each step"),
@@ -387,6 +393,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="pad-vocabulary",
         summary="the decoder has 33,280 words (a multiple of 64) instead of 33,278; the added ones have probability 0",
+        cures=("alignment",),
         cost="2 rows of the decoder",
         loop_changes=5,
         numerics="shape",
@@ -397,6 +404,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="pad-hidden",
         summary="embedding and state are padded to a multiple of 64 (1,500 to 1,536); the added units are 0",
+        cures=("alignment",),
         needs="a width that is no multiple of 8",
         cost="the added units' weights",
         loop_changes=5,
@@ -432,6 +440,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="space-to-depth",
         summary="the first convolution, of stride 2, reads 2 by 2 pixels as channels, to run on Tensor Cores",
+        cures=("alignment",),
         needs="a model that begins with a convolution of stride 2",
         cost="a copy of the images per step",
         loop_changes=5,
@@ -446,6 +455,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="matmul-stem",
         summary="the first convolution, of stride 1, is a matrix product over its windows",
+        cures=("alignment",),
         needs="a model that begins with a convolution of stride 1 and short windows",
         cost="memory for the windows: 9 numbers per pixel and channel",
         loop_changes=5,
@@ -476,6 +486,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="batch-norm-kernel",
         summary="batch norm, with additions, dropout and activation next to it, runs by kernels that read images twice",
+        cures=("memory",),
         needs="channels-last, Triton, and a model with batch norm that torch.fx can trace",
         cost="none",
         loop_changes=9,
@@ -506,6 +517,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="compile",
         summary="torch.compile of forward, loss and backward, for the batch's shape",
+        cures=("casts", "memory"),
         needs="a C++ compiler on a CPU, Triton and a C compiler on a GPU of compute capability 7.0 or newer",
         cost="the first step: seconds to minutes; a last batch of another shape runs uncompiled",
         code=Code(
@@ -564,6 +576,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="cuda-graph",
         summary="the whole step, optimizer and loss scaling included, is one launch",
+        cures=("launches",),
         needs="shapes and control flow that do not depend on data, and a schedule that does not change momentum",
         cost="a copy of the batch per step; the step's memory stays reserved",
         loop_changes=6,

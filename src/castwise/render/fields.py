@@ -263,6 +263,11 @@ FIELDS: tuple[Field, ...] = (
     # The GPU's hardware counters.
     Field("tensor_share", "tensor cores busy", "share"),
     Field("dram_share", "memory busy", "share"),
+    # What a step's time is spent on, by a profile; docs/why.md.
+    Field("products_share", "products", "share"),
+    Field("moving_share", "moving data", "share"),
+    Field("update_share", "update", "share"),
+    Field("idle_share", "idle", "share"),
     # The largest batch that trains.
     Field("largest_batch", "largest batch", "count", _count_text("largest_batch")),
     Field("failing_batch", "first that fails", "count", _count_text("failing_batch")),

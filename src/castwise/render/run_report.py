@@ -286,7 +286,8 @@ def _reason_lines(item: Advice) -> list[str]:
     The sentence of "stay" names the one that comes closest.
     """
     why = "" if item.decision == "stay" or item.why in item.sentence else f"Why: {item.why}."
-    return list(filter(None, [why, f"How sure: {item.how_sure}." if item.how_sure else ""]))
+    limit = f"Why no faster: {item.limit}. `castwise why {item.workload}` says more." if item.limit else ""
+    return list(filter(None, [why, f"How sure: {item.how_sure}." if item.how_sure else "", limit]))
 
 
 def to_markdown(
@@ -389,6 +390,7 @@ def document(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | Non
             "decision": item.decision,
             "precision": item.precision,
             "sentence": item.sentence,
+            "limit": item.limit or None,
             "command": item.command or None,
             "code": item.code or None,
             "frameworks": {snippet.framework: snippet.code or None for snippet in item.snippets},

@@ -165,7 +165,7 @@ def _measured(name: str, origin: Origin, collection: Collection) -> ComparedMach
     for config in collection.configurations:
         spec = config.trial.spec
         # Seeds of one training run are repetitions; other protocols and lengths are other measurements.
-        way = f"{spec.without_timeout.protocol} {spec.recipe}"
+        way = f"{spec.without_extras.protocol} {spec.recipe}"
         by_key.setdefault(Entry(spec, "ok").key, {}).setdefault(way, []).append(config)
     entries, num_left_out = {}, 0
     for key, ways in by_key.items():

@@ -247,6 +247,20 @@ class RunOptions(ParameterGrid, DurationOptions, StepOptions):
     """What `castwise run` measures; None is what suits the machine."""
 
 
+@dataclass(frozen=True)
+class WhyOptions(ParameterGrid, StepOptions):
+    """What `castwise why` explains; None is what suits the machine."""
+
+    trace: Annotated[
+        Path | None,
+        Option(
+            "Write the profiled steps for ui.perfetto.dev: a file for one configuration, a folder for several.",
+            "Output",
+            metavar="FILE",
+        ),
+    ] = None
+
+
 def steps_of(options: StepOptions, **others: Any) -> RunOptions:
     """Return the options of `castwise run` that share a command's device, data, records and time limit."""
     shared = {field.name: getattr(options, field.name) for field in fields(StepOptions)}

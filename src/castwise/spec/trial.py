@@ -135,30 +135,32 @@ class TrialSpec(FrozenModel):
         return self if redacted is self.user_model else self.model_copy(update={"user_model": redacted})
 
     @property
-    def without_timeout(self) -> Self:
-        """Return the redacted spec with the default time limit, on which no figure depends."""
+    def without_extras(self) -> Self:
+        """Return the redacted spec with the default time limit and no profile: no figure depends on them."""
         spec = self.redacted
-        default = MeasurementProtocol.model_fields["timeout_seconds"].default
-        return spec.model_copy(update={"protocol": spec.protocol.model_copy(update={"timeout_seconds": default})})
+        defaults = {
+            name: MeasurementProtocol.model_fields[name].default for name in ("timeout_seconds", "profile_steps")
+        }
+        return spec.model_copy(update={"protocol": spec.protocol.model_copy(update=defaults)})
 
     @cached_property
     def key(self) -> str:
-        """Return 12 hexadecimal digits that identify every field but the time limit.
+        """Return 12 hexadecimal digits that identify every field but the time limit and the profile's steps.
 
         Fields at their defaults do not enter, so that a field added later does not change the keys of old records.
         """
-        return _digest(self.without_timeout.model_dump_json(exclude_defaults=True))
+        return _digest(self.without_extras.model_dump_json(exclude_defaults=True))
 
     @cached_property
     def configuration(self) -> str:
-        """Return 12 hexadecimal digits that identify every field but the repeat and the time limit."""
-        return _digest(self.without_timeout.model_dump_json(exclude_defaults=True, exclude={"repeat"}))
+        """Return 12 hexadecimal digits that identify what `key` does, but for the repeat."""
+        return _digest(self.without_extras.model_dump_json(exclude_defaults=True, exclude={"repeat"}))
 
     @cached_property
     def comparison(self) -> str:
         """Return 12 hexadecimal digits, equal for configurations that differ in precision and loss scale alone."""
         apart = {"repeat", "precision", "loss_scale"}
-        return _digest(self.without_timeout.model_dump_json(exclude_defaults=True, exclude=apart))
+        return _digest(self.without_extras.model_dump_json(exclude_defaults=True, exclude=apart))
 
     @property
     def device_type(self) -> str:

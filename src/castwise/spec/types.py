@@ -7,5 +7,24 @@ Parallelism = Literal["none", "ddp", "dp"]
 Numerics = Literal["bits", "rounding", "draws", "shape"]  # what a technique changes at the most
 Unit = Literal["images", "tokens", "samples"]
 Family = Literal["mlp", "mnist_cnn", "wide_resnet", "dpn", "torchvision", "timm", "rnn_lm", "fastai_resnet", "own"]
+# Why a step is no faster (docs/why.md).
+CauseName = Literal[
+    "no-hardware",  # the device emulates the precision
+    "baseline-tf32",  # what it is compared with uses Tensor Cores already
+    "float32-units",  # products in float32 without Tensor Cores
+    "grouped-convolutions",  # for which there are no Tensor Core kernels
+    "no-tensor-cores",  # other products that could use them and do not
+    "missing-kernel",  # one kernel that is a fallback takes most of the step
+    "alignment",  # sizes that Tensor Core kernels cannot load at full speed
+    "layout",  # conversions between NCHW and NHWC
+    "synchronisation",  # the host waits for the device within a step
+    "launches",  # the device waits for the host to launch kernels
+    "input",  # the step waits for its batch
+    "casts",  # between float32 and 16 bits
+    "optimizer",
+    "memory",  # work whose time is that of the bytes that it moves
+    "small-kernels",  # kernels that do not fill the device
+    "power-limit",  # the clock is held down
+]
 
 SYNTHETIC = "synthetic"  # the data set of random samples

@@ -3,13 +3,10 @@
 The data of a steady step lies on the device, so that input never bounds it; epochs are compared with resident data.
 """
 
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from castwise.analysis import steady_metrics
+from castwise.analysis.causes import PowerLimit, power_limit_of
 from castwise.analysis.speedup import speedup_estimate
-from castwise.records.schema import Trial
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import captures_graph, probe_technique
 from castwise.spec.quantities import format_share
@@ -23,19 +20,6 @@ _GAIN = 1.05
 # If half the batch takes this share of the time or more, most of a step does not depend on the batch. From the third
 # to the second all of it does. Less cannot be: it is noise. Source: chosen here.
 _FIXED, _SCALES, _IMPOSSIBLE = 0.8, 0.6, 0.4
-# A GPU is at its power limit if this share of its blocks was, and its clock is below this share of its highest.
-_POWER_CAP, _MOSTLY, _AT_ITS_CLOCK = "sw_power_cap", 0.5, 0.98
-
-
-@dataclass(frozen=True)
-class PowerLimit:
-    """How the GPU's power limit set a loop's pace."""
-
-    capped: float  # the share of blocks in which the limit held the clock down
-    clock_hertz: float  # the mean clock of the streaming multiprocessors in the blocks
-    max_clock_hertz: float
-    watts: float
-    slowdown: float | None = None  # how much longer steps took in sustained training, as a share
 
 
 @dataclass(frozen=True)
@@ -85,22 +69,6 @@ def evidence_of(measured: Measurements, loop: TrialSpec) -> Evidence:
         waiting=sum(epoch.data_seconds for epoch in epochs) / epoch_seconds if epoch_seconds else None,
         power=power_limit_of(trials),
     )
-
-
-def power_limit_of(trials: Sequence[Trial]) -> PowerLimit | None:
-    """Return how the power limit held a loop's clock down most of the time; None if not, or not known."""
-    max_clock = next((trial.gpu_facts.max_sm_clock_hertz for trial in trials if trial.gpu_facts is not None), None)
-    readings = [reading for trial in trials for reading in trial.readings]
-    known = [reading for reading in readings if reading.throttle_reasons is not None and reading.sm_clock_hertz]
-    watts = [power for reading in readings if (power := reading.gpu_power_watts) is not None]
-    if max_clock is None or not known or not watts:
-        return None
-    capped = statistics.fmean(_POWER_CAP in (reading.throttle_reasons or ()) for reading in known)
-    clock = statistics.fmean(reading.sm_clock_hertz or 0.0 for reading in known)
-    if capped < _MOSTLY or clock > _AT_ITS_CLOCK * max_clock:
-        return None
-    slowdowns = [found for trial in trials if (found := steady_metrics.sustained_slowdown(trial)) is not None]
-    return PowerLimit(capped, clock, max_clock, statistics.fmean(watts), max(slowdowns, default=None))
 
 
 def explain(evidence: Evidence) -> str:

@@ -50,9 +50,9 @@ class Measurements:
     def from_records(cls, trials: Iterable[Trial], start: TrialSpec) -> "Measurements":
         """Return the trials that differ from a start in nothing but what a search changes."""
         changed = ("precision", "loss_scale", "techniques", "batch_size", "repeat")
-        fixed = start.without_timeout.model_dump(exclude=set(changed))
+        fixed = start.without_extras.model_dump(exclude=set(changed))
         return cls().plus(
-            trial for trial in trials if trial.spec.without_timeout.model_dump(exclude=set(changed)) == fixed
+            trial for trial in trials if trial.spec.without_extras.model_dump(exclude=set(changed)) == fixed
         )
 
     def plus(self, trials: Iterable[Trial], session: Sequence[TrialSpec] = ()) -> "Measurements":

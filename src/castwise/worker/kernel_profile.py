@@ -35,6 +35,14 @@ _MOST_EVENTS = 300_000
 _EVENTS_A_KERNEL = 5  # the operators that call each other until one launches it, and ranges
 _LEVELS = 2  # of modules within modules, lists of modules not counted
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+# Calls of CUDA that return when the device has got so far; a copy to memory that is not page-locked is one.
+_WAITING_CALLS = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "cudaMemcpyAsync",
+    "cudaMemcpy",
+)
 
 RunSteps = Callable[[int], int]
 
@@ -45,6 +53,7 @@ class _Record(NamedTuple):
     num_steps: int
     host: list[HostEvent]
     device: list[DeviceEvent]
+    waits: list[tuple[int, int]]  # when the host waited for the device
     missing: list[str]
 
 
@@ -75,7 +84,7 @@ def profile_step(
         if not peers.broadcast_object(bool(found.device)):
             why = "torch's profiler saw no kernel: it may lack the permission, or another profiler is attached"
             return StepProfile(device_type="cuda", missing=why)
-        times = measure_idle(found.device, found.num_steps)
+        times = measure_idle(found.device, found.num_steps, found.waits)
         activities.append(ProfilerActivity.CPU)
     try:
         with _annotated(step, has_modules=not hidden):
@@ -97,7 +106,7 @@ def _record(
     with profiler:
         num_steps = run(num_steps)
     events = sorted(_events(profiler), key=lambda event: int(event.start_ns()))
-    found = _Record(num_steps, [], [], [])
+    found = _Record(num_steps, [], [], [], [])
     if len(events) > _MOST_EVENTS:
         found.missing.append(f"{len(events) - _MOST_EVENTS:,} events of the profiler were not counted")
     for event in events[:_MOST_EVENTS]:
@@ -107,6 +116,8 @@ def _record(
         if event.device_type() != DeviceType.CPU:
             if event.device_index() == (device.index or 0) and not is_range:
                 found.device.append(DeviceEvent(name, start, end, linked))
+        elif name in _WAITING_CALLS:
+            found.waits.append((start, end))
         # Calls of the driver are linked to operators.
         elif (is_range or (kind in ("cpu_op", "") and not linked)) and event.start_thread_id() == event.end_thread_id():
             shapes = (tuple(shape) for shape in event.shapes() if shape and all(isinstance(n, int) for n in shape))

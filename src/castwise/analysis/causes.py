@@ -1,0 +1,592 @@
+"""Why a configuration is no faster: the causes that its record shows, each with its evidence and what to try.
+
+A cause takes time that another loop or precision would not need; how much at most is computed from the step's time by
+class of kernel (`StepProfile`), or from the GPU's counters alone if there is no profile. Causes of less than 5 % of the
+step are left out: they are hard to tell from noise.
+"""
+
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from castwise.analysis.model_flops import flops_of
+from castwise.analysis.result_table import Row, group_of
+from castwise.analysis.roofline import CLASS_WORDS, Ceiling, ceiling, least_bytes
+from castwise.analysis.steady_metrics import sustained_slowdown
+from castwise.analysis.training_metrics import data_share
+from castwise.records.schema import GpuCounters, KernelTime, StepFlops, StepProfile, Trial
+from castwise.registry.gpus import GpuModel, find_gpu_model, peak
+from castwise.registry.kernel_classes import KernelClass
+from castwise.registry.precisions import BASELINE, DEFAULT, Precision, precision_row, why_emulated
+from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join, why_unsupported
+from castwise.spec.loss_scale import is_dynamic
+from castwise.spec.quantities import format_share
+from castwise.spec.types import CauseName
+
+PRODUCTS: tuple[KernelClass, ...] = ("tensor_core_product", "plain_product", "unknown_product", "attention")
+# Work whose time is that of the bytes that it moves; casts and conversions are causes of their own.
+_MOVES: tuple[KernelClass, ...] = ("normalisation", "elementwise", "reduction", "copy", "other")
+MEMORY: tuple[KernelClass, ...] = (*_MOVES, "cast", "layout_conversion")
+UPDATE: tuple[KernelClass, ...] = ("optimizer", "loss_scaling")
+
+# Shares of a step. Source: chosen here; docs/evidence/causes.md has the cases that they tell apart.
+_LEAST = 0.05  # that a cause takes, and that a precision must differ by
+_LEAST_IDLE = 0.1  # below it, the gaps between kernels are those of any loop
+_MOSTLY = 0.5
+_LEAST_MEMORY = 0.3
+_LEAST_UPDATE = 0.1
+# Without a profile: multiprocessors that are busy for less than this share of the time wait for the host.
+_BUSY = 0.6
+# While a kernel runs, a step that fills the GPU keeps at least this share of the multiprocessors busy.
+_FILLED = 0.5
+# Misaligned products, and convolutions of few channels, run at less than this share of the other products' rate.
+_SLOW = 0.6
+# Of batch norm's time in NCHW, the share that channels-last saves in 16 bits. Source: ResNet-50, batch 256, bf16-mixed,
+# on an H100: 61.5 ms and 27.2 ms (docs/evidence/causes.md).
+_NORM_GAIN = 0.55
+# A default that has this share of the logarithm of the gain over fp32 leaves little.
+_HAS_MOST = 2 / 3
+# A GPU is at its power limit if this share of its blocks was, and its clock is below this share of its highest.
+_POWER_CAP, _AT_ITS_CLOCK = "sw_power_cap", 0.98
+_VECTOR_BYTES = 16  # that a Tensor Core kernel loads at once: rows must be a multiple of it
+_FEW_CHANNELS = 8
+# A saving of this share of the step is a stronger reason than a default that is fast already.
+_STRONG = 0.25
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason why a step is no faster."""
+
+    name: CauseName
+    evidence: str
+    advice: str
+    share: float | None = None  # of the step's time that it could save at most; None if it is no time
+    technique: str = ""  # castwise's name of what to try; empty if it has none that applies
+
+
+@dataclass(frozen=True)
+class PowerLimit:
+    """How the GPU's power limit set a loop's pace."""
+
+    capped: float  # the share of blocks in which the limit held the clock down
+    clock_hertz: float  # the mean clock of the streaming multiprocessors in the blocks
+    max_clock_hertz: float
+    watts: float
+    slowdown: float | None = None  # how much longer steps took in sustained training, as a share
+
+
+def power_limit_of(trials: Sequence[Trial]) -> PowerLimit | None:
+    """Return how the power limit held a loop's clock down most of the time; None if not, or not known."""
+    max_clock = next((trial.gpu_facts.max_sm_clock_hertz for trial in trials if trial.gpu_facts is not None), None)
+    readings = [reading for trial in trials for reading in trial.readings]
+    known = [reading for reading in readings if reading.throttle_reasons is not None and reading.sm_clock_hertz]
+    watts = [power for reading in readings if (power := reading.gpu_power_watts) is not None]
+    if max_clock is None or not known or not watts:
+        return None
+    capped = statistics.fmean(_POWER_CAP in (reading.throttle_reasons or ()) for reading in known)
+    clock = statistics.fmean(reading.sm_clock_hertz or 0.0 for reading in known)
+    if capped < _MOSTLY or clock > _AT_ITS_CLOCK * max_clock:
+        return None
+    slowdowns = [found for trial in trials if (found := sustained_slowdown(trial)) is not None]
+    return PowerLimit(capped, clock, max_clock, statistics.fmean(watts), max(slowdowns, default=None))
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a configuration spends its step on, and why it is no faster."""
+
+    row: Row
+    profile: StepProfile | None = None
+    counters: GpuCounters | None = None
+    shares: Mapping[str, float] = field(default_factory=dict)  # of the step's time by class, the largest first
+    idle_share: float | None = None  # in which no kernel runs; None without a profile, and on a CPU
+    causes: tuple[Cause, ...] = ()  # that save most first
+    ceiling: Ceiling | None = None  # what the fastest 16-bit format could gain at most
+    missing: tuple[str, ...] = ()  # what is not known, and what would tell
+
+    def share_of(self, classes: Sequence[str]) -> float:
+        """Return the share of the step's time that is spent in some classes of kernels."""
+        return sum(self.shares.get(name, 0.0) for name in classes)
+
+    @property
+    def bound(self) -> str:
+        """Return in words what takes most of the step."""
+        parts = {
+            "products": self.share_of(PRODUCTS),
+            "work that is bound by memory": self.share_of(MEMORY),
+            "the optimizer and loss scaling": self.share_of(UPDATE),
+            "communication": self.share_of(("communication",)),
+            "waiting: no kernel runs": self.idle_share or 0.0,
+        }
+        most = max(parts, key=parts.__getitem__)
+        if not parts[most]:
+            return "what takes its time is not known"
+        return f"{format_share(parts[most])} of the step is {most}"
+
+
+def diagnose(rows: Sequence[Row]) -> list[Diagnosis]:
+    """Return a diagnosis of each row that was timed, compared with the others of its group."""
+    groups: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        groups.setdefault(group_of(row.trial), {}).setdefault(row.precision, row)
+    timed = [row for row in rows if row.step_seconds or row.trial.spec.recipe is not None]
+    return [_diagnose(_Step(row, groups[group_of(row.trial)])) for row in timed]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A configuration's evidence: shares are of its step's time."""
+
+    row: Row
+    others: Mapping[str, Row]  # of the same group, by precision
+
+    @cached_property
+    def trial(self) -> Trial:
+        """Return the process that was profiled, or else the first."""
+        profiled = (trial for trial in self.row.trials if trial.profile is not None and trial.profile.num_steps)
+        return next(profiled, self.row.trials[0])
+
+    @cached_property
+    def profile(self) -> StepProfile | None:
+        profile = self.trial.profile
+        return profile if profile is not None and profile.class_seconds else None
+
+    @cached_property
+    def counters(self) -> GpuCounters | None:
+        return next((trial.counters for trial in self.row.trials if trial.counters is not None), None)
+
+    @cached_property
+    def flops(self) -> StepFlops | None:
+        return flops_of(self.row.trials)
+
+    @cached_property
+    def gpu(self) -> GpuModel | None:
+        return find_gpu_model(self.trial.environment.gpu or "")
+
+    @cached_property
+    def precision(self) -> Precision:
+        return precision_row(self.row.precision)
+
+    @cached_property
+    def on_cpu(self) -> bool:
+        return self.trial.spec.device_type == "cpu"
+
+    @cached_property
+    def seconds(self) -> float:
+        """Return the timed step; on a CPU the profiled one, whose operators take longer."""
+        profile = self.profile
+        step = self.row.step_seconds or 0.0
+        return max(profile.busy_seconds, profile.seconds) if profile is not None and self.on_cpu else step
+
+    @cached_property
+    def busy(self) -> float | None:
+        """Return the share of the step in which a kernel runs."""
+        return None if self.profile is None else min(1.0, self.profile.busy_seconds / self.seconds)
+
+    @cached_property
+    def idle(self) -> float | None:
+        return None if self.busy is None or self.on_cpu else 1 - self.busy
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Return each class's share; kernels that overlap count by their part of the busy time."""
+        if self.profile is None or self.busy is None:
+            return {}
+        seconds = self.profile.class_seconds
+        return {name: self.scale * seconds[name] for name in sorted(seconds, key=seconds.__getitem__, reverse=True)}
+
+    @cached_property
+    def scale(self) -> float:
+        """Return the share of the step that a second of a kernel stands for."""
+        if self.profile is None or self.busy is None:
+            return 0.0
+        return self.busy / max(sum(self.profile.class_seconds.values()), self.profile.busy_seconds)
+
+    def share(self, *classes: str) -> float:
+        return sum(self.shares.get(name, 0.0) for name in classes)
+
+    @cached_property
+    def waits(self) -> float | None:
+        """Return the share of the step in which the host waited for the device."""
+        wait = None if self.profile is None else self.profile.wait_seconds
+        return None if wait is None else min(1.0, wait / self.seconds)
+
+    @property
+    def item_bytes(self) -> int:
+        """Return the bytes of a factor of most products."""
+        formats = self.flops.by_format if self.flops is not None else {}
+        return {"fp16": 2, "bf16": 2, "fp8": 1}.get(next(iter(formats), ""), 4)
+
+    @property
+    def memory_roof(self) -> float:
+        """Return the least share of the step that its memory traffic takes; 0 if that is not known."""
+        if self.flops is None or self.gpu is None:
+            return 0.0
+        return least_bytes(self.flops) / self.gpu.bandwidth_bytes_per_second / self.seconds
+
+    @cached_property
+    def misaligned(self) -> list[KernelTime]:
+        """Return the products whose name or shapes say that rows are no multiple of what Tensor Cores load."""
+        kernels = self.profile.kernels if self.profile is not None else ()
+        return [each for each in kernels if each.kind in PRODUCTS and _is_misaligned(each, self.item_bytes)]
+
+    def technique(self, cause: CauseName) -> str:
+        """Return the first technique against a cause that this loop can have, and has not."""
+        spec, facts = self.trial.spec, self.trial.facts
+        layers = facts.layers if facts is not None else None
+        for row in TECHNIQUES:
+            if cause not in row.cures or row.name in spec.techniques:
+                continue
+            if row.tried_after not in ("", *spec.techniques):
+                continue
+            if layers is not None and row.layer and row.layer not in layers:
+                continue
+            tried = spec.model_copy(update={"techniques": (*spec.techniques, row.name)})
+            if why_unsupported(tried, self.trial.environment.capability, self.trial.environment.torch) is None:
+                return row.name
+        return ""
+
+
+def _diagnose(step: _Step) -> Diagnosis:
+    causes = [found for rule in _RULES if (found := rule(step)) is not None]
+    causes = [each for each in causes if each.share is None or each.share >= _LEAST]
+    causes.sort(key=_rank, reverse=True)
+    profile = step.profile
+    products = None
+    if profile is not None and not step.precision.is_16_bit:
+        seconds = (*profile.class_seconds.items(), ("idle", step.seconds - profile.busy_seconds))
+        products = ceiling(
+            {name: value for name, value in seconds if value > 0},
+            step.row.precision,
+            "bf16-mixed",
+            step.gpu,
+            products=PRODUCTS,
+            bound_by_memory=MEMORY,
+            flops=step.flops,
+        )
+    return Diagnosis(
+        row=step.row,
+        profile=profile,
+        counters=step.counters,
+        shares=step.shares,
+        idle_share=step.idle,
+        causes=tuple(causes),
+        ceiling=products,
+        missing=tuple(_missing(step)),
+    )
+
+
+def _rank(cause: Cause) -> float:
+    """Return how much a cause explains: the time that it could save."""
+    if cause.share is not None:
+        return cause.share
+    return _STRONG if cause.name == "baseline-tf32" else 1.0
+
+
+def _missing(step: _Step) -> Iterator[str]:
+    """Yield what is not known, and what would tell."""
+    asked = next((trial.profile for trial in step.row.trials if trial.profile is not None), None)
+    if asked is not None and asked.missing:
+        yield asked.missing
+    if step.counters is None and not step.on_cpu:
+        why = step.trial.telemetry_note.removeprefix("not available: ") or "this driver gives none"
+        yield f"no counters of the GPU: {why}"
+    if step.profile is not None and step.flops is None:
+        yield "no FLOPs were counted: how far the products are from the peak is not known"
+
+
+def _no_hardware(step: _Step) -> Cause | None:
+    why = why_emulated(step.precision, step.trial.environment.hardware)
+    if why is None:
+        return None
+    return Cause("no-hardware", f"{step.row.precision} is emulated here: {why}", "fp32, or another device")
+
+
+def _baseline_has_tf32(step: _Step) -> Cause | None:
+    """Return that PyTorch's default has most of the gain over fp32 already."""
+    over_default, over_fp32 = step.row.default_speedup, step.row.speedup
+    default = step.others.get(DEFAULT)
+    if default is None or over_default is None or over_fp32 is None or step.row.precision in (DEFAULT, BASELINE):
+        return None
+    of_default = over_fp32 / over_default
+    if of_default < 1 + _LEAST or abs(over_default - 1) > 2 * _LEAST or of_default < over_fp32**_HAS_MOST:
+        return None
+    evidence = (
+        f"PyTorch's default computes in TF32 already and is {of_default:.2f}× as fast as fp32; "
+        f"{step.row.precision} is {over_fp32:.2f}×"
+    )
+    return Cause("baseline-tf32", evidence, "nothing: compare with PyTorch's default, not with fp32")
+
+
+def _float32_units(step: _Step) -> Cause | None:
+    plain = step.share("plain_product")
+    formats = step.flops.by_format if step.flops is not None else {}
+    if formats.get("fp32", 0) < _MOSTLY * sum(formats.values()) or plain < _LEAST or step.on_cpu:
+        return None
+    peaks = [peak(step.gpu, name) for name in ("fp32", "tf32")]
+    saved = plain if None in peaks else plain * max(0.0, 1 - (peaks[0] or 0.0) / (peaks[1] or 1.0))
+    return Cause(
+        "float32-units",
+        f"{format_share(plain)} of the step is products without Tensor Cores",
+        'torch.set_float32_matmul_precision("high"), or a 16-bit precision',
+        saved,
+        "tf32",
+    )
+
+
+def _without_tensor_cores(step: _Step) -> Cause | None:
+    """Return which products of a faster format run without Tensor Cores."""
+    plain = step.share("plain_product")
+    formats = step.flops.by_format if step.flops is not None else {}
+    if plain < _LEAST or formats.get("fp32", 0) >= _MOSTLY * sum(formats.values()) or step.on_cpu:
+        return None
+    seen = f"{format_share(plain)} of the step is products without Tensor Cores"
+    if step.flops is not None and "grouped_convolution" in step.flops.products:
+        evidence = f"{seen}: the model has grouped or depthwise convolutions"
+        return Cause("grouped-convolutions", evidence, "wider groups, or fused blocks without them", plain)
+    return Cause("no-tensor-cores", f"{seen}, unlike others here", "a newer cuDNN, or other shapes", plain)
+
+
+def _one_slow_kernel(step: _Step) -> Cause | None:
+    """Return the one kernel that dominates a step, if it is none that the table of names knows as fast."""
+    kernels = step.profile.kernels if step.profile is not None and not step.on_cpu else ()
+    for each in kernels[:1]:
+        share = step.scale * each.seconds
+        if share >= _MOSTLY and each.kind in ("unknown_product", "other"):
+            evidence = f"one kernel takes {format_share(share)} of the step: {each.operator or each.name[:40]}"
+            return Cause("missing-kernel", evidence, "another version of torch or cuDNN, or other shapes", share)
+    return None
+
+
+def _misaligned_products(step: _Step) -> Cause | None:
+    if not step.misaligned or step.flops is None or step.profile is None:
+        return None
+    share = step.scale * sum(each.seconds for each in step.misaligned)
+    known = [(each, flops) for each in step.misaligned if (flops := _flops_of_kernel(each)) is not None]
+    flops = sum(found * each.launches for each, found in known)
+    seconds = sum(each.seconds for each, _ in known)
+    others = sum(step.profile.class_seconds.get(name, 0.0) for name in PRODUCTS) - seconds
+    # Without another product to compare with, or FLOPs, it is taken to be just slow enough.
+    slow = (flops / seconds) * others / (step.flops.total - flops) if seconds and step.flops.total > flops else _SLOW
+    if slow > _SLOW:
+        return None
+    worst = max(step.misaligned, key=lambda each: each.seconds)
+    return Cause(
+        "alignment",
+        f"{format_share(share)} of the step is products of misaligned rows: {_shapes_in_words(worst)}"
+        + (f", at {format_share(slow)} of the others' rate" if seconds else ""),
+        f"sizes that are multiples of {_VECTOR_BYTES // step.item_bytes}",
+        share * (1 - slow),
+        step.technique("alignment"),
+    )
+
+
+def _layout(step: _Step) -> Cause | None:
+    converted = step.share("layout_conversion")
+    kernels = step.profile.kernels if step.profile is not None else ()
+    if converted < _LEAST or step.on_cpu:
+        return None
+    technique = step.technique("layout")
+    saved, seen = converted, f"{format_share(converted)} of the step converts between NCHW and NHWC"
+    norms = [each.name for each in kernels if each.kind == "normalisation"]
+    in_nchw = norms and not any(re.search("channels_last|nhwc", name) for name in norms)
+    if technique and in_nchw and step.precision.is_16_bit:
+        norm = step.share("normalisation")
+        saved += _NORM_GAIN * norm
+        seen += f"; batch norm in NCHW takes {format_share(norm)}"
+    advice = "channels-last for model and batch" if technique else "operators that keep NHWC"
+    return Cause("layout", seen, advice, saved, technique)
+
+
+def _synchronisation(step: _Step) -> Cause | None:
+    wait, idle = _waiting(step)
+    if wait < _LEAST:
+        return None
+    scales = is_dynamic(step.trial.spec.loss_scale) and bool(step.technique("synchronisation"))
+    why = "the loss scale is read on the host" if scales else "a value is read on the host"
+    evidence = f"the GPU is idle {format_share(idle or 0.0)} of the step, and {why} each step"
+    advice = "scaling on the device" if scales else "no .item(), .cpu() or print of tensors within a step"
+    return Cause("synchronisation", evidence, advice, wait, step.technique("synchronisation") if scales else "")
+
+
+def _launches(step: _Step) -> Cause | None:
+    if captures_graph(step.trial.spec.techniques) or step.on_cpu:
+        return None
+    technique = step.technique("launches")
+    advice = "a CUDA graph of the step, torch.compile, or a larger batch"
+    if step.profile is None:
+        busy = step.counters.sm_share if step.counters is not None else None
+        if busy is None or busy >= _BUSY:
+            return None
+        evidence = f"the GPU's multiprocessors are busy {format_share(busy)} of the time"
+        return Cause("launches", evidence, advice, 1 - busy, technique)
+    wait, idle = _waiting(step)
+    if idle - wait < _LEAST_IDLE:
+        return None
+    micro = 1e6 * step.seconds / max(1.0, step.profile.num_kernels)
+    evidence = (
+        f"the GPU is idle {format_share(idle)} of the step: the host launches {step.profile.num_kernels:,.0f} kernels, "
+        f"one in {micro:.0f} µs"
+    )
+    return Cause("launches", evidence, advice, idle - wait, technique)
+
+
+def _waiting(step: _Step) -> tuple[float, float]:
+    """Return how much of the step would go if the host waited for nothing, and how much the GPU is idle.
+
+    A host that did not wait would be ahead by as much: a step takes what the device or the host needs, whichever is
+    longer.
+    """
+    idle = step.idle
+    if idle is None or captures_graph(step.trial.spec.techniques):
+        return 0.0, 0.0
+    if step.waits is not None:
+        return min(idle, step.waits), idle
+    return 0.0, idle
+
+
+def _input(step: _Step) -> Cause | None:
+    shares = [share for trial in step.row.trials if (share := data_share(trial)) is not None]
+    if not shares or (share := statistics.median(shares)) < _LEAST_IDLE:
+        return None
+    evidence = f"the step waits {format_share(share)} of the time for its next batch"
+    return Cause("input", evidence, "more loader workers, or the data on the GPU", share, step.technique("input"))
+
+
+def _casts(step: _Step) -> Cause | None:
+    share = step.share("cast")
+    technique = step.technique("casts")
+    advice = "torch.compile, which casts within other kernels" if technique else "weights in 16 bits with fp32 masters"
+    seen = f"{format_share(share)} of the step casts between float32 and 16 bits"
+    return Cause("casts", seen, advice, share, technique) if share >= _LEAST else None
+
+
+def _optimizer(step: _Step) -> Cause | None:
+    share = step.share(*UPDATE)
+    if share < _LEAST_UPDATE:
+        return None
+    seen = f"{format_share(share)} of the step is the optimizer, in float32"
+    technique = step.technique("optimizer")
+    if technique:
+        least = 0.0
+        if step.flops is not None and step.gpu is not None:
+            least = 2 * step.flops.update_bytes / step.gpu.bandwidth_bytes_per_second / step.seconds
+        return Cause("optimizer", seen, "a fused optimizer", max(0.0, share - least), technique)
+    return Cause("optimizer", seen, "a larger batch: twice the samples for each update", share / 2)
+
+
+def _memory(step: _Step) -> Cause | None:
+    share = step.share(*_MOVES)
+    if share < _LEAST_MEMORY or step.on_cpu:
+        return None
+    technique = step.technique("memory")
+    if not technique and step.precision.is_16_bit:
+        return None  # it is what takes the time, and there is nothing to try
+    layout = _layout(step)
+    # What batch norm gains by another layout is counted there.
+    taken = 0.0 if layout is None else (layout.share or 0.0) - step.share("layout_conversion")
+    saved = share - taken - step.memory_roof
+    names = [name for name in step.shares if name in _MOVES]
+    seen = f"{format_share(share)} of the step only moves data, most of it {_in_words(names[:2])}"
+    advice = "torch.compile, which fuses it" if compiles([technique]) else "kernels that fuse it"
+    return Cause("memory", seen, advice if technique else "16 bits, which move half of it", max(0.0, saved), technique)
+
+
+def _small_kernels(step: _Step) -> Cause | None:
+    busy = step.busy
+    if busy is None or step.counters is None or step.counters.sm_share is None or busy <= 0:
+        return None
+    filled = min(1.0, step.counters.sm_share / busy)
+    if filled >= _FILLED:
+        return None
+    evidence = f"while a kernel runs, {format_share(filled)} of the GPU's multiprocessors work"
+    return Cause("small-kernels", evidence, "a larger batch", busy * (1 - filled))
+
+
+def _power(step: _Step) -> Cause | None:
+    limit = power_limit_of(step.row.trials)
+    if limit is None:
+        return None
+    evidence = (
+        f"the power limit held the clock at {limit.clock_hertz / 1e6:,.0f} of {limit.max_clock_hertz / 1e6:,.0f} MHz "
+        f"({limit.watts:.0f} W)"
+    )
+    lost = (1 - limit.clock_hertz / limit.max_clock_hertz) * (1.0 if step.busy is None else step.busy)
+    return Cause("power-limit", evidence, "nothing in the loop: it is the board's limit", lost)
+
+
+_RULES: tuple[Callable[[_Step], Cause | None], ...] = (
+    _no_hardware,
+    _baseline_has_tf32,
+    _float32_units,
+    _without_tensor_cores,
+    _one_slow_kernel,
+    _misaligned_products,
+    _layout,
+    _synchronisation,
+    _launches,
+    _input,
+    _casts,
+    _optimizer,
+    _memory,
+    _small_kernels,
+    _power,
+)
+
+
+def _is_misaligned(kernel: KernelTime, item_bytes: int) -> bool:
+    """Return whether a product's rows are no multiple of 16 bytes, by its name (CUTLASS), or of few channels."""
+    aligned = re.search(r"align(\d+)", kernel.name)
+    if aligned is not None and int(aligned[1]) * item_bytes < _VECTOR_BYTES:
+        return True
+    shapes = kernel.shapes
+    is_conv = "conv" in kernel.operator and len(shapes) > 1 and all(len(each) > 2 for each in shapes[:2])
+    if is_conv:
+        weight = shapes[2] if "backward" in kernel.operator and len(shapes) > 2 else shapes[1]
+        return len(weight) > 1 and weight[1] < _FEW_CHANNELS and weight[0] >= _FEW_CHANNELS and weight[1] > 1
+    if kernel.kind != "tensor_core_product" or "mm" not in kernel.operator or kernel.name.startswith("nvjet"):
+        return False
+    step = _VECTOR_BYTES // item_bytes
+    return any(each[-1] % step for each in _matrices(kernel))
+
+
+def _matrices(kernel: KernelTime) -> list[tuple[int, ...]]:
+    """Return the shapes of a product's two factors."""
+    return [each for each in kernel.shapes if len(each) >= 2][-2:]
+
+
+def _flops_of_kernel(kernel: KernelTime) -> float | None:
+    """Return the FLOPs of one launch; of a convolution as many as it had with stride 1; None if they are not known."""
+    factors = _matrices(kernel)
+    if "conv" in kernel.operator and len(factors) == 2:
+        images, weight = (kernel.shapes[0], kernel.shapes[2]) if "backward" in kernel.operator else factors
+        size = 2.0 * images[0] * weight[0] * weight[1]
+        for each in (*images[2:], *weight[2:]):
+            size *= each
+        return size
+    if "mm" not in kernel.operator or len(factors) != 2 or factors[0][-1] != factors[1][-2]:
+        return None
+    size = 2.0 * factors[1][-1]
+    for each in factors[0]:
+        size *= each
+    return size
+
+
+def _shapes_in_words(kernel: KernelTime) -> str:
+    shapes = [each for each in kernel.shapes if len(each) > 1][:2]
+    return " and ".join("×".join(map(str, each)) for each in shapes) or kernel.operator or "shapes not known"
+
+
+def _in_words(names: Sequence[str]) -> str:
+    return " and ".join(CLASS_WORDS.get(name, name) for name in names)
+
+
+def try_line(cause: Cause, techniques: Sequence[str] = ()) -> str:
+    """Return what to try against a cause: `torch.compile, which fuses it (--techniques channels-last+compile)`."""
+    if not cause.technique:
+        return cause.advice
+    option = f"--precision {cause.technique}" if cause.technique == "tf32" else ""
+    return f"{cause.advice} ({option or '--techniques ' + join((*techniques, cause.technique))})"

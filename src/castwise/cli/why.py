@@ -1,0 +1,69 @@
+"""`castwise why`."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from castwise.cli.options import PrintOptions
+from castwise.spec.options import Option, WhyOptions
+
+if TYPE_CHECKING:
+    from castwise.orchestrator.job import Job
+    from castwise.orchestrator.machine import EngineFactory
+    from castwise.records.schema import Trial
+
+EXAMPLES = """\
+Examples:
+
+    castwise why resnet50              five precisions, where the time goes
+    castwise why resnet50 --precision fp32,bf16-mixed
+    castwise why train_me.py:build     a model of your own
+    castwise why resnet50 --precision bf16-mixed --techniques none,channels-last
+    castwise why lstm-lm --precision bf16-mixed --kernels
+    castwise why lstm-lm --precision bf16-mixed --trace trace.json
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyPrintOptions(PrintOptions):
+    """How `castwise why` prints what it found."""
+
+    format: Annotated[Literal["table", "json", "markdown"], Option("How results are printed on stdout.", "Output")] = (
+        "table"
+    )
+    kernels: Annotated[bool, Option("Print the kernels and the modules that take longest.", "Output")] = False
+
+
+def why(options: WhyOptions, output: WhyPrintOptions) -> int:
+    """Say why a precision is no faster: where the time of a step goes, what takes it, and what to try."""
+    from castwise.analysis.causes import diagnose
+    from castwise.analysis.result_table import compare
+    from castwise.cli.measuring import announce_notes, answer, looking, measuring, say_logs
+    from castwise.cli.output import emit, say
+    from castwise.cli.run import exit_code
+    from castwise.orchestrator.job import prepare_profiles
+    from castwise.render import why_report
+
+    def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":
+        with looking():
+            job = prepare_profiles(options, progress, make_engine)
+        announce_notes(job)
+        progress.known(job.recorded.values())
+        with progress:
+            return job, job.run()
+
+    with measuring(options, output) as progress:
+        _, trials = answer(options, work)
+    found = diagnose(compare(trials))
+    for trial in trials:
+        if trial.status != "ok":
+            say(f"{trial.spec.label}: {trial.status}: {trial.message}")
+    if output.verbose:
+        say_logs(trials)
+    if found:
+        emit(
+            output.format,
+            table=lambda console: why_report.print_why(found, console, kernels=output.kernels, verbose=output.verbose),
+            markdown=lambda: why_report.to_markdown(found, kernels=output.kernels),
+            json=lambda: why_report.to_json(found),
+        )
+    return exit_code(trials)

@@ -1,0 +1,194 @@
+"""Diagnoses as a terminal table with a few lines for each precision, as Markdown or JSON."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from castwise.analysis.causes import MEMORY, PRODUCTS, UPDATE, Diagnosis, try_line
+from castwise.analysis.roofline import CLASS_WORDS
+from castwise.render.console import print_line
+from castwise.render.fields import FlatRow, estimate_values, trial_values
+from castwise.render.notes import headline, measured_on
+from castwise.render.table import (
+    DataTable,
+    json_document,
+    json_text,
+    markdown_grid,
+    markdown_text,
+    print_data_table,
+    short_table_of,
+)
+from castwise.render.units import format_ratio, format_seconds
+from castwise.spec.quantities import format_share
+
+_SHORT = {
+    "precision": "precision",
+    "techniques": "loop",
+    "step_seconds": "step",
+    "default_speedup": "× default",
+    "speedup": "× fp32",
+    "products_share": "products",
+    "moving_share": "moving data",
+    "update_share": "update",
+    "idle_share": "idle",
+    "tensor_share": "tensor cores",
+}
+_FEW = 3  # of so many configurations two causes each fit into 25 lines, of more one
+_MOST_MODULES = 8
+
+
+def share_values(found: Diagnosis) -> dict[str, float | None]:
+    """Return what a step's time is spent on by field name; None without a profile."""
+    parts = {"products_share": PRODUCTS, "moving_share": MEMORY, "update_share": UPDATE}
+    shares = {name: found.share_of(classes) if found.shares else None for name, classes in parts.items()}
+    return {**shares, "idle_share": found.idle_share}
+
+
+def flat_row(found: Diagnosis) -> FlatRow:
+    """Return the values of a diagnosis by field name."""
+    row = found.row
+    return {
+        **trial_values(row.trial),
+        "step_seconds": row.step_seconds,
+        **estimate_values("default_speedup", row.default_estimate),
+        **estimate_values("speedup", row.speedup_estimate),
+        **share_values(found),
+    }
+
+
+def short_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow]:
+    """Return what each step's time is spent on."""
+    rows = [flat_row(each) for each in diagnoses]
+    titles = dict(_SHORT)
+    if len({row["techniques"] for row in rows}) == 1:
+        del titles["techniques"]
+    if any(row["default_speedup"] for row in rows):
+        del titles["speedup"]  # one ratio is enough here: the other is in `castwise run`'s table
+    ratios: dict[str, Callable[[FlatRow], str] | None] = {
+        name: lambda row, name=name: format_ratio(row[name])  # type: ignore[misc]
+        for name in ("default_speedup", "speedup")
+    }
+    return short_table_of(titles, rows, formats=ratios)
+
+
+def lines_of(found: Diagnosis, most_causes: int | None = None) -> list[str]:
+    """Return why a configuration is no faster: a line that names it, then each cause with what to try."""
+    spec = found.row.trial.spec
+    name = f"{spec.precision} {' + '.join(spec.techniques)}".rstrip()
+    if not found.causes:
+        return [f"{name}: no cause found. {found.bound[:1].upper()}{found.bound[1:]}."]
+    lines = [f"{name}: {found.bound}."]
+    for cause in found.causes[:most_causes]:
+        saves = "" if cause.share is None else f" (saves at most {format_share(cause.share)})"
+        lines.append(f"  {cause.name}: {cause.evidence}{saves}.")
+        lines.append(f"    Try {try_line(cause, spec.techniques)}.")
+    return lines
+
+
+def print_why(
+    diagnoses: Sequence[Diagnosis], console: Console, *, kernels: bool = False, verbose: bool = False
+) -> None:
+    """Print the table, then the causes of each configuration, and what is not known."""
+    rows = [each.row for each in diagnoses]
+    print_line(console, headline(rows), "bold")
+    print_data_table(console, short_table(diagnoses))
+    print_line(console, measured_on([trial for row in rows for trial in row.trials], is_brief=not verbose), "dim")
+    console.print()
+    most = None if verbose else 2 if len(diagnoses) <= _FEW else 1
+    for found in diagnoses:
+        first, *others = lines_of(found, most)
+        print_line(console, first, "bold")
+        for line in others:
+            print_line(console, line)
+    for line in remarks(diagnoses):
+        print_line(console, line, "yellow")
+    for found in diagnoses if kernels else ():
+        console.print()
+        for line in kernel_lines(found):
+            print_line(console, line)
+
+
+def remarks(diagnoses: Sequence[Diagnosis]) -> list[str]:
+    """Return what 16 bits could gain at most, from the first precision that says it, and what is not known."""
+    ceilings = [found.ceiling.sentence for found in diagnoses if found.ceiling is not None]
+    missing: dict[str, list[str]] = {}
+    for found in diagnoses:
+        for line in found.missing:
+            missing.setdefault(line, []).append(found.row.precision)
+    who = {line: "" if len(names) == len(diagnoses) else f" ({', '.join(names)})" for line, names in missing.items()}
+    return [*ceilings[:1], *(f"Not known: {line}{who[line]}." for line in missing)]
+
+
+def kernel_lines(found: Diagnosis) -> list[str]:
+    """Return the kernels and the modules that take longest."""
+    profile, name = found.profile, found.row.trial.spec.label
+    if profile is None:
+        return [f"{name}: no kernels, because no step was profiled"]
+    unit = "operators" if profile.device_type == "cpu" else "kernels"
+    lines = [f"{name}: the {unit} that take longest, of {profile.num_kernels:,.0f} in a step of "]
+    lines[0] += f"{format_seconds(found.row.step_seconds or profile.seconds)}"
+    for each in profile.kernels:
+        kind = " ".join(filter(None, [CLASS_WORDS.get(each.kind, each.kind.replace("_", " ")), each.format]))
+        shapes = " ".join("×".join(map(str, shape)) for shape in each.shapes[:3] if shape)
+        lines.append(
+            f"  {format_seconds(each.seconds):>9} {each.launches:4,.0f}×  {kind}: {each.operator} {shapes}".rstrip()
+        )
+        if each.name != each.operator:
+            lines.append(f"                   {each.name}")
+    modules = sorted(
+        ((each.forward_seconds + each.backward_seconds, name) for name, each in profile.module_seconds.items()),
+        reverse=True,
+    )
+    if modules:
+        lines.append(f"{name}: the modules that take longest, forward and backward")
+        lines += [
+            f"  {format_seconds(seconds):>9}  {name or 'loss and optimizer'}"
+            for seconds, name in modules[:_MOST_MODULES]
+        ]
+    return lines
+
+
+def to_markdown(diagnoses: Sequence[Diagnosis], *, kernels: bool = False) -> str:
+    """Return what `print_why` prints as Markdown, with all causes."""
+    rows, table = [each.row for each in diagnoses], short_table(diagnoses)
+    lines = [markdown_text(headline(rows)), "", *markdown_grid(table.columns, table.rows), ""]
+    lines += [markdown_text(measured_on([trial for row in rows for trial in row.trials])), ""]
+    for found in diagnoses:
+        first, *others = lines_of(found)
+        lines += [f"**{markdown_text(first)}**", "", *(f"- {markdown_text(line.strip())}" for line in others), ""]
+    lines += [f"- {markdown_text(line)}" for line in remarks(diagnoses)]
+    for found in diagnoses if kernels else ():
+        lines += ["", "```text", *kernel_lines(found), "```"]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def document(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    """Return what `castwise why --format json` prints: shares of the step's time, 0 to 1, and causes in order."""
+    found = [
+        {
+            "key": each.row.trial.spec.key,
+            "workload": each.row.trial.spec.workload,
+            "precision": each.row.precision,
+            "techniques": list(each.row.techniques),
+            "batch_size": each.row.batch_size,
+            "step_seconds": each.row.step_seconds,
+            "default_speedup": each.row.default_speedup,
+            "speedup": each.row.speedup,
+            "class_shares": dict(each.shares),
+            "idle_share": each.idle_share,
+            "counters": each.counters and each.counters.model_dump(),
+            "causes": [asdict(cause) for cause in each.causes],
+            "ceiling": each.ceiling and asdict(each.ceiling),
+            "missing": list(each.missing),
+            "profile": each.profile and each.profile.model_dump(),
+        }
+        for each in diagnoses
+    ]
+    return json_document(diagnoses=found)
+
+
+def to_json(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return `document` as text."""
+    return json_text(document(diagnoses))
