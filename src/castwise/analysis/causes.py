@@ -450,7 +450,8 @@ def _waiting(step: _Step) -> tuple[float, float]:
 
 def _input(step: _Step) -> Cause | None:
     shares = [share for trial in step.row.trials if (share := data_share(trial)) is not None]
-    if not shares or (share := statistics.median(shares)) < _LEAST_IDLE:
+    share = statistics.median(shares or [0.0])
+    if share < _LEAST_IDLE:
         return None
     evidence = f"the step waits {format_share(share)} of the time for its next batch"
     return Cause("input", evidence, "more loader workers, or the data on the GPU", share, step.technique("input"))
