@@ -1,0 +1,181 @@
+"""The test set of `castwise why`: does it find the one reason for which a step is slow, and none in tuned loops?
+
+    python benchmarks/causes.py --out benchmarks/records/causes/DATE-NAME [CASE ...]    # measure, on a GPU
+    python benchmarks/causes.py --table    # print the tables of docs/evidence/causes.md
+
+Cases are those of public threads (`source`), rebuilt as small models, with near misses that have not the cause.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stored import RECORDS, load, markdown
+
+from castwise.analysis.causes import Diagnosis, diagnose
+from castwise.analysis.result_table import compare
+from castwise.orchestrator.job import prepare_profiles
+from castwise.render.table import markdown_text
+from castwise.render.units import format_seconds
+from castwise.spec.options import WhyOptions
+from castwise.spec.quantities import format_share
+from castwise.spec.types import CauseName
+
+MODELS = Path(__file__).with_name("cause_models.py")
+GPT2 = str(Path(__file__).with_name("gpt2.py"))
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration, and the cause that is expected at first place; a near miss must not have it at all."""
+
+    name: str
+    workload: str  # a function of cause_models.py, or a workload
+    precision: str
+    expected: CauseName | tuple[CauseName, ...]
+    source: str = ""  # the public thread that it is built after
+    techniques: str = NONE
+    others: tuple[str, ...] = ()  # precisions to compare with
+    is_near_miss: bool = False
+
+    @property
+    def reference(self) -> str:
+        """Return the workload as castwise names it."""
+        return self.workload if self.workload[0] == "@" else f"{MODELS}:{self.workload}"
+
+
+CASES = (
+    Case("tiny network", "tiny", "bf16-mixed", "launches", "NVIDIA/apex#297"),
+    Case("tiny network, as a graph", "tiny", "bf16-mixed", "launches", "", "cuda-graph", is_near_miss=True),
+    Case("float32 products", "dense", "fp32", "float32-units", "nanodet#506", "channels-last"),
+    Case("TF32 by default", "dense", "tf32", "baseline-tf32", "pytorch#57806", "channels-last", ("default", "fp32")),
+    Case("NCHW", "@resnet50", "bf16-mixed", "layout", "mxnet#17665"),
+    Case("NHWC", "@resnet50", "bf16-mixed", "layout", "", "channels-last", is_near_miss=True),
+    Case("first layer of 3 channels", "stem", "bf16-mixed", "alignment", "pytorch#54404", "channels-last"),
+    Case("first layer of 8 channels", "wide_stem", "bf16-mixed", "alignment", "", "channels-last", is_near_miss=True),
+    Case(
+        "depthwise convolutions", "depthwise", "bf16-mixed", "grouped-convolutions", "tensorflow#41715", "channels-last"
+    ),
+    Case("grouped convolutions", "grouped", "bf16-mixed", "grouped-convolutions", "tensorflow#48176"),
+    Case("dense convolutions", "dense", "bf16-mixed", "grouped-convolutions", "", "channels-last", is_near_miss=True),
+    Case("LSTM of 200", "@lstm-lm", "fp16-mixed", "launches", "pytorch#1539"),
+    Case("vocabulary of 30,522", "vocabulary", "bf16-mixed", "alignment", "BERT-base"),
+    Case("vocabulary of 30,528", "padded_vocabulary", "bf16-mixed", "alignment", "", is_near_miss=True),
+    Case("wide MLP with Adam", "update", "bf16-mixed", "optimizer", "transformers#15026"),
+    Case("large products with SGD", "arithmetic", "bf16-mixed", ("optimizer", "casts"), "", is_near_miss=True),
+    Case("small batch", "small_batch", "bf16-mixed", "casts", "transformers#15026", "cuda-graph"),
+    Case("loss scaling", "scaled", "fp16-mixed", "synchronisation", "apex#172"),
+    Case(
+        "loss scaling on the device", "scaled", "fp16-mixed", "synchronisation", "", "no-step-sync", is_near_miss=True
+    ),
+    Case("power limit", "arithmetic", "bf16-true", "power-limit", "", "cuda-graph"),
+    Case("element-wise work", "moving", "bf16-mixed", "memory", "transformers#15026"),
+    Case("convolutions in 3 dimensions", "volume", "bf16-mixed", ("missing-kernel", "layout"), "pytorch#166122"),
+)
+# The fastest loops of searches on record: no technique that was tried and refused may be offered.
+TUNED = ("mnist-cnn", "mlp-4096", "lstm-lm", "gpt2", "resnet50", "wrn-28-10")
+_TUNED_LOOPS = {
+    "mnist-cnn": ("mnist-cnn", "bf16-master", "channels-last+cudnn-search+matmul-stem+compile+cuda-graph-8"),
+    "mlp-4096": ("mlp-4096", "bf16-master", "compiled-update+compile+cuda-graph-8"),
+    "lstm-lm": ("lstm-lm", "bf16-mixed", "compiled-update+compile+cuda-graph"),
+    "gpt2": (GPT2, "bf16-master", "fused-optimizer+compile"),
+    "resnet50": (
+        "resnet50",
+        "fp16-mixed",
+        "channels-last+fused-optimizer+no-step-sync+max-pool-kernel+batch-norm-kernel+compile+cuda-graph",
+    ),
+    "wrn-28-10": ("wrn-28-10", "bf16-mixed", "channels-last+fused-optimizer+batch-norm-kernel+compile+cuda-graph"),
+}
+
+
+def measure(workload: str, precisions: Sequence[str], techniques: str, results: Path) -> None:
+    """Profile a configuration and those that it is compared with."""
+    options = WhyOptions(
+        workloads=(workload,), precisions=tuple(precisions), techniques=(techniques,), results=results, retry=True
+    )
+    for trial in prepare_profiles(options).run():
+        print(f"{trial.spec.label}: {trial.status} {trial.message}", flush=True)
+
+
+def found_in(folder: Path) -> dict[tuple[str, str, str], Diagnosis]:
+    """Return the diagnoses of all records in a folder by workload, precision and techniques."""
+    trials = load(folder)
+    return {
+        (
+            each.row.trial.spec.workload.rpartition("/")[2],
+            each.row.precision,
+            "+".join(each.row.techniques) or NONE,
+        ): each
+        for each in diagnose(compare(trials))
+    }
+
+
+def verdict(case: Case, found: Diagnosis) -> bool:
+    """Return whether the diagnosis of a case is right."""
+    wanted = case.expected if isinstance(case.expected, tuple) else (case.expected,)
+    names = [cause.name for cause in found.causes]
+    return not set(wanted) & set(names) if case.is_near_miss else bool(names) and names[0] in wanted
+
+
+def tables(folder: Path) -> str:
+    """Return the confusion table of the cases, and what was found in tuned loops."""
+    known = found_in(folder)
+    rows: list[list[Any]] = []
+    for case in CASES:
+        workload = case.workload[1:] if case.workload[0] == "@" else f"{MODELS.name}:{case.workload}"
+        found = known.get((workload, case.precision, case.techniques))
+        if found is None:
+            continue
+        wanted = case.expected if isinstance(case.expected, tuple) else (case.expected,)
+        first = found.causes[0] if found.causes else None
+        rows.append(
+            [
+                case.name,
+                markdown_text(f"{case.precision}, {case.techniques}"),
+                ("not " if case.is_near_miss else "") + " or ".join(wanted),
+                "–" if first is None else first.name,
+                "–" if first is None or first.share is None else format_share(first.share),
+                case.source or "–",
+                "yes" if verdict(case, found) else "**no**",
+            ]
+        )
+    heading = "case | loop | expected | first cause | saves at most | after | right"
+    lines = markdown(heading, "lllllll", rows)
+    tuned = []
+    for name in TUNED:
+        workload, precision, techniques = _TUNED_LOOPS[name]
+        stem = "gpt2.py:build" if workload == GPT2 else workload
+        found = known.get((stem, precision, techniques))
+        if found is not None:
+            causes = ", ".join(cause.name for cause in found.causes) or "none"
+            step = format_seconds(found.row.step_seconds or 0.0)
+            tuned.append([name, markdown_text(f"{precision}, {techniques}"), step, found.bound, causes])
+    return "\n".join([*lines, "", *markdown("tuned loop | loop | step | bound | causes", "lllll", tuned)]) + "\n"
+
+
+def main() -> int:
+    """Measure the named cases, or print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--out", type=Path, metavar="DIR")
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.table or arguments.out is None:
+        print(tables(arguments.out or RECORDS / "causes"), end="")
+        return 0
+    for case in CASES:
+        if not arguments.cases or case.name in arguments.cases:
+            measure(case.reference.lstrip("@"), (case.precision, *case.others), case.techniques, arguments.out)
+    for name in TUNED:
+        if not arguments.cases or name in arguments.cases:
+            workload, precision, techniques = _TUNED_LOOPS[name]
+            measure(workload, (precision,), techniques, arguments.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
