@@ -37,7 +37,7 @@ from castwise.spec.trial import CUDA_ROUND, TrialSpec
 from castwise.spec.user_model import UserParts, locate
 
 CASTWISE, SCRIPT = "rung", "script"  # the names of the sides in records
-GOAL = 0.02  # how far a script's speed may be from its loop's
+GOAL = 0.01  # how far a script's speed may be from its loop's
 _TIMEOUT_SECONDS = 1800.0
 _EPOCHS, _EPOCH_SECONDS = 11, 0.3  # as many steps as castwise's blocks, and one epoch to warm up
 
@@ -151,7 +151,7 @@ def table(paths: Sequence[Path]) -> str:
         where = place_of(document["environment"], path.name[:10])
         found |= {loop["name"]: loop | {"where": where} for loop in document["loops"]}
     places = "\n\n".join(where for where, _ in by_place(found.values()))
-    heading = "workload | loop | castwise | script ÷ castwise | 95 % interval | processes per side | within 2 %"
+    heading = "workload | loop | castwise | script ÷ castwise | 95 % interval | processes per side | within 1 %"
     return "\n".join([places, "", *markdown(heading, "llrrrrl", map(_cells, found.values()))]) + "\n"
 
 
@@ -171,7 +171,7 @@ def _cells(loop: Mapping[str, Any]) -> list[object]:
         is_within = ratio.low >= 1 - GOAL and ratio.high <= 1 + GOAL
         is_outside = ratio.high < 1 - GOAL or ratio.low > 1 + GOAL
         verdict = "yes" if is_within else "no" if is_outside else "undecided"
-    rate = f"{format_rate(speed.value)} {find_workload(spec.workload).unit}/s"
+    rate = f"{format_rate(speed.value)} {loop.get('unit') or find_workload(spec.workload).unit}/s"
     return [name, words, rate, f"{ratio.value:.3f}", interval, ratio.n, verdict]
 
 
@@ -192,7 +192,9 @@ def main() -> int:
     loops: list[dict[str, Any]] = []
     for name in arguments.names:
         spec, parts = loop_of(name, machine)
-        loop: dict[str, Any] = {"name": name, "spec": spec.redacted.model_dump(mode="json"), "turns": []}
+        stem = Path(name.partition(",")[0]).stem
+        loop: dict[str, Any] = {"name": stem, "spec": spec.redacted.model_dump(mode="json"), "turns": []}
+        loop["unit"] = None if parts is None else parts.unit
         try:
             loop["turns"] = compare(spec, machine, arguments.rounds, parts)
         except (RuntimeError, CastwiseError, subprocess.SubprocessError, ValueError) as error:
