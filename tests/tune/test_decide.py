@@ -10,7 +10,7 @@ from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castwise.records.schema import Status, Trial
+from castwise.records.schema import Status, StepProfile, Trial
 from castwise.registry.techniques import find_technique
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import SearchSpace
@@ -338,3 +338,17 @@ def test_fewer_configurations_share_a_small_device() -> None:
     world = World(gains(), held_bytes=lambda _: 6 * GIB)
     world.search(space_of("channels-last", "cudnn-search", "fused-optimizer"))
     assert max(len(session.specs) for session in world.sessions[1:]) == 2
+
+
+def test_what_is_against_the_causes_of_the_plain_loop_comes_first() -> None:
+    step = fake_trial(START).ranks[0].blocks[0]
+    busy = step.seconds / step.num_steps
+    for classes, first in (({"optimizer": busy}, "fused-optimizer"), ({"layout_conversion": busy}, "channels-last")):
+        profile = StepProfile(device_type="cuda", num_steps=3, seconds=busy, busy_seconds=busy, class_seconds=classes)
+        trial = fake_trial(START).model_copy(update={"profile": profile})
+        spec = START.model_copy(update={"techniques": ("cuda-graph",)})  # which the probe has measured
+        probes = [fake_trial(spec), fake_trial(START.model_copy(update={"batch_size": START.batch_size // 2}))]
+        measured = Measurements().plus([trial, *probes])
+        decision = decide(space_of("channels-last", "fused-optimizer"), measured, TimeLeft(1e6, 1.0))
+        assert isinstance(decision, Session)
+        assert next(spec.techniques for spec in decision.specs if spec.techniques) == (first,)

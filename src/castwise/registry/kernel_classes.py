@@ -135,7 +135,8 @@ _OPERATORS: tuple[tuple[str, KernelClass], ...] = (
     (r"^aten::(_fused_(adam|sgd|adagrad)\w*)", "optimizer"),
     (r"^(c10d|gloo|nccl)", "communication"),
     (r"^aten::(copy_|cat|stack|_foreach_copy_)", "copy"),
-    (r"^aten::\w*(softmax|nll_loss|cross_entropy|norm$|cumsum|_pool\dd)|^aten::(sum|mean|amax|argmax|var|std)$", "reduction"),
+    (r"^aten::\w*(softmax|nll_loss|cross_entropy|norm$|cumsum|_pool\dd)", "reduction"),
+    (r"^aten::(sum|mean|amax|argmax|var|std)$", "reduction"),
     (r"^aten::(_foreach_\w+|\w*(relu|gelu|silu|tanh|sigmoid|threshold|clamp|dropout|hardtanh)\w*)", "elementwise"),
     (r"^aten::(add|sub|mul|div|neg|exp|log|r?sqrt|pow|fill|zero|lerp|where|bernoulli|addc\w+)_?$", "elementwise"),
 )

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from castwise.analysis import steady_metrics
+from castwise.analysis.causes import diagnose
+from castwise.analysis.result_table import compare
 from castwise.analysis.speedup import rate_estimate, session_speedup_estimate, speedup_estimate, step_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.records.schema import Trial
 from castwise.registry.gpus import find_gpu_model
 from castwise.registry.techniques import Technique
 from castwise.spec.trial import TrialSpec
+from castwise.spec.types import CauseName
 
 Key = tuple[str, str, tuple[str, ...], int]
 Outcome = Literal[
@@ -107,6 +110,10 @@ class Measurements:
         bandwidth = 0.0 if gpu is None else gpu.bandwidth_bytes_per_second
         copied = row.saves_bytes * trial.facts.num_parameters / bandwidth if bandwidth else math.inf
         return min(row.saves_seconds, copied) >= _LEAST_GAIN * seconds
+
+    def causes(self, spec: TrialSpec) -> set[CauseName]:
+        """Return why a configuration is no faster, as far as its records show it."""
+        return {cause.name for found in diagnose(compare(self.of(spec))) for cause in found.causes}
 
     def ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
         """Return a configuration's speed-up over another by units per second.

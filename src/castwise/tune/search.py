@@ -30,6 +30,7 @@ from castwise.tune.time_budget import TimeLeft, default_budget, has_long_first_s
 _ONCE = StopRule(min_rounds=1, max_rounds=1)
 # Screening is short: a step that waits for the host never settles, and what is in doubt is measured again.
 _SCREENED = {"warm_up_seconds": 1.0, "num_blocks": 8}
+_PROFILE = {"profile_steps": 3}  # of the plain loop: what is against its causes is tried first
 # The blocks of a training run are epochs: fewer than blocks of steps, the first not counted, none longer than this.
 # Source: chosen here; 118 steps are an epoch of MNIST at batch 512.
 _MAX_EPOCHS, _MIN_EPOCHS = 8, 3
@@ -160,7 +161,7 @@ def prepare_tuning(
     if source is not None:
         start = _training_spec(start, *source)
     elif start.device_type != "cpu":
-        start = start.model_copy(update={"protocol": start.protocol.model_copy(update=_SCREENED)})
+        start = start.model_copy(update={"protocol": start.protocol.model_copy(update=_SCREENED | _PROFILE)})
     has_both = request.precisions is None and start.precision == DEFAULT
     space = SearchSpace(
         start=start,
