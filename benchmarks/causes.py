@@ -15,11 +15,12 @@ from typing import Any
 
 from stored import RECORDS, load, markdown
 
-from castwise.analysis.causes import Diagnosis, diagnose
+from castwise.analysis.causes import MEMORY, PRODUCTS, UPDATE, Diagnosis, diagnose
 from castwise.analysis.result_table import compare
 from castwise.orchestrator.job import prepare_profiles
+from castwise.render.notes import measured_on
 from castwise.render.table import markdown_text
-from castwise.render.units import format_seconds
+from castwise.render.units import format_ratio, format_seconds
 from castwise.spec.options import WhyOptions
 from castwise.spec.quantities import format_share
 from castwise.spec.types import CauseName
@@ -155,6 +156,32 @@ def tables(folder: Path) -> str:
             step = format_seconds(found.row.step_seconds or 0.0)
             tuned.append([name, markdown_text(f"{precision}, {techniques}"), step, found.bound, causes])
     return "\n".join([*lines, "", *markdown("tuned loop | loop | step | bound | causes", "lllll", tuned)]) + "\n"
+
+
+def workloads(_: str = "") -> str:
+    """Return what the steps of workloads spend their time on, and the first cause of each."""
+    trials = load(RECORDS / "why")
+    lines = [measured_on(trials), ""]
+    cells = []
+    for found in diagnose(compare(trials)):
+        row, counters = found.row, found.counters
+        first = found.causes[0] if found.causes else None
+        shares = (found.share_of(PRODUCTS), found.share_of(MEMORY), found.share_of(UPDATE), found.idle_share)
+        cells.append(
+            [
+                row.trial.spec.workload,
+                markdown_text(row.precision + "".join(f", {name}" for name in row.techniques)),
+                format_seconds(row.step_seconds or 0.0),
+                "–" if row.default_speedup is None else format_ratio(row.default_speedup),
+                *(f"{100 * (share or 0.0):.0f} %" for share in shares),
+                "–" if counters is None or counters.tensor_share is None else f"{100 * counters.tensor_share:.0f} %",
+                "–" if first is None else first.name,
+                "–" if first is None or first.share is None else format_share(first.share),
+            ]
+        )
+    heading = "workload | precision | step | × default | products | moving data | update | idle | tensor cores busy"
+    heading += " | first cause | saves at most"
+    return "\n".join([*lines, *markdown(heading, "llrrrrrrrlr", cells)]) + "\n"
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aa
+import causes
 import emitted
 import max_batch_tables
 import reference_tables
@@ -244,6 +245,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "searches": lambda _: search_tables.summary(),
     "search": search_tables.accepted,
     "search_sentence": search_tables.sentence,
+    "why": causes.workloads,
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from castwise.spec.quantities import format_share
+from castwise.spec.quantities import TOO_NOISY, format_interval, format_share
 
 VerdictKind = Literal["faster", "slower", "same", "inconclusive", "incomparable"]
 
@@ -204,7 +204,8 @@ def verdict_of(ratio: Estimate, margin: float = 0.01) -> Verdict:
     if math.isinf(ratio.half_width):
         processes = "1 process" if ratio.n == 1 else f"{ratio.n} processes"
         return Verdict("inconclusive", f"{processes} a configuration: no interval", ratio)
-    interval = f"the 95 % interval {ratio.low:.4f} to {ratio.high:.4f}"
+    ends = format_interval(ratio.value, ratio.low, ratio.high, "{:.4f}".format)
+    interval = "the wide 95 % interval" if ends == TOO_NOISY else f"the 95 % interval {ends}"
     if 1 - margin <= ratio.low and ratio.high <= 1 + margin:
         return Verdict("same", f"{interval} lies within ±{format_share(margin)} of 1", ratio)
     if ratio.low > 1:

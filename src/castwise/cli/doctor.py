@@ -30,7 +30,7 @@ def doctor() -> int:
         table = Table("precision", "here", "why", box=None, pad_edge=False)
         hardware = replace(environment.hardware, name="this CPU" if environment.gpu is None else "this GPU")
         for row in PRECISIONS:
-            if (impossible := why_unsupported(row, hardware)) is not None:
+            if (impossible := why_unsupported(row, replace(hardware, name="this"))) is not None:
                 table.add_row(row.name, "[red]impossible[/]", escape(impossible))
             elif (emulated := why_emulated(row, hardware)) is not None:
                 table.add_row(row.name, "[yellow]emulated[/]", escape(f"{emulated}: it runs, without the speed"))

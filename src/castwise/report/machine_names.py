@@ -8,14 +8,15 @@ from castwise.records.schema import Environment
 
 _CORES = re.compile(r" \((\d+) cores\)$")
 _CONTAINER = re.compile(r"[0-9a-f]{12}")  # the host name that a container gets if nobody names it
-_BRANDS = re.compile(r"\((?:R|TM)\)|^(?:NVIDIA |AMD )?(?:GeForce |Tesla )?")
+# What a name has besides the model: the vendor, and the memory of a board that comes with one size.
+_BESIDES = re.compile(r"\((?:R|TM)\)|^(?:NVIDIA |AMD )?(?:GeForce |Tesla )?| 80GB HBM3$")
 _HASHES = 3  # the last of `_traits` are hashes
 _MOST_VALUES = 2  # of a trait, among the machines of one side
 
 
 def short_name(device: str) -> str:
     """Return a device's name without its vendor: `H200` for `NVIDIA H200`."""
-    return _BRANDS.sub("", device) or device
+    return _BESIDES.sub("", device) or device
 
 
 def machine_names(sides: Sequence[Sequence[Environment]], folders: Sequence[str]) -> list[str]:
@@ -58,7 +59,7 @@ def _traits(machine: Environment) -> list[str]:
         "" if _CONTAINER.fullmatch(machine.host) else f"host {machine.host}",
         f"{cores[1]}-core host" if cores else "",
         f"{machine.num_gpus} GPU{'' if machine.num_gpus == 1 else 's'}",
-        _BRANDS.sub("", _CORES.sub("", machine.cpu)),
+        _BESIDES.sub("", _CORES.sub("", machine.cpu)),
         f"torch {machine.torch}",
         f"driver {machine.driver}",
         f"castwise {machine.castwise}{commit}",
