@@ -233,12 +233,17 @@ class _Step:
         kernels = self.profile.kernels if self.profile is not None else ()
         return [each for each in kernels if each.kind in PRODUCTS and _is_misaligned(each, self.item_bytes)]
 
-    def technique(self, cause: CauseName) -> str:
-        """Return the first technique against a cause that this loop can have, and has not."""
+    def technique(self, cause: CauseName, *, convolutions: bool | None = None) -> str:
+        """Return the first technique against a cause that this loop can have, and has not.
+
+        If `convolutions` is given, it is one that changes convolutions, or else one that does not.
+        """
         spec, facts = self.trial.spec, self.trial.facts
         layers = facts.layers if facts is not None else None
         for row in TECHNIQUES:
             if cause not in row.cures or row.name in spec.techniques:
+                continue
+            if convolutions not in (None, row.layer == "convolution"):
                 continue
             if row.tried_after not in ("", *spec.techniques):
                 continue
@@ -318,7 +323,7 @@ def _baseline_has_tf32(step: _Step) -> Cause | None:
         f"PyTorch's default computes in TF32 already and is {of_default:.2f}× as fast as fp32; "
         f"{step.row.precision} is {over_fp32:.2f}×"
     )
-    return Cause("baseline-tf32", evidence, "nothing: compare with PyTorch's default, not with fp32")
+    return Cause("baseline-tf32", evidence, "a comparison with PyTorch's default instead of fp32")
 
 
 def _float32_units(step: _Step) -> Cause | None:
@@ -331,7 +336,7 @@ def _float32_units(step: _Step) -> Cause | None:
     return Cause(
         "float32-units",
         f"{format_share(plain)} of the step is products without Tensor Cores",
-        'torch.set_float32_matmul_precision("high"), or a 16-bit precision',
+        'TF32 by torch.set_float32_matmul_precision("high")',
         saved,
         "tf32",
     )
@@ -380,7 +385,7 @@ def _misaligned_products(step: _Step) -> Cause | None:
         + (f", at {format_share(slow)} of the others' rate" if seconds else ""),
         f"sizes that are multiples of {_VECTOR_BYTES // step.item_bytes}",
         share * (1 - slow),
-        step.technique("alignment"),
+        step.technique("alignment", convolutions="conv" in worst.operator),
     )
 
 
@@ -416,7 +421,7 @@ def _launches(step: _Step) -> Cause | None:
     if captures_graph(step.trial.spec.techniques) or step.on_cpu:
         return None
     technique = step.technique("launches")
-    advice = "a CUDA graph of the step, torch.compile, or a larger batch"
+    advice = "a CUDA graph, torch.compile or a larger batch"
     if step.profile is None:
         busy = step.counters.sm_share if step.counters is not None else None
         if busy is None or busy >= _BUSY:
@@ -516,7 +521,7 @@ def _power(step: _Step) -> Cause | None:
         f"({limit.watts:.0f} W)"
     )
     lost = (1 - limit.clock_hertz / limit.max_clock_hertz) * (1.0 if step.busy is None else step.busy)
-    return Cause("power-limit", evidence, "nothing in the loop: it is the board's limit", lost)
+    return Cause("power-limit", evidence, "a higher power limit: no other loop helps", lost)
 
 
 _RULES: tuple[Callable[[_Step], Cause | None], ...] = (
