@@ -16,6 +16,7 @@ from castwise.analysis.result_table import Row, group_of
 from castwise.analysis.roofline import CLASS_WORDS, Ceiling, ceiling, least_bytes
 from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
+from castwise.errors import UsageError
 from castwise.records.schema import GpuCounters, KernelTime, StepFlops, StepProfile, Trial
 from castwise.registry.gpus import GpuModel, find_gpu_model, peak
 from castwise.registry.kernel_classes import KernelClass
@@ -250,7 +251,11 @@ class _Step:
             if layers is not None and row.layer and row.layer not in layers:
                 continue
             tried = spec.model_copy(update={"techniques": (*spec.techniques, row.name)})
-            if why_unsupported(tried, self.trial.environment.capability, self.trial.environment.torch) is None:
+            try:
+                reason = why_unsupported(tried, self.trial.environment.capability, self.trial.environment.torch)
+            except UsageError:
+                return ""  # another castwise's record names what this one does not know
+            if reason is None:
                 return row.name
         return ""
 
