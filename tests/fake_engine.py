@@ -228,6 +228,7 @@ class FakeEngine:
     fixed_bytes: int = 0  # what a loop holds whatever its batch
     layers: tuple[str, ...] | None = None  # the kinds of layers in its models; None as in older records
     disk_is_full: bool = False
+    profiles: Mapping[str, StepProfile] = field(default_factory=dict)  # by precision; others have `fake_profile`'s
     measured: list[TrialSpec] = field(default_factory=list)  # the specs that were set up, in order
     sessions: list["FakeSession"] = field(default_factory=list)
     checkpoints: dict[str, list[Epoch]] = field(default_factory=dict)  # the epochs done, by spec key
@@ -458,7 +459,7 @@ class FakeSession:
         self._enter("profile", after="finish")
         assert num_steps == self.spec.protocol.profile_steps > 0
         self.trace = trace
-        return fake_profile(num_steps)
+        return self._engine.profiles.get(self.spec.precision, fake_profile(num_steps))
 
     trace: Path | None = None  # where the profile's trace was to be written
 

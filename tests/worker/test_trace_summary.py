@@ -101,7 +101,8 @@ def test_a_compiled_update_is_the_optimizer_but_its_communication_is_not() -> No
     [
         ("a_kernel_of_tomorrow", ["aten::conv2d", "aten::cudnn_convolution"], "unknown_product"),
         ("a_kernel_of_tomorrow", ["aten::native_layer_norm"], "normalisation"),
-        ("a_kernel_of_tomorrow", ["aten::max_pool2d_with_indices"], "other"),
+        ("a_kernel_of_tomorrow", ["aten::max_pool2d_with_indices"], "reduction"),
+        ("a_kernel_of_tomorrow", ["aten::embedding_dense_backward"], "other"),
         ("elementwise_kernel<direct_copy_kernel_cuda>", ["aten::linear", "aten::to", "aten::copy_"], "cast"),
         ("elementwise_kernel<direct_copy_kernel_cuda>", ["aten::contiguous", "aten::clone"], "layout_conversion"),
         ("elementwise_kernel<direct_copy_kernel_cuda>", ["aten::copy_"], "elementwise"),

@@ -16,6 +16,7 @@ from castwise.analysis.result_table import Row, group_of
 from castwise.analysis.roofline import CLASS_WORDS, Ceiling, ceiling, least_bytes
 from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
+from castwise.errors import UsageError
 from castwise.records.schema import GpuCounters, KernelTime, StepFlops, StepProfile, Trial
 from castwise.registry.gpus import GpuModel, find_gpu_model, peak
 from castwise.registry.kernel_classes import KernelClass
@@ -233,19 +234,28 @@ class _Step:
         kernels = self.profile.kernels if self.profile is not None else ()
         return [each for each in kernels if each.kind in PRODUCTS and _is_misaligned(each, self.item_bytes)]
 
-    def technique(self, cause: CauseName) -> str:
-        """Return the first technique against a cause that this loop can have, and has not."""
+    def technique(self, cause: CauseName, *, convolutions: bool | None = None) -> str:
+        """Return the first technique against a cause that this loop can have, and has not.
+
+        If `convolutions` is given, it is one that changes convolutions, or else one that does not.
+        """
         spec, facts = self.trial.spec, self.trial.facts
         layers = facts.layers if facts is not None else None
         for row in TECHNIQUES:
             if cause not in row.cures or row.name in spec.techniques:
+                continue
+            if convolutions not in (None, row.layer == "convolution"):
                 continue
             if row.tried_after not in ("", *spec.techniques):
                 continue
             if layers is not None and row.layer and row.layer not in layers:
                 continue
             tried = spec.model_copy(update={"techniques": (*spec.techniques, row.name)})
-            if why_unsupported(tried, self.trial.environment.capability, self.trial.environment.torch) is None:
+            try:
+                reason = why_unsupported(tried, self.trial.environment.capability, self.trial.environment.torch)
+            except UsageError:
+                return ""  # another castwise's record names what this one does not know
+            if reason is None:
                 return row.name
         return ""
 
@@ -318,7 +328,7 @@ def _baseline_has_tf32(step: _Step) -> Cause | None:
         f"PyTorch's default computes in TF32 already and is {of_default:.2f}× as fast as fp32; "
         f"{step.row.precision} is {over_fp32:.2f}×"
     )
-    return Cause("baseline-tf32", evidence, "nothing: compare with PyTorch's default, not with fp32")
+    return Cause("baseline-tf32", evidence, "a comparison with PyTorch's default instead of fp32")
 
 
 def _float32_units(step: _Step) -> Cause | None:
@@ -331,7 +341,7 @@ def _float32_units(step: _Step) -> Cause | None:
     return Cause(
         "float32-units",
         f"{format_share(plain)} of the step is products without Tensor Cores",
-        'torch.set_float32_matmul_precision("high"), or a 16-bit precision',
+        'TF32 by torch.set_float32_matmul_precision("high")',
         saved,
         "tf32",
     )
@@ -380,7 +390,7 @@ def _misaligned_products(step: _Step) -> Cause | None:
         + (f", at {format_share(slow)} of the others' rate" if seconds else ""),
         f"sizes that are multiples of {_VECTOR_BYTES // step.item_bytes}",
         share * (1 - slow),
-        step.technique("alignment"),
+        step.technique("alignment", convolutions="conv" in worst.operator),
     )
 
 
@@ -416,7 +426,7 @@ def _launches(step: _Step) -> Cause | None:
     if captures_graph(step.trial.spec.techniques) or step.on_cpu:
         return None
     technique = step.technique("launches")
-    advice = "a CUDA graph of the step, torch.compile, or a larger batch"
+    advice = "a CUDA graph, torch.compile or a larger batch"
     if step.profile is None:
         busy = step.counters.sm_share if step.counters is not None else None
         if busy is None or busy >= _BUSY:
@@ -516,7 +526,7 @@ def _power(step: _Step) -> Cause | None:
         f"({limit.watts:.0f} W)"
     )
     lost = (1 - limit.clock_hertz / limit.max_clock_hertz) * (1.0 if step.busy is None else step.busy)
-    return Cause("power-limit", evidence, "nothing in the loop: it is the board's limit", lost)
+    return Cause("power-limit", evidence, "a higher power limit: no other loop helps", lost)
 
 
 _RULES: tuple[Callable[[_Step], Cause | None], ...] = (

@@ -432,7 +432,7 @@ def json_schema() -> dict[str, Any]:
         field.name: {"type": _JSON_TYPES[field.kind], "description": f"{field.title or field.name} ({field.unit})"}
         for field in find_fields(IN_FILES)
     }
-    advice = dict.fromkeys(("precision", "command", "code"), optional_text)
+    advice = dict.fromkeys(("precision", "limit", "command", "code"), optional_text)
     advice |= {"workload": text, "sentence": text, "decision": {"enum": list(get_args(Decision))}}
     advice |= {"frameworks": {"type": "object", "additionalProperties": optional_text}}
     properties = {

@@ -1,0 +1,289 @@
+"""Each cause by the smallest record that shows it and the nearest that does not; and by an H100's records."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from fake_engine import fake_environment, fake_epoch, fake_profile, fake_run, fake_spec, fake_training, fake_trial
+from fake_gpu import fake_gpu_facts, fake_reading
+
+from castwise.analysis.causes import Diagnosis, diagnose, try_line
+from castwise.analysis.result_table import compare
+from castwise.records.schema import GpuCounters, StepFlops, Trial
+from castwise.spec.types import CauseName
+
+STEP = 0.1  # seconds
+H100 = "NVIDIA H100 80GB HBM3"
+RECORDS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "records" / "why"
+PRECISIONS = ("default", "fp32", "tf32", "fp16-mixed", "bf16-mixed")
+BF16 = {"linear": {"bf16": 10**12}}
+WORDS = (8192, 768), (768, 30522)  # no multiple of 8
+FLOPS = 2 * 8192 * 768 * 30522
+
+
+def step(
+    precision: str = "bf16-mixed",
+    classes: Mapping[str, float] | None = None,
+    *,
+    seconds: float = STEP,
+    products: dict[str, Any] = BF16,
+    sm_share: float | None = None,
+    machine: dict[str, Any] | None = None,
+    throttled: float = 0.0,
+    profile: dict[str, Any] | None = None,
+    **spec: object,
+) -> Trial:
+    """Return a trial whose profile spends so many per cent of the step in each class; the rest is idle."""
+    on_cpu = spec.get("device") == "cpu"
+    readings = (fake_reading(throttle_reasons=("sw_power_cap",), sm_clock_hertz=1.98e9 * throttled),)
+    trial = fake_trial(
+        fake_spec(precision, **spec),
+        step_seconds=(seconds,),
+        environment=fake_environment(None) if on_cpu else fake_environment(**{"gpu": H100, **(machine or {})}),
+        readings=readings if throttled else (),
+        gpu_facts=fake_gpu_facts() if throttled else None,
+    )
+    flops = StepFlops(products=products)
+    update: dict[str, Any] = {"ranks": (trial.ranks[0].model_copy(update={"flops": flops}),)}
+    if classes is not None:
+        times = {name: STEP * share / 100 for name, share in classes.items()}
+        busy = sum(times.values())
+        update["profile"] = fake_profile(
+            device_type="cpu" if on_cpu else "cuda",
+            class_seconds=times,
+            **{
+                "busy_seconds": busy,
+                "idle_seconds": None if on_cpu else max(0.0, STEP - busy),
+                "seconds": STEP,
+                "num_kernels": 1000,
+                "kernels": (),
+                **(profile or {}),
+            },
+        )
+    if sm_share is not None:
+        update["counters"] = GpuCounters(num_blocks=1, sm_share=sm_share)
+    return trial.model_copy(update=update)
+
+
+def kernel(kind: str, share: float, name: str = "kernel", operator: str = "", *shapes: tuple[int, ...]) -> Any:
+    """Return a profile's fields with one kernel that takes so many per cent of the step."""
+    fields = {"name": name, "kind": kind, "operator": operator, "shapes": shapes, "launches": 1}
+    return {"kernels": [{**fields, "seconds": STEP * share / 100}]}
+
+
+def last(*trials: Trial) -> Diagnosis:
+    return diagnose(compare(trials))[-1]
+
+
+def names(found: Diagnosis) -> list[str]:
+    return [cause.name for cause in found.causes]
+
+
+def compared(default: float, mixed: float) -> tuple[Trial, ...]:
+    """Return fp32 with a step of 100 ms, and two others."""
+    times = {"fp32": 0.1, "default": default, "bf16-mixed": mixed}
+    return tuple(step(name, seconds=seconds) for name, seconds in times.items())
+
+
+def product(share: float, name: str = "cutlass_tensorop", *shapes: tuple[int, ...], operator: str = "aten::mm") -> Any:
+    return kernel("tensor_core_product", share, name, operator, *(shapes or WORDS))
+
+
+def stem(channels: int, operator: str = "aten::cudnn_convolution") -> Any:
+    return product(40, "sm90_xmma_fprop", (32, channels, 448, 448), (64, channels, 7, 7), operator=operator)
+
+
+TENSOR, PLAIN = "tensor_core_product", "plain_product"
+FULL = {TENSOR: 100.0}
+HALF_MM: dict[str, Any] = {"products": {"linear": {"bf16": 2 * FLOPS}}}  # of a kernel with the shapes of WORDS
+NHWC = kernel("normalisation", 40, "batch_norm_backward_reduce_channels_last")
+NCHW = kernel("normalisation", 40, "batch_norm_collect_statistics")
+NORMS = {"layout_conversion": 10.0, "normalisation": 40.0, TENSOR: 50.0}
+WAITS = {"wait_seconds": 0.2 * STEP}
+FP32: dict[str, Any] = {"products": {"linear": {"fp32": 1}}}
+TF32: dict[str, Any] = {"products": {"linear": {"tf32": 1}}}
+GROUPS: dict[str, Any] = {"products": {"grouped_convolution": {"bf16": 1}}}
+TRAINING = fake_training("bf16-mixed")
+
+
+@pytest.mark.parametrize(
+    ("expected", "share", "technique", "trials"),
+    [
+        ("no-hardware", None, "", [step(machine={"capability": (7, 5)})]),
+        ("baseline-tf32", None, "", compared(0.05, 0.048)),
+        ("float32-units", 0.6 * (1 - 66.9 / 494.7), "tf32", [step("fp32", {PLAIN: 60, TENSOR: 40}, **FP32)]),
+        ("grouped-convolutions", 0.1, "", [step(classes={PLAIN: 10, TENSOR: 90}, **GROUPS)]),
+        ("no-tensor-cores", 0.1, "", [step(classes={PLAIN: 10, TENSOR: 90})]),
+        ("missing-kernel", 0.6, "", [step(classes={"other": 100}, profile=kernel("other", 60))]),
+        # The misaligned product has half of the FLOPs and 4/5 of the time: a quarter of the other's rate.
+        ("alignment", 0.4 * 0.75, "", [step(classes={TENSOR: 50, "other": 50}, profile=product(40), **HALF_MM)]),
+        ("alignment", 0.4 * 0.4, "", [step(classes=FULL, profile=product(40, "tensorop_align1", (1,), operator=""))]),
+        ("alignment", None, "space-to-depth", [step(classes=FULL, profile=stem(3), products=BF16)]),
+        ("layout", 0.1 + 0.55 * 0.4, "channels-last", [step(classes=NORMS, profile=NCHW)]),
+        ("layout", 0.1, "channels-last", [step(classes=NORMS, profile=NHWC)]),
+        ("layout", 0.1, "channels-last", [step("tf32", NORMS, profile=NCHW, **TF32)]),
+        ("layout", 0.1, "", [step(classes=NORMS, profile=NCHW, techniques=("channels-last",))]),
+        ("synchronisation", 0.2, "no-step-sync", [step("fp16-mixed", {TENSOR: 75}, profile=WAITS)]),
+        ("synchronisation", 0.15, "", [step(classes={TENSOR: 85}, profile=WAITS)]),
+        ("launches", 0.3, "cuda-graph", [step(classes={TENSOR: 70})]),
+        ("launches", 0.2, "cuda-graph", [step(classes={TENSOR: 60}, profile=WAITS)]),
+        ("launches", 0.6, "cuda-graph", [step(sm_share=0.4)]),
+        ("input", None, "resident-data", [fake_run(TRAINING, fake_epoch(TRAINING, load_seconds=0.01))]),
+        ("casts", 0.06, "compile", [step(classes={"cast": 6, TENSOR: 94})]),
+        ("optimizer", 0.15, "fused-optimizer", [step(classes={"optimizer": 12, "loss_scaling": 3, TENSOR: 85})]),
+        ("optimizer", 0.06, "", [step(classes={"optimizer": 12, TENSOR: 88}, techniques=("fused-optimizer",))]),
+        ("memory", 0.4, "compile", [step(classes={"elementwise": 40, TENSOR: 60})]),
+        ("small-kernels", 0.9 * 2 / 3, "", [step(classes={TENSOR: 90}, sm_share=0.3)]),
+        ("power-limit", 0.2, "", [step(throttled=0.8)]),
+    ],
+)
+def test_a_cause_has_its_evidence(expected: str, share: float | None, technique: str, trials: list[Trial]) -> None:
+    found = last(*trials)
+    (cause,) = [cause for cause in found.causes if cause.name == expected]
+    assert cause.technique == technique
+    assert cause.evidence
+    assert cause.advice
+    if share is not None:
+        assert cause.share == pytest.approx(share, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("absent", "trials"),
+    [
+        ("no-hardware", [step(machine={"capability": (8, 0)})]),
+        ("baseline-tf32", compared(0.05, 0.03)),  # bf16-mixed is faster than the default, too
+        ("baseline-tf32", compared(0.1, 0.1)),  # the default is as slow as fp32
+        ("baseline-tf32", compared(0.08, 0.073)[:2]),  # the default itself
+        ("float32-units", [step("fp32", {PLAIN: 4, TENSOR: 96}, **FP32)]),
+        ("float32-units", [step("tf32", {PLAIN: 60, TENSOR: 40}, **TF32)]),
+        ("float32-units", [step("fp32", {PLAIN: 60, TENSOR: 40}, device="cpu", **FP32)]),
+        ("grouped-convolutions", [step(classes={PLAIN: 4, TENSOR: 96}, **GROUPS)]),
+        ("no-tensor-cores", [step(classes={PLAIN: 4, TENSOR: 96})]),
+        ("no-tensor-cores", [step("fp32", {PLAIN: 60, TENSOR: 40}, **FP32)]),
+        ("missing-kernel", [step(classes={"other": 100}, profile=kernel("other", 40))]),
+        ("missing-kernel", [step(classes=FULL, profile=product(60))]),
+        ("alignment", [step(classes={TENSOR: 80, "other": 20}, profile=product(40), **HALF_MM)]),  # as fast
+        ("alignment", [step(classes=FULL, profile=product(40, "tensorop", WORDS[0], (768, 30528)))]),
+        ("alignment", [step(classes=FULL, profile=product(40, "nvjet_tst_128x256"))]),
+        ("alignment", [step("tf32", FULL, profile=product(40, "tensorop", (8192, 768), (768, 30524)), **TF32)]),
+        ("alignment", [step(classes=FULL, profile=product(40, "tensorop_align8", (1,), operator=""))]),
+        ("alignment", [step(classes=FULL, profile=stem(8))]),
+        ("alignment", [step(classes=FULL, profile=stem(1))]),  # depthwise
+        ("layout", [step(classes={"layout_conversion": 4, "normalisation": 40, TENSOR: 56}, profile=NCHW)]),
+        ("layout", [step(classes=NORMS, device="cpu")]),
+        ("synchronisation", [step("fp16-mixed", FULL, profile=WAITS)]),  # the device computes meanwhile
+        ("synchronisation", [step("fp16-mixed", {TENSOR: 75}, profile={"wait_seconds": 0.04 * STEP})]),
+        ("synchronisation", [step("fp16-mixed", {TENSOR: 75})]),  # older records do not have it
+        ("launches", [step(classes={TENSOR: 91})]),
+        ("launches", [step(classes={TENSOR: 75}, profile=WAITS)]),  # it waits for something else
+        ("launches", [step(classes={TENSOR: 70}, techniques=("cuda-graph",))]),
+        ("launches", [step(classes={TENSOR: 70}, device="cpu")]),
+        ("launches", [step(classes=FULL, sm_share=0.4)]),  # the profile knows better
+        ("launches", [step(sm_share=0.7)]),
+        ("input", [fake_run(TRAINING, fake_epoch(TRAINING))]),
+        ("casts", [step(classes={"cast": 4, TENSOR: 96})]),
+        ("optimizer", [step(classes={"optimizer": 9, TENSOR: 91})]),
+        ("memory", [step(classes={"elementwise": 29, TENSOR: 71})]),
+        ("memory", [step(classes={"elementwise": 60, TENSOR: 40}, techniques=("compile",))]),
+        ("memory", [step(classes={"elementwise": 60, TENSOR: 40}, device="cpu")]),
+        ("small-kernels", [step(classes={TENSOR: 90}, sm_share=0.5)]),
+        ("power-limit", [step(throttled=0.99)]),
+        ("power-limit", [step()]),
+    ],
+)
+def test_a_near_miss_does_not_have_the_cause(absent: CauseName, trials: list[Trial]) -> None:
+    assert absent in get_args(CauseName)
+    assert absent not in names(last(*trials))
+
+
+def test_the_cause_that_saves_most_is_first() -> None:
+    default, fp32 = step("default", seconds=0.102), step("fp32", seconds=0.4)
+    shares = {"layout_conversion": 30, "cast": 6, "optimizer": 20, TENSOR: 24}
+    found = last(fp32, default, step(classes=shares))
+    assert names(found) == ["layout", "baseline-tf32", "launches", "optimizer", "casts"]
+    emulated = last(step(classes=shares, machine={"capability": (7, 5)}))
+    assert names(emulated)[0] == "no-hardware"
+
+
+def test_shares_are_of_the_timed_step_whatever_the_profiler_costs() -> None:
+    shares = {TENSOR: 40, "elementwise": 20}
+    slower = last(step(classes=shares, profile={"seconds": 2 * STEP}))
+    assert slower.shares == pytest.approx({TENSOR: 0.4, "elementwise": 0.2})
+    assert slower.idle_share == pytest.approx(0.4)
+    overlapping = last(step(classes={TENSOR: 90, "communication": 90}, profile={"busy_seconds": 0.9 * STEP}))
+    assert sum(overlapping.shares.values()) == pytest.approx(0.9)
+    on_cpu = last(step("fp32", {"plain_product": 150}, device="cpu", profile={"seconds": 2 * STEP}))
+    assert (on_cpu.shares["plain_product"], on_cpu.idle_share) == (pytest.approx(0.75), None)
+
+
+def test_what_is_not_known_is_said() -> None:
+    nothing = last(step(products={}))
+    assert (nothing.causes, nothing.shares, nothing.idle_share, nothing.ceiling) == ((), {}, None, None)
+    assert nothing.bound == "what takes its time is not known"
+    assert nothing.missing == ("no counters of the GPU: this driver gives none",)
+    refused = step(classes={}, profile={"missing": "the profiler may not"}, products={}, sm_share=0.9)
+    assert last(refused).missing == ("the profiler may not",)
+    assert last(step(classes=FULL, products={}, sm_share=0.9)).missing[0].startswith("no FLOPs were counted")
+    assert last(step(device="cpu")).missing == ()
+    failed = fake_trial(fake_spec("fp16-true"), status="oom", step_seconds=())
+    assert diagnose(compare([failed])) == []
+
+
+def test_the_fastest_16_bit_format_has_a_ceiling() -> None:
+    shares = {TENSOR: 50, "elementwise": 50}
+    found = last(step("tf32", shares, **TF32))
+    assert found.ceiling is not None
+    assert found.ceiling.gain == pytest.approx(2, rel=0.01), "half the bytes, and twice the FLOP/s"
+    assert last(step("bf16-mixed", shares)).ceiling is None
+
+
+def test_what_to_try_is_a_command_with_the_loop_s_own_techniques() -> None:
+    loop = ("channels-last",)
+    (cause,) = last(step(classes={"elementwise": 40, TENSOR: 60}, techniques=loop)).causes
+    assert try_line(cause, loop).endswith("(--techniques channels-last+compile)")
+    (cause,) = last(step("fp32", {PLAIN: 60, TENSOR: 40}, **FP32)).causes
+    assert try_line(cause).endswith("(--precision tf32)")
+
+
+def recorded(workload: str) -> dict[str, Diagnosis]:
+    """Return the diagnoses of an H100's records by precision and techniques."""
+    paths = [path for name in PRECISIONS for path in sorted(RECORDS.glob(f"{workload}-{name}*.json"))]
+    found = diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths]))
+    return {"+".join((each.row.precision, *each.row.techniques)): each for each in found}
+
+
+@pytest.mark.parametrize(
+    ("workload", "configuration", "first", "others"),
+    [
+        ("resnet50", "bf16-mixed", "layout", ["memory"]),
+        ("resnet50", "bf16-mixed+channels-last", "memory", []),
+        ("resnet50", "tf32", "memory", ["baseline-tf32", "layout"]),
+        ("resnet50", "fp32", "float32-units", []),
+        ("resnet18", "fp16-mixed", "layout", ["memory"]),
+        ("wrn-28-10", "tf32", "baseline-tf32", ["layout"]),
+        ("gpt2", "default", "float32-units", []),
+        ("gpt2", "bf16-mixed", "memory", ["alignment", "casts"]),
+        ("lstm-lm", "bf16-mixed", "launches", []),
+        ("gru-lm", "fp16-mixed", "launches", ["small-kernels"]),
+        ("mnist-cnn", "bf16-mixed", "launches", ["layout"]),
+        ("efficientnet_b0", "bf16-mixed", "memory", ["grouped-convolutions"]),
+        ("efficientnet_b0", "default", "memory", ["grouped-convolutions"]),
+    ],
+)
+def test_records_of_an_h100_have_their_known_causes(
+    workload: str, configuration: str, first: str, others: list[str]
+) -> None:
+    found = recorded(workload)[configuration]
+    assert names(found)[0] == first
+    assert set(others) <= set(names(found))
+    assert found.missing == ()
+
+
+def test_every_record_s_shares_are_of_one_step() -> None:
+    trials = [Trial.model_validate_json(path.read_text()) for path in RECORDS.glob("*.json")]
+    found = diagnose(compare(trials))
+    assert len(found) == len(trials)
+    for each in found:
+        assert sum(each.shares.values()) + (each.idle_share or 0.0) == pytest.approx(1, abs=0.01)
+        assert all(0.05 <= cause.share <= 1 for cause in each.causes if cause.share is not None)
