@@ -11,6 +11,7 @@ _CONTAINER = re.compile(r"[0-9a-f]{12}")  # the host name that a container gets 
 # What a name has besides the model: the vendor, and the memory of a board that comes with one size.
 _BESIDES = re.compile(r"\((?:R|TM)\)|^(?:NVIDIA |AMD )?(?:GeForce |Tesla )?| 80GB HBM3$")
 _HASHES = 3  # the last of `_traits` are hashes
+_LONG = 16  # a device's name that all sides share is left out if it is longer
 _MOST_VALUES = 2  # of a trait, among the machines of one side
 
 
@@ -34,7 +35,11 @@ def machine_names(sides: Sequence[Sequence[Environment]], folders: Sequence[str]
         device = " / ".join(dict.fromkeys(short_name(each.device_name) for each in environments))
         traits.append([device, *found[:-_HASHES], last_part, folder, *found[-_HASHES:]])
     words = [", ".join(each) for each in _distinctions(traits, first=1)]
-    names = [f"{side[0]} ({each})" if each else side[0] for side, each in zip(traits, words, strict=True)]
+    is_long = len({side[0] for side in traits}) == 1 and len(traits[0][0]) > _LONG and all(words)
+    names = [
+        each if is_long else f"{side[0]} ({each})" if each else side[0]
+        for side, each in zip(traits, words, strict=True)
+    ]
     return [f"{name} #{names[:n].count(name) + 1}" if names.count(name) > 1 else name for n, name in enumerate(names)]
 
 

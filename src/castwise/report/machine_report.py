@@ -277,7 +277,7 @@ def trait_table(comparison: MachineComparison) -> DataTable[FlatRow]:
         if differs and len(set(values)) > 1:
             rows.append({"trait": name} | {f"machine_{number}": value for number, value in enumerate(values, start=1)})
     fields = [Field(f"machine_{number}", machine.name, wraps=True) for number, machine in enumerate(machines, start=1)]
-    return DataTable([Field("trait", "of the machine"), *fields], rows)
+    return DataTable([Field("trait", "property"), *fields], rows)
 
 
 def shared_traits(comparison: MachineComparison) -> str:

@@ -275,7 +275,7 @@ def _machine_table(collection: Collection) -> DataTable[FlatRow]:
     if len(names) > _MAX_MACHINE_COLUMNS:
         rows: list[FlatRow] = [{"machine": names[key], **own} for key, own in traits.items()]
         return DataTable([Field(name, name) for name in ("machine", *shown)], rows)
-    fields = [Field("trait", "of the machine"), *(Field(key, names[key]) for key in traits)]
+    fields = [Field("trait", "property"), *(Field(key, names[key]) for key in traits)]
     return DataTable(fields, [{"trait": name} | {key: own[name] for key, own in traits.items()} for name in shown])
 
 
