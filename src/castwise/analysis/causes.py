@@ -222,6 +222,14 @@ class _Step:
         return {"fp16": 2, "bf16": 2, "fp8": 1}.get(next(iter(formats), ""), 4)
 
     @property
+    def computes_in_float32(self) -> bool:
+        """Return whether most products are IEEE float32's; by the precision if none were counted."""
+        formats = self.flops.by_format if self.flops is not None else {}
+        if not formats:
+            return not self.precision.is_16_bit and self.precision.float32_matmul == "ieee"
+        return formats.get("fp32", 0) >= _MOSTLY * sum(formats.values())
+
+    @property
     def memory_roof(self) -> float:
         """Return the least share of the step that its memory traffic takes; 0 if that is not known."""
         if self.flops is None or self.gpu is None:
@@ -331,29 +339,17 @@ def _baseline_has_tf32(step: _Step) -> Cause | None:
     return Cause("baseline-tf32", evidence, "a comparison with PyTorch's default instead of fp32")
 
 
-def _float32_units(step: _Step) -> Cause | None:
-    plain = step.share("plain_product")
-    formats = step.flops.by_format if step.flops is not None else {}
-    if formats.get("fp32", 0) < _MOSTLY * sum(formats.values()) or plain < _LEAST or step.on_cpu:
-        return None
-    peaks = [peak(step.gpu, name) for name in ("fp32", "tf32")]
-    saved = plain if None in peaks else plain * max(0.0, 1 - (peaks[0] or 0.0) / (peaks[1] or 1.0))
-    return Cause(
-        "float32-units",
-        f"{format_share(plain)} of the step is products without Tensor Cores",
-        'TF32 by torch.set_float32_matmul_precision("high")',
-        saved,
-        "tf32",
-    )
-
-
 def _without_tensor_cores(step: _Step) -> Cause | None:
-    """Return which products of a faster format run without Tensor Cores."""
+    """Return which products run without Tensor Cores: float32's own, or those of a format that has them."""
     plain = step.share("plain_product")
-    formats = step.flops.by_format if step.flops is not None else {}
-    if plain < _LEAST or formats.get("fp32", 0) >= _MOSTLY * sum(formats.values()) or step.on_cpu:
+    if plain < _LEAST or step.on_cpu:
         return None
     seen = f"{format_share(plain)} of the step is products without Tensor Cores"
+    if step.computes_in_float32:
+        peaks = [peak(step.gpu, name) for name in ("fp32", "tf32")]
+        saved = plain if None in peaks else plain * max(0.0, 1 - (peaks[0] or 0.0) / (peaks[1] or 1.0))
+        advice = 'TF32 by torch.set_float32_matmul_precision("high")'
+        return Cause("float32-units", seen, advice, saved, "tf32")
     if step.flops is not None and "grouped_convolution" in step.flops.products:
         evidence = f"{seen}: the model has grouped or depthwise convolutions"
         return Cause("grouped-convolutions", evidence, "wider groups, or fused blocks without them", plain)
@@ -532,7 +528,6 @@ def _power(step: _Step) -> Cause | None:
 _RULES: tuple[Callable[[_Step], Cause | None], ...] = (
     _no_hardware,
     _baseline_has_tf32,
-    _float32_units,
     _without_tensor_cores,
     _one_slow_kernel,
     _misaligned_products,

@@ -156,7 +156,7 @@ class ParameterGrid:
     techniques: Techniques = None
     world_sizes: Annotated[
         tuple[int, ...] | None,
-        Option("Numbers of GPUs, comma-separated; each trains on --batch-size samples. Without it: 1.", keyword="gpus"),
+        Option("Numbers of GPUs, comma-separated; each trains on a whole batch. Without it: 1.", keyword="gpus"),
     ] = None
     parallelisms: Annotated[
         tuple[str, ...] | None,
