@@ -287,3 +287,11 @@ def test_every_record_s_shares_are_of_one_step() -> None:
     for each in found:
         assert sum(each.shares.values()) + (each.idle_share or 0.0) == pytest.approx(1, abs=0.01)
         assert all(0.05 <= cause.share <= 1 for cause in each.causes if cause.share is not None)
+
+
+def test_what_the_evidence_does_not_tell_is_named_with_the_command_that_does() -> None:
+    found = recorded("lstm-lm-1500")["tf32"]
+    assert any("--techniques none,pad-vocabulary" in line for line in found.missing)
+    assert not any("pad-" in line for line in recorded("lstm-lm-1500")["fp32"].missing)  # it uses no Tensor Cores
+    older = recorded("mlp-4096")["fp16-mixed"]  # whose profile does not tell when the host waited
+    assert any("--techniques none,no-step-sync" in line for line in older.missing)

@@ -6,8 +6,9 @@ step are left out: they are hard to tell from noise.
 """
 
 import re
+import shlex
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -240,6 +241,8 @@ class _Step:
     def misaligned(self) -> list[KernelTime]:
         """Return the products whose name or shapes say that rows are no multiple of what Tensor Cores load."""
         kernels = self.profile.kernels if self.profile is not None else ()
+        if self.computes_in_float32:
+            return []
         return [each for each in kernels if each.kind in PRODUCTS and _is_misaligned(each, self.item_bytes)]
 
     def technique(self, cause: CauseName, *, convolutions: bool | None = None) -> str:
@@ -293,7 +296,7 @@ def _diagnose(step: _Step) -> Diagnosis:
         idle_share=step.idle,
         causes=tuple(causes),
         ceiling=products,
-        missing=tuple(_missing(step)),
+        missing=tuple(_missing(step, [each.name for each in causes])),
     )
 
 
@@ -304,7 +307,7 @@ def _rank(cause: Cause) -> float:
     return _STRONG if cause.name == "baseline-tf32" else 1.0
 
 
-def _missing(step: _Step) -> Iterator[str]:
+def _missing(step: _Step, names: Collection[str]) -> Iterator[str]:
     """Yield what is not known, and what would tell."""
     asked = next((trial.profile for trial in step.row.trials if trial.profile is not None), None)
     if asked is not None and asked.missing:
@@ -314,6 +317,19 @@ def _missing(step: _Step) -> Iterator[str]:
         yield f"no counters of the GPU: {why}"
     if step.profile is not None and step.flops is None:
         yield "no FLOPs were counted: how far the products are from the peak is not known"
+    aligned = step.technique("alignment")
+    if aligned and "alignment" not in names and step.scale * sum(k.seconds for k in step.misaligned) >= _LEAST_MEMORY:
+        yield f"what misaligned rows cost, since most products have them; this tells: {_command(step, aligned)}"
+    unsynchronised = step.technique("synchronisation")
+    if unsynchronised and step.waits is None and (step.idle or 0.0) >= _LEAST_IDLE:
+        yield f"whether the GPU waits for loss scaling or for launches; this tells: {_command(step, unsynchronised)}"
+
+
+def _command(step: _Step, technique: str) -> str:
+    """Return the command that measures what a technique brings."""
+    spec = step.trial.spec
+    loops = ",".join((join(spec.techniques), join((*spec.techniques, technique))))
+    return f"castwise run {shlex.quote(spec.workload)} --precision {spec.precision} --techniques {loops}"
 
 
 def _no_hardware(step: _Step) -> Cause | None:
