@@ -274,7 +274,7 @@ class _Step:
 def _diagnose(step: _Step) -> Diagnosis:
     causes = [found for rule in _RULES if (found := rule(step)) is not None]
     causes = [each for each in causes if each.share is None or each.share >= _LEAST]
-    causes.sort(key=_rank, reverse=True)
+    causes.sort(key=lambda cause: _rank(cause, step), reverse=True)
     profile = step.profile
     products = None
     if profile is not None and not step.precision.is_16_bit:
@@ -300,11 +300,11 @@ def _diagnose(step: _Step) -> Diagnosis:
     )
 
 
-def _rank(cause: Cause) -> float:
+def _rank(cause: Cause, step: _Step) -> float:
     """Return how much a cause explains: the time that it could save."""
     if cause.share is not None:
         return cause.share
-    return _STRONG if cause.name == "baseline-tf32" else 1.0
+    return _STRONG if cause.name == "baseline-tf32" and step.precision.is_16_bit else 1.0
 
 
 def _missing(step: _Step, names: Collection[str]) -> Iterator[str]:
