@@ -59,8 +59,8 @@ class SharedKeywords(TypedDict, total=False):
     seed: int
 
 
-class RunKeywords(SharedKeywords, total=False):
-    """The options of `castwise run`."""
+class GridKeywords(SharedKeywords, total=False):
+    """What is crossed with what."""
 
     precision: str | Sequence[str] | None
     batch_size: str | int | Sequence[int] | None
@@ -68,6 +68,11 @@ class RunKeywords(SharedKeywords, total=False):
     gpus: str | int | Sequence[int] | None
     parallelism: str | Sequence[str] | None
     loss_scale: str | float | Sequence[str | float] | None
+
+
+class RunKeywords(GridKeywords, total=False):
+    """The options of `castwise run`."""
+
     budget: str | float | None
     within: str | float | None
     rounds: int | None
@@ -99,15 +104,9 @@ class MaxBatchKeywords(SharedKeywords, total=False):
     curve: bool
 
 
-class WhyKeywords(SharedKeywords, total=False):
+class WhyKeywords(GridKeywords, total=False):
     """The options of `castwise why`."""
 
-    precision: str | Sequence[str] | None
-    batch_size: str | int | Sequence[int] | None
-    techniques: str | Sequence[str] | None
-    gpus: str | int | Sequence[int] | None
-    parallelism: str | Sequence[str] | None
-    loss_scale: str | float | Sequence[str | float] | None
     trace: _PathLike | None
 
 
