@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fake_engine import fake_environment, fake_facts, fake_run, fake_training, fake_trial
 
-from castwise.records.schema import Status, Trial
+from castwise.records.schema import GpuCounters, Status, Trial
 from castwise.registry.suites import Published, Suite, SuiteFilter, find_suite, specs_of
 from castwise.suites.result import SuiteResult, lacks_gpus, notes
 
@@ -140,3 +140,15 @@ def test_the_published_limit_is_one_gpu_s() -> None:
     more = suite.model_copy(update={"published": (*suite.published, other)})
     (limit,) = SuiteResult(more, (), (search((128, "oom")),)).limits
     assert (limit["gpu"], limit["published"]) == ("Titan RTX", (256, 512))
+
+
+def test_the_cause_stands_beside_a_measured_and_a_published_speed_up() -> None:
+    made = result("wrn-cifar10", precisions=("fp32", "fp16-mixed"))
+    starved = GpuCounters(num_blocks=3, sm_share=0.3)
+    slow = replace(made, trials=tuple(trial.model_copy(update={"counters": starved}) for trial in made.trials))
+    lines = [line for line in notes(slow) if "multiprocessors are busy 30 % of the time" in line]
+    assert lines
+    assert all(
+        line.startswith("wrn-28-10 fp16-mixed batch 128: ") and "× here, 1.83× on Tesla T4" in line
+        for line in lines[:1]
+    )

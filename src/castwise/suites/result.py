@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from castwise.analysis.causes import diagnose
+from castwise.analysis.result_table import compare
 from castwise.analysis.steady_metrics import peak_reserved_bytes
 from castwise.analysis.training_metrics import Run, epochs_of, is_whole, loader_of, runs
 from castwise.analysis.warnings import NOISE
@@ -93,6 +95,7 @@ def notes(result: SuiteResult) -> Iterator[str]:
     rows = [run.trial for run in result.runs]
     yield from _about_lengths(result.runs)
     yield from _substitutes(rows, result.all_trials)
+    yield from dict.fromkeys(_differences(result.published))
     for trial in result.trials:
         if trial.status != "ok" and not lacks_gpus(trial):
             yield f"{trial.spec.label}: {trial.status}: {trial.message}"
@@ -135,6 +138,16 @@ def _about_lengths(runs: Sequence[Run]) -> Iterator[str]:
             f"in {num_prefetched} of {len(trained)} runs, throughput counts batches that the loader made while the "
             "first steps ran: if the loader limits the speed, a whole run is slower than this"
         )
+
+
+def _differences(published: Sequence[FlatRow]) -> Iterator[str]:
+    """Say why a measured speed-up is what it is, next to the published one, where records show a cause."""
+    for row in published:
+        causes = [cause for found in diagnose(compare(row["trials"])) for cause in found.causes]
+        if causes and row["speedup"] and row["published_speedup"]:
+            name = f"{row['workload']} {row['precision']} batch {row['batch_size']}"
+            ratios = f"{row['speedup']:.2f}× here, {row['published_speedup']:.2f}× on {row['gpu']}"
+            yield f"{name}: {ratios}: {causes[0].evidence}"
 
 
 def _counts_prefetched_batches(trial: Trial) -> bool:
