@@ -30,12 +30,14 @@ from rich.console import Console
 from stored import RECORDS, costs_of, load, markdown, place_of, where_of
 
 from castwise.analysis.advice import recommend
+from castwise.analysis.causes import diagnose
 from castwise.analysis.result_table import Row, compare
 from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import find_suite, is_search, specs_of
 from castwise.render.run_report import markdown_table, print_table
 from castwise.render.table import markdown_text
+from castwise.render.why_report import print_why
 from castwise.spec.trial import TrialSpec
 from castwise.suites.render import markdown_suite
 from castwise.suites.result import SuiteResult
@@ -67,6 +69,15 @@ def terminal(folder: str) -> str:
     lines = [line.rstrip() for line in text.getvalue().rstrip().splitlines()]
     kept = [line if not re.match(r"  \S", line) else "  …" for line in lines]
     return "\n".join(["```text", *(line for line, _ in itertools.groupby(kept)), "```"]) + "\n"
+
+
+def why_terminal(names: str) -> str:
+    """Return what `castwise why` prints of recorded trials on a terminal of 80 columns."""
+    text = io.StringIO()
+    paths = (RECORDS / "why" / f"{name}.json" for name in names.split())
+    found = diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths]))
+    print_why(found, Console(file=text, width=80, force_terminal=True, color_system=None, emoji=False))
+    return "\n".join(["```text", *(line.rstrip() for line in text.getvalue().rstrip().splitlines()), "```"]) + "\n"
 
 
 def answer(workload: str) -> str:
@@ -217,6 +228,7 @@ def max_batches() -> max_batch_tables.Measured:
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
     "terminal": terminal,
+    "why_terminal": why_terminal,
     "answer": answer,
     "scaling": lambda workload: results(workload, "scaling"),
     "loops": lambda workload: results(workload, "techniques"),

@@ -17,6 +17,7 @@ from playwright.sync_api import sync_playwright
 from castwise.analysis.warnings import WarningName
 from castwise.cli.app import app
 from castwise.registry.precisions import PRECISIONS
+from castwise.spec.types import CauseName
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
@@ -114,6 +115,11 @@ def test_every_warning_has_its_cause_and_what_to_do() -> None:
     assert re.findall(r"^\| `([a-z-]+)` \|.+\|.+\|.+\|$", text.partition("## Warnings")[2], re.MULTILINE) == list(
         get_args(WarningName)
     )
+
+
+def test_every_cause_has_its_evidence_and_what_to_try() -> None:
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|.+\|.+\|$", (ROOT / "docs" / "why.md").read_text(), re.MULTILINE)
+    assert rows == list(get_args(CauseName))
 
 
 @pytest.fixture(scope="module")

@@ -57,6 +57,7 @@ from castwise.render.table import (
     print_data_table,
     short_table_of,
 )
+from castwise.spec.user_model import is_object
 
 SHOWN = (
     *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
@@ -286,7 +287,8 @@ def _reason_lines(item: Advice) -> list[str]:
     The sentence of "stay" names the one that comes closest.
     """
     why = "" if item.decision == "stay" or item.why in item.sentence else f"Why: {item.why}."
-    limit = f"Why no faster: {item.limit}. `castwise why {item.workload}` says more." if item.limit else ""
+    ask = "castwise.why" if is_object(item.workload) else f"castwise why {item.workload}"
+    limit = f"Why no faster: {item.limit}. `{ask}` says more." if item.limit else ""
     return list(filter(None, [why, f"How sure: {item.how_sure}." if item.how_sure else "", limit]))
 
 
