@@ -56,10 +56,8 @@ def test_a_ceiling_is_amdahl_s() -> None:
     ratio = 989.5 / 494.5
     assert found.products_gain == pytest.approx(100 / (62 + 38 / ratio))
     assert found.gain == pytest.approx(100 / (31 + 38 / ratio))
-    assert found.sentence == (
-        "tf32 → bf16-mixed can gain at most 2.01× (1.24× if nothing but its products gets faster): 62 % of the time is "
-        "no product, normalisation and element-wise."
-    )
+    bound = "tf32 → bf16-mixed can gain at most 2.01× (1.24× if nothing but its products gets faster)."
+    assert found.sentence == bound
 
 
 def test_the_same_storage_gains_by_products_alone() -> None:
@@ -68,10 +66,7 @@ def test_the_same_storage_gains_by_products_alone() -> None:
     )
     assert found is not None
     assert found.gain == found.products_gain == 1.0
-    assert found.sentence == (
-        "fp16-mixed → bf16-mixed can gain at most 1.00×: 62 % of the time is no product, most of it normalisation and "
-        "element-wise."
-    )
+    assert found.sentence == "fp16-mixed → bf16-mixed can gain at most 1.00×."
 
 
 def test_the_default_s_ratio_comes_from_its_flops() -> None:
@@ -81,7 +76,6 @@ def test_the_default_s_ratio_comes_from_its_flops() -> None:
     found = ceiling({"tensor cores": 1.0}, "default", "bf16-mixed", H200, flops=flops, **options)
     assert found is not None
     assert found.gain == pytest.approx(2 * 989.5 / (494.5 + 67))
-    assert found.sentence.endswith(": all of the time is products.")
     only = ceiling({"tensor cores": 1.0}, "tf32", "bf16-mixed", H200, flops=flops, kinds=(), **options)
     assert only is not None
     assert only.gain == 1.0

@@ -64,6 +64,15 @@ def test_two_precisions_fit_on_a_terminal_of_80_columns(
     assert not [line for line in lines if "nan" in line or "None" in line]
 
 
+def test_loops_have_one_line_each_on_a_terminal_of_80_columns() -> None:
+    paths = [RECORDS / f"resnet50-{name}.json" for name in ("default", "bf16-mixed", "bf16-mixed-channels-last")]
+    console = safe_console(width=80, force_terminal=True, record=True)
+    print_why(diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths])), console)
+    lines = console.export_text().splitlines()
+    assert [line.split()[1] for line in lines[3:6]] == ["none", "none", "channels-last"]
+    assert lines[6] == "  left out, the terminal is too narrow: update (--format json has them)"
+
+
 def test_kernels_and_modules_are_printed_if_asked_for(command: CommandLine) -> None:
     without, done = why(command, *TWO), why(command, *TWO, "--kernels")
     assert "fake_gemm" not in without.out
@@ -156,7 +165,7 @@ def test_a_gpu_that_cannot_be_profiled_says_what_is_missing(command: CommandLine
     done = why(command, *TWO, "--kernels", engine=FakeEngine(profiles={"bf16-mixed": refused}))
     assert done.code == 0
     assert "bf16-mixed: no cause found. What takes its time is not known." in done.out
-    assert f"Not known: {missing} (bf16-mixed)." in done.out
+    assert f"Not known (bf16-mixed): {missing}." in done.out
     assert "bf16-mixed batch 256: no kernels, because no step was profiled" in done.out
 
 

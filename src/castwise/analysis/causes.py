@@ -14,7 +14,7 @@ from functools import cached_property
 
 from castwise.analysis.model_flops import flops_of
 from castwise.analysis.result_table import Row, group_of
-from castwise.analysis.roofline import CLASS_WORDS, Ceiling, ceiling, least_bytes
+from castwise.analysis.roofline import Ceiling, ceiling, least_bytes
 from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
 from castwise.errors import UsageError
@@ -26,12 +26,14 @@ from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, j
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_share
 from castwise.spec.types import CauseName
+from castwise.spec.user_model import is_object
 
 PRODUCTS: tuple[KernelClass, ...] = ("tensor_core_product", "plain_product", "unknown_product", "attention")
 # Work whose time is that of the bytes that it moves; casts and conversions are causes of their own.
 _MOVES: tuple[KernelClass, ...] = ("normalisation", "elementwise", "reduction", "copy", "other")
 MEMORY: tuple[KernelClass, ...] = (*_MOVES, "cast", "layout_conversion")
 UPDATE: tuple[KernelClass, ...] = ("optimizer", "loss_scaling")
+CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "other": "other work"}
 
 # Shares of a step. Source: chosen here; docs/evidence/causes.md has the cases that they tell apart.
 _LEAST = 0.05  # that a cause takes, and that a precision must differ by
@@ -317,19 +319,23 @@ def _missing(step: _Step, names: Collection[str]) -> Iterator[str]:
         yield f"no counters of the GPU: {why}"
     if step.profile is not None and step.flops is None:
         yield "no FLOPs were counted: how far the products are from the peak is not known"
-    aligned = step.technique("alignment")
+    on_convolutions = any("conv" in each.operator for each in step.misaligned)
+    aligned = step.technique("alignment", convolutions=on_convolutions)
     if aligned and "alignment" not in names and step.scale * sum(k.seconds for k in step.misaligned) >= _LEAST_MEMORY:
-        yield f"what misaligned rows cost, since most products have them; this tells: {_command(step, aligned)}"
+        yield f"what misaligned rows cost, since most products have them; `{_command(step, aligned)}` tells"
     unsynchronised = step.technique("synchronisation")
     if unsynchronised and step.waits is None and (step.idle or 0.0) >= _LEAST_IDLE:
-        yield f"whether the GPU waits for loss scaling or for launches; this tells: {_command(step, unsynchronised)}"
+        yield f"whether the GPU waits for loss scaling or launches; `{_command(step, unsynchronised)}` tells"
 
 
 def _command(step: _Step, technique: str) -> str:
-    """Return the command that measures what a technique brings."""
+    """Return the command that measures what a technique brings, or the call for a Python session's objects."""
     spec = step.trial.spec
     loops = ",".join((join(spec.techniques), join((*spec.techniques, technique))))
-    return f"castwise run {shlex.quote(spec.workload)} --precision {spec.precision} --techniques {loops}"
+    if is_object(spec.workload):
+        return f'castwise.compare(..., precision="{spec.precision}", techniques="{loops}")'
+    options = f"--precision {spec.precision} --batch-size {spec.batch_size} --techniques {loops}"
+    return f"castwise run {shlex.quote(spec.workload)} {options}"
 
 
 def _no_hardware(step: _Step) -> Cause | None:

@@ -15,10 +15,6 @@ from typing import Literal
 from castwise.records.schema import StepFlops
 from castwise.registry.gpus import GpuModel, peak
 from castwise.registry.precisions import Precision, precision_row
-from castwise.spec.quantities import format_share
-
-_MOST_NAMED = 2  # classes of kernels in a sentence
-CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "idle": "idle time"}
 
 
 @dataclass(frozen=True)
@@ -55,12 +51,7 @@ class Ceiling:
         """Return it in words: gains are rounded up, so that no measurement in line with it is above it."""
         most, by_products = (f"{math.ceil(100 * gain - 1e-6) / 100:.2f}×" for gain in (self.gain, self.products_gain))
         alone = "" if most == by_products else f" ({by_products} if nothing but its products gets faster)"
-        text = f"{self.precision} → {self.target} can gain at most {most}{alone}"
-        if not self.others:
-            return f"{text}: all of the time is products."
-        names = " and ".join(CLASS_WORDS.get(name, name) for name in self.others[:_MOST_NAMED])
-        most_of_it = "most of it " if len(self.others) > _MOST_NAMED else ""
-        return f"{text}: {format_share(1 - self.products_share)} of the time is no product, {most_of_it}{names}."
+        return f"{self.precision} → {self.target} can gain at most {most}{alone}."
 
 
 def least_bytes(flops: StepFlops) -> int:

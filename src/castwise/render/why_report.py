@@ -6,8 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from castwise.analysis.causes import MEMORY, PRODUCTS, UPDATE, Diagnosis, try_line
-from castwise.analysis.roofline import CLASS_WORDS
+from castwise.analysis.causes import CLASS_WORDS, MEMORY, PRODUCTS, UPDATE, Diagnosis, try_line
 from castwise.render.console import print_line
 from castwise.render.fields import FlatRow, estimate_values, trial_values
 from castwise.render.notes import headline, measured_on
@@ -37,6 +36,7 @@ _SHORT = {
 }
 _FEW = 3  # of so many configurations two causes each fit into 25 lines, of more one
 _MOST_MODULES = 8
+_IN_JSON = "--format json has them"
 
 
 def share_values(found: Diagnosis) -> dict[str, float | None]:
@@ -93,7 +93,7 @@ def print_why(
     """Print the table, then the causes of each configuration, and what is not known."""
     rows = [each.row for each in diagnoses]
     print_line(console, headline(rows), "bold")
-    print_data_table(console, short_table(diagnoses))
+    print_data_table(console, short_table(diagnoses), drop_first=("update_share", "idle_share"), elsewhere=_IN_JSON)
     print_line(console, measured_on([trial for row in rows for trial in row.trials], is_brief=not verbose), "dim")
     console.print()
     most = None if verbose else 2 if len(diagnoses) <= _FEW else 1
@@ -118,7 +118,7 @@ def remarks(diagnoses: Sequence[Diagnosis]) -> list[str]:
         for line in found.missing:
             missing.setdefault(line, []).append(found.row.precision)
     who = {line: "" if len(names) == len(diagnoses) else f" ({', '.join(names)})" for line, names in missing.items()}
-    return [*ceilings[:1], *(f"Not known: {line}{who[line]}." for line in missing)]
+    return [*ceilings[:1], *(f"Not known{who[line]}: {line}." for line in missing)]
 
 
 def kernel_lines(found: Diagnosis) -> list[str]:
