@@ -37,7 +37,7 @@ def print_report(collection: Collection, console: Console) -> None:
         else:
             run_report.print_table(group.rows, recommend(group.rows), console, more=_MORE)
             for line in _why_lines(group):
-                print_line(console, line)
+                print_line(console, f"  {line}")
         _print_notes(collection.machine_notes_of(*group.configurations), console)
     for note in collection.notes:
         print_line(console, f"  {note}", "yellow")

@@ -22,7 +22,7 @@ _PARTS = {
 }
 
 
-def stacked(  # noqa: PLR0913  what a bar is made of
+def stacked(
     name: str,
     parts: Sequence[tuple[str, float, str]],
     text: str = "",

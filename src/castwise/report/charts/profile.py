@@ -1,5 +1,6 @@
 """Profiles: what the time of a step goes to, and how far a step is from the roofline."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from castwise.analysis.causes import UPDATE, Diagnosis
@@ -10,7 +11,7 @@ from castwise.registry.gpus import GpuModel, find_gpu_model, peak
 from castwise.render.fields import Field, find_fields
 from castwise.render.theme import FAINT, KERNELS, SOFT, look_of
 from castwise.render.units import format_rate, format_seconds
-from castwise.report.charts.chart import MAX_LINES, Chart, GroupSubject, left_out
+from castwise.report.charts.chart import MAX_LINES, Chart, GroupSubject, left_out, varied
 from castwise.report.charts.memory import stack_keys, stacked
 from castwise.report.charts.svg import Line, bar_chart, log_chart
 from castwise.report.charts.throughput import bar_names, highest
@@ -134,11 +135,11 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
     ridges = [limit / bandwidth for limit in formats]
     low = min(*ridges, *(point.intensity for point in found.values())) / 2
     high = max(*ridges, *(point.intensity for point in found.values())) * 4
-    roofs = [((low, low * bandwidth), (max(ridges), max(formats)), f"memory, {bandwidth / 1e12:.3g} TB/s")]
+    roofs = [((low, low * bandwidth), (max(ridges), max(formats)), f"memory: {bandwidth / 1e12:.3g} TB/s")]
     for limit, used in sorted(formats.items()):
-        name = f"{', '.join(dict.fromkeys(used))}, {format_rate(limit / 1e12)} TFLOP/s"
+        name = f"{', '.join(dict.fromkeys(used))}: {format_rate(limit / 1e12)}"
         roofs.append(((limit / bandwidth, limit), (high, limit), name))
-    lines = [Line(name, [(x, y / 1e12) for x, y in ends], SOFT) for *ends, name in roofs]
+    points = []
     for config in shown:
         point, look = found[config], look_of(config.precision)
         figures = (
@@ -146,14 +147,16 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
             f"{format_rate(point.intensity)} FLOPs per byte",
         )
         at = [(point.intensity, point.rate / 1e12)]
-        lines.append(Line(names[config], at, look.colour, look.marker, "", subject.tip(config, *figures)))
+        points.append(Line(names[config], at, look.colour, look.marker, "", subject.tip(config, *figures)))
+    lines = [Line(name, [(x, y / 1e12) for x, y in ends], SOFT) for *ends, name in roofs]
+    lines += [replace(each, dash="") for each in varied(points)]
     fastest = max(found, key=lambda config: value_of(config.throughput))
     best, several = found[fastest], group.first.spec.world_size > 1 or len({c.trial.spec.world_size for c in found}) > 1
-    limit = "the peak of its formats" if best.least.bound == "compute" else "the memory's bandwidth"
+    bound = "the peak of its formats" if best.least.bound == "compute" else "the memory's bandwidth"
     return Chart(
         name="roofline",
         title="Roofline",
-        summary=f"The fastest, {group.label(fastest)}, reaches {format_share(best.of_roof)} of its roof, {limit}.",
+        summary=f"The fastest, {group.label(fastest)}, reaches {format_share(best.of_roof)} of its roof, {bound}.",
         draw=lambda width: log_chart(
             lines, width, "FLOPs per byte that a step moves at least", f"model TFLOP/s{' of one GPU' * several}"
         ),

@@ -16,6 +16,7 @@ WIDE, NARROW = 640, 340  # pixels; each chart is drawn for a computer and for a 
 _SIZE = 13  # pixels, of letters
 _LETTER = 0.56 * _SIZE  # mean width
 _ROW, _LINE, _BAR = 24, 15, 16  # pixels: a row of bars or dots, a further line of its label, the bar
+_LEAST_SEGMENT = 0.5  # pixels: of a thinner part of a bar one would see its outline alone
 _LABEL_SHARE = 0.42  # of the width, at most, that labels take
 _LEGEND_ROW, _MARK = 20, 24
 _PANEL = 150  # pixels, of lines over one axis
@@ -224,14 +225,14 @@ def bar_chart(bars: Sequence[Bar], width: int, title: str, keys: Sequence[Key] =
     def draw(place: int, left: float, span: float, y: float) -> str:
         bar, parts, at = bars[place], [], 0.0
         for part in bar.segments:
-            if not part.value and len(bar.segments) > 1:
-                continue
             x1, x2 = axis.at(at, left, span), axis.at(at + part.value, left, span)
+            at += max(0.0, part.value)
+            if x2 - x1 < _LEAST_SEGMENT and len(bar.segments) > 1:
+                continue
             shape = f'<rect x="{x1:g}" y="{y - _BAR / 2:g}" width="{max(0.0, x2 - x1):.1f}" height="{_BAR}"'
             outline = f' stroke="{INK}" stroke-width=".5"' if part.value > 0 else ""
             parts.append(f'{shape} fill="{part.colour}"{outline}>{_tip(part.tip)}</rect>')
             parts.append(f'{shape} fill="url(#hatch)">{_tip(part.tip)}</rect>' if bar.is_hatched else "")
-            at += max(0.0, part.value)
         parts.append(_whisker(bar.interval, axis, left, span, y))
         end = axis.at(max(at, bar.interval[1] if bar.interval else 0.0), left, span)
         return "".join(parts) + text(end + 7, y + 4.5, bar.text)
