@@ -20,7 +20,7 @@ from fake_gpu import fake_gpu_facts, fake_reading
 
 from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.search import prepare_max_batch
-from castwise.records.schema import RankSamples, Trial
+from castwise.records.schema import KernelTime, RankSamples, StepFlops, StepProfile, Trial
 from castwise.records.store import Store
 from castwise.spec.trial import MeasurementProtocol
 
@@ -91,7 +91,36 @@ def every_kind() -> list[Trial]:
         for workload, data in (("wrn-28-10", "cifar10"), ("lstm-lm", "wikitext-2"))
         for precision in ("fp32", "fp16-mixed", "bf16-mixed")
     ]
-    return [*rounds, *batches, too_large, *spread, *tuned, plain, diverged, *runs, *fits("dpn92")]
+    why = [profiled(precision) for precision in ("fp32", "bf16-mixed")]
+    return [*rounds, *batches, too_large, *spread, *tuned, plain, diverged, *runs, *fits("dpn92"), *why]
+
+
+def profiled(precision: str = "fp32", workload: str = "resnet18", **changes: object) -> Trial:
+    """Return a trial on an H200 with a profile, a tenth of it idle, and FLOPs of which a half is in another format."""
+    trial = steady(precision, workload=workload, **changes)
+    step, name = 0.1 * step_time_of(precision), "tensor_core_product" if precision != "fp32" else "plain_product"
+    profile = StepProfile(
+        device_type="cuda",
+        num_steps=3,
+        seconds=step,
+        busy_seconds=0.9 * step,
+        idle_seconds=0.1 * step,
+        num_kernels=300,
+        class_seconds={name: 0.3 * step, "normalisation": 0.4 * step, "elementwise": 0.15 * step, "copy": 0.05 * step},
+        kernels=(KernelTime(name="kernel", kind="normalisation", launches=1, seconds=0.4 * step),),
+    )
+    flops = StepFlops(
+        products={"convolution": {"fp32" if precision == "fp32" else "bf16": 10**12, "fp32": 10**12}},
+        saved_bytes=5 * 10**9,
+    )
+    (rank, *ranks) = trial.ranks
+    return trial.model_copy(
+        update={
+            "environment": fake_environment(gpu="NVIDIA H200"),
+            "profile": profile,
+            "ranks": (rank.model_copy(update={"flops": flops}), *ranks),
+        }
+    )
 
 
 def fits(workload: str, *precisions: str) -> list[Trial]:
@@ -123,7 +152,7 @@ def poisoned(trial: Trial, *spared: str) -> Trial:
 
 
 # What has other words than these is refused when the record is read.
-_FIXED = {"status", "kind", "parallelism", "recipe", "protocol", "seconds", "value"}
+_FIXED = {"status", "kind", "parallelism", "recipe", "protocol", "seconds", "value", "device_type", "format"}
 _MAY_BE_NONE = {"data_note", "torchvision", "weights"}
 _FREE_KEYS = {"param_dtypes", "fp32_precision", "missing"}
 
