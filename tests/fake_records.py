@@ -91,8 +91,7 @@ def every_kind() -> list[Trial]:
         for workload, data in (("wrn-28-10", "cifar10"), ("lstm-lm", "wikitext-2"))
         for precision in ("fp32", "fp16-mixed", "bf16-mixed")
     ]
-    why = [profiled(precision) for precision in ("fp32", "bf16-mixed")]
-    return [*rounds, *batches, too_large, *spread, *tuned, plain, diverged, *runs, *fits("dpn92"), *why]
+    return [*rounds, *batches, too_large, *spread, *tuned, plain, diverged, *runs, *fits("dpn92")]
 
 
 def profiled(precision: str = "fp32", workload: str = "resnet18", **changes: object) -> Trial:

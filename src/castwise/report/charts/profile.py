@@ -10,7 +10,7 @@ from castwise.records.schema import StepFlops
 from castwise.registry.gpus import GpuModel, find_gpu_model, peak
 from castwise.render.fields import Field, find_fields
 from castwise.render.theme import FAINT, KERNELS, SOFT, look_of
-from castwise.render.units import format_rate, format_seconds
+from castwise.render.units import format_number, format_rate, format_seconds
 from castwise.report.charts.chart import MAX_LINES, Chart, GroupSubject, left_out, varied
 from castwise.report.charts.memory import stack_keys, stacked
 from castwise.report.charts.svg import Line, bar_chart, log_chart
@@ -137,7 +137,7 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
     high = max(*ridges, *(point.intensity for point in found.values())) * 4
     roofs = [((low, low * bandwidth), (max(ridges), max(formats)), f"memory: {bandwidth / 1e12:.3g} TB/s")]
     for limit, used in sorted(formats.items()):
-        name = f"{', '.join(dict.fromkeys(used))}: {format_rate(limit / 1e12)}"
+        name = f"{', '.join(dict.fromkeys(used))}: {format_number(limit / 1e12)}"
         roofs.append(((limit / bandwidth, limit), (high, limit), name))
     points = []
     for config in shown:
