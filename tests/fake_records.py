@@ -22,6 +22,7 @@ from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.search import prepare_max_batch
 from castwise.records.schema import KernelTime, RankSamples, StepFlops, StepProfile, Trial
 from castwise.records.store import Store
+from castwise.registry.kernel_classes import KernelClass
 from castwise.spec.trial import MeasurementProtocol
 
 # Ends every element that text may stand in, and then asks for a script in each way that browsers know.
@@ -94,10 +95,11 @@ def every_kind() -> list[Trial]:
     return [*rounds, *batches, too_large, *spread, *tuned, plain, diverged, *runs, *fits("dpn92")]
 
 
-def profiled(precision: str = "fp32", workload: str = "resnet18", **changes: object) -> Trial:
-    """Return a trial on an H200 with a profile, a tenth of it idle, and FLOPs of which a half is in another format."""
-    trial = steady(precision, workload=workload, **changes)
-    step, name = 0.1 * step_time_of(precision), "tensor_core_product" if precision != "fp32" else "plain_product"
+def profiled(precision: str = "fp32") -> Trial:
+    """Return a trial on an H200 with a profile, a tenth of it idle, and FLOPs, half of them in float32 or all."""
+    trial = steady(precision, workload="resnet18")
+    step = 0.1 * step_time_of(precision)
+    name: KernelClass = "plain_product" if precision == "fp32" else "tensor_core_product"
     profile = StepProfile(
         device_type="cuda",
         num_steps=3,
@@ -109,7 +111,7 @@ def profiled(precision: str = "fp32", workload: str = "resnet18", **changes: obj
         kernels=(KernelTime(name="kernel", kind="normalisation", launches=1, seconds=0.4 * step),),
     )
     flops = StepFlops(
-        products={"convolution": {"fp32" if precision == "fp32" else "bf16": 10**12, "fp32": 10**12}},
+        products={"convolution": {"fp32": 2 * 10**12} if precision == "fp32" else {"bf16": 10**12, "fp32": 10**12}},
         saved_bytes=5 * 10**9,
     )
     (rank, *ranks) = trial.ranks

@@ -158,12 +158,12 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
         title="Roofline",
         summary=f"The fastest, {group.label(fastest)}, reaches {format_share(best.of_roof)} of its roof, {bound}.",
         draw=lambda width: log_chart(
-            lines, width, "FLOPs per byte that a step moves at least", f"model TFLOP/s{' of one GPU' * several}"
+            lines, width, "arithmetic intensity, FLOPs per byte", f"model TFLOP/s{' of one GPU' * several}"
         ),
         table=subject.table(
             list(found),
             [
-                Field("intensity", "FLOPs per byte", "number", lambda row: format_rate(row["intensity"])),
+                Field("intensity", "arithmetic intensity", "number", lambda row: format_rate(row["intensity"])),
                 *find_fields(("model_flops_per_second",)),
                 Field("of_roof", "of its roof", "share"),
             ],
@@ -173,5 +173,6 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
                 "of_roof": found[config].of_roof,
             },
         ),
-        note=f"Lines are the datasheet's peaks and bandwidth: no step is above those of its formats. {base}".strip(),
+        note="Lines are the datasheet's peaks and bandwidth: no step is above those of its formats. Bytes are the least that "
+        f"a step moves. {base}".strip(),
     )
