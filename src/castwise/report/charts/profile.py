@@ -95,7 +95,7 @@ class _Point(NamedTuple):
 
     flops: StepFlops
     least: Roofline
-    rate: float  # model FLOP/s of one GPU
+    model_flops_per_second: float  # of one GPU
 
     @property
     def intensity(self) -> float:
@@ -105,7 +105,7 @@ class _Point(NamedTuple):
     @property
     def of_roof(self) -> float:
         """Return the rate's share of what the roof allows."""
-        return self.rate * self.least.seconds / self.flops.total
+        return self.model_flops_per_second * self.least.seconds / self.flops.total
 
 
 def _point(config: Configuration, found: Diagnosis, gpu: GpuModel | None) -> _Point | None:
@@ -123,7 +123,7 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
     found = {config: point for config, each in group.profiled.items() if (point := _point(config, each, gpu))}
     if gpu is None or not found:
         return None
-    shown = [config for config in highest(list(found)) if config in found][:MAX_LINES]
+    shown = highest(list(found))[:MAX_LINES]
     names, base = bar_names(group, shown)
     bandwidth = gpu.bandwidth_bytes_per_second
     formats: dict[float, list[str]] = {}
@@ -142,37 +142,29 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
     points = []
     for config in shown:
         point, look = found[config], look_of(config.precision)
-        figures = (
-            f"{format_rate(point.rate / 1e12)} TFLOP/s, {format_share(point.of_roof)} of its roof",
-            f"{format_rate(point.intensity)} FLOPs per byte",
-        )
-        at = [(point.intensity, point.rate / 1e12)]
-        points.append(Line(names[config], at, look.colour, look.marker, "", subject.tip(config, *figures)))
+        teraflops = point.model_flops_per_second / 1e12
+        words = f"{format_rate(teraflops)} TFLOP/s, {format_share(point.of_roof)} of its roof"
+        tip = subject.tip(config, words, f"{format_rate(point.intensity)} FLOPs per byte")
+        points.append(Line(names[config], [(point.intensity, teraflops)], look.colour, look.marker, "", tip))
     lines = [Line(name, [(x, y / 1e12) for x, y in ends], SOFT) for *ends, name in roofs]
     lines += [replace(each, dash="") for each in varied(points)]
     fastest = max(found, key=lambda config: value_of(config.throughput))
-    best, several = found[fastest], group.first.spec.world_size > 1 or len({c.trial.spec.world_size for c in found}) > 1
+    best, of_one = found[fastest], " of one GPU" * any(config.trial.spec.world_size > 1 for config in found)
+    fields = [
+        Field("intensity", "arithmetic intensity", "number", lambda row: format_rate(row["intensity"])),
+        *find_fields(("model_flops_per_second",)),
+        Field("of_roof", "of its roof", "share"),
+    ]
     bound = "the peak of its formats" if best.least.bound == "compute" else "the memory's bandwidth"
     return Chart(
         name="roofline",
         title="Roofline",
         summary=f"The fastest, {group.label(fastest)}, reaches {format_share(best.of_roof)} of its roof, {bound}.",
-        draw=lambda width: log_chart(
-            lines, width, "arithmetic intensity, FLOPs per byte", f"model TFLOP/s{' of one GPU' * several}"
-        ),
+        draw=lambda width: log_chart(lines, width, "arithmetic intensity, FLOPs per byte", f"model TFLOP/s{of_one}"),
         table=subject.table(
             list(found),
-            [
-                Field("intensity", "arithmetic intensity", "number", lambda row: format_rate(row["intensity"])),
-                *find_fields(("model_flops_per_second",)),
-                Field("of_roof", "of its roof", "share"),
-            ],
-            lambda config: {
-                "intensity": found[config].intensity,
-                "model_flops_per_second": found[config].rate,
-                "of_roof": found[config].of_roof,
-            },
+            fields,
+            lambda config: {field.name: getattr(found[config], field.name) for field in fields},
         ),
-        note="Lines are the datasheet's peaks and bandwidth: no step is above those of its formats. Bytes are the least that "
-        f"a step moves. {base}".strip(),
+        note=f"Lines are the datasheet's limits, by format; bytes are the least that a step moves. {base}".strip(),
     )
