@@ -20,8 +20,9 @@ from fake_gpu import fake_gpu_facts, fake_reading
 
 from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.search import prepare_max_batch
-from castwise.records.schema import RankSamples, Trial
+from castwise.records.schema import KernelTime, RankSamples, StepFlops, StepProfile, Trial
 from castwise.records.store import Store
+from castwise.registry.kernel_classes import KernelClass
 from castwise.spec.trial import MeasurementProtocol
 
 # Ends every element that text may stand in, and then asks for a script in each way that browsers know.
@@ -94,6 +95,35 @@ def every_kind() -> list[Trial]:
     return [*rounds, *batches, too_large, *spread, *tuned, plain, diverged, *runs, *fits("dpn92")]
 
 
+def profiled(precision: str = "fp32") -> Trial:
+    """Return a trial on an H200 with a profile, a tenth of it idle, and FLOPs, half of them in float32 or all."""
+    trial = steady(precision, workload="resnet18")
+    step = 0.1 * step_time_of(precision)
+    name: KernelClass = "plain_product" if precision == "fp32" else "tensor_core_product"
+    profile = StepProfile(
+        device_type="cuda",
+        num_steps=3,
+        seconds=step,
+        busy_seconds=0.9 * step,
+        idle_seconds=0.1 * step,
+        num_kernels=300,
+        class_seconds={name: 0.3 * step, "normalisation": 0.4 * step, "elementwise": 0.15 * step, "copy": 0.05 * step},
+        kernels=(KernelTime(name="kernel", kind="normalisation", launches=1, seconds=0.4 * step),),
+    )
+    flops = StepFlops(
+        products={"convolution": {"fp32": 2 * 10**12} if precision == "fp32" else {"bf16": 10**12, "fp32": 10**12}},
+        saved_bytes=5 * 10**9,
+    )
+    (rank, *ranks) = trial.ranks
+    return trial.model_copy(
+        update={
+            "environment": fake_environment(gpu="NVIDIA H200"),
+            "profile": profile,
+            "ranks": (rank.model_copy(update={"flops": flops}), *ranks),
+        }
+    )
+
+
 def fits(workload: str, *precisions: str) -> list[Trial]:
     """Return the trials of a search for the largest batch, the first on the first of January 2000."""
     request = MaxBatchOptions(workload, precisions=precisions or ("fp32", "fp16-master"))
@@ -123,7 +153,7 @@ def poisoned(trial: Trial, *spared: str) -> Trial:
 
 
 # What has other words than these is refused when the record is read.
-_FIXED = {"status", "kind", "parallelism", "recipe", "protocol", "seconds", "value"}
+_FIXED = {"status", "kind", "parallelism", "recipe", "protocol", "seconds", "value", "device_type", "format"}
 _MAY_BE_NONE = {"data_note", "torchvision", "weights"}
 _FREE_KEYS = {"param_dtypes", "fp32_precision", "missing"}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_engine import fake_spec, fake_trial
-from fake_records import every_kind, poisoned, steady
+from fake_records import every_kind, poisoned, profiled, steady
 
 from castwise.records.schema import Block, Epoch, GpuCounters, TelemetrySummary, Trial
 from castwise.report.collection import Collection, collect
@@ -119,6 +119,16 @@ def test_hardware_counters_are_in_tables_and_trackers() -> None:
     (run,) = runs(collection)
     assert run.figures["tensor_share"] == 0.1
     assert "dram_share" not in run.figures
+
+
+def test_cells_have_what_a_step_is_spent_on_and_the_first_cause() -> None:
+    plain, known = rows("cells", collect([steady("fp32"), profiled("bf16-mixed")]))
+    names = ("products_share", "moving_share", "update_share", "idle_share", "cause")
+    assert [plain[name] for name in names] == [None] * 5
+    assert [known[name] for name in names] == [
+        *(pytest.approx(each, abs=0.002) for each in (0.3, 0.6, 0, 0.1)),
+        "memory",
+    ]
 
 
 def test_series_of_a_trial() -> None:

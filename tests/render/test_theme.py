@@ -1,13 +1,15 @@
 """Colours that stay apart for everyone."""
 
 import itertools
+import math
 import re
+from collections.abc import Sequence
 from importlib import resources
 
 import pytest
 
 from castwise.registry.precisions import PRECISIONS, UNKNOWN_LOOK
-from castwise.render.theme import FAINT, INK, LIGHT, PAGE, SOFT, look_of
+from castwise.render.theme import FAINT, INK, KERNELS, LIGHT, PAGE, SOFT, STACK, look_of
 
 # What remains of linear RGB for people without one kind of cone.
 # Source: G. Machado, M. Oliveira, L. Fernandes, IEEE TVCG 15 (2009), severity 1.0.
@@ -55,17 +57,18 @@ def test_every_precision_has_a_look_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("sight", SIGHTS)
-def test_colours_stay_apart_for_everyone(sight: str) -> None:
+@pytest.mark.parametrize("colours", [[look.colour for look in LOOKS.values()], STACK, KERNELS])
+def test_colours_stay_apart_for_everyone(colours: Sequence[str], sight: str) -> None:
     closest = min(
-        (
-            sum((p - q) ** 2 for p, q in zip(seen(a.colour, sight), seen(b.colour, sight), strict=True)) ** 0.5,
-            one,
-            other,
-        )
-        for (one, a), (other, b) in itertools.combinations(LOOKS.items(), 2)
+        (math.dist(seen(one, sight), seen(other, sight)), one, other)
+        for one, other in itertools.combinations(colours, 2)
     )
     # 2.3 is what can just be distinguished; neighbouring bars need several times that.
     assert closest[0] > 9, closest
+
+
+def test_colours_of_stacks_are_no_precisions() -> None:
+    assert not {*STACK, *KERNELS} & {look.colour for look in LOOKS.values()}
 
 
 def test_an_unknown_precision_has_the_unknown_look() -> None:

@@ -5,16 +5,29 @@ from xml.etree import ElementTree
 
 import pytest
 from fake_engine import PRECISION_NAMES, fake_environment, fake_facts, fake_run, fake_spec, fake_training, fake_trial
-from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady
+from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, profiled, steady
 
 from castwise.records.schema import Trial
+from castwise.registry.kernel_classes import KERNEL_CLASSES
 from castwise.render.fields import FlatRow
 from castwise.render.table import csv_grid
-from castwise.render.theme import STACK, look_of
+from castwise.render.theme import KERNELS, STACK, look_of
 from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, downsample
 from castwise.report.charts.machines import ratios
-from castwise.report.charts.registry import GROUP_CHARTS, charts_of
-from castwise.report.charts.svg import NARROW, WIDE, Axis, Bar, Segment, bar_chart, nice_ticks
+from castwise.report.charts.profile import PARTS
+from castwise.report.charts.registry import GROUP_CHARTS, WHY, charts_of
+from castwise.report.charts.svg import (
+    NARROW,
+    WIDE,
+    Axis,
+    Bar,
+    Line,
+    Segment,
+    bar_chart,
+    log_chart,
+    log_ticks,
+    nice_ticks,
+)
 from castwise.report.collection import collect
 from castwise.report.conclusions import answers_of
 from castwise.report.machine_comparison import compare_machines
@@ -71,7 +84,8 @@ def tuned(*changes: tuple[str, float, tuple[str, ...]]) -> list[Trial]:
     return [steady(name, repeat, factor, techniques=loop) for repeat in range(3) for name, factor, loop in changes]
 
 
-EVERY = charts(*every_kind())
+PROFILED = [profiled(precision) for precision in ("fp32", "bf16-mixed")]
+EVERY = [*charts(*every_kind()), *(each for each in charts(*PROFILED) if each.name in WHY)]
 
 
 def test_every_chart_of_the_registry_is_drawn() -> None:
@@ -89,7 +103,7 @@ def test_chart_is_valid_and_has_sentence_table_and_files(made: Chart) -> None:
     assert is_of_lines == (made.table is None), "`castwise export` has those values"
     if made.table is not None:
         assert len(csv_grid(made.table.columns, made.table.rows).splitlines()) == len(made.table.rows) + 1 > 1
-    if made.name not in ("holders", "parts", "time"):
+    if made.name not in ("holders", "parts", "time", "profile"):
         assert any(".json" in tip for tip in tips(made))
     file = made.as_file("resnet50, Fake GPU, 2000-01-01")
     assert "var(" not in file
@@ -232,8 +246,52 @@ def test_machines_are_dots_with_intervals_around_one() -> None:
     assert sum("95 % interval" in tip for tip in tips(made)) == len(PRECISION_NAMES)
 
 
+def test_every_class_of_kernels_is_in_one_part_of_a_step() -> None:
+    classes = [name for part in PARTS.values() for name in part]
+    assert sorted(classes) == sorted(KERNEL_CLASSES)
+    assert len(PARTS) == len(KERNELS) + 1, "communication is grey"
+
+
+def test_parts_of_a_step_are_its_time() -> None:
+    made = chart("profile", *PROFILED)
+    fp32, mixed = rows(made)
+    for row in (fp32, mixed):
+        assert sum(value for name, value in row.items() if name.startswith("part_")) == pytest.approx(
+            row["step_seconds"]
+        )
+    assert fp32["part_1"] == pytest.approx(0.3 * fp32["step_seconds"], rel=0.01)
+    assert fp32["part_0"] == mixed["part_1"] == 0
+    assert mixed["part_10"] == pytest.approx(0.1 * mixed["step_seconds"], rel=0.02), "idle"
+    assert {"100.1 ms", "idle", "products on Tensor Cores", "normalisation", "milliseconds a step"} <= set(texts(made))
+    assert not {"casts", "attention", "communication"} & set(texts(made)), "no key of what takes no time"
+    assert any(tip.startswith("bf16-mixed\nnormalisation: 16.0 ms, 40") for tip in tips(made))
+    assert "profile" not in names(steady("fp32"), steady("bf16-mixed"))
+
+
+def test_roofline_is_that_of_the_gpu_and_the_formats_that_ran() -> None:
+    made = chart("roofline", *PROFILED)
+    assert {"memory: 4.8 TB/s", "fp32: 67", "bf16: 989.5", "fp32", "bf16-mixed"} <= set(texts(made))
+    assert "tf32" not in made.draw(WIDE).body
+    (fp32, mixed) = rows(made)
+    assert fp32["intensity"] == pytest.approx(2e12 / 1e10)
+    assert fp32["model_flops_per_second"] == pytest.approx(2e12 / 0.1, rel=0.01)
+    assert fp32["of_roof"] == pytest.approx(2e12 / 0.1 / 67e12, rel=0.01)
+    assert mixed["of_roof"] == pytest.approx((1e12 / 67e12 + 1e12 / 989.5e12) / 0.04, rel=0.01)
+    unknown = [each.model_copy(update={"environment": fake_environment()}) for each in PROFILED]
+    assert {"profile", "roofline"} & names(*unknown) == {"profile"}
+
+
+def test_points_without_room_for_names_have_a_legend() -> None:
+    lines = [Line(f"name {number}", [(1.0, 1.0)], "red", dash="") for number in range(9)]
+    roof = Line("roof", [(0.1, 1.0), (10.0, 1.0)], "grey")
+    few, many = (log_chart([roof, *lines[:count]], NARROW, "x", "y") for count in (2, 9))
+    assert few.height < many.height
+    for drawing, count in ((few, 2), (many, 9)):
+        assert len(re.findall(r">name \d<", drawing.body)) == count
+
+
 def test_no_text_reaches_a_drawing_as_markup() -> None:
-    for made in charts(*(poisoned(trial, "precision", "loss_scale") for trial in every_kind())):
+    for made in charts(*(poisoned(trial, "precision", "loss_scale") for trial in [*every_kind(), *PROFILED])):
         words = made.draw(WIDE).body + made.as_file(HOSTILE)
         assert not [markup for markup in ("<script", "<a href", "<img", HOSTILE[:9]) if markup in words]
         assert drawn(made).tag == "svg"
@@ -253,6 +311,13 @@ def test_ticks_are_few_round_and_inside(high: float) -> None:
     assert 2 <= len(ticks) <= 5
     assert ticks[0] == 0.0
     assert ticks[-1] <= high * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 9), (0.3, 1500), (1e-9, 1e12)])
+def test_ticks_of_a_logarithmic_axis_are_few_and_inside(low: float, high: float) -> None:
+    ticks = log_ticks(low, high, 5)
+    assert 2 <= len(ticks) <= 5
+    assert low <= ticks[0] < ticks[-1] <= high
 
 
 def test_an_axis_has_its_ends_at_the_edges_and_keeps_values_inside() -> None:

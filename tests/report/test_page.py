@@ -13,7 +13,7 @@ from pathlib import Path
 import axe_playwright_python
 import pytest
 from fake_engine import PRECISION_NAMES, fake_run, fake_spec, fake_training, fake_trial, step_time_of
-from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady
+from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, profiled, steady
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 from castwise.records.schema import Trial
@@ -34,6 +34,7 @@ SPREAD = [
     for precision in ("fp32", "fp16-mixed", "bf16-mixed")
     for number, way in ((1, "none"), (2, "ddp"), (2, "dp"), (4, "ddp"), (4, "dp"))
 ]
+PROFILED = [profiled(precision) for precision in ("fp32", "bf16-mixed")]
 
 # Text of charts outside of their drawing, and charts wider than their figure.
 _CUT_OFF = """() => [...document.querySelectorAll("figure.chart > svg")].flatMap((svg) => {
@@ -145,7 +146,7 @@ def open_page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture(scope="module")
 def full(open_page: Opener) -> Opened:
     """Return a page with every chart; tests leave it as it was."""
-    made = open_page(report_of([*every_kind(), *SPREAD, other_machine(steady())]))
+    made = open_page(report_of([*every_kind(), *PROFILED, *SPREAD, other_machine(steady())]))
     made.unfold_all()
     return made
 
@@ -192,6 +193,20 @@ def test_every_chart_is_on_the_page_and_diagnostics_are_folded(full: Opened, sma
     assert not small.page.locator("[data-table=trials]").is_visible()
 
 
+def test_why_no_faster_needs_a_profile(open_page: Opener, small: Opened) -> None:
+    assert small.page.locator(".why:not(td)").count() == 1, "the heading of the answers' column"
+    made = open_page(report_of([*PROFILED, *rounds("fp32", 64)]), PHONE, "dark")
+    page = made.page
+    assert page.locator("details.why").count() == 1
+    assert page.locator("details.why figure.chart").count() == 2
+    fp32, mixed = page.locator(".causes > li").all_inner_texts()
+    assert fp32.startswith("fp32: 60 % of the step is work that is bound by memory.\n")
+    assert "Try torch.compile" in mixed
+    assert page.locator("#answers tr.limit").inner_text().startswith("Why no faster: bf16-mixed: 60 % of the step")
+    assert made.cut_off() == []
+    assert made.violations() == []
+
+
 def test_the_pointer_tells_value_interval_and_file(small: Opened) -> None:
     text = small.chart("throughput").locator("svg.wide rect title").last.text_content() or ""
     assert "images/s" in text
@@ -209,7 +224,7 @@ def test_columns_of_all_trials_with_one_value_are_a_line(small: Opened) -> None:
 
 
 def test_table_filters_by_words_and_by_choice(full: Opened) -> None:
-    trials = [*every_kind(), *SPREAD, other_machine(steady())]
+    trials = [*every_kind(), *PROFILED, *SPREAD, other_machine(steady())]
     table = full.page.locator("[data-table=trials]")
     num_failed = sum(trial.status == "oom" for trial in trials)
     table.get_by_label("Filter").fill("oom memory")
@@ -306,7 +321,7 @@ def test_narrow_page_is_accessible_and_nothing_is_cut_off(open_page: Opener, wid
 def test_hostile_text_is_text(
     open_page: Opener, spared: tuple[str, ...], page_of: Callable[[list[Trial]], str]
 ) -> None:
-    trials = [poisoned(trial, *spared) for trial in every_kind()]
+    trials = [poisoned(trial, *spared) for trial in [*every_kind(), *PROFILED]]
     if page_of is comparison_of:
         trials += [other_machine(trial) for trial in trials]
     made = open_page(page_of(trials))

@@ -107,6 +107,7 @@ class Diagnosis:
     counters: GpuCounters | None = None
     shares: Mapping[str, float] = field(default_factory=dict)  # of the step's time by class, the largest first
     idle_share: float | None = None  # in which no kernel runs; None without a profile, and on a CPU
+    seconds: float = 0.0  # that the shares are of: the timed step's; on a CPU the profiled one's
     causes: tuple[Cause, ...] = ()  # that save most first
     ceiling: Ceiling | None = None  # what the fastest 16-bit format could gain at most
     missing: tuple[str, ...] = ()  # what is not known, and what would tell
@@ -296,6 +297,7 @@ def _diagnose(step: _Step) -> Diagnosis:
         counters=step.counters,
         shares=step.shares,
         idle_share=step.idle,
+        seconds=step.seconds,
         causes=tuple(causes),
         ceiling=products,
         missing=tuple(_missing(step, [each.name for each in causes])),

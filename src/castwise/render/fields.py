@@ -268,6 +268,7 @@ FIELDS: tuple[Field, ...] = (
     Field("moving_share", "moving data", "share"),
     Field("update_share", "update", "share"),
     Field("idle_share", "idle", "share"),
+    Field("cause", "cause"),
     # The largest batch that trains.
     Field("largest_batch", "largest batch", "count", _count_text("largest_batch")),
     Field("failing_batch", "first that fails", "count", _count_text("failing_batch")),

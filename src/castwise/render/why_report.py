@@ -39,11 +39,11 @@ _MOST_MODULES = 8
 _IN_JSON = "--format json has them"
 
 
-def share_values(found: Diagnosis) -> dict[str, float | None]:
+def share_values(found: Diagnosis | None) -> dict[str, float | None]:
     """Return what a step's time is spent on by field name; None without a profile."""
     parts = {"products_share": PRODUCTS, "moving_share": MEMORY, "update_share": UPDATE}
-    shares = {name: found.share_of(classes) if found.shares else None for name, classes in parts.items()}
-    return {**shares, "idle_share": found.idle_share}
+    shares = {name: found.share_of(classes) if found and found.shares else None for name, classes in parts.items()}
+    return {**shares, "idle_share": found.idle_share if found else None}
 
 
 def flat_row(found: Diagnosis) -> FlatRow:
@@ -73,10 +73,10 @@ def short_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow]:
     return short_table_of(titles, rows, formats=ratios)
 
 
-def lines_of(found: Diagnosis, most_causes: int | None = None) -> list[str]:
+def lines_of(found: Diagnosis, most_causes: int | None = None, name: str = "") -> list[str]:
     """Return why a configuration is no faster: a line that names it, then each cause with what to try."""
     spec = found.row.trial.spec
-    name = f"{spec.precision} {' + '.join(spec.techniques)}".rstrip()
+    name = name or f"{spec.precision} {' + '.join(spec.techniques)}".rstrip()
     if not found.causes:
         return [f"{name}: no cause found. {found.bound[:1].upper()}{found.bound[1:]}."]
     lines = [f"{name}: {found.bound}."]

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from castwise.analysis import steady_metrics, training_metrics
+from castwise.analysis.causes import Diagnosis, diagnose
 from castwise.analysis.energy import joules_per_unit
 from castwise.analysis.result_table import MARGIN, Row, compare
 from castwise.analysis.statistics import Estimate, Verdict, has_interval
@@ -99,6 +100,17 @@ class ComparisonGroup:
     def rows(self) -> list[Row]:
         """Return the rows of configurations in steady state."""
         return [config.source for config in self.configurations if isinstance(config.source, Row)]
+
+    @cached_property
+    def diagnoses(self) -> list[Diagnosis]:
+        """Return why each configuration in steady state is no faster."""
+        return diagnose(self.rows)
+
+    @property
+    def profiled(self) -> dict[Configuration, Diagnosis]:
+        """Return the diagnoses that rest on a profile, by their configuration."""
+        found = {id(each.row): each for each in self.diagnoses if each.profile is not None and each.seconds}
+        return {each: found[id(each.source)] for each in self.configurations if id(each.source) in found}
 
     @property
     def runs(self) -> list[Run]:

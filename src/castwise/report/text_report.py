@@ -6,7 +6,7 @@ from rich.console import Console
 
 from castwise.analysis.advice import recommend
 from castwise.max_batch.render import markdown_max_batches, print_max_batches
-from castwise.render import run_report, training_table
+from castwise.render import run_report, training_table, why_report
 from castwise.render.console import print_line
 from castwise.render.table import markdown_grid, markdown_text, print_data_table
 from castwise.render.units import pluralize
@@ -36,6 +36,8 @@ def print_report(collection: Collection, console: Console) -> None:
             training_table.print_runs(group.runs, None, console)
         else:
             run_report.print_table(group.rows, recommend(group.rows), console, more=_MORE)
+            for line in _why_lines(group):
+                print_line(console, f"  {line}")
         _print_notes(collection.machine_notes_of(*group.configurations), console)
     for note in collection.notes:
         print_line(console, f"  {note}", "yellow")
@@ -60,7 +62,7 @@ def markdown_report(collection: Collection) -> str:
     length = sum(map(len, parts))
     folds = len(collection.groups) > 1
     for number, group in enumerate(collection.groups):
-        notes = _bullets(note.text for note in collection.machine_notes_of(*group.configurations))
+        notes = _bullets((*_why_lines(group), *(n.text for n in collection.machine_notes_of(*group.configurations))))
         content = "\n\n".join(part for part in (_markdown_group(group).strip(), notes) if part)
         title = markdown_text(group.title)
         part = f"### {title}\n\n{content}"
@@ -73,6 +75,14 @@ def markdown_report(collection: Collection) -> str:
             break
         parts.append(part)
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _why_lines(group: ComparisonGroup) -> list[str]:
+    """Return the first cause of each configuration that was profiled, a line each."""
+    return [
+        " ".join(map(str.strip, why_report.lines_of(found, most_causes=1, name=group.label(config))))
+        for config, found in group.profiled.items()
+    ]
 
 
 def _bullets(lines: Iterable[str]) -> str:

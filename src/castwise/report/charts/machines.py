@@ -1,7 +1,6 @@
 """How many times as fast configurations are as on the first machine: a row each, on a logarithmic axis."""
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from castwise.report.charts.svg import (
     Key,
     cut_off,
     dot_chart,
+    log_ticks,
     nice_ticks,
 )
 from castwise.report.collection import FileOf
@@ -118,7 +118,7 @@ def pictures_of_machines(comparison: MachineComparison, file_of: FileOf) -> Iter
 def _speed_axis(low: float, high: float, most: int) -> Axis:
     """Return a logarithmic axis with at most so many numbers, in per cent if all are near 1."""
     in_percent = max(high, 1 / low) < _IN_PERCENT
-    ticks = nice_ticks(low, high, most) if high / low < _EVEN_STEPS else _log_ticks(low, high, most)
+    ticks = nice_ticks(low, high, most) if high / low < _EVEN_STEPS else log_ticks(low, high, most)
 
     def label(tick: float) -> str:
         if in_percent:
@@ -126,14 +126,6 @@ def _speed_axis(low: float, high: float, most: int) -> Axis:
         return f"{tick:g}×"
 
     return Axis(low, high, ticks, label, rule=1.0, is_log=True)
-
-
-def _log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return at most so many of 1, 2, 5, 10 and so on from `low` to `high`."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    every = ([m * 10.0**n for n in decades for m in each] for each in ((1, 2, 5), (1, 3), (1,)))
-    found = [[tick for tick in ticks if low <= tick <= high] for ticks in every]
-    return next((ticks for ticks in found if len(ticks) <= most), found[-1])
 
 
 def _tip(row: ComparisonRow, result: MachineResult, ratio: Estimate, file_of: FileOf) -> str:

@@ -23,11 +23,17 @@ _PARTS = {
 
 
 def stacked(
-    name: str, parts: Sequence[tuple[str, float, str]], text: str = "", scale: float = 1.0, *, is_failed: bool = False
+    name: str,
+    parts: Sequence[tuple[str, float, str]],
+    text: str = "",
+    scale: float = 1.0,
+    *,
+    is_failed: bool = False,
+    colours: Sequence[str] = STACK,
 ) -> Bar:
     """Return a bar of parts, each with its title, its value and its figure; equal places have equal colours."""
     segments = [
-        Segment(value / scale, STACK[place % len(STACK)], f"{name}\n{title}: {figure}")
+        Segment(value / scale, colours[place % len(colours)], f"{name}\n{title}: {figure}")
         for place, (title, value, figure) in enumerate(parts)
     ]
     return Bar(name, segments, text, is_hatched=is_failed)
@@ -36,7 +42,7 @@ def stacked(
 def stack_keys(bars: Sequence[Bar], titles: Sequence[str]) -> list[Key]:
     """Return the legend of stacked bars, without parts that are 0 everywhere."""
     return [
-        Key(title, STACK[place % len(STACK)])
+        Key(title, bars[0].segments[place].colour)
         for place, title in enumerate(titles)
         if any(bar.segments[place].value > 0 for bar in bars)
     ]

@@ -16,9 +16,11 @@ WIDE, NARROW = 640, 340  # pixels; each chart is drawn for a computer and for a 
 _SIZE = 13  # pixels, of letters
 _LETTER = 0.56 * _SIZE  # mean width
 _ROW, _LINE, _BAR = 24, 15, 16  # pixels: a row of bars or dots, a further line of its label, the bar
+_LEAST_SEGMENT = 0.5  # pixels: of a thinner part of a bar one would see its outline alone
 _LABEL_SHARE = 0.42  # of the width, at most, that labels take
 _LEGEND_ROW, _MARK = 20, 24
 _PANEL = 150  # pixels, of lines over one axis
+_LOG_PANEL = 230  # of points over two logarithmic axes
 _LONGEST_WHISKER = 2.0  # times the largest value that is drawn
 _MAX_TEXT = 240  # characters
 _DASHES = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "12 4", "longdashdot": "12 3 2 3"}
@@ -183,6 +185,14 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
     return [number * step for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
+def log_ticks(low: float, high: float, most: int) -> list[float]:
+    """Return at most so many of 1, 2, 5, 10 and so on from `low` to `high`."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    every = ([m * 10.0**n for n in decades for m in each] for each in ((1, 2, 5), (1, 3), (1,)))
+    found = [[tick for tick in ticks if low <= tick <= high] for ticks in every]
+    return next((ticks for ticks in found if len(ticks) <= most), found[-1][:: -(-len(found[-1]) // most)])
+
+
 def number(value: float) -> str:
     """Return a number of an axis: `12,000`, `0.25`."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.5g}".replace("-", "−")
@@ -216,11 +226,13 @@ def bar_chart(bars: Sequence[Bar], width: int, title: str, keys: Sequence[Key] =
         bar, parts, at = bars[place], [], 0.0
         for part in bar.segments:
             x1, x2 = axis.at(at, left, span), axis.at(at + part.value, left, span)
+            at += max(0.0, part.value)
+            if x2 - x1 < _LEAST_SEGMENT and len(bar.segments) > 1:
+                continue
             shape = f'<rect x="{x1:g}" y="{y - _BAR / 2:g}" width="{max(0.0, x2 - x1):.1f}" height="{_BAR}"'
             outline = f' stroke="{INK}" stroke-width=".5"' if part.value > 0 else ""
             parts.append(f'{shape} fill="{part.colour}"{outline}>{_tip(part.tip)}</rect>')
             parts.append(f'{shape} fill="url(#hatch)">{_tip(part.tip)}</rect>' if bar.is_hatched else "")
-            at += max(0.0, part.value)
         parts.append(_whisker(bar.interval, axis, left, span, y))
         end = axis.at(max(at, bar.interval[1] if bar.interval else 0.0), left, span)
         return "".join(parts) + text(end + 7, y + 4.5, bar.text)
@@ -285,6 +297,69 @@ def line_chart(panels: Sequence[Panel], width: int) -> Drawing:
         body, top = _panel(panel, 62, width - 76, top + 18)
         parts.append(body)
     return Drawing(width, top, "".join(parts))
+
+
+def log_chart(lines: Sequence[Line], width: int, x_title: str, y_title: str) -> Drawing:
+    """Return lines, and points with their names beside them, over two logarithmic axes.
+
+    A line's name is above its end, of one that rises below its start. If not all points have room for their names, the
+    points have a legend.
+    """
+    xs, ys = zip(*(point for each in lines for point in each.points), strict=True)
+    left, span, top, bottom = 48, width - 60, 22, 22 + _LOG_PANEL
+    across = Axis(min(xs), max(xs), log_ticks(min(xs), max(xs), int(span / 60)), number, is_log=True)
+    low, high = min(ys) / 1.4, max(ys) * 1.8
+    upright = Axis(low, high, log_ticks(low, high, 6), number, is_log=True)
+
+    def places(line: Line) -> list[tuple[float, float]]:
+        return [(across.at(x, left, span), bottom + top - upright.at(y, top, _LOG_PANEL)) for x, y in line.points]
+
+    parts = [text(0, 12, y_title, fill=SOFT)]
+    for tick in upright.ticks:
+        y = bottom + top - upright.at(tick, top, _LOG_PANEL)
+        parts += [path(f"M{left:g} {y:g}h{span:g}", FAINT), text(left - 6, y + 4, number(tick), "end", 12)]
+    for tick in across.ticks:
+        x = across.at(tick, left, span)
+        parts += [path(f"M{x:g} {top:g}V{bottom:g}", FAINT), text(x, bottom + 18, number(tick), "middle", 12)]
+    roofs, points = ([each for each in lines if bool(each.dash) is has_dash] for has_dash in (True, False))
+    taken, words = list[_Box](), list[str]()
+    for each in roofs:
+        (x1, y1), *_, (x2, y2) = places(each)
+        parts.append(path("M" + "L".join(f"{x:g} {y:g}" for x, y in places(each)), each.colour, 2))
+        at = (x2 - len(each.name) * _LETTER - 4, y2 - 6) if y1 == y2 else (x1 + 12, y1 + 7)
+        taken.append(_box(*at, each.name))
+        words.append(text(*at, each.name, fill=SOFT))
+    spots = [(each, *places(each)[0]) for each in points]
+    taken += [(x - 7, y - 7, x + 7, y + 7) for _, x, y in spots]
+    beside = []
+    for each, x, y in spots:
+        long = len(each.name) * _LETTER
+        for at in ((x + 9, y + 4.5), (x - 9 - long, y + 4.5), (x - long / 2, y - 11), (x - long / 2, y + 20)):
+            box = _box(*at, each.name)
+            if left < box[0] and box[2] < width and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                beside.append(text(*at, each.name))
+                break
+    head, above = "", 0.0
+    if len(beside) < len(points):
+        beside = []
+        head, above = legend([Key(each.name, each.colour, each.marker) for each in points], width)
+    drawn = [marker(x, y, each.marker, each.colour, 5.5, each.tip) for each, x, y in spots]
+    parts.append(text(left + span / 2, bottom + 37, x_title, "middle", fill=SOFT))
+    outlined = f'<g stroke="{PAGE}" stroke-width="3" paint-order="stroke">{"".join(words + beside)}</g>'
+    body = f'{head}<g transform="translate(0 {above + 4:g})">{"".join([*parts, outlined, *drawn])}</g>'
+    return Drawing(width, above + bottom + 48, body)
+
+
+_Box = tuple[float, float, float, float]  # left, top, right and bottom
+
+
+def _box(x: float, y: float, words: str) -> _Box:
+    return (x, y - 11, x + len(words) * _LETTER, y + 3)
+
+
+def _overlap(one: _Box, other: _Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, float]:

@@ -16,6 +16,7 @@ from castwise.analysis.model_flops import model_flops_values
 from castwise.errors import unknown_name
 from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
 from castwise.render.fields import Field, FlatRow, Unit, counter_values, find_fields
+from castwise.render.why_report import share_values
 from castwise.report.collection import Collection, FileOf, throughput_of
 
 QUESTION = (
@@ -113,13 +114,17 @@ def _trials(collection: Collection, file_of: FileOf) -> FlatTable:
 
 def _configurations(collection: Collection, file_of: FileOf) -> FlatTable:
     rows = []
+    why = {id(found.row): found for group in collection.groups for found in group.diagnoses}
     for config in collection.configurations:
+        found = why.get(id(config.source))
         trial, values = config.trial, config.values
         notes = collection.machine_notes_of(config)
         row = {
             **_question(trial),
             **{name: values[name] for name in _FIGURES},
             **model_flops_values(config.trials, getattr(config.source, "step_seconds", None)),
+            **share_values(found),
+            "cause": found.causes[0].name if found is not None and found.causes else None,
             "status": trial.status,
             "message": trial.message,
             **_machine(trial),

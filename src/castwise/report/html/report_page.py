@@ -10,15 +10,16 @@ from castwise.max_batch import render as max_batch_render
 from castwise.records.store import free_name, slug
 from castwise.registry.precisions import BASELINE, precision_sort_key
 from castwise.registry.suites import is_search
-from castwise.render import run_report, training_table
+from castwise.render import run_report, training_table, why_report
 from castwise.render.fields import Field, FlatRow, find_fields, trial_values, worth_showing
 from castwise.render.notes import remarks
 from castwise.render.table import DataTable
 from castwise.render.theme import FAINT, INK, SOFT, look_of
 from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts.chart import GroupSubject
-from castwise.report.charts.registry import DIAGNOSTICS, charts_of
+from castwise.report.charts.registry import DIAGNOSTICS, WHY, charts_of
 from castwise.report.charts.svg import Axis, Dot, Drawing, draw_dot, marker, nice_ticks, path, text
+from castwise.report.charts.throughput import highest
 from castwise.report.collection import Collection, ComparisonGroup, FileOf, machine_traits, throughput_of
 from castwise.report.conclusions import Answer, answer_table, answers_of, headline, loop_of, ranked
 from castwise.report.html.page_frame import PageData, Source, assemble
@@ -27,6 +28,8 @@ from castwise.spec.quantities import truncate_list
 
 MAX_SECTIONS = 40  # with charts: more would make a page that no one reads and no phone opens
 _MAX_UNFOLDED = 8
+_MAX_WHY_UNFOLDED = 2  # sections whose part "Why no faster" is open
+_MAX_WHY = 12  # configurations whose causes are listed
 _MAX_MACHINE_COLUMNS = 4
 _SPAN, _MARGIN = 402, 9  # pixels of the axis that all answers share, and left and right of it
 _QUESTION = (
@@ -69,6 +72,7 @@ def render(collection: Collection, source: Source, title: str | None = None) -> 
         "machines": data.add_table("machines", _machine_table(collection)),
         "notes": collection.notes,
         "folded": len(sections) > _MAX_UNFOLDED,
+        "why_folded": len(sections) > _MAX_WHY_UNFOLDED,
     }
     return assemble("page.html.j2", title or said, context, data, source)
 
@@ -110,10 +114,26 @@ def _section(
         "codes": list(
             dict.fromkeys((each.advice.precision or "", each.advice.code) for each in answers if each.advice.code)
         ),
-        "charts": [each for name, each in ids.items() if name not in DIAGNOSTICS],
+        "charts": [each for name, each in ids.items() if name not in (*DIAGNOSTICS, *WHY)],
+        "why": _why(group) | {"charts": [each for name, each in ids.items() if name in WHY]},
         "diagnostics": [each for name, each in ids.items() if name in DIAGNOSTICS],
         "table": data.add_table(f"{anchor}-results", table),
         "remarks": [*(note.text for note in collection.machine_notes_of(*group.configurations)), *lines],
+    }
+
+
+def _why(group: ComparisonGroup) -> dict[str, Any]:
+    """Return the causes of each profiled configuration, a line for each, and what is said of all of them."""
+    profiled = group.profiled
+    causes = []
+    for config in highest(list(profiled))[:_MAX_WHY]:
+        first, *others = why_report.lines_of(profiled[config], most_causes=2, name=group.label(config))
+        pairs = zip(others[::2], others[1::2], strict=True)  # a cause, and what to try
+        causes.append((first, [f"{cause.strip()} {advice.strip()}" for cause, advice in pairs]))
+    return {
+        "causes": causes,
+        "num_more": len(profiled) - len(causes),
+        "remarks": why_report.remarks(list(profiled.values())),
     }
 
 
@@ -174,6 +194,7 @@ def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str
                 "take": row["take"],
                 "decision": answer.advice.decision,
                 "techniques": ", ".join(answer.advice.techniques),
+                "limit": answer.advice.limit,
                 "mark": _mark(precision) if precision else "",
                 # The interval goes below its figure.
                 "cells": {column.name: column.text(row).partition(" [") for column in columns},
