@@ -340,13 +340,13 @@ def log_chart(lines: Sequence[Line], width: int, x_title: str, y_title: str) -> 
                 taken.append(box)
                 beside.append(text(*at, each.name))
                 break
-    head, above = "", 0.0
-    if len(beside) < len(points):
-        beside = []
-        head, above = legend([Key(each.name, each.colour, each.marker) for each in points], width)
+    keys = [Key(each.name, each.colour, each.marker) for each in points if len(beside) < len(points)]
+    head, above = legend(keys, width)
     drawn = [marker(x, y, each.marker, each.colour, 5.5, each.tip) for each, x, y in spots]
     parts.append(text(left + span / 2, bottom + 37, x_title, "middle", fill=SOFT))
-    outlined = f'<g stroke="{PAGE}" stroke-width="3" paint-order="stroke">{"".join(words + beside)}</g>'
+    outlined = (
+        f'<g stroke="{PAGE}" stroke-width="3" paint-order="stroke">{"".join(words if keys else words + beside)}</g>'
+    )
     body = f'{head}<g transform="translate(0 {above + 4:g})">{"".join([*parts, outlined, *drawn])}</g>'
     return Drawing(width, above + bottom + 48, body)
 
