@@ -38,8 +38,8 @@ def test_causes_come_with_evidence_and_what_to_try(command: CommandLine) -> None
     assert lines[0] == "resnet50, batch 256, synthetic data"
     assert lines[2].split() == ["precision", "step", "×", "fp32", "products", "data", "update", "idle"]
     (first,) = [number for number, line in enumerate(lines) if line.startswith("bf16-mixed: ")]
-    assert lines[first] == "bf16-mixed: 56 % of the step is products."
-    assert lines[first + 1].startswith("  memory: 44 % of the step only moves data, most of it normalisation and ")
+    assert lines[first] == "bf16-mixed: memory, at most 44 % of the step."
+    assert lines[first + 1].startswith("    44 % of the step only moves data, most of it normalisation and ")
     assert lines[first + 2] == "    Try torch.compile, which fuses it (--techniques compile)."
     assert "Not known: no counters of the GPU: " in done.out
 
@@ -95,8 +95,8 @@ def test_json_and_markdown_have_the_same(command: CommandLine) -> None:
     assert mixed["profile"]["kernels"][0]["name"] == "fake_gemm"
     markdown = why(command, *TWO, "--format", "markdown", "--kernels").out
     assert "| precision | step |" in markdown
-    assert "**bf16-mixed: 56 % of the step is products.**" in markdown
-    assert "- memory: 44 % of the step only moves data" in markdown
+    assert "**bf16-mixed: memory, at most 44 % of the step.**" in markdown
+    assert "- 44 % of the step only moves data" in markdown
     assert "```text\n" in markdown
 
 
@@ -199,7 +199,7 @@ def test_python_has_the_diagnoses(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert found.found[1].causes[0].technique == "compile"
     assert len(found.trials) == 2
     assert found.to_dict()["diagnoses"][1]["precision"] == "bf16-mixed"
-    assert "bf16-mixed: 56 % of the step is products." in str(found)
+    assert "bf16-mixed: memory, at most 44 % of the step." in str(found)
     again = castwise.why("resnet50", trace=tmp_path / "traces", **options)
     assert len(again.trials) == 4
     assert {session.trace.parent for session in engine.sessions if session.trace} == {tmp_path / "traces"}

@@ -426,7 +426,7 @@ def _layout(step: _Step) -> Cause | None:
     if technique and in_nchw and step.precision.is_16_bit:
         norm = step.share("normalisation")
         saved += _NORM_GAIN * norm
-        seen += f"; batch norm in NCHW takes {format_share(norm)}"
+        seen += f"; batch norm takes {format_share(norm)}"
     advice = "channels-last for model and batch" if technique else "operators that keep NHWC"
     return Cause("layout", seen, advice, saved, technique)
 

@@ -1,5 +1,6 @@
 """Diagnoses as a terminal table with a few lines for each precision, as Markdown or JSON."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from castwise.analysis.causes import CLASS_WORDS, MEMORY, PRODUCTS, UPDATE, Diagnosis, try_line
+from castwise.registry.precisions import DEFAULT
 from castwise.render.console import print_line
 from castwise.render.fields import FlatRow, estimate_values, trial_values
 from castwise.render.notes import headline, measured_on
@@ -36,6 +38,7 @@ _SHORT = {
 }
 _FEW = 3  # of so many configurations two causes each fit into 25 lines, of more one
 _MOST_MODULES = 8
+_NAME_LENGTH = 60
 _IN_JSON = "--format json has them"
 
 
@@ -79,11 +82,11 @@ def lines_of(found: Diagnosis, most_causes: int | None = None, name: str = "") -
     name = name or f"{spec.precision} {' + '.join(spec.techniques)}".rstrip()
     if not found.causes:
         return [f"{name}: no cause found. {found.bound[:1].upper()}{found.bound[1:]}."]
-    lines = [f"{name}: {found.bound}."]
+    lines = []
     for cause in found.causes[:most_causes]:
-        saves = "" if cause.share is None else f" (saves at most {format_share(cause.share)})"
-        lines.append(f"  {cause.name}: {cause.evidence}{saves}.")
-        lines.append(f"    Try {try_line(cause, spec.techniques)}.")
+        saves = "" if cause.share is None else f", at most {format_share(cause.share)} of the step"
+        lines.append(f"{'  Then' if lines else f'{name}:'} {cause.name}{saves}.")
+        lines += [f"    {cause.evidence}.", f"    Try {try_line(cause, spec.techniques)}."]
     return lines
 
 
@@ -97,11 +100,17 @@ def print_why(
     print_line(console, measured_on([trial for row in rows for trial in row.trials], is_brief=not verbose), "dim")
     console.print()
     most = None if verbose else 2 if len(diagnoses) <= _FEW else 1
+    # Among many, these are known: fp32 without Tensor Cores, and TF32 as in PyTorch's default.
+    known = {"fp32", "tf32"} if most == 1 and any(row.precision == DEFAULT for row in rows) else set[str]()
     for found in diagnoses:
+        if found.row.precision in known:
+            continue
         first, *others = lines_of(found, most)
         print_line(console, first, "bold")
         for line in others:
             print_line(console, line)
+    if left := [row.precision for row in rows if row.precision in known]:
+        print_line(console, f"{', '.join(left)}: with --verbose")
     for line in remarks(diagnoses):
         print_line(console, line, "yellow")
     for found in diagnoses if kernels else ():
@@ -121,6 +130,12 @@ def remarks(diagnoses: Sequence[Diagnosis]) -> list[str]:
     return [*ceilings[:1], *(f"Not known{who[line]}: {line}." for line in missing)]
 
 
+def _short_kernel(name: str) -> str:
+    """Return a kernel's name without its namespaces, as far as a line of 80 has room for it."""
+    short = re.sub(r"^void |\w+::(?=\w)|\(anonymous namespace\)::", "", name)
+    return short if len(short) <= _NAME_LENGTH else f"{short[: _NAME_LENGTH - 1]}…"
+
+
 def kernel_lines(found: Diagnosis) -> list[str]:
     """Return the kernels and the modules that take longest."""
     profile, name = found.profile, found.row.trial.spec.label
@@ -136,7 +151,7 @@ def kernel_lines(found: Diagnosis) -> list[str]:
             f"  {format_seconds(each.seconds):>9} {each.launches:4,.0f}×  {kind}: {each.operator} {shapes}".rstrip()
         )
         if each.name != each.operator:
-            lines.append(f"                   {each.name}")
+            lines.append(f"                   {_short_kernel(each.name)}")
     modules = sorted(
         ((each.forward_seconds + each.backward_seconds, name) for name, each in profile.module_seconds.items()),
         reverse=True,

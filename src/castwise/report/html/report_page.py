@@ -128,8 +128,9 @@ def _why(group: ComparisonGroup) -> dict[str, Any]:
     causes = []
     for config in highest(list(profiled))[:_MAX_WHY]:
         first, *others = why_report.lines_of(profiled[config], most_causes=2, name=group.label(config))
-        pairs = zip(others[::2], others[1::2], strict=True)  # a cause, and what to try
-        causes.append((first, [f"{cause.strip()} {advice.strip()}" for cause, advice in pairs]))
+        # Evidence and what to try; of the second cause its name before them.
+        parts = (others[:2], others[2:])
+        causes.append((first, [" ".join(map(str.strip, part)) for part in parts if part]))
     return {
         "causes": causes,
         "num_more": len(profiled) - len(causes),
