@@ -82,7 +82,7 @@ def lines_of(found: Diagnosis, most_causes: int | None = None, name: str = "") -
     name = name or f"{spec.precision} {' + '.join(spec.techniques)}".rstrip()
     if not found.causes:
         return [f"{name}: no cause found. {found.bound[:1].upper()}{found.bound[1:]}."]
-    lines = []
+    lines: list[str] = []
     for cause in found.causes[:most_causes]:
         saves = "" if cause.share is None else f", at most {format_share(cause.share)} of the step"
         lines.append(f"{'  Then' if lines else f'{name}:'} {cause.name}{saves}.")
