@@ -39,6 +39,7 @@ _SHORT = {
 _FEW = 3  # of so many configurations two causes each fit into 25 lines, of more one
 _MOST_MODULES = 8
 _NAME_LENGTH = 60
+_PRECISIONS = "--precision ... "  # in commands that differ in the precision alone
 _IN_JSON = "--format json has them"
 
 
@@ -125,9 +126,14 @@ def remarks(diagnoses: Sequence[Diagnosis]) -> list[str]:
     missing: dict[str, list[str]] = {}
     for found in diagnoses:
         for line in found.missing:
-            missing.setdefault(line, []).append(found.row.precision)
-    who = {line: "" if len(names) == len(diagnoses) else f" ({', '.join(names)})" for line, names in missing.items()}
-    return [*ceilings[:1], *(f"Not known{who[line]}: {line}." for line in missing)]
+            shared = line.replace(f"--precision {found.row.precision} ", _PRECISIONS)
+            missing.setdefault(shared, []).append(found.row.precision)
+    lines = []
+    for shared, names in missing.items():
+        who = "" if len(names) == len(diagnoses) else f" ({', '.join(names)})"
+        line = shared.replace(_PRECISIONS, f"--precision {','.join(names)} ")
+        lines.append(f"Not known{who}: {line}.")
+    return [*ceilings[:1], *lines]
 
 
 def _short_kernel(name: str) -> str:
