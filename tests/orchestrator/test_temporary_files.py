@@ -50,3 +50,12 @@ def test_what_is_others_stays(logs: Path) -> None:
     os.mkfifo(logs / "castwise-pipe.tmp")
     sweep()
     assert (foreign / "data").read_text() == "another program's"
+
+
+def test_one_that_fails_does_not_keep_the_others(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commands may sweep at the same time."""
+    left = logs / "castwise-left.tmp"
+    left.touch()
+    monkeypatch.setattr(Path, "glob", lambda *_: [logs / "castwise-gone.tmp", left])
+    sweep()
+    assert not left.exists()

@@ -64,21 +64,16 @@ def take_multiprocessing_along() -> None:
 
 def sweep() -> None:
     """Remove what commands of this user left behind that were killed; whatever fails is left as it is."""
-    with suppress(OSError):
+    with suppress(OSError):  # there is no TMPDIR
         for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_LOCKED}"):
-            if path.lstat().st_uid == os.getuid() and _is_nobodys(path):
-                _remove(path)
-
-
-def _is_nobodys(path: Path) -> bool:
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        finally:
-            os.close(descriptor)
-    return False
+            with suppress(OSError):  # it is in use, or another command has removed it
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.fstat(descriptor).st_uid == os.getuid():
+                        _remove(path)
+                finally:
+                    os.close(descriptor)
 
 
 def _remove(path: Path) -> None:
