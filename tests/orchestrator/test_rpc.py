@@ -125,6 +125,12 @@ def test_lone_process_has_no_rendezvous_and_no_rank_in_its_failures() -> None:
     session.close()
 
 
+def test_a_name_that_is_not_in_utf8_is_refused(ranks: Ranks) -> None:
+    with pytest.raises(TrialFailedError, match=r"not in UTF-8: '/results/\\udcff/checkpoint'\. Rename it") as caught:
+        ranks.session.set_up(SPEC, Path("/results/\udcff/checkpoint"))
+    assert caught.value.refused
+
+
 def test_different_gpus_are_not_measured_together(ranks: Ranks) -> None:
     other = ENVIRONMENT.model_copy(update={"cpu": "Other CPU"})
     ranks.processes[1].events["open"] = [returned("open", other)]

@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import struct
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pydantic import TypeAdapter
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from castwise.errors import EngineError, printable, shortened
 from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
@@ -228,10 +229,16 @@ class RpcSession:
         each = [arguments] * len(self.processes) if isinstance(arguments, Mapping) else arguments
         try:
             for rank, process in enumerate(self.processes):
-                process.is_busy = True
                 call = Call(method=method, arguments=to_jsonable_python(each[rank]))
                 try:
-                    process.send(call.model_dump_json().encode())
+                    message = call.model_dump_json().encode()
+                except PydanticSerializationError:  # JSON holds no other text
+                    names = re.findall(r"'[^']*\\udc[^']*'", repr(call.arguments))
+                    why = f"The name of a file or folder is not in UTF-8: {names[0]}. Rename it."
+                    raise TrialFailedError("unsupported", why, refused=True) from None
+                process.is_busy = True
+                try:
+                    process.send(message)
                 except ProcessGoneError as failure:
                     raise self._with_ranks([rank], failure) from None
             return self._listen(method, returns, timeout_seconds or self.timeout_seconds, on_progress)
