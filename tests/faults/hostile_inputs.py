@@ -170,6 +170,7 @@ _WORDS = (
         "--again",
         "--retry",
         "torchvision:z",
+        "\udcff.py",
     ),
 )
 
