@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ from faults.hostile_files import FAULTS, INPUTS  # noqa: E402
 
 _KINDS = {**FAULTS, **INPUTS}
 _SLOW = {"files with a model": 0.05}  # of the inputs: a process is started for each
+_MEMORY_BYTES = 8 * 2**30  # of a process: an input that takes more does not hold
 _TABLE = "<!-- table of faults -->"
 
 
@@ -45,6 +47,7 @@ def main() -> int:
     parser.add_argument("--state", type=Path, default=ROOT / ".faults.json")
     parser.add_argument("--try", nargs=2, dest="one", metavar=("KIND", "SEED"), help="one again, to see what fails")
     given = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     if given.one:
         print(holds(given.one[0], int(given.one[1])) or "held")
         return 0
