@@ -21,6 +21,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
 
 from faults.hostile_files import FAULTS, INPUTS  # noqa: E402
+from programs import heed_signals  # noqa: E402
 
 _KINDS = {**FAULTS, **INPUTS}
 _SLOW = {"files with a model": 0.05}  # of the inputs: a process is started for each
@@ -47,6 +48,7 @@ def main() -> int:
     parser.add_argument("--state", type=Path, default=ROOT / ".faults.json")
     parser.add_argument("--try", nargs=2, dest="one", metavar=("KIND", "SEED"), help="one again, to see what fails")
     given = parser.parse_args()
+    heed_signals()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     if given.one:
         print(holds(given.one[0], int(given.one[1])) or "held")
