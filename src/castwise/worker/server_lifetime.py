@@ -9,7 +9,13 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from castwise.worker.lifetime import adopt_orphans, kill_descendants, kill_when_parent_dies, outlive_parent
+from castwise.worker.lifetime import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    kill_descendants,
+    kill_when_parent_dies,
+    prctl,
+)
 
 _SERVER = os.getpid()
 _PARENT = int(os.environ.pop("CASTWISE_PARENT", os.getppid()))  # its parent now may be whoever adopted it
@@ -27,7 +33,7 @@ def _before_first_fork() -> None:
     global _has_forked  # noqa: PLW0603
     if os.getpid() == _SERVER and not _has_forked:
         _has_forked = True
-        outlive_parent()
+        prctl(PR_SET_PDEATHSIG, 0)
         atexit.register(_end)  # this late it is the first to be run: those of torch's modules take a while
 
 
@@ -38,7 +44,7 @@ def _end() -> None:
 
 
 _has_forked = False
-adopt_orphans()
+prctl(PR_SET_CHILD_SUBREAPER, 1)
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")  # an orphan that it adopted
 if _is_child_of_main_thread():
     kill_when_parent_dies(_PARENT)
