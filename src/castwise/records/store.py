@@ -212,11 +212,9 @@ def _read(path: Path) -> Trial:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise StoreError(f"not a record of schema {SCHEMA_VERSION} ({where}: {first['msg']})") from None
-    if len(trial.message) + len(trial.log) > len(short := shortened(trial.message)) + len(log := shortened(trial.log)):
-        trial = trial.model_copy(update={"message": short, "log": log})
     if "schema_version" not in trial.model_fields_set or trial.schema_version != SCHEMA_VERSION:
         _check_version(content)
-    return trial
+    return trial.model_copy(update={"message": shortened(trial.message), "log": shortened(trial.log)})
 
 
 def _read_file(path: Path) -> bytes:
