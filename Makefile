@@ -38,7 +38,7 @@ browser:
 	{ command -v apt-get >/dev/null || { echo "Install Chromium or Chrome with your system's package manager."; exit 1; }; \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 
-# The long form of tests/faults, of about an hour on one core: 1,000 faults and 100,000 hostile inputs. It goes on from where it
+# The long form of tests/faults, of one to two hours on a core: 1,000 faults and 100,000 hostile inputs. It goes on from where it
 # was stopped, and writes the table of docs/reliability.md.
 faults: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/run_faults.py

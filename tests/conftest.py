@@ -3,7 +3,6 @@
 import multiprocessing.util
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import uuid
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine
 from hypothesis import settings
-from programs import Program
+from programs import Program, heed_signals
 
 from castwise.cli import app
 from castwise.orchestrator import machine
@@ -28,10 +27,7 @@ settings.register_profile("castwise", derandomize=True, deadline=None)
 settings.load_profile("castwise")
 
 
-# `nohup make test &` has both ignored, and so would what tests start have: then no signal would stop it.
-for _number in (signal.SIGINT, signal.SIGHUP):
-    if signal.getsignal(_number) is signal.SIG_IGN:
-        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+heed_signals()
 
 
 @pytest.fixture(autouse=True)

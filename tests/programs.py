@@ -41,6 +41,13 @@ class Speaking(NullListener):
 """
 
 
+def heed_signals() -> None:
+    """Undo what `nohup make test &` does: it ignores both, and so would what tests start, which nothing would stop."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
 def run_trial(target: str) -> str:
     """Return the code, after LIGHT, that runs a trial with a target and prints its phases."""
     return f"""{SPEAKING}

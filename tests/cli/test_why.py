@@ -15,7 +15,7 @@ from castwise.analysis.result_table import compare
 from castwise.orchestrator import machine
 from castwise.records.schema import Trial
 from castwise.records.store import load_folder
-from castwise.render.console import safe_console
+from castwise.render.console import SafeConsole
 from castwise.render.why_report import print_why
 
 RECORDS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "records" / "why"
@@ -51,7 +51,7 @@ def test_two_precisions_fit_on_a_terminal_of_80_columns(
 ) -> None:
     if workload:
         paths = (RECORDS / f"{workload}-{precision}.json" for precision in (first, "bf16-mixed"))
-        console = safe_console(width=80, force_terminal=True, record=True)
+        console = SafeConsole(width=80, force_terminal=True, record=True)
         print_why(diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths])), console)
         lines = console.export_text().splitlines()
     else:
@@ -66,7 +66,7 @@ def test_two_precisions_fit_on_a_terminal_of_80_columns(
 
 def test_loops_have_one_line_each_on_a_terminal_of_80_columns() -> None:
     paths = [RECORDS / f"resnet50-{name}.json" for name in ("default", "bf16-mixed", "bf16-mixed-channels-last")]
-    console = safe_console(width=80, force_terminal=True, record=True)
+    console = SafeConsole(width=80, force_terminal=True, record=True)
     print_why(diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths])), console)
     lines = console.export_text().splitlines()
     assert [line.split()[1] for line in lines[3:6]] == ["none", "none", "channels-last"]
@@ -181,7 +181,7 @@ def test_a_precision_that_fails_is_named_and_the_others_are_explained(command: C
 def test_records_without_a_profile_have_a_table_and_say_so(command: CommandLine) -> None:
     command.run(*TWO, "--rounds", "1")
     found = diagnose(compare(load_folder(command.results)[0]))
-    console = safe_console(width=80, record=True)
+    console = SafeConsole(width=80, record=True)
     print_why(found, console, kernels=True)
     text = console.export_text()
     assert "moving" not in text

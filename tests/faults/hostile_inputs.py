@@ -145,7 +145,18 @@ _WORDS = (
         "published:T4",
         "tensorcore",
     ),
-    *("--quick", "--synthetic", "--seeds", "--level", "blocks", "--title", "--help", "pickle:x", "transformers:y"),
+    *(
+        "--quick",
+        "--synthetic",
+        "--seeds",
+        "--level",
+        "blocks",
+        "--title",
+        "--help",
+        "pickle:x",
+        "transformers:y",
+        "\udcff.py",
+    ),
     *(
         "--memory",
         "--margin",
@@ -159,6 +170,7 @@ _WORDS = (
         "--again",
         "--retry",
         "torchvision:z",
+        "\udcff.py",
     ),
 )
 

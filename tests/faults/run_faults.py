@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -19,10 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
 
-from faults.hostile_inputs import INPUTS  # noqa: E402
-from faults.processes_that_die import FAULTS  # noqa: E402
+from faults.hostile_files import FAULTS, INPUTS  # noqa: E402
+from programs import heed_signals  # noqa: E402
 
 _KINDS = {**FAULTS, **INPUTS}
+_SLOW = {"files with a model": 0.05}  # of the inputs: a process is started for each
+_MEMORY_BYTES = 8 * 2**30  # of a process: an input that takes more does not hold
 _TABLE = "<!-- table of faults -->"
 
 
@@ -45,12 +48,15 @@ def main() -> int:
     parser.add_argument("--state", type=Path, default=ROOT / ".faults.json")
     parser.add_argument("--try", nargs=2, dest="one", metavar=("KIND", "SEED"), help="one again, to see what fails")
     given = parser.parse_args()
+    heed_signals()
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     if given.one:
         print(holds(given.one[0], int(given.one[1])) or "held")
         return 0
     state = json.loads(given.state.read_text()) if given.state.exists() else {}
     wanted = {kind: given.faults // len(FAULTS) + 1 for kind in FAULTS}
-    wanted |= {kind: given.inputs // len(INPUTS) for kind in INPUTS}
+    share = (1 - sum(_SLOW.values())) / (len(INPUTS) - len(_SLOW))
+    wanted |= {kind: round(given.inputs * _SLOW.get(kind, share)) for kind in INPUTS}
     began = time.monotonic()
     while time.monotonic() - began < given.seconds:
         left = [kind for kind in _KINDS if state.get(kind, {"tried": 0})["tried"] < wanted[kind]]

@@ -5,8 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from faults.hostile_inputs import INPUTS
-from faults.processes_that_die import FAULTS
+from faults.hostile_files import FAULTS, INPUTS
 
 
 @pytest.mark.parametrize("kind", FAULTS)

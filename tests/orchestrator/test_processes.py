@@ -229,8 +229,8 @@ def test_of_a_flood_the_end_is_kept(start: Start) -> None:
 @pytest.mark.parametrize("phase", ["started", "open", "running", "finished", "hanging"])
 def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, start: Start) -> None:
     session = start(faulty_worker.ignore_everything if phase == "hanging" else faulty_worker.behave)
-    (log,) = logs.iterdir()
-    assert log.stat().st_mode & 0o777 == 0o600
+    (folder,) = logs.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
     if phase == "finished":
         drive(session)
     elif phase in ("open", "running"):
@@ -241,7 +241,7 @@ def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, star
         session.processes[0].is_busy = True  # as after a timeout
     for _ in range(3):
         session.close()
-        assert not log.exists()
+        assert not folder.exists()
         assert session.processes[0].process.exitcode is not None
 
 
@@ -302,7 +302,7 @@ def test_an_interrupted_start_leaves_nothing(logs: Path, monkeypatch: pytest.Mon
 
 def test_no_room_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(EngineError, match=r"No file could be made for a trial: .*TMPDIR"):
+    with pytest.raises(EngineError, match=r"No folder could be made for a trial: .*TMPDIR"):
         ForkserverEngine(target=faulty_worker.behave).start(1.0)
 
 
@@ -363,7 +363,7 @@ def test_unguarded_script_and_its_sudden_end(program: Program) -> None:
     # The server may stay with the program, but the trials' processes have gone.
     alive = program.alive()
     assert sorted(parent for parent in alive.values() if parent in alive) == [process.pid] * 2, "server and tracker"
-    assert not [path for path in program.logs.glob("castwise-*") if path.is_file()]
+    assert not list(program.logs.glob("castwise-*/*.log"))
 
     process.stdin.write("go on\n")
     process.stdin.flush()

@@ -78,7 +78,7 @@ class Ranks:
         self.processes: list[FakeProcess] = []
         self.session = RpcSession(self._start, 2, timeout_seconds, Path("/data"), "0123456789ab")
 
-    def _start(self) -> FakeProcess:
+    def _start(self, log: Path) -> FakeProcess:
         self.processes.append(FakeProcess())
         return self.processes[-1]
 
@@ -115,7 +115,7 @@ def test_cpu_is_one_device_for_all_ranks(ranks: Ranks) -> None:
 def test_lone_process_has_no_rendezvous_and_no_rank_in_its_failures() -> None:
     process = FakeProcess()
     process.events["warm_up"] = [failed("oom", "no memory")]
-    session = RpcSession(lambda: process, 1, PATIENCE_SECONDS, None, None)
+    session = RpcSession(lambda log: process, 1, PATIENCE_SECONDS, None, None)
     session.set_up(SPEC)
     assert process.calls[0]["rendezvous"] is None
     with pytest.raises(TrialFailedError, match=r"^no memory$"):
@@ -123,6 +123,12 @@ def test_lone_process_has_no_rendezvous_and_no_rank_in_its_failures() -> None:
     assert process.calls[1] == {"step_seconds": 0.5}
     assert not process.is_busy, "it ends by itself"
     session.close()
+
+
+def test_a_name_that_is_not_in_utf8_is_refused(ranks: Ranks) -> None:
+    with pytest.raises(TrialFailedError, match=r"not in UTF-8: '/results/\\udcff/checkpoint'\. Rename it") as caught:
+        ranks.session.set_up(SPEC, Path("/results/\udcff/checkpoint"))
+    assert caught.value.refused
 
 
 def test_different_gpus_are_not_measured_together(ranks: Ranks) -> None:
@@ -212,7 +218,7 @@ def test_message_that_is_not_an_answer(event: bytes, ranks: Ranks) -> None:
 def test_second_process_that_cannot_be_started_leaves_no_first(logs: Path) -> None:
     made: list[FakeProcess] = []
 
-    def start() -> FakeProcess:
+    def start(log: Path) -> FakeProcess:
         if made:
             raise OSError("no more of them")
         made.append(FakeProcess())

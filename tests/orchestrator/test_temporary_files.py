@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from programs import LIGHT, Program, run_trial, wait_until
 
-from castwise.orchestrator.temporary_files import make_temporary, sweep
+from castwise.orchestrator.temporary_files import make_folder, sweep
 
 
 @pytest.fixture
@@ -32,12 +32,10 @@ def test_killed_command_s_files_are_swept_by_the_next(program: Program) -> None:
 
 
 def test_living_commands_keep_their_files(logs: Path) -> None:
-    log, folder = make_temporary("file"), make_temporary("folder")
+    folder = make_folder("log")
     sweep()
-    assert log.path.exists()
-    assert folder.path.is_dir()
-    assert log.path.stat().st_mode & 0o777 == 0o600
-    log.remove()
+    assert (folder.path / "log").is_file()
+    assert folder.path.stat().st_mode & 0o777 == 0o700
     folder.remove()
     assert not list(logs.iterdir())
 
@@ -50,3 +48,12 @@ def test_what_is_others_stays(logs: Path) -> None:
     os.mkfifo(logs / "castwise-pipe.tmp")
     sweep()
     assert (foreign / "data").read_text() == "another program's"
+
+
+def test_one_that_fails_does_not_keep_the_others(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commands may sweep at the same time."""
+    left = logs / "castwise-left.tmp"
+    left.mkdir()
+    monkeypatch.setattr(Path, "glob", lambda *_: [logs / "castwise-gone.tmp", left])
+    sweep()
+    assert not left.exists()

@@ -50,6 +50,7 @@ def test_what_is_shown_names_no_folder(written: str, shown: str) -> None:
     ("written", "words"),
     [
         (":build", "names no function"),
+        ("\udcff.py", "is not in UTF-8"),
         ("train_me.py:", "names no function"),
         ("train_me.py:not a name", "names no function"),
         ("train-me:build", "neither a Python file nor a module"),

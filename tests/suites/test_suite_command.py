@@ -74,6 +74,7 @@ USAGE = [
     (("tensorcore", "--all"), "Name the suites to run"),
     (("tensorcore,wrn",), "No suite named 'wrn'. Did you mean wrn-cifar10?"),
     (("nowhere/mine.toml",), "The suite 'nowhere/mine.toml' cannot be read"),
+    (("/dev/zero",), "'/dev/zero' is no suite: it has more than 1,000,000 characters"),
     (("tensorcore", "--epochs", "0"), "--epochs takes a whole number from 1"),
     (("tensorcore", "--gpus", "0"), "--gpus takes whole numbers from 1"),
     (("tensorcore", "--workload", "dpn9"), "No workload named 'dpn9'"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from castwise.cli.output import format_size, say, say_problems
-from castwise.errors import StoreError, UsageError, printable
+from castwise.errors import StoreError, UsageError
 from castwise.records.collector import gc_disabled
 from castwise.render.units import pluralize
 from castwise.report.files import RecordsOptions, atomic_write, find
@@ -54,7 +54,7 @@ def export(options: ExportOptions) -> None:
         elif chosen == "parquet":
             raise UsageError("parquet is not for terminals; name a file with --output.")
         else:
-            sys.stdout.write(printable(content.decode()))
+            sys.stdout.write(content.decode())
     else:
         if output is None:
             raise UsageError(f"{chosen} needs a folder; name one with --output.")

@@ -31,9 +31,9 @@ def emit(output_format: str, table: "Callable[[Console], object]", **texts: Call
 
 def error_console() -> "Console":
     """Return the console of stderr."""
-    from castwise.render.console import safe_console
+    from castwise.render.console import SafeConsole
 
-    return safe_console(stderr=True)
+    return SafeConsole(stderr=True)
 
 
 def say(line: str, style: str | None = None) -> None:

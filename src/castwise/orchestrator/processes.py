@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import struct
@@ -21,13 +22,13 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pydantic import TypeAdapter
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from castwise.errors import EngineError, printable, shortened
 from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
 from castwise.orchestrator.temporary_files import (
-    TemporaryFile,
-    make_temporary,
+    TemporaryFolder,
+    make_folder,
     sweep,
     take_multiprocessing_along,
 )
@@ -127,7 +128,7 @@ class RpcSession:
 
     def __init__(
         self,
-        start_process: Callable[[], "TrialProcess"],
+        start_process: Callable[[Path], "TrialProcess"],
         num_processes: int,
         timeout_seconds: float,
         data_dir: Path | None,
@@ -139,13 +140,13 @@ class RpcSession:
         self._data_dir = data_dir
         self._commit = commit
         self.processes: list[TrialProcess] = []
-        self._folder: TemporaryFile | None = None  # where several ranks meet
+        self._folder: TemporaryFolder | None = None  # where the processes print to, and meet if they are several
         with ExitStack() as undo:
             undo.callback(self.close)
-            if num_processes > 1:
-                self._folder = make_temporary("folder")
-            for _ in range(num_processes):
-                self.processes.append(start_process())
+            logs = [f"rank{rank}.log" for rank in range(num_processes)]
+            self._folder = make_folder(*logs)
+            for log in logs:
+                self.processes.append(start_process(self._folder.path / log))
             undo.pop_all()
 
     def open(self, device: str) -> Environment:
@@ -164,13 +165,15 @@ class RpcSession:
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         """Build model, data and optimizer in every rank; a training trial resumes from an existing checkpoint."""
+        assert self._folder is not None, "it is open"
+        rendezvous = (self._folder.path / "rendezvous").as_uri()
         arguments = [
             {
                 "spec": spec.model_copy(update={"device": device_of_rank(spec.device, rank)}),
                 "checkpoint": checkpoint,
                 "data_dir": self._data_dir,
                 "rank": rank,
-                "rendezvous": None if self._folder is None else (self._folder.path / "rendezvous").as_uri(),
+                "rendezvous": rendezvous if len(self.processes) > 1 else None,
             }
             for rank in self._ranks
         ]
@@ -197,7 +200,7 @@ class RpcSession:
         return tuple(self._call("finish", {"weights": weights}, TypeAdapter(RankSamples)))
 
     def close(self) -> None:
-        """End the processes, whatever they are doing, and remove the folder in which they met."""
+        """End the processes, whatever they are doing, and remove their folder."""
         for process in self.processes:
             if process.is_busy:  # an idle process may be waiting for a busy one, so all of these go first
                 process.kill()
@@ -228,10 +231,16 @@ class RpcSession:
         each = [arguments] * len(self.processes) if isinstance(arguments, Mapping) else arguments
         try:
             for rank, process in enumerate(self.processes):
-                process.is_busy = True
                 call = Call(method=method, arguments=to_jsonable_python(each[rank]))
                 try:
-                    process.send(call.model_dump_json().encode())
+                    message = call.model_dump_json().encode()
+                except PydanticSerializationError:  # JSON holds no other text
+                    names = re.findall(r"'[^']*\\udc[^']*'", repr(call.arguments))
+                    why = f"The name of a file or folder is not in UTF-8: {names[0]}. Rename it."
+                    raise TrialFailedError("unsupported", why, refused=True) from None
+                process.is_busy = True
+                try:
+                    process.send(message)
                 except ProcessGoneError as failure:
                     raise self._with_ranks([rank], failure) from None
             return self._listen(method, returns, timeout_seconds or self.timeout_seconds, on_progress)
@@ -342,17 +351,13 @@ def _label(method: str) -> str:
 class TrialProcess:
     """One process of a trial, seen from the parent: messages out and in, and its end."""
 
-    def __init__(self, context: Any, target: Target) -> None:
+    def __init__(self, context: Any, target: Target, log: Path) -> None:
         self.is_busy = False  # whether it has a call to answer; set by the session
+        self._log = log
         with ExitStack() as undo:
-            self._file: TemporaryFile | None = make_temporary("file")
-            undo.callback(self._file.remove)
-            self._log = self._file.path
             self._connection, theirs = context.Pipe()
             undo.callback(self._connection.close)
-            self.process = context.Process(
-                target=target, args=(theirs, str(self._log)), name="castwise-trial", daemon=True
-            )
+            self.process = context.Process(target=target, args=(theirs, str(log)), name="castwise-trial", daemon=True)
             with theirs, _running_lock:
                 _start(self.process)
                 _running.add(self.process.pid)
@@ -414,7 +419,7 @@ class TrialProcess:
             self.process.kill()  # it has nothing to save
 
     def close(self) -> None:
-        """End the process and all that it started, and remove its log. May be called again."""
+        """End the process and all that it started. May be called again."""
         self._connection.close()
         self.process.join(_EXIT_SECONDS)
         if self.process.is_alive():
@@ -428,9 +433,6 @@ class TrialProcess:
             with _running_lock:
                 _running.discard(pid)
                 _kill_orphans()
-        file, self._file = self._file, None
-        if file is not None:
-            file.remove()
 
     def _gone(self) -> ProcessGoneError:
         self.process.join(_EXIT_SECONDS)

@@ -1,7 +1,7 @@
-"""A trial's temporary files, and those that killed commands left behind.
+"""Folders of trials' temporary files, and those that killed commands left behind.
 
-A process holds a lock on each of its files for as long as it lives, so a file that can be locked is nobody's. A new
-file gets its name, by which others look for it, only once it is locked.
+A process holds a lock on each of its folders for as long as it lives, so one that can be locked is nobody's. A new
+folder gets its name, by which others look for it, only once it is locked.
 """
 
 import fcntl
@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import util
 from pathlib import Path
-from typing import Literal
 
 from castwise.errors import EngineError
 
@@ -21,35 +20,35 @@ _PREFIX, _LOCKED = "castwise-", ".tmp"
 
 
 @dataclass(frozen=True)
-class TemporaryFile:
-    """A file or folder in TMPDIR that is locked until it is removed."""
+class TemporaryFolder:
+    """A folder in TMPDIR that is locked until it is removed."""
 
     path: Path
     descriptor: int
 
     def remove(self) -> None:
         """Remove it, with all that is in it."""
-        _remove(self.path)
+        shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.descriptor)
 
 
-def make_temporary(what: Literal["file", "folder"]) -> TemporaryFile:
-    """Make the file of what a trial prints, or a folder, such as the one in which its ranks meet.
+def make_folder(*files: str) -> TemporaryFolder:
+    """Make a folder with some empty files.
 
     Raises:
         EngineError: It cannot be made.
     """
     try:
-        if what == "file":
-            descriptor, name = tempfile.mkstemp(prefix=_PREFIX)
-        else:
-            name = tempfile.mkdtemp(prefix=_PREFIX)
-            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        name = tempfile.mkdtemp(prefix=_PREFIX)
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
         with suppress(OSError):  # a file system without locks: nothing is swept there either
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return TemporaryFile(Path(name).rename(name + _LOCKED), descriptor)
+        folder = TemporaryFolder(Path(name).rename(name + _LOCKED), descriptor)
+        for file in files:
+            (folder.path / file).touch()
+        return folder
     except OSError as error:
-        raise EngineError(f"No {what} could be made for a trial: {error}. TMPDIR names its place.") from None
+        raise EngineError(f"No folder could be made for a trial: {error}. TMPDIR names its place.") from None
 
 
 def take_multiprocessing_along() -> None:
@@ -57,33 +56,20 @@ def take_multiprocessing_along() -> None:
     # Source: multiprocessing.util.get_temp_dir.
     config = getattr(multiprocessing.current_process(), "_config", {"tempdir": ""})
     if config.get("tempdir") is None:
-        folder = make_temporary("folder")
+        folder = make_folder()
         config["tempdir"] = str(folder.path)
         util.Finalize(None, folder.remove, exitpriority=-101)  # after all else of multiprocessing's
 
 
 def sweep() -> None:
     """Remove what commands of this user left behind that were killed; whatever fails is left as it is."""
-    with suppress(OSError):
+    with suppress(OSError):  # there is no TMPDIR
         for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_LOCKED}"):
-            if path.lstat().st_uid == os.getuid() and _is_nobodys(path):
-                _remove(path)
-
-
-def _is_nobodys(path: Path) -> bool:
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        finally:
-            os.close(descriptor)
-    return False
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
+            with suppress(OSError):  # it is in use, or another command has removed it
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.fstat(descriptor).st_uid == os.getuid():
+                        shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(descriptor)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -32,10 +31,6 @@ from castwise.spec.trial import TrialSpec
 _LARGEST_RECORD = 64 * 2**20  # bytes; the largest of this project's records has 0.2 MB
 _MOST_DIGITS = 19  # of an integer; a float cannot hold one of 309
 _LONG_NUMBER = re.compile(rb"\d{20}")
-# In JSON, characters that may command a terminal: escaped, or C1 and what turns a line around in UTF-8.
-_ESCAPED = re.compile(
-    rb"\\u00[01][0-9a-fA-F]|\\u00[789][0-9a-fA-F]|\\u20[26]|\\ud[8-f]|\x7f|\xc2[\x80-\x9f]|\xe2\x80|\xe2\x81", re.I
-)
 KEPT = "._"  # in the names of records and their folders
 _NAME_LENGTH = 80
 _WAIT_SECONDS = 0.2  # between two looks at a lock that another command holds
@@ -210,9 +205,6 @@ def _read(path: Path) -> Trial:
     if _LONG_NUMBER.search(content):
         with suppress(ValueError, RecursionError):  # no JSON: said below
             json.loads(content, parse_int=_checked_int)
-    if _ESCAPED.search(content):
-        with suppress(ValueError, RecursionError):
-            content = json.dumps(_without_escapes(json.loads(content))).encode()
     try:
         trial = Trial.model_validate_json(content)
     except ValidationError as error:
@@ -220,11 +212,9 @@ def _read(path: Path) -> Trial:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise StoreError(f"not a record of schema {SCHEMA_VERSION} ({where}: {first['msg']})") from None
-    if len(trial.message) + len(trial.log) > len(short := shortened(trial.message)) + len(log := shortened(trial.log)):
-        trial = trial.model_copy(update={"message": short, "log": log})
     if "schema_version" not in trial.model_fields_set or trial.schema_version != SCHEMA_VERSION:
         _check_version(content)
-    return trial
+    return trial.model_copy(update={"message": shortened(trial.message), "log": shortened(trial.log)})
 
 
 def _read_file(path: Path) -> bytes:
@@ -236,15 +226,6 @@ def _read_file(path: Path) -> bytes:
         if status.st_size > _LARGEST_RECORD:
             raise StoreError(f"larger than a record can be ({format_bytes(_LARGEST_RECORD)})")
         return file.read(_LARGEST_RECORD)
-
-
-def _without_escapes(value: Any) -> Any:
-    """Return a JSON document in which no text commands a terminal, and a text as long as an exception's may be."""
-    if isinstance(value, str):
-        return shortened(value)
-    if isinstance(value, dict):
-        return {shortened(key): _without_escapes(each) for key, each in value.items()}
-    return [_without_escapes(each) for each in value] if isinstance(value, list) else value
 
 
 def _checked_int(digits: str) -> int:

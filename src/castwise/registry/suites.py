@@ -24,6 +24,7 @@ from castwise.spec.types import SYNTHETIC, Parallelism
 LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first
 
 _MOST_SEEDS = 1000
+_MOST_CHARACTERS = 10**6  # of a file
 
 SUITE_NAMES = ("tensorcore", "wrn-cifar10", "dpn-cifar10", "fastai-cifar100", "rnn-lm", "amd-nvidia")
 
@@ -137,10 +138,13 @@ def find_suite(name: str) -> Suite:
     """
     if name.endswith(".toml") or "/" in name:
         try:
-            text = Path(name).read_text(encoding="utf-8")
+            with Path(name).open(encoding="utf-8") as file:
+                text = file.read(_MOST_CHARACTERS + 1)  # a device might never end
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
             raise UsageError(f"The suite '{Path(name)}' cannot be read: {reason}.") from None
+        if len(text) > _MOST_CHARACTERS:
+            raise UsageError(f"'{Path(name)}' is no suite: it has more than {_MOST_CHARACTERS:,} characters.")
         return parse_suite(text, str(Path(name)))
     if name not in SUITE_NAMES:
         raise unknown_name(

@@ -1,9 +1,9 @@
 """Lines on a console."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
 from rich.segment import Segment
 from rich.text import Text
@@ -14,33 +14,22 @@ from castwise.render.units import format_duration
 _PIPED_WIDTH = 250
 
 
-class _Printable:
-    """Something to print, in which no character commands the terminal."""
+class SafeConsole(Console):
+    """A console on which names of files, and what records and exceptions say, command no terminal."""
 
-    def __init__(self, renderable: ConsoleRenderable) -> None:
-        self._renderable = renderable
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(highlight=False, emoji=False, **settings)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for text, style, control in console.render(self._renderable, options):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield what `Console.render` yields, printable."""
+        for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text), style, control)
-
-
-class _PrintableHook(RenderHook):
-    def process_renderables(self, renderables: Sequence[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Printable(each) for each in renderables]
-
-
-def safe_console(**settings: Any) -> Console:
-    """Return a console on which names of files, and what records and exceptions say, command no terminal."""
-    console = Console(highlight=False, emoji=False, **settings)
-    console.push_render_hook(_PrintableHook())
-    return console
 
 
 def result_console(width: int | None = None) -> Console:
     """Return a console on stdout: as wide as the terminal, or wide enough for every column if it is piped."""
-    console = safe_console(width=width)
-    return console if console.is_terminal or width else safe_console(width=_PIPED_WIDTH)
+    console = SafeConsole(width=width)
+    return console if console.is_terminal or width else SafeConsole(width=_PIPED_WIDTH)
 
 
 def print_line(console: Console, line: str, style: str | None = None) -> None:

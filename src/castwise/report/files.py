@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from castwise.errors import StoreError, UsageError
+from castwise.errors import StoreError, UsageError, printable
 from castwise.spec.options import DEFAULT_RESULTS, Option
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def write_by_suffix(path: Path, **texts: Callable[[], str]) -> int:
     suffixes = {"html": (".html", ".htm"), "markdown": (".md", ".markdown"), "json": (".json",)}
     for name, text in texts.items():
         if path.suffix.lower() in suffixes[name]:
-            return atomic_write(path, text().encode(errors="replace"))
+            return atomic_write(path, printable(text()).encode())
     known = ", ".join(suffixes[name][0] for name in texts)
     raise UsageError(f"'{path}' has no suffix of a format that can be written. End its name with one of {known}.")
 

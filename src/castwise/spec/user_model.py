@@ -198,6 +198,8 @@ def locate(reference: str) -> UserModel:
 
 def _parse(written: str) -> tuple[OwnKind, str, str]:
     """Return what a reference names, the file, module or configuration as written, and the function or class."""
+    if any("\ud800" <= each <= "\udfff" for each in written):
+        raise UsageError(f"The name '{written}' is not in UTF-8, as names in records are. Rename the file or folder.")
     if is_object(written):
         raise UsageError(
             f"'{written}' was an object of a Python session, and only that has it: call castwise.compare there again."

@@ -8,9 +8,9 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-# Source: Linux, include/uapi/linux/prctl.h
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+# Options of prctl. Source: Linux, include/uapi/linux/prctl.h
+PR_SET_PDEATHSIG = 1  # the signal that the kernel sends a process when its parent is gone; 0 for none
+PR_SET_CHILD_SUBREAPER = 36  # whether a process adopts those below it whose own parent ends
 
 _MOST_ROUNDS = 20  # of killing what was forked since the last look
 _PAUSE_SECONDS = 0.005
@@ -22,29 +22,16 @@ def kill_when_parent_dies(parent_pid: int) -> None:
     A killed parent cannot end its children itself. To the kernel the parent is the thread that forked, so it must be
     one that lasts: the main thread. If the parent at the fork, `parent_pid`, has died since, this process ends at once.
     """
-    if not _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
+    if not prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
         return
     if os.getppid() != parent_pid or parent_pid == 1:  # it died before the kernel was asked
         os._exit(1)
 
 
-def outlive_parent() -> None:
-    """Ask the kernel not to kill this process when its parent is gone."""
-    _prctl(_PR_SET_PDEATHSIG, 0)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of processes below this one whose own parent ends; does nothing without prctl."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _prctl(option: int, value: int) -> bool:
-    """Return whether the system has such a call."""
+def prctl(option: int, value: int) -> bool:
+    """Set an option of this process; return whether the system has such a call."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "prctl"):
-        return False
-    libc.prctl(option, value, 0, 0, 0)
-    return True
+    return hasattr(libc, "prctl") and libc.prctl(option, value, 0, 0, 0) == 0
 
 
 def kill_descendants(root: int, spared: Collection[int] = ()) -> None:

@@ -9,7 +9,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from castwise.worker.lifetime import adopt_orphans, kill_descendants, kill_when_parent_dies, outlive_parent
+from castwise.worker import lifetime
 
 _SERVER = os.getpid()
 _PARENT = int(os.environ.pop("CASTWISE_PARENT", os.getppid()))  # its parent now may be whoever adopted it
@@ -22,24 +22,22 @@ def _is_child_of_main_thread() -> bool:
     return os.getppid() != _PARENT  # it has gone already
 
 
-def _before_first_fork() -> None:
+def _before_fork() -> None:
     """From now on the server itself ends those below it: it waits for requests, and for its parent's end."""
-    global _has_forked  # noqa: PLW0603
-    if os.getpid() == _SERVER and not _has_forked:
-        _has_forked = True
-        outlive_parent()
+    if os.getpid() == _SERVER:
+        lifetime.prctl(lifetime.PR_SET_PDEATHSIG, 0)
+        atexit.unregister(_end)
         atexit.register(_end)  # this late it is the first to be run: those of torch's modules take a while
 
 
 def _end() -> None:
     if os.getpid() == _SERVER:
-        kill_descendants(_SERVER)
+        lifetime.kill_descendants(_SERVER)
         os._exit(0)
 
 
-_has_forked = False
-adopt_orphans()
+lifetime.prctl(lifetime.PR_SET_CHILD_SUBREAPER, 1)
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")  # an orphan that it adopted
 if _is_child_of_main_thread():
-    kill_when_parent_dies(_PARENT)
-os.register_at_fork(before=_before_first_fork)
+    lifetime.kill_when_parent_dies(_PARENT)
+os.register_at_fork(before=_before_fork)

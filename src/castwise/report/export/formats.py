@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from castwise.errors import UsageError, unknown_name
+from castwise.errors import UsageError, printable, unknown_name
 from castwise.render.table import csv_grid, plain
 from castwise.report.export.tables import FlatTable
 from castwise.report.export.trackers import TrackedRun, write_mlflow, write_tensorboard, write_wandb
@@ -14,13 +14,13 @@ from castwise.report.export.trackers import TrackedRun, write_mlflow, write_tens
 
 def to_csv(table: FlatTable) -> bytes:
     """Return a header line and a line a row; None is empty, and NaN is "nan"."""
-    return csv_grid(table.fields, table.rows).encode(errors="replace")
+    return printable(csv_grid(table.fields, table.rows)).encode()
 
 
 def to_json(table: FlatTable) -> bytes:
     """Return a list of objects, one a row; JSON has no NaN, so a string says what a figure was."""
     rows = [plain(table.fields, row) for row in table.rows]
-    return json.dumps(rows, indent=1, allow_nan=False, ensure_ascii=False).encode(errors="replace") + b"\n"
+    return printable(json.dumps(rows, indent=1, allow_nan=False, ensure_ascii=False)).encode() + b"\n"
 
 
 def to_parquet(table: FlatTable) -> bytes:

@@ -153,54 +153,47 @@ def write_mlflow(runs: Iterable[TrackedRun], folder: Path) -> int:
         UsageError: mlflow is not installed.
     """
     try:
-        import mlflow  # noqa: F401
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
     except ImportError:
         raise UsageError("MLflow's database needs mlflow: pip install 'castwise[mlflow]'.") from None
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        return _write_mlflow(runs, folder)
-    except (MlflowException, SQLAlchemyError) as error:  # a full disk, for example
-        raise StoreError(
-            f"'{folder}' cannot be written: {next(iter(str(error).splitlines()), 'MLflow failed')}"
-        ) from None
-
-
-def _write_mlflow(runs: Iterable[TrackedRun], folder: Path) -> int:
-    from mlflow import MlflowClient
-    from mlflow.entities import Metric, Param, RunTag
 
     for name in ("alembic", "mlflow"):  # they log each table that they make
         logging.getLogger(name).setLevel(logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
-    client = MlflowClient(tracking_uri=f"sqlite:///{(folder / MLFLOW_DATABASE).absolute()}")
-    artifacts = (folder / "artifacts").absolute().as_uri()
     experiments: dict[str, str] = {}
     count = 0
-    for run in runs:
-        count += 1
-        if run.group not in experiments:
-            experiments[run.group] = client.create_experiment(run.group, artifact_location=artifacts)
-        began = round(1000 * run.started)
-        made = client.create_run(experiments[run.group], start_time=began, run_name=run.name).info.run_id
-        metrics = [Metric(name, value, began, 0) for name, value in run.figures.items()]
-        metrics += [
-            Metric(name, point.value, round(1000 * (run.started + point.seconds)), point.step)
-            for name, point in run.finite_points()
-        ]
-        client.log_batch(
-            made,
-            params=[Param(name, str(value)[:_LONGEST_PARAMETER]) for name, value in run.parameters.items()],
-            tags=[RunTag(name, value[:_LONGEST_TAG]) for name, value in run.tags.items()],
-        )
-        for begin in range(0, len(metrics), _MOST_METRICS):
-            client.log_batch(made, metrics=metrics[begin : begin + _MOST_METRICS])
-        client.set_terminated(
-            made,
-            status="FINISHED" if run.tags["status"] == "ok" else "FAILED",
-            end_time=max([began, *(metric.timestamp for metric in metrics)]),
-        )
+    try:
+        client = MlflowClient(tracking_uri=f"sqlite:///{(folder / MLFLOW_DATABASE).absolute()}")
+        artifacts = (folder / "artifacts").absolute().as_uri()
+        for run in runs:
+            count += 1
+            if run.group not in experiments:
+                experiments[run.group] = client.create_experiment(run.group, artifact_location=artifacts)
+            began = round(1000 * run.started)
+            made = client.create_run(experiments[run.group], start_time=began, run_name=run.name).info.run_id
+            metrics = [Metric(name, value, began, 0) for name, value in run.figures.items()]
+            metrics += [
+                Metric(name, point.value, round(1000 * (run.started + point.seconds)), point.step)
+                for name, point in run.finite_points()
+            ]
+            client.log_batch(
+                made,
+                params=[Param(name, str(value)[:_LONGEST_PARAMETER]) for name, value in run.parameters.items()],
+                tags=[RunTag(name, value[:_LONGEST_TAG]) for name, value in run.tags.items()],
+            )
+            for begin in range(0, len(metrics), _MOST_METRICS):
+                client.log_batch(made, metrics=metrics[begin : begin + _MOST_METRICS])
+            client.set_terminated(
+                made,
+                status="FINISHED" if run.tags["status"] == "ok" else "FAILED",
+                end_time=max([began, *(metric.timestamp for metric in metrics)]),
+            )
+    except (MlflowException, SQLAlchemyError) as error:  # a full disk, for example
+        reason = next(iter(str(error).splitlines()), "MLflow failed")
+        raise StoreError(f"'{folder}' cannot be written: {reason}") from None
     return count
 
 
