@@ -253,7 +253,7 @@ def test_facts_describe_the_precision_that_ran(row: Precision, monkeypatch: pyte
     assert (block.loss_scale is None) == (row.loss_scale == "none")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-master"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16-master"])
 def test_losses_follow_the_seed(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, data and dropout come from the seed alone, whatever was drawn before."""
     monkeypatch.setattr(steady_run, "time_works", lambda _, works, **__: [work() or 0.1 for work in works])

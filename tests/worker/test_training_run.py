@@ -190,7 +190,7 @@ def test_shortened_epoch_and_skipped_batches(
 
 @pytest.mark.parametrize(
     ("precision", "scale", "techniques"),
-    [("fp32", "none", ()), ("fp16-master", "dynamic", ()), ("fp32", "none", ("resident-data",))],
+    [("fp32", "none", ()), ("bf16-master", "dynamic", ()), ("fp32", "none", ("resident-data",))],
 )
 def test_resumed_run_equals_uninterrupted_run(
     precision: str, scale: str, techniques: tuple[str, ...], tmp_path: Path
