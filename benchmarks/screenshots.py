@@ -44,7 +44,7 @@ def _take(out: Path) -> None:
         browser = playwright.chromium.launch(executable_path=path)
         for name, page_of, viewport, scheme, anchor in (
             ("report-wide", "trials", WIDE, "light", ""),
-            ("report-topic", "trials", WIDE, "light", "#resnet50-b256"),
+            ("report-topic", "trials", WIDE, "light", "[id^=resnet50][id$=-b256]"),
             ("report-narrow", "trials", NARROW, "dark", ""),
             ("report-runs", "suites/full", WIDE, "dark", "[id^=wrn-28-10]"),
             ("report-scaling", "scaling", WIDE, "light", "details.group"),

@@ -19,7 +19,7 @@ from castwise.registry.precisions import BASELINE, DEFAULT, known_precision, pre
 from castwise.registry.suites import is_search
 from castwise.render.fields import interval_values, trial_values
 from castwise.render.units import format_bytes, pluralize
-from castwise.report.machine_names import distinctions
+from castwise.report.machine_names import distinctions, short_name
 from castwise.report.machine_notes import Figure, MachineNote, machine_notes
 from castwise.spec.quantities import truncate_list
 from castwise.spec.types import SYNTHETIC
@@ -360,7 +360,7 @@ def _title(trial: Trial, has_devices: bool) -> str:
     if is_max_batch_trial(trial):
         limit = spec.memory_limit_bytes
         title += ": largest batch" + (f" within {limit / 2**30:.3g} GiB" if limit is not None else "")
-    return f"{title} ({trial.environment.device_name})" if has_devices else title
+    return f"{title} ({short_name(trial.environment.device_name)})" if has_devices else title
 
 
 def _sort_key(config: Configuration) -> tuple[object, ...]:
