@@ -251,6 +251,15 @@ class RunOptions(ParameterGrid, DurationOptions, StepOptions):
 class WhyOptions(ParameterGrid, StepOptions):
     """What `castwise why` explains; None is what suits the machine."""
 
+    precisions: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Precisions, comma-separated. Without it: those of default, fp32, tf32, fp16-mixed and bf16-mixed that the "
+            "device has.",
+            keyword="precision",
+            completion="precisions",
+        ),
+    ] = None
     trace: Annotated[
         Path | None,
         Option(
