@@ -18,10 +18,10 @@ from castwise.analysis.roofline import Ceiling, ceiling, least_bytes
 from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
 from castwise.errors import UsageError
-from castwise.records.schema import GpuCounters, KernelTime, StepFlops, StepProfile, Trial
-from castwise.registry.gpus import GpuModel, find_gpu_model, peak
+from castwise.records.schema import GpuCounters, KernelTime, StepProfile, Trial
+from castwise.registry.gpus import find_gpu_model, peak
 from castwise.registry.kernel_classes import KernelClass
-from castwise.registry.precisions import BASELINE, DEFAULT, Precision, precision_row, why_emulated
+from castwise.registry.precisions import BASELINE, DEFAULT, precision_row, why_emulated
 from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join, why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_share
@@ -141,43 +141,21 @@ def diagnose(rows: Sequence[Row]) -> list[Diagnosis]:
     return [_diagnose(_Step(row, groups[group_of(row.trial)])) for row in timed]
 
 
-@dataclass(frozen=True)
 class _Step:
-    """A configuration's evidence: shares are of its step's time."""
+    """A configuration's evidence: shares are of its step's time. `others` are of the same group, by precision."""
 
-    row: Row
-    others: Mapping[str, Row]  # of the same group, by precision
-
-    @cached_property
-    def trial(self) -> Trial:
-        """Return the process that was profiled, or else the first."""
-        profiled = (trial for trial in self.row.trials if trial.profile is not None and trial.profile.num_steps)
-        return next(profiled, self.row.trials[0])
-
-    @cached_property
-    def profile(self) -> StepProfile | None:
+    def __init__(self, row: Row, others: Mapping[str, Row]) -> None:
+        self.row, self.others = row, others
+        # The process that was profiled, or else the first.
+        profiled = (trial for trial in row.trials if trial.profile is not None and trial.profile.num_steps)
+        self.trial = next(profiled, row.trials[0])
         profile = self.trial.profile
-        return profile if profile is not None and profile.class_seconds else None
-
-    @cached_property
-    def counters(self) -> GpuCounters | None:
-        return next((trial.counters for trial in self.row.trials if trial.counters is not None), None)
-
-    @cached_property
-    def flops(self) -> StepFlops | None:
-        return flops_of(self.row.trials)
-
-    @cached_property
-    def gpu(self) -> GpuModel | None:
-        return find_gpu_model(self.trial.environment.gpu or "")
-
-    @cached_property
-    def precision(self) -> Precision:
-        return precision_row(self.row.precision)
-
-    @cached_property
-    def on_cpu(self) -> bool:
-        return self.trial.spec.device_type == "cpu"
+        self.profile = profile if profile is not None and profile.class_seconds else None
+        self.counters = next((trial.counters for trial in row.trials if trial.counters is not None), None)
+        self.flops = flops_of(row.trials)
+        self.gpu = find_gpu_model(self.trial.environment.gpu or "")
+        self.precision = precision_row(row.precision)
+        self.on_cpu = self.trial.spec.device_type == "cpu"
 
     @cached_property
     def seconds(self) -> float:
