@@ -98,9 +98,10 @@ def _limit(advice: Advice, rows: Sequence[Row]) -> str:
     taken = [row for row in timed if row.trial.spec.key == advice.key]
     if advice.decision != "take":
         taken = [row for row in timed if row.precision not in (DEFAULT, BASELINE) and _keeps_float32_weights(row)]
-    best = max(taken, key=_speed, default=None)
-    found = next((each for each in diagnose(rows) if each.row is best), None)
-    return f"{_name(found.row)}: {found.causes[0].evidence}" if found is not None and found.causes else ""
+    if not taken:
+        return ""
+    (found,) = diagnose([max(taken, key=_speed)], rows)
+    return f"{_name(found.row)}: {found.causes[0].evidence}" if found.causes else ""
 
 
 def _advise(rows: list[Row]) -> Advice:

@@ -132,10 +132,10 @@ class Diagnosis:
         return f"{format_share(parts[most])} of the step is {most}"
 
 
-def diagnose(rows: Sequence[Row]) -> list[Diagnosis]:
-    """Return a diagnosis of each row that was timed, compared with the others of its group."""
+def diagnose(rows: Sequence[Row], among: Sequence[Row] | None = None) -> list[Diagnosis]:
+    """Return a diagnosis of each row that was timed, compared with those of its group among others, or among them."""
     groups: dict[tuple[str, str], dict[str, Row]] = {}
-    for row in rows:
+    for row in rows if among is None else among:
         groups.setdefault(group_of(row.trial), {}).setdefault(row.precision, row)
     timed = [row for row in rows if row.step_seconds or row.trial.spec.recipe is not None]
     return [_diagnose(_Step(row, groups[group_of(row.trial)])) for row in timed]
@@ -240,7 +240,7 @@ class _Step:
                 continue
             if row.tried_after not in ("", *spec.techniques):
                 continue
-            if layers is not None and row.layer and row.layer not in layers:
+            if not row.finds_layer(layers):
                 continue
             tried = spec.model_copy(update={"techniques": (*spec.techniques, row.name)})
             try:
@@ -299,13 +299,12 @@ def _missing(step: _Step, names: Collection[str]) -> Iterator[str]:
         yield f"no counters of the GPU: {why}"
     if step.profile is not None and step.flops is None:
         yield "no FLOPs were counted: how far the products are from the peak is not known"
-    on_convolutions = any("conv" in each.operator for each in step.misaligned)
-    aligned = step.technique("alignment", convolutions=on_convolutions)
-    if aligned and "alignment" not in names and step.scale * sum(k.seconds for k in step.misaligned) >= _LEAST_MEMORY:
-        yield f"what misaligned rows cost, since most products have them; `{_command(step, aligned)}` tells"
-    unsynchronised = step.technique("synchronisation")
-    if unsynchronised and step.waits is None and (step.idle or 0.0) >= _LEAST_IDLE:
-        yield f"whether the GPU waits for loss scaling or launches; `{_command(step, unsynchronised)}` tells"
+    if "alignment" not in names and step.scale * sum(each.seconds for each in step.misaligned) >= _LEAST_MEMORY:
+        on_convolutions = any("conv" in each.operator for each in step.misaligned)
+        if aligned := step.technique("alignment", convolutions=on_convolutions):
+            yield f"what misaligned rows cost, since most products have them; `{_command(step, aligned)}` tells"
+    if step.waits is None and (step.idle or 0.0) >= _LEAST_IDLE and (found := step.technique("synchronisation")):
+        yield f"whether the GPU waits for loss scaling or launches; `{_command(step, found)}` tells"
 
 
 def _command(step: _Step, technique: str) -> str:

@@ -7,7 +7,7 @@ and how `castwise tune` searches with it. Nothing else names a technique. To add
 import math
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Literal
@@ -156,6 +156,10 @@ class Technique:
     compile_cost: float = 0.0  # in times what `compile` takes
     times_kernels: bool = False  # in the first step, to keep the fastest; all that compiles does, in Inductor
     times_while_compiling: bool = False  # before its code is ready, not when that first runs
+
+    def finds_layer(self, layers: Container[str] | None) -> bool:
+        """Return whether a model with these kinds of layers has the one that it acts on; also if they are not known."""
+        return layers is None or not self.layer or self.layer in layers
 
     @property
     def changes_model(self) -> bool:

@@ -164,7 +164,7 @@ class SearchSpace:
         """Return the techniques for layers that the model does not have, by layer; none if its layers are not known."""
         found: dict[str, list[str]] = {}
         for row in rows_of(self.techniques):
-            if layers is not None and row.layer and row.layer not in layers:
+            if not row.finds_layer(layers):
                 found.setdefault(row.layer, []).append(row.name)
         return found
 
