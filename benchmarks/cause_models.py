@@ -12,20 +12,17 @@ def tiny() -> Any:
     return _classifier(nn.Sequential(*layers, nn.Linear(128, 10)), torch.randn(32, 128))
 
 
-def stem() -> Any:
-    """Return a network whose first convolution, of three channels, takes most of its time."""
-    model = nn.Sequential(
-        nn.Conv2d(3, 64, 7, padding=3), nn.ReLU(), nn.AvgPool2d(8), nn.Conv2d(64, 128, 3), nn.ReLU(), *_head(128)
+def stem(channels: int = 3) -> Any:
+    """Return a network whose first convolution, of three channels, takes most of its time, as AlexNet's."""
+    first, patches = nn.Conv2d(channels, 64, 11, padding=5), nn.Conv2d(64, 128, 8, stride=8)
+    return _classifier(
+        nn.Sequential(first, nn.ReLU(), patches, nn.ReLU(), *_head(128)), torch.randn(32, channels, 448, 448)
     )
-    return _classifier(model, torch.randn(32, 3, 448, 448))
 
 
 def wide_stem() -> Any:
     """Return the same with eight channels: its first convolution is aligned."""
-    model = nn.Sequential(
-        nn.Conv2d(8, 64, 7, padding=3), nn.ReLU(), nn.AvgPool2d(8), nn.Conv2d(64, 128, 3), nn.ReLU(), *_head(128)
-    )
-    return _classifier(model, torch.randn(32, 8, 448, 448))
+    return stem(8)
 
 
 def depthwise() -> Any:
@@ -73,7 +70,7 @@ def scaled() -> Any:
 
 def arithmetic() -> Any:
     """Return products so large that the GPU draws all the power it may."""
-    return _mlp(8192, 6, 16384)
+    return _mlp(8192, 6, 32768)
 
 
 def moving() -> Any:

@@ -61,7 +61,7 @@ CASES = (
     Case(
         "depthwise convolutions", "depthwise", "bf16-mixed", "grouped-convolutions", "tensorflow#41715", "channels-last"
     ),
-    Case("grouped convolutions", "grouped", "bf16-mixed", "grouped-convolutions", "tensorflow#48176"),
+    Case("grouped convolutions", "grouped", "bf16-mixed", "grouped-convolutions", "tensorflow#48176", "channels-last"),
     Case("dense convolutions", "dense", "bf16-mixed", "grouped-convolutions", "", "channels-last", is_near_miss=True),
     Case("LSTM of 200", "@lstm-lm", "fp16-mixed", "launches", "pytorch#1539"),
     Case("vocabulary of 30,522", "vocabulary", "bf16-mixed", "alignment", "BERT-base"),

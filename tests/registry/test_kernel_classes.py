@@ -15,6 +15,10 @@ from castwise.registry.kernel_classes import (
 TENSOR = "tensor_core_product"
 ATEN = "void at::native::"
 ANON = "void at::native::(anonymous namespace)::"
+# The beginning of a name that CUPTI leaves mangled, as it is too long for it; measured on an H100.
+MANGLED = (
+    "_ZN17cutlass__5x_cudnn6KernelINS_4conv6kernel23ImplicitGemmConvolutionINS1_11threadblock22ImplicitGemmMultistage"
+)
 
 NAMES: tuple[tuple[str, str, str], ...] = (
     # cuBLAS
@@ -233,7 +237,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         f"{ATEN}unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::lambda>(int)",
-        "elementwise",
+        "cast",
         "",
     ),
     (
@@ -300,6 +304,10 @@ NAMES: tuple[tuple[str, str, str], ...] = (
         "",
     ),
     (f"{ANON}conv_depthwise2d_grad_weight_kernel<c10::Half, unsigned int>(Params)", "plain_product", ""),
+    ("dgrad2d_c1_k1_nhwc_specialized", "plain_product", ""),
+    ("conv2d_c1_k1_nhwc_specialized", "plain_product", ""),
+    (f"{MANGLED}NS_10tfloat32_tENS6_4warp11MmaTensorOpINS7_", TENSOR, "tf32"),
+    (f"{MANGLED}NS_10bfloat16_tENS6_4warp11MmaTensorOpINS7_", TENSOR, "bf16"),
     (f"{ATEN}im2col_kernel<float>(long, float const*)", "layout_conversion", ""),
     (f"{ATEN}vol2col_kernel<c10::BFloat16>(long)", "layout_conversion", ""),
     (

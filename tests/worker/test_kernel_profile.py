@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,17 @@ def test_ptx_of_a_triton_kernel_is_looked_for(monkeypatch: pytest.MonkeyPatch, t
     assert kernel_profile._classify("my_matmul") == Classified("tensor_core_product", "bf16")
     assert kernel_profile._classify("my_mixture") == Classified("other"), "two kernels of one name differ"
     assert kernel_profile._classify("triton_tem_fused_mm_of_another_process") == Classified("unknown_product")
+
+
+def test_only_reading_values_counts_as_waiting() -> None:
+    values, methods = torch.ones(3), [getattr(torch.Tensor, name) for name in kernel_profile._WAITING]
+
+    def run(num_steps: int, *, reads: bool) -> int:
+        for _ in range(num_steps):
+            assert not reads or (values[0].item(), bool(values[1]), values.tolist()) == (1.0, True, [1.0] * 3)
+            values.add(1.0)
+        return num_steps
+
+    assert kernel_profile._measure_waits(partial(run, reads=False), 2) == 0.0
+    assert kernel_profile._measure_waits(partial(run, reads=True), 2) > 0.0
+    assert methods == [getattr(torch.Tensor, name) for name in kernel_profile._WAITING]

@@ -5,6 +5,7 @@ class of kernel (`StepProfile`), or from the GPU's counters alone if there is no
 step are left out: they are hard to tell from noise.
 """
 
+import math
 import re
 import shlex
 import statistics
@@ -352,9 +353,28 @@ def _without_tensor_cores(step: _Step) -> Cause | None:
         advice = 'TF32 by torch.set_float32_matmul_precision("high")'
         return Cause("float32-units", seen, advice, saved, "tf32")
     if step.flops is not None and "grouped_convolution" in step.flops.products:
-        evidence = f"{seen}: the model has grouped or depthwise convolutions"
-        return Cause("grouped-convolutions", evidence, "wider groups, or fused blocks without them", plain)
+        return None  # which have none
     return Cause("no-tensor-cores", f"{seen}, unlike others here", "a newer cuDNN, or other shapes", plain)
+
+
+def _grouped_convolutions(step: _Step) -> Cause | None:
+    """Return what grouped and depthwise convolutions take beyond the time of their FLOPs and bytes at the peaks."""
+    if step.profile is None or step.on_cpu or step.computes_in_float32 or step.flops is None:
+        return None
+    if "grouped_convolution" not in step.flops.products:
+        return None
+    grouped = [each for each in step.profile.kernels if each.kind in PRODUCTS and _is_grouped(each)]
+    seconds = sum(each.seconds for each in grouped) or step.profile.class_seconds.get("plain_product", 0.0)
+    share = saved = step.scale * seconds
+    seen = f"{format_share(share)} of the step is grouped convolutions"
+    fastest = peak(step.gpu, next(iter(step.flops.by_format)))
+    if grouped and step.gpu is not None and fastest is not None:
+        flops = sum(each.launches * (_flops_of_kernel(each) or 0.0) for each in grouped)
+        # One reads its images, and writes as much.
+        moved = sum(2 * step.item_bytes * each.launches * math.prod(_convolved(each)[0]) for each in grouped)
+        saved -= step.scale * max(flops / fastest, moved / step.gpu.bandwidth_bytes_per_second)
+        seen += f", at most at {format_share(flops / seconds / fastest)} of the peak"
+    return Cause("grouped-convolutions", seen, "wider groups, or fused blocks without them", saved)
 
 
 def _one_slow_kernel(step: _Step) -> Cause | None:
@@ -530,6 +550,7 @@ _RULES: tuple[Callable[[_Step], Cause | None], ...] = (
     _no_hardware,
     _baseline_has_tf32,
     _without_tensor_cores,
+    _grouped_convolutions,
     _one_slow_kernel,
     _misaligned_products,
     _layout,
@@ -549,15 +570,26 @@ def _is_misaligned(kernel: KernelTime, item_bytes: int) -> bool:
     aligned = re.search(r"align(\d+)", kernel.name)
     if aligned is not None and int(aligned[1]) * item_bytes < _VECTOR_BYTES:
         return True
-    shapes = kernel.shapes
-    is_conv = "conv" in kernel.operator and len(shapes) > 1 and all(len(each) > 2 for each in shapes[:2])
-    if is_conv:
-        weight = shapes[2] if "backward" in kernel.operator and len(shapes) > 2 else shapes[1]
-        return len(weight) > 1 and weight[1] < _FEW_CHANNELS and weight[0] >= _FEW_CHANNELS and weight[1] > 1
+    images, weight = _convolved(kernel)
+    if images:
+        return 1 < weight[1] < _FEW_CHANNELS <= weight[0] and not _is_grouped(kernel)
     if kernel.kind != "tensor_core_product" or "mm" not in kernel.operator or kernel.name.startswith("nvjet"):
         return False
     step = _VECTOR_BYTES // item_bytes
     return any(each[-1] % step for each in _matrices(kernel))
+
+
+def _is_grouped(kernel: KernelTime) -> bool:
+    """Return whether a kernel is of a grouped or depthwise convolution, by its shapes."""
+    images, weight = _convolved(kernel)
+    return bool(images) and "transpose" not in kernel.operator and images[1] != weight[1]
+
+
+def _convolved(kernel: KernelTime) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of a convolution's images and weight; both empty if the kernel is of none."""
+    shapes = kernel.shapes[1:] if "backward" in kernel.operator else kernel.shapes
+    is_known = "conv" in kernel.operator and len(shapes) > 1 and all(len(each) > 2 for each in shapes[:2])
+    return (shapes[0], shapes[1]) if is_known else ((), ())
 
 
 def _matrices(kernel: KernelTime) -> list[tuple[int, ...]]:
@@ -568,8 +600,8 @@ def _matrices(kernel: KernelTime) -> list[tuple[int, ...]]:
 def _flops_of_kernel(kernel: KernelTime) -> float | None:
     """Return the FLOPs of one launch; of a convolution as many as it had with stride 1; None if they are not known."""
     factors = _matrices(kernel)
-    if "conv" in kernel.operator and len(factors) == 2:
-        images, weight = (kernel.shapes[0], kernel.shapes[2]) if "backward" in kernel.operator else factors
+    images, weight = _convolved(kernel)
+    if images:
         size = 2.0 * images[0] * weight[0] * weight[1]
         for each in (*images[2:], *weight[2:]):
             size *= each

@@ -410,7 +410,7 @@ class StepProfile(FrozenModel):
     seconds: _Seconds = 0.0  # from the first kernel's start to the last one's end
     busy_seconds: _Seconds = 0.0  # of `seconds`, at least one kernel ran
     idle_seconds: _Seconds | None = None  # of `seconds`, no kernel ran; None on a CPU
-    # The host waited for the device, before the last kernel had ended; None on a CPU, and in older records.
+    # Of a step without the profiler, the host waits for values from the device; None on a CPU, and in older records.
     wait_seconds: _Seconds | None = None
     num_kernels: float = 0.0  # launches; on a CPU calls of operators
     class_seconds: dict[KernelClass, _Seconds] = Field(default_factory=dict)

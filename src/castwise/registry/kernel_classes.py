@@ -56,13 +56,14 @@ _PATTERNS: tuple[tuple[str, KernelClass], ...] = (
     (r"\bbn_(fw|bw)|bnorm|(batch|layer|group|instance|rms)_?norm|(Layer|RMS|Batch)Norm", "normalisation"),
     (r"GammaBeta|RowwiseMoments|ComputeFusedParams|ComputeInternalGradients|Compute1dBackwardFused", "normalisation"),
     (r"^(statistics|combine|normalise|gradient_sums|combine_sums|gradient)_kernel$", "normalisation"),  # castwise's own
-    (r"float16\w*copy_kernel|bfloat16\w*copy_kernel|float8\w*copy_kernel", "cast"),
+    # "unrolled": its input and output differ in format.
+    (r"float16\w*copy_kernel|float8\w*copy_kernel|unrolled_elementwise_kernel<at::native::direct_copy", "cast"),
     (r"LpNormFunctor|l2norm", "reduction"),
     (r"multi_tensor_apply_kernel|[eE]lem(ent)?_?[wW]ise|fused_dropout", "elementwise"),
     (r"\bop_generic_tensor_kernel|cudnn::ops::(add|scalePack|op_)|activation_(fw|bw)", "elementwise"),
     # Products. Those without Tensor Cores come first: their other words are in names of both kinds.
     (r"ffma|[sS]imt|RNN_FMA|[_ ]sgemm|^sgemm|scudnn|implicit_convolve\w*sgemm|explicit_convolve", "plain_product"),
-    (r"gemv|gemm[SN]N_|gemmk1_kernel|\bdot_kernel|conv_depthwise|_direct_kernel|fft2d|fft1d", "plain_product"),
+    (r"gemv|gemm[SN]N_|gemmk1_kernel|\bdot_kernel|conv_depthwise|2d_c1_k1|_direct_kernel|fft2d|fft1d", "plain_product"),
     (r"(wgrad_alg\d|dgrad|wgrad2d|dgrad2d|conv2d)\w*_engine<(float|double)", "plain_product"),
     (
         r"^nvjet_|tensorop|TensorOp|hmma|imma|dmma|wgmma|[hsid](884|1688|16816|16832|161616)[a-z_]",

@@ -1,11 +1,13 @@
 """A few steps under torch's profiler: what the device does in a step, and for which part of the model."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -35,14 +37,8 @@ _MOST_EVENTS = 300_000
 _EVENTS_A_KERNEL = 5  # the operators that call each other until one launches it, and ranges
 _LEVELS = 2  # of modules within modules, lists of modules not counted
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-# Calls of CUDA that return when the device has got so far; a copy to memory that is not page-locked is one.
-_WAITING_CALLS = (
-    "cudaStreamSynchronize",
-    "cudaDeviceSynchronize",
-    "cudaEventSynchronize",
-    "cudaMemcpyAsync",
-    "cudaMemcpy",
-)
+# Methods of a tensor that wait until the device has computed it.
+_WAITING = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__")
 
 RunSteps = Callable[[int], int]
 
@@ -53,7 +49,6 @@ class _Record(NamedTuple):
     num_steps: int
     host: list[HostEvent]
     device: list[DeviceEvent]
-    waits: list[tuple[int, int]]  # when the host waited for the device
     missing: list[str]
 
 
@@ -84,7 +79,7 @@ def profile_step(
         if not peers.broadcast_object(bool(found.device)):
             why = "torch's profiler saw no kernel: it may lack the permission, or another profiler is attached"
             return StepProfile(device_type="cuda", missing=why)
-        times = measure_idle(found.device, found.num_steps, found.waits)
+        times = measure_idle(found.device, found.num_steps) | {"wait_seconds": _measure_waits(run, num_steps)}
         activities.append(ProfilerActivity.CPU)
     try:
         with _annotated(step, has_modules=not hidden):
@@ -106,7 +101,7 @@ def _record(
     with profiler:
         num_steps = run(num_steps)
     events = sorted(_events(profiler), key=lambda event: int(event.start_ns()))
-    found = _Record(num_steps, [], [], [], [])
+    found = _Record(num_steps, [], [], [])
     if len(events) > _MOST_EVENTS:
         found.missing.append(f"{len(events) - _MOST_EVENTS:,} events of the profiler were not counted")
     for event in events[:_MOST_EVENTS]:
@@ -116,8 +111,6 @@ def _record(
         if event.device_type() != DeviceType.CPU:
             if event.device_index() == (device.index or 0) and not is_range:
                 found.device.append(DeviceEvent(name, start, end, linked))
-        elif name in _WAITING_CALLS:
-            found.waits.append((start, end))
         # Calls of the driver are linked to operators.
         elif (is_range or (kind in ("cpu_op", "") and not linked)) and event.start_thread_id() == event.end_thread_id():
             shapes = (tuple(shape) for shape in event.shapes() if shape and all(isinstance(n, int) for n in shape))
@@ -130,6 +123,31 @@ def _record(
         except (OSError, RuntimeError) as error:
             found.missing.append(f"no trace at '{trace}': {error}")
     return found
+
+
+def _measure_waits(run: RunSteps, num_steps: int) -> float:
+    """Return the seconds of a step in which the host waits for values from the device.
+
+    The profiler does not run: it slows the host, which then has nothing to wait for.
+    """
+    waited = 0
+
+    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+            nonlocal waited
+            started = time.perf_counter_ns()
+            try:
+                return method(tensor, *arguments, **options)
+            finally:
+                waited += time.perf_counter_ns() - started
+
+        return call
+
+    with ExitStack() as stack:
+        for name in _WAITING:
+            stack.enter_context(patch.object(torch.Tensor, name, timed(getattr(torch.Tensor, name))))
+        num_steps = run(num_steps)
+    return 1e-9 * waited / num_steps
 
 
 def _events(profiler: torch.profiler.profile) -> list[Any]:

@@ -66,24 +66,17 @@ def busy_nanoseconds(intervals: Iterable[tuple[int, int]]) -> int:
     return total
 
 
-def measure_idle(
-    events: Sequence[DeviceEvent], num_steps: int, waits: Iterable[tuple[int, int]] = ()
-) -> dict[str, Any]:
-    """Return a step's time, and the parts of it in which the device was busy and idle, as fields of a profile.
-
-    `waits` are when the host waited for the device; the wait for the end of the last step does not count.
-    """
+def measure_idle(events: Sequence[DeviceEvent], num_steps: int) -> dict[str, Any]:
+    """Return a step's time, and the parts of it in which the device was busy and idle, as fields of a profile."""
     if not events:
         return {}
-    last = max(event.end for event in events)
-    window = last - min(event.start for event in events)
+    window = max(event.end for event in events) - min(event.start for event in events)
     busy = busy_nanoseconds((event.start, event.end) for event in events)
     scale = _NANO / num_steps
     return {
         "seconds": window * scale,
         "busy_seconds": busy * scale,
         "idle_seconds": (window - busy) * scale,
-        "wait_seconds": busy_nanoseconds(wait for wait in waits if wait[1] < last) * scale,
         "num_kernels": len(events) / num_steps,
     }
 
@@ -107,7 +100,7 @@ def summarize_operators(host: Sequence[HostEvent], num_steps: int) -> StepProfil
     spent = ((context.operator, Classified(context.zone or context.kind), context, own) for _, context, own in nested)
     profile = _summarize("cpu", spent, num_steps)
     times = measure_idle([DeviceEvent(event.name, event.start, event.end) for event, _, _ in nested], num_steps)
-    return profile.model_copy(update=times | {"idle_seconds": None, "wait_seconds": None})
+    return profile.model_copy(update=times | {"idle_seconds": None})
 
 
 def _placed(name: str, found: Classified, context: _Context) -> Classified:
