@@ -15,9 +15,8 @@ def tiny() -> Any:
 def stem(channels: int = 3) -> Any:
     """Return a network whose first convolution, of three channels, takes most of its time, as AlexNet's."""
     first, patches = nn.Conv2d(channels, 64, 11, padding=5), nn.Conv2d(64, 128, 8, stride=8)
-    return _classifier(
-        nn.Sequential(first, nn.ReLU(), patches, nn.ReLU(), *_head(128)), torch.randn(32, channels, 448, 448)
-    )
+    model = nn.Sequential(first, nn.ReLU(), patches, nn.ReLU(), *_head(128))
+    return _classifier(model, torch.randn(32, channels, 448, 448))
 
 
 def wide_stem() -> Any:
