@@ -14,8 +14,9 @@ def tiny() -> Any:
 
 def stem(channels: int = 3) -> Any:
     """Return a network whose first convolution, of three channels, takes most of its time, as AlexNet's."""
-    first, patches = nn.Conv2d(channels, 64, 11, padding=5), nn.Conv2d(64, 128, 8, stride=8)
-    model = nn.Sequential(first, nn.ReLU(), patches, nn.ReLU(), *_head(128))
+    first = nn.Conv2d(channels, 64, 11, padding=5, bias=False)
+    second = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+    model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), *_head(64))
     return _classifier(model, torch.randn(32, channels, 448, 448))
 
 
@@ -32,7 +33,7 @@ def depthwise() -> Any:
 
 def grouped() -> Any:
     """Return convolutions of 32 groups of 8 channels, as a ResNeXt has them."""
-    layers = [nn.Conv2d(256, 256, 3, padding=1, groups=32) for _ in range(6)]
+    layers = [nn.Conv2d(256, 256, 3, padding=1, groups=32, bias=False) for _ in range(6)]
     return _classifier(nn.Sequential(nn.Conv2d(8, 256, 1), *layers, *_head(256)), torch.randn(64, 8, 56, 56))
 
 
@@ -63,8 +64,11 @@ def small_batch() -> Any:
 
 
 def scaled() -> Any:
-    """Return layers whose kernels take as long as the host needs for them: what a wait costs is seen."""
-    return _mlp(2048, 24, 4096)
+    """Return layers whose kernels take as long as the host needs for them: what a wait costs is seen.
+
+    A fused optimizer would scale on the device, and so not wait.
+    """
+    return _mlp(2048, 24, 4096) | {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, foreach=True)}
 
 
 def arithmetic() -> Any:

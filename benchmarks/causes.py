@@ -49,6 +49,7 @@ class Case:
         return self.workload if self.workload[0] == "@" else f"{MODELS}:{self.workload}"
 
 
+_RESIDENT = "resident-data+compiled-update+matmul-stem+compile+cuda-graph"
 CASES = (
     Case("tiny network", "tiny", "bf16-mixed", "launches", "NVIDIA/apex#297"),
     Case("tiny network, as a graph", "tiny", "bf16-mixed", "launches", "", "cuda-graph", is_near_miss=True),
@@ -75,6 +76,9 @@ CASES = (
     ),
     Case("power limit", "arithmetic", "bf16-true", "power-limit", "", "cuda-graph"),
     Case("element-wise work", "moving", "bf16-mixed", "memory", "transformers#15026"),
+    # Runs of suites on record, whose images a loader transforms, and the same with resident data.
+    Case("images through a loader", "@mnist-cnn", "fp16-mixed", "input", "nerfstudio#172"),
+    Case("images on the GPU", "@mnist-cnn", "fp16-mixed", "input", "", _RESIDENT, is_near_miss=True),
     Case("convolutions in 3 dimensions", "volume", "bf16-mixed", ("missing-kernel", "layout"), "pytorch#166122"),
 )
 # The fastest loops of searches on record: no technique that was tried and refused may be offered.
@@ -104,7 +108,7 @@ def measure(workload: str, precisions: Sequence[str], techniques: str, results: 
 
 def found_in(folder: Path) -> dict[tuple[str, str, str], Diagnosis]:
     """Return the diagnoses of all records in a folder by workload, precision and techniques."""
-    trials = load(folder)
+    trials = [*load(RECORDS / "suites"), *load(folder)]
     return {
         (
             each.row.trial.spec.workload.rpartition("/")[2],

@@ -22,6 +22,7 @@ import aa
 import causes
 import emitted
 import max_batch_tables
+import nsight
 import reference_tables
 import search_tables
 from goal_rows import ROWS
@@ -258,6 +259,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "search": search_tables.accepted,
     "search_sentence": search_tables.sentence,
     "why": causes.workloads,
+    "causes": lambda _: causes.tables(RECORDS / "causes"),
+    "nsight": lambda name: nsight.table(json.loads((RECORDS / "nsight" / f"{name}.json").read_text())),
 }
 
 

@@ -216,6 +216,8 @@ class _Writer:
         self.write_model_changes()
         self.write_optimizer()
         dtype = self.precision.param_dtype if self.precision.param_dtype != "float32" else ""
+        if self.state and self.precision.autocast_dtype is not None and self.spec.device_type == "cuda":
+            dtype = "float16"  # of cuDNN's RNNs under autocast, whatever its own is
         if self.own is None:
             workloads.write_loss(self.script, self.row, dtype and f"torch.{dtype}", self.config.loss_chunks)
         else:

@@ -145,7 +145,7 @@ def write_loss(script: ScriptBuilder, row: Workload, dtype: str, num_chunks: int
     Args:
         script: The script.
         row: The workload.
-        dtype: Of 16-bit weights, which inputs are cast to: "torch.float16"; empty if they are float32.
+        dtype: Of 16-bit weights, which inputs are cast to, or of an RNN's state: "torch.float16"; empty if float32.
         num_chunks: Parts that the loss of a language model is computed in.
     """
     cast = f".to({dtype})" if dtype else ""
