@@ -28,7 +28,7 @@ import search_tables
 from goal_rows import ROWS
 from goal_tables import goals_table, measured_rows
 from rich.console import Console
-from stored import RECORDS, costs_of, load, markdown, place_of, where_of
+from stored import RECORDS, by_place, costs_of, load, markdown, place_of, where_of
 
 from castwise.analysis.advice import recommend
 from castwise.analysis.causes import diagnose
@@ -91,23 +91,25 @@ def studies(folder: str) -> tuple[list[dict[str, Any]], str]:
     """Return all that a benchmark's records hold, oldest file first, and where and when it was measured."""
     found, places = list[dict[str, Any]](), dict[str, None]()
     for path in sorted((RECORDS / folder).glob("*.json")):
-        each = json.loads(path.read_text())
-        found += each
-        places |= dict.fromkeys(place_of(study["environment"], path.name[:10]) for study in each)
+        for study in json.loads(path.read_text()):
+            found.append(study | {"where": place_of(study["environment"], path.name[:10])})
+            places[found[-1]["where"]] = None
     return found, "; ".join(places)
 
 
 def against_plain(_: str) -> str:
     """Return how trials compare with a plain script that shares no code with castwise."""
-    found, where = studies("against_plain")
+    found, _ = studies("against_plain")
     cells = []
     for study in found:
+        study["name"] = study["cell"].replace(":", " ")
         cost, low, high = costs_of(study)
         rates = (f"{statistics.median(study[side]):,.0f} images/s" for side in ("script", "trial"))
         name_and_pairs = (study["cell"].replace(":", ", "), len(study["trial"]))
         cells.append((*name_and_pairs, *rates, f"{cost:+.2f} %", f"{low:+.2f} … {high:+.2f} %"))
     heading = "loop | pairs of processes | script | trial | trial over script | 95 % interval"
-    return "\n".join([where, "", *markdown(heading, "lrrrrr", cells)]) + "\n"
+    places = "\n\n".join(place for place, _ in by_place(found))
+    return "\n".join([places, "", *markdown(heading, "lrrrrr", cells)]) + "\n"
 
 
 def power_limit(_: str) -> str:
