@@ -75,6 +75,20 @@ def test_a_script_without_kernels_of_castwise_is_short(
     assert max(map(len, text.splitlines())) <= 140
 
 
+@pytest.mark.parametrize(
+    ("precision", "device", "dtype"),
+    [
+        ("bf16-mixed", "cuda:0", ", dtype=torch.float16"),  # as cuDNN's RNNs compute under autocast
+        ("bf16-mixed", "cpu", ""),
+        ("bf16-master", "cuda:0", ", dtype=torch.bfloat16"),
+        ("tf32", "cuda:0", ""),
+    ],
+)
+def test_a_recurrent_state_has_the_format_in_which_it_is_computed(precision: str, device: str, dtype: str) -> None:
+    text = next(iter(script_of(spec_of("lstm-lm", precision, device=device)).values()))
+    assert f"model.rnn.hidden_size, device=DEVICE{dtype})" in text
+
+
 def _combinations() -> list[TrialSpec]:
     on_gpu = {"device": "cuda:0"}
     rows = [row.name for row in WORKLOADS if row.family != "fastai_resnet"] + ["timm:resnet18", "torchvision:alexnet"]
