@@ -43,8 +43,6 @@ class Ceiling:
     target: str
     gain: float  # if products get faster and work that is bound by memory moves fewer bytes
     products_gain: float  # if nothing but products gets faster
-    products_share: float  # of the step's time
-    others: tuple[str, ...]  # all other classes that take time, the longest first
 
     @property
     def sentence(self) -> str:
@@ -64,38 +62,12 @@ def least_bytes(flops: StepFlops) -> int:
     return 2 * (flops.weights_bytes + flops.gradients_bytes + flops.update_bytes + flops.saved_bytes)
 
 
-def roofline(flops: StepFlops, gpu: GpuModel | None, clock_hertz: float | None = None) -> Roofline | None:
-    """Return the least time of a step, at the datasheet's clock or at this one; None if a peak is not known."""
-    compute = _compute_seconds(flops.by_format, gpu, clock_hertz)
+def roofline(flops: StepFlops, gpu: GpuModel | None) -> Roofline | None:
+    """Return the least time of a step at the datasheet's clock; None if a peak is not known."""
+    compute = _compute_seconds(flops, gpu)
     if compute is None or gpu is None:
         return None
     return Roofline(compute, least_bytes(flops) / gpu.bandwidth_bytes_per_second)
-
-
-def target_roofline(
-    flops: StepFlops,
-    precision: str,
-    target: str,
-    gpu: GpuModel | None,
-    *,
-    kinds: Collection[str] | None = None,
-    clock_hertz: float | None = None,
-) -> Roofline | None:
-    """Return the least time that a step could take in another precision; None if a peak is not known.
-
-    A step's seconds over it are the most that the precision can gain, as far as is known without a profile: `kinds` of
-    products (None: all) run in the target's format, and saved activations take as many bytes as it stores them in.
-    """
-    limit = peak(gpu, precision_row(target).peak_dtype, clock_hertz)
-    kept = {kind: formats for kind, formats in flops.products.items() if kinds is not None and kind not in kinds}
-    rest = StepFlops(products=kept)
-    compute = _compute_seconds(rest.by_format, gpu, clock_hertz)
-    if gpu is None or limit is None or compute is None:
-        return None
-    shrink = _storage_ratio(precision_row(precision), precision_row(target))
-    saved = flops.model_copy(update={"saved_bytes": int(flops.saved_bytes / shrink)})
-    seconds = least_bytes(saved) / gpu.bandwidth_bytes_per_second
-    return Roofline(compute + (flops.total - rest.total) / limit, seconds)
 
 
 def ceiling(  # noqa: PLR0913  what it is computed from, by keyword
@@ -107,7 +79,6 @@ def ceiling(  # noqa: PLR0913  what it is computed from, by keyword
     products: Collection[str],
     bound_by_memory: Collection[str],
     flops: StepFlops | None = None,
-    kinds: Collection[str] | None = None,
 ) -> Ceiling | None:
     """Return the most that a step can gain from another precision; None if that is not known.
 
@@ -122,39 +93,27 @@ def ceiling(  # noqa: PLR0913  what it is computed from, by keyword
         gpu: The GPU's row.
         products: The classes that are products of matrices and convolutions.
         bound_by_memory: The classes whose time is that of the bytes that they move.
-        flops: The step's in `precision`; needed for PyTorch's default, which computes in two formats, and for `kinds`.
-        kinds: The kinds of products that the target's format can compute; None: all.
+        flops: The step's in `precision`; needed for PyTorch's default, which computes in two formats.
     """
-    total = sum(seconds.values())
-    ratio = _peak_ratio(precision_row(precision), precision_row(target), gpu, flops)
-    if ratio is None or total <= 0 or (kinds is not None and flops is None):
+    total, row, other = sum(seconds.values()), precision_row(precision), precision_row(target)
+    ratio = _peak_ratio(row, other, gpu, flops)
+    if ratio is None or total <= 0:
         return None
-    product_seconds = sum(seconds.get(name, 0.0) for name in products)
-    memory_seconds = sum(seconds.get(name, 0.0) for name in bound_by_memory)
-    share = 1.0
-    if kinds is not None and flops is not None and flops.total:
-        share = sum(sum(formats.values()) for kind, formats in flops.products.items() if kind in kinds) / flops.total
-    saved = share * product_seconds * (1 - 1 / max(1.0, ratio))
-    shrink = _storage_ratio(precision_row(precision), precision_row(target))
-    others = [name for name in seconds if name not in products and seconds[name] > 0]
-    return Ceiling(
-        precision=precision,
-        target=target,
-        gain=total / (total - saved - memory_seconds * (1 - 1 / shrink)),
-        products_gain=total / (total - saved),
-        products_share=product_seconds / total,
-        others=tuple(sorted(others, key=seconds.__getitem__, reverse=True)),
-    )
+    saved = (1 - 1 / max(1.0, ratio)) * sum(seconds.get(name, 0.0) for name in products)
+    moved = sum(seconds.get(name, 0.0) for name in bound_by_memory)
+    # Activations are stored in 16 bits instead of 32.
+    halved = moved / 2 if other.is_16_bit and not row.is_16_bit else 0.0
+    return Ceiling(precision, target, total / (total - saved - halved), total / (total - saved))
 
 
-def _compute_seconds(by_format: Mapping[str, int], gpu: GpuModel | None, clock_hertz: float | None) -> float | None:
+def _compute_seconds(flops: StepFlops, gpu: GpuModel | None) -> float | None:
     """Return the time of FLOPs at the peaks of their formats, None if one is not known."""
     seconds = 0.0
-    for name, flops in by_format.items():
-        limit = peak(gpu, name, clock_hertz)
+    for name, count in flops.by_format.items():
+        limit = peak(gpu, name)
         if limit is None:
             return None
-        seconds += flops / limit
+        seconds += count / limit
     return seconds
 
 
@@ -163,13 +122,7 @@ def _peak_ratio(row: Precision, target: Precision, gpu: GpuModel | None, flops: 
     wanted = peak(gpu, target.peak_dtype)
     if wanted is None:
         return None
-    now = _compute_seconds(flops.by_format, gpu, None) if flops is not None and flops.total else None
-    if now is not None and flops is not None:
+    if flops is not None and flops.total and (now := _compute_seconds(flops, gpu)) is not None:
         return now * wanted / flops.total
     own = peak(gpu, row.peak_dtype)
     return None if own is None else wanted / own
-
-
-def _storage_ratio(row: Precision, target: Precision) -> float:
-    """Return how many times as many bytes a precision stores an activation in as the target does, at least 1."""
-    return 2.0 if target.is_16_bit and not row.is_16_bit else 1.0
