@@ -145,6 +145,14 @@ _MODEL_HELP = {
     "progress": "Whether progress is printed on stderr.",
 }
 _MODEL_DEFAULTS = {"accumulate": 1, "progress": True}
+# And of those functions that take it as `compare` does.
+_AS_COMPARE = """
+    Args:
+        model: The model, or a workload's name, as `castwise.compare` takes it.
+        batch: As `castwise.compare` takes it.
+        loss: As `castwise.compare` takes it.
+        **options: The options.
+    """
 
 
 class CompareKeywords(ModelKeywords, RunKeywords, total=False):
@@ -446,7 +454,9 @@ def _with_options(options: type, keywords: Any) -> Callable[[_Function], _Functi
             for name, default in defaults.items()
             if name not in signature.parameters
         ]
-        function.__doc__ = (function.__doc__ or "").replace("        **options: The options.", "\n".join(lines))
+        document = function.__doc__ or ""
+        document = document if "Args:" in document else document.rstrip() + "\n" + _AS_COMPARE
+        function.__doc__ = document.replace("        **options: The options.", "\n".join(lines))
         function.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
         return function
 
@@ -517,17 +527,8 @@ def compare(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[C
 def tune(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[TuneModelKeywords]) -> Tuning:
     """Search from the plain loop for the fastest that computes the same, as `castwise tune` does.
 
-    Args:
-        model: The model, or a workload's name, as `castwise.compare` takes it.
-        batch: As `castwise.compare` takes it.
-        loss: As `castwise.compare` takes it.
-        **options: The options.
-
-    Raises:
-        UsageError: The request cannot be carried out, or an object cannot travel.
-        StoreError: The results folder cannot be written.
-        EngineError: No measuring process could be started.
-        KeyboardInterrupt: It was interrupted; what was measured is in `results`.
+    Model, batch, loss and errors are those of `castwise.compare`. It raises KeyboardInterrupt if it was interrupted;
+    what was measured is in `results`.
     """
     from castwise.tune.search import prepare_tuning
 
@@ -544,16 +545,7 @@ def tune(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[Tune
 def why(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[WhyModelKeywords]) -> Diagnoses:
     """Say why a precision is no faster, as `castwise why` does: where the time of a step goes, and what to try.
 
-    Args:
-        model: The model, or a workload's name, as `castwise.compare` takes it.
-        batch: As `castwise.compare` takes it.
-        loss: As `castwise.compare` takes it.
-        **options: The options.
-
-    Raises:
-        UsageError: The request cannot be carried out, or an object cannot travel.
-        StoreError: The results folder cannot be written.
-        EngineError: No measuring process could be started.
+    Model, batch, loss and errors are those of `castwise.compare`.
     """
     parts, given = _split(model, batch, loss, options)
     request = _parse(WhyOptions, given, "why")
@@ -566,16 +558,8 @@ def why(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[WhyMo
 def max_batch(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[MaxBatchModelKeywords]) -> MaxBatches:
     """Find the largest batch that trains, in every precision, as `castwise max-batch` does.
 
-    Args:
-        model: The model, or a workload's name, as `castwise.compare` takes it.
-        batch: As `castwise.compare` takes it.
-        loss: As `castwise.compare` takes it.
-        **options: The options.
-
-    Raises:
-        UsageError: The request cannot be carried out, an object cannot travel, or memory is too small for any batch.
-        StoreError: The results folder cannot be written.
-        EngineError: No measuring process could be started.
+    Model, batch, loss and errors are those of `castwise.compare`. It also raises UsageError if memory is too small for
+    any batch.
     """
     from castwise.max_batch.render import raise_if_nothing_fits
     from castwise.max_batch.search import prepare_max_batch

@@ -16,6 +16,7 @@ from castwise.api import (
     ReportKeywords,
     RunKeywords,
     TuneModelKeywords,
+    WhyModelKeywords,
 )
 from castwise.cli.compare import CompareOptions
 from castwise.cli.export import ExportOptions
@@ -26,11 +27,11 @@ from castwise.cli.tune import TunePrintOptions
 from castwise.errors import UsageError
 from castwise.max_batch.options import MaxBatchOptions
 from castwise.report.files import ReportOptions
-from castwise.spec.options import DEFAULT_RESULTS, RunOptions, options_of, parse_options
+from castwise.spec.options import DEFAULT_RESULTS, RunOptions, WhyOptions, options_of, parse_options
 from castwise.suites.options import SuiteOptions
 from castwise.tune.options import TuneOptions
 
-MEASURING = (RunOptions, TuneOptions, MaxBatchOptions, SuiteOptions)
+MEASURING = (RunOptions, WhyOptions, TuneOptions, MaxBatchOptions, SuiteOptions)
 PRINTING = (PrintOptions, RunPrintOptions, TunePrintOptions)
 
 
@@ -55,6 +56,7 @@ def test_every_field_is_an_option(options: type) -> None:
         (castwise.run, RunKeywords, RunOptions),
         (castwise.compare, CompareKeywords, RunOptions),
         (castwise.tune, TuneModelKeywords, TuneOptions),
+        (castwise.why, WhyModelKeywords, WhyOptions),
         (castwise.max_batch, MaxBatchModelKeywords, MaxBatchOptions),
         (castwise.report, ReportKeywords, ReportOptions),
     ],
@@ -69,7 +71,7 @@ def test_the_keywords_of_a_function_are_the_options_of_its_command(function: Any
     assert "**options" not in str(function.__doc__)
 
 
-@pytest.mark.parametrize("name", ["run", "compare", "tune", "max_batch", "report"])
+@pytest.mark.parametrize("name", ["run", "compare", "tune", "why", "max_batch", "report"])
 def test_an_unknown_keyword_is_a_type_error(name: str) -> None:
     with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'batchsize'"):
         getattr(castwise, name)("resnet50", batchsize=8)

@@ -79,12 +79,12 @@ class FakeGpm:
 
 
 def gpm_of(library: FakeGpm) -> GpmCounters:
-    return GpmCounters(library, "handle", frozenset({NOT_SUPPORTED}))
+    return GpmCounters(library, frozenset({NOT_SUPPORTED}))
 
 
 def read_once(counters: GpmCounters) -> CounterReading:
-    counters.begin()
-    return counters.read()
+    counters.begin("handle")
+    return counters.read("handle")
 
 
 def test_counters_are_shares_of_the_time_between_two_samples() -> None:
@@ -132,7 +132,7 @@ def test_what_stays_missing_is_not_asked_for_again(changes: dict[str, Any], why:
 
 
 def test_an_old_package_has_no_counters() -> None:
-    reading = read_once(GpmCounters(SimpleNamespace(NVMLError=FakeGpm.NVMLError), "handle", frozenset()))
+    reading = read_once(GpmCounters(SimpleNamespace(NVMLError=FakeGpm.NVMLError), frozenset()))
     assert reading.missing == "this nvidia-ml-py does not have them"
 
 
@@ -193,9 +193,9 @@ ON_GPU = fake_environment(gpu_uuid=UUID)
 ON_TWO = fake_environment(gpu_uuid=UUID, gpu_uuids=(UUID, SECOND_UUID), num_gpus=2)
 
 
-def run(*monitors: FakeMonitor, environment: Environment = ON_GPU, reads_counters: bool = True, **spec: Any) -> Trial:
+def run(*monitors: FakeMonitor, environment: Environment = ON_GPU, **spec: Any) -> Trial:
     by_uuid = dict(zip((UUID, SECOND_UUID), monitors, strict=False))
-    telemetry = Telemetry(lambda uuid: by_uuid[uuid], period_seconds=30.0, reads_counters=reads_counters)
+    telemetry = Telemetry(lambda uuid: by_uuid[uuid], period_seconds=30.0)
     runner = TrialRunner(FakeEngine(environment=environment), None, environment, NullListener(), telemetry=telemetry)
     return runner.run([fake_spec(protocol=MeasurementProtocol(num_blocks=4), **spec)])[0]
 
@@ -244,10 +244,3 @@ def test_two_gpus_are_averaged_and_a_cpu_has_none() -> None:
     assert trial.counters.sm_share == pytest.approx(0.3)
     on_cpu = run(environment=fake_environment(None), device="cpu")
     assert (on_cpu.counters, on_cpu.telemetry_note) == (None, "")
-
-
-def test_counters_can_be_left_out() -> None:
-    monitor = FakeMonitor()
-    trial = run(monitor, reads_counters=False)
-    assert (trial.counters, monitor.num_counted) == (None, 0)
-    assert "counters" not in trial.telemetry_note

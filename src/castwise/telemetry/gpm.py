@@ -17,7 +17,6 @@ METRICS = {
     "integer_share": "NVML_GPM_METRIC_INTEGER_UTIL",
     "dram_share": "NVML_GPM_METRIC_DRAM_BW_UTIL",
 }
-_NUM_SAMPLES = 2  # of the beginning and of the end
 TOO_OLD = "NVIDIA's driver has them from Hopper on"
 ON_MIG = "not read on a part of a GPU (MIG)"
 
@@ -25,36 +24,36 @@ ON_MIG = "not read on a part of a GPU (MIG)"
 class GpmCounters:
     """A GPU's counters between two moments. Nothing raises: a reading without counters says why."""
 
-    def __init__(self, nvml: Any, handle: Any, final_codes: frozenset[Any]) -> None:
-        """Use an open library; counters are not asked for again after an error whose `value` is in `final_codes`."""
-        self._nvml, self._handle, self._final_codes = nvml, handle, final_codes
+    def __init__(self, nvml: Any, final_codes: frozenset[Any]) -> None:
+        """Use a library; counters are not asked for again after an error whose `value` is in `final_codes`."""
+        self._nvml, self._final_codes = nvml, final_codes
         self._errors = (nvml.NVMLError, AttributeError, TypeError, ValueError)
-        self._buffers: list[Any] = []
+        self._buffers: list[Any] = []  # of the beginning and of the end
         self._began = 0.0
         self._missing = "they were not read"
         self._is_final = False
 
-    def begin(self) -> None:
+    def begin(self, handle: Any) -> None:
         """Take the first sample."""
         if self._is_final:
             return
         try:
             if not self._buffers:
-                self._check_support()
-            while len(self._buffers) < _NUM_SAMPLES:
+                self._check_support(handle)
+            while len(self._buffers) < 2:
                 self._buffers.append(self._nvml.nvmlGpmSampleAlloc())
-            self._nvml.nvmlGpmSampleGet(self._handle, self._buffers[0])
+            self._nvml.nvmlGpmSampleGet(handle, self._buffers[0])
             self._began, self._missing = time.perf_counter(), ""
         except self._errors as error:
             self._note(error)
 
-    def read(self) -> CounterReading:
+    def read(self, handle: Any) -> CounterReading:
         """Take the second sample, and return what happened since the first."""
         if self._missing:
             return CounterReading(missing=self._missing)
         nvml = self._nvml
         try:
-            nvml.nvmlGpmSampleGet(self._handle, self._buffers[1])
+            nvml.nvmlGpmSampleGet(handle, self._buffers[1])
             seconds = time.perf_counter() - self._began
             query = nvml.c_nvmlGpmMetricsGet_t()
             query.version = nvml.NVML_GPM_METRICS_GET_VERSION
@@ -81,12 +80,12 @@ class GpmCounters:
             with suppress(*self._errors):
                 self._nvml.nvmlGpmSampleFree(buffer)
 
-    def _check_support(self) -> None:
+    def _check_support(self, handle: Any) -> None:
         """Raise ValueError if this GPU has no such counters."""
         is_part = False
         with suppress(*self._errors):  # a driver from before MIG
-            is_part = bool(self._nvml.nvmlDeviceIsMigDeviceHandle(self._handle))
-        if is_part or not self._nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice:
+            is_part = bool(self._nvml.nvmlDeviceIsMigDeviceHandle(handle))
+        if is_part or not self._nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
             self._is_final = True
             raise ValueError(ON_MIG if is_part else TOO_OLD)
 

@@ -141,8 +141,8 @@ class NvmlMonitor(Monitor):
     fact_queries = _FACT_QUERIES
 
     def __init__(self, uuid: str) -> None:
-        self._counters: GpmCounters | None = None
         nvml = _library()
+        self._counters = GpmCounters(nvml, _final_codes(nvml))
         super().__init__(
             nvml,
             (nvml.NVMLError,),
@@ -151,19 +151,16 @@ class NvmlMonitor(Monitor):
             stop=nvml.nvmlShutdown,
             final_codes=_final_codes(nvml),
         )
-        self._counters = GpmCounters(nvml, self._handle, self._final_codes)
 
     def begin_counters(self) -> None:
         """Let the counters begin: take a sample of them."""
-        if self._counters is not None:
-            self._counters.begin()
+        self._counters.begin(self._handle)
 
     def read_counters(self) -> CounterReading:
         """Return the counters between the first sample and now."""
-        return CounterReading() if self._counters is None else self._counters.read()
+        return self._counters.read(self._handle)
 
     def close(self) -> None:
         """Close the library, and give its buffers back before. May be called again."""
-        if self._is_open and self._counters is not None:
-            self._counters.close()
+        self._counters.close()
         super().close()

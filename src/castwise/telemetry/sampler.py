@@ -75,11 +75,8 @@ class Telemetry:
         open_monitor: Callable[[str], Monitor] = open_monitor,
         period_seconds: float = _PERIOD_SECONDS,
         patience_seconds: float = _PATIENCE_SECONDS,
-        *,
-        reads_counters: bool = True,
     ) -> None:
-        """Take a sample each period, and counters if wanted; the driver may take `patience_seconds` over one."""
-        self._reads_counters = reads_counters
+        """Take a sample each period; the driver may take `patience_seconds` over one."""
         self._open = open_monitor
         self._period, self._patience = period_seconds, patience_seconds
         self._monitors: dict[str, Monitor] = {}
@@ -102,10 +99,8 @@ class Telemetry:
     def watch(self, gpus: Gpus) -> Iterator[BlockWatch]:
         """Watch GPUs, and the host, while the `with` block runs; a sample is taken just before and one just after."""
         watch = BlockWatch(TelemetrySummary(seconds=0.0))
-        samplers = {
-            device: Sampler(monitor.read, self._period, monitor if self._reads_counters else None)
-            for device, monitor in self._opened(gpus).items()
-        }
+        opened = self._opened(gpus)
+        samplers = {device: Sampler(monitor.read, self._period, monitor) for device, monitor in opened.items()}
         host, started = read_host(), time.perf_counter()
         try:
             if samplers:
