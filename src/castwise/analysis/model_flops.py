@@ -28,21 +28,11 @@ def model_flops_per_second(trials: Sequence[Trial], step_seconds: float | None) 
     return flops.total * trials[0].spec.num_processes / step_seconds
 
 
-def format_of(flops: StepFlops) -> str | None:
-    """Return the format that a step's products are computed in; None if they are mixed."""
-    most = next(iter(flops.by_format), None)
-    return most if most is not None and flops.by_format[most] >= _ONE_FORMAT * flops.total else None
-
-
 def sm_clock_hertz(trials: Sequence[Trial]) -> float | None:
     """Return the mean clock of the multiprocessors while steps were timed; None if it was not read."""
-    read = [
-        (reading.sm_clock_hertz, reading.seconds)
-        for trial in trials
-        for reading in trial.readings
-        if reading.sm_clock_hertz and reading.seconds > 0
-    ]
-    return statistics.fmean([clock for clock, _ in read], [seconds for _, seconds in read]) if read else None
+    readings = [reading for trial in trials for reading in trial.readings if reading.seconds > 0]
+    read = [(reading.sm_clock_hertz, reading.seconds) for reading in readings if reading.sm_clock_hertz]
+    return statistics.fmean(*zip(*read, strict=True)) if read else None
 
 
 def model_flops_utilization(trials: Sequence[Trial], step_seconds: float | None) -> float | None:
@@ -51,12 +41,13 @@ def model_flops_utilization(trials: Sequence[Trial], step_seconds: float | None)
     None if that peak is not known, if products run in several formats, and if no FLOPs are counted.
     """
     rate, flops = model_flops_per_second(trials, step_seconds), flops_of(trials)
-    name = None if flops is None else format_of(flops)
-    if rate is None or name is None:
+    if rate is None or flops is None:
         return None
-    gpu = find_gpu_model(trials[0].environment.gpu or "")
-    limit = peak(gpu, name, sm_clock_hertz(trials))
-    return None if limit is None else rate / (limit * trials[0].spec.world_size)
+    name, most = next(iter(flops.by_format.items()))
+    limit = peak(find_gpu_model(trials[0].environment.gpu or ""), name, sm_clock_hertz(trials))
+    if limit is None or most < _ONE_FORMAT * flops.total:
+        return None
+    return rate / (limit * trials[0].spec.world_size)
 
 
 def model_flops_values(trials: Sequence[Trial], step_seconds: float | None) -> dict[str, float | None]:

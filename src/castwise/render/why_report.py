@@ -1,7 +1,7 @@
 """Diagnoses as a terminal table with a few lines for each precision, as Markdown or JSON."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -65,16 +65,12 @@ def flat_row(found: Diagnosis) -> FlatRow:
 def short_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow]:
     """Return what each step's time is spent on."""
     rows = [flat_row(each) for each in diagnoses]
-    titles = dict(_SHORT)
+    # One ratio is enough here: the other is in `castwise run`'s table.
+    ratio = "default_speedup" if any(row["default_speedup"] for row in rows) else "speedup"
+    titles = {name: title for name, title in _SHORT.items() if name == ratio or not name.endswith("speedup")}
     if len({row["techniques"] for row in rows}) == 1:
         del titles["techniques"]
-    if any(row["default_speedup"] for row in rows):
-        del titles["speedup"]  # one ratio is enough here: the other is in `castwise run`'s table
-    ratios: dict[str, Callable[[FlatRow], str] | None] = {
-        name: lambda row, name=name: format_ratio(row[name])  # type: ignore[misc]
-        for name in ("default_speedup", "speedup")
-    }
-    return short_table_of(titles, rows, formats=ratios)
+    return short_table_of(titles, rows, formats={ratio: lambda row: format_ratio(row[ratio])})
 
 
 def lines_of(found: Diagnosis, most_causes: int | None = None, name: str = "") -> list[str]:
@@ -136,12 +132,6 @@ def remarks(diagnoses: Sequence[Diagnosis]) -> list[str]:
     return [*ceilings[:1], *lines]
 
 
-def _short_kernel(name: str) -> str:
-    """Return a kernel's name without its namespaces, as far as a line of 80 has room for it."""
-    short = re.sub(r"^void |\w+::(?=\w)|\(anonymous namespace\)::", "", name)
-    return short if len(short) <= _NAME_LENGTH else f"{short[: _NAME_LENGTH - 1]}…"
-
-
 def kernel_lines(found: Diagnosis) -> list[str]:
     """Return the kernels and the modules that take longest."""
     profile, name = found.profile, found.row.trial.spec.label
@@ -157,17 +147,13 @@ def kernel_lines(found: Diagnosis) -> list[str]:
             f"  {format_seconds(each.seconds):>9} {each.launches:4,.0f}×  {kind}: {each.operator} {shapes}".rstrip()
         )
         if each.name != each.operator:
-            lines.append(f"                   {_short_kernel(each.name)}")
-    modules = sorted(
-        ((each.forward_seconds + each.backward_seconds, name) for name, each in profile.module_seconds.items()),
-        reverse=True,
-    )
-    if modules:
+            short = re.sub(r"^void |\w+::(?=\w)|\(anonymous namespace\)::", "", each.name)
+            lines.append(f"{'':19}{short if len(short) <= _NAME_LENGTH else short[: _NAME_LENGTH - 1] + '…'}")
+    if profile.module_seconds:
         lines.append(f"{name}: the modules that take longest, forward and backward")
-        lines += [
-            f"  {format_seconds(seconds):>9}  {name or 'loss and optimizer'}"
-            for seconds, name in modules[:_MOST_MODULES]
-        ]
+    modules = [(each.forward_seconds + each.backward_seconds, name) for name, each in profile.module_seconds.items()]
+    for seconds, module in sorted(modules, reverse=True)[:_MOST_MODULES]:
+        lines.append(f"  {format_seconds(seconds):>9}  {module or 'loss and optimizer'}")
     return lines
 
 
@@ -187,22 +173,18 @@ def to_markdown(diagnoses: Sequence[Diagnosis], *, kernels: bool = False) -> str
 
 def document(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     """Return what `castwise why --format json` prints: shares of the step's time, 0 to 1, and causes in order."""
+    figures = ("precision", "techniques", "batch_size", "step_seconds", "default_speedup", "speedup")
     found = [
         {
             "key": each.row.trial.spec.key,
             "workload": each.row.trial.spec.workload,
-            "precision": each.row.precision,
-            "techniques": list(each.row.techniques),
-            "batch_size": each.row.batch_size,
-            "step_seconds": each.row.step_seconds,
-            "default_speedup": each.row.default_speedup,
-            "speedup": each.row.speedup,
+            **{name: getattr(each.row, name) for name in figures},
             "class_shares": dict(each.shares),
             "idle_share": each.idle_share,
             "counters": each.counters and each.counters.model_dump(),
             "causes": [asdict(cause) for cause in each.causes],
             "ceiling": each.ceiling and asdict(each.ceiling),
-            "missing": list(each.missing),
+            "missing": each.missing,
             "profile": each.profile and each.profile.model_dump(),
         }
         for each in diagnoses
