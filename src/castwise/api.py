@@ -80,36 +80,6 @@ class RunKeywords(GridKeywords, total=False):
     margin: str | float | None
 
 
-class TuneKeywords(SharedKeywords, total=False):
-    """The options of `castwise tune`."""
-
-    precision: str | Sequence[str] | None
-    allow: str
-    batch_size: int | None
-    memory: str | float | None
-    budget: str | float | None
-    training: bool
-    larger_batches: bool
-
-
-class MaxBatchKeywords(SharedKeywords, total=False):
-    """The options of `castwise max-batch`."""
-
-    precision: str | Sequence[str] | None
-    techniques: str | Sequence[str] | None
-    exact: bool
-    margin: str | float | None
-    memory: str | float | None
-    steps: int | None
-    curve: bool
-
-
-class WhyKeywords(GridKeywords, total=False):
-    """The options of `castwise why`."""
-
-    trace: _PathLike | None
-
-
 class ReportKeywords(TypedDict, total=False):
     """The options of `castwise report`."""
 
@@ -159,22 +129,41 @@ class CompareKeywords(ModelKeywords, RunKeywords, total=False):
     """The keywords of `castwise.compare`."""
 
 
-class TuneModelKeywords(ModelKeywords, TuneKeywords, total=False):
+class TuneModelKeywords(ModelKeywords, SharedKeywords, total=False):
     """The keywords of `castwise.tune`."""
 
+    precision: str | Sequence[str] | None
+    allow: str
+    batch_size: int | None
+    memory: str | float | None
+    budget: str | float | None
+    training: bool
+    larger_batches: bool
 
-class WhyModelKeywords(ModelKeywords, WhyKeywords, total=False):
+
+class WhyModelKeywords(ModelKeywords, GridKeywords, total=False):
     """The keywords of `castwise.why`."""
 
+    trace: _PathLike | None
 
-class MaxBatchModelKeywords(ModelKeywords, MaxBatchKeywords, total=False):
+
+class MaxBatchModelKeywords(ModelKeywords, SharedKeywords, total=False):
     """The keywords of `castwise.max_batch`."""
+
+    precision: str | Sequence[str] | None
+    techniques: str | Sequence[str] | None
+    exact: bool
+    margin: str | float | None
+    memory: str | float | None
+    steps: int | None
+    curve: bool
 
 
 class Result:
     """What a command found: as a text, in a notebook, as a dict, and as a data frame."""
 
     trials: tuple[Trial, ...]
+    margin: float = MARGIN
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document that the command prints with `--format json`."""
@@ -196,7 +185,7 @@ class Result:
         from castwise.report.collection import collect
         from castwise.report.export.tables import flat_table
 
-        return flat_table("cells", collect(self.trials), lambda _: "")
+        return flat_table("cells", collect(self.trials, self.margin), lambda _: "")
 
     def _print(self, console: Console) -> None:
         raise NotImplementedError
@@ -260,12 +249,6 @@ class Comparison(Result, Sequence[Trial]):
     def _repr_html_(self) -> str:
         """Return what Jupyter shows."""
         return run_report.to_html(self.rows, self.advice)
-
-    def _configurations(self) -> "FlatTable":
-        from castwise.report.collection import collect
-        from castwise.report.export.tables import flat_table
-
-        return flat_table("cells", collect(self.trials, self.margin), lambda _: "")
 
     def _print(self, console: Console) -> None:
         run_report.print_table(self.rows, self.advice, console)

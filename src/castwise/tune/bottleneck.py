@@ -3,10 +3,12 @@
 The data of a steady step lies on the device, so that input never bounds it; epochs are compared with resident data.
 """
 
+import statistics
 from dataclasses import dataclass
 
 from castwise.analysis.causes import PowerLimit, power_limit_of
 from castwise.analysis.speedup import speedup_estimate
+from castwise.analysis.training_metrics import data_share
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import captures_graph, probe_technique
 from castwise.spec.quantities import format_share
@@ -32,7 +34,7 @@ class Evidence:
     tf32: float | None = None  # in TF32, which changes the arithmetic of products and moves the same bytes
     sixteen: float | None = None  # of a 16-bit mixed precision over TF32: fewer bytes, and faster products
     resident: float | None = None  # of an epoch with its data on the device
-    waiting: float | None = None  # the share of the counted epochs' time that the host waited for batches
+    waiting: float | None = None  # the share of training that the host waited for batches
     power: PowerLimit | None = None
 
 
@@ -49,13 +51,7 @@ def evidence_of(measured: Measurements, loop: TrialSpec) -> Evidence:
         return None if ratio is None or is_in_doubt else ratio.value
 
     trials = measured.of(loop)
-    epochs = [
-        epoch
-        for trial in trials
-        if trial.spec.recipe is not None and trial.ranks
-        for epoch in trial.ranks[0].epochs[trial.spec.recipe.skip_epochs :]
-    ]
-    epoch_seconds = sum(epoch.seconds for epoch in epochs)
+    waits = [share for trial in trials if (share := data_share(trial)) is not None]
     is_graph = captures_graph(loop.techniques)
     is_fp32 = find_precision(loop.precision).name == "fp32"
     tf32, *mixed = (Change(precision=name).on(loop) for name in ("tf32", "bf16-mixed", "fp16-mixed"))
@@ -66,7 +62,7 @@ def evidence_of(measured: Measurements, loop: TrialSpec) -> Evidence:
         tf32=speedup(loop, tf32) if is_fp32 else None,
         sixteen=max(filter(None, (speedup(tf32, each) for each in mixed)), default=None) if is_fp32 else None,
         resident=speedup(loop, Change(techniques=(probe_technique("data"),)).on(loop)),
-        waiting=sum(epoch.data_seconds for epoch in epochs) / epoch_seconds if epoch_seconds else None,
+        waiting=statistics.median(waits) if waits else None,
         power=power_limit_of(trials),
     )
 

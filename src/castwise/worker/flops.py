@@ -134,7 +134,8 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.uncounted: set[str] = set()
         self._held = {_address(tensor) for tensor in held}
         self.begin(1)
-        self._has_tf32 = device.type == "cuda" and _has_tf32(device)
+        has_tf32 = device.type == "cuda" and torch.version.hip is None
+        self._has_tf32 = has_tf32 and torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
 
     def begin(self, times: int) -> None:
@@ -197,9 +198,8 @@ def count_flops(spec: TrialSpec, step: TrainingStep, task: Task, batches: Sequen
     A step that runs operator by operator is run once more, without an update of the weights. For any other, and if that
     fails, a copy of the model runs on tensors that have shapes and no values.
     """
-    is_hidden = bool(hiding_operators(spec.techniques))
+    is_hidden, reason = bool(hiding_operators(spec.techniques)), ""
     ways = [_count_without_memory] if is_hidden or spec.world_size > 1 else [_count_for_real, _count_without_memory]
-    reason = ""
     for way in ways:
         try:
             # What the user's code compiles runs as it is written.
@@ -269,10 +269,6 @@ def _positional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         return args
     names = [each.name for each in func._schema.arguments[len(args) :]]
     return (*args, *(kwargs.get(name) for name in names))
-
-
-def _has_tf32(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY
 
 
 def _address(tensor: Tensor) -> int | None:

@@ -1,11 +1,11 @@
 """Profiles: what the time of a step goes to, and how far a step is from the roofline."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from castwise.analysis.causes import UPDATE, Diagnosis
 from castwise.analysis.model_flops import flops_of, model_flops_per_second
-from castwise.analysis.roofline import Roofline, least_bytes, roofline
+from castwise.analysis.roofline import least_bytes, roofline
 from castwise.records.schema import StepFlops
 from castwise.registry.gpus import GpuModel, find_gpu_model, peak
 from castwise.render.fields import Field, find_fields
@@ -31,15 +31,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "optimizer and loss scaling": UPDATE,
     "communication": ("communication",),
 }
-_IDLE = "idle"
 _COLOURS = (*KERNELS, SOFT, FAINT)
 _LEAST_FORMAT = 0.01  # of the FLOPs: a format with less has no roof of its own
-
-
-def step_parts(found: Diagnosis) -> dict[str, float]:
-    """Return the seconds of a step by part, in the order of `PARTS`, with the idle time."""
-    seconds = {name: found.seconds * found.share_of(classes) for name, classes in PARTS.items()}
-    return {**seconds, _IDLE: found.seconds * (found.idle_share or 0.0)}
 
 
 def step_time(subject: GroupSubject) -> Chart | None:
@@ -47,7 +40,11 @@ def step_time(subject: GroupSubject) -> Chart | None:
     group, profiled = subject.group, subject.group.profiled
     if not profiled:
         return None
-    parts = {config: step_parts(found) for config, found in profiled.items()}
+    parts = {
+        config: [found.seconds * share for share in (*map(found.share_of, PARTS.values()), found.idle_share or 0.0)]
+        for config, found in profiled.items()
+    }
+    titles = [*PARTS, "idle"]
     shown = highest(list(profiled))
     names, base = bar_names(group, shown)
     bars = [
@@ -55,7 +52,7 @@ def step_time(subject: GroupSubject) -> Chart | None:
             names[config],
             [
                 (title, own, f"{format_seconds(own)}, {format_share(own / profiled[config].seconds)}")
-                for title, own in parts[config].items()
+                for title, own in zip(titles, parts[config], strict=True)
             ],
             format_seconds(profiled[config].seconds),
             1e-3,
@@ -63,10 +60,10 @@ def step_time(subject: GroupSubject) -> Chart | None:
         )
         for config in shown
     ]
-    keys = stack_keys(bars, [*PARTS, _IDLE])
+    keys = stack_keys(bars, titles)
     fastest = max(profiled, key=lambda config: value_of(config.throughput))
     on_cpu = group.first.spec.device_type == "cpu"
-    fields = [Field(f"part_{place}", title, "seconds") for place, title in enumerate([*PARTS, _IDLE])]
+    fields = [Field(f"part_{place}", title, "seconds") for place, title in enumerate(titles)]
     notes = (
         "On a CPU it is the profiled step, whose operators take longer." if on_cpu else "",
         base,
@@ -83,7 +80,7 @@ def step_time(subject: GroupSubject) -> Chart | None:
             [*find_fields(("step_seconds",)), *fields],
             lambda config: {
                 "step_seconds": profiled[config].seconds,
-                **{f"part_{place}": own for place, own in enumerate(parts[config].values())},
+                **{f"part_{place}": own for place, own in enumerate(parts[config])},
             },
         ),
         note=" ".join(filter(None, notes)),
@@ -94,18 +91,10 @@ class _Point(NamedTuple):
     """A configuration under the roofs."""
 
     flops: StepFlops
-    least: Roofline
+    bound: Literal["compute", "memory"]
+    intensity: float  # FLOPs for each byte that a step moves at least
     model_flops_per_second: float  # of one GPU
-
-    @property
-    def intensity(self) -> float:
-        """Return the FLOPs for each byte that a step moves at least."""
-        return self.flops.total / least_bytes(self.flops)
-
-    @property
-    def of_roof(self) -> float:
-        """Return the rate's share of what the roof allows."""
-        return self.model_flops_per_second * self.least.seconds / self.flops.total
+    of_roof: float  # the rate's share of what the roof allows
 
 
 def _point(config: Configuration, found: Diagnosis, gpu: GpuModel | None) -> _Point | None:
@@ -113,7 +102,8 @@ def _point(config: Configuration, found: Diagnosis, gpu: GpuModel | None) -> _Po
     least = roofline(flops, gpu) if flops is not None else None
     if flops is None or least is None or rate is None or not least_bytes(flops):
         return None
-    return _Point(flops, least, rate / config.trial.spec.world_size)
+    rate /= config.trial.spec.world_size
+    return _Point(flops, least.bound, flops.total / least_bytes(flops), rate, rate * least.seconds / flops.total)
 
 
 def step_roofline(subject: GroupSubject) -> Chart | None:
@@ -155,7 +145,7 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
         *find_fields(("model_flops_per_second",)),
         Field("of_roof", "of its roof", "share"),
     ]
-    bound = "the peak of its formats" if best.least.bound == "compute" else "the memory's bandwidth"
+    bound = "the peak of its formats" if best.bound == "compute" else "the memory's bandwidth"
     return Chart(
         name="roofline",
         title="Roofline",
