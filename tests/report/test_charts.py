@@ -21,10 +21,8 @@ from castwise.report.charts.svg import (
     WIDE,
     Axis,
     Bar,
-    Line,
     Segment,
     bar_chart,
-    log_chart,
     log_ticks,
     nice_ticks,
 )
@@ -279,15 +277,6 @@ def test_roofline_is_that_of_the_gpu_and_the_formats_that_ran() -> None:
     assert mixed["of_roof"] == pytest.approx((1e12 / 67e12 + 1e12 / 989.5e12) / 0.04, rel=0.01)
     unknown = [each.model_copy(update={"environment": fake_environment()}) for each in PROFILED]
     assert {"profile", "roofline"} & names(*unknown) == {"profile"}
-
-
-def test_points_without_room_for_names_have_a_legend() -> None:
-    lines = [Line(f"name {number}", [(1.0, 1.0)], "red", dash="") for number in range(9)]
-    roof = Line("roof", [(0.1, 1.0), (10.0, 1.0)], "grey")
-    few, many = (log_chart([roof, *lines[:count]], NARROW, "x", "y") for count in (2, 9))
-    assert few.height < many.height
-    for drawing, count in ((few, 2), (many, 9)):
-        assert len(re.findall(r">name \d<", drawing.body)) == count
 
 
 def test_no_text_reaches_a_drawing_as_markup() -> None:

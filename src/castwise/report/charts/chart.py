@@ -127,7 +127,7 @@ def varied(lines: Iterable[Line]) -> list[Line]:
         variant = of_colour.index(each.name)
         first = _DASHES.index(each.dash) if each.dash in _DASHES else 0
         dash = _DASHES[(first + variant) % len(_DASHES)]
-        found.append(replace(each, dash=dash, marker=each.marker + ("-open" if variant % 2 else "")))
+        found.append(replace(each, dash=dash, marker=each.marker and each.marker + "-open" * (variant % 2)))
     return found
 
 

@@ -13,7 +13,7 @@ from castwise.render.theme import FAINT, KERNELS, SOFT, look_of
 from castwise.render.units import format_number, format_rate, format_seconds
 from castwise.report.charts.chart import MAX_LINES, Chart, GroupSubject, left_out, varied
 from castwise.report.charts.memory import stack_keys, stacked
-from castwise.report.charts.svg import Line, bar_chart, log_chart
+from castwise.report.charts.svg import Line, Panel, bar_chart, line_chart, log_ticks
 from castwise.report.charts.throughput import bar_names, highest
 from castwise.report.collection import Configuration, value_of
 from castwise.spec.quantities import format_share
@@ -31,6 +31,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "optimizer and loss scaling": UPDATE,
     "communication": ("communication",),
 }
+_HEIGHT = 200  # pixels, of the roofline
 _COLOURS = (*KERNELS, SOFT, FAINT)
 _LEAST_FORMAT = 0.01  # of the FLOPs: a format with less has no roof of its own
 
@@ -135,8 +136,8 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
         teraflops = point.model_flops_per_second / 1e12
         words = f"{format_rate(teraflops)} TFLOP/s, {format_share(point.of_roof)} of its roof"
         tip = subject.tip(config, words, f"{format_rate(point.intensity)} FLOPs per byte")
-        points.append(Line(names[config], [(point.intensity, teraflops)], look.colour, look.marker, "", tip))
-    lines = [Line(name, [(x, y / 1e12) for x, y in ends], SOFT) for *ends, name in roofs]
+        points.append(Line(names[config], [(point.intensity, teraflops)], look.colour, look.marker, tips=[tip]))
+    lines = varied(Line(name, [(x, y / 1e12) for x, y in ends], SOFT, marker="") for *ends, name in roofs)
     lines += [replace(each, dash="") for each in varied(points)]
     fastest = max(found, key=lambda config: value_of(config.throughput))
     best, of_one = found[fastest], " of one GPU" * any(config.trial.spec.world_size > 1 for config in found)
@@ -145,12 +146,21 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
         *find_fields(("model_flops_per_second",)),
         Field("of_roof", "of its roof", "share"),
     ]
+    panel = Panel(
+        f"model TFLOP/s{of_one}",
+        lines,
+        "arithmetic intensity, FLOPs per byte",
+        log_ticks(low, high, 9),
+        is_log=True,
+        is_log_y=True,
+        height=_HEIGHT,
+    )
     bound = "the peak of its formats" if best.bound == "compute" else "the memory's bandwidth"
     return Chart(
         name="roofline",
         title="Roofline",
         summary=f"The fastest, {group.label(fastest)}, reaches {format_share(best.of_roof)} of its roof, {bound}.",
-        draw=lambda width: log_chart(lines, width, "arithmetic intensity, FLOPs per byte", f"model TFLOP/s{of_one}"),
+        draw=lambda width: line_chart([panel], width),
         table=subject.table(
             list(found),
             fields,

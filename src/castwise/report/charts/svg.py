@@ -20,7 +20,6 @@ _LEAST_SEGMENT = 0.5  # pixels: of a thinner part of a bar one would see its out
 _LABEL_SHARE = 0.42  # of the width, at most, that labels take
 _LEGEND_ROW, _MARK = 20, 24
 _PANEL = 150  # pixels, of lines over one axis
-_LOG_PANEL = 230  # of points over two logarithmic axes
 _LONGEST_WHISKER = 2.0  # times the largest value that is drawn
 _MAX_TEXT = 240  # characters
 _DASHES = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "12 4", "longdashdot": "12 3 2 3"}
@@ -107,6 +106,8 @@ class Panel:
     x_title: str = ""  # empty if the panel below has the same axis
     x_ticks: Sequence[float] = ()  # empty for even ones
     is_log: bool = False  # the horizontal axis
+    is_log_y: bool = False  # the vertical axis
+    height: int = _PANEL
     from_zero: bool = False
     least_span: float = 0.0  # of the vertical axis, as a share of the highest value: noise is not magnified
 
@@ -299,69 +300,6 @@ def line_chart(panels: Sequence[Panel], width: int) -> Drawing:
     return Drawing(width, top, "".join(parts))
 
 
-def log_chart(lines: Sequence[Line], width: int, x_title: str, y_title: str) -> Drawing:
-    """Return lines, and points with their names beside them, over two logarithmic axes.
-
-    A line's name is above its end, of one that rises below its start. If not all points have room for their names, the
-    points have a legend.
-    """
-    xs, ys = zip(*(point for each in lines for point in each.points), strict=True)
-    left, span, top, bottom = 48, width - 60, 22, 22 + _LOG_PANEL
-    across = Axis(min(xs), max(xs), log_ticks(min(xs), max(xs), int(span / 60)), number, is_log=True)
-    low, high = min(ys) / 1.4, max(ys) * 1.8
-    upright = Axis(low, high, log_ticks(low, high, 6), number, is_log=True)
-
-    def places(line: Line) -> list[tuple[float, float]]:
-        return [(across.at(x, left, span), bottom + top - upright.at(y, top, _LOG_PANEL)) for x, y in line.points]
-
-    parts = [text(0, 12, y_title, fill=SOFT)]
-    for tick in upright.ticks:
-        y = bottom + top - upright.at(tick, top, _LOG_PANEL)
-        parts += [path(f"M{left:g} {y:g}h{span:g}", FAINT), text(left - 6, y + 4, number(tick), "end", 12)]
-    for tick in across.ticks:
-        x = across.at(tick, left, span)
-        parts += [path(f"M{x:g} {top:g}V{bottom:g}", FAINT), text(x, bottom + 18, number(tick), "middle", 12)]
-    roofs, points = ([each for each in lines if bool(each.dash) is has_dash] for has_dash in (True, False))
-    taken, words = list[_Box](), list[str]()
-    for each in roofs:
-        (x1, y1), *_, (x2, y2) = places(each)
-        parts.append(path("M" + "L".join(f"{x:g} {y:g}" for x, y in places(each)), each.colour, 2))
-        at = (x2 - len(each.name) * _LETTER - 4, y2 - 6) if y1 == y2 else (x1 + 12, y1 + 7)
-        taken.append(_box(*at, each.name))
-        words.append(text(*at, each.name, fill=SOFT))
-    spots = [(each, *places(each)[0]) for each in points]
-    taken += [(x - 7, y - 7, x + 7, y + 7) for _, x, y in spots]
-    beside = []
-    for each, x, y in spots:
-        long = len(each.name) * _LETTER
-        for at in ((x + 9, y + 4.5), (x - 9 - long, y + 4.5), (x - long / 2, y - 11), (x - long / 2, y + 20)):
-            box = _box(*at, each.name)
-            if left < box[0] and box[2] < width and not any(_overlap(box, other) for other in taken):
-                taken.append(box)
-                beside.append(text(*at, each.name))
-                break
-    keys = [Key(each.name, each.colour, each.marker) for each in points if len(beside) < len(points)]
-    head, above = legend(keys, width)
-    drawn = [marker(x, y, each.marker, each.colour, 5.5, each.tip) for each, x, y in spots]
-    parts.append(text(left + span / 2, bottom + 37, x_title, "middle", fill=SOFT))
-    outlined = (
-        f'<g stroke="{PAGE}" stroke-width="3" paint-order="stroke">{"".join(words if keys else words + beside)}</g>'
-    )
-    body = f'{head}<g transform="translate(0 {above + 4:g})">{"".join([*parts, outlined, *drawn])}</g>'
-    return Drawing(width, above + bottom + 48, body)
-
-
-_Box = tuple[float, float, float, float]  # left, top, right and bottom
-
-
-def _box(x: float, y: float, words: str) -> _Box:
-    return (x, y - 11, x + len(words) * _LETTER, y + 3)
-
-
-def _overlap(one: _Box, other: _Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
 def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, float]:
     """Return a panel and the place below it."""
     points = [point for each in panel.lines for point in each.points if math.isfinite(point[1])]
@@ -377,10 +315,12 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
     pad = 0.06 * (high - low)
     vertical = Axis(low if panel.from_zero else low - pad, high + pad, nice_ticks(low, high + pad, 5), number)
     across = Axis(min(xs), max(xs), nice_ticks(min(xs), max(xs), int(span / 75)), number, is_log=panel.is_log)
-    bottom = top + _PANEL
+    if panel.is_log_y:
+        vertical = Axis(low / 1.4, high * 1.4, log_ticks(low / 1.4, high * 1.4, 6), number, is_log=True)
+    bottom = top + panel.height
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return across.at(x, left + 8, span - 16), bottom + top - vertical.at(y, top, _PANEL)
+        return across.at(x, left + 8, span - 16), bottom + top - vertical.at(y, top, panel.height)
 
     parts = [text(0, top - 6, panel.y_title, fill=SOFT)]
     for tick in vertical.ticks:
