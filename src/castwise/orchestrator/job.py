@@ -87,25 +87,16 @@ class Job:
             if budget is not None:  # what is left of it is for the comparisons that are left
                 rule = replace(rule, budget_seconds=budget / (len(comparisons) - number))
             started = time.perf_counter()
-            if specs[0].protocol.profile_steps:
-                trials += self._profile(specs, rule, recorded)
+            if specs[0].protocol.profile_steps:  # another process of each configuration without a profile
+                known = {trial.spec.configuration for trial in recorded if trial.profile or trial.status != "ok"}
+                lacking = [spec for spec in specs if self.runner.traces or spec.configuration not in known]
+                trials += Rounds(self.runner, lacking, rule, recorded).run_once() if lacking else recorded
                 continue
             trials += Rounds(self.runner, specs, rule, recorded).run()
             budget = None if budget is None else budget - (time.perf_counter() - started)
         trials += self.runner.run(unsupported)
         position = {spec.configuration: index for index, spec in enumerate(self.specs)}
         return sorted(trials, key=lambda trial: position[trial.spec.configuration])
-
-    def _profile(self, specs: Sequence[TrialSpec], rule: StopRule, recorded: list[Trial]) -> list[Trial]:
-        """Measure another process of each configuration without a profile; return all trials."""
-        known = {trial.spec.configuration: trial for trial in recorded if trial.profile or trial.status != "ok"}
-        lacking = [spec for spec in specs if self.runner.traces or spec.configuration not in known]
-        if not lacking:
-            return recorded
-        names = {spec.configuration for spec in lacking}
-        own = [trial for trial in recorded if trial.spec.configuration in names]
-        others = [trial for trial in recorded if trial.spec.configuration not in names]
-        return [*others, *Rounds(self.runner, lacking, rule, own).run_once()]
 
 
 def prepare(
