@@ -26,6 +26,7 @@ from castwise.registry.datasets import default_data_dir
 from castwise.spec.plan import ParameterGrid, build_plan
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.telemetry.gpu import CounterReading
+from castwise.telemetry.nvml import NvmlMonitor
 from castwise.telemetry.sampler import Telemetry
 from castwise.telemetry.summary import mean_counters
 
@@ -47,7 +48,7 @@ def measure(cell_name: str, models: int, rounds: int, engine: Engine, environmen
         ParameterGrid(workloads=(workload,), precisions=(precision,)), device="cuda:0", protocol=_PROTOCOL
     )
     (spec,) = plan
-    watchers = {"watched": Telemetry(), "without counters": Telemetry(reads_counters=False)}
+    watchers = {"watched": Telemetry(), "without counters": Telemetry(_Uncounted)}
     with ExitStack() as stack:
         gpus = environment.gpus_of(spec)
         for telemetry in watchers.values():
@@ -87,6 +88,16 @@ def measure(cell_name: str, models: int, rounds: int, engine: Engine, environmen
         "counters": found and found.model_dump(),
         "missing": missing | ({"counters": why_no_counters} if why_no_counters else {}),
     }
+
+
+class _Uncounted(NvmlMonitor):
+    """A monitor that reads no hardware counters."""
+
+    def begin_counters(self) -> None:
+        pass
+
+    def read_counters(self) -> CounterReading:
+        return CounterReading()
 
 
 def _ratio(of_models: Sequence[float]) -> dict[str, float]:
