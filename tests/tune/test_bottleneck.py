@@ -1,51 +1,64 @@
 """What measurements prove of a loop's bounds, and nothing else."""
 
+from collections.abc import Mapping
+
 import pytest
-from fake_engine import fake_spec, fake_trial
+from fake_engine import fake_epoch, fake_run, fake_spec, fake_training, fake_trial
 
 from castwise.analysis.causes import power_limit_of
+from castwise.analysis.training_metrics import data_share
 from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary, Trial
-from castwise.tune.bottleneck import Evidence, evidence_of, explain
+from castwise.spec.quantities import format_share
+from castwise.spec.trial import TrialSpec
+from castwise.tune.bottleneck import what_bounds
 from castwise.tune.candidates import Change
 from castwise.tune.measurements import Measurements
 
+LOOP = fake_spec()
+HALF, TF32, MIXED = Change(batch_size=128), Change(precision="tf32"), Change(precision="bf16-mixed")
+GRAPH, RESIDENT = Change(techniques=("cuda-graph",)), Change(techniques=("resident-data",))
+
+
+def words(seconds: Mapping[Change, float], loop: TrialSpec = LOOP) -> str:
+    """Return what bounds a loop whose step takes a second, and as many seconds with each of these changes."""
+    trials = [fake_trial(change.on(loop), step_seconds=(time,) * 3) for change, time in seconds.items()]
+    return what_bounds(Measurements().plus([fake_trial(loop, step_seconds=(1.0,) * 3), *trials]), loop)
+
 
 @pytest.mark.parametrize(
-    ("evidence", "words"),
+    ("seconds", "said"),
     [
-        (Evidence(), "what bounds it is not known"),
-        (Evidence(resident=4.0, waiting=0.25), "bound by input for at least 75 % of the step"),
-        (Evidence(resident=1.02), "not bound by input"),
-        (Evidence(graph=1.05), "bound by launches for at least 4.8 % of the step"),
-        (Evidence(graph=1.04), "not bound by launches"),
-        (Evidence(is_graph=True), "the step is a CUDA graph"),
-        (Evidence(half=2.0), "its time is proportional to the batch (half the batch takes 50 % of the time)"),
-        (Evidence(half=2.4), "its time is proportional to the batch (half the batch takes 42 % of the time)"),
-        (Evidence(half=3.0), "is not known: too noisy (half the batch takes 33 % of the time)"),
-        (Evidence(half=1.64), "22 % of the step does not depend on the batch"),
-        (Evidence(half=1.5), "33 % of the step does not depend on the batch"),
-        (Evidence(half=1.0), "most of the step does not depend on the batch"),
-        (Evidence(tf32=2.0), "bound by arithmetic for at least 50 % of the step"),
-        (Evidence(tf32=2.0, sixteen=1.5), "16 bits are 1.50 times as fast as TF32"),
+        ({}, "what bounds it is not known: no measurement shows it."),
+        ({RESIDENT: 0.25}, "bound by input for at least 75 % of the step"),
+        ({RESIDENT: 1 / 1.02}, "not bound by input"),
+        ({GRAPH: 1 / 1.05}, "bound by launches for at least 4.8 % of the step"),
+        ({GRAPH: 1 / 1.04}, "not bound by launches"),
+        ({HALF: 0.5}, "its time is proportional to the batch (half the batch takes 50 % of the time)"),
+        ({HALF: 0.42}, "its time is proportional to the batch (half the batch takes 42 % of the time)"),
+        ({HALF: 0.33}, "is not known: too noisy (half the batch takes 33 % of the time)"),
+        ({HALF: 0.61}, "22 % of the step does not depend on the batch"),
+        ({HALF: 0.67}, "34 % of the step does not depend on the batch"),
+        ({HALF: 1.0}, "most of the step does not depend on the batch"),
+        ({TF32: 0.5}, "bound by arithmetic for at least 50 % of the step"),
+        ({TF32: 0.5, MIXED: 1 / 3}, "16 bits are 1.50 times as fast as TF32"),
     ],
 )
-def test_evidence_in_words(evidence: Evidence, words: str) -> None:
-    assert words in explain(evidence)
+def test_what_bounds_a_loop_is_known_from_neighbouring_loops(seconds: Mapping[Change, float], said: str) -> None:
+    assert said in words(seconds)
 
 
-def test_evidence_comes_from_neighbouring_configurations() -> None:
-    loop = fake_spec()
-    seconds = {
-        loop: 1.0,
-        loop.model_copy(update={"batch_size": 128}): 0.8,
-        Change(techniques=("cuda-graph",)).on(loop): 0.5,
-        Change(precision="tf32").on(loop): 0.4,
-        Change(precision="bf16-mixed").on(loop): 0.2,
-    }
-    trials = [fake_trial(spec, step_seconds=(time,) * 3) for spec, time in seconds.items()]
-    found = evidence_of(Measurements().plus(trials), loop)
-    assert (found.graph, found.half, found.tf32, found.sixteen) == pytest.approx((2.0, 1.25, 2.5, 2.0))
-    assert (found.resident, found.waiting, found.power, found.is_graph) == (None, None, None, False)
+def test_launches_do_not_bound_a_graph() -> None:
+    assert words({}, GRAPH.on(LOOP)) == "launches do not bound it: the step is a CUDA graph."
+
+
+def test_waiting_for_batches_is_said_of_epochs() -> None:
+    loop = fake_training()
+    epochs = [fake_epoch(loop, number).model_copy(update={"seconds": 2.0, "data_seconds": 0.5}) for number in (1, 2)]
+    waiting, resident = fake_run(loop, *epochs), fake_run(RESIDENT.on(loop))
+    share = data_share(waiting)
+    assert share is not None
+    said = what_bounds(Measurements().plus([waiting, resident]), loop)
+    assert f"the host waits for batches {format_share(share)} of the time" in said
 
 
 def readings(*samples: tuple[float, float, tuple[str, ...]]) -> tuple[TelemetrySummary, ...]:
@@ -67,15 +80,16 @@ def test_a_power_limit_that_holds_the_clock_down_is_named() -> None:
     power = power_limit_of([trial_with(*CAPPED)])
     assert power is not None
     assert power.slowdown is None
-    assert "(685 W, 1,880 of 1,980 MHz)" in explain(Evidence(power=power))
+    assert "(685 W, 1,880 of 1,980 MHz)" in what_bounds(Measurements().plus([trial_with(*CAPPED)]), LOOP)
 
 
 def test_the_slowdown_of_sustained_training_is_named() -> None:
     sustained = [EnergyMeasurement(step_seconds=seconds) for seconds in (0.1, 0.1023, 0.1011)]
-    power = power_limit_of([trial_with(*CAPPED).model_copy(update={"energy_measurement": each}) for each in sustained])
+    trials = [trial_with(*CAPPED).model_copy(update={"energy_measurement": each}) for each in sustained]
+    power = power_limit_of(trials)
     assert power is not None
     assert power.slowdown == pytest.approx(0.023)
-    assert "up to 2.3 % longer" in explain(Evidence(power=power))
+    assert "up to 2.3 % longer" in what_bounds(Measurements().plus(trials), LOOP)
 
 
 @pytest.mark.parametrize(
@@ -97,10 +111,9 @@ def test_without_the_highest_clock_no_power_limit_is_known() -> None:
 
 @pytest.mark.parametrize(("seconds", "is_proven"), [((0.5, 1.5), False), ((0.5, 0.501), True)])
 def test_a_ratio_that_may_be_a_gain_or_none_proves_nothing(seconds: tuple[float, ...], is_proven: bool) -> None:
-    loop = fake_spec()
     trials = []
     for repeat, time in enumerate(seconds):
-        for spec, step in ((loop, 1.0), (Change(precision="tf32").on(loop), time)):
+        for spec, step in ((LOOP, 1.0), (TF32.on(LOOP), time)):
             trial = fake_trial(spec.model_copy(update={"repeat": repeat}), step_seconds=(step,) * 3)
             trials.append(trial.model_copy(update={"session_id": str(repeat)}))
-    assert (evidence_of(Measurements().plus(trials), loop).tf32 is not None) is is_proven
+    assert ("arithmetic" in what_bounds(Measurements().plus(trials), LOOP)) is is_proven

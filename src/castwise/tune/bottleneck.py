@@ -4,9 +4,8 @@ The data of a steady step lies on the device, so that input never bounds it; epo
 """
 
 import statistics
-from dataclasses import dataclass
 
-from castwise.analysis.causes import PowerLimit, power_limit_of
+from castwise.analysis.causes import power_limit_of
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.training_metrics import data_share
 from castwise.registry.precisions import find_precision
@@ -24,22 +23,8 @@ _GAIN = 1.05
 _FIXED, _SCALES, _IMPOSSIBLE = 0.8, 0.6, 0.4
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """Speed-ups that tell what bounds a loop; None if one was not measured, or is in doubt."""
-
-    is_graph: bool = False  # whether the loop's step is a CUDA graph
-    graph: float | None = None  # as a CUDA graph
-    half: float | None = None  # on half the batch: 2 if time is proportional to the batch, 1 if it does not matter
-    tf32: float | None = None  # in TF32, which changes the arithmetic of products and moves the same bytes
-    sixteen: float | None = None  # of a 16-bit mixed precision over TF32: fewer bytes, and faster products
-    resident: float | None = None  # of an epoch with its data on the device
-    waiting: float | None = None  # the share of training that the host waited for batches
-    power: PowerLimit | None = None
-
-
-def evidence_of(measured: Measurements, loop: TrialSpec) -> Evidence:
-    """Return the measurements that show what bounds a loop."""
+def what_bounds(measured: Measurements, loop: TrialSpec) -> str:
+    """Return in words what bounds a loop, and how that is known."""
 
     def speedup(base: TrialSpec, other: TrialSpec | None) -> float | None:
         if other is None or key_of(base) == key_of(other):
@@ -50,43 +35,30 @@ def evidence_of(measured: Measurements, loop: TrialSpec) -> Evidence:
         is_in_doubt = ratio is not None and ratio.low < 1 and ratio.high >= _GAIN
         return None if ratio is None or is_in_doubt else ratio.value
 
-    trials = measured.of(loop)
-    waits = [share for trial in trials if (share := data_share(trial)) is not None]
-    is_graph = captures_graph(loop.techniques)
-    is_fp32 = find_precision(loop.precision).name == "fp32"
-    tf32, *mixed = (Change(precision=name).on(loop) for name in ("tf32", "bf16-mixed", "fp16-mixed"))
-    return Evidence(
-        is_graph=is_graph,
-        graph=None if is_graph else speedup(loop, Change(techniques=(probe_technique("launches"),)).on(loop)),
-        half=speedup(loop, half_batch(loop)),
-        tf32=speedup(loop, tf32) if is_fp32 else None,
-        sixteen=max(filter(None, (speedup(tf32, each) for each in mixed)), default=None) if is_fp32 else None,
-        resident=speedup(loop, Change(techniques=(probe_technique("data"),)).on(loop)),
-        waiting=statistics.median(waits) if waits else None,
-        power=power_limit_of(trials),
-    )
-
-
-def explain(evidence: Evidence) -> str:
-    """Return in words what bounds a loop, and how that is known."""
     found: list[str] = []
-    if evidence.resident is not None:
-        found.append(_bound("input", evidence.resident, "with its data on the device"))
-        if evidence.waiting is not None:
-            found.append(f"the host waits for batches {format_share(evidence.waiting)} of the time")
-    if evidence.is_graph:
+    trials = measured.of(loop)
+    resident, graph = (Change(techniques=(probe_technique(each),)).on(loop) for each in ("data", "launches"))
+    if (faster := speedup(loop, resident)) is not None:
+        found.append(_bound("input", faster, "with its data on the device"))
+        if waits := [share for trial in trials if (share := data_share(trial)) is not None]:
+            found.append(f"the host waits for batches {format_share(statistics.median(waits))} of the time")
+    if captures_graph(loop.techniques):
         found.append("launches do not bound it: the step is a CUDA graph")
-    elif evidence.graph is not None:
-        found.append(_bound("launches", evidence.graph, "as one CUDA graph"))
-    if evidence.half is not None:
-        found.append(_dependence_on_batch(1 / evidence.half))
-    if evidence.tf32 is not None:
-        found.append(_bound("arithmetic", evidence.tf32, "in TF32, which moves the same bytes,"))
-    if evidence.sixteen is not None and evidence.sixteen >= _GAIN:
-        found.append(
-            f"16 bits are {evidence.sixteen:.2f} times as fast as TF32, by half the bytes and faster products together"
-        )
-    power = evidence.power
+    elif (faster := speedup(loop, graph)) is not None:
+        found.append(_bound("launches", faster, "as one CUDA graph"))
+    if (faster := speedup(loop, half_batch(loop))) is not None:
+        found.append(_dependence_on_batch(1 / faster))
+    if find_precision(loop.precision).name == "fp32":
+        # TF32 changes the arithmetic of products; 16 bits also move fewer bytes.
+        tf32, *mixed = (Change(precision=name).on(loop) for name in ("tf32", "bf16-mixed", "fp16-mixed"))
+        if (faster := speedup(loop, tf32)) is not None:
+            found.append(_bound("arithmetic", faster, "in TF32, which moves the same bytes,"))
+        sixteen = max(filter(None, (speedup(tf32, each) for each in mixed)), default=0.0)
+        if sixteen >= _GAIN:
+            found.append(
+                f"16 bits are {sixteen:.2f} times as fast as TF32, by half the bytes and faster products together"
+            )
+    power = power_limit_of(trials)
     if power is not None:
         found.append(
             f"the power limit held the clock down in {format_share(power.capped)} of its blocks ({power.watts:.0f} W, "
