@@ -170,7 +170,7 @@ def workloads(_: str = "") -> str:
     for found in diagnose(compare(trials)):
         row, counters = found.row, found.counters
         first = found.causes[0] if found.causes else None
-        shares = (found.share_of(PRODUCTS), found.share_of(MEMORY), found.share_of(UPDATE), found.idle_share)
+        shares = (found.share_of(*PRODUCTS), found.share_of(*MEMORY), found.share_of(*UPDATE), found.idle_share)
         cells.append(
             [
                 row.trial.spec.workload,

@@ -9,8 +9,8 @@ import math
 import re
 import shlex
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from castwise.analysis.model_flops import flops_of
@@ -19,7 +19,7 @@ from castwise.analysis.roofline import Ceiling, ceiling, least_bytes
 from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
 from castwise.errors import UsageError
-from castwise.records.schema import GpuCounters, KernelTime, StepProfile, Trial
+from castwise.records.schema import KernelTime, Trial
 from castwise.registry.gpus import find_gpu_model, peak
 from castwise.registry.kernel_classes import KernelClass
 from castwise.registry.precisions import BASELINE, DEFAULT, precision_row, why_emulated
@@ -99,53 +99,11 @@ def power_limit_of(trials: Sequence[Trial]) -> PowerLimit | None:
     return PowerLimit(capped, clock, max_clock, statistics.fmean(watts), max(slowdowns, default=None))
 
 
-@dataclass(frozen=True)
 class Diagnosis:
-    """What a configuration spends its step on, and why it is no faster."""
-
-    row: Row
-    profile: StepProfile | None = None
-    counters: GpuCounters | None = None
-    shares: Mapping[str, float] = field(default_factory=dict)  # of the step's time by class, the largest first
-    idle_share: float | None = None  # in which no kernel runs; None without a profile, and on a CPU
-    seconds: float = 0.0  # that the shares are of: the timed step's; on a CPU the profiled one's
-    causes: tuple[Cause, ...] = ()  # that save most first
-    ceiling: Ceiling | None = None  # what the fastest 16-bit format could gain at most
-    missing: tuple[str, ...] = ()  # what is not known, and what would tell
-
-    def share_of(self, classes: Sequence[str]) -> float:
-        """Return the share of the step's time that is spent in some classes of kernels."""
-        return sum(self.shares.get(name, 0.0) for name in classes)
-
-    @property
-    def bound(self) -> str:
-        """Return in words what takes most of the step."""
-        parts = {
-            "products": self.share_of(PRODUCTS),
-            "work that is bound by memory": self.share_of(MEMORY),
-            "the optimizer and loss scaling": self.share_of(UPDATE),
-            "communication": self.share_of(("communication",)),
-            "waiting: no kernel runs": self.idle_share or 0.0,
-        }
-        most = max(parts, key=parts.__getitem__)
-        if not parts[most]:
-            return "what takes its time is not known"
-        return f"{format_share(parts[most])} of the step is {most}"
-
-
-def diagnose(rows: Sequence[Row], among: Sequence[Row] | None = None) -> list[Diagnosis]:
-    """Return a diagnosis of each row that was timed, compared with those of its group among others, or among them."""
-    groups: dict[tuple[str, str], dict[str, Row]] = {}
-    for row in rows if among is None else among:
-        groups.setdefault(group_of(row.trial), {}).setdefault(row.precision, row)
-    timed = [row for row in rows if row.step_seconds or row.trial.spec.recipe is not None]
-    return [_diagnose(_Step(row, groups[group_of(row.trial)])) for row in timed]
-
-
-class _Step:
-    """A configuration's evidence: shares are of its step's time. `others` are of the same group, by precision."""
+    """What a configuration spends its step on, and why it is no faster. Shares are of its step's time."""
 
     def __init__(self, row: Row, others: Mapping[str, Row]) -> None:
+        """Gather the evidence; `others` are configurations of the same group, by precision."""
         self.row, self.others = row, others
         # The process that was profiled, or else the first.
         profiled = (trial for trial in row.trials if trial.profile is not None and trial.profile.num_steps)
@@ -171,7 +129,8 @@ class _Step:
         return None if self.profile is None else min(1.0, self.profile.busy_seconds / self.seconds)
 
     @cached_property
-    def idle(self) -> float | None:
+    def idle_share(self) -> float | None:
+        """Return the share in which no kernel runs; None without a profile, and on a CPU."""
         return None if self.busy is None or self.on_cpu else 1 - self.busy
 
     @cached_property
@@ -189,8 +148,58 @@ class _Step:
             return 0.0
         return self.busy / max(sum(self.profile.class_seconds.values()), self.profile.busy_seconds)
 
-    def share(self, *classes: str) -> float:
+    def share_of(self, *classes: str) -> float:
+        """Return the share of some classes of kernels."""
         return sum(self.shares.get(name, 0.0) for name in classes)
+
+    @property
+    def bound(self) -> str:
+        """Return in words what takes most of the step."""
+        parts = {
+            "products": self.share_of(*PRODUCTS),
+            "work that is bound by memory": self.share_of(*MEMORY),
+            "the optimizer and loss scaling": self.share_of(*UPDATE),
+            "communication": self.share_of("communication"),
+            "waiting: no kernel runs": self.idle_share or 0.0,
+        }
+        most = max(parts, key=parts.__getitem__)
+        if not parts[most]:
+            return "what takes its time is not known"
+        return f"{format_share(parts[most])} of the step is {most}"
+
+    @cached_property
+    def causes(self) -> tuple[Cause, ...]:
+        """Return the causes that the evidence shows, those that could save most first."""
+        found = [cause for rule in _RULES if (cause := rule(self)) is not None]
+        # A default that is fast already explains less than a saving of a quarter of the step.
+        no_time = _STRONG if self.precision.is_16_bit else 1.0
+        rank = {
+            each: each.share if each.share is not None else no_time if each.name == "baseline-tf32" else 1.0
+            for each in found
+            if each.share is None or each.share >= _LEAST
+        }
+        return tuple(sorted(rank, key=rank.__getitem__, reverse=True))
+
+    @cached_property
+    def ceiling(self) -> Ceiling | None:
+        """Return what the fastest 16-bit format could gain at most."""
+        if self.profile is None or self.precision.is_16_bit:
+            return None
+        seconds = (*self.profile.class_seconds.items(), ("idle", self.seconds - self.profile.busy_seconds))
+        return ceiling(
+            {name: value for name, value in seconds if value > 0},
+            self.row.precision,
+            "bf16-mixed",
+            self.gpu,
+            products=PRODUCTS,
+            bound_by_memory=MEMORY,
+            flops=self.flops,
+        )
+
+    @cached_property
+    def missing(self) -> tuple[str, ...]:
+        """Return what is not known, and what would tell."""
+        return tuple(_missing(self))
 
     @cached_property
     def waits(self) -> float | None:
@@ -253,44 +262,16 @@ class _Step:
         return ""
 
 
-def _diagnose(step: _Step) -> Diagnosis:
-    causes = [found for rule in _RULES if (found := rule(step)) is not None]
-    causes = [each for each in causes if each.share is None or each.share >= _LEAST]
-    causes.sort(key=lambda cause: _rank(cause, step), reverse=True)
-    profile = step.profile
-    products = None
-    if profile is not None and not step.precision.is_16_bit:
-        seconds = (*profile.class_seconds.items(), ("idle", step.seconds - profile.busy_seconds))
-        products = ceiling(
-            {name: value for name, value in seconds if value > 0},
-            step.row.precision,
-            "bf16-mixed",
-            step.gpu,
-            products=PRODUCTS,
-            bound_by_memory=MEMORY,
-            flops=step.flops,
-        )
-    return Diagnosis(
-        row=step.row,
-        profile=profile,
-        counters=step.counters,
-        shares=step.shares,
-        idle_share=step.idle,
-        seconds=step.seconds,
-        causes=tuple(causes),
-        ceiling=products,
-        missing=tuple(_missing(step, [each.name for each in causes])),
-    )
+def diagnose(rows: Sequence[Row], among: Sequence[Row] | None = None) -> list[Diagnosis]:
+    """Return a diagnosis of each row that was timed, compared with those of its group among others, or among them."""
+    groups: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows if among is None else among:
+        groups.setdefault(group_of(row.trial), {}).setdefault(row.precision, row)
+    timed = [row for row in rows if row.step_seconds or row.trial.spec.recipe is not None]
+    return [Diagnosis(row, groups[group_of(row.trial)]) for row in timed]
 
 
-def _rank(cause: Cause, step: _Step) -> float:
-    """Return how much a cause explains: the time that it could save."""
-    if cause.share is not None:
-        return cause.share
-    return _STRONG if cause.name == "baseline-tf32" and step.precision.is_16_bit else 1.0
-
-
-def _missing(step: _Step, names: Collection[str]) -> Iterator[str]:
+def _missing(step: Diagnosis) -> Iterator[str]:
     """Yield what is not known, and what would tell."""
     asked = next((trial.profile for trial in step.row.trials if trial.profile is not None), None)
     if asked is not None and asked.missing:
@@ -300,15 +281,18 @@ def _missing(step: _Step, names: Collection[str]) -> Iterator[str]:
         yield f"no counters of the GPU: {why}"
     if step.profile is not None and step.flops is None:
         yield "no FLOPs were counted: how far the products are from the peak is not known"
-    if "alignment" not in names and step.scale * sum(each.seconds for each in step.misaligned) >= _LEAST_MEMORY:
+    if (
+        "alignment" not in {each.name for each in step.causes}
+        and step.scale * sum(each.seconds for each in step.misaligned) >= _LEAST_MEMORY
+    ):
         on_convolutions = any("conv" in each.operator for each in step.misaligned)
         if aligned := step.technique("alignment", convolutions=on_convolutions):
             yield f"what misaligned rows cost, since most products have them; `{_command(step, aligned)}` tells"
-    if step.waits is None and (step.idle or 0.0) >= _LEAST_IDLE and (found := step.technique("synchronisation")):
+    if step.waits is None and (step.idle_share or 0.0) >= _LEAST_IDLE and (found := step.technique("synchronisation")):
         yield f"whether the GPU waits for loss scaling or launches; `{_command(step, found)}` tells"
 
 
-def _command(step: _Step, technique: str) -> str:
+def _command(step: Diagnosis, technique: str) -> str:
     """Return the command that measures what a technique brings, or the call for a Python session's objects."""
     spec = step.trial.spec
     loops = ",".join((join(spec.techniques), join((*spec.techniques, technique))))
@@ -318,14 +302,14 @@ def _command(step: _Step, technique: str) -> str:
     return f"castwise run {shlex.quote(spec.workload)} {options}"
 
 
-def _no_hardware(step: _Step) -> Cause | None:
+def _no_hardware(step: Diagnosis) -> Cause | None:
     why = why_emulated(step.precision, step.trial.environment.hardware)
     if why is None:
         return None
     return Cause("no-hardware", f"{step.row.precision} is emulated here: {why}", "fp32, or another device")
 
 
-def _baseline_has_tf32(step: _Step) -> Cause | None:
+def _baseline_has_tf32(step: Diagnosis) -> Cause | None:
     """Return that PyTorch's default has most of the gain over fp32 already."""
     over_default, over_fp32 = step.row.default_speedup, step.row.speedup
     default = step.others.get(DEFAULT)
@@ -341,9 +325,9 @@ def _baseline_has_tf32(step: _Step) -> Cause | None:
     return Cause("baseline-tf32", evidence, "a comparison with PyTorch's default instead of fp32")
 
 
-def _without_tensor_cores(step: _Step) -> Cause | None:
+def _without_tensor_cores(step: Diagnosis) -> Cause | None:
     """Return which products run without Tensor Cores: float32's own, or those of a format that has them."""
-    plain = step.share("plain_product")
+    plain = step.share_of("plain_product")
     if plain < _LEAST or step.on_cpu:
         return None
     seen = f"{format_share(plain)} of the step is products without Tensor Cores"
@@ -357,7 +341,7 @@ def _without_tensor_cores(step: _Step) -> Cause | None:
     return Cause("no-tensor-cores", f"{seen}, unlike others here", "a newer cuDNN, or other shapes", plain)
 
 
-def _grouped_convolutions(step: _Step) -> Cause | None:
+def _grouped_convolutions(step: Diagnosis) -> Cause | None:
     """Return what grouped and depthwise convolutions take beyond the time of their FLOPs and bytes at the peaks."""
     if step.profile is None or step.on_cpu or step.computes_in_float32 or step.flops is None:
         return None
@@ -377,7 +361,7 @@ def _grouped_convolutions(step: _Step) -> Cause | None:
     return Cause("grouped-convolutions", seen, "wider groups, or fused blocks without them", saved)
 
 
-def _one_slow_kernel(step: _Step) -> Cause | None:
+def _one_slow_kernel(step: Diagnosis) -> Cause | None:
     """Return the one kernel that dominates a step, if it is none that the table of names knows as fast."""
     kernels = step.profile.kernels if step.profile is not None and not step.on_cpu else ()
     for each in kernels[:1]:
@@ -388,7 +372,7 @@ def _one_slow_kernel(step: _Step) -> Cause | None:
     return None
 
 
-def _misaligned_products(step: _Step) -> Cause | None:
+def _misaligned_products(step: Diagnosis) -> Cause | None:
     if not step.misaligned or step.flops is None or step.profile is None:
         return None
     share = step.scale * sum(each.seconds for each in step.misaligned)
@@ -411,8 +395,8 @@ def _misaligned_products(step: _Step) -> Cause | None:
     )
 
 
-def _layout(step: _Step) -> Cause | None:
-    converted = step.share("layout_conversion")
+def _layout(step: Diagnosis) -> Cause | None:
+    converted = step.share_of("layout_conversion")
     kernels = step.profile.kernels if step.profile is not None else ()
     if converted < _LEAST or step.on_cpu:
         return None
@@ -421,14 +405,14 @@ def _layout(step: _Step) -> Cause | None:
     norms = [each.name for each in kernels if each.kind == "normalisation"]
     in_nchw = norms and not any(re.search("channels_last|nhwc", name) for name in norms)
     if technique and in_nchw and step.precision.is_16_bit:
-        norm = step.share("normalisation")
+        norm = step.share_of("normalisation")
         saved += _NORM_GAIN * norm
         seen += f"; batch norm takes {format_share(norm)}"
     advice = "channels-last for model and batch" if technique else "operators that keep NHWC"
     return Cause("layout", seen, advice, saved, technique)
 
 
-def _synchronisation(step: _Step) -> Cause | None:
+def _synchronisation(step: Diagnosis) -> Cause | None:
     wait, idle = _waiting(step)
     if wait < _LEAST:
         return None
@@ -439,7 +423,7 @@ def _synchronisation(step: _Step) -> Cause | None:
     return Cause("synchronisation", evidence, advice, wait, step.technique("synchronisation") if scales else "")
 
 
-def _launches(step: _Step) -> Cause | None:
+def _launches(step: Diagnosis) -> Cause | None:
     if captures_graph(step.trial.spec.techniques) or step.on_cpu:
         return None
     technique = step.technique("launches")
@@ -461,13 +445,13 @@ def _launches(step: _Step) -> Cause | None:
     return Cause("launches", evidence, advice, idle - wait, technique)
 
 
-def _waiting(step: _Step) -> tuple[float, float]:
+def _waiting(step: Diagnosis) -> tuple[float, float]:
     """Return how much of the step would go if the host waited for nothing, and how much the GPU is idle.
 
     A host that did not wait would be ahead by as much: a step takes what the device or the host needs, whichever is
     longer.
     """
-    idle = step.idle
+    idle = step.idle_share
     if idle is None or captures_graph(step.trial.spec.techniques):
         return 0.0, 0.0
     if step.waits is not None:
@@ -475,7 +459,7 @@ def _waiting(step: _Step) -> tuple[float, float]:
     return 0.0, idle
 
 
-def _input(step: _Step) -> Cause | None:
+def _input(step: Diagnosis) -> Cause | None:
     shares = [share for trial in step.row.trials if (share := data_share(trial)) is not None]
     share = statistics.median(shares or [0.0])
     if share < _LEAST_IDLE:
@@ -484,16 +468,16 @@ def _input(step: _Step) -> Cause | None:
     return Cause("input", evidence, "more loader workers, or the data on the GPU", share, step.technique("input"))
 
 
-def _casts(step: _Step) -> Cause | None:
-    share = step.share("cast")
+def _casts(step: Diagnosis) -> Cause | None:
+    share = step.share_of("cast")
     technique = step.technique("casts")
     advice = "torch.compile, which casts within other kernels" if technique else "weights in 16 bits with fp32 masters"
     seen = f"{format_share(share)} of the step casts between float32 and 16 bits"
     return Cause("casts", seen, advice, share, technique) if share >= _LEAST else None
 
 
-def _optimizer(step: _Step) -> Cause | None:
-    share = step.share(*UPDATE)
+def _optimizer(step: Diagnosis) -> Cause | None:
+    share = step.share_of(*UPDATE)
     if share < _LEAST_UPDATE:
         return None
     seen = f"{format_share(share)} of the step is the optimizer, in float32"
@@ -506,8 +490,8 @@ def _optimizer(step: _Step) -> Cause | None:
     return Cause("optimizer", seen, "a larger batch: twice the samples for each update", share / 2)
 
 
-def _memory(step: _Step) -> Cause | None:
-    share = step.share(*_MOVES)
+def _memory(step: Diagnosis) -> Cause | None:
+    share = step.share_of(*_MOVES)
     if share < _LEAST_MEMORY or step.on_cpu:
         return None
     technique = step.technique("memory")
@@ -515,7 +499,7 @@ def _memory(step: _Step) -> Cause | None:
         return None  # it is what takes the time, and there is nothing to try
     layout = _layout(step)
     # What batch norm gains by another layout is counted there.
-    taken = 0.0 if layout is None else (layout.share or 0.0) - step.share("layout_conversion")
+    taken = 0.0 if layout is None else (layout.share or 0.0) - step.share_of("layout_conversion")
     saved = share - taken - step.memory_roof
     names = [name for name in step.shares if name in _MOVES]
     seen = f"{format_share(share)} of the step only moves data, most of it {_in_words(names[:2])}"
@@ -523,7 +507,7 @@ def _memory(step: _Step) -> Cause | None:
     return Cause("memory", seen, advice if technique else "16 bits, which move half of it", max(0.0, saved), technique)
 
 
-def _small_kernels(step: _Step) -> Cause | None:
+def _small_kernels(step: Diagnosis) -> Cause | None:
     busy = step.busy
     if busy is None or step.counters is None or step.counters.sm_share is None or busy <= 0:
         return None
@@ -534,7 +518,7 @@ def _small_kernels(step: _Step) -> Cause | None:
     return Cause("small-kernels", evidence, "a larger batch", busy * (1 - filled))
 
 
-def _power(step: _Step) -> Cause | None:
+def _power(step: Diagnosis) -> Cause | None:
     limit = power_limit_of(step.row.trials)
     if limit is None:
         return None
@@ -546,7 +530,7 @@ def _power(step: _Step) -> Cause | None:
     return Cause("power-limit", evidence, "a higher power limit: no other loop helps", lost)
 
 
-_RULES: tuple[Callable[[_Step], Cause | None], ...] = (
+_RULES: tuple[Callable[[Diagnosis], Cause | None], ...] = (
     _no_hardware,
     _baseline_has_tf32,
     _without_tensor_cores,

@@ -46,7 +46,7 @@ _IN_JSON = "--format json has them"
 def share_values(found: Diagnosis | None) -> dict[str, float | None]:
     """Return what a step's time is spent on by field name; None without a profile."""
     parts = {"products_share": PRODUCTS, "moving_share": MEMORY, "update_share": UPDATE}
-    shares = {name: found.share_of(classes) if found and found.shares else None for name, classes in parts.items()}
+    shares = {name: found.share_of(*classes) if found and found.shares else None for name, classes in parts.items()}
     return {**shares, "idle_share": found.idle_share if found else None}
 
 

@@ -42,7 +42,10 @@ def step_time(subject: GroupSubject) -> Chart | None:
     if not profiled:
         return None
     parts = {
-        config: [found.seconds * share for share in (*map(found.share_of, PARTS.values()), found.idle_share or 0.0)]
+        config: [
+            found.seconds * share
+            for share in (*(found.share_of(*classes) for classes in PARTS.values()), found.idle_share or 0.0)
+        ]
         for config, found in profiled.items()
     }
     titles = [*PARTS, "idle"]
