@@ -171,14 +171,13 @@ class Diagnosis:
     def causes(self) -> tuple[Cause, ...]:
         """Return the causes that the evidence shows, those that could save most first."""
         found = [cause for rule in _RULES if (cause := rule(self)) is not None]
-        # A default that is fast already explains less than a saving of a quarter of the step.
-        no_time = _STRONG if self.precision.is_16_bit else 1.0
-        rank = {
-            each: each.share if each.share is not None else no_time if each.name == "baseline-tf32" else 1.0
-            for each in found
-            if each.share is None or each.share >= _LEAST
-        }
-        return tuple(sorted(rank, key=rank.__getitem__, reverse=True))
+
+        def saved(cause: Cause) -> float:
+            if cause.share is not None:
+                return cause.share
+            return _STRONG if cause.name == "baseline-tf32" and self.precision.is_16_bit else 1.0
+
+        return tuple(sorted((each for each in found if saved(each) >= _LEAST), key=saved, reverse=True))
 
     @cached_property
     def ceiling(self) -> Ceiling | None:
@@ -586,16 +585,10 @@ def _flops_of_kernel(kernel: KernelTime) -> float | None:
     factors = _matrices(kernel)
     images, weight = _convolved(kernel)
     if images:
-        size = 2.0 * images[0] * weight[0] * weight[1]
-        for each in (*images[2:], *weight[2:]):
-            size *= each
-        return size
+        return 2.0 * math.prod((images[0], *images[2:], *weight))
     if "mm" not in kernel.operator or len(factors) != 2 or factors[0][-1] != factors[1][-2]:
         return None
-    size = 2.0 * factors[1][-1]
-    for each in factors[0]:
-        size *= each
-    return size
+    return 2.0 * math.prod((*factors[0], factors[1][-1]))
 
 
 def _shapes_in_words(kernel: KernelTime) -> str:
