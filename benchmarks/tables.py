@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import aa
+import by_hand
 import causes
 import emitted
 import max_batch_tables
 import nsight
 import reference_tables
 import search_tables
-from goal_rows import ROWS
-from goal_tables import goals_table, measured_rows
 from rich.console import Console
 from stored import RECORDS, by_place, costs_of, load, markdown, place_of, where_of
 
@@ -151,17 +150,16 @@ def runs(_: str) -> str:
 
 
 @cache
-def suite_trials(form: str) -> tuple[Trial, ...]:
-    """Return the stored trials of the suites, in the form `full` or `quick`."""
-    return tuple(load(RECORDS / "suites" / form))
+def suite_trials() -> tuple[Trial, ...]:
+    """Return the stored trials of the suites as they are published."""
+    return tuple(load(RECORDS / "suites" / "full"))
 
 
-def suite(argument: str) -> str:
-    """Return what `castwise suite NAME` prints of the stored trials, given `NAME FORM`."""
-    name, form = argument.split()
+def suite(name: str) -> str:
+    """Return what `castwise suite NAME` prints of the stored trials."""
     found = find_suite(name)
     workloads = {workload for cells in found.cells for workload in cells.workloads}
-    trials = [trial for trial in suite_trials(form) if trial.spec.workload in workloads]
+    trials = [trial for trial in suite_trials() if trial.spec.workload in workloads]
     runs: list[Trial] = []
     searches: dict[str, list[Trial]] = {}
     for trial in trials:
@@ -216,12 +214,6 @@ def coverage(name: str) -> str:
     return "\n".join(markdown(heading, "lrrrrrr", cells)) + "\n"
 
 
-def goals(_: str) -> str:
-    """Return the speed goals, as far as they were measured."""
-    measured = measured_rows(RECORDS / "goals")
-    return goals_table([measured[row.name] for row in ROWS if row.name in measured])
-
-
 @cache
 def max_batches() -> max_batch_tables.Measured:
     """Return every search for a largest batch on record."""
@@ -251,7 +243,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "frameworks": reference_tables.frameworks,
     "precision_code": reference_tables.code,
     "record_schema": reference_tables.schema_tables,
-    "goals": goals,
+    "by_hand": lambda _: by_hand.table(sorted((RECORDS / "by_hand").glob("*.json"))),
     "max_batch": lambda name: max_batch_tables.in_a_sentence(name, max_batches()),
     "max_batch_account": lambda name: max_batch_tables.account(max_batches()[name][0]),
     "max_batch_said": lambda name: max_batch_tables.sentences(max_batches()[name][0]),

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import by_hand
 import emitted
 import hero
 import pytest
@@ -74,12 +75,11 @@ def test_table_of_emitted_scripts_gives_a_verdict(tmp_path: Path, ratios: tuple[
 
 
 @pytest.mark.slow
-def test_speed_goals_run_on_a_cpu(tmp_path: Path) -> None:
-    out = tmp_path / "folder" / "goals.json"
-    options = ("--device", "cpu", "--tiny", "--rows", "mnist", "--first", "--rounds", "0", "--out", str(out))
-    result = run("goals.py", *options)
+def test_loops_by_hand_run_on_a_cpu(tmp_path: Path) -> None:
+    out = tmp_path / "folder" / "2026-11-25-cpu.json"
+    result = run("by_hand.py", "--tiny", "--out", str(out), "lstm-lm")
     assert result.returncode == 0, result.stderr
     (row,) = json.loads(out.read_text())["rows"]
-    assert [turn["side"] for turn in row["turns"]] == ["hand", "castwise"]
-    assert all(turn["seconds"] > 0 for turn in row["turns"])
-    assert not row["is_whole"]
+    assert [turn["side"] for turn in row["turns"]] == [by_hand.HAND, by_hand.CASTWISE, by_hand.HAND]
+    assert all(turn["per_second"] > 0 for turn in row["turns"])
+    assert "| lstm-lm, batch 2 |" in by_hand.table([out])

@@ -1,4 +1,4 @@
-"""Gradients averaged over ranks at once after backward (measured in docs/evidence/plain-scripts.md)."""
+"""Gradients averaged over ranks at once after backward."""
 
 from typing import cast
 
