@@ -64,7 +64,7 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
         if job.rule is not None and job.rule.budget_seconds is not None and options.budget_seconds is None:
             budget = f"{CPU_BUDGET_SECONDS:g} s"
             say(f"On a CPU no round begins that would end after {budget}; --budget sets another time.")
-        progress.known(job.recorded.values())
+        progress.known(job.recorded.values(), None if job.rule is None else job.rule.budget_seconds)
         with progress:
             return job, job.run()
 

@@ -67,7 +67,7 @@ class Listener(Protocol):
         """Trial `index` (from 1) of `count` begins; `count` is 0 if the number is not known."""
 
     def phase(self, name: str, done: float) -> None:
-        """The running trial is in a phase; `done` is its finished share, 0 to 1."""
+        """The running trial is in a phase; `done` is its finished share, of a session the trials it is worth."""
 
     def ended(self, trial: Trial) -> None:
         """A trial has its record."""
@@ -243,7 +243,7 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
         return deadline is not None and time.perf_counter() - began > share * (deadline - began)
 
     def report(phase: str, share: float) -> None:
-        runner.listener.phase(prefix + phase, share)
+        runner.listener.phase(prefix + phase, share * len(specs))
 
     def start(spec: TrialSpec) -> _Measurement:
         prior = (earlier or {}).get(spec.configuration)
