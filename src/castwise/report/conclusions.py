@@ -233,7 +233,7 @@ def _answer_of_runs(
     if best.peak_allocated_bytes and baseline.peak_allocated_bytes:
         memory = best.peak_allocated_bytes / baseline.peak_allocated_bytes
     waiting = data_share(best.trial) or 0.0
-    why = f"waits for data {waiting:.0%} of the time" if waiting >= _WAITS else "the fastest"
+    why = f"waits for data {100 * waiting:.0f} % of the time" if waiting >= _WAITS else "the fastest"
     if speedup < WORTHWHILE:
         faster = [c for c in others if value_of(c.throughput) > value_of(best.throughput)]
         among = " of those that keep float32 weights" if faster else ""
