@@ -352,7 +352,8 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
     for entry in panel.lines:
         known = [(n, *place(*point)) for n, point in enumerate(entry.points) if math.isfinite(point[1])]
         if entry.dash and len(known) > 1:
-            moves = " ".join(f"{x2 - x1:.3g} {y2 - y1:.3g}" for (_, x1, y1), (_, x2, y2) in itertools.pairwise(known))
+            steps = ((x2 - x1, y2 - y1) for (_, x1, y1), (_, x2, y2) in itertools.pairwise(known))
+            moves = " ".join(f"{round(x, 1):g} {round(y, 1):g}" for x, y in steps)
             start = f"M{known[0][1]:g} {known[0][2]:g}l"
             shape = path(start + moves.replace(" -", "-"), entry.colour, 2, _DASHES.get(entry.dash, ""))
             parts.append(f"<g>{shape}{_tip(entry.tip)}</g>" if entry.tip else shape)
