@@ -247,6 +247,8 @@ def bar_chart(bars: Sequence[Bar], width: int, title: str, keys: Sequence[Key] =
     high = max([*ends, *(bar.interval[1] for bar in bars if bar.interval)], default=0.0) or 1.0
     axis = Axis(0.0, high, nice_ticks(0.0, high, 5 if width > NARROW else 3), number)
 
+    look = f' stroke="{INK}" stroke-width=".5"'
+
     def draw(place: int, left: float, span: float, y: float) -> str:
         bar, parts, at = bars[place], [], 0.0
         for part in bar.segments:
@@ -255,9 +257,11 @@ def bar_chart(bars: Sequence[Bar], width: int, title: str, keys: Sequence[Key] =
             if x2 - x1 < _LEAST_SEGMENT and len(bar.segments) > 1:
                 continue
             shape = f'<rect x="{x1:g}" y="{y - _BAR / 2:g}" width="{max(0.0, x2 - x1):.1f}" height="{_BAR}"'
-            outline = f' stroke="{INK}" stroke-width=".5"' if part.value > 0 else ""
+            outline = look if part.value > 0 and len(bar.segments) == 1 else ""
             parts.append(f'{shape} fill="{part.colour}"{outline}>{_tip(part.tip)}</rect>')
             parts.append(f'{shape} fill="url(#hatch)">{_tip(part.tip)}</rect>' if bar.is_hatched else "")
+        if len(bar.segments) > 1:
+            parts = [f"<g{look}>{''.join(parts)}</g>"]
         parts.append(_whisker(bar.interval, axis, left, span, y))
         end = axis.at(max(at, bar.interval[1] if bar.interval else 0.0), left, span)
         return "".join(parts) + text(end + 7, y + 4.5, bar.text)

@@ -134,7 +134,7 @@ def _why(group: ComparisonGroup) -> dict[str, Any]:
     return {
         "causes": causes,
         "num_more": len(profiled) - len(causes),
-        "remarks": why_report.remarks(list(profiled.values())),
+        "remarks": [line.replace("`", "") for line in why_report.remarks(list(profiled.values()))],
     }
 
 
