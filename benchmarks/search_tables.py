@@ -74,18 +74,28 @@ def sentence(name: str) -> str:
     first, last = search["rows"][0], fastest_row(search)
     limit = search["memory_limit_bytes"]
     command = f"castwise tune {name}" + (f" --memory {limit / 2**30:g}GiB" if limit else "")
+    small = search["fastest_within_memory"] if limit else None
+    within = ""
+    if small and small != search["fastest"]:
+        within = (
+            f" (within {limit / 2**30:g} GiB {_rate(search, row_of(search, small))} at batch {small['batch_size']})"
+        )
     return (
         f"`{command}` ({_place(search)}): from {_rate(search, first)} to {_rate(search, last)}, "
         f"{_total(first, last)} as fast as the {first['precision']} loop without changes, in "
-        f"{format_bytes(last['peak_allocated_bytes'])} instead of {format_bytes(first['peak_allocated_bytes'])}; "
-        f"{search['num_trials']} trials in {format_duration(search['seconds'])}.\n"
+        f"{format_bytes(last['peak_allocated_bytes'])} instead of {format_bytes(first['peak_allocated_bytes'])}"
+        f"{within}; {search['num_trials']} trials in {format_duration(search['seconds'])}.\n"
     )
 
 
 def fastest_row(search: Search) -> dict[str, Any]:
     """Return the last row of the fastest loop: the one compared with the accepted loop before it."""
-    fastest = search["fastest"]
-    wanted = (fastest["precision"], join(fastest["techniques"]), fastest["batch_size"])
+    return row_of(search, search["fastest"])
+
+
+def row_of(search: Search, loop: dict[str, Any]) -> dict[str, Any]:
+    """Return the last row of a loop."""
+    wanted = (loop["precision"], join(loop["techniques"]), loop["batch_size"])
     rows = [row for row in search["rows"] if row["throughput_per_second"] is not None]
     return next(row for row in reversed(rows) if (row["precision"], row["techniques"], row["batch_size"]) == wanted)
 

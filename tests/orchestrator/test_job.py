@@ -330,13 +330,13 @@ def test_rounds_on_a_cpu_end_by_a_budget_unless_their_number_is_named(
     assert rule.budget_seconds == (budget and pytest.approx(budget, abs=1))
 
 
-@pytest.mark.parametrize(("seconds", "left"), [(10.0, 50.0), (50.0, 30.0)])
+@pytest.mark.parametrize(("budget", "seconds", "left"), [(60.0, 10.0, 50.0), (60.0, 50.0, 30.0), (None, 10.0, 65.0)])
 def test_what_imports_take_is_part_of_a_budget(
-    seconds: float, left: float, job: Prepare, monkeypatch: pytest.MonkeyPatch
+    budget: float | None, seconds: float, left: float, job: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("castwise.orchestrator.job.time.perf_counter", lambda: now[0])
     monkeypatch.setattr("castwise.orchestrator.job.import_once", lambda _: now.append(now.pop() + seconds))
-    rule = job(device="cpu", rounds=None, budget_seconds=60.0).rule
+    rule = job(device="cpu", rounds=None, budget_seconds=budget).rule
     assert rule is not None
     assert rule.budget_seconds == pytest.approx(left)

@@ -432,6 +432,16 @@ def test_all_failed() -> None:
     assert len(compared.trials) == 3
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_two_precisions_with_the_same_error_end_it(device: str) -> None:
+    notes, made = Notes(), engine()
+    made.faults = {name: Fault("crash") for name in NAMES}
+    compared = compare(made, on(device), listener=notes, budget_seconds=60.0)
+    assert compared.ending == "failed"
+    assert [trial.spec.precision for trial in compared.trials] == ["fp32", "bf16-mixed"]
+    assert "fp16-mixed: not tried, as the error has nothing to do with precision" in notes.lines[-1]
+
+
 def test_an_interrupt_leaves_no_process_and_keeps_whole_rounds(tmp_path: Path) -> None:
     made, store = engine(), Store(tmp_path)
     made.faults = {"#5": Fault("interrupt", "run_block", block=1)}

@@ -112,6 +112,21 @@ def test_an_interrupted_job_leaves_its_table() -> None:
     assert "bf16-mixed " in end
 
 
+def test_a_session_counts_for_all_its_trials_and_a_budget_bounds_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("castwise.render.progress.time.monotonic", lambda: now[0])
+    console = terminal(100)
+    with LiveProgress(console) as progress:
+        progress.started(fake_spec(), 1, 21)
+        now[0] += 10.0
+        progress.phase("round 1: timing", 3.5)
+        progress.remark("")
+        progress.known([], budget_seconds=25.0)
+        progress.phase("round 1: timing", 7.0)
+        progress.remark("")
+    assert re.findall(r"about (\S+ \S+) left", said(console)) == ["50 s", "20 s"]
+
+
 def test_a_second_job_has_a_bar_again() -> None:
     progress = LiveProgress(terminal())
     with progress:  # a second sweep in the same process

@@ -125,3 +125,11 @@ def test_of_equal_loops_the_one_measured_most_is_taken() -> None:
     lucky = [steady("bf16-mixed", repeat, 0.995, techniques=("compile",)) for repeat in range(2)]
     (answer,) = answers(*(steady("fp32", repeat) for repeat in range(4)), *often, *lucky)
     assert answer.advice.techniques == ("channels-last",)
+
+
+def test_the_half_batch_that_a_search_measures_once_has_no_answer() -> None:
+    loop = {"techniques": ("channels-last",), "batch_size": 256}
+    taken = [*rounds("fp32", batch_size=256), *rounds("bf16-mixed", **loop)]
+    probes = [steady("fp32", batch_size=128), steady("bf16-mixed", **{**loop, "batch_size": 128})]
+    assert [each.spec.batch_size for each in answers(*taken, *probes)] == [256]
+    assert len(answers(*taken, *probes, steady("tf32", batch_size=128))) == 2, "the batch was asked for"

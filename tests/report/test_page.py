@@ -200,9 +200,9 @@ def test_why_no_faster_needs_a_profile(open_page: Opener, small: Opened) -> None
     assert page.locator("details.why").count() == 1
     assert page.locator("details.why figure.chart").count() == 2
     fp32, mixed = page.locator(".causes > li").all_inner_texts()
-    assert fp32.startswith("fp32: memory, at most 58 % of the step.\n")
+    assert fp32.startswith("fp32: memory, at most 58\u00a0% of the step.\n")
     assert "Try torch.compile" in mixed
-    assert page.locator("#answers tr.limit").inner_text().startswith("Why no faster: bf16-mixed: 60 % of the step")
+    assert page.locator("#answers tr.limit").inner_text().startswith("Why no faster: bf16-mixed: 60\u00a0% of the step")
     assert made.cut_off() == []
     assert made.violations() == []
 

@@ -44,7 +44,7 @@ _DOUBTS: dict[WarningName, str] = {
     "thermal-drift": "GPU warming up",
 }
 _FAILURES = {"diverged": "diverged", "oom": "ran out of memory"}
-_CHECK_ACCURACY = "check the accuracy before you take it."
+_CHECK_ACCURACY = "check the accuracy first."
 _NO_INTERVAL = "but one process of each gives no interval"
 
 

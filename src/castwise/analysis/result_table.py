@@ -205,8 +205,8 @@ def _incomparable(trial: Trial, baselines: Iterable[list[Trial]]) -> Verdict | N
     found = [_differences(trial, each) for each in firsts[:_MOST_BASELINES]]
     if not found:
         return None
-    fewest = min(found, key=len)
-    return Verdict("incomparable", f"float32 was measured with another {', another '.join(fewest)}", None)
+    words = ("other techniques" if name == "techniques" else f"another {name}" for name in min(found, key=len))
+    return Verdict("incomparable", f"float32 was measured with {', '.join(words)}", None)
 
 
 def _differences(trial: Trial, other: Trial) -> list[str]:

@@ -269,8 +269,8 @@ def _thermal_drift(trial: Trial) -> _Found:
     if slower < DRIFT and drop < DRIFT:
         return None
     return (
-        f"{cold:.0f} to {hot:.0f} °C, from first to last block; clock {-100 * drop:+.1f} %, step time "
-        f"{100 * slower:+.1f} %",
+        f"{cold:.0f} to {hot:.0f} °C, from first to last block; clock {-100 * drop:+z.1f} %, step time "
+        f"{100 * slower:+z.1f} %",
         "the GPU was still warming up",
         "measure longer, or after another job has warmed it",
     )

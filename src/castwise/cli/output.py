@@ -37,8 +37,10 @@ def error_console() -> "Console":
 
 
 def say(line: str, style: str | None = None) -> None:
-    """Print a line on stderr; it is never wrapped, so that `grep` finds it whole."""
-    error_console().print(line, style=style, markup=False, soft_wrap=True)
+    """Print a line on stderr; only a terminal wraps it, so that `grep` finds it whole."""
+    from castwise.render.console import print_line
+
+    print_line(error_console(), line, style)
 
 
 def format_size(size: int) -> str:

@@ -48,7 +48,7 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
     from castwise.analysis.result_table import MARGIN, compare
     from castwise.cli.measuring import announce, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit, say
-    from castwise.orchestrator.job import prepare
+    from castwise.orchestrator.job import CPU_BUDGET_SECONDS, prepare
     from castwise.render import run_report
     from castwise.render.console import print_ending
 
@@ -62,9 +62,9 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
             raise UsageError("Prices are for GPUs, and this is a CPU. Leave --price-kwh and --price-gpu-hour out.")
         announce(job)
         if job.rule is not None and job.rule.budget_seconds is not None and options.budget_seconds is None:
-            budget = f"{job.rule.budget_seconds:g} s"
+            budget = f"{CPU_BUDGET_SECONDS:g} s"
             say(f"On a CPU no round begins that would end after {budget}; --budget sets another time.")
-        progress.known(job.recorded.values())
+        progress.known(job.recorded.values(), None if job.rule is None else job.rule.budget_seconds)
         with progress:
             return job, job.run()
 

@@ -40,7 +40,7 @@ _BARE_CPU = ("mnist-cnn", ("fp32", "bf16-mixed", "fp16-mixed", "bf16-true"))
 _BARE_CUDA = ("resnet50", None)
 
 # A CPU's steps take long, and vary too much for any number of rounds to help. It holds unless the user gives a number.
-_CPU_BUDGET_SECONDS = 75.0
+CPU_BUDGET_SECONDS = 75.0
 
 # The share of a budget that is for rounds, however long imports took: without any time nothing can be compared.
 _LEAST_OF_BUDGET = 0.5
@@ -161,11 +161,12 @@ def prepare(
     if options.data_set not in (None, SYNTHETIC):
         provide(machine.engine, find_data_set(str(options.data_set)), machine.data_dir)
     specs = _supported(specs, machine.environment, explicit=names_precisions)
-    if options.budget_seconds is not None:  # imports and the user's code have taken a part of it
-        left = options.budget_seconds - (time.perf_counter() - began)
-        rule = replace(rule, budget_seconds=max(left, _LEAST_OF_BUDGET * options.budget_seconds))
-    elif is_cpu and rule.budget_seconds is None and options.rounds is None:
-        rule = replace(rule, budget_seconds=_CPU_BUDGET_SECONDS)
+    budget = options.budget_seconds
+    if is_cpu and options.rounds is None and (budget, rule.budget_seconds) == (None, None):
+        budget = CPU_BUDGET_SECONDS
+    if budget is not None:  # imports and the user's code have taken a part of it
+        left = budget - (time.perf_counter() - began)
+        rule = replace(rule, budget_seconds=max(left, _LEAST_OF_BUDGET * budget))
     job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
     runner = replace(job.runner, data_note=" ".join(notes) or None)
     return replace(job, runner=runner, notes=notes, rule=rule, user_workloads=user_workloads)

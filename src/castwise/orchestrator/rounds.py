@@ -13,7 +13,7 @@ from castwise.analysis.speedup import process_stds, speedup_estimate, step_estim
 from castwise.analysis.statistics import FEWEST_BLOCKS, Estimate, noise_of, student_quantile, verdict_of
 from castwise.analysis.steady_metrics import block_lengths, block_means, was_at_power_limit
 from castwise.orchestrator.block_schedule import PriorStats
-from castwise.orchestrator.runner import TrialRunner, run_session
+from castwise.orchestrator.runner import TrialRunner, fails_alike, run_session
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE, DEFAULT, precision_row, why_emulated
 from castwise.registry.techniques import join, times_kernels, times_kernels_while_compiling
@@ -148,13 +148,15 @@ class Rounds:
         where += f" {join(spec.techniques)}" if spec.techniques else ""
         unmeasured = [spec.precision for spec in self._specs if not self._of(spec)]
         lacking = f"; no time was left for {', '.join(unmeasured)}" if unmeasured else ""
+        if unmeasured and _fail_alike(self.trials):
+            lacking = f"; {', '.join(unmeasured)}: not tried, as the error has nothing to do with precision"
         self._runner.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}{why}{lacking}")
 
     def _find_ending(self) -> Ending:
         if self._unfinished():
             return "budget"
         well = self._not_failed()
-        if not well:
+        if not well or _fail_alike(self.trials):
             return "failed"
         return "narrow" if all(self._is_narrow(spec) for spec in well) else "rounds"
 
@@ -193,7 +195,7 @@ class Rounds:
         in every group of a round, has had more of them than the others. Emulated precisions are slow and hardly ever
         taken: they wait until the others are known.
         """
-        well = self._not_failed()
+        well = [] if _fail_alike(self.trials) else self._not_failed()
         wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]
         wide = [spec for spec in wide if not self._is_baseline(spec) and not self._emulation_rank(spec)] or wide
         baseline = [spec for spec in well if self._is_baseline(spec) and spec not in wide]
@@ -238,6 +240,8 @@ class Rounds:
                 baseline=None if self._baseline is None else self._baseline.configuration,
                 deadline=deadline,
             )
+            if _fail_alike(trials):  # the fewest trials that show it are enough
+                trials = next(few for few in itertools.accumulate([each] for each in trials) if _fail_alike(few))
             postponed: list[TrialSpec] = []
             trial_of = {trial.spec.configuration: trial for trial in trials}
             for spec in group:
@@ -326,6 +330,11 @@ def group_by_memory(
             groups[-1].append(spec)
             left -= needed
     return groups or [baseline]
+
+
+def _fail_alike(trials: Sequence[Trial]) -> bool:
+    """Return whether trials of full and of 16-bit precision crashed with the same error, and no trial ended well."""
+    return fails_alike((each.spec.precision, each.message if each.status == "crashed" else None) for each in trials)
 
 
 def _may_lack_memory(trial: Trial) -> bool:

@@ -36,6 +36,7 @@ from castwise.records.schema import (
     Trial,
 )
 from castwise.records.store import ResumePolicy, Store, name_of, reusable_trials, stem_of
+from castwise.registry.precisions import precision_row
 from castwise.registry.techniques import why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.recipe import Recipe
@@ -67,7 +68,7 @@ class Listener(Protocol):
         """Trial `index` (from 1) of `count` begins; `count` is 0 if the number is not known."""
 
     def phase(self, name: str, done: float) -> None:
-        """The running trial is in a phase; `done` is its finished share, 0 to 1."""
+        """The running trial is in a phase; `done` is its finished share, of a session the trials it is worth."""
 
     def ended(self, trial: Trial) -> None:
         """A trial has its record."""
@@ -243,7 +244,7 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
         return deadline is not None and time.perf_counter() - began > share * (deadline - began)
 
     def report(phase: str, share: float) -> None:
-        runner.listener.phase(prefix + phase, share)
+        runner.listener.phase(prefix + phase, share * len(specs))
 
     def start(spec: TrialSpec) -> _Measurement:
         prior = (earlier or {}).get(spec.configuration)
@@ -325,9 +326,22 @@ def _set_up_in_time(measurements: "list[_Measurement]", started: "Iterable[_Meas
             thread.join()
         elif each.can_continue and math.isinf(longest):
             longest = max(_LONGEST_SET_UP * seconds, _TIMES_THE_FIRST * (time.perf_counter() - started_at))
+        if fails_alike((m.spec.precision, None if m.failure is None else m.failure.message) for m in measurements):
+            return
         is_out_of_time = time.perf_counter() - began > _SET_UP_SHARE * seconds
         if is_out_of_time and any(other.can_continue for other in measurements):
             return
+
+
+def fails_alike(failures: Iterable[tuple[str, str | None]]) -> bool:
+    """Return whether all failed with one error, in float32 and in a 16-bit precision: others will fail with it, too.
+
+    Args:
+        failures: The precision of each trial and its message, None if it has not failed.
+    """
+    found = list(failures)
+    is_one = len({message for _, message in found}) == 1 and bool(found[0][1])
+    return is_one and len({precision_row(precision).is_16_bit for precision, _ in found}) > 1
 
 
 class _Measurement:

@@ -33,10 +33,13 @@ def result_console(width: int | None = None) -> Console:
 
 
 def print_line(console: Console, line: str, style: str | None = None) -> None:
-    """Print a line without reading markup; a terminal wraps it with its indent, a pipe gets one line for `grep`."""
+    """Print a line without reading markup; a terminal wraps it with its indent, a pipe gets one line for `grep`.
+
+    A command stays one line in a terminal, too, for who copies it.
+    """
     text = line.lstrip(" ")
     indent = len(line) - len(text)
-    if console.is_terminal:
+    if console.is_terminal and not text.startswith("castwise "):
         console.print(Padding(Text(text), (0, 0, 0, indent), expand=False), style=style, highlight=False)
     else:
         console.print(Text(line), style=style, highlight=False, soft_wrap=True)

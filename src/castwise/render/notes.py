@@ -193,7 +193,7 @@ def _seen(warned: Sequence[tuple[str, TrialWarning]], num_rows: int) -> str:
         return f"all trials ({warned[0][1].seen})"
     named = ", ".join(f"{label} ({each.seen})" for label, each in warned[:_MOST_TRIALS_NAMED])
     others = dict.fromkeys(label for label, _ in warned[_MOST_TRIALS_NAMED:])
-    return f"{named}, and as well {', '.join(others)}" if others else named
+    return f"{named} and {len(others)} more" if others else named
 
 
 def _disagreements(rows: Sequence[Row]) -> list[Note]:
@@ -244,7 +244,10 @@ def _verdicts(rows: Sequence[Row]) -> list[Note]:
     for kind in ("inconclusive", "incomparable"):
         own = [row for row in rows if row.verdict and row.verdict.kind == kind]
         own = [row for row in own if kind == "incomparable" or len(row.trials) > 1]
-        details = tuple(f"{row.trial.spec.label}: {kind}: {row.verdict.reason}" for row in own if row.verdict)
+        labels: dict[str, list[str]] = {}
+        for row in own:
+            labels.setdefault(row.verdict.reason if row.verdict else "", []).append(row.trial.spec.label)
+        details = tuple(f"{truncate_list(names)}: {kind}: {reason}" for reason, names in labels.items())
         if own:
             notes.append(Note(kind, _who(own, rows), details, is_routine=True))
     return notes

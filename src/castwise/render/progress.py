@@ -1,12 +1,14 @@
 """Live progress of a job on stderr: the results so far, which trial runs, its phase, the time left."""
 
 import io
+import math
 import threading
 import time
 from collections.abc import Iterable
 from typing import Self
 
 from rich.console import Console, Group
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
@@ -50,6 +52,7 @@ class LiveProgress:
         self._index = self._count = 0
         self._session: str | None = None
         self._started = self._last_line = time.monotonic()
+        self._ends = math.inf
 
     def __enter__(self) -> Self:
         """Show the bar if there is a terminal."""
@@ -83,9 +86,10 @@ class LiveProgress:
             self._live.stop()
             self._live = None
 
-    def known(self, trials: Iterable[Trial]) -> None:
-        """Take results that need not be measured again into the table, and as what others are compared with."""
+    def known(self, trials: Iterable[Trial], budget_seconds: float | None = None) -> None:
+        """Take results that need not be measured again into the table, and for how long others will be measured."""
         self._trials += (trial for trial in trials if trial.spec.kind == "steady")
+        self._ends = time.monotonic() + (budget_seconds or math.inf)
 
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
         """Show that trial `index` of `count` begins; a count of 0 means that it is unknown, as in a search."""
@@ -100,7 +104,7 @@ class LiveProgress:
             self._task = self._bar.add_task("", total=1.0, left="")
 
     def phase(self, name: str, done: float) -> None:
-        """Show the running trial's phase, its share done, and the time left for all."""
+        """Show the running trial's phase, its share done (of a session the trials it is worth), and the time left."""
         self._phase = name
         if self._bar is None or self._task is None:
             return
@@ -110,8 +114,10 @@ class LiveProgress:
             completed = finished / self._count
             if finished >= _LEAST_SHARE_TO_PREDICT:
                 seconds_each = (time.monotonic() - self._started) / finished
-                left = f"about {format_duration(seconds_each * (self._count - finished))} left"
-        description = f"{self._which}  {self._label}  {name}"
+                seconds = min(seconds_each * (self._count - finished), self._ends - time.monotonic())
+                left = f"about {format_duration(max(0.0, seconds))} left"
+        # A round is of several configurations, and names the one that it is about.
+        description = "  ".join((self._which, *([] if name.startswith("round ") else [self._label]), name))
         self._bar.update(self._task, completed=completed, description=description, left=left)
 
     def ended(self, trial: Trial) -> None:
@@ -159,7 +165,9 @@ class LiveProgress:
         self._table = Text.from_ansi("\n".join(lines[-max(self._console.height - _LINES_FOR_BAR, 1) :]))
 
     def _frame(self) -> Group:
-        return Group(*([self._table] if self._table else []), *([self._bar] if self._bar else []))
+        # A terminal echoes Ctrl-C as "^C" at the end of the bar: without room for it, all would move by a line.
+        bar = [Constrain(self._bar, self._console.width - len("^C") - 1)] if self._bar else []
+        return Group(*([self._table] if self._table else []), *bar)
 
     def _took(self, trial: Trial) -> str:
         """Return how long a trial took; the time of an interleaved session is reported once, with its first trial."""

@@ -165,7 +165,26 @@ def _name(precision: str | None) -> str:
     return "PyTorch's default" if precision == DEFAULT else precision or ""
 
 
-def _answers_of_steady_state(group: ComparisonGroup) -> Iterator[Answer]:
+def _answers_of_steady_state(group: ComparisonGroup) -> list[Answer]:
+    """Return the answers, without those for the half batches that a search measures to find what bounds a loop."""
+    answers = list(_all_of_steady_state(group))
+    decided = {
+        (each.spec.batch_size, each.spec.world_size): {
+            (c.precision, c.trial.spec.techniques) for c in each.configurations
+        }
+        for each in answers
+        if each.advice.decision in ("take", "stay")
+    }
+
+    def is_probe(answer: Answer) -> bool:
+        loops = {(each.precision, each.trial.spec.techniques) for each in answer.configurations}
+        is_once = all(len(each.trials) == 1 for each in answer.configurations)
+        return is_once and loops <= decided.get((2 * answer.spec.batch_size, answer.spec.world_size), set())
+
+    return [each for each in answers if not is_probe(each)]
+
+
+def _all_of_steady_state(group: ComparisonGroup) -> Iterator[Answer]:
     for advice in recommend(group.rows):
         own = [
             config
@@ -214,7 +233,7 @@ def _answer_of_runs(
     if best.peak_allocated_bytes and baseline.peak_allocated_bytes:
         memory = best.peak_allocated_bytes / baseline.peak_allocated_bytes
     waiting = data_share(best.trial) or 0.0
-    why = f"waits for data {waiting:.0%} of the time" if waiting >= _WAITS else "the fastest"
+    why = f"waits for data {100 * waiting:.0f} % of the time" if waiting >= _WAITS else "the fastest"
     if speedup < WORTHWHILE:
         faster = [c for c in others if value_of(c.throughput) > value_of(best.throughput)]
         among = " of those that keep float32 weights" if faster else ""

@@ -81,7 +81,9 @@ def _sentence(machine: ComparedMachine, comparison: MachineComparison) -> str:
     means = comparison.means_of(machine)
     if means.speed is not None and means.num_speeds > 1:
         text += f"; geometric mean {short_ratio(means.speed)} over {means.num_speeds} configurations"
-    return text + (", one run each." if comparison.is_without_intervals else ".")
+    words = {result.words for row in comparison.rows for result in row.results if result.ratio is not None}
+    once = "one run on a side" if words == {"one run on a side"} else "one run each"
+    return text + (f", {once}." if comparison.is_without_intervals else ".")
 
 
 def short_ratio(value: float) -> str:

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from castwise.analysis.advice import recommend
+from castwise.analysis.advice import Advice
 from castwise.max_batch.render import markdown_max_batches, print_max_batches
 from castwise.render import run_report, training_table, why_report
 from castwise.render.console import print_line
 from castwise.render.table import markdown_grid, markdown_text, print_data_table
 from castwise.render.units import pluralize
 from castwise.report.collection import Collection, ComparisonGroup
-from castwise.report.conclusions import answer_table, answers_of, headline
+from castwise.report.conclusions import Answer, answer_table, answers_of, headline
 from castwise.report.machine_notes import MachineNote
 
 _MORE = "in the HTML report"
@@ -35,7 +35,7 @@ def print_report(collection: Collection, console: Console) -> None:
         elif group.is_training:
             training_table.print_runs(group.runs, None, console)
         else:
-            run_report.print_table(group.rows, recommend(group.rows), console, more=_MORE)
+            run_report.print_table(group.rows, _advice(group, answers), console, more=_MORE)
             for line in _why_lines(group):
                 print_line(console, f"  {line}")
         _print_notes(collection.machine_notes_of(*group.configurations), console)
@@ -63,7 +63,7 @@ def markdown_report(collection: Collection) -> str:
     folds = len(collection.groups) > 1
     for number, group in enumerate(collection.groups):
         notes = _bullets((*_why_lines(group), *(n.text for n in collection.machine_notes_of(*group.configurations))))
-        content = "\n\n".join(part for part in (_markdown_group(group).strip(), notes) if part)
+        content = "\n\n".join(part for part in (_markdown_group(group, answers).strip(), notes) if part)
         title = markdown_text(group.title)
         part = f"### {title}\n\n{content}"
         if folds:
@@ -75,6 +75,10 @@ def markdown_report(collection: Collection) -> str:
             break
         parts.append(part)
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _advice(group: ComparisonGroup, answers: Sequence[Answer]) -> list[Advice]:
+    return [answer.advice for answer in answers if answer.group is group]
 
 
 def _why_lines(group: ComparisonGroup) -> list[str]:
@@ -89,11 +93,11 @@ def _bullets(lines: Iterable[str]) -> str:
     return "\n".join(f"- {markdown_text(line)}" for line in lines)
 
 
-def _markdown_group(group: ComparisonGroup) -> str:
+def _markdown_group(group: ComparisonGroup, answers: Sequence[Answer]) -> str:
     if group.is_max_batch:
         return markdown_max_batches(group.max_batches)
     if not group.is_training:
-        return run_report.to_markdown(group.rows, recommend(group.rows), more=_MORE)
+        return run_report.to_markdown(group.rows, _advice(group, answers), more=_MORE)
     table = training_table.data_table(group.runs)
     failed = [run.trial for run in group.runs if run.trial.status != "ok"]
     notes = [f"- {markdown_text(f'{t.spec.label}: {t.status}: {t.message}')}" for t in failed]

@@ -1,16 +1,18 @@
 """The timed blocks: their step times, and the GPU's clock, power and temperature meanwhile."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from castwise.analysis import steady_metrics
 from castwise.records.schema import TelemetrySummary
 from castwise.render.units import format_seconds
 from castwise.report.charts.chart import MAX_LINES, Chart, GroupSubject, left_out, varied
 from castwise.report.charts.svg import Panel, line_chart
+from castwise.report.charts.throughput import bar_names, highest
 from castwise.spec.quantities import format_share
 
 _LEAST_SPAN = 0.05  # of an axis, as a share of the highest value on it
-_LEFT_OUT = "{} of {:,} configurations; `castwise export` has all."
+_LEFT_OUT = "The {} fastest of {:,} configurations are drawn; castwise export has all."
 # Title, and the value in the title's unit.
 _READINGS: tuple[tuple[str, Callable[[TelemetrySummary], float | None]], ...] = (
     ("SM clock, MHz", lambda reading: reading.sm_clock_hertz and reading.sm_clock_hertz / 1e6),
@@ -25,24 +27,26 @@ def blocks(subject: GroupSubject) -> Chart | None:
     timed = [config for config in group.configurations if len(steady_metrics.step_times(config.trial)) > 1]
     if not timed:
         return None
-    shown = timed[:MAX_LINES]
+    shown = highest(timed, MAX_LINES)
+    names, base = bar_names(group, shown)
     lines = []
     for config in shown:
         times = steady_metrics.step_times(config.trial)
         median = steady_metrics.step_seconds(config.trial) or 1.0
         points = [(float(place), 100 * (each / median - 1)) for place, each in enumerate(times, start=1)]
-        lines.append(subject.line(config, points, f"median {format_seconds(median)} a step"))
+        line = subject.line(config, points, f"median {format_seconds(median)} a step")
+        lines.append(replace(line, name=names[config]))
     spreads = [spread for config in shown if (spread := steady_metrics.spread(config.trial)) is not None]
     ends = dict.fromkeys(format_share(each) for each in (min(spreads), max(spreads))) if spreads else {}
     spread_text = f"; they vary by {' to '.join(ends)}" if ends else ""
-    note = "The lines are the first process of each configuration." if any(len(c.trials) > 1 for c in shown) else ""
+    notes = ("The lines are the first process of each configuration." if any(len(c.trials) > 1 for c in shown) else "",)
     panel = Panel("difference from the median, %", varied(lines), "timed block", least_span=_LEAST_SPAN)
     return Chart(
         name="blocks",
         title="Step time over the run",
         summary=f"Step time of each timed block relative to the median{spread_text}.",
         draw=lambda width: line_chart([panel], width),
-        note=f"{note} {left_out(_LEFT_OUT, shown, timed)}".strip(),
+        note=" ".join(filter(None, (*notes, base, left_out(_LEFT_OUT, shown, timed)))),
     )
 
 
@@ -50,26 +54,28 @@ def telemetry(subject: GroupSubject) -> Chart | None:
     """Return clock, power and temperature of the GPU over the blocks of each configuration."""
     group = subject.group
     every = [(c, [reading for trial in c.trials for reading in trial.readings]) for c in group.configurations]
-    watched = [(c, own) for c, own in every if any(value(each) is not None for each in own for *_, value in _READINGS)]
+    watched = {c: own for c, own in every if any(value(each) is not None for each in own for *_, value in _READINGS)}
     if not watched:
         return None
-    shown, what = watched[:MAX_LINES], "epoch" if group.is_training else "block"
+    shown, what = highest(list(watched), MAX_LINES), "epoch" if group.is_training else "block"
+    names, base = bar_names(group, shown)
     panels = []
     for title, value in _READINGS:
         lines = []
-        for config, readings in shown:
+        for config in shown:
+            readings = watched[config]
             reasons = dict.fromkeys(reason for reading in readings for reason in reading.throttle_reasons or ())
             held = f"clock held down by {', '.join(reasons)}" if reasons else ""
             points = [(float(place), value(reading)) for place, reading in enumerate(readings, start=1)]
-            lines.append(subject.line(config, points, held))
+            lines.append(replace(subject.line(config, points, held), name=names[config]))
         x_title = f"{what}s" if title == _READINGS[-1][0] else ""
         panels.append(Panel(title, varied(lines), x_title, least_span=_LEAST_SPAN))
     several = "Of several GPUs the slowest one's clock, the mean power of one, and the hottest one's temperature."
-    note = several if any(config.trial.spec.world_size > 1 for config, _ in shown) else ""
+    notes = (several if any(config.trial.spec.world_size > 1 for config in shown) else "",)
     return Chart(
         name="telemetry",
         title="GPU clock, power and temperature",
         summary=f"SM clock, power and temperature of the GPU while it was timed, {what} by {what}.",
         draw=lambda width: line_chart(panels, width),
-        note=f"{note} {left_out(_LEFT_OUT, shown, watched)}".strip(),
+        note=" ".join(filter(None, (*notes, base, left_out(_LEFT_OUT, shown, watched)))),
     )

@@ -8,7 +8,7 @@ from typing import Any
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.render.fields import Field, FlatRow, find_field, find_fields
 from castwise.render.table import DataTable
-from castwise.render.theme import LIGHT, PAGE, SOFT, look_of
+from castwise.render.theme import INK, LIGHT, PAGE, SOFT, look_of
 from castwise.report.charts.svg import HATCH, WIDE, Drawing, Line, text
 from castwise.report.collection import ComparisonGroup, Configuration, FileOf
 from castwise.report.machine_names import short_name
@@ -16,7 +16,7 @@ from castwise.spec.quantities import TOO_NOISY, format_interval
 
 MAX_BARS = 32
 MAX_LINES = 12
-_MAX_POINTS = 80  # of a line: few screens show more
+_MAX_POINTS = 48  # of a line: of a dozen lines nobody sees more, and points are most of a page's bytes
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 RATE_FIELDS = (
     find_field("throughput_per_second"),
@@ -48,9 +48,9 @@ class Chart:
         width, height = drawing.width + 24, top + drawing.height + 12
         whole = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-            f'height="{height:g}" font-family="Helvetica, Arial, sans-serif"><defs>{HATCH}</defs>'
-            f'<rect width="100%" height="100%" fill="{PAGE}"/><g font-weight="700">{head}</g>{lines}'
-            f'<g transform="translate(12 {top})">{drawing.body}</g></svg>\n'
+            f'height="{height:g}" font-family="Helvetica, Arial, sans-serif" fill="{INK}"><defs>{HATCH}</defs>'
+            f'<rect width="100%" height="100%" fill="{PAGE}"/><g font-weight="700">{head}</g>'
+            f'<g font-size="13">{lines}</g><g transform="translate(12 {top})">{drawing.content}</g></svg>\n'
         )
         for name, colour in LIGHT.items():
             whole = whole.replace(name, colour)

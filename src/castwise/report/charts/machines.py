@@ -29,6 +29,7 @@ _MAX_ROWS = 40
 # Of machines: a colour and a marker each.
 _LOOKS = ((STACK[3], "circle"), (STACK[0], "square"), (STACK[2], "diamond"), (STACK[4], "triangle-up"))
 _EVEN_STEPS = 2.5  # of the axis' ends: below it, numbers are at even steps
+_LEAST_SPAN = 1.02  # of the axis: noise is not magnified
 _IN_PERCENT = 1.12  # of the axis' ends, or 1 over it
 
 _Found = tuple[str, ComparisonRow, MachineResult, Estimate]  # the group's title, and a result with its ratio
@@ -80,6 +81,7 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
         for name, dots, text in lines
     ]
     ends = [1.0, *(end for _, dots, _ in lines for dot in dots for end in dot.interval or (dot.value,))]
+    ends += [1 / _LEAST_SPAN, _LEAST_SPAN] if max(ends) / min(ends) < _LEAST_SPAN else []
     margin = (max(ends) / min(ends)) ** 0.05
     keys = [] if is_alone else [Key(machine.name, *look) for machine, look in looks]
     fields = [
@@ -95,7 +97,7 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
     def draw(width: int) -> Drawing:
         is_narrow = width <= NARROW
         short = [(name, dots, text.split(" [")[0] if is_narrow else text) for name, dots, text in lines]
-        axis = _speed_axis(min(ends) / (margin or 1), max(ends) * (margin or 1), 4 if is_narrow else 8)
+        axis = _speed_axis(min(ends) / (margin or 1), max(ends) * (margin or 1), 4 if is_narrow else 6)
         return dot_chart(short, width, axis, f"speed relative to {first.name}", keys)
 
     return Chart(

@@ -8,7 +8,7 @@ from castwise.render.theme import STACK, look_of
 from castwise.render.units import format_bytes
 from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.svg import Bar, Key, Segment, bar_chart
-from castwise.report.charts.throughput import highest
+from castwise.report.charts.throughput import bar_names, highest
 from castwise.report.collection import Configuration
 
 _GIB = 2**30
@@ -55,9 +55,11 @@ def holders(subject: GroupSubject) -> Chart | None:
     if not measured:
         return None
     held = {config: _memory_parts(config) for config in measured}
+    shown = highest(measured)
+    names, note = bar_names(group, shown)
     bars = [
         stacked(
-            group.label(config),
+            names[config],
             [
                 (title, held[config].get(name, 0), format_bytes(held[config].get(name)))
                 for name, title in _PARTS.items()
@@ -66,7 +68,7 @@ def holders(subject: GroupSubject) -> Chart | None:
             _GIB,
             is_failed=config.trial.status != "ok",
         )
-        for config in highest(measured)
+        for config in shown
     ]
     keys = stack_keys(bars, list(_PARTS.values()))
     fields = [
@@ -79,6 +81,7 @@ def holders(subject: GroupSubject) -> Chart | None:
         summary="Memory at the peak of each configuration. Weights are counted; gradients and the like are the rest.",
         draw=lambda width: bar_chart(bars, width, "GiB", keys),
         table=subject.table(measured, fields, lambda config: held[config]),
+        note=note,
     )
 
 

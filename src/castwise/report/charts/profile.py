@@ -117,7 +117,7 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
     found = {config: point for config, each in group.profiled.items() if (point := _point(config, each, gpu))}
     if gpu is None or not found:
         return None
-    shown = highest(list(found))[:MAX_LINES]
+    shown = highest(list(found), MAX_LINES)
     names, base = bar_names(group, shown)
     bandwidth = gpu.bandwidth_bytes_per_second
     formats: dict[float, list[str]] = {}

@@ -5,6 +5,7 @@ records: all text goes through `escape`.
 """
 
 import html
+import itertools
 import math
 import textwrap
 from collections.abc import Callable, Sequence
@@ -18,8 +19,10 @@ _LETTER = 0.56 * _SIZE  # mean width
 _ROW, _LINE, _BAR = 24, 15, 16  # pixels: a row of bars or dots, a further line of its label, the bar
 _LEAST_SEGMENT = 0.5  # pixels: of a thinner part of a bar one would see its outline alone
 _LABEL_SHARE = 0.42  # of the width, at most, that labels take
+_LABEL_LINES = 5
 _LEGEND_ROW, _MARK = 20, 24
 _PANEL = 150  # pixels, of lines over one axis
+_MARKERS = 8  # on a line
 _LONGEST_WHISKER = 2.0  # times the largest value that is drawn
 _MAX_TEXT = 240  # characters
 _DASHES = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "12 4", "longdashdot": "12 3 2 3"}
@@ -141,7 +144,12 @@ class Drawing:
     def inline(self, label: str, kind: str = "") -> str:
         """Return it as an element of a page; the label is for those who do not see it."""
         size = f'viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" height="{self.height:g}"'
-        return f'<svg class="{kind}" {size} role="img" aria-label="{escape(label)}">{self.body}</svg>'
+        return f'<svg class="{kind}" {size} role="img" aria-label="{escape(label)}">{self.content}</svg>'
+
+    @property
+    def content(self) -> str:
+        """Return the elements in a group that has the look of most text, which `text` leaves out."""
+        return f'<g font-size="{_SIZE}" fill="{INK}">{self.body}</g>'
 
 
 def escape(words: object) -> str:
@@ -152,8 +160,12 @@ def escape(words: object) -> str:
 
 def text(x: float, y: float, words: str, anchor: str = "", size: int = _SIZE, fill: str = INK) -> str:
     """Return a line of text; its anchor is empty, "middle" or "end"."""
-    anchored = f' text-anchor="{anchor}"' if anchor else ""
-    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}"{anchored}>{escape(words)}</text>'
+    look = "".join(
+        f' {name}="{value}"'
+        for name, value, usual in (("font-size", size, _SIZE), ("fill", fill, INK), ("text-anchor", anchor, ""))
+        if value != usual
+    )
+    return f'<text x="{x:g}" y="{y:g}"{look}>{escape(words)}</text>'
 
 
 def path(shape: str, colour: str = INK, width: float = 1, dash: str = "") -> str:
@@ -164,16 +176,28 @@ def path(shape: str, colour: str = INK, width: float = 1, dash: str = "") -> str
 
 def marker(x: float, y: float, shape: str, colour: str, radius: float = 5, tip: str = "") -> str:
     """Return a marker with the text at the pointer; a shape that ends on "-open" is not filled."""
+    return markers([(x, y)], shape, colour, radius, tip)
+
+
+def markers(places: Sequence[tuple[float, float]], shape: str, colour: str, radius: float = 5, tip: str = "") -> str:
+    """Return markers of one look as one element, which is a third as long as an element for each."""
     name, is_open = shape.removesuffix("-open"), shape.endswith("-open")
     fill, stroke, width = (PAGE, colour, 2) if is_open else (colour, INK, 0.5)
     if name == "ring":
         radius, fill, stroke, width = 9, "none", INK, 2
-    look = f'fill="{fill}" stroke="{stroke}" stroke-width="{width}"'
-    if name not in _SHAPES:
-        return f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" {look}>{_tip(tip)}</circle>'
-    pairs = (pair.split(",") for pair in _SHAPES[name].split())
-    points = " ".join(f"{x + radius * float(a):.1f},{y + radius * float(b):.1f}" for a, b in pairs)
-    return f'<polygon points="{points}" {look}>{_tip(tip)}</polygon>'
+    pairs = [
+        (radius * float(a), radius * float(b)) for a, _, b in (p.partition(",") for p in _SHAPES.get(name, "").split())
+    ]
+    if pairs:
+        (left, top), *_ = pairs
+        outline = (
+            "l" + " ".join(f"{x2 - x1:.1f} {y2 - y1:.1f}" for (x1, y1), (x2, y2) in itertools.pairwise(pairs)) + "z"
+        )
+    else:
+        left, top, arc = -radius, 0.0, f"a{radius:g} {radius:g} 0 1 0"
+        outline = f"{arc} {2 * radius:g} 0{arc} {-2 * radius:g} 0z"
+    shapes = "".join(f"M{x + left:.1f} {y + top:.1f}{outline}" for x, y in places)
+    return f'<path d="{shapes}" fill="{fill}" stroke="{stroke}" stroke-width="{width}">{_tip(tip)}</path>'
 
 
 def nice_ticks(low: float, high: float, most: int) -> list[float]:
@@ -223,6 +247,8 @@ def bar_chart(bars: Sequence[Bar], width: int, title: str, keys: Sequence[Key] =
     high = max([*ends, *(bar.interval[1] for bar in bars if bar.interval)], default=0.0) or 1.0
     axis = Axis(0.0, high, nice_ticks(0.0, high, 5 if width > NARROW else 3), number)
 
+    look = f' stroke="{INK}" stroke-width=".5"'
+
     def draw(place: int, left: float, span: float, y: float) -> str:
         bar, parts, at = bars[place], [], 0.0
         for part in bar.segments:
@@ -231,9 +257,11 @@ def bar_chart(bars: Sequence[Bar], width: int, title: str, keys: Sequence[Key] =
             if x2 - x1 < _LEAST_SEGMENT and len(bar.segments) > 1:
                 continue
             shape = f'<rect x="{x1:g}" y="{y - _BAR / 2:g}" width="{max(0.0, x2 - x1):.1f}" height="{_BAR}"'
-            outline = f' stroke="{INK}" stroke-width=".5"' if part.value > 0 else ""
+            outline = look if part.value > 0 and len(bar.segments) == 1 else ""
             parts.append(f'{shape} fill="{part.colour}"{outline}>{_tip(part.tip)}</rect>')
             parts.append(f'{shape} fill="url(#hatch)">{_tip(part.tip)}</rect>' if bar.is_hatched else "")
+        if len(bar.segments) > 1:
+            parts = [f"<g{look}>{''.join(parts)}</g>"]
         parts.append(_whisker(bar.interval, axis, left, span, y))
         end = axis.at(max(at, bar.interval[1] if bar.interval else 0.0), left, span)
         return "".join(parts) + text(end + 7, y + 4.5, bar.text)
@@ -269,7 +297,7 @@ def _rows(  # noqa: PLR0913, PLR0917  all that a chart of rows is made of
     head, top = legend(keys, width)
     room = max(map(len, figures), default=0) * _LETTER + 14
     most = max(8, int(min(_LABEL_SHARE * width, width - room - 60) / _LETTER))
-    labels = [textwrap.wrap(name, most, max_lines=3, placeholder=" …") or ["–"] for name in names]
+    labels = [textwrap.wrap(name, most, max_lines=_LABEL_LINES, placeholder=" …") or ["–"] for name in names]
     left = max((len(each) for own in labels for each in own), default=0) * _LETTER + 10
     span, y, rows = width - left - room, top, []
     for place, lines in enumerate(labels):
@@ -278,10 +306,9 @@ def _rows(  # noqa: PLR0913, PLR0917  all that a chart of rows is made of
         rows += [text(left - 8, first + _LINE * n, words, "end") for n, words in enumerate(lines)]
         rows.append(draw(place, left, span, y + height / 2))
         y += height
-    grid = []
-    for tick in axis.ticks:
-        x = axis.at(tick, left, span)
-        grid += [path(f"M{x:g} {top:g}V{y:g}", FAINT), text(x, y + 15, axis.label(tick), "middle", 12)]
+    places = [axis.at(tick, left, span) for tick in axis.ticks]
+    grid = [path("".join(f"M{x:g} {top:g}V{y:g}" for x in places), FAINT)]
+    grid += [text(x, y + 15, axis.label(tick), "middle", 12) for x, tick in zip(places, axis.ticks, strict=True)]
     rule = [] if axis.rule is None else [axis.at(axis.rule, left, span)]
     grid += [path(f"M{x:g} {top:g}V{y:g}", INK, 1, "2 3") for x in rule]
     grid.append(text(min(left + span / 2, width - len(title) * _LETTER / 2), y + 33, title, "middle", fill=SOFT))
@@ -329,15 +356,19 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
     for entry in panel.lines:
         known = [(n, *place(*point)) for n, point in enumerate(entry.points) if math.isfinite(point[1])]
         if entry.dash and len(known) > 1:
-            shape = path(
-                "M" + "L".join(f"{x:g} {y:g}" for _, x, y in known), entry.colour, 2, _DASHES.get(entry.dash, "")
-            )
+            steps = ((x2 - x1, y2 - y1) for (_, x1, y1), (_, x2, y2) in itertools.pairwise(known))
+            moves = " ".join(f"{round(x, 1):g} {round(y, 1):g}" for x, y in steps)
+            start = f"M{known[0][1]:g} {known[0][2]:g}l"
+            shape = path(start + moves.replace(" -", "-"), entry.colour, 2, _DASHES.get(entry.dash, ""))
             parts.append(f"<g>{shape}{_tip(entry.tip)}</g>" if entry.tip else shape)
-        every = 1 if entry.tips or not entry.dash else max(1, len(known) // 8)
-        for n, x, y in known[::every] if entry.marker else ():
+        for n, x, y in known if entry.marker else ():
             if n < len(entry.intervals) and (interval := entry.intervals[n]):
                 parts.append(path(f"M{x:g} {place(0, interval[0])[1]:g}V{place(0, interval[1])[1]:g}", INK, 1.5))
-            parts.append(marker(x, y, entry.marker, entry.colour, 4.5, entry.tips[n] if entry.tips else ""))
+            if entry.tips:
+                parts.append(marker(x, y, entry.marker, entry.colour, 4.5, entry.tips[n]))
+        if entry.marker and known and not entry.tips:
+            every = -(-len(known) // _MARKERS) if entry.dash else 1
+            parts.append(markers([(x, y) for _, x, y in known[::every]], entry.marker, entry.colour, 4.5))
     parts.append(path(f"M{left:g} {bottom:g}h{span:g}"))
     last = -math.inf if panel.x_title else math.inf
     for tick in sorted(set(panel.x_ticks)) or across.ticks:

@@ -38,6 +38,7 @@ def throughput(subject: GroupSubject) -> Chart | None:
         return None
     shown = highest(group.configurations)
     names, base = bar_names(group, shown)
+    name = names.get(best, group.label(best))
     bars = []
     for config in shown:
         found, speedup = config.throughput, group.times_reference(config)
@@ -54,7 +55,7 @@ def throughput(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="throughput",
         title="Throughput and speed-up",
-        summary=f"The highest is {format_rate(best.throughput.value)} {group.unit} a second, with {group.label(best)}.",
+        summary=f"The highest is {format_rate(best.throughput.value)} {group.unit} a second, with {name}.",
         draw=lambda width: bar_chart(bars, width, f"{group.unit} per second{over}"),
         table=subject.table(
             group.configurations,
@@ -84,22 +85,22 @@ def memory(subject: GroupSubject) -> Chart | None:
         segment = Segment(peak / _GIB, look_of(config.precision).colour, subject.tip(config, *lines))
         bars.append(Bar(names[config], [segment], words, is_hatched=is_failed))
     least = min(measured, key=lambda config: config.peak_allocated_bytes or 0)
-    peak_text = format_bytes(least.peak_allocated_bytes)
+    peak_text, name = format_bytes(least.peak_allocated_bytes), names.get(least, group.label(least))
     bound = "On a CPU it is the growth of the process, an upper bound." if group.first.spec.device_type == "cpu" else ""
     return Chart(
         name="memory",
         title="Peak memory",
-        summary=f"Tensors hold least with {group.label(least)}, {peak_text} at the peak.",
+        summary=f"Tensors hold least with {name}, {peak_text} at the peak.",
         draw=lambda width: bar_chart(bars, width, "peak allocated, GiB"),
         table=subject.table(measured, find_fields(("peak_allocated_bytes", "peak_reserved_bytes"))),
         note=f"{bound} {note}".strip(),
     )
 
 
-def highest(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Return as many configurations as a chart has bars for, in their order: references, and the fastest ones."""
-    loops = {config.trial.spec.techniques for config in configurations}
-    most = MAX_BARS if len(loops) == 1 else _MAX_LOOPS
+def highest(configurations: Sequence[Configuration], most: int = MAX_BARS) -> list[Configuration]:
+    """Return as many configurations as a chart has room for, in their order: references, and the fastest ones."""
+    if len({config.trial.spec.techniques for config in configurations}) > 1:
+        most = min(most, _MAX_LOOPS)
 
     def rank(config: Configuration) -> tuple[bool, float]:
         is_reference = config.precision in (BASELINE, DEFAULT) and not config.trial.spec.techniques

@@ -164,7 +164,7 @@
       const shown = found.slice(this.page * PAGE_ROWS, (this.page + 1) * PAGE_ROWS);
       this.body.replaceChildren(...shown.map((place) => make("tr", {}, ...rows[place].map((cell, index) => {
         const text = textOf(cell);
-        const kind = [columns[index].left ? "left" : "", text.length > 70 && columns[index].name !== "file" ? "long" : "",
+        const kind = [columns[index].left ? "left" : "", text.length > 45 && columns[index].name !== "file" ? "long" : "",
           this.best.get(index)?.has(place) ? "best" : ""].filter(Boolean).join(" ");
         return make("td", kind ? { class: kind } : {}, text);
       }))));

@@ -74,7 +74,12 @@ def assemble(template: str, title: str, context: Mapping[str, Any], data: PageDa
     except ImportError:
         raise UsageError("Reports need jinja2: pip install 'castwise[report]'.") from None
     environment = Environment(
-        autoescape=True, loader=FunctionLoader(_read), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        finalize=lambda value: value.replace(" %", "\u00a0%") if type(value) is str else value,  # not of safe text
+        loader=FunctionLoader(_read),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["few"] = truncate_list
     script = _read("page.js")

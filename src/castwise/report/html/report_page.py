@@ -134,7 +134,7 @@ def _why(group: ComparisonGroup) -> dict[str, Any]:
     return {
         "causes": causes,
         "num_more": len(profiled) - len(causes),
-        "remarks": why_report.remarks(list(profiled.values())),
+        "remarks": [line.replace("`", "") for line in why_report.remarks(list(profiled.values()))],
     }
 
 
@@ -275,9 +275,9 @@ def _trial_table(collection: Collection, file_of: FileOf) -> tuple[DataTable[Fla
         for trial in collection.trials
     ]
     fields = [
-        *find_fields((*_QUESTION, *_RESULT)),
+        *find_fields((*_QUESTION, *_RESULT, "message")),
         Field("machine", "machine"),
-        *find_fields(("started_at", "file", "message")),
+        *find_fields(("started_at", "file")),
     ]
     alike = [
         field
