@@ -166,7 +166,9 @@ def with_its_own(net: nn.Module) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("names", "made", "dynamic"),
     [
-        *itertools.product((("cuda-graph",), ("fused-optimizer", "cuda-graph")), ("by functions", "before"), (False, True)),
+        *itertools.product(
+            (("cuda-graph",), ("fused-optimizer", "cuda-graph")), ("by functions", "before"), (False, True)
+        ),
         pytest.param(("compiled-update",), "by functions", True, marks=pytest.mark.slow),
         pytest.param(("compiled-update",), "before", False, marks=pytest.mark.slow),
     ],

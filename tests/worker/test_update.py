@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops import ADADELTA, IMAGES, WORDS, cell_of, losses_of, spec_of
+from loops import ADADELTA, IMAGES, cell_of, losses_of, spec_of
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
