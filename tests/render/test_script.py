@@ -21,11 +21,6 @@ from castwise.spec.trial import TrialSpec
 from castwise.worker.models import build_task
 
 
-def steps_of(precision: str) -> int:
-    """Return how many steps are compared: few in float16, whose convolutions take a third of a second on a CPU."""
-    return 6 if precision.startswith("fp16") else STEPS
-
-
 @pytest.mark.parametrize(
     ("workload", "precision", "techniques", "loss_scale"),
     [
@@ -49,9 +44,8 @@ def test_a_script_computes_what_was_measured(
 ) -> None:
     spec = spec_of(workload, precision, techniques, loss_scale=loss_scale)
     assert why_unsupported(spec) is None
-    steps = steps_of(precision)
-    epochs = run_script(spec, tmp_path, steps)
-    assert [epoch.loss for epoch in epochs] == pytest.approx(measured_losses(spec, steps), rel=1e-5)
+    epochs = run_script(spec, tmp_path)
+    assert [epoch.loss for epoch in epochs] == pytest.approx(measured_losses(spec), rel=1e-5)
     assert all(epoch.speed > 0 for epoch in epochs)
     assert {epoch.unit for epoch in epochs} == {find_workload(workload).unit}
 
@@ -214,7 +208,7 @@ def training_of(
     fields: dict[str, object] = {"epochs": 3, "loader": Loader(num_workers=0), "read_loss_every_step": True}
     made = Recipe.model_validate(fields | recipe)
     workload = "mnist-cnn" if data_set.endswith("mnist") else "wrn-28-10"
-    spec = spec_of(workload, precision, techniques, kind="training", recipe=made, data_set=data_set, batch_size=20)
+    spec = spec_of(workload, precision, techniques, kind="training", recipe=made, data_set=data_set, batch_size=4)
     return spec.model_copy(update={"loss_scale": find_precision(precision).loss_scale})
 
 
@@ -338,7 +332,7 @@ def test_a_script_with_a_graph_takes_the_same_steps(
     (tmp_path / "fake_cuda.py").write_text(_FAKE_CUDA)
     at_once = 4 if "cuda-graph-8" in techniques else 1  # 3 steps before the graph, two launches and one step at the end
     files = {file: f"import fake_cuda\n{text}"} | dict(second)
-    steps = steps_of(precision)
+    steps = 20 if at_once > 1 else STEPS
     out = output_of(files, "--epochs", str(steps // at_once), "--steps", str(at_once))
     losses = [float(found) for found in re.findall(r"loss (\S+),", out)]
     plain = tuple(name for name in techniques if "graph" not in name)
