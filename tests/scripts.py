@@ -23,7 +23,7 @@ from castwise.worker.build import build_trial
 from castwise.worker.distributed import Peers
 from castwise.worker.user_model.load import inspect_model
 
-STEPS = 6  # with float16 they take seconds on a CPU
+STEPS = 20
 
 
 def spec_of(workload: str, precision: str = "fp32", techniques: tuple[str, ...] = (), **changes: object) -> TrialSpec:
