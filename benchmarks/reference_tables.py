@@ -69,7 +69,7 @@ def sizes(_: str) -> str:
         with torch.device("meta"):
             task = build_task(row)
         samples = task.make_batches(1, 2, torch.device("cpu"), torch.Generator())[0]  # batch norm needs two of them
-        with FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
             task.compute_loss(task.model, tuple(part.to("meta") for part in samples))
         macs = counter.get_total_flops() // (2 * 2)
         num_parameters = sum(parameter.numel() for parameter in task.model.parameters())

@@ -1,4 +1,4 @@
-"""Runs scripts as `python FILE` does, each in a fork of a process that has imported torch, which takes seconds.
+"""Runs scripts as `python FILE` does, each in a fork of a process that has imported what takes seconds.
 
 A line of JSON on stdin names the command, its folder and the files for its output; a line on stdout says how it ended.
 """
@@ -12,6 +12,14 @@ import traceback
 from typing import Any, NoReturn
 
 _MODULES = ("torch", "torch._dynamo", "torch.optim")  # an optimizer imports the second
+# What scripts need besides, by the text that tells of it; imported before the first script that has the text.
+_MORE_MODULES = {
+    "torch.compile(": "torch._inductor.compile_fx",
+    "torchvision": "torchvision.models",
+    "timm": "timm",
+    "transformers": "transformers.modeling_utils",
+    "lightning": "lightning",
+}
 
 
 def serve() -> None:
@@ -20,6 +28,9 @@ def serve() -> None:
         importlib.import_module(name)
     for line in sys.stdin:
         request = json.loads(line)
+        for text, name in _MORE_MODULES.items():
+            if text in request["text"]:
+                importlib.import_module(name)
         child = os.fork()
         if child == 0:
             _become(request)

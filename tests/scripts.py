@@ -67,6 +67,7 @@ def output_of(files: dict[Path, str], *options: str) -> str:
     folder = file.parent
     out, err = folder / "out.txt", folder / "err.txt"
     request = {"command": [str(file), *options], "folder": str(folder), "out": str(out), "err": str(err)}
+    request["text"] = "".join(files.values())
     host = _host()
     assert host.stdin is not None
     assert host.stdout is not None

@@ -122,6 +122,9 @@ def test_every_cause_has_its_evidence_and_what_to_try() -> None:
     assert rows == list(get_args(CauseName))
 
 
+site_group = pytest.mark.xdist_group("site")  # one process builds the site
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the site, built as `make docs` does: a broken link or anchor fails."""
@@ -138,6 +141,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@site_group
 def test_site_has_every_page(site: Path) -> None:
     docs = ROOT / "docs"
     pages = [*docs.rglob("*.md"), docs / "quickstart.ipynb"]
@@ -151,6 +155,7 @@ _TOO_WIDE = """() => [...document.querySelectorAll("article table")].filter((tab
 }).map((table) => table.scrollWidth - table.closest("article").clientWidth).filter((excess) => excess > 0)"""
 
 
+@site_group
 @pytest.mark.parametrize("width", [1440, 390])
 def test_no_page_of_the_site_scrolls_sideways(site: Path, width: int, browser_path: str) -> None:
     names = ("evidence/suites.html", "evidence/searches.html", "python-api.html", "techniques.html", "tune.html")
@@ -168,6 +173,7 @@ def test_no_page_of_the_site_scrolls_sideways(site: Path, width: int, browser_pa
         browser.close()
 
 
+@site_group
 def test_site_opens_and_searches_without_a_server_or_a_network(site: Path, browser_path: str) -> None:
     requests: list[str] = []
     with sync_playwright() as playwright:

@@ -3,17 +3,19 @@
 import re
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import castwise
 from castwise.cli import app
 from castwise.cli.init_template import write_starter
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "own-model.md").read_text()
 BLOCKS = re.findall(r"<!-- run: ([^\n]+) -->\n```python\n# (\S+)\n(.*?)```", TEXT, re.DOTALL)
-QUICK = ("--device", "cpu", "--seconds", "0.05")
+QUICK = ("--device", "cpu", "--seconds", "0.05", "--rounds", "1")
 # Each trial imports the file's libraries anew, and these take their seconds.
 HEAVY = ("lightning_bench.py", "bert_bench.py")
 
@@ -22,6 +24,8 @@ def run(call: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     """Return what a call prints; the command line runs in this process, so that torch is imported once for all."""
     program, *arguments = call.split()
     if program == "python":
+        quick = partial(castwise.compare, device="cpu", seconds=0.05, rounds=1)
+        monkeypatch.setattr(castwise, "compare", quick)
         runpy.run_path(arguments[0], run_name="__main__")
     else:
         precisions = "bf16-mixed" if arguments[-1] in HEAVY else "fp32,bf16-mixed"

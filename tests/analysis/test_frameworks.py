@@ -1,5 +1,6 @@
 """The lines for Lightning, Accelerate and transformers train as castwise measured it, on the versions installed."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -129,8 +130,14 @@ WITH: dict[str, Callable[[str, SmallNet, dict[str, Any], tuple[str, ...]], None]
 }
 
 
-@pytest.mark.parametrize("techniques", [(), ("channels-last", "fused-optimizer"), ("compile",)], ids=str)
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "fp32"])
+@pytest.mark.parametrize(
+    ("precision", "techniques"),
+    [
+        *itertools.product(("bf16-mixed", "bf16-true", "fp32"), ((), ("channels-last", "fused-optimizer"))),
+        ("bf16-mixed", ("compile",)),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("framework", WITH)
 def test_a_framework_trains_as_castwise_measured(
     framework: str, precision: str, techniques: tuple[str, ...], tmp_path: Any, monkeypatch: pytest.MonkeyPatch

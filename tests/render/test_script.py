@@ -26,8 +26,8 @@ from castwise.worker.models import build_task
     [
         ("mnist-cnn", "fp32", (), "none"),
         ("mnist-cnn", "bf16-mixed", ("channels-last",), "none"),
-        ("mnist-cnn", "fp16-mixed", (), "dynamic"),
-        ("mnist-cnn", "fp16-mixed", ("no-step-sync",), "dynamic-apex"),
+        ("timm:test_vit", "fp16-mixed", (), "dynamic"),
+        ("timm:test_vit", "fp16-mixed", ("no-step-sync",), "dynamic-apex"),
         ("mnist-cnn", "fp16-mixed", ("compiled-update",), "dynamic"),
         ("mnist-cnn", "fp16-true", (), "dynamic"),
         ("mnist-cnn", "fp16-master", ("foreach-optimizer",), "128"),
@@ -208,7 +208,7 @@ def training_of(
     fields: dict[str, object] = {"epochs": 3, "loader": Loader(num_workers=0), "read_loss_every_step": True}
     made = Recipe.model_validate(fields | recipe)
     workload = "mnist-cnn" if data_set.endswith("mnist") else "wrn-28-10"
-    spec = spec_of(workload, precision, techniques, kind="training", recipe=made, data_set=data_set, batch_size=20)
+    spec = spec_of(workload, precision, techniques, kind="training", recipe=made, data_set=data_set, batch_size=4)
     return spec.model_copy(update={"loss_scale": find_precision(precision).loss_scale})
 
 
@@ -317,7 +317,7 @@ torch.cuda.synchronize = lambda: None
     ("workload", "precision", "techniques"),
     [
         ("mnist-cnn", "bf16-master", ("compiled-update", "cuda-graph")),
-        ("mnist-cnn", "fp16-mixed", ("cuda-graph",)),
+        ("timm:test_vit", "fp16-mixed", ("cuda-graph",)),
         ("lstm-lm", "fp32", ("cuda-graph",)),
         ("lstm-lm", "fp32", ("cuda-graph-8",)),
     ],

@@ -26,6 +26,7 @@ from castwise.worker.distributed import Peers, spread
 from castwise.worker.models import build_task
 from castwise.worker.training_run import TrainingRun
 
+pytestmark = pytest.mark.xdist_group("distributed")  # one process sets `ranks` up
 TINY = MeasurementProtocol(
     warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1, max_seconds=1.0
 )

@@ -33,6 +33,7 @@ from castwise.worker.step import TrainingStep
 from castwise.worker.techniques.cuda_graph import StepGraph
 from castwise.worker.training_run import TrainingRun
 
+pytestmark = pytest.mark.xdist_group("gradient reducer")  # one process sets `ranks` up
 REDUCE = "coalesced-reduce"
 NUM_STEPS, SPOILT = 20, 7
 # Precision, loss scale and techniques of the small network.

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import types
 from typing import Any
 
@@ -162,14 +163,14 @@ def with_its_own(net: nn.Module) -> dict[str, Any]:
     return {"optimizer": optimizer, "scheduler": halving(optimizer)}
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("made", ["by functions", "before"])
 @pytest.mark.parametrize(
-    "names",
+    ("names", "made", "dynamic"),
     [
-        ("cuda-graph",),
-        ("fused-optimizer", "cuda-graph"),
-        pytest.param(("compiled-update",), marks=pytest.mark.slow),
+        *itertools.product(
+            (("cuda-graph",), ("fused-optimizer", "cuda-graph")), ("by functions", "before"), (False, True)
+        ),
+        pytest.param(("compiled-update",), "by functions", True, marks=pytest.mark.slow),
+        pytest.param(("compiled-update",), "before", False, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.usefixtures("captures")
