@@ -55,12 +55,18 @@ _SGD_LM = OptimizerSpec("SGD", (("lr", 20.0),))
 # fastai's Adam with decoupled weight decay; its one cycle moves the first beta.
 _ADAMW_FASTAI = OptimizerSpec("AdamW", (("lr", 3e-3), ("betas", (0.9, 0.99)), ("weight_decay", 1e-2)))
 
+# nanoGPT's, which most GPTs are trained with; BERT's and ViT's are their papers', at rates that random labels bear.
+_ADAMW_GPT = OptimizerSpec("AdamW", (("lr", 3e-4), ("betas", (0.9, 0.95)), ("weight_decay", 0.1)))
+_ADAMW_BERT = OptimizerSpec("AdamW", (("lr", 1e-4), ("weight_decay", 0.01)))
+_ADAMW_VIT = OptimizerSpec("AdamW", (("lr", 3e-4), ("weight_decay", 0.3)))
+
 _AMP_RECIPE = "pytorch/tutorials, AMP recipe; leolui2004/tensorcore sample_0.py, sample_1.py"
 _TENSORCORE = "leolui2004/tensorcore mnist_0_512.py, mnist_1_512.py"
 _WRN = "ceshine/apex_pytorch_cifar_experiment, colab_snapshots"
 _DPN = "kuangliu/pytorch-cifar models/dpn.py, as run on a Titan RTX with apex FP16_Optimizer"
 _AMD_NVIDIA = "jorism1993/nvidia_amd_gpu_comparison"
 _FASTAI = "init27/RTX-2080Ti-Vs-GTX-1080Ti-CIFAR-100-Benchmarks; fastai 1.0.41 create_cnn"
+_GPT2 = "Radford et al. 2019; openai/gpt-2; optimizer of karpathy/nanoGPT"
 _WORD_LM = "pytorch/examples word_language_model; NVIDIA/apex examples/word_language_model"
 
 
@@ -96,6 +102,35 @@ def _language_model(name: str, kind: str, *, width: int = 200, batch_size: int =
         clip_grad_norm=0.25,
         data_sets=("wikitext-2",),
         options=(("kind", kind), ("width", width), ("dropout", dropout)),
+    )
+
+
+def _transformer(
+    name: str,
+    kind: str,
+    summary: str,
+    *,
+    source: str,
+    batch_size: int,
+    optimizer: OptimizerSpec = _ADAMW_GPT,
+    num_parameters: int | None = None,
+    **shape: int,
+) -> Workload:
+    """Return a row of a model with these sizes, which are arguments of `worker.models.transformer.Architecture`."""
+    return Workload(
+        name=name,
+        family="transformer",
+        unit="images" if kind == "vit" else "tokens",
+        batch_size=batch_size,
+        cpu_batch_size=4 if kind == "vit" else 1,
+        input_shape=(3, 224, 224) if kind == "vit" else (),
+        optimizer=optimizer,
+        resident_batches=4,
+        source=source,
+        summary=summary,
+        num_parameters=num_parameters,
+        clip_grad_norm=1.0,
+        options=(("kind", kind), *shape.items()),
     )
 
 
@@ -197,6 +232,86 @@ WORKLOADS: tuple[Workload, ...] = (
     _language_model("gru-lm", "GRU"),
     _language_model("rnn-lm", "RNN_TANH"),
     _language_model("lstm-lm-1500", "LSTM", width=1500, batch_size=80, dropout=0.65),
+    _transformer(
+        "gpt2",
+        "gpt2",
+        "GPT-2 of 124M parameters, 1,024 tokens a sample, vocabulary 50,257, AdamW",
+        source=_GPT2,
+        batch_size=16,
+        num_parameters=124_439_808,
+        width=768,
+        depth=12,
+        heads=12,
+        length=1024,
+        vocabulary=50_257,
+    ),
+    _transformer(
+        "gpt2-xl",
+        "gpt2",
+        "GPT-2 of 1.5B parameters: 48 layers, 1600 wide, 1,024 tokens a sample, AdamW",
+        source=_GPT2,
+        batch_size=4,
+        num_parameters=1_557_611_200,
+        width=1600,
+        depth=48,
+        heads=25,
+        length=1024,
+        vocabulary=50_257,
+    ),
+    _transformer(
+        "gpt-d4096",
+        "gpt2",
+        "4 layers of a GPT 4096 wide, as in models of 7B parameters, 1,024 tokens a sample, AdamW",
+        source="the layers of models of 7B parameters, with GPT-2's vocabulary",
+        batch_size=8,
+        width=4096,
+        depth=4,
+        heads=32,
+        length=1024,
+        vocabulary=50_257,
+    ),
+    _transformer(
+        "llama-1b",
+        "llama",
+        "Llama 3.2 of 1.2B parameters (RMSNorm, SwiGLU, rotary, grouped-query attention), 2,048 tokens a sample, AdamW",
+        source="meta-llama/Llama-3.2-1B",
+        batch_size=4,
+        num_parameters=1_235_814_400,
+        width=2048,
+        depth=16,
+        heads=32,
+        key_heads=8,
+        hidden=8192,
+        length=2048,
+        vocabulary=128_256,
+    ),
+    _transformer(
+        "bert-base",
+        "bert",
+        "BERT-base with its masked language model, 512 tokens a sample, vocabulary 30,522, AdamW",
+        source="Devlin et al. 2018; google-research/bert (uncased); BertForMaskedLM of transformers",
+        batch_size=64,
+        optimizer=_ADAMW_BERT,
+        num_parameters=109_514_298,
+        width=768,
+        depth=12,
+        heads=12,
+        length=512,
+        vocabulary=30_522,
+    ),
+    _transformer(
+        "vit-b16",
+        "vit",
+        "ViT-B/16 on 224² images, 1000 classes, AdamW",
+        source="Dosovitskiy et al. 2021; torchvision vit_b_16",
+        batch_size=256,
+        optimizer=_ADAMW_VIT,
+        num_parameters=86_567_656,
+        width=768,
+        depth=12,
+        heads=12,
+        length=197,
+    ),
 )
 
 # Model zoos by prefix: any image classifier of theirs, with the optimizer and loss of the ResNets.

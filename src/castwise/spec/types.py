@@ -6,7 +6,9 @@ TrialKind = Literal["steady", "training"]
 Parallelism = Literal["none", "ddp", "dp"]
 Numerics = Literal["bits", "rounding", "draws", "shape"]  # what a technique changes at the most
 Unit = Literal["images", "tokens", "samples"]
-Family = Literal["mlp", "mnist_cnn", "wide_resnet", "dpn", "torchvision", "timm", "rnn_lm", "fastai_resnet", "own"]
+Family = Literal[
+    "mlp", "mnist_cnn", "wide_resnet", "dpn", "torchvision", "timm", "rnn_lm", "transformer", "fastai_resnet", "own"
+]
 # Why a step is no faster (docs/why.md).
 CauseName = Literal[
     "no-hardware",  # the device emulates the precision

@@ -8,7 +8,16 @@ from castwise.errors import UsageError
 from castwise.registry.workloads import Workload, check_data_set
 from castwise.spec.types import SYNTHETIC, Family
 from castwise.worker.data.datasets import resident_batches
-from castwise.worker.models import dpn, fastai_resnet, mlp, mnist_cnn, rnn_lm, torchvision_timm, wide_resnet
+from castwise.worker.models import (
+    dpn,
+    fastai_resnet,
+    mlp,
+    mnist_cnn,
+    rnn_lm,
+    torchvision_timm,
+    transformer,
+    wide_resnet,
+)
 from castwise.worker.models.task import Task
 
 __all__ = ["build_task", "check_workload"]
@@ -21,6 +30,7 @@ _BUILDERS: dict[Family, Callable[[Workload], Task]] = {
     "torchvision": torchvision_timm.build_torchvision,
     "timm": torchvision_timm.build_timm,
     "rnn_lm": rnn_lm.build,
+    "transformer": transformer.build,
     "fastai_resnet": fastai_resnet.build,
 }
 

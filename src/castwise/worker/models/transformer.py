@@ -1,0 +1,226 @@
+"""Transformers as published: GPT-2, Llama 3, BERT and ViT, of linear layers and torch's own attention."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from castwise.registry.workloads import Workload
+from castwise.worker.models.task import Batch, BatchScore, Task
+from castwise.worker.models.torchvision_timm import image_task
+
+_CLASSES, _PATCH = 1000, 16
+_MASKED = 0.15  # of BERT's tokens are predicted. Source: Devlin et al. 2018
+# The frequency of a word of rank r is about 1 / (r + 2.7). Source: Mandelbrot 1953, of natural text.
+_ZIPF_SHIFT = 2.7
+_NO_TARGET = -100  # that cross entropy leaves out
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What tells the models apart.
+
+    Sources: Radford et al. 2019 and openai/gpt-2; meta-llama/Llama-3.2-1B; google-research/bert; Dosovitskiy et al.
+    2021 (ViT-B/16).
+    """
+
+    kind: str  # "gpt2", "llama", "bert" or "vit"
+    width: int
+    depth: int
+    heads: int
+    length: int  # tokens of a sequence; of an image its patches and one for the class
+    vocabulary: int = 0
+    key_heads: int = 0  # groups of heads that share keys and values; 0: none do
+    hidden: int = 0  # width of the feed-forward layers; 0: 4 times the model's
+
+    @property
+    def is_causal(self) -> bool:
+        """Return whether a token sees only those before it."""
+        return self.kind in ("gpt2", "llama")
+
+
+class Attention(nn.Module):
+    """Self-attention, of Llama with rotated queries and keys, and keys and values that several heads share."""
+
+    def __init__(self, arch: Architecture) -> None:
+        """Build it."""
+        super().__init__()
+        self.is_causal, self.heads, self.key_heads = arch.is_causal, arch.heads, arch.key_heads or arch.heads
+        self.size = arch.width // arch.heads
+        has_bias = arch.kind != "llama"
+        self.qkv = nn.Linear(arch.width, (self.heads + 2 * self.key_heads) * self.size, bias=has_bias)
+        self.out = nn.Linear(arch.width, arch.width, bias=has_bias)
+
+    def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
+        """Return a tensor of x's shape (batch, length, width); `rotation` is of shape (2, length, head size)."""
+        heads = self.qkv(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
+        query, key, value = heads.split((self.heads, self.key_heads, self.key_heads), dim=1)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        y = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=self.is_causal, enable_gqa=self.key_heads != self.heads
+        )
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turn each pair of x's channels, half the head apart, by its token's angle. Source: Su et al. 2021."""
+    cosine, sine = rotation.to(x.dtype)
+    half, other = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat((-other, half), dim=-1) * sine
+
+
+def rotation_of(length: int, size: int) -> Tensor:
+    """Return cosines and sines of the angles by which Llama 3 turns a head of so many channels."""
+    rates = 500_000.0 ** -(torch.arange(0, size, 2) / size)
+    angles = torch.outer(torch.arange(length).float(), rates).repeat(1, 2)
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+class GatedLinear(nn.Module):
+    """Llama's feed-forward layers: SwiGLU without biases. Source: Shazeer 2020."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        """Build it."""
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * hidden, bias=False), nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        gate, value = self.up(x).chunk(2, dim=-1)
+        return self.down(functional.silu(gate) * value)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward layers, each added to its input; BERT normalizes after the sum, the others before."""
+
+    def __init__(self, arch: Architecture) -> None:
+        """Build it."""
+        super().__init__()
+        self.norms_sum = arch.kind == "bert"
+        self.norm1, self.norm2 = norm_of(arch), norm_of(arch)
+        self.attention = Attention(arch)
+        hidden = arch.hidden or 4 * arch.width
+        gelu = nn.GELU("tanh" if arch.kind == "gpt2" else "none")
+        self.mlp = (
+            GatedLinear(arch.width, hidden)
+            if arch.kind == "llama"
+            else nn.Sequential(nn.Linear(arch.width, hidden), gelu, nn.Linear(hidden, arch.width))
+        )
+        self.drop = nn.Dropout(0.1 if arch.kind == "bert" else 0.0)
+
+    def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
+        """Return a tensor of x's shape (batch, length, width)."""
+        if self.norms_sum:
+            x = self.norm1(x + self.drop(self.attention(x, rotation)))
+            return self.norm2(x + self.drop(self.mlp(x)))
+        x = x + self.attention(self.norm1(x), rotation)
+        return x + self.mlp(self.norm2(x))
+
+
+def norm_of(arch: Architecture) -> nn.Module:
+    """Return the normalization of a kind of model."""
+    if arch.kind == "llama":
+        return nn.RMSNorm(arch.width, eps=1e-5)
+    return nn.LayerNorm(arch.width, eps={"bert": 1e-12, "vit": 1e-6}.get(arch.kind, 1e-5))
+
+
+class Transformer(nn.Module):
+    """A transformer that predicts tokens, or the class of images."""
+
+    def __init__(self, arch: Architecture) -> None:
+        """Build the model with random weights of standard deviation 0.02."""
+        super().__init__()
+        self.kind, width = arch.kind, arch.width
+        if arch.kind == "vit":
+            self.patches = nn.Conv2d(3, width, _PATCH, stride=_PATCH)
+            self.cls = nn.Parameter(torch.zeros(1, 1, width))
+        else:
+            self.tokens = nn.Embedding(arch.vocabulary, width)
+        if arch.kind == "llama":
+            self.register_buffer("rotation", rotation_of(arch.length, width // arch.heads), persistent=False)
+        else:
+            self.positions = nn.Parameter(torch.zeros(arch.length, width))
+        self.blocks = nn.ModuleList(Block(arch) for _ in range(arch.depth))
+        if arch.kind == "bert":  # two kinds of sentences, of which one is used
+            self.segments = nn.Embedding(2, width)
+            self.drop, self.dense = nn.Dropout(0.1), nn.Linear(width, width)
+            self.predict_norm = norm_of(arch)
+        self.norm = norm_of(arch)
+        self.head = nn.Linear(width, arch.vocabulary or _CLASSES, bias=arch.kind in ("bert", "vit"))
+        self.apply(_initialize)
+        if arch.kind != "vit":
+            self.head.weight = self.tokens.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits: (batch, length, vocabulary) of tokens (batch, length), (batch, classes) of images."""
+        if self.kind == "vit":
+            patches = self.patches(inputs).flatten(2).transpose(1, 2)
+            x = torch.cat((self.cls.expand(len(inputs), -1, -1), patches), dim=1)
+        else:
+            x = self.tokens(inputs)
+        if self.kind != "llama":
+            x = x + self.positions[: x.shape[1]]
+        if self.kind == "bert":
+            x = self.drop(self.norm(x + self.segments(torch.zeros_like(inputs))))
+        rotation = self.rotation[:, : x.shape[1]] if self.kind == "llama" else None
+        for block in self.blocks:
+            x = block(x, rotation)
+        if self.kind == "bert":
+            x = self.predict_norm(functional.gelu(self.dense(x)))
+        else:
+            x = self.norm(x)
+        return self.head(x[:, 0] if self.kind == "vit" else x)
+
+
+def _initialize(module: nn.Module) -> None:
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+def build(row: Workload) -> Task:
+    """Return the task of predicting the next of random tokens, hidden ones among them, or the class of images."""
+    arch = Architecture(**dict(row.options))
+    model = Transformer(arch)
+    if arch.kind == "vit":
+        return image_task(model, row.input_shape, _CLASSES, draw=torch.randn)
+    return Task(model, _Tokens(arch), compute_loss, evaluate_batch, units_per_sample=arch.length)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Random tokens in the frequencies of natural text, and what a model is to predict."""
+
+    arch: Architecture
+
+    def __call__(self, count: int, size: int, device: torch.device, generator: torch.Generator) -> Sequence[Batch]:
+        ranks = torch.arange(self.arch.vocabulary, device=device)
+        weights, length = 1 / (ranks + _ZIPF_SHIFT), self.arch.length
+
+        def draw() -> Batch:
+            number = size * (length + self.arch.is_causal)
+            tokens = torch.multinomial(weights, number, replacement=True, generator=generator).view(size, -1)
+            if self.arch.is_causal:
+                return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+            is_masked = torch.rand(tokens.shape, generator=generator, device=device) < _MASKED
+            return tokens.masked_fill(is_masked, 0), tokens.masked_fill(~is_masked, _NO_TARGET)
+
+        return [draw() for _ in range(count)]
+
+
+def compute_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the mean cross entropy of the tokens to predict, a float32 scalar."""
+    tokens, targets = batch
+    return functional.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
+
+
+def evaluate_batch(model: nn.Module, batch: Batch) -> BatchScore:
+    """Return a batch's summed loss, the tokens that were predicted right, and how many there were to predict."""
+    tokens, targets = batch
+    logits, wanted = model(tokens).flatten(0, 1).float(), targets.flatten()
+    loss = functional.cross_entropy(logits, wanted, reduction="sum")
+    return loss, (logits.argmax(1) == wanted).sum(), int((wanted != _NO_TARGET).sum())
