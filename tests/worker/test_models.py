@@ -73,6 +73,11 @@ def small(row: Workload) -> Workload:
         return replace(row, input_shape=(3, side, side))
     if row.family == "rnn_lm":
         return replace(row, options=(*row.options, ("width", 16)))
+    if row.family == "transformer":
+        sizes = {"width": 16, "depth": 2, "heads": 4, "hidden": 24}
+        sizes |= {"key_heads": 2} if row.name == "llama-1b" else {}
+        sizes |= {"length": 12, "vocabulary": 40} if row.unit == "tokens" else {}
+        return replace(row, options=(*(dict(row.options) | sizes).items(),))
     return row
 
 
@@ -130,7 +135,8 @@ def test_takes_a_training_step(row: Workload) -> None:
 @every_row
 def test_batch_shapes_and_seeds(row: Workload) -> None:
     task = build_on_meta(row)
-    assert task.units_per_sample == (35 if row.unit == "tokens" else 1)
+    length = dict(row.options).get("length", 35)
+    assert task.units_per_sample == (length if row.unit == "tokens" else 1)
     torch.manual_seed(1)
     (inputs, targets), second = task.make_batches(2, 3, CPU, generator())
     torch.manual_seed(2)
@@ -142,6 +148,8 @@ def test_batch_shapes_and_seeds(row: Workload) -> None:
     assert not torch.equal(inputs, second[0])
     if row.family == "rnn_lm":
         assert (inputs.shape, targets.shape) == ((35, 3), (105,))
+    elif row.unit == "tokens":
+        assert inputs.shape == targets.shape == (3, length)
     else:
         assert (inputs.shape, inputs.dtype) == ((3, *row.input_shape), torch.float32)
     assert targets.dtype == (torch.float32 if row.family == "mlp" else torch.int64)

@@ -62,6 +62,11 @@ def compute_loss(model, batch, state):
     loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets)
     return loss, {new}"""
 
+_TOKEN_LOSS = """\
+def compute_loss(model, batch):
+    tokens, targets = batch  # of shape (BATCH_SIZE, LENGTH)
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())"""
+
 _CHUNKED_LOSS = """\
 def compute_loss(model, batch, state):
     tokens, targets = batch  # of shape (LENGTH, BATCH_SIZE), and the next tokens, flattened
@@ -89,7 +94,7 @@ def check_workload(row: Workload) -> None:
     Raises:
         UsageError: It cannot.
     """
-    if row.family not in (*_COPIED, "mlp", "rnn_lm", "torchvision", "timm"):
+    if row.family not in (*_COPIED, "mlp", "rnn_lm", "torchvision", "timm", "transformer"):
         raise UsageError(
             f"No script can be emitted of {row.name}: its model starts from weights that a script does not have."
         )
@@ -128,6 +133,11 @@ def write_model(script: ScriptBuilder, row: Workload, num_chunks: int) -> None:
         script.add(f"VOCABULARY, WIDTH, LENGTH = 33_278, {options['width']}, 35")
         script.define(_LANGUAGE_MODEL.format(kind=kind, dropout=options["dropout"], forward=forward))
         script.add("model = LanguageModel()")
+    elif row.family == "transformer":
+        names = [script.borrow(f"{_MODELS}.transformer:{name}") for name in ("Architecture", "Transformer")]
+        sizes = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        lines = [f"LENGTH = {options['length']}"] if row.unit == "tokens" else []
+        script.add(*lines, f"ARCHITECTURE = {names[0]}({sizes})", f"model = {names[1]}(ARCHITECTURE)")
     else:
         root, call, _ = _COPIED[row.family]
         script.copy(f"{_MODELS}.{root}")
@@ -136,7 +146,7 @@ def write_model(script: ScriptBuilder, row: Workload, num_chunks: int) -> None:
 
 def units_of(row: Workload) -> str:
     """Return the units of a batch as a script writes them."""
-    return "BATCH_SIZE * LENGTH" if row.family == "rnn_lm" else "BATCH_SIZE"
+    return "BATCH_SIZE * LENGTH" if row.unit == "tokens" else "BATCH_SIZE"
 
 
 def write_loss(script: ScriptBuilder, row: Workload, dtype: str, num_chunks: int) -> None:
@@ -156,6 +166,9 @@ def write_loss(script: ScriptBuilder, row: Workload, dtype: str, num_chunks: int
         new = "[part.detach() for part in new]" if is_pair else "[new.detach()]"
         script.define(text.format(state="tuple(state)" if is_pair else "state[0]", new=new))
         return
+    if row.unit == "tokens":
+        script.define(_TOKEN_LOSS)
+        return
     name, loss = ("samples, targets", "mse_loss") if row.family == "mlp" else ("images, labels", "cross_entropy")
     inputs, target = name.split(", ")
     script.define(
@@ -167,7 +180,7 @@ def write_loss(script: ScriptBuilder, row: Workload, dtype: str, num_chunks: int
 
 def write_to_device(script: ScriptBuilder, row: Workload, image_lines: Sequence[str]) -> None:
     """Write `to_device(batch)`, whose `image_lines` bring images into the layout of the loop."""
-    names = {"mlp": "samples, targets", "rnn_lm": "tokens, targets"}.get(row.family, "images, labels")
+    names = {"samples": "samples, targets", "tokens": "tokens, targets"}.get(row.unit, "images, labels")
     inputs, target = names.split(", ")
     script.define(
         "def to_device(batch):  # of your loader",
@@ -184,6 +197,9 @@ def write_batches(script: ScriptBuilder, row: Workload, seed: int) -> None:
     script.add("# Random batches stand in for your data.", f"generator = torch.Generator(DEVICE).manual_seed({seed})")
     if row.family == "rnn_lm":
         script.add(_TOKENS.format(count=count), spacing="\n")
+    elif row.unit == "tokens":
+        draw = script.borrow(f"{_MODELS}.transformer:RandomTokens")
+        script.add(f"batches = {draw}(ARCHITECTURE)({count}, BATCH_SIZE, DEVICE, generator)")
     elif row.family == "mlp":
         script.define(_VECTORS.format(width=row.input_shape[0]))
         script.add(f"batches = [(draw(), draw()) for _ in range({count})]")
@@ -193,9 +209,9 @@ def write_batches(script: ScriptBuilder, row: Workload, seed: int) -> None:
         if row.family == "timm":
             draw = draw.replace(size, "(BATCH_SIZE, *INPUT_SHAPE)")
             classes = "NUM_CLASSES"
-        elif row.family in _COPIED:
+        elif row.family in (*_COPIED, "transformer"):
             draw = f"torch.randn({size}, generator=generator, device=DEVICE)"
-            classes = str(_COPIED[row.family][2])
+            classes = str(_COPIED[row.family][2]) if row.family in _COPIED else classes
         script.define(_IMAGES.format(draw=draw, classes=classes))
         script.add(f"batches = [to_device(draw_batch()) for _ in range({count})]")
 

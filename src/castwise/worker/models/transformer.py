@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +63,7 @@ class Attention(nn.Module):
         y = functional.scaled_dot_product_attention(
             query, key, value, is_causal=self.is_causal, enable_gqa=self.key_heads != self.heads
         )
-        return self.out(y.transpose(1, 2).flatten(2))
+        return cast(Tensor, self.out(y.transpose(1, 2).flatten(2)))
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
@@ -90,7 +91,7 @@ class GatedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return a tensor of x's shape."""
         gate, value = self.up(x).chunk(2, dim=-1)
-        return self.down(functional.silu(gate) * value)
+        return cast(Tensor, self.down(functional.silu(gate) * value))
 
 
 class Block(nn.Module):
@@ -115,9 +116,9 @@ class Block(nn.Module):
         """Return a tensor of x's shape (batch, length, width)."""
         if self.norms_sum:
             x = self.norm1(x + self.drop(self.attention(x, rotation)))
-            return self.norm2(x + self.drop(self.mlp(x)))
+            return cast(Tensor, self.norm2(x + self.drop(self.mlp(x))))
         x = x + self.attention(self.norm1(x), rotation)
-        return x + self.mlp(self.norm2(x))
+        return cast(Tensor, x + self.mlp(self.norm2(x)))
 
 
 def norm_of(arch: Architecture) -> nn.Module:
@@ -140,6 +141,7 @@ class Transformer(nn.Module):
         else:
             self.tokens = nn.Embedding(arch.vocabulary, width)
         if arch.kind == "llama":
+            self.rotation: Tensor
             self.register_buffer("rotation", rotation_of(arch.length, width // arch.heads), persistent=False)
         else:
             self.positions = nn.Parameter(torch.zeros(arch.length, width))
@@ -168,11 +170,8 @@ class Transformer(nn.Module):
         rotation = self.rotation[:, : x.shape[1]] if self.kind == "llama" else None
         for block in self.blocks:
             x = block(x, rotation)
-        if self.kind == "bert":
-            x = self.predict_norm(functional.gelu(self.dense(x)))
-        else:
-            x = self.norm(x)
-        return self.head(x[:, 0] if self.kind == "vit" else x)
+        x = self.predict_norm(functional.gelu(self.dense(x))) if self.kind == "bert" else self.norm(x)
+        return cast(Tensor, self.head(x[:, 0] if self.kind == "vit" else x))
 
 
 def _initialize(module: nn.Module) -> None:
@@ -184,20 +183,22 @@ def _initialize(module: nn.Module) -> None:
 
 def build(row: Workload) -> Task:
     """Return the task of predicting the next of random tokens, hidden ones among them, or the class of images."""
-    arch = Architecture(**dict(row.options))
+    options: dict[str, Any] = dict(row.options)
+    arch = Architecture(**options)
     model = Transformer(arch)
     if arch.kind == "vit":
         return image_task(model, row.input_shape, _CLASSES, draw=torch.randn)
-    return Task(model, _Tokens(arch), compute_loss, evaluate_batch, units_per_sample=arch.length)
+    return Task(model, RandomTokens(arch), compute_loss, evaluate_batch, units_per_sample=arch.length)
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class RandomTokens:
     """Random tokens in the frequencies of natural text, and what a model is to predict."""
 
     arch: Architecture
 
     def __call__(self, count: int, size: int, device: torch.device, generator: torch.Generator) -> Sequence[Batch]:
+        """Return so many batches of a size: tokens and targets, each of shape (size, length)."""
         ranks = torch.arange(self.arch.vocabulary, device=device)
         weights, length = 1 / (ranks + _ZIPF_SHIFT), self.arch.length
 
