@@ -73,7 +73,7 @@ def sizes(_: str) -> str:
             task.compute_loss(task.model, tuple(part.to("meta") for part in samples))
         macs = counter.get_total_flops() // (2 * 2)
         num_parameters = sum(parameter.numel() for parameter in task.model.parameters())
-        one = "35 tokens" if row.unit == "tokens" else "×".join(map(str, samples[0].shape[1:]))
+        one = f"{task.units_per_sample:,} tokens" if row.unit == "tokens" else "×".join(map(str, samples[0].shape[1:]))
         momentum = dict(row.optimizer.arguments).get("momentum")
         optimizer = row.optimizer.name + (f", momentum {momentum}" if momentum else "")
         loss = "mean squared error" if row.family == "mlp" else "cross entropy"

@@ -245,37 +245,26 @@ def test_a_frozen_body_has_no_gradients_of_weights(name: str) -> None:
     assert workload_flops(name) == pytest.approx(2 * 2 * 2 * macs, rel=0.05)
 
 
-class Gpt(nn.Module):
-    """A decoder-only transformer whose head has weights of its own."""
-
-    def __init__(self, layers: int, width: int, heads: int, length: int, vocabulary: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(
-            nn.ModuleList([nn.Linear(width, 3 * width), nn.Linear(width, width)]) for _ in range(layers)
-        )
-        self.head = nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.places.weight
-        for inputs, outputs in self.blocks:
-            parts = inputs(x).unflatten(-1, (self.heads, -1)).transpose(1, 2).chunk(3, dim=-1)
-            mixed = functional.scaled_dot_product_attention(*parts, is_causal=True)
-            x = x + outputs(mixed.transpose(1, 2).flatten(2))
-        return self.head(x)
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("gpt2", 12 * 768**2),
+        ("gpt2-xl", 12 * 1600**2),
+        ("gpt-d4096", 12 * 4096**2),
+        ("llama-1b", 2 * 2048**2 + 2 * 2048 * 512 + 3 * 2048 * 8192),
+        ("bert-base", 12 * 768**2),
+    ],
+)
+def test_a_transformer_is_six_times_its_weights_and_attention(name: str, layer: int) -> None:
+    sizes: dict[str, Any] = dict(find_workload(name).options)
+    width, depth, length = sizes["width"], sizes["depth"], sizes["length"]
+    weights = depth * layer + width * sizes["vocabulary"] + (width**2 if name == "bert-base" else 0)
+    assert workload_flops(name) == 2 * length * (6 * weights + 12 * depth * width * length)
 
 
-def test_a_transformer_is_six_times_its_weights_and_attention() -> None:
-    layers, width, length, batch, vocabulary = 3, 64, 32, 4, 100
-    with META:
-        model = Gpt(layers, width, 4, length, vocabulary)
-        tokens = torch.zeros(batch, length, dtype=torch.int64)
-    weights = layers * 4 * width**2 + width * vocabulary
-    found = products(lambda: model(tokens).sum())
-    assert found["linear"] == 6 * weights * batch * length
-    attention = found.get("attention", 0) + found.get("batched", 0)
-    assert attention == 12 * layers * width * length * batch * length
+def test_a_vision_transformer_s_patches_have_no_gradient_and_its_head_has_one_token() -> None:
+    layers = 197 * (6 * 12 * 12 * 768**2 + 12 * 12 * 768 * 197)
+    assert workload_flops("vit-b16") == 2 * (layers + 2 * 2 * 196 * 768 * 768 + 6 * 768 * 1000)
 
 
 # Trials

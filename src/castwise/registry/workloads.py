@@ -105,7 +105,7 @@ def _language_model(name: str, kind: str, *, width: int = 200, batch_size: int =
     )
 
 
-def _transformer(
+def _transformer(  # noqa: PLR0913  a row's fields, by keyword
     name: str,
     kind: str,
     summary: str,

@@ -70,7 +70,7 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Turn each pair of x's channels, half the head apart, by its token's angle. Source: Su et al. 2021."""
     cosine, sine = rotation.to(x.dtype)
     half, other = x.chunk(2, dim=-1)
-    return x * cosine + torch.cat((-other, half), dim=-1) * sine
+    return cast(Tensor, x * cosine + torch.cat((-other, half), dim=-1) * sine)
 
 
 def rotation_of(length: int, size: int) -> Tensor:
