@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from scripts import check_whole, files_of, measured_losses, output_of, run_scrip
 from torchvision import models
 
 from castwise.errors import UsageError
+from castwise.registry import workloads
 from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.registry.techniques import TECHNIQUES, step_config_of, why_unsupported
-from castwise.registry.workloads import WORKLOADS, find_workload
+from castwise.registry.workloads import WORKLOADS, find_workload, known_workload
 from castwise.render.emit.script import script_of
 from castwise.render.emit.source import copy_definitions
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
@@ -48,6 +50,27 @@ def test_a_script_computes_what_was_measured_over_20_steps(
     assert [epoch.loss for epoch in epochs] == pytest.approx(measured_losses(spec), rel=1e-5)
     assert all(epoch.speed > 0 for epoch in epochs)
     assert {epoch.unit for epoch in epochs} == {find_workload(workload).unit}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("gpt2", "fp32"), ("llama-1b", "bf16-mixed"), ("bert-base", "bf16-master"), ("vit-b16", "fp32")],
+)
+def test_a_script_of_a_transformer_computes_what_was_measured_over_20_steps(
+    name: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = find_workload(name)
+    sizes = {"width": 32, "depth": 2, "heads": 4, "hidden": 48} | ({"key_heads": 2} if name == "llama-1b" else {})
+    sizes |= {"length": 16, "vocabulary": 50} if row.unit == "tokens" else {}
+    small = replace(row, options=tuple((dict(row.options) | sizes).items()))
+    monkeypatch.setattr(workloads, "WORKLOADS", (small,))
+    known_workload.cache_clear()
+    try:
+        spec = spec_of(name, precision, ("fused-optimizer",))
+        epochs = run_script(spec, tmp_path)
+        assert [epoch.loss for epoch in epochs] == pytest.approx(measured_losses(spec), rel=1e-5)
+    finally:
+        known_workload.cache_clear()
 
 
 @pytest.mark.parametrize("technique", ["fused-optimizer", "space-to-depth"])
