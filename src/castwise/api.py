@@ -64,6 +64,7 @@ class GridKeywords(SharedKeywords, total=False):
 
     precision: str | Sequence[str] | None
     batch_size: str | int | Sequence[int] | None
+    seq_len: str | int | Sequence[int] | None
     techniques: str | Sequence[str] | None
     gpus: str | int | Sequence[int] | None
     parallelism: str | Sequence[str] | None

@@ -79,6 +79,16 @@ def test_parallelism_applies_to_several_gpus(given: tuple[str, ...] | None, expe
     assert specs[0].key == fake_spec(protocol=CUDA_PROTOCOL).key, "one GPU: the key of records without parallelism"
 
 
+def test_sequences_of_several_lengths_have_as_many_tokens_a_batch() -> None:
+    specs = plan(workloads=("gpt2", "bert-base"), lengths=(1024 // 4, 512), precisions=("fp32",))
+    found = [(spec.workload, spec.batch_size) for spec in specs]
+    assert found == [("gpt2@256", 64), ("gpt2@512", 32), ("bert-base@256", 128), ("bert-base", 64)]
+    assert [spec.workload for spec in plan(workloads=("GPT2@64", "gpt2@1024"), precisions=("fp32",))] == [
+        "gpt2@64",
+        "gpt2",
+    ]
+
+
 def test_each_cell_is_measured_once_however_often_it_is_named() -> None:
     specs = plan(workloads=("resnet50", "ResNet50"), precisions=("fp32", "O0", "single"), batch_sizes=(8, 8))
     assert len(specs) == 1
@@ -121,6 +131,11 @@ def test_spellings_of_one_loss_scale_are_one_cell(written: str, meant: str) -> N
         ({"precisions": ("fp31",)}, "No precision named 'fp31'. Did you mean fp32"),
         ({"workloads": ("torchvision:",)}, "'torchvision:' needs a model's name"),
         ({"batch_sizes": (0,)}, "batch size 0 is impossible"),
+        ({"workloads": ("gpt2",), "lengths": (2048,)}, "takes sequences of 1 to 1,024 tokens, not 2,048"),
+        ({"workloads": ("gpt2@0",)}, "not 0"),
+        ({"workloads": ("resnet50",), "lengths": (64,)}, "no choice of sequence length"),
+        ({"workloads": ("resnet50@64",)}, "no choice of sequence length"),
+        ({"workloads": ("gpt2@many",)}, "No workload named"),
         ({"world_sizes": (0,)}, "0 GPUs are impossible"),
         ({"world_sizes": (2,), "parallelisms": ("dpd",)}, "No parallelism named 'dpd'. Did you mean dp"),
         ({"world_sizes": (2,), "parallelisms": ("none",)}, "No parallelism named 'none'"),

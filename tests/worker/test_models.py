@@ -108,6 +108,12 @@ def test_language_model_size_follows_width(name: str, gates: int, width: int) ->
     assert count_macs(task, batch_size=3) == 35 * (recurrent + 33_278 * width)
 
 
+def test_a_shorter_sequence_leaves_a_model_its_positions() -> None:
+    task = build_on_meta(find_workload("gpt2@64"))
+    assert count_parameters(task.model) == find_workload("gpt2").num_parameters
+    assert task.make_batches(1, 2, CPU, generator())[0][0].shape == (2, 64)
+
+
 @every_row
 def test_takes_a_training_step(row: Workload) -> None:
     row = small(row)

@@ -40,6 +40,7 @@ class Workload:
     clip_grad_norm: float | None = None
     data_sets: tuple[str, ...] = ()  # real ones that it can be run on
     options: tuple[tuple[str, str | int | float], ...] = ()  # arguments for the family's builder
+    longest: int | None = None  # sequence that the model has positions for, in tokens; None if it has no choice
 
     @property
     def pretrained(self) -> str | None:
@@ -114,6 +115,7 @@ def _transformer(  # noqa: PLR0913  a row's fields, by keyword
     batch_size: int,
     optimizer: OptimizerSpec = _ADAMW_GPT,
     num_parameters: int | None = None,
+    longest: int | None = None,
     **shape: int,
 ) -> Workload:
     """Return a row of a model with these sizes, which are arguments of `worker.models.transformer.Architecture`."""
@@ -131,6 +133,7 @@ def _transformer(  # noqa: PLR0913  a row's fields, by keyword
         num_parameters=num_parameters,
         clip_grad_norm=1.0,
         options=(("kind", kind), *shape.items()),
+        longest=longest,
     )
 
 
@@ -239,6 +242,7 @@ WORKLOADS: tuple[Workload, ...] = (
         source=_GPT2,
         batch_size=16,
         num_parameters=124_439_808,
+        longest=1_024,
         width=768,
         depth=12,
         heads=12,
@@ -252,6 +256,7 @@ WORKLOADS: tuple[Workload, ...] = (
         source=_GPT2,
         batch_size=4,
         num_parameters=1_557_611_200,
+        longest=1_024,
         width=1600,
         depth=48,
         heads=25,
@@ -264,6 +269,7 @@ WORKLOADS: tuple[Workload, ...] = (
         "4 layers of a GPT 4096 wide, as in models of 7B parameters, 1,024 tokens a sample, AdamW",
         source="the layers of models of 7B parameters, with GPT-2's vocabulary",
         batch_size=8,
+        longest=1_024,
         width=4096,
         depth=4,
         heads=32,
@@ -277,6 +283,7 @@ WORKLOADS: tuple[Workload, ...] = (
         source="meta-llama/Llama-3.2-1B",
         batch_size=4,
         num_parameters=1_235_814_400,
+        longest=8_192,
         width=2048,
         depth=16,
         heads=32,
@@ -293,6 +300,7 @@ WORKLOADS: tuple[Workload, ...] = (
         batch_size=64,
         optimizer=_ADAMW_BERT,
         num_parameters=109_514_298,
+        longest=512,
         width=768,
         depth=12,
         heads=12,
@@ -313,6 +321,8 @@ WORKLOADS: tuple[Workload, ...] = (
         length=197,
     ),
 )
+
+_WITH_LENGTHS = ", ".join(row.name for row in WORKLOADS if row.longest is not None)
 
 # Model zoos by prefix: any image classifier of theirs, with the optimizer and loss of the ResNets.
 _ZOOS: dict[str, Family] = {"torchvision:": "torchvision", "timm:": "timm"}
@@ -348,10 +358,34 @@ def known_workload(name: str) -> Workload | None:
     for prefix, family in _ZOOS.items():
         if wanted.lower().startswith(prefix):
             return _zoo_model(wanted[len(prefix) :], prefix, family)
+    name, _, length = wanted.lower().partition("@")
     for row in WORKLOADS:
-        if wanted.lower() == row.name:
-            return row
+        if name == row.name:
+            return at_length(row, int(length)) if length.isdecimal() else row if name == wanted.lower() else None
     return _own_model(shown_name(wanted)) if is_user_model(wanted) else None
+
+
+def at_length(row: Workload, length: int) -> Workload:
+    """Return a transformer on sequences of another length, as many tokens a batch; its name is `gpt2@512`.
+
+    Raises:
+        UsageError: It is no transformer, or has no positions for so many tokens.
+    """
+    options = dict(row.options)
+    if row.longest is None:
+        raise UsageError(f"{row.name} has no choice of sequence length. {_WITH_LENGTHS} have.")
+    if not 1 <= length <= row.longest:
+        raise UsageError(f"{row.name} takes sequences of 1 to {row.longest:,} tokens, not {length:,}.")
+    usual = int(options["length"])
+    if length == usual:
+        return row
+    return replace(
+        row,
+        name=f"{row.name}@{length}",
+        batch_size=max(1, row.batch_size * usual // length),
+        options=(*(options | {"length": length, "positions": row.longest}).items(),),
+        summary=f"{row.summary}, at {length:,} tokens",
+    )
 
 
 def check_data_set(workload: Workload, data_set: str) -> None:

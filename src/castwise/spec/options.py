@@ -153,6 +153,9 @@ class ParameterGrid:
     batch_sizes: Annotated[
         tuple[int, ...] | None, Option("Samples per step, comma-separated.", keyword="batch_size")
     ] = None
+    lengths: Annotated[
+        tuple[int, ...] | None, Option("Tokens of a transformer's sequences, comma-separated.", keyword="seq_len")
+    ] = None
     techniques: Techniques = None
     world_sizes: Annotated[
         tuple[int, ...] | None,

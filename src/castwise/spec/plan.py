@@ -9,7 +9,7 @@ from castwise.errors import UsageError, unknown_name
 from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.registry.techniques import NONE, find_technique, normalize_for_world_size, parse_techniques, resolve
 from castwise.registry.techniques import SETS as TECHNIQUE_SETS
-from castwise.registry.workloads import check_data_set, find_workload
+from castwise.registry.workloads import at_length, check_data_set, find_workload
 from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.options import ParameterGrid
 from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
@@ -61,8 +61,11 @@ def build_plan(
     layouts = [layout for size in world_sizes for layout in ([(size, way) for way in ways] if size > 1 else alone)]
     loops = [_parse_step_techniques(text) for text in grid.techniques or (NONE,)]
     specs: dict[str, TrialSpec] = {}
-    for name in grid.workloads or ():
+    lengths = grid.lengths or (None,)
+    for name, length in itertools.product(grid.workloads or (), lengths):
         workload, user = find_workload(name), user_workloads.get(name)
+        if length is not None:
+            workload = at_length(workload, length)
         check_data_set(workload, data_set)
         default_size = (user.batch_size if user else None) or (
             workload.cpu_batch_size if is_cpu else workload.batch_size

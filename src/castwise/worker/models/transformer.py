@@ -35,6 +35,7 @@ class Architecture:
     vocabulary: int = 0
     key_heads: int = 0  # groups of heads that share keys and values; 0: none do
     hidden: int = 0  # width of the feed-forward layers; 0: 4 times the model's
+    positions: int = 0  # that are learned, if more than the sequence has tokens
 
     @property
     def is_causal(self) -> bool:
@@ -144,7 +145,7 @@ class Transformer(nn.Module):
             self.rotation: Tensor
             self.register_buffer("rotation", rotation_of(arch.length, width // arch.heads), persistent=False)
         else:
-            self.positions = nn.Parameter(torch.zeros(arch.length, width))
+            self.positions = nn.Parameter(torch.zeros(arch.positions or arch.length, width))
         self.blocks = nn.ModuleList(Block(arch) for _ in range(arch.depth))
         if arch.kind == "bert":  # two kinds of sentences, of which one is used
             self.segments = nn.Embedding(2, width)
