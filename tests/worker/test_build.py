@@ -69,7 +69,8 @@ class OwnConvolution(nn.Module):
 @pytest.mark.parametrize(
     ("parts", "layers"),
     [
-        ([nn.Embedding(3, 4), nn.Linear(4, 4), nn.LayerNorm(4)], ()),
+        ([nn.Embedding(3, 4), nn.Linear(4, 4)], ("embedding",)),
+        ([nn.Linear(4, 4), nn.LayerNorm(4)], ()),
         ([nn.Conv1d(3, 4, 1)], ("convolution",)),
         ([OwnConvolution()], ("convolution",)),
         ([nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.BatchNorm2d(4)], ("convolution", "max pooling", "batch norm")),
@@ -85,7 +86,7 @@ def test_the_layers_are_part_of_the_facts() -> None:
 
 
 def test_every_layer_of_a_technique_is_looked_for() -> None:
-    every = nn.Sequential(nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.BatchNorm2d(4))
+    every = nn.Sequential(nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.BatchNorm2d(4), nn.Embedding(3, 4))
     assert {row.layer for row in TECHNIQUES} - {""} == set(layers_of(every))
 
 

@@ -128,8 +128,24 @@ def test_padded_words_are_never_trained() -> None:
         assert isinstance(decoder, nn.Linear)
         assert decoder.weight.shape[0] == decoder.out_features == 33_280
         assert not decoder.weight[33_278:].any()
-        assert (decoder.bias[33_278:] == -1e4).all()
+        assert not decoder.bias[33_278:].any()
         assert cell.facts.num_parameters == sum(p.numel() for p in cell.step.model.parameters())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_padded_vocabulary_changes_no_logits(tied: bool) -> None:
+    model = nn.Sequential(nn.Embedding(70, 8), nn.Linear(8, 8), nn.Linear(8, 70, bias=not tied))
+    if tied:
+        model[2].weight = model[0].weight
+    tokens = torch.arange(70)
+    before = model(tokens)
+    pad_decoder(model, 64)
+    assert model[2].weight.shape == (128, 8)
+    assert (model[0].weight is model[2].weight) is tied
+    assert torch.equal(model(tokens), before)
+    nn.functional.cross_entropy(model(tokens), tokens).backward()
+    assert not model[2].weight.grad[70:].any()
+    assert copy.deepcopy(model)(tokens).shape == (70, 70)
 
 
 def test_techniques_change_the_recipe() -> None:
@@ -215,6 +231,7 @@ def test_matmul_stem_equals_the_convolution(channels: int, kernel: Any, padding:
 
 
 EVEN = nn.ModuleDict({"encoder": nn.Embedding(5, 64), "rnn": nn.LSTM(64, 64), "decoder": nn.Linear(64, 128)})
+WORDS_128 = nn.Sequential(nn.Embedding(128, 8), nn.Linear(8, 128))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +240,8 @@ EVEN = nn.ModuleDict({"encoder": nn.Embedding(5, 64), "rnn": nn.LSTM(64, 64), "d
         (functools.partial(pad_first_conv, num_channels=8), nn.Conv2d(8, 8, 3), "images of 8 channels already"),
         (functools.partial(pad_first_conv, num_channels=8), nn.Conv2d(4, 4, 3, groups=4), "no ordinary convolution"),
         (functools.partial(pad_decoder, multiple=64), nn.Conv2d(8, 8, 3), "no linear decoder"),
-        (functools.partial(pad_decoder, multiple=64), EVEN, "128 words, a multiple of 64"),
+        (functools.partial(pad_decoder, multiple=64), EVEN, "no linear decoder"),
+        (functools.partial(pad_decoder, multiple=64), WORDS_128, "128 words, a multiple of 64"),
         (functools.partial(pad_hidden, multiple=64), EVEN, "width of 64, a multiple of 8"),
         (use_matmul_stem, nn.Conv2d(3, 4, 3, stride=2), "convolution of stride 1"),
         (use_matmul_stem, nn.Conv2d(8, 4, 3), "convolution of stride 1"),

@@ -326,7 +326,6 @@ def test_techniques_that_do_not_fit_user_models(write: Callable[..., str]) -> No
     asked = {name: spec.model_copy(update={"techniques": (*required.get(name, ()), name)}) for name in fit}
     reasons = {name: reason for name, each in asked.items() if (reason := why_unsupported(each)) is not None}
     assert set(reasons) == {
-        "pad-vocabulary",
         "pad-hidden",
         "pad-channels-4",
         "pad-channels-8",

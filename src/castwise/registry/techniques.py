@@ -396,13 +396,14 @@ TECHNIQUES: list[Technique] = [
     ),
     Technique(
         name="pad-vocabulary",
-        summary="the decoder has 33,280 words (a multiple of 64) instead of 33,278; the added ones have probability 0",
+        summary="the vocabulary is padded to a multiple of 64 (BERT's 30,522 to 30,528); the output has no more words",
         cures=("alignment",),
-        cost="2 rows of the decoder",
+        needs="a linear decoder with as many words as an embedding",
+        cost="up to 63 rows of the decoder",
         loop_changes=5,
-        numerics="shape",
-        families=("rnn_lm",),
-        fits_user_models=False,
+        numerics="rounding",
+        families=("rnn_lm", "transformer"),
+        layer="embedding",
         settings=_model_change(f"{_PADDING}:pad_decoder", _MULTIPLE),
     ),
     Technique(
@@ -832,7 +833,7 @@ def _misfits(row: Technique, spec: TrialSpec, workload: Workload) -> Iterator[st
     if workload.unit not in row.units:
         yield f"is for {' and '.join(row.units)}; {workload.name} has {workload.unit}"
     if row.families and workload.family not in row.families:
-        yield f"is for recurrent language models; {workload.name} is none"
+        yield f"is for language models; {workload.name} is none"
     if row.optimizers and optimizer_of(spec) not in row.optimizers:
         yield f"fits {', '.join(row.optimizers)}; torch has no such {optimizer_of(spec)}"
     model = str(dict(workload.options).get("model", ""))

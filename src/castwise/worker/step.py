@@ -34,6 +34,7 @@ from castwise.worker.techniques.optimizer_options import check_hooks, check_read
 _LAYERS = {
     "convolution": nn.modules.conv._ConvNd,
     "max pooling": nn.MaxPool2d,
+    "embedding": nn.Embedding,
     "batch norm": nn.modules.batchnorm._BatchNorm,
 }
 

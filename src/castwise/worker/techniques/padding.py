@@ -7,8 +7,6 @@ from torch import nn
 
 from castwise.errors import TechniqueError
 
-# The bias of a padding word: its probability is 0 in every precision, and float16 holds it.
-_NEVER = -1e4
 # 8 numbers of 16 bits are 16 bytes, which kernels for Tensor Cores read at a time.
 _ALIGNED = 8
 
@@ -66,22 +64,43 @@ def pad_hidden(model: nn.Module, multiple: int) -> None:
     model.rnn = wider
 
 
-def pad_decoder(model: nn.Module, multiple: int) -> None:
-    """Pad the vocabulary of a language model's decoder to a multiple, with words that never occur.
+class PaddedDecoder(nn.Linear):
+    """A language model's last layer with words that its output leaves out; their gradients are 0."""
 
-    Their weights are 0 and their bias is so low that their probability and their gradients are 0: the loss and the
-    gradients of the other words do not change.
+    def __init__(self, decoder: nn.Linear, missing: int) -> None:
+        """Take a decoder's weights, and so many words more."""
+        has_bias = decoder.bias is not None
+        super().__init__(decoder.in_features, decoder.out_features + missing, bias=has_bias, device="meta")
+        self.num_words = decoder.out_features
+        with torch.no_grad():
+            self.weight = nn.Parameter(nn.functional.pad(decoder.weight, (0, 0, 0, missing)))
+            if has_bias:
+                self.bias = nn.Parameter(nn.functional.pad(decoder.bias, (0, missing)))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's own name
+        """Return the logits of the words that there are."""
+        return super().forward(input)[..., : self.num_words]
+
+
+def pad_decoder(model: nn.Module, multiple: int) -> None:
+    """Pad a language model's vocabulary to a multiple, with words that never occur: results do not change.
+
+    Its decoder is the last linear layer with as many outputs as an embedding has entries.
 
     Raises:
-        TechniqueError: The model has no linear decoder, or its number of words is a multiple already.
+        TechniqueError: The model has no such layer, or its number of words is a multiple already.
     """
-    decoder = getattr(model, "decoder", None)
-    if not isinstance(decoder, nn.Linear):
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    sizes = {each.num_embeddings for each in embeddings}
+    linear = [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
+    name, decoder = next(((name, each) for name, each in reversed(linear) if each.out_features in sizes), ("", None))
+    if decoder is None:
         raise TechniqueError("pad-vocabulary finds no linear decoder in this model.")
     missing = -decoder.out_features % multiple
     if not missing:
         raise TechniqueError(f"pad-vocabulary finds {decoder.out_features:,} words, a multiple of {multiple} already.")
-    with torch.no_grad():
-        decoder.weight = nn.Parameter(nn.functional.pad(decoder.weight, (0, 0, 0, missing)))
-        decoder.bias = nn.Parameter(nn.functional.pad(decoder.bias, (0, missing), value=_NEVER))
-    decoder.out_features += missing
+    padded = PaddedDecoder(decoder, missing)
+    for each in embeddings:
+        if each.weight is decoder.weight:
+            each.weight, each.num_embeddings = padded.weight, each.num_embeddings + missing
+    model.set_submodule(name, padded)
