@@ -5,7 +5,7 @@ import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 from fake_gpu import fake_reading
 
-from castwise.records.schema import EnergyMeasurement, Trial
+from castwise.records.schema import EnergyMeasurement, StepFlops, Trial
 
 # What must be equal for figures to be set side by side, each with another value.
 FINGERPRINTED: dict[str, object] = {
@@ -86,3 +86,17 @@ def test_a_renamed_field_keeps_its_first_name_in_json() -> None:
     assert "lead_seconds" in document["spec"]["protocol"]
     assert "whose" in document["readings"][0]
     assert Trial.model_validate_json(trial.model_dump_json()) == trial
+
+
+@pytest.mark.parametrize(
+    ("products", "layers"), [({"attention": {"bf16": 1}}, ("batch norm", "attention")), ({}, ("batch norm",))]
+)
+def test_attention_is_a_layer_if_a_step_computes_it(
+    products: dict[str, dict[str, int]], layers: tuple[str, ...]
+) -> None:
+    trial = fake_trial()
+    assert trial.facts is not None
+    assert trial.layers is None
+    facts = trial.facts.model_copy(update={"layers": ("batch norm",)})
+    rank = trial.ranks[0].model_copy(update={"flops": StepFlops(products=products)})
+    assert trial.model_copy(update={"facts": facts, "ranks": (rank,)}).layers == layers

@@ -9,13 +9,13 @@ import torch
 from small_step import cpu_spec
 from torch import nn
 
-from castwise.registry.techniques import TECHNIQUES
+from castwise.registry.techniques import ATTENTION_KERNELS, TECHNIQUES
 from castwise.spec.recipe import Optimizer, Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.worker import build as build_module
 from castwise.worker.build import build_trial
 from castwise.worker.distributed import Peers
-from castwise.worker.precision import read_fp32_precision
+from castwise.worker.precision import attention_in, read_fp32_precision
 from castwise.worker.step import layers_of
 
 
@@ -85,9 +85,19 @@ def test_the_layers_are_part_of_the_facts() -> None:
         assert "convolution" in (build_trial(cpu_spec(), stack, Peers()).facts.layers or ())
 
 
+def test_attention_runs_in_one_kind_of_kernels_and_then_in_all_again() -> None:
+    def enabled() -> list[bool]:
+        return [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ATTENTION_KERNELS]
+
+    before = enabled()
+    with attention_in("cudnn"):
+        assert enabled() == [False, False, False, True]
+    assert enabled() == before
+
+
 def test_every_layer_of_a_technique_is_looked_for() -> None:
     every = nn.Sequential(nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.BatchNorm2d(4), nn.Embedding(3, 4))
-    assert {row.layer for row in TECHNIQUES} - {""} == set(layers_of(every))
+    assert {row.layer for row in TECHNIQUES} - {"", "attention"} == set(layers_of(every))
 
 
 def test_pretrained_weights_are_loaded_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:

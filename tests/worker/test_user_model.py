@@ -320,7 +320,8 @@ def test_channels_last_converts_images_in_a_dict(write: Callable[..., str]) -> N
 
 
 def test_techniques_that_do_not_fit_user_models(write: Callable[..., str]) -> None:
-    spec = spec_of(write(GOOD)).model_copy(update={"device": "cuda:0", "loss_scale": "dynamic"})
+    on_gpu = {"device": "cuda:0", "precision": "fp16-mixed", "loss_scale": "dynamic"}
+    spec = spec_of(write(GOOD)).model_copy(update=on_gpu)
     fit = [row.name for row in TECHNIQUES if row.kinds != ("training",) and "cuda" in row.devices]
     required = {"max-pool-kernel": ("channels-last",), "batch-norm-kernel": ("channels-last",)}
     asked = {name: spec.model_copy(update={"techniques": (*required.get(name, ()), name)}) for name in fit}

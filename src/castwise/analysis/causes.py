@@ -240,8 +240,7 @@ class Diagnosis:
 
         If `convolutions` is given, it is one that changes convolutions, or else one that does not.
         """
-        spec, facts = self.trial.spec, self.trial.facts
-        layers = facts.layers if facts is not None else None
+        spec, layers = self.trial.spec, self.trial.layers
         for row in TECHNIQUES:
             if cause not in row.cures or row.name in spec.techniques:
                 continue

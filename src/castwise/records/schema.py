@@ -472,6 +472,14 @@ class Trial(FrozenModel):
 
     __str__ = __repr__
 
+    @property
+    def layers(self) -> tuple[str, ...] | None:
+        """Return the kinds of layers that techniques act on, attention if a step computes it; None if not known."""
+        if self.facts is None or self.facts.layers is None:
+            return None
+        has_attention = any(rank.flops is not None and "attention" in rank.flops.products for rank in self.ranks)
+        return (*self.facts.layers, *(("attention",) if has_attention else ()))
+
     @field_validator("spec")
     @classmethod
     def _without_folders(cls, spec: TrialSpec) -> TrialSpec:

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any, Literal
 
 from castwise.errors import UsageError, unknown_name
+from castwise.registry.precisions import precision_row
 from castwise.registry.workloads import Workload, find_workload
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.recipe import Recipe
@@ -43,6 +44,10 @@ class Rank(IntEnum):
     BATCH = 5
 
 
+# PyTorch's kernels of attention, as its switches `torch.backends.cuda.enable_NAME_sdp` call them.
+ATTENTION_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
+
+
 @dataclass(frozen=True)
 class ModelChange:
     """A function that changes a float32 model in place, before its precision is applied."""
@@ -60,6 +65,7 @@ class StepConfig:
     pinned_transfer: bool = False  # batches are copied from page-locked memory while the host goes on
     channels_last: bool = False
     cudnn_search: bool = False  # torch.backends.cudnn.benchmark
+    attention: str = ""  # the only kernels that attention may run in, of ATTENTION_KERNELS; all may without one
     optimizer_arguments: tuple[tuple[str, bool], ...] = ()  # `fused` or `foreach`
     scales_on_device: bool = False  # dynamic loss scaling decides on the device whether a step is skipped
     reads_loss: bool = True  # the host may read the loss each step, if the source does
@@ -129,7 +135,7 @@ class Technique:
     units: tuple[Unit, ...] = ("images", "tokens", "samples")
     optimizers: tuple[str, ...] = ()  # of torch.optim
     families: tuple[str, ...] = ()
-    layer: str = ""  # the kind of layer, of those in `Facts.layers`, without which it finds nothing to do
+    layer: str = ""  # the kind of layer, of those in `Trial.layers`, without which it finds nothing to do
     acts_on: str = ""  # the part of a model that it changes
     absent_in: tuple[str, ...] = ()  # families, and beginnings of model names, without that part
     requires: str = ""  # another technique
@@ -246,6 +252,39 @@ _FIRST_CONV = "castwise.worker.techniques.first_conv"
 _GRAPH = {"cuda_graph": True, "reads_loss": False, "scales_on_device": True}
 
 
+def _needs_16_bits(spec: TrialSpec) -> str | None:
+    is_16_bit = precision_row(spec.precision).is_16_bit
+    return None if is_16_bit else f"computes attention in 16 bits, and {spec.precision} does not"
+
+
+_WhyNot = Callable[[TrialSpec], str | None]
+_ATTENTION = ("cudnn-attention", "flash-attention", "efficient-attention")
+
+
+def _attention(name: str, kernels: str, whose: str, why_not: _WhyNot | None = None) -> Technique:
+    """Return the technique that leaves attention one kind of kernels."""
+    others = tuple(other for other in ATTENTION_KERNELS if other != kernels)
+    switch = 'getattr(torch.backends.cuda, f"enable_{name}_sdp")(False)'
+    return Technique(
+        name=name,
+        summary=f"attention runs in {whose} kernels, and not in those that PyTorch would choose",
+        needs="scaled_dot_product_attention, as most transformers have it, of shapes that these kernels take",
+        cost="none",
+        code=Code(model=f"for name in {others}: {switch}"),
+        loop_changes=1,
+        numerics="rounding",
+        devices=("cuda",),
+        layer="attention",
+        excludes=tuple(
+            other for other in ("cudnn-attention", "flash-attention", "efficient-attention") if other != name
+        ),
+        settings={"attention": kernels},
+        acts_on="attention",
+        absent_in=("mlp", "mnist_cnn", "wide_resnet", "dpn", "rnn_lm", "fastai_resnet"),
+        why_not=why_not,
+    )
+
+
 def _model_change(function: str, *arguments: int) -> dict[str, Any]:
     return {"model_changes": (ModelChange(function, arguments),)}
 
@@ -342,6 +381,9 @@ TECHNIQUES: list[Technique] = [
         sets=(TUNED, COMPILED),
         times_kernels=True,
     ),
+    _attention(_ATTENTION[0], "cudnn", "cuDNN's", _needs_16_bits),
+    _attention(_ATTENTION[1], "flash", "FlashAttention's", _needs_16_bits),
+    _attention(_ATTENTION[2], "mem_efficient", "xFormers' memory-efficient"),
     Technique(
         name="foreach-optimizer",
         summary="the optimizer updates all weights by a few operations on lists of them",

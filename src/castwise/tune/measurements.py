@@ -82,8 +82,7 @@ class Measurements:
 
     def layers(self, spec: TrialSpec) -> tuple[str, ...] | None:
         """Return the kinds of layers in a configuration's model, as its trials found them; None if it is not known."""
-        known = (trial.facts.layers for trial in self.of(spec) if trial.facts is not None)
-        return next((layers for layers in known if layers is not None), None)
+        return next((trial.layers for trial in self.of(spec) if trial.layers is not None), None)
 
     def held_bytes(self, spec: TrialSpec) -> float:
         """Return the most memory that a configuration's processes held; infinite if it is not known.

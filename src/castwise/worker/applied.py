@@ -10,19 +10,33 @@ from torch.optim import Optimizer
 
 from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision, why_unsupported
-from castwise.registry.techniques import NONE, SETS, find_technique, parse_techniques, step_config_of
+from castwise.registry.techniques import (
+    ATTENTION_KERNELS,
+    NONE,
+    SETS,
+    find_technique,
+    parse_techniques,
+    step_config_of,
+)
 from castwise.spec.loss_scale import is_dynamic
 from castwise.worker.checkpoint import load_state_of_loop, state_of_loop
 from castwise.worker.environment import read_hardware
 from castwise.worker.loss_scaling import make_loss_scaling
-from castwise.worker.precision import autocast_maker, convert_weights, make_weights, set_fp32_precision
+from castwise.worker.precision import (
+    autocast_maker,
+    convert_weights,
+    make_weights,
+    set_attention,
+    set_fp32_precision,
+)
 from castwise.worker.techniques.batch_layout import preparation
 from castwise.worker.techniques.compile import check_compiler
 from castwise.worker.techniques.optimizer_options import set_as_wanted
 from castwise.worker.user_model.loop import adopt, check_optimizer
 
 # The fields of `StepConfig` that need no line in the user's loop.
-_SETTINGS = {"channels_last", "cudnn_search", "optimizer_arguments", "scales_on_device", "reads_loss", "compile_mode"}
+_SETTINGS = {"channels_last", "cudnn_search", "attention", "optimizer_arguments", "scales_on_device", "reads_loss"}
+_SETTINGS |= {"compile_mode"}
 
 
 class Applied:
@@ -42,6 +56,8 @@ class Applied:
             set_fp32_precision(row.float32_matmul)
         if loop.cudnn_search:
             torch.backends.cudnn.benchmark = True
+        if loop.attention:
+            set_attention([name == loop.attention for name in ATTENTION_KERNELS])
         convert_weights(model, row)
         if loop.channels_last:
             model.to(memory_format=torch.channels_last)

@@ -18,7 +18,7 @@ from castwise.worker.data.sharding import seed_of
 from castwise.worker.distributed import Peers, spread
 from castwise.worker.models import build_task
 from castwise.worker.models.task import Task
-from castwise.worker.precision import numeric_state
+from castwise.worker.precision import attention_in, numeric_state
 from castwise.worker.step import TrainingStep, describe
 from castwise.worker.techniques.batch_layout import Prepare, preparation
 from castwise.worker.techniques.optimizer_options import keep_rates_on_device, optimizer_for
@@ -49,6 +49,8 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
     if own is None or loop.cudnn_search:  # the user's own setting is kept
         stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
         torch.backends.cudnn.benchmark = loop.cudnn_search or (recipe is not None and recipe.cudnn_benchmark)
+    if loop.attention:
+        stack.enter_context(attention_in(loop.attention))
     data_set = SYNTHETIC if recipe is not None else spec.data_set
     task = own or build_task(row, data_set=data_set, data_dir=data_dir)
     if spec.weights is not None and task.load_weights is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from castwise.registry.precisions import Precision
+from castwise.registry.techniques import ATTENTION_KERNELS
 from castwise.worker import torch_version
 from castwise.worker.pytree import tree_map_tensors
 
@@ -72,6 +73,23 @@ def _set_older(wanted: str) -> list[str]:
         pass  # torch raises where one of the others contradicts it, and does not say what it is
     torch.set_float32_matmul_precision(wanted)
     return list(_OLDER_WRITES)
+
+
+@contextmanager
+def attention_in(kernels: str) -> Iterator[None]:
+    """Let attention run in one kind of kernels of ATTENTION_KERNELS alone; restore the switches afterwards."""
+    before = [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ATTENTION_KERNELS]
+    try:
+        set_attention([name == kernels for name in ATTENTION_KERNELS])
+        yield
+    finally:
+        set_attention(before)
+
+
+def set_attention(enabled: Sequence[bool]) -> None:
+    """Set PyTorch's switches of the kernels of attention, in the order of ATTENTION_KERNELS."""
+    for name, is_on in zip(ATTENTION_KERNELS, enabled, strict=True):
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(is_on)
 
 
 def autocast_maker(row: Precision, device_type: str) -> Callable[[], AbstractContextManager[Any]]:

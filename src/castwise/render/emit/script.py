@@ -8,7 +8,7 @@ from pathlib import Path
 
 from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision
-from castwise.registry.techniques import join, rows_of, step_config_of
+from castwise.registry.techniques import ATTENTION_KERNELS, join, rows_of, step_config_of
 from castwise.registry.workloads import find_workload
 from castwise.render.emit import training, updates, user_model, workloads
 from castwise.render.emit.builder import ScriptBuilder
@@ -22,6 +22,7 @@ _WRITTEN_SETTINGS = {
     "resident_data",
     "channels_last",
     "cudnn_search",
+    "attention",
     "optimizer_arguments",
     "scales_on_device",
     "reads_loss",
@@ -259,6 +260,9 @@ class _Writer:
         recipe = self.spec.recipe
         if self.config.cudnn_search or (recipe is not None and recipe.cudnn_benchmark):
             lines.append("torch.backends.cudnn.benchmark = True")
+        for name in ATTENTION_KERNELS if self.config.attention else ():
+            if name != self.config.attention:
+                lines.append(f"torch.backends.cuda.enable_{name}_sdp(False)")
         self.script.add(*lines)
 
     def write_model_changes(self) -> None:
