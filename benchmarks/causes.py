@@ -159,7 +159,18 @@ def tables(folder: Path) -> str:
             causes = ", ".join(cause.name for cause in found.causes) or "none"
             step = format_seconds(found.row.step_seconds or 0.0)
             tuned.append([name, markdown_text(f"{precision}, {techniques}"), step, found.bound, causes])
-    return "\n".join([*lines, "", *markdown("tuned loop | loop | step | bound | causes", "lllll", tuned)]) + "\n"
+    return (
+        "\n".join(
+            [
+                measured_on(load(folder)),
+                "",
+                *lines,
+                "",
+                *markdown("tuned loop | loop | step | bound | causes", "lllll", tuned),
+            ]
+        )
+        + "\n"
+    )
 
 
 def workloads(_: str = "") -> str:
