@@ -355,7 +355,7 @@ def _grouped_convolutions(step: Diagnosis) -> Cause | None:
         # One reads its images, and writes as much.
         moved = sum(2 * step.item_bytes * each.launches * math.prod(_convolved(each)[0]) for each in grouped)
         saved -= step.scale * max(flops / fastest, moved / step.gpu.bandwidth_bytes_per_second)
-        seen += f", at most at {format_share(flops / seconds / fastest)} of the peak"
+        seen += f", which reach at most {format_share(flops / seconds / fastest)} of the peak"
     return Cause("grouped-convolutions", seen, "wider groups, or fused blocks without them", saved)
 
 
