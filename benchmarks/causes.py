@@ -159,18 +159,8 @@ def tables(folder: Path) -> str:
             causes = ", ".join(cause.name for cause in found.causes) or "none"
             step = format_seconds(found.row.step_seconds or 0.0)
             tuned.append([name, markdown_text(f"{precision}, {techniques}"), step, found.bound, causes])
-    return (
-        "\n".join(
-            [
-                measured_on(load(folder)),
-                "",
-                *lines,
-                "",
-                *markdown("tuned loop | loop | step | bound | causes", "lllll", tuned),
-            ]
-        )
-        + "\n"
-    )
+    lower = markdown("tuned loop | loop | step | bound | causes", "lllll", tuned)
+    return "\n".join([measured_on(load(folder)), "", *lines, "", *lower]) + "\n"
 
 
 def workloads(_: str = "") -> str:

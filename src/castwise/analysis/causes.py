@@ -228,6 +228,17 @@ class Diagnosis:
         return least_bytes(self.flops) / self.gpu.bandwidth_bytes_per_second / self.seconds
 
     @cached_property
+    def slow_norm(self) -> float:
+        """Return the share of batch norm that channels-last would make faster; 0 if there is nothing to convert."""
+        kernels = self.profile.kernels if self.profile is not None else ()
+        norms = [each.name for each in kernels if each.kind == "normalisation"]
+        in_nchw = norms and not any(re.search("channels_last|nhwc", name) for name in norms)
+        converts = self.share_of("layout_conversion") >= _LEAST and not self.on_cpu
+        if in_nchw and converts and self.precision.is_16_bit and self.technique("layout"):
+            return self.share_of("normalisation")
+        return 0.0
+
+    @cached_property
     def misaligned(self) -> list[KernelTime]:
         """Return the products whose name or shapes say that rows are no multiple of what Tensor Cores load."""
         kernels = self.profile.kernels if self.profile is not None else ()
@@ -341,9 +352,9 @@ def _without_tensor_cores(step: Diagnosis) -> Cause | None:
 
 def _grouped_convolutions(step: Diagnosis) -> Cause | None:
     """Return what grouped and depthwise convolutions take beyond the time of their FLOPs and bytes at the peaks."""
-    if step.profile is None or step.on_cpu or step.computes_in_float32 or step.flops is None:
+    if step.profile is None or step.flops is None or "grouped_convolution" not in step.flops.products:
         return None
-    if "grouped_convolution" not in step.flops.products:
+    if step.on_cpu or step.computes_in_float32:
         return None
     grouped = [each for each in step.profile.kernels if each.kind in PRODUCTS and _is_grouped(each)]
     seconds = sum(each.seconds for each in grouped) or step.profile.class_seconds.get("plain_product", 0.0)
@@ -395,17 +406,12 @@ def _misaligned_products(step: Diagnosis) -> Cause | None:
 
 def _layout(step: Diagnosis) -> Cause | None:
     converted = step.share_of("layout_conversion")
-    kernels = step.profile.kernels if step.profile is not None else ()
     if converted < _LEAST or step.on_cpu:
         return None
-    technique = step.technique("layout")
-    saved, seen = converted, f"{format_share(converted)} of the step converts between NCHW and NHWC"
-    norms = [each.name for each in kernels if each.kind == "normalisation"]
-    in_nchw = norms and not any(re.search("channels_last|nhwc", name) for name in norms)
-    if technique and in_nchw and step.precision.is_16_bit:
-        norm = step.share_of("normalisation")
-        saved += _NORM_GAIN * norm
-        seen += f"; batch norm takes {format_share(norm)}"
+    technique, seen = step.technique("layout"), f"{format_share(converted)} of the step converts between NCHW and NHWC"
+    if step.slow_norm:
+        seen += f"; batch norm takes {format_share(step.slow_norm)}"
+    saved = converted + _NORM_GAIN * step.slow_norm
     advice = "channels-last for model and batch" if technique else "operators that keep NHWC"
     return Cause("layout", seen, advice, saved, technique)
 
@@ -495,10 +501,8 @@ def _memory(step: Diagnosis) -> Cause | None:
     technique = step.technique("memory")
     if not technique and step.precision.is_16_bit:
         return None  # it is what takes the time, and there is nothing to try
-    layout = _layout(step)
-    # What batch norm gains by another layout is counted there.
-    taken = 0.0 if layout is None else (layout.share or 0.0) - step.share_of("layout_conversion")
-    saved = share - taken - step.memory_roof
+    # What batch norm gains by another layout is a saving of `layout`.
+    saved = share - _NORM_GAIN * step.slow_norm - step.memory_roof
     names = [name for name in step.shares if name in _MOVES]
     seen = f"{format_share(share)} of the step only moves data, most of it {_in_words(names[:2])}"
     advice = "torch.compile, which fuses it" if compiles([technique]) else "kernels that fuse it"

@@ -47,6 +47,8 @@ class Rank(IntEnum):
 # PyTorch's kernels of attention, as its switches `torch.backends.cuda.enable_NAME_sdp` call them.
 ATTENTION_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 
+WhyNot = Callable[[TrialSpec], str | None]  # returns why a trial cannot have a technique, None if it can
+
 
 @dataclass(frozen=True)
 class ModelChange:
@@ -145,7 +147,7 @@ class Technique:
     needs_triton: bool = False
     needs_torch: tuple[int, int] = OLDEST_TORCH
     only_on_several_gpus: bool = False
-    why_not: Callable[[TrialSpec], str | None] | None = None  # the reason, for conditions beyond membership
+    why_not: WhyNot | None = None  # the reason, for conditions beyond membership
     sets: tuple[str, ...] = ()
     cures: tuple[CauseName, ...] = ()  # why a step is slow that it is against; of several the first row is named
 
@@ -257,11 +259,15 @@ def _needs_16_bits(spec: TrialSpec) -> str | None:
     return None if is_16_bit else f"computes attention in 16 bits, and {spec.precision} does not"
 
 
-_WhyNot = Callable[[TrialSpec], str | None]
-_ATTENTION = ("cudnn-attention", "flash-attention", "efficient-attention")
+# By technique: the kernels, in PyTorch's words and for readers, and why a trial cannot have them.
+_ATTENTION: dict[str, tuple[str, str, WhyNot | None]] = {
+    "cudnn-attention": ("cudnn", "cuDNN's", _needs_16_bits),
+    "flash-attention": ("flash", "FlashAttention's", _needs_16_bits),
+    "efficient-attention": ("mem_efficient", "xFormers' memory-efficient", None),
+}
 
 
-def _attention(name: str, kernels: str, whose: str, why_not: _WhyNot | None = None) -> Technique:
+def _attention(name: str, kernels: str, whose: str, why_not: WhyNot | None) -> Technique:
     """Return the technique that leaves attention one kind of kernels."""
     others = tuple(other for other in ATTENTION_KERNELS if other != kernels)
     switch = 'getattr(torch.backends.cuda, f"enable_{name}_sdp")(False)'
@@ -275,9 +281,7 @@ def _attention(name: str, kernels: str, whose: str, why_not: _WhyNot | None = No
         numerics="rounding",
         devices=("cuda",),
         layer="attention",
-        excludes=tuple(
-            other for other in ("cudnn-attention", "flash-attention", "efficient-attention") if other != name
-        ),
+        excludes=tuple(other for other in _ATTENTION if other != name),
         settings={"attention": kernels},
         acts_on="attention",
         absent_in=("mlp", "mnist_cnn", "wide_resnet", "dpn", "rnn_lm", "fastai_resnet"),
@@ -381,9 +385,7 @@ TECHNIQUES: list[Technique] = [
         sets=(TUNED, COMPILED),
         times_kernels=True,
     ),
-    _attention(_ATTENTION[0], "cudnn", "cuDNN's", _needs_16_bits),
-    _attention(_ATTENTION[1], "flash", "FlashAttention's", _needs_16_bits),
-    _attention(_ATTENTION[2], "mem_efficient", "xFormers' memory-efficient"),
+    *(_attention(name, *fields) for name, fields in _ATTENTION.items()),
     Technique(
         name="foreach-optimizer",
         summary="the optimizer updates all weights by a few operations on lists of them",

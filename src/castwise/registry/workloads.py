@@ -322,8 +322,6 @@ WORKLOADS: tuple[Workload, ...] = (
     ),
 )
 
-_WITH_LENGTHS = ", ".join(row.name for row in WORKLOADS if row.longest is not None)
-
 # Model zoos by prefix: any image classifier of theirs, with the optimizer and loss of the ResNets.
 _ZOOS: dict[str, Family] = {"torchvision:": "torchvision", "timm:": "timm"}
 
@@ -358,10 +356,12 @@ def known_workload(name: str) -> Workload | None:
     for prefix, family in _ZOOS.items():
         if wanted.lower().startswith(prefix):
             return _zoo_model(wanted[len(prefix) :], prefix, family)
-    name, _, length = wanted.lower().partition("@")
+    name, mark, length = wanted.lower().partition("@")
     for row in WORKLOADS:
+        if name == row.name and not mark:
+            return row
         if name == row.name:
-            return at_length(row, int(length)) if length.isdecimal() else row if name == wanted.lower() else None
+            return at_length(row, int(length)) if length.isdecimal() else None
     return _own_model(shown_name(wanted)) if is_user_model(wanted) else None
 
 
@@ -373,7 +373,8 @@ def at_length(row: Workload, length: int) -> Workload:
     """
     options = dict(row.options)
     if row.longest is None:
-        raise UsageError(f"{row.name} has no choice of sequence length. {_WITH_LENGTHS} have.")
+        names = ", ".join(each.name for each in WORKLOADS if each.longest is not None)
+        raise UsageError(f"{row.name} has no choice of sequence length. {names} have.")
     if not 1 <= length <= row.longest:
         raise UsageError(f"{row.name} takes sequences of 1 to {row.longest:,} tokens, not {length:,}.")
     usual = int(options["length"])

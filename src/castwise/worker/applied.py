@@ -10,14 +10,7 @@ from torch.optim import Optimizer
 
 from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision, why_unsupported
-from castwise.registry.techniques import (
-    ATTENTION_KERNELS,
-    NONE,
-    SETS,
-    find_technique,
-    parse_techniques,
-    step_config_of,
-)
+from castwise.registry.techniques import NONE, SETS, find_technique, parse_techniques, step_config_of
 from castwise.spec.loss_scale import is_dynamic
 from castwise.worker.checkpoint import load_state_of_loop, state_of_loop
 from castwise.worker.environment import read_hardware
@@ -35,8 +28,15 @@ from castwise.worker.techniques.optimizer_options import set_as_wanted
 from castwise.worker.user_model.loop import adopt, check_optimizer
 
 # The fields of `StepConfig` that need no line in the user's loop.
-_SETTINGS = {"channels_last", "cudnn_search", "attention", "optimizer_arguments", "scales_on_device", "reads_loss"}
-_SETTINGS |= {"compile_mode"}
+_SETTINGS = {
+    "channels_last",
+    "cudnn_search",
+    "attention",
+    "optimizer_arguments",
+    "scales_on_device",
+    "reads_loss",
+    "compile_mode",
+}
 
 
 class Applied:
@@ -57,7 +57,7 @@ class Applied:
         if loop.cudnn_search:
             torch.backends.cudnn.benchmark = True
         if loop.attention:
-            set_attention([name == loop.attention for name in ATTENTION_KERNELS])
+            set_attention([loop.attention])
         convert_weights(model, row)
         if loop.channels_last:
             model.to(memory_format=torch.channels_last)

@@ -78,18 +78,18 @@ def _set_older(wanted: str) -> list[str]:
 @contextmanager
 def attention_in(kernels: str) -> Iterator[None]:
     """Let attention run in one kind of kernels of ATTENTION_KERNELS alone; restore the switches afterwards."""
-    before = [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ATTENTION_KERNELS]
+    before = [name for name in ATTENTION_KERNELS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]
     try:
-        set_attention([name == kernels for name in ATTENTION_KERNELS])
+        set_attention([kernels])
         yield
     finally:
         set_attention(before)
 
 
-def set_attention(enabled: Sequence[bool]) -> None:
-    """Set PyTorch's switches of the kernels of attention, in the order of ATTENTION_KERNELS."""
-    for name, is_on in zip(ATTENTION_KERNELS, enabled, strict=True):
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(is_on)
+def set_attention(kernels: Sequence[str]) -> None:
+    """Let attention run in these kinds of kernels of ATTENTION_KERNELS, and in no others."""
+    for name in ATTENTION_KERNELS:
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(name in kernels)
 
 
 def autocast_maker(row: Precision, device_type: str) -> Callable[[], AbstractContextManager[Any]]:

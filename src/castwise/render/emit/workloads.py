@@ -211,7 +211,8 @@ def write_batches(script: ScriptBuilder, row: Workload, seed: int) -> None:
             classes = "NUM_CLASSES"
         elif row.family in (*_COPIED, "transformer"):
             draw = f"torch.randn({size}, generator=generator, device=DEVICE)"
-            classes = str(_COPIED[row.family][2]) if row.family in _COPIED else classes
+        if row.family in _COPIED:
+            classes = str(_COPIED[row.family][2])
         script.define(_IMAGES.format(draw=draw, classes=classes))
         script.add(f"batches = [to_device(draw_batch()) for _ in range({count})]")
 

@@ -39,14 +39,14 @@ def blocks(subject: GroupSubject) -> Chart | None:
     spreads = [spread for config in shown if (spread := steady_metrics.spread(config.trial)) is not None]
     ends = dict.fromkeys(format_share(each) for each in (min(spreads), max(spreads))) if spreads else {}
     spread_text = f"; they vary by {' to '.join(ends)}" if ends else ""
-    notes = ("The lines are the first process of each configuration." if any(len(c.trials) > 1 for c in shown) else "",)
+    first = "The lines are the first process of each configuration." if any(len(c.trials) > 1 for c in shown) else ""
     panel = Panel("difference from the median, %", varied(lines), "timed block", least_span=_LEAST_SPAN)
     return Chart(
         name="blocks",
         title="Step time over the run",
         summary=f"Step time of each timed block relative to the median{spread_text}.",
         draw=lambda width: line_chart([panel], width),
-        note=" ".join(filter(None, (*notes, base, left_out(_LEFT_OUT, shown, timed)))),
+        note=" ".join(filter(None, (first, base, left_out(_LEFT_OUT, shown, timed)))),
     )
 
 
@@ -71,11 +71,11 @@ def telemetry(subject: GroupSubject) -> Chart | None:
         x_title = f"{what}s" if title == _READINGS[-1][0] else ""
         panels.append(Panel(title, varied(lines), x_title, least_span=_LEAST_SPAN))
     several = "Of several GPUs the slowest one's clock, the mean power of one, and the hottest one's temperature."
-    notes = (several if any(config.trial.spec.world_size > 1 for config in shown) else "",)
+    means = several if any(config.trial.spec.world_size > 1 for config in shown) else ""
     return Chart(
         name="telemetry",
         title="GPU clock, power and temperature",
         summary=f"SM clock, power and temperature of the GPU while it was timed, {what} by {what}.",
         draw=lambda width: line_chart(panels, width),
-        note=" ".join(filter(None, (*notes, base, left_out(_LEFT_OUT, shown, watched)))),
+        note=" ".join(filter(None, (means, base, left_out(_LEFT_OUT, shown, watched)))),
     )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from castwise.registry.workloads import Workload
-from castwise.worker.models.task import Batch, BatchScore, Task
+from castwise.worker.models.task import Batch, Task
 from castwise.worker.models.torchvision_timm import image_task
 
 _CLASSES, _PATCH = 1000, 16
@@ -189,7 +189,7 @@ def build(row: Workload) -> Task:
     model = Transformer(arch)
     if arch.kind == "vit":
         return image_task(model, row.input_shape, _CLASSES, draw=torch.randn)
-    return Task(model, RandomTokens(arch), compute_loss, evaluate_batch, units_per_sample=arch.length)
+    return Task(model, RandomTokens(arch), compute_loss, units_per_sample=arch.length)
 
 
 @dataclass(frozen=True)
@@ -218,11 +218,3 @@ def compute_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Return the mean cross entropy of the tokens to predict, a float32 scalar."""
     tokens, targets = batch
     return functional.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
-
-
-def evaluate_batch(model: nn.Module, batch: Batch) -> BatchScore:
-    """Return a batch's summed loss, the tokens that were predicted right, and how many there were to predict."""
-    tokens, targets = batch
-    logits, wanted = model(tokens).flatten(0, 1).float(), targets.flatten()
-    loss = functional.cross_entropy(logits, wanted, reduction="sum")
-    return loss, (logits.argmax(1) == wanted).sum(), int((wanted != _NO_TARGET).sum())
