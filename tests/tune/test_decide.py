@@ -334,6 +334,19 @@ def test_half_the_batch_is_not_compiled_for_a_bound(technique: str) -> None:
     assert is_measured is (technique == "cuda-graph")
 
 
+def test_where_few_fit_a_precision_far_ahead_is_what_the_others_are_compared_with() -> None:
+    small = fake_environment().model_copy(update={"gpu_memory_bytes": 5 * GIB})
+    names = ("fp32", "fp16-mixed", "bf16-mixed", "bf16-master")
+    space = SearchSpace(START, names, (), small)
+    speed = gains(fp16_mixed=2.0, bf16_mixed=2.2, bf16_master=2.5)
+    world = World(speed, held_bytes=lambda spec: GIB if "16" in spec.precision else 2 * GIB)
+    done = world.search(space)
+    assert winner_of(done).precision == "bf16-master"
+    with_start = [session for session in world.sessions if session.specs[0] == START]
+    measured_next_to_start = {spec.precision for session in with_start for spec in session.specs[1:]}
+    assert "bf16-mixed" not in measured_next_to_start, "its session would wait for the slow steps of fp32"
+
+
 def test_fewer_configurations_share_a_small_device() -> None:
     world = World(gains(), held_bytes=lambda _: 6 * GIB)
     world.search(space_of("channels-last", "cudnn-search", "fused-optimizer"))

@@ -226,11 +226,11 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
     Args:
         runner: Starts the processes and reports progress.
         specs: The configurations, the baseline first: it is the last to run out of memory.
-        round_number: For progress and for the random order of blocks. Energy is measured in the first round, and for a
-            configuration without earlier processes. None measures a single spec alone.
+        round_number: For progress and for the random order of blocks. None measures a single spec alone.
         setup_order: How they are set up. If the first does not fit next to the others, all start again with the first
             alone. They are always warmed up one by one.
-        earlier: What earlier processes of a configuration measured, if there were any, by configuration.
+        earlier: What earlier processes of a configuration measured, if there were any, by configuration. The energy of
+            others is measured.
         baseline: The configuration that the others are compared with, if one is.
         deadline: The value of `time.perf_counter` at which no further block is timed; the first configuration that
             does not fail always has one.
@@ -254,7 +254,7 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
             prior,
             is_baseline=spec.configuration == baseline,
             is_alone=is_alone,
-            needs_energy=round_number in (None, 1) or prior is None,
+            needs_energy=prior is None,
         )
 
     def set_up_all(order: SetupOrder) -> None:

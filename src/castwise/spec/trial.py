@@ -163,6 +163,11 @@ class TrialSpec(FrozenModel):
         return _digest(self.without_extras.model_dump_json(exclude_defaults=True, exclude=apart))
 
     @property
+    def without_profile(self) -> Self:
+        """Return the same without profiled steps."""
+        return self.model_copy(update={"protocol": self.protocol.model_copy(update={"profile_steps": 0})})
+
+    @property
     def device_type(self) -> str:
         """Return the part of `device` before the colon: "cpu" or "cuda"."""
         return self.device.partition(":")[0]

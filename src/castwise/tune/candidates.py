@@ -102,13 +102,10 @@ class Change:
             spec = spec.model_copy(update={"precision": row.name, "loss_scale": row.loss_scale})
         if self.batch_size is not None:
             spec = spec.model_copy(update={"batch_size": self.batch_size})
-        if spec.protocol.profile_steps:  # of the plain loop alone
-            protocol = spec.protocol.model_copy(update={"profile_steps": 0})
-            spec = spec.model_copy(update={"protocol": protocol})
         kept = [
             name for name in spec.techniques if not any(exclude_each_other(name, added) for added in self.techniques)
         ]
-        return resolve((*kept, *self.techniques), spec)
+        return resolve((*kept, *self.techniques), spec.without_profile)  # the plain loop alone is profiled
 
     def is_within(self, accepted: "Change") -> bool:
         """Return whether it is a part of the changes that were accepted together."""

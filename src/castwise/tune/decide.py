@@ -32,7 +32,7 @@ Ending = Literal["nothing left", "budget", "failed", "interrupted"]  # a search 
 # At most so many configurations are measured next to the current one: a CPU has no cores for more than one.
 _SIDE_BY_SIDE = {"cuda": 6, "cpu": 1}
 _CONTEXT_BYTES = 2**30  # what a process holds in addition to its tensors
-_USABLE = 0.9  # of the device's memory, so that a kernel search finds its workspace
+_USABLE = 0.95  # of the device's memory, so that a kernel search finds its workspace
 _MAX_SESSIONS_OF_A_PAIR = 3  # to find out which of two configurations is faster
 _MAX_BATCHES = 3  # smaller ones that are measured, in addition to those on record
 _SAVES_MEMORY = 0.99  # a change that leaves more than this share of the memory does not count as saving it
@@ -154,6 +154,13 @@ class _Search:
                     supported.append(change)
                 else:
                     tried.append(TriedChange(stage, change, current, spec, None, "unsupported", reason))
+            # If not all fit into one session, a precision far ahead is what the rest is compared with: its steps are
+            # short, and hold less memory.
+            missing = [spec for change in supported if not self.measured.of(spec := change.on(current))]
+            if len(missing) > self._side_by_side(current, missing) and any(
+                change.precision and self.measured.is_clear(current, change.on(current)) for change in supported
+            ):
+                supported = [change for change in supported if self.measured.of(change.on(current))]
             is_all_measured = self._screen_changes(path, [change.on(current) for change in supported])
             known = [change for change in supported if self.measured.of(change.on(current))]
             reached = self._combine(current, known)

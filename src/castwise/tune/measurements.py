@@ -146,7 +146,7 @@ class Measurements:
         ratio = self.ratio(below, spec)
         return (self._block_ratio(below, spec) or ratio) if ratio is not None and ratio.n == 1 else ratio
 
-    def _is_clear(self, below: TrialSpec, spec: TrialSpec) -> bool:
+    def is_clear(self, below: TrialSpec, spec: TrialSpec) -> bool:
         """Return whether one session shows more than what processes of a configuration differ by."""
         ratio = self._block_ratio(below, spec)
         return ratio is not None and ratio.low > _BEYOND_PROCESSES
@@ -154,7 +154,7 @@ class Measurements:
     def is_answered(self, below: TrialSpec, spec: TrialSpec) -> bool:
         """Return whether the difference of two configurations needs no further processes."""
         ratio = self.ratio(below, spec)
-        if ratio is None or not self.is_ok(below) or self._is_clear(below, spec):
+        if ratio is None or not self.is_ok(below) or self.is_clear(below, spec):
             return True
         return ratio.n > 1 and verdict_of(ratio).kind != "inconclusive"
 
@@ -169,7 +169,7 @@ class Measurements:
         ratio = self.ratio(below, spec)
         if ratio is None:
             return False
-        return verdict_of(ratio).kind == "faster" or (ratio.n == 1 and self._is_clear(below, spec))
+        return verdict_of(ratio).kind == "faster" or (ratio.n == 1 and self.is_clear(below, spec))
 
     def is_out_of_memory(self, spec: TrialSpec) -> bool:
         """Return whether a configuration's processes ran out of memory."""

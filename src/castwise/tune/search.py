@@ -108,7 +108,10 @@ class TuningSearch:
             self.job.runner.listener.remark(decision.purpose)
             # The configurations are measured once more each, in fresh processes that are interleaved.
             earlier = [trial for spec in decision.specs for trial in measured.of(spec)]
-            rounds = Rounds(runner, decision.specs, _ONCE, earlier, decision.specs[0])
+            specs = decision.specs
+            if any(trial.profile for trial in earlier):  # one process's profile is enough
+                specs = tuple(spec.without_profile for spec in specs)
+            rounds = Rounds(runner, specs, _ONCE, earlier, specs[0])
             try:
                 rounds.run_once()
             except KeyboardInterrupt:
