@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
 
@@ -28,7 +29,7 @@ _TRANSFORMERS = "transformers:"
 # Shown instead of a pickle's file name.
 _OBJECT = "own:"
 # Packages whose import takes seconds, and the module that contains most of it. None starts a thread or a CUDA context,
-# which processes could not be forked from.
+# which processes could not be forked from; but transformers imports torchao where there is one, and that asks the GPU.
 _SLOW_IMPORTS = {"transformers": "transformers.modeling_utils", "timm": "timm", "lightning": "lightning"}
 
 
@@ -159,6 +160,8 @@ def slow_imports(names: Iterable[str]) -> list[str]:
             found |= {each for each in _SLOW_IMPORTS if re.search(rf"^\s*(from|import) {each}\b", text, re.MULTILINE)}
         found |= {each for each in _SLOW_IMPORTS if name.startswith(f"{each}:")}
         found |= {each for each in _SLOW_IMPORTS if name.startswith(_PICKLE) and each in sys.modules}
+    if find_spec("torchao"):
+        found.discard("transformers")
     return [_SLOW_IMPORTS[each] for each in sorted(found)]
 
 
