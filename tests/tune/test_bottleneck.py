@@ -7,7 +7,7 @@ from fake_engine import fake_epoch, fake_run, fake_spec, fake_training, fake_tri
 
 from castwise.analysis.causes import power_limit_of
 from castwise.analysis.training_metrics import data_share
-from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary, Trial
+from castwise.records.schema import EnergyMeasurement, GpuFacts, StepProfile, TelemetrySummary, Trial
 from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
 from castwise.tune.bottleneck import what_bounds
@@ -49,6 +49,14 @@ def test_what_bounds_a_loop_is_known_from_neighbouring_loops(seconds: Mapping[Ch
 
 def test_launches_do_not_bound_a_graph() -> None:
     assert words({}, GRAPH.on(LOOP)) == "launches do not bound it: the step is a CUDA graph."
+
+
+def test_a_profile_shows_how_long_the_gpu_is_idle() -> None:
+    shares = {"elementwise": 0.75}
+    profile = StepProfile(device_type="cuda", num_steps=3, seconds=1.0, busy_seconds=0.75, class_seconds=shares)
+    loop = LOOP.model_copy(update={"device": "cuda:0"})
+    trial = fake_trial(loop, step_seconds=(1.0,) * 3).model_copy(update={"profile": profile})
+    assert "the GPU is idle 25 % of the step" in what_bounds(Measurements().plus([trial]), loop)
 
 
 def test_waiting_for_batches_is_said_of_epochs() -> None:

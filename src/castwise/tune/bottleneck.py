@@ -5,7 +5,8 @@ The data of a steady step lies on the device, so that input never bounds it; epo
 
 import statistics
 
-from castwise.analysis.causes import power_limit_of
+from castwise.analysis.causes import diagnose, power_limit_of
+from castwise.analysis.result_table import compare
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.training_metrics import data_share
 from castwise.registry.precisions import find_precision
@@ -46,6 +47,9 @@ def what_bounds(measured: Measurements, loop: TrialSpec) -> str:
         found.append("launches do not bound it: the step is a CUDA graph")
     elif (faster := speedup(loop, graph)) is not None:
         found.append(_bound("launches", faster, "as one CUDA graph"))
+    else:
+        idle = [each.idle_share for each in diagnose(compare(trials)) if each.idle_share is not None]
+        found += [f"the GPU is idle {format_share(share)} of the step" for share in idle[:1]]
     if (faster := speedup(loop, half_batch(loop))) is not None:
         found.append(_dependence_on_batch(1 / faster))
     if find_precision(loop.precision).name == "fp32":

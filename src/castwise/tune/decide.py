@@ -107,7 +107,10 @@ class _Search:
         """
         fp32 = self.space.fp32 if spec == self.space.start else None
         half = None if is_compiled(spec) else half_batch(spec)  # another batch would be compiled anew
-        names = [name for name in (probe_technique("launches"), probe_technique("data")) if name not in spec.techniques]
+        names = [probe_technique("data")]
+        if not spec.protocol.profile_steps:  # a profile shows how long the device is idle
+            names.append(probe_technique("launches"))
+        names = [name for name in names if name not in spec.techniques]
         probes = [half, *(Change(techniques=(name,)).on(spec) for name in names)]
         if fp32 is not None:
             probes.insert(0, fp32)
