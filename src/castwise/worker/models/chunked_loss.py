@@ -55,7 +55,7 @@ class _SummedLoss(torch.autograd.Function):
             grads_x.append(grad @ low * counts)
             grad_weight += grad.T @ (part * counts)
             if grad_bias is not None:
-                grad_bias += (grad.T @ counts.to(x.dtype)).flatten()
+                grad_bias += torch.where(counts, grad, 0).sum(dim=0, dtype=torch.float32)
         ctx.save_for_backward(torch.cat(grads_x), grad_weight, grad_bias)
         ctx.dtype = weight.dtype
         return loss

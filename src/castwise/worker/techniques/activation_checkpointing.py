@@ -23,14 +23,14 @@ _PRODUCTS = [
 ]
 
 
-def checkpoint_blocks(model: nn.Module, selective: int = 0) -> None:
+def checkpoint_blocks(model: nn.Module, selective: bool = False) -> None:
     """Let a model's repeated blocks keep their inputs alone for backward, which computes the rest again.
 
     Names of parameters stay the same. Models of transformers do it themselves: theirs do not fill a cache twice.
 
     Args:
         model: The model; blocks are modules of one class in nn.Sequential or nn.ModuleList.
-        selective: If 1, keep the outputs of matrix products and attention, too.
+        selective: Keep the outputs of matrix products and attention, too.
 
     Raises:
         TechniqueError: The model has no repeated blocks, or none with linear layers, if it is selective.
@@ -39,7 +39,8 @@ def checkpoint_blocks(model: nn.Module, selective: int = 0) -> None:
     own: list[Any] = [each for each in model.modules() if getattr(each, "supports_gradient_checkpointing", False)]
     for each in own:
         options = {"use_reentrant": False} | ({"context_fn": keeping} if selective else {})
-        each.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        enable = getattr(each, "activation_checkpointing_enable", None) or each.gradient_checkpointing_enable
+        enable(options)
     blocks = [] if own else _repeated_blocks(model)
     if not blocks and not own:
         raise TechniqueError(
