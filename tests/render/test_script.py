@@ -53,11 +53,16 @@ def test_a_script_computes_what_was_measured_over_20_steps(
 
 
 @pytest.mark.parametrize(
-    ("name", "precision"),
-    [("gpt2", "fp32"), ("llama-1b", "bf16-mixed"), ("bert-base", "bf16-master"), ("vit-b16", "fp32")],
+    ("name", "precision", "techniques"),
+    [
+        ("gpt2", "fp32", ("pad-vocabulary", "chunked-loss")),
+        ("llama-1b", "bf16-mixed", ("chunked-loss", "selective-checkpointing")),
+        ("bert-base", "bf16-master", ("activation-checkpointing",)),
+        ("vit-b16", "fp32", ()),
+    ],
 )
 def test_a_script_of_a_transformer_computes_what_was_measured_over_20_steps(
-    name: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, precision: str, techniques: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = find_workload(name)
     sizes = {"width": 32, "depth": 2, "heads": 4, "hidden": 48} | ({"key_heads": 2} if name == "llama-1b" else {})
@@ -66,14 +71,14 @@ def test_a_script_of_a_transformer_computes_what_was_measured_over_20_steps(
     monkeypatch.setattr(workloads, "WORKLOADS", (small,))
     known_workload.cache_clear()
     try:
-        spec = spec_of(name, precision, ("fused-optimizer",))
+        spec = spec_of(name, precision, ("fused-optimizer", *techniques))
         epochs = run_script(spec, tmp_path)
         assert [epoch.loss for epoch in epochs] == pytest.approx(measured_losses(spec), rel=1e-5)
     finally:
         known_workload.cache_clear()
 
 
-@pytest.mark.parametrize("technique", ["fused-optimizer", "space-to-depth"])
+@pytest.mark.parametrize("technique", ["fused-optimizer", "space-to-depth", "activation-checkpointing"])
 def test_a_script_of_a_residual_network_computes_what_was_measured(technique: str, tmp_path: Path) -> None:
     spec = spec_of("resnet18", "fp32", ("channels-last", technique))
     losses = [epoch.loss for epoch in run_script(spec, tmp_path, steps=3)]

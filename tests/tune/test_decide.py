@@ -252,6 +252,19 @@ def test_a_change_that_only_saves_memory_is_accepted_if_memory_is_the_limit() ->
     assert world.measured.held_bytes(limited[-1].spec) <= 1.5 * GIB
 
 
+@pytest.mark.parametrize("memory_bytes", [math.inf, 1.5 * GIB])
+def test_checkpointing_is_tried_for_a_memory_limit_alone(memory_bytes: float) -> None:
+    """It is tried although nothing that was tried for speed saves memory."""
+    world = World(gains(activation_checkpointing=0.8, compile=1.5), held_bytes=held(activation_checkpointing=0.4))
+    done = world.search(space_of("activation-checkpointing", "compile", memory_bytes=memory_bytes))
+    assert winner_of(done).techniques == ("compile",)
+    checkpointed = [each for each in done.tried if "activation-checkpointing" in each.spec.techniques]
+    assert bool(checkpointed) == math.isfinite(memory_bytes)
+    assert all(each.limited for each in checkpointed)
+    whole = [each.spec for each in checkpointed if each.outcome == "accepted" and each.spec.batch_size == 256]
+    assert [spec.techniques for spec in whole[-1:]] == [("activation-checkpointing", "compile")] * bool(checkpointed)
+
+
 def test_a_plain_loop_that_runs_out_of_memory_is_made_to_fit() -> None:
     """Nothing runs in float32 but with chunked-loss; then compilation pays, which ran out of memory without it."""
     world = World(

@@ -157,6 +157,7 @@ class Technique:
     tried_with: tuple[str, ...] = ()  # tried together with it, too: one alone may not pay
     interacts_with: tuple[str, ...] = ()  # change what this one gains; it is tried again after them
     removes_waiting: bool = False  # the device's, at any precision
+    only_saves_memory: bool = False  # it takes time, and is tried if memory is the limit
     # What it can take off a step at most: a time, and traffic of the GPU's memory for each parameter.
     saves_seconds: float = math.inf
     saves_bytes: float = math.inf
@@ -231,7 +232,7 @@ def _captures_rate(spec: TrialSpec) -> str | None:
 
 def _is_replicated(spec: TrialSpec) -> str | None:
     if spec.parallelism == "dp":
-        return "needs one process per GPU, as with ddp: a replica of DataParallel would run the first GPU's weights"
+        return "needs one process per GPU, as with ddp; DataParallel's replicas cannot have it"
     return None
 
 
@@ -251,6 +252,9 @@ def _is_aligned(spec: TrialSpec) -> str | None:
 _MULTIPLE = 64
 _PADDING = "castwise.worker.techniques.padding"
 _FIRST_CONV = "castwise.worker.techniques.first_conv"
+_CHECKPOINT = "castwise.worker.techniques.activation_checkpointing:checkpoint_blocks"
+# The kernel replaces the blocks, and a capture cannot read the state of the random numbers that backward draws again.
+_NOT_CHECKPOINTED = ("batch-norm-kernel", "cuda-graph", "cuda-graph-8")
 _GRAPH = {"cuda_graph": True, "reads_loss": False, "scales_on_device": True}
 
 
@@ -555,13 +559,41 @@ TECHNIQUES: list[Technique] = [
     ),
     Technique(
         name="chunked-loss",
-        summary="decoder and loss run over an eighth of the words at a time, and again in backward: no logits are kept",
-        cost="the decoder's product is computed twice",
+        summary="decoder, loss and gradients are computed for an eighth of the words at a time: logits are not kept",
+        cost="a float32 gradient of the decoder",
         loop_changes=5,
         numerics="rounding",
-        families=("rnn_lm",),
+        units=("tokens",),
+        families=("rnn_lm", "transformer"),
         fits_user_models=False,
         settings={"loss_chunks": 8},
+        why_not=_is_replicated,
+    ),
+    Technique(
+        name="activation-checkpointing",
+        summary="repeated blocks keep only their inputs for backward, which computes the rest again",
+        needs="modules of one class in an nn.Sequential or nn.ModuleList",
+        cost="a second forward pass of the blocks",
+        numerics="bits",
+        excludes=("selective-checkpointing", *_NOT_CHECKPOINTED),
+        settings=_model_change(_CHECKPOINT),
+        acts_on="repeated blocks",
+        absent_in=("mlp", "mnist_cnn", "rnn_lm"),
+        why_not=_is_replicated,
+        only_saves_memory=True,
+    ),
+    Technique(
+        name="selective-checkpointing",
+        summary="the same, but the blocks also keep the outputs of matrix products and attention",
+        needs="such modules with linear layers",
+        cost="what is between the products is computed again, and without compile the host's time for each operation",
+        numerics="bits",
+        excludes=_NOT_CHECKPOINTED,
+        settings=_model_change(_CHECKPOINT, True),
+        acts_on="repeated blocks with linear layers",
+        absent_in=("mlp", "mnist_cnn", "rnn_lm", "wide_resnet", "dpn", "fastai_resnet"),
+        why_not=_is_replicated,
+        only_saves_memory=True,
     ),
     Technique(
         name="compile",
@@ -787,7 +819,7 @@ def needs_of(row: Technique) -> str:
     if row.needs_torch > OLDEST_TORCH:
         needs.append(f"torch {_dotted(row.needs_torch)} or newer")
     if row.families:
-        needs.append("a recurrent language model")
+        needs.append("a language model" if "transformer" in row.families else "a recurrent language model")
     if row.required_on_several_gpus:
         needs.append(f"one GPU, or {row.required_on_several_gpus}")
     if row.excludes:

@@ -173,8 +173,10 @@ class _Search:
                 return path, [*tried, *self._not_tried(path[-1], tried)], "budget"
 
     def _space_of(self, current: TrialSpec) -> SearchSpace:
-        """Return the space without techniques that can hardly make this configuration faster."""
-        rows = [row for row in rows_of(self.space.techniques) if self.measured.can_gain(row, current)]
+        """Return the space without techniques that can hardly make this configuration faster, or fit."""
+        lacks_memory = math.isfinite(self.limit) or self.measured.is_out_of_memory(current)
+        rows = [row for row in rows_of(self.space.techniques) if lacks_memory or not row.only_saves_memory]
+        rows = [row for row in rows if self.measured.can_gain(row, current)]
         return replace(self.space, techniques=tuple(row.name for row in rows))
 
     def _not_tried(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[TriedChange]:
@@ -370,21 +372,22 @@ class _Search:
         batches = self._smaller_batches(winner, next_stage(tried))
         if ending == "budget" or _lacks_time(batches):
             return batches, "budget"
-        # The least that a configuration could hold with all changes that were seen to save memory.
+        # The least that a configuration could hold with all changes that were seen to save memory; it is not known if
+        # there are others, which were not tried yet.
+        others = [Change(techniques=(row.name,)) for row in rows_of(self.space.techniques) if row.only_saves_memory]
+        are_all_known = not any(self._is_supported(change.on(self.space.start)) for change in others)
         shares: dict[str, float] = {}
         for each in tried:
             if each.ratio is not None:
                 name = "precision" if each.change.precision else each.change.name  # there is one precision at a time
                 share = self.measured.held_bytes(each.spec) / self.measured.held_bytes(each.below)
                 shares[name] = min(shares.get(name, 1.0), share)
-        if self.measured.held_bytes(self.space.start) * math.prod(shares.values()) > self.limit:
+        if are_all_known and self.measured.held_bytes(self.space.start) * math.prod(shares.values()) > self.limit:
             return batches, ending
-        others, ending = self._find_fastest()
+        found, ending = self._find_fastest()
         known = {(key_of(each.below), key_of(each.spec)) for each in tried}
         new = [
-            each
-            for each in others
-            if each.outcome == "accepted" or (key_of(each.below), key_of(each.spec)) not in known
+            each for each in found if each.outcome == "accepted" or (key_of(each.below), key_of(each.spec)) not in known
         ]
         return [*batches, *new], ending
 

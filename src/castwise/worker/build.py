@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -58,9 +59,9 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
     for change in loop.model_changes:
         resolve_name(change.function)(task.model, *change.arguments)
     if loop.loss_chunks > 1:
-        if task.chunk_loss is None:
+        if task.chunked_loss is None:
             raise TechniqueError("chunked-loss is for language models, and this is none.")
-        task.chunk_loss(loop.loss_chunks)
+        task.compute_loss = partial(task.chunked_loss, num_chunks=loop.loss_chunks)
     chosen = row.optimizer
     if recipe is not None:
         if recipe.optimizer is not None:

@@ -41,15 +41,9 @@ _FORWARD = """\
         return self.decoder(self.drop(output)), state"""
 
 _CHUNKED_FORWARD = """\
-from torch.utils.checkpoint import checkpoint
     def forward(self, tokens, state, targets):
         output, state = self.rnn(self.drop(self.encoder(tokens)), state)
-        parts = zip(self.drop(output).flatten(0, 1).chunk({chunks}), targets.chunk({chunks}))
-        losses = [checkpoint(self.summed_loss, *part, use_reentrant=False) for part in parts]
-        return torch.stack(losses).sum() / targets.numel(), state
-
-    def summed_loss(self, outputs, targets):  # of a part of the words: no more logits than that are kept
-        return nn.functional.cross_entropy(self.decoder(outputs).float(), targets, reduction="sum")"""
+        return {function}(self.drop(output), self.decoder, targets, {chunks}), state"""
 
 _STATE = """\
 # The recurrent state, which each batch takes over from the one before; set it to zeros where your text begins anew.
@@ -65,7 +59,7 @@ def compute_loss(model, batch, state):
 _TOKEN_LOSS = """\
 def compute_loss(model, batch):
     tokens, targets = batch  # of shape (BATCH_SIZE, LENGTH)
-    return nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())"""
+    return {loss}"""
 
 _CHUNKED_LOSS = """\
 def compute_loss(model, batch, state):
@@ -129,7 +123,10 @@ def write_model(script: ScriptBuilder, row: Workload, num_chunks: int) -> None:
         script.add(f"model = nn.Sequential({', nn.ReLU(), '.join(layers)})")
     elif row.family == "rnn_lm":
         kind = {"RNN_TANH": "RNN"}.get(str(options["kind"]), options["kind"])
-        forward = _FORWARD if num_chunks == 1 else _CHUNKED_FORWARD.format(chunks=num_chunks)
+        forward = _FORWARD
+        if num_chunks > 1:
+            function = script.borrow(f"{_MODELS}.chunked_loss:chunked_loss")
+            forward = _CHUNKED_FORWARD.format(function=function, chunks=num_chunks)
         script.add(f"VOCABULARY, WIDTH, LENGTH = 33_278, {options['width']}, 35")
         script.define(_LANGUAGE_MODEL.format(kind=kind, dropout=options["dropout"], forward=forward))
         script.add("model = LanguageModel()")
@@ -167,7 +164,10 @@ def write_loss(script: ScriptBuilder, row: Workload, dtype: str, num_chunks: int
         script.define(text.format(state="tuple(state)" if is_pair else "state[0]", new=new))
         return
     if row.unit == "tokens":
-        script.define(_TOKEN_LOSS)
+        loss = "nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())"
+        if num_chunks > 1:
+            loss = f"model(tokens, targets, {num_chunks})  # decoder and loss in so many parts"
+        script.define(_TOKEN_LOSS.format(loss=loss))
         return
     name, loss = ("samples, targets", "mse_loss") if row.family == "mlp" else ("images, labels", "cross_entropy")
     inputs, target = name.split(", ")

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from castwise.registry.workloads import Workload
+from castwise.worker.models.chunked_loss import chunked_loss
 from castwise.worker.models.task import Batch, BatchScore, Task
 
 # Source: pytorch/examples word_language_model main.py at 0d3fe14a (--bptt, --nlayers); WikiText-2 has 33,278
@@ -48,19 +48,14 @@ class LanguageModel(nn.Module):
             tokens: Shape (steps, batch), int64.
             hidden: The state to start from; None starts from zeros.
             targets: The next tokens, of shape (steps * batch,); None asks for logits, shape (steps, batch, vocabulary).
-            num_chunks: Parts in which the loss is computed; backward computes each again.
+            num_chunks: Parts in which the loss is computed.
         """
         embedded = self.drop(self.encoder(tokens))
         output, hidden = self.rnn(embedded, hidden)
         output = self.drop(output)
         if targets is None:
             return self.decoder(output), hidden
-        parts = zip(output.flatten(0, 1).chunk(num_chunks), targets.chunk(num_chunks), strict=True)
-        losses = [checkpoint(self._summed_loss, *part, use_reentrant=False) for part in parts]
-        return torch.stack(losses).sum() / targets.numel(), hidden
-
-    def _summed_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.decoder(outputs).float(), targets, reduction="sum")
+        return chunked_loss(output, self.decoder, targets, num_chunks), hidden
 
 
 class CarriedLoss:
@@ -73,13 +68,8 @@ class CarriedLoss:
     def __init__(self) -> None:
         self.hidden: Hidden | None = None
         self._batch_size = 0
-        self._num_chunks = 1
 
-    def chunk(self, num_chunks: int) -> None:
-        """Compute the training loss in parts, without keeping logits."""
-        self._num_chunks = num_chunks
-
-    def compute_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def compute_loss(self, model: nn.Module, batch: Batch, num_chunks: int = 1) -> Tensor:
         """Return the mean cross entropy, a float32 scalar, of a `LanguageModel`, which may be wrapped.
 
         A batch is tokens of shape (steps, batch) and the next tokens, of shape (steps * batch,).
@@ -87,8 +77,8 @@ class CarriedLoss:
         tokens, targets = batch
         if tokens.shape[1] != self._batch_size:
             self.hidden, self._batch_size = None, tokens.shape[1]
-        if self._num_chunks > 1 and torch.is_grad_enabled():
-            result: tuple[Tensor, Hidden] = model(tokens, self.hidden, targets, self._num_chunks)
+        if num_chunks > 1 and torch.is_grad_enabled():
+            result: tuple[Tensor, Hidden] = model(tokens, self.hidden, targets, num_chunks)
             self.hidden = _detach(result[1])
             return result[0]
         logits, hidden = model(tokens, self.hidden)
@@ -136,7 +126,7 @@ def build(row: Workload) -> Task:
         units_per_sample=_NUM_STEPS,
         recurrent_state=carried,
         begin_epoch=carried.forget,
-        chunk_loss=carried.chunk,
+        chunked_loss=carried.compute_loss,
     )
 
 

@@ -58,6 +58,6 @@ class Task:
     group_of: Callable[[str], int] | None = None  # a parameter's layer group, from 0, by the parameter's name
     # Fills the float32 model with a file's pretrained weights, or raises DataError.
     load_weights: Callable[[Path], None] | None = None
-    chunk_loss: Callable[[int], None] | None = None  # computes the loss in so many parts; backward repeats their logits
+    chunked_loss: Callable[..., Tensor] | None = None  # `compute_loss` in `num_chunks` parts, if it can
     user_loop: UserLoop | None = None  # None for castwise's workloads
     notes: tuple[str, ...] = ()  # what the user's code did that affects its figures

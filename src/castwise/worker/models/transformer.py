@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from castwise.registry.workloads import Workload
+from castwise.worker.models.chunked_loss import NO_TARGET, chunked_loss
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.models.torchvision_timm import image_task
 
@@ -16,7 +17,6 @@ _CLASSES, _PATCH = 1000, 16
 _MASKED = 0.15  # of BERT's tokens are predicted. Source: Devlin et al. 2018
 # The frequency of a word of rank r is about 1 / (r + 2.7). Source: Mandelbrot 1953, of natural text.
 _ZIPF_SHIFT = 2.7
-_NO_TARGET = -100  # that cross entropy leaves out
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,11 @@ class Transformer(nn.Module):
         if arch.kind != "vit":
             self.head.weight = self.tokens.weight
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return logits: (batch, length, vocabulary) of tokens (batch, length), (batch, classes) of images."""
+    def forward(self, inputs: Tensor, targets: Tensor | None = None, num_chunks: int = 1) -> Tensor:
+        """Return logits: (batch, length, vocabulary) of tokens (batch, length), (batch, classes) of images.
+
+        With targets, of the tokens' shape, return their mean cross entropy, computed in so many parts.
+        """
         if self.kind == "vit":
             patches = self.patches(inputs).flatten(2).transpose(1, 2)
             x = torch.cat((self.cls.expand(len(inputs), -1, -1), patches), dim=1)
@@ -172,6 +175,8 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x, rotation)
         x = self.predict_norm(functional.gelu(self.dense(x))) if self.kind == "bert" else self.norm(x)
+        if targets is not None:
+            return chunked_loss(x, self.head, targets, num_chunks)
         return cast(Tensor, self.head(x[:, 0] if self.kind == "vit" else x))
 
 
@@ -189,7 +194,7 @@ def build(row: Workload) -> Task:
     model = Transformer(arch)
     if arch.kind == "vit":
         return image_task(model, row.input_shape, _CLASSES, draw=torch.randn)
-    return Task(model, RandomTokens(arch), compute_loss, units_per_sample=arch.length)
+    return Task(model, RandomTokens(arch), compute_loss, units_per_sample=arch.length, chunked_loss=compute_loss)
 
 
 @dataclass(frozen=True)
@@ -209,12 +214,14 @@ class RandomTokens:
             if self.arch.is_causal:
                 return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
             is_masked = torch.rand(tokens.shape, generator=generator, device=device) < _MASKED
-            return tokens.masked_fill(is_masked, 0), tokens.masked_fill(~is_masked, _NO_TARGET)
+            return tokens.masked_fill(is_masked, 0), tokens.masked_fill(~is_masked, NO_TARGET)
 
         return [draw() for _ in range(count)]
 
 
-def compute_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the mean cross entropy of the tokens to predict, a float32 scalar."""
+def compute_loss(model: nn.Module, batch: Batch, num_chunks: int = 1) -> Tensor:
+    """Return the mean cross entropy of the tokens to predict, a float32 scalar, computed in so many parts."""
     tokens, targets = batch
+    if num_chunks > 1 and torch.is_grad_enabled():
+        return cast(Tensor, model(tokens, targets, num_chunks))
     return functional.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())

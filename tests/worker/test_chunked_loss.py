@@ -1,0 +1,100 @@
+"""The loss in chunks: loss and gradients of the plain way, without all logits, in every precision."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from castwise.worker.flops import ProductCounter
+from castwise.worker.models.chunked_loss import chunked_loss
+from castwise.worker.techniques.padding import pad_decoder
+
+NUM_WORDS, WIDTH = 500, 16
+
+
+def model_of(head: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(NUM_WORDS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, NUM_WORDS, bias=head == "bias"))
+    if head != "bias":
+        model[2].weight = model[0].weight
+    if head == "padded":
+        pad_decoder(model, 64)
+    return model
+
+
+def tokens_and_targets() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    tokens, targets = torch.randint(NUM_WORDS, (2, 4, 33), generator=generator)  # not a multiple of the parts
+    return tokens, targets.masked_fill(targets % 5 == 0, -100)
+
+
+def loss_of(model: nn.Sequential, num_chunks: int) -> Tensor:
+    tokens, targets = tokens_and_targets()
+    x = model[1](model[0](tokens))
+    if num_chunks:
+        return chunked_loss(x, model[2], targets, num_chunks)
+    return nn.functional.cross_entropy(model[2](x).flatten(0, 1).float(), targets.flatten())
+
+
+def gradients_of(head: str, num_chunks: int, dtype: torch.dtype, autocast: bool, scale: float) -> tuple[float, Any]:
+    model = model_of(head).to(torch.float32 if autocast else dtype)
+    with torch.autocast("cpu", dtype=dtype) if autocast else nullcontext():
+        loss = loss_of(model, num_chunks)
+    (loss * scale).backward()
+    return loss.item(), [parameter.grad / scale for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("head", ["bias", "tied", "padded"])
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "scale"),
+    [
+        (torch.float32, False, 1.0),
+        (torch.bfloat16, True, 1.0),
+        (torch.bfloat16, False, 1.0),
+        (torch.float16, True, 2.0**16),
+        (torch.float16, False, 2.0**10),
+    ],
+)
+def test_loss_and_gradients_equal_the_plain_ones(head: str, dtype: torch.dtype, autocast: bool, scale: float) -> None:
+    loss, found = gradients_of(head, 8, dtype, autocast, scale)
+    expected, plain = gradients_of(head, 0, dtype, autocast, scale)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    for one, other in zip(found, plain, strict=True):
+        assert one.dtype == other.dtype
+        assert (one - other).norm() < 4 * torch.finfo(dtype).eps * other.norm()
+
+
+def test_logits_are_not_kept_and_no_product_is_computed_twice() -> None:
+    counters = []
+    for num_chunks in (0, 8):
+        model = model_of("bias")
+        counter = ProductCounter(torch.device("cpu"), model.parameters())
+        with counter:
+            loss_of(model, num_chunks).backward()
+        counters.append(counter)
+    logits_bytes = 4 * 4 * 33 * NUM_WORDS
+    plain, chunked = counters
+    assert plain.saved_bytes > logits_bytes > 3 * chunked.saved_bytes
+    assert (chunked.products, chunked.recomputed_flops) == (plain.products, 0)
+
+
+def test_gradients_can_be_used_once() -> None:
+    loss = loss_of(model_of("tied"), 8)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autocast", [False, True])
+def test_compiled_gradients(autocast: bool) -> None:
+    dtype = torch.bfloat16 if autocast else torch.float32
+    _, expected = gradients_of("padded", 8, dtype, autocast, 1.0)
+    model = model_of("padded")
+    with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+        torch.compile(loss_of, dynamic=False)(model, 8).backward()
+    for one, other in zip(model.parameters(), expected, strict=True):
+        assert one.grad is not None
+        assert (one.grad - other).norm() < 4 * torch.finfo(dtype).eps * other.norm()
