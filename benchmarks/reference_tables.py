@@ -14,7 +14,7 @@ from castwise.api import RunKeywords
 from castwise.cli import listings
 from castwise.cli.app import app
 from castwise.records import schema
-from castwise.registry.precisions import PRECISIONS
+from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS
 from castwise.registry.workloads import WORKLOADS
 from castwise.spec import recipe, trial, user_model
 from castwise.spec.options import RunOptions, options_of
@@ -99,7 +99,7 @@ def frameworks(_: str) -> str:
 def code(_: str) -> str:
     """Return the PyTorch code that switches each precision on, on a GPU."""
     lines = []
-    for row in PRECISIONS:
+    for row in (*PRECISIONS, *NARROW_PRECISIONS):
         if row.code:
             lines += [f"### {row.name}", "", "```python", row.code.format(device="cuda"), "```", ""]
     return "\n".join(lines)

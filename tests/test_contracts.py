@@ -10,7 +10,7 @@ import torch
 from castwise.errors import UsageError
 from castwise.registry.datasets import DATA_SETS, find_data_set
 from castwise.registry.gpus import PEAK_DTYPES
-from castwise.registry.precisions import PRECISIONS, Precision, find_precision
+from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS, Precision, find_precision
 from castwise.registry.techniques import TECHNIQUES, find_technique
 from castwise.registry.workloads import WORKLOADS, Workload, find_workload
 from castwise.spec.loss_scale import parse_loss_scale
@@ -18,7 +18,7 @@ from castwise.spec.types import SYNTHETIC
 from castwise.worker.precision import numeric_state, read_fp32_precision, restore_fp32_precision
 from castwise.worker.step import describe_optimizer
 
-every_precision = pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
+every_precision = pytest.mark.parametrize("row", [*PRECISIONS, *NARROW_PRECISIONS], ids=lambda row: row.name)
 every_workload = pytest.mark.parametrize("row", WORKLOADS, ids=lambda row: row.name)
 
 CUDA_PRODUCTS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn")
@@ -36,7 +36,7 @@ def switches() -> Iterator[None]:
 
 
 ROWS = [
-    (find_precision, PRECISIONS, lambda row: (row.name, *row.aliases)),
+    (find_precision, (*PRECISIONS, *NARROW_PRECISIONS), lambda row: (row.name, *row.aliases)),
     (find_technique, TECHNIQUES, lambda row: (row.name,)),
     (find_workload, WORKLOADS, lambda row: (row.name,)),
     (find_data_set, DATA_SETS, lambda row: (row.name,)),
@@ -71,9 +71,9 @@ def test_an_unknown_name_is_answered_with_the_nearest(find: Callable[[str], Any]
         find(name)
 
 
-@pytest.mark.parametrize("name", ["fp8", "MXFP8", "float8_e4m3"])
+@pytest.mark.parametrize("name", ["fp8", "INT8", "float8_e4m3"])
 def test_8_bit_names_are_answered_with_what_is_measured(name: str) -> None:
-    with pytest.raises(UsageError, match=f"does not measure '{name}' yet.*bf16-mixed"):
+    with pytest.raises(UsageError, match=f"does not measure '{name}'.*fp8-tensorwise, fp8-rowwise"):
         find_precision(name)
 
 
@@ -82,7 +82,8 @@ def test_8_bit_names_are_answered_with_what_is_measured(name: str) -> None:
 
 @every_precision
 def test_a_precision_says_things_that_exist(row: Precision) -> None:
-    assert row.peak_dtype in PEAK_DTYPES or row.float32_matmul is None, "PyTorch's default computes in two formats"
+    computes_in_two = row.float32_matmul is None or row in NARROW_PRECISIONS
+    assert row.peak_dtype == "" if computes_in_two else row.peak_dtype in PEAK_DTYPES
     assert parse_loss_scale(row.loss_scale) == row.loss_scale
     for name in (row.param_dtype, row.batch_norm_dtype, row.autocast_dtype or row.param_dtype):
         assert getattr(torch, name).is_floating_point
@@ -111,8 +112,10 @@ def test_a_snippet_is_code(row: Precision) -> None:
     names = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
     used = {node.id for node in names}
     made = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    made |= {node.arg for node in ast.walk(ast.parse(code)) if isinstance(node, ast.arg)}
+    made |= {node.name for node in ast.walk(ast.parse(code)) if isinstance(node, ast.alias)}
     given = {"torch", "model", "x", "y", "loss_fn", "optimizer", "lr"}
-    assert used - made - given <= {"isinstance", "list", "zip"}
+    assert used - made - given <= {"isinstance", "list", "type", "zip"}
 
 
 @every_precision

@@ -112,7 +112,7 @@ def test_documents_stay_short_enough_to_be_read() -> None:
 
 def test_every_warning_has_its_cause_and_what_to_do() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
-    assert re.findall(r"^\| `([a-z-]+)` \|.+\|.+\|.+\|$", text.partition("## Warnings")[2], re.MULTILINE) == list(
+    assert re.findall(r"^\| `([a-z0-9-]+)` \|.+\|.+\|.+\|$", text.partition("## Warnings")[2], re.MULTILINE) == list(
         get_args(WarningName)
     )
 

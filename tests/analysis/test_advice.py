@@ -1,7 +1,7 @@
 import shlex
 
 import pytest
-from fake_engine import fake_environment, fake_spec, fake_trial
+from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_reading
 from syrupy.assertion import SnapshotAssertion
 
@@ -346,3 +346,44 @@ def test_advice_is_per_workload_batch_size_and_number_of_gpus() -> None:
         ("resnet50", "bf16-mixed"),
     ]
     assert recommend([]) == []
+
+
+FP8_LOOP = {"techniques": ("compile",), "workload": "gpt2"}
+
+
+def fp8(speed: float, sqnr: float | None, **changes: object) -> Trial:
+    """Return a trial of FP8 in a compiled loop."""
+    trial = at("fp8-tensorwise", speed, **{**FP8_LOOP, **changes})
+    float8 = {"recipe": "tensorwise", "num_converted": 8, "left": {}, "min_sqnr_db": sqnr, "min_sqnr_product": "a, b"}
+    return trial.model_copy(update={"facts": fake_facts(float8=float8)})
+
+
+PLAIN_DEFAULT, MIXED = at("default", 1, workload="gpt2"), at("bf16-mixed", 3, **FP8_LOOP)
+
+
+@pytest.mark.parametrize(
+    ("trials", "taken", "why_not"),
+    [
+        (rounds(PLAIN_DEFAULT, MIXED, fp8(4, 20.0)), "fp8-tensorwise", ""),
+        (rounds(PLAIN_DEFAULT, MIXED, fp8(4, 19.9)), "bf16-mixed", "(an SQNR of 19.9 dB in a, b, under 20 dB)"),
+        (rounds(PLAIN_DEFAULT, MIXED, fp8(4, None)), "bf16-mixed", "(its products were not compared with bfloat16's)"),
+        (rounds(PLAIN_DEFAULT, MIXED, fp8(3.05, 25.0)), "bf16-mixed", "(not proven faster than bf16-mixed in the same"),
+        (
+            rounds(PLAIN_DEFAULT, at("bf16-mixed", 3, workload="gpt2"), fp8(4, 25.0)),
+            "bf16-mixed",
+            "(bf16-mixed was not measured in the same loop)",
+        ),
+        # Without PyTorch's default, as in `--precision bf16-mixed,fp8-tensorwise --techniques compile`.
+        (rounds(MIXED, fp8(4, 25.0)), "fp8-tensorwise", ""),
+        (rounds(MIXED, fp8(4, 15.0)), "bf16-mixed", "(an SQNR of 15.0 dB in a, b, under 20 dB)"),
+        ([MIXED, fp8(4, 25.0)], None, ""),
+    ],
+)
+def test_fp8_is_taken_if_its_products_are_good_and_it_is_proven_faster(
+    trials: list[Trial], taken: str | None, why_not: str
+) -> None:
+    advice = advise(*trials)
+    assert advice.precision == taken
+    assert why_not in advice.sentence
+    assert ("Not taken: fp8-tensorwise" in advice.sentence) == bool(why_not)
+    assert "fp8" not in advice.why or not why_not

@@ -3,13 +3,13 @@
 from typing import get_args
 
 import pytest
-from fake_engine import fake_facts, fake_trial
+from fake_engine import fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_gpu_facts, fake_reading
 from syrupy.assertion import SnapshotAssertion
 
 from castwise.analysis.result_table import compare
 from castwise.analysis.warnings import WarningName, warnings_of
-from castwise.records.schema import EnergyMeasurement, TelemetrySummary, Trial
+from castwise.records.schema import EnergyMeasurement, StepFlops, TelemetrySummary, Trial
 from castwise.render.notes import remarks
 
 NUM_BLOCKS = 8
@@ -43,6 +43,16 @@ def sustained(step_seconds: float, blocks: tuple[float, ...] = (0.1,) * 8) -> Tr
     return fake_trial(step_seconds=blocks).model_copy(update={"readings": readings, "energy_measurement": measured})
 
 
+def fp8_trial(share: float) -> Trial:
+    """Return a trial with this share of its FLOPs in FP8."""
+    left = {"with a dimension that is no multiple of 16": 1}
+    facts = fake_facts(float8={"recipe": "tensorwise", "num_converted": 8, "left": left})
+    trial = fake_trial(fake_spec("fp8-tensorwise"), step_seconds=STEADY, facts=facts)
+    fp8 = round(100 * share)
+    flops = StepFlops(products={"linear": {"fp8": fp8, "bf16": 95 - fp8}, "attention": {"bf16": 5}})
+    return trial.model_copy(update={"ranks": (trial.ranks[0].model_copy(update={"flops": flops}),)})
+
+
 FOUR: dict[str, object] = {"num_gpus": 4, "power_watts": 2400.0}
 HELD = fake_reading(**FOUR, throttle_reasons=("hw_slowdown",), affected_gpus={"hw_slowdown": ("cuda:3",)})
 SHARED = [
@@ -68,6 +78,7 @@ FIRES: list[tuple[str, Trial]] = [
     ("foreign-process", trial_with(*all_but_last(fake_reading(), fake_reading(foreign_processes=2)))),
     ("foreign-process", trial_with(*all_but_last(*SHARED))),
     ("foreign-process", trial_with(fake_reading(**FOUR, foreign_processes=2))),
+    ("little-fp8", fp8_trial(0.49)),
     ("noisy", trial_with(fake_reading(), seconds=(0.1, 0.12) * 4)),
     ("noisy", trial_with(fake_reading(), seconds=(0.1, 0.12) * 4, settled=False)),
     ("first-block-slow", trial_with(fake_reading(), seconds=(0.12, *STEADY[1:]))),
@@ -86,6 +97,7 @@ FIRES: list[tuple[str, Trial]] = [
 ]
 
 SILENT: list[Trial] = [
+    fp8_trial(0.5),
     trial_with(fake_reading()),
     trial_with(fake_reading(throttle_reasons=("gpu_idle",))),
     trial_with(fake_reading(throttle_reasons=("applications_clocks_setting", "sync_boost"))),

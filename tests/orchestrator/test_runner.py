@@ -302,3 +302,26 @@ def test_failed_lead_in_keeps_readings() -> None:
     trial = run_with_lead_in(NotingEngine(fp32=Fault("crash", "lead_in", block=2)))
     assert (trial.status, trial.message.split(":")[0]) == ("crashed", "RuntimeError")
     assert len(trial.ranks[0].blocks) == len(trial.readings) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "torchao", "lack"),
+    [
+        ({"techniques": ("compile",)}, "0.18.0", None),
+        ({"techniques": ("compile-max-autotune",)}, "0.18.1+cu130", None),
+        ({"techniques": ("compile",)}, None, "fp8-rowwise needs torchao 0.18: pip install 'castwise[fp8]'"),
+        (
+            {"techniques": ("compile",)},
+            "0.17.0",
+            "fp8-rowwise needs torchao 0.18; this is torchao 0.17.0: pip install 'castwise[fp8]'",
+        ),
+        (
+            {},
+            "0.18.0",
+            "fp8-rowwise needs compile, without which FP8 is several times slower: add --techniques compile",
+        ),
+    ],
+)
+def test_unsupported_reason_of_fp8(changes: dict[str, object], torchao: str | None, lack: str | None) -> None:
+    spec = fake_spec("fp8-rowwise", workload="gpt2", **changes)
+    assert unsupported_reason(spec, fake_environment(torchao=torchao)) == lack

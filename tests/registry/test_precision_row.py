@@ -14,14 +14,17 @@ from castwise.analysis.code_snippets import framework_snippets, pytorch_code
 from castwise.analysis.result_table import compare
 from castwise.registry import precisions
 from castwise.registry.precisions import (
+    NARROW_PRECISIONS,
     PRECISIONS,
     Frameworks,
     Hardware,
     Look,
     Precision,
+    find_precision,
     is_same_as_fp32,
     precision_row,
     precision_sort_key,
+    why_unsupported,
 )
 from castwise.render.emit.script import script_of
 from castwise.render.theme import look_of
@@ -109,3 +112,32 @@ def test_a_precision_without_a_row_has_neutral_defaults() -> None:
     assert "int4-mixed (10.00×) was faster but keeps no float32 weights" in advice.sentence
     assert precision_row("int4-mixed").code == ""
     assert look_of("int4-mixed") == look_of("int2-mixed") != look_of("fp32")
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "why"),
+    [
+        ("fp8-tensorwise", (8, 9), None),
+        ("fp8-tensorwise", (8, 6), "needs CUDA compute capability 8.9 or newer; GPU has 8.6"),
+        ("fp8-tensorwise", None, "needs CUDA compute capability 8.9 or newer; GPU is a CPU"),
+        ("fp8-rowwise", (8, 9), "needs CUDA compute capability 9.0 or newer; GPU has 8.9"),
+        ("mxfp8", (9, 0), "needs CUDA compute capability 10.0 or newer; GPU has 9.0"),
+        ("nvfp4", (10, 0), "castwise does not train in it yet"),
+    ],
+)
+def test_hardware_that_precisions_below_16_bits_need(name: str, capability: tuple[int, int] | None, why: str) -> None:
+    found = why_unsupported(find_precision(name), Hardware("GPU", capability))
+    assert found == why or (found or "").endswith(why)
+
+
+def test_precisions_below_16_bits_are_measured_only_if_they_are_named(command: CommandLine) -> None:
+    names = {row.name for row in NARROW_PRECISIONS}
+    rows = json.loads(command.run("gpt2", "--format", "json").out)["rows"]
+    assert not names & {row["precision"] for row in rows}
+    engine = FakeEngine(fake_environment((9, 0), torchao="0.18.0"))
+    asked = ("gpt2", "--precision", "bf16-mixed,fp8-tensorwise", "--techniques", "compile")
+    rows = json.loads(command.run(*asked, "--format", "json", engine=engine).out)["rows"]
+    assert {row["precision"]: row["status"] for row in rows} == {"bf16-mixed": "ok", "fp8-tensorwise": "ok"}
+    on_cpu = command.run(*asked, engine=FakeEngine(fake_environment(None)))
+    assert on_cpu.code == 2
+    assert "fp8-tensorwise needs CUDA compute capability 8.9" in on_cpu.err

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from castwise.analysis.causes import diagnose
 from castwise.analysis.code_snippets import Snippet, framework_snippets, pytorch_code
+from castwise.analysis.model_flops import float8_of
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate
@@ -25,6 +26,10 @@ WORTHWHILE = 1.03
 # One process that is slower than this share of the reference's speed needs no interval: processes of a configuration
 # were never seen to differ by so much. One of an emulated precision need only be slower, as is to be expected.
 _HOPELESS = 0.5
+# FP8 is taken only if no product of a converted layer has a lower SQNR. Source: the bound of torchao 0.18's own tests,
+# test/float8/test_numerics_integration_test.py.
+_LEAST_SQNR_DB = 20.0
+_BESIDE_FP8 = "bf16-mixed"  # what FP8 has to be faster than, in the same loop
 
 Decision = Literal["take", "stay", "undecided", "nothing"]
 
@@ -117,8 +122,10 @@ def _advise(rows: list[Row]) -> Advice:
     reference = next((row for row in references if row in measured), None)
     keeping = [row for row in measured if _keeps_float32_weights(row) and row is not reference]
     if reference is None:
+        keeping = [row for row in keeping if _why_not_fp8(row, measured, is_proven=True) is None]
         return _without_reference(setting, where, references, keeping or measured, measured)
     name = _reference_name(reference)
+    keeping = [row for row in keeping if _why_not_fp8(row, measured) is None]
     ratios = [(row, ratio) for row in keeping if (ratio := speedup_estimate(reference.trials, row.trials)) is not None]
     if not ratios:
         sentence = f"{where}: nothing to compare {name} with: no other precision with float32 weights was measured."
@@ -144,6 +151,31 @@ def _advise(rows: list[Row]) -> Advice:
     why = f"{_name(best)}, the next, trains {_times(ratio)} as fast"
     beside = _beside(reference, reference, references, rows) | {"how_sure": _how_sure(reference, best)}
     return replace(advice, **(beside | {"why": why}))
+
+
+def _why_not_fp8(row: Row, rows: Sequence[Row], *, is_proven: bool = False) -> str | None:
+    """Return why a row of FP8 is not taken; None if it may be, and for other precisions.
+
+    Its products have to be good enough, and it has to be proven faster than bf16-mixed in the same loop, unless the
+    caller proves that itself.
+    """
+    spec = row.trial.spec
+    if not precision_row(spec.precision).float8_recipe:
+        return None
+    facts = float8_of(row.trials)
+    if facts is None or facts.min_sqnr_db is None:
+        return "its products were not compared with bfloat16's"
+    if facts.min_sqnr_db < _LEAST_SQNR_DB:
+        return f"an SQNR of {facts.min_sqnr_db:.1f} dB in {facts.min_sqnr_product}, under {_LEAST_SQNR_DB:.0f} dB"
+    loop = (spec.techniques, spec.parallelism)
+    rivals = [each for each in rows if each.precision == _BESIDE_FP8 and each.throughput is not None]
+    rival = next((each for each in rivals if (each.techniques, each.trial.spec.parallelism) == loop), None)
+    if rival is None:
+        return f"{_BESIDE_FP8} was not measured in the same loop"
+    ratio = None if is_proven else speedup_estimate(rival.trials, row.trials)
+    if is_proven or (ratio is not None and _is_known(ratio) and ratio.low > 1 and ratio.value >= WORTHWHILE):
+        return None
+    return f"not proven faster than {_BESIDE_FP8} in the same loop"
 
 
 def references_among(rows: Sequence[Row]) -> list[Row]:
@@ -179,6 +211,7 @@ def _beside(best: Row, reference: Row, references: Sequence[Row], rows: Sequence
 def _why(best: Row, rows: Sequence[Row]) -> str:
     """Return why this row and no other, in a few words: what was faster, and why it is not taken."""
     faster = [row for row in rows if row is not best and _speed(row) > _speed(best)]
+    faster = [row for row in faster if _why_not_fp8(row, rows) is None]  # the sentence says why not
     keeping = [row for row in faster if row.trial.status == "ok" and _keeps_float32_weights(row)]
     near = max((row for row in keeping if _speed(row) <= _speed(best) * WORTHWHILE), key=_speed, default=None)
     unproven = max((row for row in keeping if _speed(row) > _speed(best) * WORTHWHILE), key=_speed, default=None)
@@ -268,7 +301,8 @@ def _without_reference(
     best = _simplest_of_the_fastest(candidates)
     rank = f"the fastest{among}" if best is fastest else f"simpler than {_name(fastest)} and hardly slower"
     if not rivals:
-        rank = f"the only one{among} that trained"
+        is_fp8_refused = any(_why_not_fp8(row, measured, is_proven=True) for row in measured)
+        rank = f"the only one{among} that {'can be taken' if is_fp8_refused else 'trained'}"
     sentence = f"{where}: take {_name(best)}, {rank}; {why}."
     if not _keeps_float32_weights(best):
         sentence += f" It keeps no float32 weights: {_CHECK_ACCURACY}"
@@ -315,13 +349,15 @@ def _gain(row: Row, advice: Advice, reference: Row, reference_name: str) -> str:
 
 
 def _caution(measured: Sequence[Row], best: Row) -> str:
-    """Return a sentence about what was faster and keeps no float32 weights; empty if nothing was."""
+    """Return sentences about FP8 that is not taken, and about what was faster and keeps no float32 weights."""
+    refused = [(row, why) for row in measured if row is not best and (why := _why_not_fp8(row, measured))]
+    said = f" Not taken: {'; '.join(f'{_name(row)} ({why})' for row, why in refused)}." if refused else ""
     faster = [row for row in measured if not _keeps_float32_weights(row) and _speed(row) > _speed(best) * WORTHWHILE]
     if not faster or not _keeps_float32_weights(best):
-        return ""
+        return said
     names = _and(faster, lambda row: f" ({_speed(row) / _speed(best):.2f}×)")
     verbs = "was faster but keeps" if len(faster) == 1 else "were faster but keep"
-    return f" {names} {verbs} no float32 weights: {_CHECK_ACCURACY}"
+    return f"{said} {names} {verbs} no float32 weights: {_CHECK_ACCURACY}"
 
 
 def _is_known(ratio: Estimate | None) -> bool:

@@ -6,7 +6,7 @@ Source: Chowdhery et al., "PaLM" (2022), appendix B, which defines the model FLO
 import statistics
 from collections.abc import Sequence
 
-from castwise.records.schema import StepFlops, Trial
+from castwise.records.schema import Float8Facts, StepFlops, Trial
 from castwise.registry.gpus import find_gpu_model, peak
 
 # If this share of a step's FLOPs or more is in one format, its peak is the step's: a rotary embedding of Llama's
@@ -48,6 +48,18 @@ def model_flops_utilization(trials: Sequence[Trial], step_seconds: float | None)
     if limit is None or most < _ONE_FORMAT * flops.total:
         return None
     return rate / (limit * trials[0].spec.world_size)
+
+
+def fp8_share(trials: Sequence[Trial]) -> float | None:
+    """Return the share of the FLOPs that a precision of FP8 has in FP8; None for others, and if none are counted."""
+    flops = flops_of(trials)
+    return None if flops is None or float8_of(trials) is None else flops.share_of("fp8")
+
+
+def float8_of(trials: Sequence[Trial]) -> Float8Facts | None:
+    """Return what is known of a configuration's layers in FP8, from the process that compared them; None without."""
+    found = [trial.facts.float8 for trial in trials if trial.facts is not None and trial.facts.float8 is not None]
+    return next((each for each in found if each.min_sqnr_db is not None), found[0] if found else None)
 
 
 def model_flops_values(trials: Sequence[Trial], step_seconds: float | None) -> dict[str, float | None]:

@@ -18,6 +18,7 @@ from castwise.spec.quantities import format_share
 WarningName = Literal[
     "ecc-errors",
     "foreign-process",
+    "little-fp8",
     "noisy",
     "cpu-starved",
     "thermal-drift",
@@ -43,6 +44,8 @@ LOAD = 1.5
 STEAL = 0.05
 # A GPU that warms up by this drops one clock step.
 TEMPERATURE_RISE_CELSIUS = 5.0
+# With less of the FLOPs in FP8 a figure is more bfloat16's than FP8's.
+FP8_SHARE = 0.5
 # Warm-up ends when step times agree within 2 % (docs/method.md).
 DRIFT = 0.02
 
@@ -276,10 +279,25 @@ def _thermal_drift(trial: Trial) -> _Found:
     )
 
 
+def _little_fp8(trial: Trial) -> _Found:
+    float8 = None if trial.facts is None else trial.facts.float8
+    flops = trial.ranks[0].flops if trial.ranks else None
+    if float8 is None or flops is None or not flops.total or flops.share_of("fp8") >= FP8_SHARE:
+        return None
+    left = [f"{count} {why}" for why, count in float8.left.items()]
+    left += ["attention's own products"] if "attention" in flops.products else []
+    return (
+        f"{format_share(flops.share_of('fp8'))} of the FLOPs in FP8, in {float8.num_converted} layers",
+        f"layers and products that stay in bfloat16: {', '.join(left) or 'unknown ones'}",
+        "take the figure for bfloat16's; dimensions that are multiples of 16 let more layers run in FP8",
+    )
+
+
 _CHECKS: dict[WarningName, Callable[[Trial], _Found]] = {
     "throttled": _throttled,
     "clock-below-boost": _clock_below_boost,
     "foreign-process": _foreign_process,
+    "little-fp8": _little_fp8,
     "noisy": _noisy,
     "first-block-slow": _first_block_slow,
     "persistence-off": _persistence_off,

@@ -8,7 +8,13 @@ from rich.table import Table
 from castwise.orchestrator.machine import detect_devices
 from castwise.records.schema import Environment
 from castwise.registry.gpus import find_gpu_model
-from castwise.registry.precisions import PRECISIONS, why_emulated, why_unsupported
+from castwise.registry.precisions import (
+    NARROW_PRECISIONS,
+    PRECISIONS,
+    why_emulated,
+    why_unsupported,
+    why_without_torchao,
+)
 from castwise.registry.techniques import TECHNIQUES, why_torch_is_too_old
 from castwise.render.console import result_console
 from castwise.render.units import format_bytes
@@ -29,8 +35,9 @@ def doctor() -> int:
         console.print("\nPrecisions", style="italic")
         table = Table("precision", "here", "why", box=None, pad_edge=False)
         hardware = replace(environment.hardware, name="this CPU" if environment.gpu is None else "this GPU")
-        for row in PRECISIONS:
-            if (impossible := why_unsupported(row, replace(hardware, name="this"))) is not None:
+        for row in (*PRECISIONS, *NARROW_PRECISIONS):
+            impossible = why_unsupported(row, replace(hardware, name="this"))
+            if (impossible := impossible or why_without_torchao(row, environment.torchao)) is not None:
                 table.add_row(row.name, "[red]impossible[/]", escape(impossible))
             elif (emulated := why_emulated(row, hardware)) is not None:
                 table.add_row(row.name, "[yellow]emulated[/]", escape(f"{emulated}: it runs, without the speed"))

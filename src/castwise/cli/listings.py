@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from castwise.registry.gpus import GPU_MODELS, PEAK_DTYPES, peak
-from castwise.registry.precisions import PRECISIONS
+from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS
 from castwise.registry.suites import SUITE_NAMES, find_suite, specs_of
 from castwise.registry.techniques import SETS, TECHNIQUES, TUNED, join, needs_of
 from castwise.registry.workloads import WORKLOADS
@@ -30,9 +30,9 @@ def workloads() -> Table:
 
 
 def precisions() -> Table:
-    """Return the precisions: name, aliases, needs, loss scale, what it is."""
+    """Return the precisions, those of more than 8 bits first: name, aliases, needs, loss scale, what it is."""
     table = _table("precision", "also", "needs (CUDA)", "on CPU", "loss scale", "what it is")
-    for row in PRECISIONS:
+    for row in (*PRECISIONS, *NARROW_PRECISIONS):
         needs = "any" if row.capability == (0, 0) else f"≥ {row.capability[0]}.{row.capability[1]}"
         needs += ", else emulated" if row.emulated_below else ""
         also = ", ".join(alias.upper() if alias.startswith("o") else alias for alias in row.aliases)

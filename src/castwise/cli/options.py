@@ -158,9 +158,9 @@ def completion_of(kind: str) -> Callable[[str], list[str]]:
 
             names = [row.name for row in WORKLOADS]
         elif kind == "precisions":
-            from castwise.registry.precisions import PRECISIONS
+            from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS
 
-            names = [row.name for row in PRECISIONS]
+            names = [row.name for row in (*PRECISIONS, *NARROW_PRECISIONS)]
         elif kind == "techniques":
             from castwise.registry.techniques import NONE, SETS, TECHNIQUES
 

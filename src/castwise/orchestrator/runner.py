@@ -36,7 +36,7 @@ from castwise.records.schema import (
     Trial,
 )
 from castwise.records.store import ResumePolicy, Store, name_of, reusable_trials, stem_of
-from castwise.registry.precisions import precision_row
+from castwise.registry.precisions import precision_row, why_without_torchao
 from castwise.registry.techniques import why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.recipe import Recipe
@@ -686,8 +686,9 @@ def _close(measurements: Sequence[_Measurement]) -> None:
 
 
 def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:
-    """Return why a machine cannot run a spec (a technique does not apply, or there are too few GPUs), or None."""
+    """Return why a machine cannot run a spec (for techniques, packages, the number of GPUs), or None."""
     reason = why_unsupported(spec, environment.capability, environment.torch)
+    reason = reason or why_without_torchao(precision_row(spec.precision), environment.torchao)
     if reason is not None or spec.device_type == "cpu" or spec.world_size == 1:
         return reason
     first = int(spec.device.partition(":")[2] or 0)

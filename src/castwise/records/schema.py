@@ -26,6 +26,7 @@ from castwise.spec.types import Unit
 # - Trial.counters, profile, MeasurementProtocol.profile_steps: older records have no hardware evidence.
 # - RankSamples.flops: the FLOPs of an older record's step are not known.
 # - Facts.layers: it is not known what layers an older model had.
+# - Environment.torchao, Facts.float8: older records have no FP8.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 
@@ -59,6 +60,7 @@ class Environment(FrozenModel):
         cuda: The CUDA version torch was built with.
         cudnn: cuDNN's version as torch prints it.
         torchvision: torchvision's version, or None if it is not installed.
+        torchao: torchao's version, or None if it is not installed.
         fp32_precision: What float32 products compute in before a trial sets it, by torch's switches.
     """
 
@@ -81,6 +83,7 @@ class Environment(FrozenModel):
     cuda: str | None = None
     cudnn: str | None = None
     torchvision: str | None = None
+    torchao: str | None = None
     fp32_precision: dict[str, str] = Field(default_factory=dict)
 
     @property
@@ -126,6 +129,23 @@ class Environment(FrozenModel):
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
 
 
+class Float8Facts(FrozenModel):
+    """Which layers of a model run in FP8, and how far their products are from bfloat16's, on the trial's first batch.
+
+    A layer's products are its output, and the gradients of its input and its weight, from the same factors. The
+    signal-to-quantization-noise ratio (SQNR) is 20 log10(‖r‖ / ‖r - q‖) of r in bfloat16 and q in FP8.
+    """
+
+    recipe: str  # torchao's name
+    num_converted: int  # layers
+    left: dict[str, int]  # layers with products that were left as they are, by the reason
+    min_sqnr_db: float | None = None  # the lowest of all products; None if it was not measured
+    min_sqnr_product: str = ""  # which it is: "blocks.0.mlp.2, weight gradient"
+    max_underflow_share: float | None = None  # the most of a factor's non-zero values that the cast makes 0
+    max_underflow_factor: str = ""  # which it is: "head, output gradient"
+    missing: str = ""  # why the products were not compared
+
+
 class Facts(FrozenModel):
     """What a trial actually ran, found out in its process before the first timed step."""
 
@@ -135,6 +155,7 @@ class Facts(FrozenModel):
     param_dtypes: dict[str, int]  # number of weights by dtype, after the precision was applied
     layers: tuple[str, ...] | None = None  # the kinds of layers in the model, of those that techniques act on
     optimizer: str  # class and arguments
+    float8: Float8Facts | None = None  # of a precision of FP8
     clip_grad_norm: float | None = None
     accumulate: int = 1  # batches whose gradients are added up for one optimizer step
     fp32_precision: dict[str, str]  # of float32 matmul, convolution and RNN, as torch reports it
@@ -256,6 +277,11 @@ class StepFlops(FrozenModel):
         for formats in self.products.values():
             totals.update(formats)
         return dict(totals.most_common())
+
+    def share_of(self, kind_or_format: str) -> float:
+        """Return the share of the FLOPs in a kind of product or a format."""
+        found = self.by_format.get(kind_or_format, 0) + sum(self.products.get(kind_or_format, {}).values())
+        return found / self.total if self.total else 0.0
 
     @property
     def total(self) -> int:

@@ -55,6 +55,8 @@ class Precision:
     capability: tuple[int, int] = (0, 0)  # from which CUDA hardware has it
     emulated_below: bool = False  # older hardware emulates it
     on_cpu: bool = True  # PyTorch trains in it on a CPU
+    float8_recipe: str = ""  # of torchao, which trains linear layers in FP8; it pays in compiled loops only
+    is_trained: bool = True  # castwise can train in it
     code: str = ""  # switches it on, in a loop with `model`, `loss_fn` and `optimizer`; `{device!r}` is the device type
     frameworks: Frameworks = Frameworks()
     look: Look = UNKNOWN_LOOK
@@ -129,7 +131,35 @@ loss = loss_fn(model(x.to(torch.{dtype})).float(), y)
 loss.backward()
 optimizer.step()"""
 
+_FP8_CODE = (
+    """\
+# once, before torch.compile, without which FP8 is slower than bfloat16; pip install torchao
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+fits = lambda m, _: type(m) is torch.nn.Linear and m.in_features % 16 == m.out_features % 16 == 0
+config = Float8LinearConfig.from_recipe_name("{recipe}")
+convert_to_float8_training(model, config=config, module_filter_fn=fits)
+"""
+    + _MIXED_BF16_CODE
+)
+
 _TF32_CAPABILITY = (8, 0)
+
+
+def _fp8(name: str, recipe: str, summary: str, capability: tuple[int, int], loop_changes: int, look: Look) -> Precision:
+    """Return a row of FP8 by torchao's recipe of a name."""
+    return Precision(
+        name=name,
+        summary=f"bf16-mixed with linear layers in FP8 by torchao, {summary}; needs compile",
+        autocast_dtype="bfloat16",
+        keeps_float32_weights=True,
+        loop_changes=loop_changes,
+        capability=capability,
+        on_cpu=False,
+        float8_recipe=recipe,
+        code=_FP8_CODE.replace("{recipe}", recipe),
+        look=look,
+    )
+
 
 # In the order of tables and charts. Source of the frameworks' names: the documentation of Lightning 2.6 (Trainer:
 # precision), Accelerate 1.15 (Accelerator: mixed_precision), transformers 5.23 (TrainingArguments: bf16, fp16, tf32);
@@ -259,7 +289,37 @@ PRECISIONS: tuple[Precision, ...] = (
     ),
 )
 
-_EIGHT_BIT_NAMES = ("fp8", "float8", "mxfp8", "nvfp4", "int8")
+# Precisions with products in less than 16 bits: they are measured only if they are named. Source of the recipes and of
+# what they need: torchao 0.18, torchao/float8/config.py, and the products that cuBLASLt has.
+NARROW_PRECISIONS: tuple[Precision, ...] = (
+    _fp8("fp8-tensorwise", "tensorwise", "a scale a tensor", (8, 9), 7, Look("#4444ee", "pentagon", "solid")),
+    _fp8("fp8-rowwise", "rowwise", "a scale a row", (9, 0), 8, Look("#66cc66", "triangle-left", "dash")),
+    _fp8(
+        "fp8-rowwise-gw-hp",
+        "rowwise_with_gw_hp",
+        "a scale a row, and the weights' gradients in bfloat16",
+        (9, 0),
+        8,
+        Look("#664422", "triangle-right", "dot"),
+    ),
+    *(
+        Precision(
+            name=name,
+            summary=f"bf16-mixed with linear layers in {blocks}; castwise does not train in it yet",
+            autocast_dtype="bfloat16",
+            keeps_float32_weights=True,
+            capability=(10, 0),
+            on_cpu=False,
+            is_trained=False,
+        )
+        for name, blocks in (
+            ("mxfp8", "FP8 with a scale for 32 values (OCP MX)"),
+            ("nvfp4", "FP4 with a scale for 16 values (NVIDIA)"),
+        )
+    ),
+)
+
+_EIGHT_BIT_NAMES = ("fp8", "float8", "int8")
 
 BASELINE = "fp32"
 # The loop that users have before they change anything.
@@ -274,16 +334,21 @@ def find_precision(name: str) -> Precision:
     """
     found = known_precision(name)
     if found is None and name.strip().lower().startswith(_EIGHT_BIT_NAMES):
-        raise UsageError(f"castwise does not measure '{name}' yet. Most models that leave float32 train in bf16-mixed.")
+        names = ", ".join(row.name for row in NARROW_PRECISIONS if row.is_trained)
+        raise UsageError(f"castwise does not measure '{name}'. In 8 bits it trains linear layers: {names}.")
     if found is None:
-        raise unknown_name("precision", name, (row.name for row in PRECISIONS))
+        raise unknown_name("precision", name, (row.name for row in _all_rows()))
     return found
 
 
 def known_precision(name: str) -> Precision | None:
     """Return the row with this name or alias, and None if there is none: a record may come from elsewhere."""
     wanted = name.strip().lower()
-    return next((row for row in PRECISIONS if wanted == row.name or wanted in row.aliases), None)
+    return next((row for row in _all_rows() if wanted == row.name or wanted in row.aliases), None)
+
+
+def _all_rows() -> tuple[Precision, ...]:
+    return (*PRECISIONS, *NARROW_PRECISIONS)
 
 
 def precision_row(name: str) -> Precision:
@@ -294,7 +359,8 @@ def precision_row(name: str) -> Precision:
 def precision_sort_key(name: str) -> tuple[int, str]:
     """Return the place of a precision among others: in the registry's order, unknown ones last."""
     row = known_precision(name)
-    return (PRECISIONS.index(row) if row is not None else len(PRECISIONS), name)
+    rows = _all_rows()
+    return (rows.index(row) if row is not None else len(rows), name)
 
 
 @dataclass(frozen=True)
@@ -320,9 +386,21 @@ def why_unsupported(row: Precision, hardware: Hardware) -> str | None:
     needed = f"{row.name} needs CUDA compute capability {_dotted(row.capability)} or newer"
     if hardware.capability is None:
         return None if row.on_cpu else f"{needed}; {hardware.name} is a CPU"
-    if row.emulated_below or hardware.capability >= row.capability:
+    if not row.emulated_below and hardware.capability < row.capability:
+        return f"{needed}; {hardware.name} has {_dotted(hardware.capability)}"
+    return None if row.is_trained else f"{row.name}: castwise does not train in it yet"
+
+
+# Newer ones may have other recipes, and patch other parts of torch.
+_TORCHAO = "0.18"
+
+
+def why_without_torchao(row: Precision, installed: str | None) -> str | None:
+    """Return why a precision cannot be had with this version of torchao, None being none; None if it can."""
+    if not row.float8_recipe or (installed or "").startswith(f"{_TORCHAO}."):
         return None
-    return f"{needed}; {hardware.name} has {_dotted(hardware.capability)}"
+    there = f"; this is torchao {installed}" if installed else ""
+    return f"{row.name} needs torchao {_TORCHAO}{there}: pip install 'castwise[fp8]'"
 
 
 def is_same_as_fp32(row: Precision, hardware: Hardware) -> bool:

@@ -849,16 +849,27 @@ def resolve(names: Sequence[str], spec: TrialSpec, sets: Mapping[str, Sequence[s
     taken: set[str] = set()
     for row in members:  # one may need another, which comes before it
         tried = spec.model_copy(update={"techniques": in_order({*taken, row.name})})
-        if why_unsupported(tried) is None:
+        if _why_unfit(tried) is None:
             taken.add(row.name)
     return spec.model_copy(update={"techniques": in_order(named | taken)})
 
 
 def why_unsupported(spec: TrialSpec, capability: tuple[int, int] | None = None, torch: str = "") -> str | None:
-    """Return why a trial cannot have one of its techniques, or None if it can have all.
+    """Return why a trial cannot have one of its techniques, or lacks one that its precision needs; None if it is fine.
 
     The GPU's capability and torch's version are left out of account if they are not known.
     """
+    reason = _why_unfit(spec, capability, torch)
+    if reason is not None or not precision_row(spec.precision).float8_recipe:
+        return reason
+    if spec.kind != "steady" or spec.parallelism == "dp":
+        return f"{spec.precision} is for steady steps, with one process per GPU"
+    if step_config_of(spec.techniques).compile_mode is None:
+        return f"{spec.precision} needs compile, without which FP8 is several times slower: add --techniques compile"
+    return None
+
+
+def _why_unfit(spec: TrialSpec, capability: tuple[int, int] | None = None, torch: str = "") -> str | None:
     for name in spec.techniques:
         row = find_technique(name)
         reason = next(_reasons(row, spec, capability), None) or why_torch_is_too_old(row, torch)

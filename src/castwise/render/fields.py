@@ -239,6 +239,8 @@ FIELDS: tuple[Field, ...] = (
         lambda row: format_rate(row["model_flops_per_second"] / 1e12),
     ),
     Field("model_flops_utilization", "MFU", "share", best="highest"),
+    Field("fp8_share", "in FP8", "share"),
+    Field("min_sqnr_db", "lowest SQNR", "number", lambda row: f"{row['min_sqnr_db']:.1f} dB"),
     Field("spread", "spread", "share", lambda row: format_share(row["spread"])),
     Field("cold_start_seconds", "cold start", "seconds"),
     Field("ready_seconds", "ready", "seconds"),

@@ -6,6 +6,7 @@ from typing import Any
 
 from castwise.analysis.advice import Advice
 from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR, EpochCost, Prices, cost_of, gpus_read
+from castwise.analysis.model_flops import float8_of, flops_of, fp8_share
 from castwise.analysis.result_table import Row
 from castwise.analysis.statistics import has_interval
 from castwise.analysis.steady_metrics import cold_start_seconds, spread
@@ -93,6 +94,7 @@ def notes_of(rows: Sequence[Row]) -> list[Note]:
         *(Note("data", each, (each,)) for each in about_data),
         *(Note("model", each, (each,)) for each in [*about_model, *_side_effects(rows)]),
         *_emulated(rows),
+        *_float8(rows),
         *_warnings(rows),
         *_disagreements(rows),
         *_on_several_gpus(trials),
@@ -141,6 +143,31 @@ def _failures(rows: Sequence[Row]) -> list[Note]:
         cause = "" if status == "oom" else f" ({next(iter(messages))}{', and others' if len(messages) > 1 else ''})"
         details = tuple(f"{row.trial.spec.label}: {status}: {row.trial.message}" for row in own)
         notes.append(Note(status, f"{_who(own, rows)}{cause}", details))
+    return notes
+
+
+def _float8(rows: Sequence[Row]) -> list[Note]:
+    """Return for each precision of FP8 how much of the model runs in it, and what that does to its products."""
+    notes = []
+    for row in rows:
+        facts, share, flops = float8_of(row.trials), fp8_share(row.trials), flops_of(row.trials)
+        if facts is None or row.trial.status not in ("ok", "diverged"):
+            continue
+        part = "an unknown share" if share is None else format_share(share)
+        layers = pluralize(facts.num_converted, "layer")
+        short, left = f"{row.precision}: {part} of its FLOPs in FP8", [f"{n} {why}" for why, n in facts.left.items()]
+        if flops is not None and "attention" in flops.products:
+            left.append(f"attention's own products ({format_share(flops.share_of('attention'))} of the FLOPs)")
+        noise, underflow = f"not compared with bfloat16: {facts.missing or 'nothing has gradients'}", ""
+        if facts.min_sqnr_db is not None:
+            noise = f"lowest SQNR {facts.min_sqnr_db:.1f} dB"
+            lost = format_share(facts.max_underflow_share or 0.0)
+            underflow = f" in {facts.min_sqnr_product}; casts make at most {lost} of values 0"
+            underflow += f", in {facts.max_underflow_factor}" if facts.max_underflow_share else ""
+        detail = (
+            f"fp8: {row.trial.spec.label}: {part} of the FLOPs in FP8, {layers}; left: {', '.join(left) or 'none'}; "
+        )
+        notes.append(Note("fp8", f"{short}, {noise}", (detail + noise + underflow,)))
     return notes
 
 

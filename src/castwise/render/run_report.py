@@ -12,7 +12,7 @@ from rich.text import Text
 
 from castwise.analysis.advice import Advice, Decision, references_among
 from castwise.analysis.energy import Prices, energy_of, power_watts
-from castwise.analysis.model_flops import model_flops_values
+from castwise.analysis.model_flops import float8_of, fp8_share, model_flops_values
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
@@ -63,6 +63,7 @@ SHOWN = (
     *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
     *("throughput_per_second", "default_speedup", "speedup", "verdict", "loop_speedup", "scaling_efficiency"),
     *("step_seconds", "spread", "model_flops_per_second", "model_flops_utilization"),
+    *("fp8_share", "min_sqnr_db"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "joules_per_unit", "power_watts", "tensor_share", "dram_share"),
     *("final_loss", "skipped_steps", "status"),
 )
@@ -84,6 +85,7 @@ _SHORT = {
     "speedup": "× fp32",
     "loop_speedup": "× plain loop",
     "scaling_efficiency": "scaling",
+    "fp8_share": "in FP8",
     "peak_allocated_bytes": "memory",
     "verdict": "verdict",
 }
@@ -100,7 +102,7 @@ _OF_FACTS = ("ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_s
 
 def flat_row(row: Row) -> dict[str, Any]:
     """Return the values of a steady result by field name."""
-    energy, verdict = energy_of(row.trial), row.verdict
+    energy, verdict, float8 = energy_of(row.trial), row.verdict, float8_of(row.trials)
     return {
         **trial_values(row.trial),
         **{name: getattr(row, name) for name in _OF_ROW},
@@ -110,6 +112,8 @@ def flat_row(row: Row) -> dict[str, Any]:
         **interval_values("speedup", row.speedup_estimate),
         **interval_values("memory", row.memory_estimate),
         **model_flops_values(row.trials, row.step_seconds),
+        "fp8_share": fp8_share(row.trials),
+        "min_sqnr_db": float8 and float8.min_sqnr_db,
         "verdict": verdict and verdict.kind,
         "verdict_reason": verdict and verdict.reason,
         "joules_per_unit": energy and energy.joules_per_unit,
@@ -167,6 +171,7 @@ def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
         **estimate_values("speedup", over.get(BASELINE)),
         "loop_speedup": None if over else row.loop_speedup,  # if there is nothing else to compare with
         "scaling_efficiency": row.scaling_efficiency if is_ok else None,
+        "fp8_share": fp8_share(row.trials),
         "peak_allocated_bytes": row.peak_allocated_bytes,
         "verdict": verdict if is_ok else row.trial.status,
     }

@@ -145,7 +145,7 @@ class ParameterGrid:
     precisions: Annotated[
         tuple[str, ...] | None,
         Option(
-            "Precisions, comma-separated; O0 to O3 are understood. Without it: all that the device has.",
+            "Precisions, comma-separated; O0 to O3 are understood. Without it: all of 16 bits or more on the device.",
             keyword="precision",
             completion="precisions",
         ),

@@ -142,6 +142,8 @@ def apply(model: nn.Module, optimizer: Optimizer, *, precision: str, techniques:
             )
         if device.type not in row.devices:
             raise UsageError(f"{name} is for {' and '.join(row.devices)}; the model is on {device.type}.")
+    if find_precision(precision).float8_recipe and step_config_of(names).compile_mode is None:
+        raise UsageError(f"{precision} needs compile, without which FP8 is several times slower.")
     check_optimizer(optimizer, model, "castwise.apply")
     if optimizer.state:
         raise UsageError(

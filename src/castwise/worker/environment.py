@@ -3,7 +3,6 @@
 import os
 import platform
 import socket
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from castwise.records.schema import Environment
 from castwise.registry.precisions import KNOWN_CPU_FEATURES, Hardware
 from castwise.telemetry.nvml import driver_version
 from castwise.worker.precision import read_fp32_precision
+from castwise.worker.torch_version import version_of
 
 
 def read_environment(device: torch.device, commit: str | None) -> Environment:
@@ -21,16 +21,13 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
     Raises:
         RuntimeError: The device cannot be opened.
     """
-    try:
-        torchvision = version("torchvision")
-    except PackageNotFoundError:
-        torchvision = None
     shared = Environment(
         castwise=__version__,
         commit=commit,
         python=platform.python_version(),
         torch=torch.__version__,
-        torchvision=torchvision,
+        torchvision=version_of("torchvision"),
+        torchao=version_of("torchao"),
         fp32_precision=read_fp32_precision(),
         host=socket.gethostname(),
         system=f"{platform.system()} {platform.release()}",

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import Precision
 from castwise.registry.techniques import ATTENTION_KERNELS
 from castwise.worker import torch_version
+from castwise.worker.float8 import convert_to_float8
 from castwise.worker.pytree import tree_map_tensors
 
 # These two are written with the older switch for matrix products. It decides nothing, but torch 2.11's max-autotune
@@ -99,10 +101,13 @@ def autocast_maker(row: Precision, device_type: str) -> Callable[[], AbstractCon
     return functools.partial(torch.autocast, device_type, dtype=getattr(torch, row.autocast_dtype))
 
 
-def convert_weights(model: nn.Module, row: Precision) -> None:
-    """Cast the model's weights in place to what the precision holds them in."""
+def convert_weights(model: nn.Module, row: Precision) -> Float8Facts | None:
+    """Cast the model's weights in place to what the precision holds them in, or let its linear layers run in FP8."""
+    if row.float8_recipe:
+        return convert_to_float8(model, row)
     if row.param_dtype != "float32":
         cast_weights(model, getattr(torch, row.param_dtype), getattr(torch, row.batch_norm_dtype))
+    return None
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype, batch_norm_dtype: torch.dtype) -> None:

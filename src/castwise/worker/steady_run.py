@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from castwise.worker.build import build_trial
 from castwise.worker.data.sharding import rank_batches
 from castwise.worker.device_lock import device_lock
 from castwise.worker.distributed import Peers, devices_of
+from castwise.worker.float8 import compare_with_bfloat16
 from castwise.worker.flops import count_flops
 from castwise.worker.kernel_profile import profile_step
 from castwise.worker.memory import memory_meter
@@ -73,6 +75,13 @@ class SteadyRun:
                 self._batches = [setup.prepare(batch) for batch in self._batches]
             self._watch = SideEffectWatch(self._memory) if spec.user_model is not None else None
             set_up_seconds = time.perf_counter() - started
+            float8 = setup.facts.float8
+            if float8 is not None and spec.repeat == 0:  # all processes of a configuration compute the same
+                run = partial(self._step.run_backward, self._batches[0])
+                float8 = compare_with_bfloat16(self._step.model, float8, run)
+                if self._device.type == "cuda":
+                    torch.cuda.empty_cache()  # what comes next takes less memory
+                self._memory.reset_peak()
             # Libraries are loaded, algorithms searched, code compiled. It belongs to set-up, which interleaved trials
             # do in parallel: most of it is the host's work.
             first_started, names = time.perf_counter(), spec.techniques
@@ -89,6 +98,7 @@ class SteadyRun:
             "notes": (*setup.facts.notes, *filter(None, [loss_note])),
             "data_bytes": sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()),
             "set_up_seconds": set_up_seconds,
+            "float8": float8,
             "first_step_seconds": first_step_seconds,
         }
         self._facts = setup.facts.model_copy(update=update)

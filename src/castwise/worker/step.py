@@ -55,7 +55,7 @@ class TrainingStep:
     ) -> None:
         user_loop = task.user_loop
         self.model = task.model.to(device)
-        convert_weights(self.model, precision)
+        self.float8 = convert_weights(self.model, precision)
         if loop.channels_last:
             self.model.to(memory_format=torch.channels_last)
         self.model.train()
@@ -306,6 +306,7 @@ def describe(step: TrainingStep, task: Task, optimizer: OptimizerSpec) -> Facts:
         param_dtypes=dict(dtypes),
         layers=layers_of(step.model),
         optimizer=written,
+        float8=step.float8,
         clip_grad_norm=step.clip_grad_norm,
         accumulate=step.accumulate,
         fp32_precision=read_fp32_precision(),

@@ -1,8 +1,9 @@
-"""What differs between versions of torch, from 2.6 on."""
+"""What differs between versions of torch, from 2.6 on, and the versions of other packages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -57,3 +58,11 @@ def _older(name: str, owner: Any) -> Fp32Switch:
 
 
 FP32_SWITCHES = newer_switches() if hasattr(torch.backends, "fp32_precision") else older_switches()
+
+
+def version_of(package: str) -> str | None:
+    """Return a package's version without importing it, None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,194 @@
+"""Linear layers in FP8 by torchao, and how far their products are from bfloat16's.
+
+torchao changes Inductor for the whole process, so it is imported where a model is converted, and nowhere else.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from castwise.errors import TechniqueError
+from castwise.records.schema import Float8Facts
+from castwise.registry.precisions import Precision, why_without_torchao
+from castwise.worker.torch_version import version_of
+
+# cuBLASLt takes FP8 matrices whose dimensions are multiples of this; of the tokens, too, for the weight's gradient.
+_MULTIPLE = 16
+_LONGEST_REASON = 200
+
+_UNITS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+_NO_PRODUCT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm)
+
+
+def convert_to_float8(model: nn.Module, row: Precision) -> Float8Facts:
+    """Replace linear layers by torchao's, in place; weights and optimizers stay as they are, tied weights too.
+
+    Raises:
+        TechniqueError: torchao is not there, or the model has no layer that can run in FP8.
+    """
+    reason = why_without_torchao(row, version_of("torchao"))
+    if reason is not None:
+        raise TechniqueError(reason)
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    left = Counter(why for name, module in model.named_modules() if (why := _why_left(module, name)))
+    convert_to_float8_training(
+        model,
+        module_filter_fn=lambda module, name: _why_left(module, name) is None,
+        config=Float8LinearConfig.from_recipe_name(row.float8_recipe),
+    )
+    num_converted = sum(1 for _ in _converted(model))
+    if not num_converted:
+        why = "; ".join(f"{count} {reason}" for reason, count in left.most_common()) or "none has products"
+        raise TechniqueError(f"{row.name} finds no layer that can run in FP8. Left: {why}.")
+    return Float8Facts(recipe=row.float8_recipe, num_converted=num_converted, left=dict(left.most_common()))
+
+
+def _why_left(module: nn.Module, name: str) -> str | None:
+    """Return why a layer stays as it is; None if it can be converted, and "" if it has no products of weights."""
+    kind = type(module)
+    if not isinstance(module, nn.Linear):
+        is_layer = next(module.children(), None) is None and not isinstance(module, _NO_PRODUCT)
+        has_matrix = is_layer and any(weight.dim() > 1 for weight in module.parameters(recurse=False))
+        return f"no nn.Linear but {kind.__name__}" if has_matrix or isinstance(module, _UNITS) else ""
+    if kind is not nn.Linear:  # as in nn.MultiheadAttention, which does not call its layer
+        return f"no plain nn.Linear but {kind.__name__}"
+    if module.in_features % _MULTIPLE or module.out_features % _MULTIPLE:
+        return f"with a dimension that is no multiple of {_MULTIPLE}"
+    if not name:
+        return "that is the whole model"
+    if "weight" not in module._parameters or module._forward_hooks or module._forward_pre_hooks:
+        return "with hooks, or a weight that is computed"
+    return None
+
+
+def _converted(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    from torchao.float8.float8_linear import Float8Linear
+
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, Float8Linear))
+
+
+def compare_with_bfloat16(model: nn.Module, facts: Float8Facts, run: Callable[[], object]) -> Float8Facts:
+    """Return the facts with what FP8 loses in `run`, forward and backward passes of the model, not compiled.
+
+    Each layer's products are computed from the same input, weight and output gradient in both formats. Gradients,
+    buffers and random numbers are afterwards as before.
+
+    Raises:
+        TechniqueError: No layer is called, or one multiplies a number of tokens that FP8 does not take.
+    """
+    noises: dict[str, Tensor] = {}
+    underflows: dict[str, Tensor] = {}
+    called: set[str] = set()
+
+    def hook_of(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            data = inputs[0].detach()
+            num_rows = data[..., 0].numel()
+            if num_rows % _MULTIPLE:
+                raise TechniqueError(
+                    f"FP8 needs batches of a multiple of {_MULTIPLE} tokens; '{name}' gets {num_rows}. "
+                    "Take another batch size or length."
+                )
+            called.add(name)
+            if output.requires_grad:
+                compare = partial(_compare, name, layer, data, noises=noises, underflows=underflows)
+                output.register_hook(compare)  # type: ignore[no-untyped-call]
+
+        return hook
+
+    layers = dict(_converted(model))
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    missing = ""
+    with ExitStack() as stack, torch.random.fork_rng(devices=_gpus_of(model)):
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_hook(hook_of(name)).remove)
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                run()
+        except (RuntimeError, MemoryError) as error:  # memory, above all: a step that is not compiled takes more
+            missing = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST_REASON]
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
+    model.zero_grad(set_to_none=True)
+    if missing:
+        return facts.model_copy(update={"missing": missing})
+    if not called:
+        raise TechniqueError(f"FP8 finds {len(layers)} linear layers, and the model calls none of them.")
+    left = facts.left | (
+        {"that are not called as layers": len(layers) - len(called)} if len(called) < len(layers) else {}
+    )
+    update: dict[str, Any] = {"num_converted": len(called), "left": left}
+    if noises:
+        product, sqnr = min(_floats(noises).items(), key=lambda item: item[1])
+        factor, share = max(_floats(underflows).items(), key=lambda item: item[1])
+        update |= {"min_sqnr_db": sqnr, "min_sqnr_product": product}
+        update |= {"max_underflow_share": share, "max_underflow_factor": factor}
+    return facts.model_copy(update=update)
+
+
+def _gpus_of(model: nn.Module) -> list[int]:
+    return sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+
+
+def _compare(
+    name: str, layer: Any, data: Tensor, gradient: Tensor, *, noises: dict[str, Tensor], underflows: dict[str, Tensor]
+) -> None:
+    """Compute a layer's products in FP8, as torchao's layer does, and in bfloat16; keep what tells them apart."""
+    from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+    from torchao.float8.float8_scaling_utils import get_maybe_axiswise_dim, hp_tensor_to_float8_dynamic
+
+    config = layer.config
+    data, gradient = (each.to(torch.bfloat16).flatten(0, -2) for each in (data, gradient))
+    weight = layer.weight.detach()
+    with torch.autocast(data.device.type, enabled=False):
+        with torch.enable_grad():
+            factors = data.detach().requires_grad_(), weight.detach().requires_grad_()
+            output = matmul_with_hp_or_float8_args.apply(factors[0], factors[1].t(), layer.linear_mm_config, config)
+        of_data, of_weight = torch.autograd.grad(output, factors, gradient)
+        low = weight.to(torch.bfloat16)
+        for kind, found, one, other in (  # one after another: they are large
+            ("output", output.detach(), data, low.t()),
+            ("input gradient", of_data, gradient, low),
+            ("weight gradient", of_weight, gradient.t(), data),
+        ):
+            _keep_worst(noises, f"{name}, {kind}", _sqnr_db(one @ other, found), torch.minimum)
+    casts = {
+        "input": (data, config.cast_config_input, -1),
+        "weight": (weight.t(), config.cast_config_weight, 0),
+        "output gradient": (gradient, config.cast_config_grad_output, -1),
+    }
+    for kind, (factor, cast, dim) in casts.items():
+        low = hp_tensor_to_float8_dynamic(
+            factor,
+            cast.target_dtype,
+            layer.linear_mm_config,
+            scaling_granularity=cast.scaling_granularity,
+            axiswise_dim=get_maybe_axiswise_dim(dim, cast.scaling_granularity),
+            round_scales_to_power_of_2=config.round_scales_to_power_of_2,
+        )._data
+        is_zero = low.view(torch.uint8) & 0x7F == 0  # of either sign
+        lost = (is_zero & (factor != 0)).sum() / (factor != 0).sum().clamp(min=1)
+        _keep_worst(underflows, f"{name}, {kind}", lost, torch.maximum)
+
+
+def _sqnr_db(reference: Tensor, found: Tensor) -> Tensor:
+    """Return the ratio of a product to its error in decibels, within 0 and 200."""
+    signal, noise = (torch.linalg.vector_norm(x, dtype=torch.float32) for x in (reference, reference - found))
+    exact = torch.where(noise == 0, 200.0, 20 * torch.log10(signal / noise))
+    return exact.nan_to_num(nan=0.0).clamp(0.0, 200.0)
+
+
+def _keep_worst(kept: dict[str, Tensor], name: str, value: Tensor, worst: Callable[[Tensor, Tensor], Tensor]) -> None:
+    kept[name] = worst(kept[name], value) if name in kept else value  # a layer may be called twice
+
+
+def _floats(values: dict[str, Tensor]) -> dict[str, float]:
+    """Return numbers that lie on the device, read at once."""
+    return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
