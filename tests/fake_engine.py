@@ -26,6 +26,7 @@ from castwise.records.schema import (
     Resumed,
     Shortfall,
     Status,
+    StepFlops,
     StepProfile,
     TelemetrySummary,
     Trial,
@@ -227,6 +228,8 @@ class FakeEngine:
     refuses: Callable[[TrialSpec], str | None] = lambda _: None  # why the model allows no such loop
     fixed_bytes: int = 0  # what a loop holds whatever its batch
     layers: tuple[str, ...] | None = None  # the kinds of layers in its models; None as in older records
+    flops: StepFlops | None = None  # of a step; None as in older records
+    sqnr_db: float | None = None  # of FP8
     disk_is_full: bool = False
     profiles: Mapping[str, StepProfile] = field(default_factory=dict)  # by precision; others have `fake_profile`'s
     measured: list[TrialSpec] = field(default_factory=list)  # the specs that were set up, in order
@@ -320,7 +323,10 @@ class FakeSession:
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
         self._enter("warm_up", after="set_up")
-        return fake_facts(units_per_sample=35 if "-lm" in self.spec.workload else 1, layers=self._engine.layers)
+        tokens, recipe = 35 if "-lm" in self.spec.workload else 1, find_precision(self.spec.precision).float8_recipe
+        known = {"recipe": recipe, "num_converted": 1, "left": {}, "min_sqnr_db": self._engine.sqnr_db}
+        float8 = known if recipe else None
+        return fake_facts(units_per_sample=tokens, layers=self._engine.layers, float8=float8)
 
     def lead_in(self) -> None:
         assert self.calls[-1] in ("warm_up", "run_block"), f"lead after {self.calls[-1]}"
@@ -421,7 +427,12 @@ class FakeSession:
         of_batch = 2**23 * self.spec.batch_size * memory_of(self.spec.precision) * of_loop
         peak = self._engine.fixed_bytes + round(of_batch)
         reserved = None if on_cpu else peak + 2**21
-        return RankSamples(blocks=tuple(self._blocks), peak_allocated_bytes=peak, peak_reserved_bytes=reserved)
+        return RankSamples(
+            blocks=tuple(self._blocks),
+            peak_allocated_bytes=peak,
+            peak_reserved_bytes=reserved,
+            flops=self._engine.flops,
+        )
 
     def _insist_on_memory(self) -> None:
         needed, room = round(self._line_bytes() / self._engine.usable), self._room()

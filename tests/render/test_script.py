@@ -13,7 +13,7 @@ from torchvision import models
 
 from castwise.errors import UsageError
 from castwise.registry import workloads
-from castwise.registry.precisions import PRECISIONS, find_precision
+from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS, find_precision
 from castwise.registry.techniques import TECHNIQUES, step_config_of, why_unsupported
 from castwise.registry.workloads import WORKLOADS, find_workload, known_workload
 from castwise.render.emit.script import script_of
@@ -78,6 +78,13 @@ def test_a_script_of_a_transformer_computes_what_was_measured_over_20_steps(
         known_workload.cache_clear()
 
 
+def test_a_script_in_fp8_computes_what_was_measured(tmp_path: Path) -> None:
+    pytest.importorskip("torchao", reason="pip install 'castwise[fp8]'")
+    spec = spec_of("mnist-cnn", "fp8-tensorwise", batch_size=16)
+    losses = [epoch.loss for epoch in run_script(spec, tmp_path, steps=3)]
+    assert losses == pytest.approx(measured_losses(spec, 3), rel=1e-3)
+
+
 @pytest.mark.parametrize("technique", ["fused-optimizer", "space-to-depth", "activation-checkpointing"])
 def test_a_script_of_a_residual_network_computes_what_was_measured(technique: str, tmp_path: Path) -> None:
     spec = spec_of("resnet18", "fp32", ("channels-last", technique))
@@ -122,6 +129,7 @@ def _combinations() -> list[TrialSpec]:
     rows = [row.name for row in WORKLOADS if row.family != "fastai_resnet"] + ["timm:resnet18", "torchvision:alexnet"]
     made = [spec_of(name, **on_gpu) for name in rows]
     made += [spec_of("mnist-cnn", row.name, **on_gpu, loss_scale=row.loss_scale) for row in PRECISIONS]
+    made += [spec_of("gpt2", row.name, ("compile",), **on_gpu) for row in NARROW_PRECISIONS if row.float8_recipe]
     for row in TECHNIQUES:
         for workload in ("lstm-lm", "mnist-cnn"):
             spec = spec_of(workload, "fp16-mixed", (row.name,), **on_gpu)

@@ -162,3 +162,11 @@ def test_batch_norm_kernels_are_tried_together_with_compilation() -> None:
     assert later.on(alone.on(loop)) == both.on(loop)
     assert not space.candidates(both.on(loop), [])
     assert not space_of(("fp32",), ("batch-norm-kernel",)).candidates(loop, [])
+
+
+def test_fp8_is_tried_on_a_compiled_loop_alone() -> None:
+    space = space_of(("bf16-mixed", "fp8-tensorwise"), ("fused-optimizer", "compile"))
+    words = fake_spec("bf16-mixed", workload="gpt2")
+    assert {change.precision for change in space.open_changes(words, [])} == {None}
+    compiled = Change(techniques=("compile",)).on(words)
+    assert names(space, compiled) == {"fused-optimizer", "fp8-tensorwise"}

@@ -12,6 +12,7 @@ import pytest
 from conftest import CommandLine
 from fake_engine import FakeEngine, Fault, fake_environment
 
+from castwise.records.schema import StepFlops
 from castwise.records.store import load_folder
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import allowed_techniques
@@ -132,6 +133,29 @@ def test_a_technique_that_its_process_refuses_is_in_no_pair() -> None:
 def test_without_the_plain_loop_there_is_no_search(command: CommandLine) -> None:
     done = command("tune", "resnet50", "--results", command.results, engine=engine(faults={"default": Fault("crash")}))
     assert done.code == 1
+
+
+@pytest.mark.parametrize(
+    ("linear", "sqnr", "torchao", "outcome"),
+    [
+        (60, 25.0, "0.18.0", "accepted"),
+        (60, 15.0, "0.18.0", "failed"),  # its products are too far from bfloat16's
+        (40, 25.0, "0.18.0", None),
+        (60, 25.0, None, None),
+    ],
+)
+def test_fp8_is_tried_on_compiled_linear_layers(
+    linear: int, sqnr: float, torchao: str | None, outcome: str | None
+) -> None:
+    def gain(spec: TrialSpec) -> float:
+        return (1.5 if "compile" in spec.techniques else 1.0) * (1.3 if spec.precision == "fp8-tensorwise" else 1.0)
+
+    flops = StepFlops(products={"linear": {"bf16": linear}, "attention": {"bf16": 100 - linear}})
+    environment = fake_environment(torchao=torchao)
+    result = tune(made := engine(gain, environment=environment, flops=flops, sqnr_db=sqnr), "gpt2")
+    assert outcomes(result).get("fp8-tensorwise") == outcome
+    assert all("compile" in spec.techniques for spec in made.measured if spec.precision.startswith("fp8"))
+    assert result.winner.precision == ("fp8-tensorwise" if outcome == "accepted" else "bf16-mixed")
 
 
 def test_an_unsupported_change_comes_once() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from castwise.analysis.causes import diagnose
 from castwise.analysis.code_snippets import Snippet, framework_snippets, pytorch_code
-from castwise.analysis.model_flops import float8_of
+from castwise.analysis.model_flops import why_inexact
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate
@@ -26,9 +26,6 @@ WORTHWHILE = 1.03
 # One process that is slower than this share of the reference's speed needs no interval: processes of a configuration
 # were never seen to differ by so much. One of an emulated precision need only be slower, as is to be expected.
 _HOPELESS = 0.5
-# FP8 is taken only if no product of a converted layer has a lower SQNR. Source: the bound of torchao 0.18's own tests,
-# test/float8/test_numerics_integration_test.py.
-_LEAST_SQNR_DB = 20.0
 _BESIDE_FP8 = "bf16-mixed"  # what FP8 has to be faster than, in the same loop
 
 Decision = Literal["take", "stay", "undecided", "nothing"]
@@ -162,11 +159,8 @@ def _why_not_fp8(row: Row, rows: Sequence[Row], *, is_proven: bool = False) -> s
     spec = row.trial.spec
     if not precision_row(spec.precision).float8_recipe:
         return None
-    facts = float8_of(row.trials)
-    if facts is None or facts.min_sqnr_db is None:
-        return "its products were not compared with bfloat16's"
-    if facts.min_sqnr_db < _LEAST_SQNR_DB:
-        return f"an SQNR of {facts.min_sqnr_db:.1f} dB in {facts.min_sqnr_product}, under {_LEAST_SQNR_DB:.0f} dB"
+    if (reason := why_inexact(row.trials)) is not None:
+        return reason
     loop = (spec.techniques, spec.parallelism)
     rivals = [each for each in rows if each.precision == _BESIDE_FP8 and each.throughput is not None]
     rival = next((each for each in rivals if (each.techniques, each.trial.spec.parallelism) == loop), None)

@@ -8,10 +8,14 @@ from collections.abc import Sequence
 
 from castwise.records.schema import Float8Facts, StepFlops, Trial
 from castwise.registry.gpus import find_gpu_model, peak
+from castwise.registry.precisions import precision_row
 
 # If this share of a step's FLOPs or more is in one format, its peak is the step's: a rotary embedding of Llama's
 # multiplies a millionth of them in float32. Source: chosen here.
 _ONE_FORMAT = 0.99
+# FP8 is taken only if no product of a converted layer has a lower SQNR. Source: the bound of torchao 0.18's own tests,
+# test/float8/test_numerics_integration_test.py.
+_LEAST_SQNR_DB = 20.0
 
 
 def flops_of(trials: Sequence[Trial]) -> StepFlops | None:
@@ -60,6 +64,18 @@ def float8_of(trials: Sequence[Trial]) -> Float8Facts | None:
     """Return what is known of a configuration's layers in FP8, from the process that compared them; None without."""
     found = [trial.facts.float8 for trial in trials if trial.facts is not None and trial.facts.float8 is not None]
     return next((each for each in found if each.min_sqnr_db is not None), found[0] if found else None)
+
+
+def why_inexact(trials: Sequence[Trial]) -> str | None:
+    """Return why a configuration of FP8 is not to be taken, whatever its speed; None if it may, and for others."""
+    if not precision_row(trials[0].spec.precision).float8_recipe:
+        return None
+    facts = float8_of(trials)
+    if facts is None or facts.min_sqnr_db is None:
+        return "its products were not compared with bfloat16's"
+    if facts.min_sqnr_db < _LEAST_SQNR_DB:
+        return f"an SQNR of {facts.min_sqnr_db:.1f} dB in {facts.min_sqnr_product}, under {_LEAST_SQNR_DB:.0f} dB"
+    return None
 
 
 def model_flops_values(trials: Sequence[Trial], step_seconds: float | None) -> dict[str, float | None]:

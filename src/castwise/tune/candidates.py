@@ -156,6 +156,7 @@ class SearchSpace:
     larger_batches: bool = False
     memory_bytes: float = math.inf  # the fastest configuration that holds no more is searched for, too
     fp32: TrialSpec | None = None  # the plain loop in fp32, measured next to a start that is PyTorch's default
+    is_fp8_asked_for: bool = False  # whether the user named the precisions
 
     def without_layers(self, layers: Container[str] | None) -> dict[str, list[str]]:
         """Return the techniques for layers that the model does not have, by layer; none if its layers are not known."""
@@ -206,6 +207,7 @@ class SearchSpace:
         """Return all changes that can change what a configuration does, whether they were tried or not."""
         new = [name for name in self.techniques if name not in current.techniques and is_applicable(name, current)]
         others = [name for name in self.precisions[1:] if name != current.precision]  # never back to the first
+        others = [name for name in others if not find_precision(name).float8_recipe or _may_have_fp8(name, current)]
         changes = [change for name in others for change in _to_precision(name, new, tried, current)]
         changes += [Change(techniques=(name,)) for name in new]
         for first, second in _PAIRS:
@@ -282,6 +284,11 @@ def may_enable(accepted: Change, below: TrialSpec, refused: Change, reason: str)
         return True
     skipped, skips = is_dynamic(below.loss_scale), is_dynamic(accepted.on(below).loss_scale)
     return skipped and not skips and step_config_of(refused.techniques).scales_on_device
+
+
+def _may_have_fp8(precision: str, current: TrialSpec) -> bool:
+    """Return whether a configuration can run in FP8: it pays in compiled loops only."""
+    return why_unsupported(Change(precision=precision).on(current)) is None
 
 
 def _to_precision(precision: str, new: Sequence[str], tried: Sequence[TriedChange], current: TrialSpec) -> list[Change]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 from castwise.orchestrator.runner import unsupported_reason
+from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import probe_technique, rows_of
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import (
@@ -173,11 +174,14 @@ class _Search:
                 return path, [*tried, *self._not_tried(path[-1], tried)], "budget"
 
     def _space_of(self, current: TrialSpec) -> SearchSpace:
-        """Return the space without techniques that can hardly make this configuration faster, or fit."""
+        """Return the space without what can hardly make this configuration faster, or fit."""
         lacks_memory = math.isfinite(self.limit) or self.measured.is_out_of_memory(current)
         rows = [row for row in rows_of(self.space.techniques) if lacks_memory or not row.only_saves_memory]
         rows = [row for row in rows if self.measured.can_gain(row, current)]
-        return replace(self.space, techniques=tuple(row.name for row in rows))
+        names = self.space.precisions
+        if not self.measured.may_pay_in_fp8(self.space.start) and not self.space.is_fp8_asked_for:
+            names = tuple(name for name in names if not find_precision(name).float8_recipe)
+        return replace(self.space, techniques=tuple(row.name for row in rows), precisions=names)
 
     def _not_tried(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[TriedChange]:
         """Return the changes for which no time was left: those that are open on the configuration reached."""

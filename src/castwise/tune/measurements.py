@@ -7,6 +7,7 @@ from typing import Literal
 
 from castwise.analysis import steady_metrics
 from castwise.analysis.causes import diagnose
+from castwise.analysis.model_flops import flops_of, why_inexact
 from castwise.analysis.result_table import compare
 from castwise.analysis.speedup import rate_estimate, session_speedup_estimate, speedup_estimate, step_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
@@ -29,6 +30,8 @@ PROMISING = 1.01
 _BEYOND_PROCESSES = 1.10
 # A technique that can save less of the step than what is worth a closer look is not tried.
 _LEAST_GAIN = PROMISING - 1
+# Of a step's FLOPs: FP8 is up to twice as fast in linear layers, and compiling it takes a minute. Source: chosen here.
+_LINEAR_SHARE = 0.5
 ONE_PROCESS = "one process each: the interval is over its blocks"
 
 
@@ -72,9 +75,9 @@ class Measurements:
         return self.by_key.get(key_of(spec), ())
 
     def is_ok(self, spec: TrialSpec) -> bool:
-        """Return whether a configuration was measured and none of its processes failed."""
+        """Return whether a configuration was measured, none of its processes failed, and FP8 is near bfloat16."""
         trials = self.of(spec)
-        return bool(trials) and all(trial.status == "ok" for trial in trials)
+        return bool(trials) and all(trial.status == "ok" for trial in trials) and why_inexact(trials) is None
 
     def failure(self, spec: TrialSpec) -> Trial | None:
         """Return the first trial of a configuration that failed."""
@@ -109,6 +112,11 @@ class Measurements:
         bandwidth = 0.0 if gpu is None else gpu.bandwidth_bytes_per_second
         copied = row.saves_bytes * trial.facts.num_parameters / bandwidth if bandwidth else math.inf
         return min(row.saves_seconds, copied) >= _LEAST_GAIN * seconds
+
+    def may_pay_in_fp8(self, spec: TrialSpec) -> bool:
+        """Return whether enough of a configuration's FLOPs are in linear layers to try FP8."""
+        flops = flops_of(self.of(spec))
+        return flops is not None and flops.share_of("linear") >= _LINEAR_SHARE
 
     def causes(self, spec: TrialSpec) -> set[CauseName]:
         """Return why a configuration is no faster, as far as its records show it."""
@@ -195,8 +203,9 @@ class Measurements:
             return "failed", f"{failed.status}: {failed.message}{more}"
         if not self.of(spec):
             return "not tried", "no time was left for it"
-        if self.held_bytes(spec) > limit_bytes:
-            return "too large", "it holds more memory than --memory allows"
+        inexact = why_inexact(self.of(spec))
+        if inexact is not None or self.held_bytes(spec) > limit_bytes:
+            return ("failed", inexact) if inexact else ("too large", "it holds more memory than --memory allows")
         if ratio is None:
             return "unproven", "there is nothing that it could be compared with"
         if ratio.n == 1:

@@ -14,7 +14,14 @@ from castwise.orchestrator.runner import Listener, UnboundedProgress
 from castwise.records.schema import Trial
 from castwise.records.store import is_reusable
 from castwise.registry.datasets import SYNTHETIC_PREFIX
-from castwise.registry.precisions import BASELINE, DEFAULT, find_precision
+from castwise.registry.precisions import (
+    BASELINE,
+    DEFAULT,
+    NARROW_PRECISIONS,
+    find_precision,
+    why_unsupported,
+    why_without_torchao,
+)
 from castwise.registry.suites import SUITE_NAMES, find_suite
 from castwise.registry.workloads import find_workload
 from castwise.spec.options import steps_of
@@ -165,16 +172,26 @@ def prepare_tuning(
         start = _training_spec(start, *source)
     elif start.device_type != "cpu":
         start = start.model_copy(update={"protocol": start.protocol.model_copy(update=_SCREENED | _PROFILE)})
+    environment = job.runner.environment
+    if request.precisions is None and start.device_type == "cuda":  # to be tried on a compiled loop
+        names += [
+            row.name
+            for row in NARROW_PRECISIONS
+            if row.float8_recipe
+            and why_unsupported(row, environment.hardware) is None
+            and why_without_torchao(row, environment.torchao) is None
+        ]
     has_both = request.precisions is None and start.precision == DEFAULT
     space = SearchSpace(
         start=start,
         precisions=tuple(name for name in names if not (has_both and name == BASELINE)),
         # It takes minutes, and none of the three searches on an H200 that tried it gained by it.
         techniques=allowed_techniques(request.numerics, start.kind, autotunes=request.budget_seconds is not None),
-        environment=job.runner.environment,
+        environment=environment,
         larger_batches=request.larger_batches,
         memory_bytes=math.inf if request.memory_bytes is None else request.memory_bytes,
         fp32=Change(precision=BASELINE).on(start) if has_both else None,
+        is_fp8_asked_for=request.precisions is not None,
     )
     store = None if request.again else job.runner.store
     stored = () if store is None else store.load(job.runner.environment)[0].values()

@@ -39,7 +39,7 @@ def convert_to_float8(model: nn.Module, row: Precision) -> Float8Facts:
     left = Counter(why for name, module in model.named_modules() if (why := _why_left(module, name)))
     convert_to_float8_training(
         model,
-        module_filter_fn=lambda module, name: _why_left(module, name) is None,
+        module_filter_fn=fits_float8,
         config=Float8LinearConfig.from_recipe_name(row.float8_recipe),
     )
     num_converted = sum(1 for _ in _converted(model))
@@ -49,9 +49,18 @@ def convert_to_float8(model: nn.Module, row: Precision) -> Float8Facts:
     return Float8Facts(recipe=row.float8_recipe, num_converted=num_converted, left=dict(left.most_common()))
 
 
-def _why_left(module: nn.Module, name: str) -> str | None:
-    """Return why a layer stays as it is; None if it can be converted, and "" if it has no products of weights."""
+def fits_float8(layer: nn.Module, name: str) -> bool:
+    """Return whether a layer can run in FP8: a plain nn.Linear, not the whole model, without hooks, of these sizes."""
+    if type(layer) is not nn.Linear or not name or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    return "weight" in layer._parameters and layer.in_features % 16 == layer.out_features % 16 == 0
+
+
+def _why_left(module: nn.Module, name: str) -> str:
+    """Return why a layer stays as it is; empty if it is converted, or has no products of weights."""
     kind = type(module)
+    if fits_float8(module, name):
+        return ""
     if not isinstance(module, nn.Linear):
         is_layer = next(module.children(), None) is None and not isinstance(module, _NO_PRODUCT)
         has_matrix = is_layer and any(weight.dim() > 1 for weight in module.parameters(recurse=False))
@@ -60,11 +69,7 @@ def _why_left(module: nn.Module, name: str) -> str | None:
         return f"no plain nn.Linear but {kind.__name__}"
     if module.in_features % _MULTIPLE or module.out_features % _MULTIPLE:
         return f"with a dimension that is no multiple of {_MULTIPLE}"
-    if not name:
-        return "that is the whole model"
-    if "weight" not in module._parameters or module._forward_hooks or module._forward_pre_hooks:
-        return "with hooks, or a weight that is computed"
-    return None
+    return "with hooks, or a weight that is computed" if name else "that is the whole model"
 
 
 def _converted(model: nn.Module) -> Iterator[tuple[str, Any]]:
