@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from real_gpu import on_gpus, skip_unsupported
+from real_gpu import measured, on_gpus, skip_unsupported
 from small_step import (
     CPU,
     MOMENTUM_SGD,
@@ -19,7 +19,7 @@ from small_step import (
 )
 from torch import Tensor, nn
 
-from castwise.registry.precisions import PRECISIONS, Precision, find_precision
+from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS, Precision, find_precision
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker.precision import numeric_state, read_fp32_precision
 from castwise.worker.steady_run import SteadyRun
@@ -215,3 +215,30 @@ def test_blocks_of_a_stretch_follow_each_other() -> None:
     lead_in = blocks[0].lead_in_steps * timed / steps
     assert wall == pytest.approx(timed + lead_in, rel=0.2), "no pause between blocks"
     assert all(math.isfinite(block.loss) for block in blocks)
+
+
+@pytest.mark.parametrize("row", [row for row in NARROW_PRECISIONS if row.float8_recipe], ids=lambda row: row.name)
+def test_fp8_runs_in_fp8_and_its_products_are_near_bfloat16(row: Precision) -> None:
+    skip_unsupported(row)
+    pytest.importorskip("torchao", reason="pip install 'castwise[fp8]'")
+    protocol = MeasurementProtocol(num_blocks=3, block_seconds=0.05, warm_up_seconds=1.0)
+    spec = TrialSpec(
+        workload="gpt-d4096",
+        precision=row.name,
+        loss_scale="none",
+        batch_size=2,
+        device="cuda:0",
+        techniques=("compile",),
+        protocol=protocol,
+    )
+    trial = measured(spec)
+    assert trial.status == "ok", trial.message
+    assert trial.facts is not None
+    assert trial.facts.float8 is not None
+    assert trial.facts.float8.missing == ""
+    assert trial.facts.float8.num_converted == 16
+    assert trial.facts.float8.min_sqnr_db is not None
+    assert trial.facts.float8.min_sqnr_db > 20
+    flops = trial.ranks[0].flops
+    assert flops is not None
+    assert 0.4 < flops.share_of("fp8") < 1
