@@ -1,0 +1,27 @@
+"""The repeated blocks of a model."""
+
+import torch
+import torchvision
+from torch import nn
+
+from castwise.worker.models.transformer import Architecture, Transformer
+from castwise.worker.techniques.blocks import repeated_blocks
+
+
+def test_a_transformers_layers_are_its_blocks() -> None:
+    model = Transformer(Architecture("gpt2", width=16, depth=3, heads=2, length=8, vocabulary=32))
+    assert repeated_blocks(model) == list(model.blocks)
+
+
+def test_blocks_are_those_within_stages_also_if_the_first_of_each_has_another_shape() -> None:
+    with torch.device("meta"):
+        resnet, swin = torchvision.models.resnet50(), torchvision.models.swin_t()
+    assert [type(block).__name__ for block in repeated_blocks(resnet)] == ["Bottleneck"] * 16
+    assert [type(block).__name__ for block in repeated_blocks(swin)] == ["SwinTransformerBlock"] * 12
+
+
+def test_single_layers_and_a_block_in_a_block_are_no_blocks_and_a_shared_one_counts_once() -> None:
+    assert repeated_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == []
+    layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=8)
+    encoders = nn.ModuleList(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False) for _ in range(2))
+    assert repeated_blocks(nn.ModuleDict({"all": encoders, "again": encoders})) == list(encoders)
