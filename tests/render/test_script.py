@@ -58,7 +58,7 @@ def test_a_script_computes_what_was_measured_over_20_steps(
         ("gpt2", "fp32", ("pad-vocabulary", "chunked-loss")),
         ("llama-1b", "bf16-mixed", ("chunked-loss", "selective-checkpointing")),
         ("bert-base", "bf16-master", ("activation-checkpointing",)),
-        ("vit-b16", "fp32", ()),
+        ("vit-b16", "fp32", ("compile-blocks",)),
     ],
 )
 def test_a_script_of_a_transformer_computes_what_was_measured_over_20_steps(
@@ -135,6 +135,7 @@ def _combinations() -> list[TrialSpec]:
             spec = spec_of(workload, "fp16-mixed", (row.name,), **on_gpu)
             made += [spec] if why_unsupported(spec) is None else []
     made += [spec_of("resnet50", "bf16-mixed", ("space-to-depth", "cuda-graph"), **on_gpu)]
+    made += [spec_of("resnet50", "bf16-mixed", ("compile-blocks",), **on_gpu)]
     made += [spec_of("mnist-cnn", "bf16-mixed", ("channels-last", "matmul-stem", "compiled-update"), **on_gpu)]
     made += [spec_of("lstm-lm-1500", "bf16-mixed", ("compiled-update", "pad-hidden", "pad-vocabulary"), **on_gpu)]
     made += [spec_of("resnet50", "fp16-mixed", ("channels-last", "space-to-depth", "max-pool-kernel"), **on_gpu)]

@@ -75,6 +75,7 @@ class StepConfig:
     num_channels: int | None = None  # images are padded to so many channels
     loss_chunks: int = 1  # parts that decoder and loss are computed in, without keeping logits
     compile_mode: str | None = None  # of torch.compile; None compiles nothing
+    compile_blocks: bool = False  # it compiles each repeated block of the model, not the whole loss
     compiled_update: bool = False  # what follows backward is one compiled function
     coalesced_reduce: bool = False  # ranks average all gradients at once after backward
     cuda_graph: bool = False
@@ -152,6 +153,7 @@ class Technique:
     cures: tuple[CauseName, ...] = ()  # why a step is slow that it is against; of several the first row is named
 
     # How a search uses it.
+    searched: bool = True  # whether it tries it at all
     rank: Rank = Rank.CHEAP
     tried_after: str = ""  # a technique that the loop must have first
     tried_with: tuple[str, ...] = ()  # tried together with it, too: one alone may not pay
@@ -642,6 +644,24 @@ TECHNIQUES: list[Technique] = [
         tried_after="compile",
         compile_cost=4.0,
         times_while_compiling=True,
+    ),
+    Technique(
+        name="compile-blocks",
+        summary="torch.compile of a model's repeated blocks, as a transformer's layers are, once for all alike",
+        needs="what compile needs, and a model that repeats blocks",
+        cost="the first step: seconds, however many blocks there are; the other parts and the loss run uncompiled",
+        code=Code(model="for block in model.blocks: block.compile(dynamic=False)"),
+        loop_changes=2,
+        numerics="draws",
+        excludes=("compile", "compile-max-autotune"),
+        settings={"compile_mode": "default", "compile_blocks": True},
+        acts_on="repeated blocks",
+        absent_in=("mlp", "mnist_cnn", "dpn", "rnn_lm", "inception"),
+        needs_triton=True,
+        why_not=_is_replicated,
+        searched=False,  # its loop is slower than that of compile: it saves the user's time, not a step's
+        rank=Rank.COMPILE,
+        compile_cost=0.5,
     ),
     Technique(
         name="coalesced-reduce",

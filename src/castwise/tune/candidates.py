@@ -225,7 +225,7 @@ def allowed_techniques(numerics: Numerics, kind: str = "steady", *, autotunes: b
     """Return the techniques of a kind of trial that change the numbers by at most this much."""
     order = get_args(Numerics)  # the least change first
     allowed = order[: order.index(numerics) + 1]
-    rows = [row for row in TECHNIQUES if autotunes or row.rank != Rank.AUTOTUNE]
+    rows = [row for row in TECHNIQUES if row.searched and (autotunes or row.rank != Rank.AUTOTUNE)]
     return tuple(row.name for row in rows if kind in row.kinds and row.numerics in allowed)
 
 

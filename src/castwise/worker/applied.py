@@ -23,7 +23,7 @@ from castwise.worker.precision import (
     set_fp32_precision,
 )
 from castwise.worker.techniques.batch_layout import preparation
-from castwise.worker.techniques.compile import check_compiler
+from castwise.worker.techniques.compile import check_compiler, compile_blocks
 from castwise.worker.techniques.optimizer_options import set_as_wanted
 from castwise.worker.user_model.loop import adopt, check_optimizer
 
@@ -36,6 +36,7 @@ _SETTINGS = {
     "scales_on_device",
     "reads_loss",
     "compile_mode",
+    "compile_blocks",
 }
 
 
@@ -73,7 +74,10 @@ class Applied:
         self._autocast = autocast_maker(row, device.type)
         if loop.compile_mode is not None:
             check_compiler(device)
-            model.compile(mode=loop.compile_mode, dynamic=False)
+            if loop.compile_blocks:
+                compile_blocks(model, loop.compile_mode)
+            else:
+                model.compile(mode=loop.compile_mode, dynamic=False)
 
     @property
     def skipped_steps(self) -> int:

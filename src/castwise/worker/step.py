@@ -25,7 +25,7 @@ from castwise.worker.lr_schedules import AfterStep, DeviceLearningRates
 from castwise.worker.models.task import Batch, Task, UserLoop
 from castwise.worker.precision import autocast_maker, convert_weights, make_weights, read_fp32_precision
 from castwise.worker.techniques.batch_layout import Prepare
-from castwise.worker.techniques.compile import CompiledLoss, check_compiler
+from castwise.worker.techniques.compile import CompiledLoss, check_compiler, compile_blocks, run_uncompiled
 from castwise.worker.techniques.compiled_update import CompiledUpdate
 from castwise.worker.techniques.cuda_graph import StepGraph
 from castwise.worker.techniques.optimizer_options import check_hooks, check_reads_rates, set_as_wanted
@@ -83,7 +83,11 @@ class TrainingStep:
         self.autocast = autocast_maker(precision, device.type)
         self._compute_loss = task.compute_loss
         if loop.compile_mode is not None:
-            self._compute_loss = CompiledLoss(task.compute_loss, loop.compile_mode)
+            if loop.compile_blocks:
+                compile_blocks(self.model, loop.compile_mode)
+            self._compute_loss = CompiledLoss(task.compute_loss, None if loop.compile_blocks else loop.compile_mode)
+        # Validation, whose batches have shapes of their own, runs within it.
+        self.uncompiled = run_uncompiled if loop.compile_blocks else nullcontext
         # Forward and backward on a batch; returns the loss.
         self.run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
         self._reduce: CoalescedReduce | None = None

@@ -212,7 +212,7 @@ class TrainingRun:
         heartbeat = _Heartbeat(on_progress, source.num_batches)
         for index, batch in enumerate(source.start(0)):
             heartbeat.done(index)
-            with self._autocast():
+            with self._step.uncompiled(), self._autocast():
                 batch_loss, batch_right, batch_count = judge(self._step.model, batch)
             loss += batch_loss.float()
             count += batch_count

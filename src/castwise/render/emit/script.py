@@ -30,6 +30,7 @@ _WRITTEN_SETTINGS = {
     "num_channels",
     "loss_chunks",
     "compile_mode",
+    "compile_blocks",
     "compiled_update",
     "cuda_graph",
     "steps_per_launch",
@@ -225,7 +226,10 @@ class _Writer:
             self.own.write_loss(self.script, dtype and f"torch.{dtype}")
         if self.config.compile_mode is not None:
             mode = "" if self.config.compile_mode == "default" else f", mode={_quoted(self.config.compile_mode)}"
-            self.script.add(f"compute_loss = torch.compile(compute_loss, dynamic=False{mode})")
+            if self.config.compile_blocks:
+                self.write_compiled_blocks()
+            else:
+                self.script.add(f"compute_loss = torch.compile(compute_loss, dynamic=False{mode})")
         if self.spec.recipe is None:
             self.write_step()
             self.write_batches()
@@ -237,6 +241,15 @@ class _Writer:
             self.write_step()
             training.write_epochs(self.script, self.spec, self.spec.recipe, self.config, self.update.saved)
         return self.script.files(self.docstring(measured))
+
+    def write_compiled_blocks(self) -> None:
+        if self.row.family == "transformer":
+            lines = ["for block in model.blocks:", "    block.compile(dynamic=False)"]
+        else:
+            self.script.copy("castwise.worker.techniques.blocks:repeated_blocks")
+            limit = "torch._dynamo.config.recompile_limit += 1  # a block may have a shape of its own"
+            lines = ["for block in repeated_blocks(model):", "    block.compile(dynamic=False)", f"    {limit}"]
+        self.script.add(*lines)
 
     def docstring(self, measured: str) -> str:
         techniques = join(self.spec.techniques) if self.spec.techniques else "plain loop"

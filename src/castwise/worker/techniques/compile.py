@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from castwise.errors import TechniqueError
 from castwise.worker.models.task import Batch
 from castwise.worker.pytree import tree_tensors
+from castwise.worker.techniques.blocks import repeated_blocks
 
 ComputeLoss = Callable[[nn.Module, Any], Tensor]
 
@@ -37,16 +39,33 @@ def check_compiler(device: torch.device) -> None:
         )
 
 
+def compile_blocks(model: nn.Module, mode: str) -> None:
+    """Let a model's repeated blocks run compiled; those of the same shapes share what is compiled.
+
+    Raises:
+        TechniqueError: The model repeats none.
+    """
+    blocks = repeated_blocks(model)
+    if not blocks:
+        raise TechniqueError("compile-blocks finds nothing to do: the model repeats no blocks. Take compile.")
+    # Blocks of other shapes are compiled, too; after 8 of them torch would leave the others uncompiled.
+    limit = max(len(blocks), torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.recompile_limit = limit
+    for block in blocks:
+        block.compile(mode=mode, dynamic=False)
+
+
 class CompiledLoss:
     """A task's loss under torch.compile. Batches of another shape than the first run uncompiled.
 
     A last batch of another shape comes once an epoch: compiling it would cost more than it saves.
     """
 
-    def __init__(self, compute_loss: ComputeLoss, mode: str) -> None:
-        """Wrap a task's loss; `mode` is torch.compile's."""
-        self._plain = compute_loss
-        self._compiled: ComputeLoss = torch.compile(compute_loss, mode=mode, dynamic=False)
+    def __init__(self, compute_loss: ComputeLoss, mode: str | None) -> None:
+        """Wrap a task's loss; `mode` is torch.compile's, or None if only blocks of the model are compiled."""
+        self._plain = self._compiled = compute_loss
+        if mode is not None:
+            self._compiled = torch.compile(compute_loss, mode=mode, dynamic=False)
         self._shapes: tuple[torch.Size, ...] | None = None  # of the first batch's tensors
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -54,4 +73,13 @@ class CompiledLoss:
         shapes = tuple(part.shape for part in tree_tensors(batch))
         if self._shapes is None:
             self._shapes = shapes
-        return self._compiled(model, batch) if shapes == self._shapes else self._plain(model, batch)
+        if shapes == self._shapes:
+            return self._compiled(model, batch)
+        with run_uncompiled():
+            return self._plain(model, batch)
+
+
+def run_uncompiled() -> AbstractContextManager[object]:
+    """Return a context in which compiled modules and functions run as they are written."""
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
