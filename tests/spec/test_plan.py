@@ -160,6 +160,9 @@ def test_a_data_set_is_refused_where_the_workload_does_not_take_it() -> None:
     build_plan(ParameterGrid(workloads=("mnist-cnn",)), device="cpu", data_set="mnist")
     with pytest.raises(UsageError, match=r"resnet50 does not take the data set 'mnist'\. It takes: synthetic"):
         build_plan(ParameterGrid(workloads=("mnist-cnn", "resnet50")), device="cpu", data_set="mnist")
+    build_plan(ParameterGrid(workloads=("gpt2@64", "bert-base")), device="cpu", data_set="wikitext-2")
+    with pytest.raises(UsageError, match="vit-b16 does not take the data set 'wikitext-2'"):
+        build_plan(ParameterGrid(workloads=("vit-b16",)), device="cpu", data_set="wikitext-2")
 
 
 def test_the_key_depends_on_every_field_and_the_cell_on_all_but_the_repeat() -> None:

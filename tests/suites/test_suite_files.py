@@ -193,6 +193,12 @@ def test_a_tuned_loop_leaves_out_techniques_that_a_cell_cannot_have() -> None:
     assert spec.techniques == ("resident-data", "compile", "cuda-graph"), "torch has no fused Adadelta"
 
 
+def test_a_suite_cannot_train_a_transformer_on_text() -> None:
+    text = SMALL.replace("mnist-cnn", "gpt2").replace('"mnist"', '"wikitext-2"')
+    with pytest.raises(UsageError, match="No suite trains gpt2 on wikitext-2"):
+        parse_suite(text, "mine.toml")
+
+
 @pytest.mark.parametrize(
     ("own", "message"),
     [

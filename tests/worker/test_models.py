@@ -10,12 +10,12 @@ from loops import lstm_anywhere
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from castwise.errors import UsageError
+from castwise.errors import DataError, UsageError
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import WORKLOADS, Workload, find_workload
 from castwise.worker.data import datasets
 from castwise.worker.data.wikitext import make_corpus
-from castwise.worker.models import build_task
+from castwise.worker.models import build_task, transformer
 from castwise.worker.models.rnn_lm import CarriedLoss, LanguageModel
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.models.wide_resnet import WideResNet
@@ -336,7 +336,10 @@ def test_a_real_data_set_needs_a_folder() -> None:
         build_task(find_workload("mnist-cnn"), data_set="mnist")
 
 
-@pytest.mark.parametrize("row", [row for row in WORKLOADS if row.data_sets], ids=lambda row: row.name)
+WITH_DATA = [row for row in WORKLOADS if row.data_sets and row.family != "transformer"]
+
+
+@pytest.mark.parametrize("row", WITH_DATA, ids=lambda row: row.name)
 def test_real_data_replaces_synthetic(row: Workload, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     images = torch.randint(256, (9, *row.input_shape), dtype=torch.uint8)
     labels = torch.arange(9) % 10
@@ -355,6 +358,33 @@ def test_real_data_replaces_synthetic(row: Workload, monkeypatch: pytest.MonkeyP
         seen = torch.cat([part for _, part in batches])
         assert len(seen) == 8
         assert not torch.equal(seen, labels[:8]), "not shuffled"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-base"])
+def test_a_transformer_reads_all_of_a_text(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tiny = {"width": 16, "depth": 1, "heads": 2, "length": 8, "vocabulary": 300}
+    row = find_workload(name)
+    row = replace(row, options=(*(dict(row.options) | tiny).items(),))
+    text = torch.arange(1, 52)  # six sequences of 8 tokens, and a rest
+    monkeypatch.setattr(transformer, "load_tokens", lambda *_: (text, "a note"))
+    task = build_task(row, data_set="wikitext-2", data_dir=tmp_path)
+    assert task.notes == ("a note",)
+    batches = task.make_batches(1, 2, CPU, generator())
+    assert len(batches) == 3
+    tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert tokens.shape == targets.shape == (6, 8)
+    is_hidden = tokens == 0
+    if name == "gpt2":
+        assert targets.equal(tokens + 1), "the next ones"
+    else:
+        assert targets[~is_hidden].eq(-100).all()
+        assert 0 < is_hidden.sum() < 20
+    read = torch.where(is_hidden, targets, tokens)
+    assert read.flatten().sort()[0].equal(text[:48])
+    assert not read.flatten().equal(text[:48]), "shuffled"
+    assert task.compute_loss(task.model, batches[0]).isfinite()
+    with pytest.raises(DataError, match="has 6 sequences of 8 tokens, and a batch 7"):
+        task.make_batches(1, 7, CPU, generator())
 
 
 def test_real_images_are_enlarged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

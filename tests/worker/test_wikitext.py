@@ -1,6 +1,7 @@
 """Words by number, in columns and segments; the published counts where the real text is."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,16 @@ import torch
 
 from castwise.errors import DataError, MissingDataError
 from castwise.registry.datasets import WIKITEXT2, default_data_dir, find_file, verify
-from castwise.worker.data.wikitext import Corpus, batchify, load_wikitext2, make_corpus, random_corpus, segments
+from castwise.worker.data import wikitext
+from castwise.worker.data.wikitext import (
+    Corpus,
+    batchify,
+    load_tokens,
+    load_wikitext2,
+    make_corpus,
+    random_corpus,
+    segments,
+)
 
 
 def test_make_corpus() -> None:
@@ -37,6 +47,43 @@ def test_segments(num_rows: int, lengths: list[int]) -> None:
     assert [len(words) for words, _ in cut] == lengths
     assert torch.cat([words for words, _ in cut]).equal(rows[:-1])
     assert torch.cat([targets for _, targets in cut]).equal(rows[1:].flatten())
+
+
+LINES = [f" the cat and the dog number {n} sat on the mat \n" for n in range(200)]
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let these lines be the training text, and a folder of the test's be the cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(wikitext, "read_verified", lambda *_: "".join(LINES).encode())
+    return tmp_path
+
+
+def test_byte_pairs_are_learned_from_the_text_and_kept(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tokenizers")
+    tokens, note = load_tokens(text, 300)
+    assert note == ""
+    assert tokens.dtype == torch.int64
+    assert 0 < tokens.min() < tokens.max() < 300
+    assert 9 * len(LINES) < len(tokens) < sum(map(len, LINES)) / 2
+    (file,) = (text / "castwise").iterdir()
+    content = file.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(wikitext, "learn_byte_pairs", lambda *_: pytest.fail("they are kept"))
+        assert load_tokens(text, 300)[0].equal(tokens)
+    for damaged in (b"", content[:-5], b"no tokens"):
+        file.write_bytes(damaged)
+        assert load_tokens(text, 300)[0].max() < 300
+        assert len(file.read_bytes()) == len(content), "made anew"
+    assert load_tokens(text, 280)[0].max() < 280, "another model has its own"
+
+
+def test_text_is_read_as_bytes_without_the_tokenizer(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    tokens, note = load_tokens(text, 300)
+    assert bytes((tokens - 1).tolist()).decode() == "".join(LINES)
+    assert "pip install 'castwise[text]'" in note
 
 
 def test_missing_text_is_named_in_both_forms(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from pydantic import Field, TypeAdapter
 from castwise._version import __version__
 from castwise.errors import EngineError
 from castwise.records.schema import Environment
+from castwise.registry.datasets import cache_dir
 from castwise.spec.frozen import FrozenModel
 from castwise.spec.user_model import UserModel, UserWorkload, digest_of
 from castwise.telemetry.gpu import GpuUnreadableError
@@ -133,7 +134,7 @@ def remember(
 
 
 def _cache_file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "castwise" / "machines.json"
+    return cache_dir() / "machines.json"
 
 
 def _read() -> dict[str, CachedMachine]:

@@ -189,9 +189,12 @@ def is_real(data_set: str) -> bool:
 def default_data_dir() -> Path:
     """Return the folder data sets are looked for in and downloaded to: CASTWISE_DATA, or the user's cache."""
     named = os.environ.get(DATA_VARIABLE)
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "castwise" / "data"
+    return Path(named) if named else cache_dir() / "data"
+
+
+def cache_dir() -> Path:
+    """Return the folder of what castwise keeps to be faster."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "castwise"
 
 
 def find_layout(data_set: DataSet, data_dir: Path) -> DataSet:

@@ -123,7 +123,10 @@ class Suite(FrozenModel):
             if grid.recipe not in self.recipes:
                 raise ValueError(f"[[cells]] names the recipe '{grid.recipe}', which is not among [recipes]")
             for workload in grid.workloads:
-                check_data_set(find_workload(workload), grid.data_set)
+                row = find_workload(workload)
+                check_data_set(row, grid.data_set)
+                if row.family == "transformer" and grid.data_set in row.data_sets:
+                    raise UsageError(f"No suite trains {workload} on {grid.data_set}: `castwise run` times its steps.")
         unknown = set(self.quick) - set(self.recipes)
         if unknown:
             raise ValueError(f"[quick.{unknown.pop()}] names no recipe")

@@ -132,6 +132,7 @@ def _transformer(  # noqa: PLR0913  a row's fields, by keyword
         summary=summary,
         num_parameters=num_parameters,
         clip_grad_norm=1.0,
+        data_sets=() if kind == "vit" else ("wikitext-2",),
         options=(("kind", kind), *shape.items()),
         longest=longest,
     )

@@ -4,15 +4,18 @@ Source: pytorch/examples word_language_model data.py and main.py at 0d3fe14a.
 """
 
 import io
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from castwise.errors import DataError
-from castwise.registry.datasets import WIKITEXT2, read_verified
+from castwise.registry.datasets import WIKITEXT2, cache_dir, read_verified
 
 # Words in the three parts, and different ones in all; tests hold the real text to them.
 _LENGTHS, _NUM_WORDS = (2_088_628, 217_646, 245_569), 33_278
@@ -36,6 +39,55 @@ def load_wikitext2(data_dir: Path) -> Corpus:
         DataError: A file is missing in the folder or is not the official one.
     """
     return make_corpus(*(read_verified(WIKITEXT2, data_dir, part).decode() for part in ("train", "valid", "test")))
+
+
+def load_tokens(data_dir: Path, vocabulary: int) -> tuple[Tensor, str]:
+    """Return WikiText-2's training text as tokens, int64 of shape (tokens,), and a note on them, which may be empty.
+
+    Tokens are byte pairs, learned from this text, or bytes if the package tokenizers is not installed. They are kept in
+    the user's cache. Token 0 never occurs: it can stand for hidden ones.
+
+    Raises:
+        DataError: The file is missing in the folder or is not the official one.
+    """
+    content = read_verified(WIKITEXT2, data_dir, "train")
+    try:
+        import tokenizers
+    except ImportError:
+        tokens = torch.frombuffer(bytearray(content), dtype=torch.uint8).long() + 1
+        return tokens, "Its tokens are bytes; for byte pairs, pip install 'castwise[text]'."
+    file = cache_dir() / f"{WIKITEXT2.name}-{vocabulary}-{tokenizers.__version__}.npy"
+    with suppress(OSError, ValueError, EOFError):  # it is not there, or damaged
+        kept = np.load(file)
+        if kept.dtype == np.int32 and kept.min() > 0 and kept.max() < vocabulary:
+            return torch.from_numpy(kept).long(), ""
+    numbers = np.array(learn_byte_pairs(content.decode().splitlines(keepends=True), vocabulary), np.int32)
+    temporary = file.with_suffix(f".{os.getpid()}")  # other processes may write theirs
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as stream:
+            np.save(stream, numbers)
+        temporary.replace(file)
+    with suppress(OSError):
+        temporary.unlink(missing_ok=True)
+    return torch.from_numpy(numbers).long(), ""
+
+
+def learn_byte_pairs(lines: Sequence[str], vocabulary: int) -> list[int]:
+    """Return lines as byte pairs learned from them, of which there are at most so many; 0 is none of them.
+
+    As GPT-2's, they are of bytes and do not cross words. Source: Radford et al. 2019.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=["[MASK]"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(lines, trainer)
+    return [number for encoded in tokenizer.encode_batch(lines) for number in encoded.ids]
 
 
 def random_corpus() -> Corpus:

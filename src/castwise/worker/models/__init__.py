@@ -59,5 +59,7 @@ def build_task(row: Workload, *, data_set: str = SYNTHETIC, data_dir: Path | Non
         return task
     if data_dir is None:
         raise UsageError(f"The data set '{data_set}' is read from a folder, and none was given. Name one.")
+    if row.family == "transformer":
+        return transformer.text_task(task, row, data_dir)
     side = row.input_shape[-1] if row.unit == "images" else None
     return replace(task, make_batches=resident_batches(data_set, data_dir, side))

@@ -1,14 +1,17 @@
 """Transformers as published: GPT-2, Llama 3, BERT and ViT, of linear layers and torch's own attention."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from castwise.errors import DataError
 from castwise.registry.workloads import Workload
+from castwise.worker.data.wikitext import load_tokens
 from castwise.worker.models.chunked_loss import NO_TARGET, chunked_loss
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.models.torchvision_timm import image_task
@@ -17,6 +20,7 @@ _CLASSES, _PATCH = 1000, 16
 _MASKED = 0.15  # of BERT's tokens are predicted. Source: Devlin et al. 2018
 # The frequency of a word of rank r is about 1 / (r + 2.7). Source: Mandelbrot 1953, of natural text.
 _ZIPF_SHIFT = 2.7
+_HIDDEN = 0  # the token in the place of those to predict
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,13 @@ def build(row: Workload) -> Task:
     return Task(model, RandomTokens(arch), compute_loss, units_per_sample=arch.length, chunked_loss=compute_loss)
 
 
+def text_task(task: Task, row: Workload, data_dir: Path) -> Task:
+    """Return the task of predicting WikiText-2 instead."""
+    arch = Architecture(**cast(dict[str, Any], dict(row.options)))
+    text, note = load_tokens(data_dir, arch.vocabulary)
+    return replace(task, make_batches=TextTokens(arch, text), notes=(note,) if note else ())
+
+
 @dataclass(frozen=True)
 class RandomTokens:
     """Random tokens in the frequencies of natural text, and what a model is to predict."""
@@ -206,17 +217,45 @@ class RandomTokens:
     def __call__(self, count: int, size: int, device: torch.device, generator: torch.Generator) -> Sequence[Batch]:
         """Return so many batches of a size: tokens and targets, each of shape (size, length)."""
         ranks = torch.arange(self.arch.vocabulary, device=device)
-        weights, length = 1 / (ranks + _ZIPF_SHIFT), self.arch.length
+        weights, number = 1 / (ranks + _ZIPF_SHIFT), size * (self.arch.length + self.arch.is_causal)
 
         def draw() -> Batch:
-            number = size * (length + self.arch.is_causal)
             tokens = torch.multinomial(weights, number, replacement=True, generator=generator).view(size, -1)
-            if self.arch.is_causal:
-                return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-            is_masked = torch.rand(tokens.shape, generator=generator, device=device) < _MASKED
-            return tokens.masked_fill(is_masked, 0), tokens.masked_fill(~is_masked, NO_TARGET)
+            return to_batch(tokens, generator, is_causal=self.arch.is_causal)
 
         return [draw() for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class TextTokens:
+    """The tokens of a text, int64 of shape (tokens,), and what a model is to predict."""
+
+    arch: Architecture
+    text: Tensor
+
+    def __call__(self, _: int, size: int, device: torch.device, generator: torch.Generator) -> Sequence[Batch]:
+        """Return all full batches of the text's sequences, shuffled; they are as those of `RandomTokens`.
+
+        Raises:
+            DataError: The text is shorter than a batch.
+        """
+        length, is_causal = self.arch.length, self.arch.is_causal
+        count = (len(self.text) - is_causal) // length
+        if count < size:
+            raise DataError(
+                f"The text has {count:,} sequences of {length:,} tokens, and a batch {size:,}. Make it less."
+            )
+        sequences = self.text.to(device).unfold(0, length + is_causal, length)
+        order = torch.randperm(count, generator=generator, device=device)[: count // size * size]
+        return [to_batch(sequences[part], generator, is_causal=is_causal) for part in torch.split(order, size)]
+
+
+def to_batch(tokens: Tensor, generator: torch.Generator, *, is_causal: bool) -> Batch:
+    """Return tokens of shape (size, length), and those to predict: the next ones, or those that are hidden."""
+    if is_causal:
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    is_masked = torch.rand(tokens.shape, generator=generator, device=tokens.device) < _MASKED
+    return tokens.masked_fill(is_masked, _HIDDEN), tokens.masked_fill(~is_masked, NO_TARGET)
 
 
 def compute_loss(model: nn.Module, batch: Batch, num_chunks: int = 1) -> Tensor:
