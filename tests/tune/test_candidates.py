@@ -170,3 +170,12 @@ def test_fp8_is_tried_on_a_compiled_loop_alone() -> None:
     assert {change.precision for change in space.open_changes(words, [])} == {None}
     compiled = Change(techniques=("compile",)).on(words)
     assert names(space, compiled) == {"fused-optimizer", "fp8-tensorwise"}
+
+
+@pytest.mark.parametrize(("outcome", "is_tried"), [("slower", False), ("unsupported", False), ("failed", True)])
+def test_a_slower_recipe_of_fp8_is_tried_if_the_fastest_is_not_exact_enough(outcome: Outcome, is_tried: bool) -> None:
+    space = space_of(("bf16-mixed", "fp8-tensorwise", "fp8-rowwise"), ("compile",))
+    compiled = fake_spec("bf16-mixed").model_copy(update={"techniques": ("compile",)})
+    assert names(space, compiled) == {"fp8-tensorwise"}
+    tried = attempt(0, Change(precision="fp8-tensorwise"), compiled, outcome)
+    assert ("fp8-rowwise" in names(space, compiled, tried)) is is_tried

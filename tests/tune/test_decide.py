@@ -160,12 +160,11 @@ def test_fp32_is_measured_next_to_the_default() -> None:
     space = SearchSpace(start, ("default", "tf32"), (), fake_environment(), fp32=START)
     session = decide(space, Measurements(), TimeLeft(1e6))
     assert isinstance(session, Session)
-    assert [spec.precision for spec in session.specs if spec.batch_size == START.batch_size] == [
-        "default",
-        "fp32",
-        "default",  # as a graph
-        "tf32",
-    ]
+    assert [(spec.precision, spec.batch_size) for spec in session.specs] == [
+        ("default", START.batch_size),
+        ("fp32", START.batch_size),
+        ("default", START.batch_size // 2),
+    ], "few: nothing is known of their memory yet"
 
 
 def test_emulated_precisions_come_last() -> None:
@@ -358,6 +357,20 @@ def test_where_few_fit_a_precision_far_ahead_is_what_the_others_are_compared_wit
     with_start = [session for session in world.sessions if session.specs[0] == START]
     measured_next_to_start = {spec.precision for session in with_start for spec in session.specs[1:]}
     assert "bf16-mixed" not in measured_next_to_start, "its session would wait for the slow steps of fp32"
+
+
+@pytest.mark.parametrize(("gain", "is_tried_again"), [(1.003, False), (1.006, True)])
+def test_a_small_gain_is_tried_again_once_it_is_worth_more(gain: float, is_tried_again: bool) -> None:
+    world = World(gains(fused_optimizer=gain, channels_last=2.0))
+    world.search(space_of("channels-last", "fused-optimizer"))
+    tried = {spec.techniques for session in world.sessions for spec in session.specs}
+    assert (("channels-last", "fused-optimizer") in tried) is is_tried_again, "it saves the same time of half the step"
+
+
+def test_what_is_compiled_beside_a_great_gain_is_compiled_on_top_of_it_alone() -> None:
+    world = World(gains(compile=2.0, compiled_update=1.2), held_bytes=lambda _: 6 * GIB)
+    assert winner_of(world.search(space_of("compiled-update", "compile"))).techniques == ("compiled-update", "compile")
+    assert ("compiled-update",) not in {spec.techniques for session in world.sessions for spec in session.specs}
 
 
 def test_fewer_configurations_share_a_small_device() -> None:

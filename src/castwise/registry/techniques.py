@@ -292,6 +292,7 @@ def _attention(name: str, kernels: str, whose: str, why_not: WhyNot | None) -> T
         acts_on="attention",
         absent_in=("mlp", "mnist_cnn", "wide_resnet", "dpn", "rnn_lm", "fastai_resnet"),
         why_not=why_not,
+        searched=why_not is not None,  # in float32 PyTorch takes these by itself, and in 16 bits the others are faster
     )
 
 

@@ -26,7 +26,7 @@ from castwise.registry.techniques import (
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import Numerics
-from castwise.tune.measurements import PROMISING, Outcome
+from castwise.tune.measurements import LEAST_GAIN, PROMISING, Outcome
 
 _BATCH = "batch"
 
@@ -89,6 +89,16 @@ class Change:
         if self.precision:
             return Rank.PRECISION
         return max(row.rank for row in rows_of(self.techniques))
+
+    @property
+    def cures(self) -> set[str]:
+        """Return the causes that it is against."""
+        return {cause for row in rows_of(self.techniques) for cause in row.cures}
+
+    @property
+    def compile_cost(self) -> float:
+        """Return what it compiles, in times what `compile` does."""
+        return sum(row.compile_cost for row in rows_of(self.techniques))
 
     @property
     def removes_waiting(self) -> bool:
@@ -207,7 +217,9 @@ class SearchSpace:
         """Return all changes that can change what a configuration does, whether they were tried or not."""
         new = [name for name in self.techniques if name not in current.techniques and is_applicable(name, current)]
         others = [name for name in self.precisions[1:] if name != current.precision]  # never back to the first
-        others = [name for name in others if not find_precision(name).float8_recipe or _may_have_fp8(name, current)]
+        fp8 = [name for name in others if find_precision(name).float8_recipe]
+        useful = self._useful_fp8(fp8, tried, current)
+        others = [name for name in others if name not in fp8 or name in useful]
         changes = [change for name in others for change in _to_precision(name, new, tried, current)]
         changes += [Change(techniques=(name,)) for name in new]
         for first, second in _PAIRS:
@@ -219,6 +231,16 @@ class SearchSpace:
         if self.larger_batches and current.batch_size < _MAX_BATCH_FACTOR * self.start.batch_size:
             changes.append(Change(batch_size=2 * current.batch_size))
         return changes
+
+    def _useful_fp8(self, names: Sequence[str], tried: Sequence[TriedChange], current: TrialSpec) -> list[str]:
+        """Return the precisions of FP8 that are worth a try: the fastest first, others if that is not exact enough."""
+        fit = [name for name in names if why_unsupported(Change(precision=name).on(current)) is None]
+        if self.is_fp8_asked_for:
+            return fit
+        if find_precision(current.precision).float8_recipe:
+            return []
+        last = {name: _last_try(Change(precision=name), tried) for name in fit}
+        return [name for name in fit if (each := last[name]) is None or each.outcome != "failed"][:1]
 
 
 def allowed_techniques(numerics: Numerics, kind: str = "steady", *, autotunes: bool = True) -> tuple[str, ...]:
@@ -286,11 +308,6 @@ def may_enable(accepted: Change, below: TrialSpec, refused: Change, reason: str)
     return skipped and not skips and step_config_of(refused.techniques).scales_on_device
 
 
-def _may_have_fp8(precision: str, current: TrialSpec) -> bool:
-    """Return whether a configuration can run in FP8: it pays in compiled loops only."""
-    return why_unsupported(Change(precision=precision).on(current)) is None
-
-
 def _to_precision(precision: str, new: Sequence[str], tried: Sequence[TriedChange], current: TrialSpec) -> list[Change]:
     """Return the changes to a precision: with its companion technique, and alone if that was of no use."""
     alone, both = Change(precision=precision), Change(precision=precision, techniques=(_COMPANION,))
@@ -315,7 +332,9 @@ def _is_open(change: Change, tried: Sequence[TriedChange], current: TrialSpec) -
     interacting = [each for each in since if change.interacts_with(each.change)]
     if change.precision is not None:
         return bool(interacting) and _may_catch_up(last, since, interacting, current)
-    return bool(interacting) or last.speedup > 1
+    # What it saved is a larger share of a step that has become shorter.
+    saved = (1 - 1 / last.speedup) * math.prod(each.speedup for each in since)
+    return bool(interacting) or saved >= LEAST_GAIN
 
 
 def _may_catch_up(

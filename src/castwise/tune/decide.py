@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 from castwise.orchestrator.runner import unsupported_reason
-from castwise.registry.precisions import find_precision
+from castwise.registry.precisions import find_precision, precision_row
 from castwise.registry.techniques import probe_technique, rows_of
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import (
@@ -32,6 +32,7 @@ Ending = Literal["nothing left", "budget", "failed", "interrupted"]  # a search 
 
 # At most so many configurations are measured next to the current one: a CPU has no cores for more than one.
 _SIDE_BY_SIDE = {"cuda": 6, "cpu": 1}
+_BESIDE_UNKNOWN = 2  # beside a plain loop whose memory is not known yet
 _CONTEXT_BYTES = 2**30  # what a process holds in addition to its tensors
 _USABLE = 0.95  # of the device's memory, so that a kernel search finds its workspace
 _MAX_SESSIONS_OF_A_PAIR = 3  # to find out which of two configurations is faster
@@ -147,9 +148,10 @@ class _Search:
             changes = self._space_of(current).candidates(current, relevant)
             if not changes:
                 return path, tried, "nothing left"
-            # If there is no time for all: first what is against the causes that the plain loop's profile shows.
+            # If there is no time for all: first what is against the causes that the plain loop's profile shows, then
+            # what compiles most.
             causes = self.measured.causes(self.space.start)
-            changes.sort(key=lambda change: not any(causes & {*row.cures} for row in rows_of(change.techniques)))
+            changes.sort(key=lambda change: (not change.cures & causes, -change.compile_cost))
             supported: list[Change] = []
             for change in changes:
                 spec = change.on(current)
@@ -158,16 +160,14 @@ class _Search:
                     supported.append(change)
                 else:
                     tried.append(TriedChange(stage, change, current, spec, None, "unsupported", reason))
-            # If not all fit into one session, a precision far ahead is what the rest is compared with: its steps are
-            # short, and hold less memory.
+            # If not all fit into one session, or some take long to compile, what is far ahead is what the rest is compared
+            # with: its steps are short, and the rest is not measured a second time on it.
             missing = [spec for change in supported if not self.measured.of(spec := change.on(current))]
-            if len(missing) > self._side_by_side(current, missing) and any(
-                change.precision and self.measured.is_clear(current, change.on(current)) for change in supported
-            ):
-                supported = [change for change in supported if self.measured.of(change.on(current))]
-            is_all_measured = self._screen_changes(path, [change.on(current) for change in supported])
+            takes_long = len(missing) > self._side_by_side(current, missing) or any(map(is_compiled, missing))
+            goes_ahead = takes_long and any(self.measured.is_clear(current, each.on(current)) for each in supported)
+            is_all_measured = goes_ahead or self._screen_changes(path, [change.on(current) for change in supported])
             known = [change for change in supported if self.measured.of(change.on(current))]
-            reached = self._combine(current, known)
+            reached = self._combine(current, known, best_alone=goes_ahead)
             tried += self._tried_on(current, known, reached, stage)
             path += reached
             if not is_all_measured:
@@ -231,23 +231,29 @@ class _Search:
     def _side_by_side(self, current: TrialSpec, specs: Sequence[TrialSpec]) -> int:
         """Return how many configurations may be measured next to one: as many as fit into the device's memory.
 
-        They hold about what the current one does; another precision or batch may hold what the plain loop does.
+        They hold about what the current one does; another batch, or float32 beside 16 bits, may hold what the plain
+        loop does.
         """
         most, memory = _SIDE_BY_SIDE[self.space.start.device_type], self.space.environment.gpu_memory_bytes
+        if not self.measured.of(self.space.start):  # a model may be large
+            return min(most, _BESIDE_UNKNOWN)
+        is_16_bit = precision_row(current.precision).is_16_bit
         like_current = all(
-            (spec.precision, spec.batch_size) == (current.precision, current.batch_size) for spec in specs
+            spec.batch_size == current.batch_size
+            and (spec.precision == current.precision or is_16_bit <= precision_row(spec.precision).is_16_bit)
+            for spec in specs
         )
         held = self.measured.held_bytes(current if like_current else self.space.start)
         if memory is None or not math.isfinite(held):
             return most
         return max(1, min(most, int(memory * _USABLE / (held + _CONTEXT_BYTES)) - 1))
 
-    def _combine(self, current: TrialSpec, changes: Sequence[Change]) -> list[TrialSpec]:
+    def _combine(self, current: TrialSpec, changes: Sequence[Change], *, best_alone: bool) -> list[TrialSpec]:
         """Return the path from the current configuration to the best combination of the changes that were faster."""
         better = [change for change in changes if self._improves(current, change.on(current))]
         better.sort(key=lambda change: self._merit(current, change.on(current)), reverse=True)
-        if not better:
-            return []
+        if not better or best_alone:
+            return [change.on(current) for change in better[:1]]
         path = [spec for spec in cumulative_configs(current, better) if self._is_supported(spec)]
         together = [current, *path] if self.measured.is_ok(current) else path
         self.used.extend(together)

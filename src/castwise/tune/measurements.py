@@ -29,7 +29,7 @@ PROMISING = 1.01
 # beyond that needs no further process.
 _BEYOND_PROCESSES = 1.10
 # A technique that can save less of the step than what is worth a closer look is not tried.
-_LEAST_GAIN = PROMISING - 1
+LEAST_GAIN = PROMISING - 1
 # Of a step's FLOPs: FP8 is up to twice as fast in linear layers, and compiling it takes a minute. Source: chosen here.
 _LINEAR_SHARE = 0.5
 ONE_PROCESS = "one process each: the interval is over its blocks"
@@ -111,7 +111,7 @@ class Measurements:
         gpu = find_gpu_model(trial.environment.gpu or "")
         bandwidth = 0.0 if gpu is None else gpu.bandwidth_bytes_per_second
         copied = row.saves_bytes * trial.facts.num_parameters / bandwidth if bandwidth else math.inf
-        return min(row.saves_seconds, copied) >= _LEAST_GAIN * seconds
+        return min(row.saves_seconds, copied) >= LEAST_GAIN * seconds
 
     def may_pay_in_fp8(self, spec: TrialSpec) -> bool:
         """Return whether enough of a configuration's FLOPs are in linear layers to try FP8."""

@@ -166,7 +166,8 @@ def prepare_tuning(
     job = prepare(run_options, listener, make_engine, rule=StopRule())
     # Unless told otherwise, it starts from PyTorch's default, the first row; a device without TF32 has none.
     rows = [find_precision(spec.precision) for spec in job.specs]
-    names = [row.name for row in rows if request.precisions or row.keeps_float32_weights]
+    kept = [row for row in rows if request.precisions or row.keeps_float32_weights]
+    names = [row.name for row in (kept[0], *sorted(kept[1:], key=lambda row: row.loop_changes))]  # the simplest first
     start = job.specs[0]
     if source is not None:
         start = _training_spec(start, *source)
