@@ -4,6 +4,7 @@ import gc
 import importlib
 import multiprocessing
 import os
+import subprocess
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -39,3 +40,16 @@ def test_what_a_users_model_needs_is_imported_too(tmp_path: Path, monkeypatch: p
     importlib.reload(preload)
     assert sys.modules.pop("slow_one", None)
     assert "CASTWISE_IMPORTS" not in os.environ, "a trial's process sees the user's own environment"
+
+
+def test_torchao_is_not_imported_before_the_fork() -> None:
+    """It opens the GPU."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("torchao")
+    program = (
+        "import sys, castwise.worker.preload, transformers.utils as utils\n"
+        "assert 'transformers.modeling_utils' in sys.modules and 'torchao' not in sys.modules\n"
+        "assert utils.is_torchao_available(), 'a trial may use it'\n"
+    )
+    environment = os.environ | {"CASTWISE_IMPORTS": "transformers.modeling_utils"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=PATIENCE_SECONDS)

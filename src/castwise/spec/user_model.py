@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
 
@@ -29,7 +28,7 @@ _TRANSFORMERS = "transformers:"
 # Shown instead of a pickle's file name.
 _OBJECT = "own:"
 # Packages whose import takes seconds, and the module that contains most of it. None starts a thread or a CUDA context,
-# which processes could not be forked from; but transformers imports torchao where there is one, and that asks the GPU.
+# which processes could not be forked from; see `worker/preload.py` for torchao.
 _SLOW_IMPORTS = {"transformers": "transformers.modeling_utils", "timm": "timm", "lightning": "lightning"}
 
 
@@ -155,13 +154,14 @@ def slow_imports(names: Iterable[str]) -> list[str]:
     found = set[str]()
     for name in names:
         file = Path(name.rpartition(":")[0] or name).expanduser()
+        text = ""
         with suppress(OSError, UnicodeError):
             text = file.read_text() if file.suffix == ".py" else ""
-            found |= {each for each in _SLOW_IMPORTS if re.search(rf"^\s*(from|import) {each}\b", text, re.MULTILINE)}
+        found |= {each for each in _SLOW_IMPORTS if re.search(rf"^\s*(from|import) {each}\b", text, re.MULTILINE)}
         found |= {each for each in _SLOW_IMPORTS if name.startswith(f"{each}:")}
         found |= {each for each in _SLOW_IMPORTS if name.startswith(_PICKLE) and each in sys.modules}
-    if find_spec("torchao"):
-        found.discard("transformers")
+        if "torchao" in text or (name.startswith(_PICKLE) and "torchao" in sys.modules):
+            return []  # it is imported in the trial's process: it asks the GPU
     return [_SLOW_IMPORTS[each] for each in sorted(found)]
 
 

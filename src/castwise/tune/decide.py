@@ -160,8 +160,8 @@ class _Search:
                     supported.append(change)
                 else:
                     tried.append(TriedChange(stage, change, current, spec, None, "unsupported", reason))
-            # If not all fit into one session, or some take long to compile, what is far ahead is what the rest is compared
-            # with: its steps are short, and the rest is not measured a second time on it.
+            # If not all fit into one session, or some take long to compile, what is far ahead is what the rest is
+            # compared with: its steps are short, and the rest is not measured a second time on it.
             missing = [spec for change in supported if not self.measured.of(spec := change.on(current))]
             takes_long = len(missing) > self._side_by_side(current, missing) or any(map(is_compiled, missing))
             goes_ahead = takes_long and any(self.measured.is_clear(current, each.on(current)) for each in supported)
