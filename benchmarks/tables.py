@@ -227,6 +227,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "answer": answer,
     "scaling": lambda workload: results(workload, "scaling"),
     "loops": lambda workload: results(workload, "techniques"),
+    "transformers": lambda workload: results(workload, "transformers"),
     "against_plain": against_plain,
     "power_limit": power_limit,
     "coverage": coverage,

@@ -15,7 +15,15 @@ from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate
 from castwise.analysis.warnings import WarningName, warnings_of_all
-from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, precision_row, why_emulated
+from castwise.registry.precisions import (
+    BASELINE,
+    BESIDE_FP8,
+    DEFAULT,
+    find_precision,
+    is_same_as_fp32,
+    precision_row,
+    why_emulated,
+)
 from castwise.registry.techniques import join
 from castwise.spec.quantities import format_interval, with_interval
 from castwise.spec.types import SYNTHETIC
@@ -26,7 +34,6 @@ WORTHWHILE = 1.03
 # One process that is slower than this share of the reference's speed needs no interval: processes of a configuration
 # were never seen to differ by so much. One of an emulated precision need only be slower, as is to be expected.
 _HOPELESS = 0.5
-_BESIDE_FP8 = "bf16-mixed"  # what FP8 has to be faster than, in the same loop
 
 Decision = Literal["take", "stay", "undecided", "nothing"]
 
@@ -119,10 +126,10 @@ def _advise(rows: list[Row]) -> Advice:
     reference = next((row for row in references if row in measured), None)
     keeping = [row for row in measured if _keeps_float32_weights(row) and row is not reference]
     if reference is None:
-        keeping = [row for row in keeping if _why_not_fp8(row, measured, is_proven=True) is None]
+        keeping = [row for row in keeping if _why_not_fp8(row, is_proven=True) is None]
         return _without_reference(setting, where, references, keeping or measured, measured)
     name = _reference_name(reference)
-    keeping = [row for row in keeping if _why_not_fp8(row, measured) is None]
+    keeping = [row for row in keeping if _why_not_fp8(row) is None]
     ratios = [(row, ratio) for row in keeping if (ratio := speedup_estimate(reference.trials, row.trials)) is not None]
     if not ratios:
         sentence = f"{where}: nothing to compare {name} with: no other precision with float32 weights was measured."
@@ -150,26 +157,22 @@ def _advise(rows: list[Row]) -> Advice:
     return replace(advice, **(beside | {"why": why}))
 
 
-def _why_not_fp8(row: Row, rows: Sequence[Row], *, is_proven: bool = False) -> str | None:
+def _why_not_fp8(row: Row, *, is_proven: bool = False) -> str | None:
     """Return why a row of FP8 is not taken; None if it may be, and for other precisions.
 
     Its products have to be good enough, and it has to be proven faster than bf16-mixed in the same loop, unless the
     caller proves that itself.
     """
-    spec = row.trial.spec
-    if not precision_row(spec.precision).float8_recipe:
+    if not precision_row(row.precision).float8_recipe:
         return None
     if (reason := why_inexact(row.trials)) is not None:
         return reason
-    loop = (spec.techniques, spec.parallelism)
-    rivals = [each for each in rows if each.precision == _BESIDE_FP8 and each.throughput is not None]
-    rival = next((each for each in rivals if (each.techniques, each.trial.spec.parallelism) == loop), None)
-    if rival is None:
-        return f"{_BESIDE_FP8} was not measured in the same loop"
-    ratio = None if is_proven else speedup_estimate(rival.trials, row.trials)
-    if is_proven or (ratio is not None and _is_known(ratio) and ratio.low > 1 and ratio.value >= WORTHWHILE):
+    ratio = row.bf16_estimate
+    if ratio is None:
+        return f"{BESIDE_FP8} was not measured in the same loop"
+    if is_proven or (_is_known(ratio) and ratio.low > 1 and ratio.value >= WORTHWHILE):
         return None
-    return f"not proven faster than {_BESIDE_FP8} in the same loop"
+    return f"not proven faster than {BESIDE_FP8} in the same loop"
 
 
 def references_among(rows: Sequence[Row]) -> list[Row]:
@@ -205,7 +208,7 @@ def _beside(best: Row, reference: Row, references: Sequence[Row], rows: Sequence
 def _why(best: Row, rows: Sequence[Row]) -> str:
     """Return why this row and no other, in a few words: what was faster, and why it is not taken."""
     faster = [row for row in rows if row is not best and _speed(row) > _speed(best)]
-    faster = [row for row in faster if _why_not_fp8(row, rows) is None]  # the sentence says why not
+    faster = [row for row in faster if _why_not_fp8(row) is None]  # the sentence says why not
     keeping = [row for row in faster if row.trial.status == "ok" and _keeps_float32_weights(row)]
     near = max((row for row in keeping if _speed(row) <= _speed(best) * WORTHWHILE), key=_speed, default=None)
     unproven = max((row for row in keeping if _speed(row) > _speed(best) * WORTHWHILE), key=_speed, default=None)
@@ -295,7 +298,7 @@ def _without_reference(
     best = _simplest_of_the_fastest(candidates)
     rank = f"the fastest{among}" if best is fastest else f"simpler than {_name(fastest)} and hardly slower"
     if not rivals:
-        is_fp8_refused = any(_why_not_fp8(row, measured, is_proven=True) for row in measured)
+        is_fp8_refused = any(_why_not_fp8(row, is_proven=True) for row in measured)
         rank = f"the only one{among} that {'can be taken' if is_fp8_refused else 'trained'}"
     sentence = f"{where}: take {_name(best)}, {rank}; {why}."
     if not _keeps_float32_weights(best):
@@ -344,7 +347,7 @@ def _gain(row: Row, advice: Advice, reference: Row, reference_name: str) -> str:
 
 def _caution(measured: Sequence[Row], best: Row) -> str:
     """Return sentences about FP8 that is not taken, and about what was faster and keeps no float32 weights."""
-    refused = [(row, why) for row in measured if row is not best and (why := _why_not_fp8(row, measured))]
+    refused = [(row, why) for row in measured if row is not best and (why := _why_not_fp8(row))]
     said = f" Not taken: {'; '.join(f'{_name(row)} ({why})' for row, why in refused)}." if refused else ""
     faster = [row for row in measured if not _keeps_float32_weights(row) and _speed(row) > _speed(best) * WORTHWHILE]
     if not faster or not _keeps_float32_weights(best):

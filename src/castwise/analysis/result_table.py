@@ -16,7 +16,7 @@ from castwise.analysis.speedup import (
 )
 from castwise.analysis.statistics import Estimate, Verdict, estimate, verdict_of
 from castwise.records.schema import Trial
-from castwise.registry.precisions import BASELINE, DEFAULT
+from castwise.registry.precisions import BASELINE, BESIDE_FP8, DEFAULT, precision_row
 
 MARGIN = 0.01  # how far from 1 a speed-up still is "the same"
 _MOST_BASELINES = 50  # among which the most similar one is looked for
@@ -46,6 +46,7 @@ class Row:
     throughput_estimate: Estimate | None  # units per second
     speedup_estimate: Estimate | None  # fp32's step time over this one's; above 1 is faster
     default_estimate: Estimate | None  # the same over PyTorch's default, if that was measured
+    bf16_estimate: Estimate | None  # the same over bf16-mixed, for FP8
     memory_estimate: Estimate | None  # peak allocated over the baseline's
     unpaired_speedup: float | None  # the ratio of the throughputs, each over all blocks, drift included
     # On the speed-up over PyTorch's default, or over fp32 without it; None for that one, and if nothing was measured.
@@ -98,6 +99,11 @@ class Row:
         return _value(self.default_estimate)
 
     @property
+    def bf16_speedup(self) -> float | None:
+        """Return the step time of bf16-mixed over this one's, of FP8. None for others, and if it was not measured."""
+        return _value(self.bf16_estimate)
+
+    @property
     def memory_ratio(self) -> float | None:
         """Return peak allocated over the baseline's."""
         return _value(self.memory_estimate)
@@ -115,8 +121,8 @@ def group_of(trial: Trial) -> tuple[str, str]:
 def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     """Return a row for each configuration, in the order of their first trials.
 
-    Each is compared with fp32 and with PyTorch's default in the same group, if they ended `ok`. A speed-up within the
-    margin around 1 is "the same".
+    Each is compared with fp32 and with PyTorch's default in the same group, if they ended `ok`; FP8 with bf16-mixed,
+    too. A speed-up within the margin around 1 is "the same".
     """
     configurations: dict[tuple[str, str], list[Trial]] = {}
     groups: dict[tuple[str, str], list[Trial]] = {}
@@ -134,6 +140,8 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
             without_techniques.setdefault(comparison_key(trial, "techniques"), []).append(trial)
     baselines = {key: baselines_among(group) for key, group in groups.items()}
     defaults = {key: baselines_among(group, DEFAULT) for key, group in groups.items()}
+    have_fp8 = {key for key, group in groups.items() if any(_is_fp8(trial) for trial in group)}
+    beside_fp8 = {key: baselines_among(groups[key], BESIDE_FP8) for key in have_fp8}
     rows = []
     for own in configurations.values():
         first = own[0]
@@ -150,10 +158,16 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         group_baselines = baselines[group_of(first)]
         baseline_step = step_estimate(group_baselines)
         group_defaults = defaults[group_of(first)]
-        speedup, default_speedup = (_speedup(each, own) for each in (group_baselines, group_defaults))
-        decisive = default_speedup if group_defaults else speedup
+        bf16_trials = (
+            beside_fp8.get(group_of(first), []) if _is_fp8(first) or first.spec.precision == BESIDE_FP8 else []
+        )
+        speedup, default_speedup, bf16_speedup = (
+            _speedup(each, own) for each in (group_baselines, group_defaults, bf16_trials)
+        )
+        reference = DEFAULT if group_defaults else BASELINE if group_baselines or not bf16_trials else BESIDE_FP8
+        decisive = {DEFAULT: default_speedup, BASELINE: speedup, BESIDE_FP8: bf16_speedup}[reference]
         verdict = None
-        if step is not None and first.spec.precision != (DEFAULT if group_defaults else BASELINE):
+        if step is not None and first.spec.precision != reference:
             verdict = verdict_of(decisive, margin) if decisive is not None else _incomparable(first, baselines.values())
         spreads = [spread for trial in own if (spread := steady_metrics.spread(trial)) is not None]
         shown = next((trial for trial in own if trial.status not in ("ok", "diverged")), first)
@@ -166,6 +180,7 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
             throughput_estimate=rate,
             speedup_estimate=speedup,
             default_estimate=default_speedup,
+            bf16_estimate=bf16_speedup,
             memory_estimate=estimate(_memory_ratios(own, group_baselines)),
             unpaired_speedup=baseline_step.value / step.value if baseline_step and step else None,
             verdict=verdict,
@@ -179,6 +194,10 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         )
         rows.append(row)
     return rows
+
+
+def _is_fp8(trial: Trial) -> bool:
+    return bool(precision_row(trial.spec.precision).float8_recipe)
 
 
 def _speedup(baselines: list[Trial], trials: list[Trial]) -> Estimate | None:

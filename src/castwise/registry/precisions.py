@@ -324,6 +324,7 @@ _EIGHT_BIT_NAMES = ("fp8", "float8", "int8")
 BASELINE = "fp32"
 # The loop that users have before they change anything.
 DEFAULT = "default"
+BESIDE_FP8 = "bf16-mixed"  # what FP8 has to be faster than, in the same loop
 
 
 def find_precision(name: str) -> Precision:

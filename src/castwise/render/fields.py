@@ -184,7 +184,7 @@ def _loss_text(row: FlatRow) -> str:
     return f"{row['final_loss']:.4g}" + ("" if step is None else f" @ {step}")
 
 
-_ESTIMATED = ("throughput", "default_speedup", "speedup", "memory")
+_ESTIMATED = ("throughput", "default_speedup", "speedup", "bf16_speedup", "memory")
 
 FIELDS: tuple[Field, ...] = (
     # What was asked for.
@@ -225,6 +225,7 @@ FIELDS: tuple[Field, ...] = (
     Field("throughput_per_second", "throughput", "rate", rate_text("throughput_per_second"), best="highest"),
     Field("default_speedup", "over default", "ratio", interval_text("default_speedup"), best="highest"),
     Field("speedup", "speed-up", "ratio", interval_text("speedup"), best="highest"),
+    Field("bf16_speedup", "over bf16-mixed", "ratio", interval_text("bf16_speedup"), best="highest"),
     Field("verdict", "verdict"),
     Field("verdict_reason", "why"),
     Field("loop_speedup", "over plain loop", "ratio"),

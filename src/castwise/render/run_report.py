@@ -61,7 +61,8 @@ from castwise.spec.user_model import is_object
 
 SHOWN = (
     *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
-    *("throughput_per_second", "default_speedup", "speedup", "verdict", "loop_speedup", "scaling_efficiency"),
+    *("throughput_per_second", "default_speedup", "speedup", "bf16_speedup"),
+    *("verdict", "loop_speedup", "scaling_efficiency"),
     *("step_seconds", "spread", "model_flops_per_second", "model_flops_utilization"),
     *("fp8_share", "min_sqnr_db"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "joules_per_unit", "power_watts", "tensor_share", "dram_share"),
@@ -71,7 +72,7 @@ SHOWN = (
 IN_FILES = (
     *(name for name in SHOWN if name != "skipped_steps"),
     *("unit", "processes", "throughput_low", "throughput_high", "default_speedup_low", "default_speedup_high"),
-    *("speedup_low", "speedup_high"),
+    *("speedup_low", "speedup_high", "bf16_speedup_low", "bf16_speedup_high"),
     *("memory_low", "memory_high", "verdict_reason", "memory_ratio", "final_step", "skipped_steps"),
     *("joules_per_unit_low", "joules_per_unit_high", "energy_source"),
     *("cold_start_seconds", "ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_seconds"),
@@ -83,6 +84,7 @@ _SHORT = {
     "throughput_per_second": "throughput",
     "default_speedup": "× default",
     "speedup": "× fp32",
+    "bf16_speedup": "× bf16-mixed",
     "loop_speedup": "× plain loop",
     "scaling_efficiency": "scaling",
     "fp8_share": "in FP8",
@@ -94,7 +96,7 @@ _COLOURS = {"faster": "green", "slower": "red", "inconclusive": "yellow", "one r
 
 # Figures of a row under the names of their fields.
 _OF_ROW = (
-    *("default_speedup", "speedup", "loop_speedup", "scaling_efficiency", "step_seconds", "spread"),
+    *("default_speedup", "speedup", "bf16_speedup", "loop_speedup", "scaling_efficiency", "step_seconds", "spread"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "memory_ratio", "final_loss", "final_step", "skipped_steps"),
 )
 _OF_FACTS = ("ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_seconds")
@@ -110,6 +112,7 @@ def flat_row(row: Row) -> dict[str, Any]:
         **interval_values("throughput", row.throughput_estimate),
         **interval_values("default_speedup", row.default_estimate),
         **interval_values("speedup", row.speedup_estimate),
+        **interval_values("bf16_speedup", row.bf16_estimate),
         **interval_values("memory", row.memory_estimate),
         **model_flops_values(row.trials, row.step_seconds),
         "fp8_share": fp8_share(row.trials),
@@ -169,6 +172,7 @@ def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
         "throughput_per_second": row.throughput if is_ok else None,
         **estimate_values("default_speedup", over.get(DEFAULT)),
         **estimate_values("speedup", over.get(BASELINE)),
+        **estimate_values("bf16_speedup", row.bf16_estimate),
         "loop_speedup": None if over else row.loop_speedup,  # if there is nothing else to compare with
         "scaling_efficiency": row.scaling_efficiency if is_ok else None,
         "fp8_share": fp8_share(row.trials),
