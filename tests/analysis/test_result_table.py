@@ -152,3 +152,14 @@ def test_without_a_default_that_ended_well_verdicts_are_over_fp32(status: str) -
     rows = compare([failed, *(trial(name, 0.2, repeat=repeat) for repeat in (0, 1) for name in ("fp32", "tf32"))])
     assert [row.default_speedup for row in rows] == [None] * 3
     assert [row.verdict and row.verdict.kind for row in rows] == [None, None, "same"]
+
+
+def test_fp8_is_compared_with_bf16_mixed_in_the_same_loop() -> None:
+    trials = [trial("bf16-mixed", 0.2, repeat=repeat) for repeat in (0, 1)]
+    trials += [trial("fp8-tensorwise", 0.1, repeat=repeat) for repeat in (0, 1)]
+    rival, fp8, alone = compare([*trials, trial("fp8-rowwise", 0.1, techniques=("compile",))])
+    assert (rival.bf16_speedup, fp8.bf16_speedup, alone.bf16_speedup) == (1.0, pytest.approx(2.0), None)
+    assert fp8.verdict is not None and fp8.verdict.kind == "faster", "nothing else was measured that it could be over"
+    assert compare(trials[:2])[0].bf16_speedup is None
+    with_default = compare([*trials, trial("default", 0.1)])
+    assert with_default[1].verdict is not None and with_default[1].verdict.kind != "faster"
