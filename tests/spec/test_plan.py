@@ -89,6 +89,16 @@ def test_sequences_of_several_lengths_have_as_many_tokens_a_batch() -> None:
     ]
 
 
+def test_a_gpt_has_the_width_and_depth_of_its_name() -> None:
+    specs = plan(workloads=("gpt-d2048x12", "gpt-d768", "gpt-d4096x4", "gpt-d8192@512"), precisions=("fp32",))
+    found = [(spec.workload, spec.batch_size) for spec in specs]
+    assert found == [("gpt-d2048x12", 16), ("gpt-d768", 32), ("gpt-d4096", 8), ("gpt-d8192@512", 8)]
+    options = dict(find_workload("gpt-d2048x12").options)
+    assert (options["width"], options["depth"], options["heads"]) == (2048, 12, 16)
+    with pytest.raises(UsageError, match="gpt-d4096"):
+        find_workload("gpt-d1000")
+
+
 def test_each_cell_is_measured_once_however_often_it_is_named() -> None:
     specs = plan(workloads=("resnet50", "ResNet50"), precisions=("fp32", "O0", "single"), batch_sizes=(8, 8))
     assert len(specs) == 1

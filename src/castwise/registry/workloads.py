@@ -4,6 +4,7 @@ Sources are the public benchmarks whose workloads these are; docs/workloads.md d
 """
 
 import os
+import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -138,6 +139,27 @@ def _transformer(  # noqa: PLR0913  a row's fields, by keyword
     )
 
 
+_WIDE_GPT = re.compile(r"gpt-d([1-9]\d{2,4})(?:x([1-9]\d?))?")  # gpt-d2048, gpt-d2048x12
+_HEAD_SIZE, _WIDE_DEPTH = 128, 4
+
+
+def _wide_gpt(width: int, depth: int, others: str = "") -> Workload:
+    """Return a GPT of a width; without a depth in its name it has 4 layers."""
+    return _transformer(
+        f"gpt-d{width}" + (f"x{depth}" if depth != _WIDE_DEPTH else ""),
+        "gpt2",
+        f"{depth} layers of a GPT {width} wide, 1,024 tokens a sample, AdamW{others}",
+        source="the shape of larger models' layers (4096: 7B parameters), with GPT-2's vocabulary",
+        batch_size=max(1, min(32, 8 * 4096 // width)),
+        longest=1_024,
+        width=width,
+        depth=depth,
+        heads=width // _HEAD_SIZE,
+        length=1024,
+        vocabulary=50_257,
+    )
+
+
 def _fastai_resnet(depth: int, batch_size: int, cpu_batch_size: int) -> Workload:
     return Workload(
         name=f"fastai-resnet{depth}",
@@ -264,19 +286,7 @@ WORKLOADS: tuple[Workload, ...] = (
         length=1024,
         vocabulary=50_257,
     ),
-    _transformer(
-        "gpt-d4096",
-        "gpt2",
-        "4 layers of a GPT 4096 wide, as in models of 7B parameters, 1,024 tokens a sample, AdamW",
-        source="the layers of models of 7B parameters, with GPT-2's vocabulary",
-        batch_size=8,
-        longest=1_024,
-        width=4096,
-        depth=4,
-        heads=32,
-        length=1024,
-        vocabulary=50_257,
-    ),
+    _wide_gpt(4096, 4, "; others as gpt-d2048x12: 12 layers 2048 wide"),
     _transformer(
         "llama-1b",
         "llama",
@@ -358,11 +368,12 @@ def known_workload(name: str) -> Workload | None:
         if wanted.lower().startswith(prefix):
             return _zoo_model(wanted[len(prefix) :], prefix, family)
     name, mark, length = wanted.lower().partition("@")
-    for row in WORKLOADS:
-        if name == row.name and not mark:
-            return row
-        if name == row.name:
-            return at_length(row, int(length)) if length.isdecimal() else None
+    found = next((row for row in WORKLOADS if row.name == name), None)
+    shape = _WIDE_GPT.fullmatch(name)
+    if found is None and shape and not int(shape[1]) % _HEAD_SIZE:
+        found = _wide_gpt(int(shape[1]), int(shape[2] or _WIDE_DEPTH))
+    if found is not None:
+        return found if not mark else at_length(found, int(length)) if length.isdecimal() else None
     return _own_model(shown_name(wanted)) if is_user_model(wanted) else None
 
 
