@@ -78,9 +78,10 @@ def test_a_script_of_a_transformer_computes_what_was_measured_over_20_steps(
         known_workload.cache_clear()
 
 
-def test_a_script_in_fp8_computes_what_was_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("techniques", [(), ("fp8-large-layers",)])
+def test_a_script_in_fp8_computes_what_was_measured(techniques: tuple[str, ...], tmp_path: Path) -> None:
     pytest.importorskip("torchao", reason="pip install 'castwise[fp8]'")
-    spec = spec_of("mnist-cnn", "fp8-tensorwise", batch_size=16)
+    spec = spec_of("mnist-cnn", "fp8-tensorwise", batch_size=16, techniques=techniques)
     losses = [epoch.loss for epoch in run_script(spec, tmp_path, steps=3)]
     assert losses == pytest.approx(measured_losses(spec, 3), rel=1e-3)
 

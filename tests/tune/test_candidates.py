@@ -179,3 +179,13 @@ def test_a_slower_recipe_of_fp8_is_tried_if_the_fastest_is_not_exact_enough(outc
     assert names(space, compiled) == {"fp8-tensorwise"}
     tried = attempt(0, Change(precision="fp8-tensorwise"), compiled, outcome)
     assert ("fp8-rowwise" in names(space, compiled, tried)) is is_tried
+
+
+def test_layers_of_fp8_are_chosen_in_fp8_alone_and_beside_it_if_all_of_them_are_slower() -> None:
+    techniques = ("compile", "fp8-large-layers", "fp8-without-decoder")
+    space = space_of(("bf16-mixed", "fp8-tensorwise"), techniques)
+    compiled = fake_spec("bf16-mixed").model_copy(update={"techniques": ("compile",), "workload": "gpt2"})
+    assert names(space, compiled) == {"fp8-tensorwise"}
+    slower = attempt(0, Change(precision="fp8-tensorwise"), compiled, "slower")
+    assert names(space, compiled, slower) == {"fp8-tensorwise + fp8-large-layers"}
+    assert names(space, Change(precision="fp8-tensorwise").on(compiled)) == set(techniques[1:])

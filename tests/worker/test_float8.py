@@ -15,7 +15,7 @@ from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import NARROW_PRECISIONS, Precision, find_precision
 from castwise.registry.techniques import step_config_of
 from castwise.worker.build import describe
-from castwise.worker.float8 import compare_with_bfloat16, convert_to_float8
+from castwise.worker.float8 import compare_with_bfloat16, convert_to_float8, keep_decoder, keep_small_layers
 from castwise.worker.flops import ProductCounter
 from castwise.worker.models.task import Batch
 
@@ -87,6 +87,20 @@ def test_plain_linear_layers_of_fitting_dimensions_are_converted(row: Precision)
     assert model.head.weight is model.words.weight, "tied weights stay tied"
     assert list(model.state_dict()) == names
     assert {id(each) for each in model.parameters()} == weights, "an optimizer of them goes on"
+
+
+def test_techniques_choose_the_layers() -> None:
+    model = Words()
+    keep_decoder(model)
+    facts = convert_to_float8(model, TENSORWISE)
+    assert type(model.head) is nn.Linear and type(model.first) is not nn.Linear
+    assert facts.left["left out by a technique"] == 1
+    wide = nn.Sequential(nn.Linear(64, 2048), nn.Linear(2048, 64))
+    keep_small_layers(wide)
+    assert convert_to_float8(wide, TENSORWISE).num_converted == 1
+    assert type(wide[1]) is nn.Linear, "the second one is small by torchao's table"
+    with pytest.raises(TechniqueError, match="finds no linear layer with an output for each word"):
+        keep_decoder(nn.Sequential(nn.Linear(64, 64)))
 
 
 @every_row

@@ -173,6 +173,11 @@ class Technique:
         return layers is None or not self.layer or self.layer in layers
 
     @property
+    def is_for_fp8(self) -> bool:
+        """Return whether it chooses the layers that run in FP8."""
+        return self.why_not is _needs_fp8
+
+    @property
     def changes_model(self) -> bool:
         """Return whether the model is another one; such a technique is taken only if it is named."""
         return self.numerics == "shape"
@@ -263,6 +268,10 @@ _GRAPH = {"cuda_graph": True, "reads_loss": False, "scales_on_device": True}
 def _needs_16_bits(spec: TrialSpec) -> str | None:
     is_16_bit = precision_row(spec.precision).is_16_bit
     return None if is_16_bit else f"computes attention in 16 bits, and {spec.precision} does not"
+
+
+def _needs_fp8(spec: TrialSpec) -> str | None:
+    return None if precision_row(spec.precision).float8_recipe else f"{spec.precision} has no layers in FP8"
 
 
 # By technique: the kernels, in PyTorch's words and for readers, and why a trial cannot have them.
@@ -559,6 +568,29 @@ TECHNIQUES: list[Technique] = [
         why_not=_is_replicated,
         rank=Rank.COMPILE,
         tried_after="compile",  # alone its launches cost more than it saves
+    ),
+    Technique(
+        name="fp8-large-layers",
+        summary="linear layers that torchao takes for too small for FP8 stay in bfloat16",
+        needs="a precision of FP8",
+        cost="none",
+        numerics="rounding",
+        devices=("cuda",),
+        settings=_model_change("castwise.worker.float8:keep_small_layers"),
+        why_not=_needs_fp8,
+        rank=Rank.COMPILE,
+    ),
+    Technique(
+        name="fp8-without-decoder",
+        summary="a language model's decoder stays in bfloat16, which is more exact",
+        needs="a precision of FP8, and a decoder that has an output for each word of an embedding",
+        cost="less of the step is in FP8",
+        numerics="rounding",
+        devices=("cuda",),
+        units=("tokens",),
+        settings=_model_change("castwise.worker.float8:keep_decoder"),
+        why_not=_needs_fp8,
+        rank=Rank.COMPILE,
     ),
     Technique(
         name="chunked-loss",

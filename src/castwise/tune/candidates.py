@@ -35,6 +35,8 @@ _PAIRS = tuple((row.name, other) for row in TECHNIQUES for other in row.tried_wi
 # A precision is tried with this technique first, and without it only if that was slower.
 _COMPANION = next(row.name for row in TECHNIQUES if PRECISION in row.tried_with)
 
+_LARGE_LAYERS = next(row.name for row in TECHNIQUES if row.is_for_fp8)
+
 # A precision this far behind the accepted one is not tried again, unless the device waited for something that hid its
 # gain, and a change accepted since removed that. Source: chosen here.
 _HOPELESS = 0.9
@@ -221,6 +223,10 @@ class SearchSpace:
         useful = self._useful_fp8(fp8, tried, current)
         others = [name for name in others if name not in fp8 or name in useful]
         changes = [change for name in others for change in _to_precision(name, new, tried, current)]
+        for name in useful:  # what all layers lose by it, some may gain
+            last = _last_try(Change(precision=name), tried)
+            if last is not None and last.outcome in ("same", "slower") and _LARGE_LAYERS in self.techniques:
+                changes.append(Change(precision=name, techniques=(_LARGE_LAYERS,)))
         changes += [Change(techniques=(name,)) for name in new]
         for first, second in _PAIRS:
             pair = Change(techniques=(first, second))
@@ -290,6 +296,8 @@ def is_applicable(name: str, current: TrialSpec) -> bool:
     """Return whether adding a technique to a configuration can change what it does."""
     row = find_technique(name)
     needed = row.tried_after or row.requires
+    if row.is_for_fp8 and not find_precision(current.precision).float8_recipe:
+        return False
     if needed and needed not in current.techniques:
         return False
     if any(other.tried_after == name and exclude_each_other(name, other.name) for other in rows_of(current.techniques)):

@@ -49,9 +49,34 @@ def convert_to_float8(model: nn.Module, row: Precision) -> Float8Facts:
     return Float8Facts(recipe=row.float8_recipe, num_converted=num_converted, left=dict(left.most_common()))
 
 
+def keep_small_layers(model: nn.Module) -> None:
+    """Let the linear layers stay in bfloat16 that are too small for FP8 to be faster, by torchao's own measurements."""
+    from torchao.float8 import _auto_filter_for_recipe
+
+    is_large = _auto_filter_for_recipe("tensorwise", [])
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and not is_large(layer, name):
+            layer.stays_in_bfloat16 = True  # type: ignore[assignment]
+
+
+def keep_decoder(model: nn.Module) -> None:
+    """Let a language model's decoder stay in bfloat16: the last linear layer with an output for each word.
+
+    Raises:
+        TechniqueError: The model has none.
+    """
+    words = {each.num_embeddings for each in model.modules() if isinstance(each, nn.Embedding)}
+    decoders = [each for each in model.modules() if isinstance(each, nn.Linear) and each.out_features in words]
+    if not decoders:
+        raise TechniqueError("fp8-without-decoder finds no linear layer with an output for each word.")
+    decoders[-1].stays_in_bfloat16 = True  # type: ignore[assignment]
+
+
 def fits_float8(layer: nn.Module, name: str) -> bool:
     """Return whether a layer can run in FP8: a plain nn.Linear, not the whole model, without hooks, of these sizes."""
     if type(layer) is not nn.Linear or not name or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    if getattr(layer, "stays_in_bfloat16", False):
         return False
     return "weight" in layer._parameters and layer.in_features % 16 == layer.out_features % 16 == 0
 
@@ -69,6 +94,8 @@ def _why_left(module: nn.Module, name: str) -> str:
         return f"no plain nn.Linear but {kind.__name__}"
     if module.in_features % _MULTIPLE or module.out_features % _MULTIPLE:
         return f"with a dimension that is no multiple of {_MULTIPLE}"
+    if getattr(module, "stays_in_bfloat16", False):
+        return "left out by a technique"
     return "with hooks, or a weight that is computed" if name else "that is the whole model"
 
 
