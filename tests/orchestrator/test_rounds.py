@@ -280,13 +280,13 @@ class Clocked(FakeEngine):
 
     set_up_seconds: float = 0.0
     warm_up_seconds: float = 0.0
+    later_seconds: float = 0.0  # that set-ups take longer from the fourth on
     num_short: int = 0  # so many set-ups, the first ones, find no memory
     now: float = 0.0
     exclusive: bool = False
-    kind: "type[ClockedSession] | None" = None
 
     def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
-        self.sessions.append((self.kind or ClockedSession)(self))
+        self.sessions.append(ClockedSession(self))
         return self.sessions[-1]
 
 
@@ -294,7 +294,8 @@ class ClockedSession(FakeSession):
     _engine: Clocked
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
-        self._engine.now += self._engine.set_up_seconds
+        is_later = len(self._engine.measured) >= 3
+        self._engine.now += self._engine.set_up_seconds + is_later * self._engine.later_seconds
         super().set_up(spec, checkpoint)
         if len(self._engine.measured) <= self._engine.num_short:
             raise TrialFailedError("oom", "CUDA out of memory (fake)")
@@ -400,15 +401,14 @@ def test_a_budget_never_leaves_one_alone_in_a_session(
     assert clocked.now < budget_seconds + clocked.set_up_seconds
 
 
-def test_a_baseline_is_not_timed_again_if_the_others_take_too_long(clocked: Clocked) -> None:
-    class Slow(ClockedSession):
-        def warm_up(self, step_seconds: float | None = None) -> Facts:
-            clocked.now += 60.0 * (len(clocked.sessions) > 3)  # from the second session on
-            return super().warm_up(step_seconds)
-
-    clocked.kind, clocked.warm_up_seconds = Slow, 10.0
-    compared = compare(clocked, on("cuda:0"), budget_seconds=90.0)
-    assert len(clocked.measured) == 6
+@pytest.mark.parametrize("techniques", [(), ("compile-max-autotune",)])  # the latter's set-ups are one by one
+def test_a_baseline_is_not_timed_again_if_no_time_is_left_for_the_others(
+    clocked: Clocked, techniques: tuple[str, ...]
+) -> None:
+    clocked.set_up_seconds, clocked.later_seconds = 10.0, 60.0
+    specs = [spec.model_copy(update={"techniques": techniques}) for spec in configurations()]
+    compared = compare(clocked, specs, budget_seconds=120.0)
+    assert len(clocked.measured) > 3, "a second session began"
     assert [len(of(compared, name)) for name in NAMES] == [1, 1, 1]
     assert clocked.num_open == 0
 

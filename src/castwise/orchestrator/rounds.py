@@ -159,8 +159,8 @@ class Rounds:
     def _affordable(self, specs: list[TrialSpec]) -> list[TrialSpec]:
         """Return those whose next session would end within the budget: the baseline, and those with fewest processes.
 
-        Of those with as many the fastest are taken. One that was never measured counts as the mean of the others. Empty
-        if no time is left for any comparison.
+        Of those with as many the fastest come first. One that was never measured counts as the mean of the others.
+        Empty if no time is left for any comparison.
         """
         if self._rule.budget_seconds is None or not self._seconds_per_cost:
             return specs
@@ -168,12 +168,13 @@ class Rounds:
         known = list(filter(math.isfinite, map(self._cost, self._specs)))
         mean = sum(known) / max(1, len(known))
         costs = {spec.key: cost if math.isfinite(cost := self._cost(spec)) else mean for spec in specs}
-        kept = sorted(specs, key=lambda s: (not self._is_baseline(s), self._num_trials(s), costs[s.key]))
-        while sum(costs[spec.key] for spec in kept) * self._seconds_per_cost > left:
-            if len(kept) <= 2:
+        kept: list[TrialSpec] = []
+        for spec in sorted(specs, key=lambda s: (not self._is_baseline(s), self._num_trials(s), costs[s.key])):
+            if sum(costs[each.key] for each in (*kept, spec)) * self._seconds_per_cost <= left:
+                kept.append(spec)
+            elif self._is_baseline(spec):
                 return []
-            kept.pop()
-        return [spec for spec in specs if spec in kept]
+        return kept if len(kept) >= min(2, len(specs)) else []
 
     def _cost(self, spec: TrialSpec) -> float:
         """Return the seconds that a configuration's last process took by itself; infinite if it was never measured."""

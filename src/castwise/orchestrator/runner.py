@@ -292,7 +292,7 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
                 name = f"warming up {each.spec.precision}" if len(specs) > 1 else "warming up"
                 report(name, 0.1 + 0.3 * index / len(specs))
             each.attempt(each.warm_up)
-        _drop_lone_baseline(measurements)
+        _drop_lone_baseline(measurements, len(specs))
         rng = random.Random(round_number)
         in_turn = [each for each in measurements if not each.is_timed_in_stretch]
         _time_interleaved(in_turn, rng, report, is_out_of_time)
@@ -625,10 +625,11 @@ class _Measurement:
         return status_of(trial) if failure is None else trial
 
 
-def _drop_lone_baseline(measurements: Sequence[_Measurement]) -> None:
+def _drop_lone_baseline(measurements: Sequence[_Measurement], num_specs: int) -> None:
     """Drop a baseline that was measured earlier if no time was left for what it would be compared with."""
     ready = [each for each in measurements if each.can_continue]
-    if len(ready) == 1 and any(each.is_dropped for each in measurements) and ready[0].is_known_baseline:
+    num_failed = sum(not each.can_continue and not each.is_dropped for each in measurements)
+    if len(ready) == 1 and ready[0].is_known_baseline and num_failed < num_specs - 1:
         ready[0].drop()
 
 
