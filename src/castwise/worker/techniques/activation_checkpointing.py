@@ -64,6 +64,7 @@ def _run(
         named["context_fn"] = lambda: contexts
     elif keeping is not None:
         named["context_fn"] = keeping
+    args = tuple(list(each) if isinstance(each, list) else each for each in args)  # a DenseNet's list grows later
     return checkpoint(forward, *args, use_reentrant=False, **named)
 
 
