@@ -22,6 +22,7 @@ from castwise.spec.trial import MeasurementProtocol, TrialSpec
 
 PROTOCOL = MeasurementProtocol(num_blocks=6, min_blocks=4)
 NAMES = ("fp32", "bf16-mixed", "fp16-mixed")
+SIX = (*NAMES, "bf16-master", "fp16-master", "tf32")
 GIB = 2**30
 
 
@@ -279,6 +280,7 @@ class Clocked(FakeEngine):
 
     set_up_seconds: float = 0.0
     warm_up_seconds: float = 0.0
+    later_seconds: float = 0.0  # that set-ups take longer from the fourth on
     num_short: int = 0  # so many set-ups, the first ones, find no memory
     now: float = 0.0
     exclusive: bool = False
@@ -292,7 +294,8 @@ class ClockedSession(FakeSession):
     _engine: Clocked
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
-        self._engine.now += self._engine.set_up_seconds
+        is_later = len(self._engine.measured) >= 3
+        self._engine.now += self._engine.set_up_seconds + is_later * self._engine.later_seconds
         super().set_up(spec, checkpoint)
         if len(self._engine.measured) <= self._engine.num_short:
             raise TrialFailedError("oom", "CUDA out of memory (fake)")
@@ -373,13 +376,51 @@ def test_emulated_precisions_take_the_time_that_is_left(clocked: Clocked, budget
     assert compared.ending == ("narrow" if emulated == 3 else "budget")
 
 
-def test_no_session_of_a_round_begins_after_its_budget(clocked: Clocked) -> None:
+@pytest.mark.parametrize("budget_seconds", [30.0, 35.0, 60.0])
+def test_no_session_of_a_round_begins_that_would_end_after_its_budget(clocked: Clocked, budget_seconds: float) -> None:
     """Only two fit into memory at once: the third is for another session, together with the baseline."""
     clocked.warm_up_seconds = 15.0
     clocked.faults = {"fp16-mixed": Fault("oom")}
-    compared = compare(clocked, on("cuda:0"), budget_seconds=30.0)
+    compared = compare(clocked, on("cuda:0"), budget_seconds=budget_seconds)
     assert {trial.spec.precision for trial in compared.trials} == {"fp32", "bf16-mixed"}
     assert len(of(compared, "fp32")) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "budget_seconds"), [(SIX, 110.0), (SIX, 130.0), (SIX, 200.0), (SIX[1:4], 90.0), (SIX[1:4], 110.0)]
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_budget_never_leaves_one_alone_in_a_session(
+    clocked: Clocked, device: str, names: Sequence[str], budget_seconds: float
+) -> None:
+    clocked.set_up_seconds = 10.0  # most of a session
+    specs = [spec.model_copy(update={"device": device}) for spec in configurations(*names)]
+    compared = compare(clocked, specs, budget_seconds=budget_seconds)
+    assert len(compared.trials) > len(names), "there was time for more than one session"
+    assert all(trial.session_id for trial in compared.trials)
+    assert clocked.now < budget_seconds + clocked.set_up_seconds
+
+
+@pytest.mark.parametrize("techniques", [(), ("compile-max-autotune",)])  # the latter's set-ups are one by one
+def test_a_baseline_is_not_timed_again_if_no_time_is_left_for_the_others(
+    clocked: Clocked, techniques: tuple[str, ...]
+) -> None:
+    clocked.set_up_seconds, clocked.later_seconds = 10.0, 60.0
+    specs = [spec.model_copy(update={"techniques": techniques}) for spec in configurations()]
+    compared = compare(clocked, specs, budget_seconds=120.0)
+    assert len(clocked.measured) > 3, "a second session began"
+    assert [len(of(compared, name)) for name in NAMES] == [1, 1, 1]
+    assert clocked.num_open == 0
+
+
+def test_each_has_a_process_before_any_has_a_second(clocked: Clocked) -> None:
+    clocked.set_up_seconds = 10.0
+    specs = [spec.model_copy(update={"device": "cpu"}) for spec in configurations(*SIX)]
+    compared = compare(clocked, specs, budget_seconds=90.0)
+    assert len({trial.session_id for trial in compared.trials}) > 1, "the first session has no time for all"
+    others = [trial.spec.precision for trial in compared.trials if trial.spec.precision != "fp32"]
+    assert set(others[:5]) == set(SIX[1:])
+    assert others[5:]
 
 
 def test_one_is_timed_although_the_budget_ended_while_none_fitted_next_to_the_others(clocked: Clocked) -> None:

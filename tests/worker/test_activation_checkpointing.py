@@ -31,6 +31,12 @@ def resnet() -> nn.Module:  # it has running statistics
     return resnet18(num_classes=10)
 
 
+def densenet() -> nn.Module:  # its blocks share a list
+    from torchvision.models import DenseNet
+
+    return DenseNet(growth_rate=16, block_config=(3, 3), num_init_features=8, num_classes=10)
+
+
 def timm_swin() -> nn.Module:  # its blocks are in stages
     import timm
 
@@ -62,7 +68,7 @@ def losses_and_step(model: nn.Module, precision: str, data: Tensor) -> tuple[lis
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16-master"])
 @pytest.mark.parametrize("selective", [False, True])
-@pytest.mark.parametrize("make", [bert, resnet, timm_swin, gpt2_of_transformers])
+@pytest.mark.parametrize("make", [bert, resnet, densenet, timm_swin, gpt2_of_transformers])
 def test_losses_and_state_are_those_of_the_plain_loop(
     make: Callable[[], nn.Module], selective: bool, precision: str
 ) -> None:
@@ -70,7 +76,7 @@ def test_losses_and_state_are_those_of_the_plain_loop(
     plain = make()
     data = TOKENS if make in (bert, gpt2_of_transformers) else IMAGES
     checkpointed = copy.deepcopy(plain)
-    if selective and make is resnet:
+    if selective and make in (resnet, densenet):
         with pytest.raises(TechniqueError, match="finds no linear layers in blocks"):
             checkpoint_blocks(checkpointed, selective)
         return

@@ -20,6 +20,20 @@ def test_blocks_are_those_within_stages_also_if_the_first_of_each_has_another_sh
     assert [type(block).__name__ for block in repeated_blocks(swin)] == ["SwinTransformerBlock"] * 12
 
 
+def test_the_class_alone_counts_if_no_shapes_are_repeated() -> None:
+    with torch.device("meta"):
+        squeezenet = torchvision.models.squeezenet1_1()
+    assert [type(block).__name__ for block in repeated_blocks(squeezenet)] == ["Fire"] * 8
+
+
+def test_a_plain_sequential_is_a_block_if_it_is_repeated_and_holds_none() -> None:
+    def layers(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(width, width), nn.Tanh())
+
+    model = nn.Sequential(layers(2), nn.Sequential(layers(2), layers(2)), layers(3))
+    assert repeated_blocks(model) == [model[0], *model[1]]
+
+
 def test_single_layers_and_a_block_in_a_block_are_no_blocks_and_a_shared_one_counts_once() -> None:
     assert repeated_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == []
     layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=8)

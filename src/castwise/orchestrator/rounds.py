@@ -89,7 +89,7 @@ class Rounds:
         self.trials = list(recorded)  # one for each configuration and round
         self.ending: Ending | None = None
         self._started = time.perf_counter()
-        self._seconds_per_cost = 0.0  # of the longest round
+        self._seconds_per_cost = 0.0  # of the longest session
 
     def run(self) -> list[Trial]:
         """Run rounds until the rule ends them; return all trials, those of earlier jobs first."""
@@ -98,11 +98,7 @@ class Rounds:
                 # Intervals need scipy, which takes half a second to import: meanwhile the first processes start.
                 threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
                 while specs := self._affordable(self._unfinished()):
-                    started = time.perf_counter()
                     self._run_round(specs)
-                    cost = sum(cost for cost in map(self._cost, specs) if math.isfinite(cost))
-                    if cost:
-                        self._seconds_per_cost = max(self._seconds_per_cost, (time.perf_counter() - started) / cost)
         self.ending = self._find_ending()
         self._report_ending(self.ending)
         return self.trials
@@ -161,22 +157,24 @@ class Rounds:
         return "narrow" if all(self._is_narrow(spec) for spec in well) else "rounds"
 
     def _affordable(self, specs: list[TrialSpec]) -> list[TrialSpec]:
-        """Return those whose next round would end within the budget: without the slowest if that is needed.
+        """Return those whose next session would end within the budget: the baseline, and those with fewest processes.
 
-        Empty if no time is left for any comparison. What one that was never measured takes is not known; its session
-        ends in time, with or without it.
+        Of those with as many the fastest come first. One that was never measured counts as the mean of the others.
+        Empty if no time is left for any comparison.
         """
         if self._rule.budget_seconds is None or not self._seconds_per_cost:
             return specs
         left = self._started + self._rule.budget_seconds - time.perf_counter()
-        fresh = [spec for spec in specs if not self._of(spec)]
-        kept = sorted((spec for spec in specs if spec not in fresh), key=self._cost)
-        while kept and sum(map(self._cost, kept)) * self._seconds_per_cost > left:
-            others = [spec for spec in kept if not self._is_baseline(spec)]
-            if len(others) <= 1:
+        known = list(filter(math.isfinite, map(self._cost, self._specs)))
+        mean = sum(known) / max(1, len(known))
+        costs = {spec.key: cost if math.isfinite(cost := self._cost(spec)) else mean for spec in specs}
+        kept: list[TrialSpec] = []
+        for spec in sorted(specs, key=lambda s: (not self._is_baseline(s), self._num_trials(s), costs[s.key])):
+            if sum(costs[each.key] for each in (*kept, spec)) * self._seconds_per_cost <= left:
+                kept.append(spec)
+            elif self._is_baseline(spec):
                 return []
-            kept.remove(others[-1])
-        return [spec for spec in specs if spec in kept or spec in fresh]
+        return kept if len(kept) >= min(2, len(specs)) else []
 
     def _cost(self, spec: TrialSpec) -> float:
         """Return the seconds that a configuration's last process took by itself; infinite if it was never measured."""
@@ -192,14 +190,14 @@ class Rounds:
         """Return what another round measures: the baseline, and those whose ratio is not known well enough.
 
         Each configuration counts its own rounds: one that was added later begins with its first. The baseline, which is
-        in every group of a round, has had more of them than the others. Emulated precisions are slow and hardly ever
-        taken: they wait until the others are known.
+        in every group of a round, has had more of them than the others. It comes first, then those with the fewest.
+        Emulated precisions are slow and hardly ever taken: they wait until the others are known.
         """
         well = [] if _fail_alike(self.trials) else self._not_failed()
         wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]
         wide = [spec for spec in wide if not self._is_baseline(spec) and not self._emulation_rank(spec)] or wide
-        baseline = [spec for spec in well if self._is_baseline(spec) and spec not in wide]
-        return [*baseline, *wide] if wide else []
+        baseline = [spec for spec in well if self._is_baseline(spec)] if wide else []
+        return [*baseline, *sorted((spec for spec in wide if spec not in baseline), key=self._num_trials)]
 
     def _is_narrow(self, spec: TrialSpec) -> bool:
         trials = self._of(spec)
@@ -216,19 +214,17 @@ class Rounds:
     def _run_round(self, specs: list[TrialSpec]) -> None:
         budget = self._rule.budget_seconds
         deadline = None if budget is None else self._started + budget
-        num_before = len(self.trials)
         number = 1 + max(map(self._num_trials, [s for s in specs if not self._is_baseline(s)] or specs))
         is_first = not all(map(self._num_trials, specs))
         waiting = [specs] if is_first else self._groups_that_fit(specs)
         # On a CPU they would slow each other down, and the set-up time would be of none.
         is_slowed = is_first and not self._specs[0].device.startswith("cuda")
         while waiting:
-            group = [spec for spec in waiting.pop(0) if not self._has_failed(spec)]  # the baseline may just have failed
+            # The baseline may just have failed, and an earlier session of the round taken the time.
+            group = self._affordable([spec for spec in waiting.pop(0) if not self._has_failed(spec)])
             if not group:
                 continue
-            has_timed = any(trial.ranks for trial in self.trials[num_before:])
-            if deadline is not None and has_timed and time.perf_counter() > deadline:
-                return
+            started = time.perf_counter()
             fresh = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in group]
             self._announce(fresh[0])
             trials = run_session(
@@ -239,6 +235,7 @@ class Rounds:
                 earlier={spec.configuration: prior_stats_of(self._of(spec)) for spec in group},
                 baseline=None if self._baseline is None else self._baseline.configuration,
                 deadline=deadline,
+                fits_deadline=self._seconds_per_cost > 0,
             )
             if _fail_alike(trials):  # the fewest trials that show it are enough
                 trials = next(few for few in itertools.accumulate([each] for each in trials) if _fail_alike(few))
@@ -256,6 +253,8 @@ class Rounds:
                 self._announce(trial.spec)
                 self.trials.append(trial)
                 self._runner.listener.ended(trial)
+            if cost := sum(filter(math.isfinite, map(self._cost, group))):
+                self._seconds_per_cost = max(self._seconds_per_cost, (time.perf_counter() - started) / cost)
             waiting += self._less_crowded(postponed, group)
 
     def _groups_that_fit(self, specs: list[TrialSpec]) -> list[list[TrialSpec]]:

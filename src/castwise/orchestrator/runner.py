@@ -214,6 +214,7 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
     earlier: Mapping[str, PriorStats | None] | None = None,
     baseline: str | None = None,
     deadline: float | None = None,
+    fits_deadline: bool = False,
 ) -> list[Trial]:
     """Interleave the blocks of several configurations until each is known well enough or its time is up.
 
@@ -233,7 +234,8 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
             others is measured.
         baseline: The configuration that the others are compared with, if one is.
         deadline: The value of `time.perf_counter` at which no further block is timed; the first configuration that
-            does not fail always has one.
+            does not fail always has one, unless it is a baseline that was measured earlier and is the only one left.
+        fits_deadline: Whether it should end before the deadline, as earlier sessions did: no time is kept for timing.
     """
     is_alone = round_number is None
     prefix = "" if is_alone else f"round {round_number}: "
@@ -241,6 +243,7 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
     began = time.perf_counter()
 
     def is_out_of_time(share: float = 1.0) -> bool:
+        share = 1.0 if fits_deadline else share
         return deadline is not None and time.perf_counter() - began > share * (deadline - began)
 
     def report(phase: str, share: float) -> None:
@@ -262,7 +265,7 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
         if order == "one by one" and deadline is not None:
             runner.closer.wait()
             report("setting up", 0.05)
-            _set_up_in_time(measurements, map(start, specs), deadline - began)
+            _set_up_in_time(measurements, map(start, specs), deadline - began, is_out_of_time)
             return
         measurements.extend(start(spec) for spec in specs)
         _all_at_once(_Measurement.open_device, measurements)
@@ -289,6 +292,7 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
                 name = f"warming up {each.spec.precision}" if len(specs) > 1 else "warming up"
                 report(name, 0.1 + 0.3 * index / len(specs))
             each.attempt(each.warm_up)
+        _drop_lone_baseline(measurements, len(specs))
         rng = random.Random(round_number)
         in_turn = [each for each in measurements if not each.is_timed_in_stretch]
         _time_interleaved(in_turn, rng, report, is_out_of_time)
@@ -309,12 +313,17 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
     return [each.record(session_id) for each in measurements if not each.is_dropped]
 
 
-def _set_up_in_time(measurements: "list[_Measurement]", started: "Iterable[_Measurement]", seconds: float) -> None:
+def _set_up_in_time(
+    measurements: "list[_Measurement]",
+    started: "Iterable[_Measurement]",
+    seconds: float,
+    is_out_of_time: Callable[[float], bool],
+) -> None:
     """Start and set up one after another while there is time; the others are not even started.
 
     One that takes much longer than the first would leave no time for the others: it is given up.
     """
-    began, longest = time.perf_counter(), math.inf
+    longest = math.inf
     for each in started:
         measurements.append(each)
         started_at = time.perf_counter()
@@ -328,8 +337,7 @@ def _set_up_in_time(measurements: "list[_Measurement]", started: "Iterable[_Meas
             longest = max(_LONGEST_SET_UP * seconds, _TIMES_THE_FIRST * (time.perf_counter() - started_at))
         if fails_alike((m.spec.precision, None if m.failure is None else m.failure.message) for m in measurements):
             return
-        is_out_of_time = time.perf_counter() - began > _SET_UP_SHARE * seconds
-        if is_out_of_time and any(other.can_continue for other in measurements):
+        if is_out_of_time(_SET_UP_SHARE) and any(other.can_continue for other in measurements):
             return
 
 
@@ -393,6 +401,11 @@ class _Measurement:
     def has_blocks(self) -> bool:
         """Return whether it has a timed block, or an epoch that counts."""
         return self.schedule.share > 0
+
+    @property
+    def is_known_baseline(self) -> bool:
+        """Return whether it is the baseline, and earlier processes measured it."""
+        return self.is_baseline and self._prior is not None
 
     def drop(self) -> None:
         """End the process, unless it failed before: no time is left for it."""
@@ -610,6 +623,14 @@ class _Measurement:
             telemetry_note=telemetry_note(self._readings, self._gpu_facts, self._energy, why_no_counters),
         )
         return status_of(trial) if failure is None else trial
+
+
+def _drop_lone_baseline(measurements: Sequence[_Measurement], num_specs: int) -> None:
+    """Drop a baseline that was measured earlier if no time was left for what it would be compared with."""
+    ready = [each for each in measurements if each.can_continue]
+    num_failed = sum(not each.can_continue and not each.is_dropped for each in measurements)
+    if len(ready) == 1 and ready[0].is_known_baseline and num_failed < num_specs - 1:
+        ready[0].drop()
 
 
 def _time_interleaved(

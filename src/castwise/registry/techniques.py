@@ -607,7 +607,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="activation-checkpointing",
         summary="repeated blocks keep only their inputs for backward, which computes the rest again",
-        needs="modules of one class in an nn.Sequential or nn.ModuleList",
+        needs="a model that repeats blocks",
         cost="a second forward pass of the blocks",
         numerics="bits",
         excludes=("selective-checkpointing", *_NOT_CHECKPOINTED),
@@ -620,7 +620,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="selective-checkpointing",
         summary="the same, but the blocks also keep the outputs of matrix products and attention",
-        needs="such modules with linear layers",
+        needs="such blocks with linear layers",
         cost="what is between the products is computed again, and without compile the host's time for each operation",
         numerics="bits",
         excludes=_NOT_CHECKPOINTED,

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from castwise.errors import TechniqueError
+from castwise.worker.techniques.blocks import repeated_blocks
 
 _aten: Any = torch.ops.aten
 _Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
@@ -29,7 +30,7 @@ def checkpoint_blocks(model: nn.Module, selective: bool = False) -> None:
     Names of parameters stay the same. Models of transformers do it themselves: theirs do not fill a cache twice.
 
     Args:
-        model: The model; blocks are modules of one class in nn.Sequential or nn.ModuleList.
+        model: The model.
         selective: Keep the outputs of matrix products and attention, too.
 
     Raises:
@@ -41,7 +42,7 @@ def checkpoint_blocks(model: nn.Module, selective: bool = False) -> None:
         options = {"use_reentrant": False} | ({"context_fn": keeping} if selective else {})
         enable = getattr(each, "activation_checkpointing_enable", None) or each.gradient_checkpointing_enable
         enable(options)
-    blocks = [] if own else _repeated_blocks(model)
+    blocks = [] if own else repeated_blocks(model)
     if not blocks and not own:
         raise TechniqueError(
             "activation-checkpointing finds no modules of one class in an nn.Sequential or ModuleList."
@@ -54,26 +55,6 @@ def checkpoint_blocks(model: nn.Module, selective: bool = False) -> None:
         block.forward = partial(_run, block.forward, norms, keeping if selective else None)
 
 
-def _repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the modules of the class that holds most weights in containers; those in another one are left out."""
-    by_class: dict[type, list[nn.Module]] = {}
-    for container in model.modules():
-        for child in container.children() if isinstance(container, nn.Sequential | nn.ModuleList) else ():
-            if any(True for _ in child.children()) and not isinstance(child, nn.ModuleList):
-                by_class.setdefault(type(child), []).append(child)
-
-    def size(blocks: Sequence[nn.Module]) -> float:
-        """Return the number of weights; blocks that are sequences of blocks count half, as those are to be taken."""
-        parts = [part for block in blocks for part in block.modules() if isinstance(part, nn.Sequential)]
-        are_stages = any(len(part) > len({type(each) for each in part}) == 1 for part in parts)
-        weights = {id(weight): weight.numel() for block in blocks for weight in block.parameters()}
-        return sum(weights.values()) / (1 + are_stages)
-
-    blocks = max((each for each in by_class.values() if len(each) > 1), key=size, default=[])
-    inner = {id(part) for block in blocks for part in block.modules() if part is not block}
-    return [block for block in {id(block): block for block in blocks}.values() if id(block) not in inner]
-
-
 def _run(
     forward: Callable[..., Any], norms: Sequence[nn.Module], keeping: _Contexts | None, *args: Any, **named: Any
 ) -> Any:
@@ -83,6 +64,7 @@ def _run(
         named["context_fn"] = lambda: contexts
     elif keeping is not None:
         named["context_fn"] = keeping
+    args = tuple(list(each) if isinstance(each, list) else each for each in args)  # a DenseNet's list grows later
     return checkpoint(forward, *args, use_reentrant=False, **named)
 
 
