@@ -159,7 +159,7 @@ def test_fp8_is_compared_with_bf16_mixed_in_the_same_loop() -> None:
     trials += [trial("fp8-tensorwise", 0.1, repeat=repeat) for repeat in (0, 1)]
     rival, fp8, alone = compare([*trials, trial("fp8-rowwise", 0.1, techniques=("compile",))])
     assert (rival.bf16_speedup, fp8.bf16_speedup, alone.bf16_speedup) == (1.0, pytest.approx(2.0), None)
-    assert fp8.verdict is not None and fp8.verdict.kind == "faster", "nothing else was measured that it could be over"
+    assert getattr(fp8.verdict, "kind", None) == "faster", "nothing else was measured that it could be over"
     assert compare(trials[:2])[0].bf16_speedup is None
-    with_default = compare([*trials, trial("default", 0.1)])
-    assert with_default[1].verdict is not None and with_default[1].verdict.kind != "faster"
+    over_default = compare([*trials, trial("default", 0.1)])[1]
+    assert getattr(over_default.verdict, "kind", None) == "inconclusive"

@@ -223,6 +223,13 @@ def test_pytorch_s_default_is_the_baseline_if_it_is_measured() -> None:
     assert len(of(compared, "fp32")) == len(of(compared, "default")) == 6
 
 
+def test_bf16_mixed_is_the_baseline_of_fp8_if_nothing_else_is() -> None:
+    compared = compare(engine(process_noise=0.01), configurations("fp8-tensorwise", "bf16-mixed"), max_rounds=3)
+    assert [trial.spec.precision for trial in compared.trials[:2]] == ["bf16-mixed", "fp8-tensorwise"], "set up first"
+    assert compared._baseline is not None and compared._baseline.precision == "bf16-mixed"  # noqa: PT018
+    assert compare(engine(), configurations("bf16-mixed", "bf16-true"))._baseline is None
+
+
 @pytest.mark.parametrize(
     ("capability", "order"),
     [
