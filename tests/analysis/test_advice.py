@@ -387,3 +387,12 @@ def test_fp8_is_taken_if_its_products_are_good_and_it_is_proven_faster(
     assert why_not in advice.sentence
     assert ("Not taken: fp8-tensorwise" in advice.sentence) == bool(why_not)
     assert "fp8" not in advice.why or not why_not
+
+
+def test_the_command_that_decides_about_fp8_measures_bf16_mixed_too() -> None:
+    rowwise = fp8(3.9, 25.0).model_copy(
+        update={"spec": fp8(3.9, 25.0).spec.model_copy(update={"precision": "fp8-rowwise"})}
+    )
+    advice = advise(*rounds(MIXED, fp8(4, 25.0)), rowwise)
+    assert advice.decision == "undecided"
+    assert "--precision bf16-mixed,fp8-tensorwise,fp8-rowwise" in advice.command
