@@ -16,7 +16,7 @@ from castwise.registry.workloads import OptimizerSpec, find_workload
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
 from castwise.worker.data.sharding import seed_of
-from castwise.worker.distributed import Peers, spread
+from castwise.worker.distributed import Peers, shard, spread
 from castwise.worker.models import build_task
 from castwise.worker.models.task import Task
 from castwise.worker.precision import attention_in, numeric_state
@@ -76,6 +76,7 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
         clip_grad_norm=row.clip_grad_norm if task.user_loop is None else task.user_loop.clip_grad_norm,
         device=device,
         loop=loop,
+        shard=partial(shard, peers=peers) if spec.parallelism == "fsdp" else None,
     )
     if loop.reads_rates_on_device and recipe is not None and recipe.schedule.kind != "constant":
         keep_rates_on_device(step.optimizer, device)

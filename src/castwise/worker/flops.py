@@ -198,6 +198,8 @@ def count_flops(spec: TrialSpec, step: TrainingStep, task: Task, batches: Sequen
     A step that runs operator by operator is run once more, without an update of the weights. For any other, and if that
     fails, a copy of the model runs on tensors that have shapes and no values.
     """
+    if spec.parallelism == "fsdp":
+        return StepFlops(missing="a sharded model cannot be copied to count its products")
     is_hidden, reason = bool(hiding_operators(spec.techniques)), ""
     ways = [_count_without_memory] if is_hidden or spec.world_size > 1 else [_count_for_real, _count_without_memory]
     for way in ways:
