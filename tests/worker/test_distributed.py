@@ -242,6 +242,7 @@ def test_a_trial_of_two_gloo_ranks(kind: str, parallelism: str) -> None:
     first, second = trial.ranks
     assert trial.facts is not None
     assert trial.facts.num_parameters == 1_199_882
+    assert kind == "training" or (first.flops is not None and first.flops.total > 0)
     if kind == "steady":
         assert [block.num_steps for block in first.blocks] == [block.num_steps for block in second.blocks]
         assert [block.loss for block in first.blocks] != [block.loss for block in second.blocks]

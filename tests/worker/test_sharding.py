@@ -40,8 +40,8 @@ CELLS: dict[tuple[str, str, tuple[str, ...]], float] = {
     (TOKENS, "fp32", ()): 1e-5,
     (TOKENS, "fp32", ("foreach-optimizer", "pad-vocabulary", "chunked-loss", "activation-checkpointing")): 1e-5,
     (TOKENS, "fp32", ("fused-optimizer", "selective-checkpointing")): 1e-5,
-    (TOKENS, "bf16-mixed", ()): 1e-3,
-    (TOKENS, "fp16-mixed", ("fused-optimizer",)): 1e-3,
+    (TOKENS, "bf16-mixed", ()): 5e-4,
+    (TOKENS, "fp16-mixed", ("fused-optimizer",)): 5e-4,
     (WORDS, "fp32", ()): 1e-5,
     (IMAGES, "fp32", ()): 1e-5,
 }
@@ -57,7 +57,7 @@ def on_two(way: Parallelism, workload: str = TOKENS, precision: str = "fp32", na
 
 
 def whole(tensors: Any) -> list[Tensor]:
-    return [each.full_tensor() if isinstance(each, DTensor) else each.detach().clone() for each in tensors]
+    return [(each.full_tensor() if isinstance(each, DTensor) else each).detach().clone() for each in tensors]
 
 
 def num_bytes(tensors: Any) -> int:
@@ -67,12 +67,13 @@ def num_bytes(tensors: Any) -> int:
 def train(peers: Peers, spec: TrialSpec) -> dict[str, Any]:
     with cell_of(spec, peers) as (cell, batches):
         step = cell.step
+        model, parameters = step.model, list(step.model.parameters())
+        start = whole(parameters)
         losses = [step(batches[index % len(batches)]).item() for index in range(NUM_STEPS)]
-        model = step.model
-        parameters = list(model.parameters())
+        changes = [end - before for end, before in zip(whole(parameters), start, strict=True)]
         return {
             "losses": losses,
-            "weights": whole(parameters),
+            "change": torch.cat([change.flatten() for change in changes]),
             "bytes": [num_bytes(parameters), num_bytes(tree_tensors(list(step.optimizer.state.values())))],
             "dtypes": {each.dtype for each in parameters},
             "tied": model.head.weight is model.tokens.weight if spec.workload == TOKENS else None,
@@ -138,6 +139,9 @@ class Block(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)  # type: ignore[no-any-return]
+
 
 def tied_to_a_block(peers: Peers) -> tuple[list[bool], bool]:
     """Return which of two blocks are sharded by themselves, and whether the second's weight is still tied."""
@@ -194,8 +198,8 @@ def check(ranks: list[dict[str, Any]], cell: tuple[str, str, tuple[str, ...]], t
     for rank in ranks:
         ddp, fsdp = rank["cells"][cell]
         assert fsdp["losses"] == pytest.approx(ddp["losses"], rel=tolerance)
-        for ours, theirs in zip(fsdp["weights"], ddp["weights"], strict=True):
-            assert float((ours - theirs).norm() / theirs.norm()) < tolerance
+        # Adam takes whole steps by gradients that are nothing but rounding, as those of keys' biases are.
+        assert float((fsdp["change"] - ddp["change"]).norm() / ddp["change"].norm()) < 100 * tolerance
         assert (fsdp["tied"], fsdp["dtypes"]) == (ddp["tied"], {torch.float32})
         assert fsdp["parts"] == (3 if cell[0] == TOKENS else fsdp["parts"]), "two blocks, and the rest"
         for ours, theirs in zip(fsdp["bytes"], ddp["bytes"], strict=True):

@@ -220,7 +220,7 @@ class ShardedWeights(Weights):
 
     def stepped_for(self, parameter: Tensor) -> Tensor:
         """Return the shard of what was a whole weight, and every other tensor itself."""
-        stepped: Tensor = self._shard_of.get(parameter, parameter)
+        stepped: Tensor = self._shard_of.get(parameter, parameter)  # type: ignore[no-untyped-call]
         return stepped
 
 
