@@ -190,6 +190,11 @@ def test_a_technique_that_applies_is_not_refused(spec: TrialSpec) -> None:
     assert why_unsupported(spec) is None
 
 
+def test_sets_leave_out_what_does_not_fit_shards() -> None:
+    assert resolve(("tuned",), spec_of(**SHARDED)).techniques == ("cudnn-search", "fused-optimizer")
+    assert resolve(("tuned",), spec_of(workload="wrn-28-10", **SHARDED)).techniques == ("cudnn-search",)
+
+
 def test_triton_needs_a_volta() -> None:
     assert why_unsupported(spec_of("compile"), V100) is None
     assert "7.0 or newer, for Triton; this GPU has 6.0" in str(why_unsupported(spec_of("compile"), P100))

@@ -232,17 +232,15 @@ def test_images_are_each_rank_s_own() -> None:
 # Processes of the orchestrator
 
 
-@pytest.mark.parametrize(("kind", "parallelism"), [("steady", "ddp"), ("steady", "fsdp"), ("training", "ddp")])
-def test_a_trial_of_two_gloo_ranks(kind: str, parallelism: str) -> None:
+@pytest.mark.parametrize("kind", ["steady", "training"])
+def test_a_trial_of_two_gloo_ranks(kind: str) -> None:
     recipe = {"samples_per_epoch": 160, "max_steps": 3}
     spec = SPEC if kind == "steady" else training_spec(**recipe).model_copy(update={"protocol": TINY})
-    spec = spec.model_copy(update={"parallelism": parallelism})
     (trial,) = TrialRunner(ForkserverEngine(), None, fake_environment(None), NullListener()).run([spec])
     assert trial.status == "ok", f"{trial.message}\n{trial.log}"
     first, second = trial.ranks
     assert trial.facts is not None
     assert trial.facts.num_parameters == 1_199_882
-    assert kind == "training" or (first.flops is not None and first.flops.total > 0)
     if kind == "steady":
         assert [block.num_steps for block in first.blocks] == [block.num_steps for block in second.blocks]
         assert [block.loss for block in first.blocks] != [block.loss for block in second.blocks]

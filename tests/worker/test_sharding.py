@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from loops import IMAGES, TOKENS, WORDS, cell_of, spec_of
+from fake_engine import fake_environment
+from loops import ADADELTA, IMAGES, TOKENS, WORDS, cell_of, spec_of
 from ranks import answers_of
 from small_step import CPU, MOMENTUM_SGD, make_batch, make_net, make_task
 from torch import Tensor, nn
@@ -16,12 +17,15 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD
 
 from castwise.errors import TechniqueError, UsageError
+from castwise.orchestrator.processes import ForkserverEngine
+from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import OptimizerSpec
-from castwise.spec.trial import TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.types import Parallelism
 from castwise.worker.distributed import Peers, shard, spread
+from castwise.worker.flops import count_flops
 from castwise.worker.models.task import Batch, Task, UserLoop
 from castwise.worker.pytree import tree_tensors
 from castwise.worker.step import TrainingStep
@@ -75,6 +79,7 @@ def train(peers: Peers, spec: TrialSpec) -> dict[str, Any]:
             "losses": losses,
             "change": torch.cat([change.flatten() for change in changes]),
             "bytes": [num_bytes(parameters), num_bytes(tree_tensors(list(step.optimizer.state.values())))],
+            "flops": count_flops(spec, step, cell.task, batches),
             "dtypes": {each.dtype for each in parameters},
             "tied": model.head.weight is model.tokens.weight if spec.workload == TOKENS else None,
             "parts": sum(isinstance(part, FSDPModule) for part in model.modules()),
@@ -202,7 +207,9 @@ def check(ranks: list[dict[str, Any]], cell: tuple[str, str, tuple[str, ...]], t
         assert float((fsdp["change"] - ddp["change"]).norm() / ddp["change"].norm()) < 100 * tolerance
         assert (fsdp["tied"], fsdp["dtypes"]) == (ddp["tied"], {torch.float32})
         assert fsdp["parts"] == (3 if cell[0] == TOKENS else fsdp["parts"]), "two blocks, and the rest"
-        for ours, theirs in zip(fsdp["bytes"], ddp["bytes"], strict=True):
+        assert fsdp["flops"].products == ddp["flops"].products != {}
+        sizes = [(*way["bytes"], way["flops"].update_bytes) for way in (fsdp, ddp)]
+        for ours, theirs in zip(*sizes, strict=True):
             assert ours == pytest.approx(theirs / 2, rel=0.05)
 
 
@@ -241,3 +248,13 @@ def test_a_block_tied_to_another_part_is_sharded_with_it(ranks: list[dict[str, A
 def test_what_cannot_be_sharded_is_refused(ranks: list[dict[str, Any]]) -> None:
     assert "no fused SGD for sharded weights" in ranks[0]["fused SGD"]
     assert "an optimizer that has stepped already" in ranks[0]["has stepped"]
+
+
+def test_a_trial_of_two_gloo_ranks() -> None:
+    protocol = MeasurementProtocol(warm_up_steps=1, warm_up_seconds=0.05, num_blocks=2, min_blocks=1, max_seconds=1.0)
+    spec = on_two("fsdp", ADADELTA).model_copy(update={"protocol": protocol})
+    (trial,) = TrialRunner(ForkserverEngine(), None, fake_environment(None), NullListener()).run([spec])
+    assert trial.status == "ok", f"{trial.message}\n{trial.log}"
+    assert trial.facts is not None
+    assert trial.facts.num_parameters == 1_199_882
+    assert [len(rank.blocks) > 0 and rank.peak_allocated_bytes is not None for rank in trial.ranks] == [True] * 2
