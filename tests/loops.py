@@ -18,11 +18,11 @@ from castwise.worker.distributed import Peers
 from castwise.worker.models.task import Batch
 
 # The smallest of each kind of model: convolutions and batch norm under SGD with momentum and clipped gradients, and a
-# recurrent network that carries its state.
-IMAGES, WORDS, ADADELTA = "wrn-28-10", "lstm-lm", "mnist-cnn"
+# recurrent network that carries its state; a transformer, whose embedding is tied to its head.
+IMAGES, WORDS, ADADELTA, TOKENS = "wrn-28-10", "lstm-lm", "mnist-cnn", "gpt2"
 ALONE = Peers()
 # On a GPU; half of it on a CPU, which may have no 16 bits.
-_BATCH_SIZES = {IMAGES: 8, WORDS: 4, ADADELTA: 16, "resnet18": 16}
+_BATCH_SIZES = {IMAGES: 8, WORDS: 4, ADADELTA: 16, TOKENS: 8, "resnet18": 16}
 
 
 def small(name: str) -> Workload:
@@ -31,6 +31,7 @@ def small(name: str) -> Workload:
     options: dict[str, dict[str, str | int | float]] = {
         IMAGES: {"depth": 10, "widen": 1, "dropout": 0.0},
         WORDS: {"kind": "LSTM", "width": 16, "dropout": 0.0},
+        TOKENS: {"kind": "gpt2", "width": 32, "depth": 2, "heads": 2, "length": 16, "vocabulary": 101},
     }
     return replace(row, options=tuple(options[name].items())) if name in options else row
 

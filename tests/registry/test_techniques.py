@@ -25,6 +25,7 @@ NAMES = [row.name for row in TECHNIQUES]
 every_technique = pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)
 V100, P100 = (7, 0), (6, 0)
 ON_TWO: dict[str, object] = {"world_size": 2, "parallelism": "ddp"}
+SHARDED: dict[str, object] = {"world_size": 2, "parallelism": "fsdp"}
 
 
 def spec_of(*techniques: str, **fields: object) -> TrialSpec:
@@ -144,6 +145,15 @@ def test_what_changes_the_reading_of_data_is_no_axis_of_steady_trials(name: str)
         (spec_of("coalesced-reduce"), "finds nothing to do: one device takes the whole step"),
         (spec_of("coalesced-reduce", world_size=2, parallelism="dp"), "needs one process per GPU, as with ddp"),
         (spec_of("coalesced-reduce", "cuda-graph", world_size=2, parallelism="dp"), "needs one process per GPU"),
+        (spec_of("coalesced-reduce", **SHARDED), "fsdp leaves each rank a part of them"),
+        (spec_of("cuda-graph", **SHARDED), "cuda-graph does not fit fsdp"),
+        (spec_of("compiled-update", **SHARDED), "compiled-update does not fit fsdp"),
+        (spec_of("channels-last", **SHARDED), "shards contiguous weights only"),
+        (spec_of("channels-last", "batch-norm-kernel", **SHARDED), "channels-last does not fit fsdp"),
+        (spec_of("fused-optimizer", workload="wrn-28-10", **SHARDED), "no fused SGD for sharded weights"),
+        (spec_of(precision="bf16-master", **SHARDED), "bf16-master converts them; take a -mixed precision, or ddp"),
+        (spec_of("compile", precision="fp8-tensorwise", **SHARDED), "fp8-tensorwise converts them"),
+        (training(Recipe(epochs=1), **SHARDED), "fsdp is for steady steps; take the parallelism ddp"),
         (spec_of("compile", "compile-max-autotune"), "excludes compile-max-autotune"),
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(value.techniques),
@@ -161,6 +171,8 @@ def test_a_technique_that_does_not_apply_says_why(spec: TrialSpec, words: str) -
         spec_of("pad-vocabulary", "chunked-loss", workload="gru-lm"),
         spec_of("pad-vocabulary", "chunked-loss", "activation-checkpointing", "compile", workload="gpt2", **ON_TWO),
         spec_of("compile", **ON_TWO),
+        spec_of("pad-vocabulary", "chunked-loss", "activation-checkpointing", "compile", workload="gpt2", **SHARDED),
+        spec_of("fused-optimizer", precision="fp16-mixed", loss_scale="dynamic", **SHARDED),
         spec_of("coalesced-reduce", **ON_TWO),
         spec_of("coalesced-reduce", **ON_TWO, device="cpu"),
         spec_of("coalesced-reduce", **ON_TWO, workload="lstm-lm", precision="fp16-master", loss_scale="dynamic"),
@@ -176,6 +188,11 @@ def test_a_technique_that_does_not_apply_says_why(spec: TrialSpec, words: str) -
 )
 def test_a_technique_that_applies_is_not_refused(spec: TrialSpec) -> None:
     assert why_unsupported(spec) is None
+
+
+def test_sets_leave_out_what_does_not_fit_shards() -> None:
+    assert resolve(("tuned",), spec_of(**SHARDED)).techniques == ("cudnn-search", "fused-optimizer")
+    assert resolve(("tuned",), spec_of(workload="wrn-28-10", **SHARDED)).techniques == ("cudnn-search",)
 
 
 def test_triton_needs_a_volta() -> None:

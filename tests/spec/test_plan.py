@@ -71,7 +71,7 @@ def test_what_one_gpu_has_nothing_to_do_for_is_left_out_beside_several() -> None
     assert "coalesced-reduce" in alone.techniques, "it is refused, with the reason"
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, ("ddp",)), (("DDP", "dp"), ("ddp", "dp"))])
+@pytest.mark.parametrize(("given", "expected"), [(None, ("ddp",)), (("DDP", "fsdp"), ("ddp", "fsdp"))])
 def test_parallelism_applies_to_several_gpus(given: tuple[str, ...] | None, expected: tuple[str, ...]) -> None:
     specs = plan(precisions=("fp32",), world_sizes=(1, 2), parallelisms=given)
     assert [(spec.world_size, spec.parallelism) for spec in specs] == [(1, "none"), *((2, way) for way in expected)]

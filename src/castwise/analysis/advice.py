@@ -386,8 +386,8 @@ def _name(row: Row) -> str:
     name = spec.precision
     if precision.code and spec.loss_scale != precision.loss_scale:
         name += f" with loss scale {spec.loss_scale}"
-    if spec.parallelism == "dp":
-        name += " (dp)"
+    if spec.parallelism not in ("none", "ddp"):
+        name += f" ({spec.parallelism})"
     return f"{name} with {', '.join(spec.techniques)}" if spec.techniques else name
 
 
@@ -440,7 +440,7 @@ def _command(rows: Sequence[Row]) -> str:
     if any(each.techniques for each in specs):
         options["techniques"] = ",".join(dict.fromkeys(join(each.techniques) for each in specs))
     options |= {"gpus": spec.world_size} if spec.world_size > 1 else {}
-    options |= {"parallelism": spec.parallelism} if spec.parallelism == "dp" else {}
+    options |= {"parallelism": spec.parallelism} if spec.parallelism not in ("none", "ddp") else {}
     options |= {"device": spec.device} if spec.device != "cuda:0" else {}
     options |= {"data_set": spec.data_set} if spec.data_set != SYNTHETIC and spec.user_model is None else {}
     options |= {"seed": spec.seed} if spec.seed else {}

@@ -243,11 +243,22 @@ def _is_replicated(spec: TrialSpec) -> str | None:
     return None
 
 
+def _reorders_shards(spec: TrialSpec) -> str | None:
+    return "does not fit fsdp, which shards contiguous weights only" if spec.parallelism == "fsdp" else None
+
+
+def _steps_shards(spec: TrialSpec) -> str | None:
+    is_refused = spec.parallelism == "fsdp" and optimizer_of(spec) == "SGD"
+    return "does not fit fsdp here: torch has no fused SGD for sharded weights" if is_refused else None
+
+
 def _has_no_ranks(spec: TrialSpec) -> str | None:
     if spec.parallelism == "ddp":
         return None
     if spec.parallelism == "dp":
         return "needs one process per GPU, as with ddp: DataParallel's one process adds the gradients up itself"
+    if spec.parallelism == "fsdp":
+        return "averages whole gradients, as with ddp; fsdp leaves each rank a part of them"
     return "finds nothing to do: one device takes the whole step"
 
 
@@ -383,6 +394,7 @@ TECHNIQUES: list[Technique] = [
         units=("images",),
         layer="convolution",
         settings={"channels_last": True},
+        why_not=_reorders_shards,
         sets=(TUNED, COMPILED),
         # Tensor Cores read channels innermost; float32 on CUDA cores does not.
         tried_with=(PRECISION, "cudnn-search"),
@@ -422,6 +434,7 @@ TECHNIQUES: list[Technique] = [
         numerics="rounding",
         optimizers=("SGD", "Adam", "AdamW"),
         settings={"optimizer_arguments": (("fused", True),), "scales_on_device": True},
+        why_not=_steps_shards,
         sets=(TUNED, COMPILED),
     ),
     Technique(
@@ -913,7 +926,13 @@ def why_unsupported(spec: TrialSpec, capability: tuple[int, int] | None = None, 
     The GPU's capability and torch's version are left out of account if they are not known.
     """
     reason = _why_unfit(spec, capability, torch)
-    if reason is not None or not precision_row(spec.precision).float8_recipe:
+    row = precision_row(spec.precision)
+    if reason is None and spec.parallelism == "fsdp":
+        if spec.kind != "steady":
+            return "fsdp is for steady steps; take the parallelism ddp"
+        if row.param_dtype != "float32" or row.float8_recipe:
+            return f"fsdp shards float32 weights, and {row.name} converts them; take a -mixed precision, or ddp"
+    if reason is not None or not row.float8_recipe:
         return reason
     if spec.kind != "steady" or spec.parallelism == "dp":
         return f"{spec.precision} is for steady steps, with one process per GPU"
@@ -952,6 +971,8 @@ def _reasons(row: Technique, spec: TrialSpec, capability: tuple[int, int] | None
         yield f"needs a {'CUDA device' if spec.device_type == 'cpu' else 'CPU'}; this is {spec.device}"
     if spec.kind not in row.kinds:
         yield "changes how a training run reads its data; steady trials have theirs on the device"
+    if row.required_on_several_gpus and spec.parallelism == "fsdp":
+        yield "does not fit fsdp, whose ranks exchange weights and gradients during a step"
     if spec.world_size > 1 and row.required_on_several_gpus not in ("", *spec.techniques):
         yield f"needs {row.required_on_several_gpus} if a step is spread; this one is over {spec.world_size_label}"
     workload = find_workload(spec.workload)

@@ -164,7 +164,9 @@ class ParameterGrid:
     parallelisms: Annotated[
         tuple[str, ...] | None,
         Option(
-            "How GPUs share a step: ddp (a process each) or dp (DataParallel). Without it: ddp.", keyword="parallelism"
+            "How GPUs share a step: ddp (a process each), fsdp (that, with sharded weights) or dp (DataParallel). "
+            "Without it: ddp.",
+            keyword="parallelism",
         ),
     ] = None
     loss_scales: Annotated[

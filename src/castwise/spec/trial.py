@@ -174,12 +174,12 @@ class TrialSpec(FrozenModel):
 
     @property
     def num_processes(self) -> int:
-        """Return how many processes run the trial: one a rank with `ddp`, else one."""
-        return self.world_size if self.parallelism == "ddp" else 1
+        """Return how many processes run the trial: one a rank with `ddp` and `fsdp`, else one."""
+        return 1 if self.parallelism == "dp" else self.world_size
 
     @property
     def process_batch_size(self) -> int:
-        """Return the samples of a step in one process: a replica's with `ddp`, those of all replicas with `dp`."""
+        """Return the samples of a step in one process: a rank's, or those of all replicas with `dp`."""
         return self.batch_size * self.world_size // self.num_processes
 
     @property

@@ -3,7 +3,7 @@
 from typing import Literal
 
 TrialKind = Literal["steady", "training"]
-Parallelism = Literal["none", "ddp", "dp"]
+Parallelism = Literal["none", "ddp", "dp", "fsdp"]
 Numerics = Literal["bits", "rounding", "draws", "shape"]  # what a technique changes at the most
 Unit = Literal["images", "tokens", "samples"]
 Family = Literal[

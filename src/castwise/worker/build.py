@@ -1,12 +1,13 @@
 """What steady trials and training runs have in common: a task in a precision, as one training step."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 
 import torch
+from torch import nn
 
 from castwise.errors import TechniqueError
 from castwise.records.schema import Facts
@@ -16,7 +17,8 @@ from castwise.registry.workloads import OptimizerSpec, find_workload
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
 from castwise.worker.data.sharding import seed_of
-from castwise.worker.distributed import Peers, spread
+from castwise.worker.distributed import Peers, shard, spread
+from castwise.worker.flops import make_fake_copy
 from castwise.worker.models import build_task
 from castwise.worker.models.task import Task
 from castwise.worker.precision import attention_in, numeric_state
@@ -76,6 +78,7 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
         clip_grad_norm=row.clip_grad_norm if task.user_loop is None else task.user_loop.clip_grad_norm,
         device=device,
         loop=loop,
+        shard=partial(_shard, task, peers) if spec.parallelism == "fsdp" else None,
     )
     if loop.reads_rates_on_device and recipe is not None and recipe.schedule.kind != "constant":
         keep_rates_on_device(step.optimizer, device)
@@ -87,3 +90,10 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
     if peers.rank > 0:
         torch.manual_seed(seed_of(spec.seed, rank=peers.rank))  # ranks have the same weights and different dropout
     return TrialSetup(task, step, describe(step, task, optimizer), preparation(loop))
+
+
+def _shard(task: Task, peers: Peers, model: nn.Module) -> None:
+    """Shard a task's model, of which a copy remains that computes shapes alone."""
+    with suppress(Exception):  # the user's model may raise anything; its products are not counted then
+        task.fake_copy = make_fake_copy(model, task.compute_loss)
+    shard(model, peers)

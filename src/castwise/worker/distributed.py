@@ -1,14 +1,19 @@
 """Steps on several GPUs: the ranks' process group, and the model wrapped for them."""
 
+from collections import Counter
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from castwise.errors import UsageError
 from castwise.spec.trial import TrialSpec, device_of_rank
+from castwise.worker.techniques.blocks import repeated_blocks
 
 _T = TypeVar("_T")
 
@@ -85,7 +90,7 @@ class _ProcessGroup(Peers):
 
 
 def join_peers(spec: TrialSpec, rank: int, rendezvous: str) -> Peers:
-    """Form the process group of a `ddp` trial and return it; on a CPU the ranks divide the cores' threads.
+    """Form the process group of a `ddp` or `fsdp` trial and return it; on a CPU the ranks divide the cores' threads.
 
     `rendezvous` is the `file://` URI of a file that does not exist yet, the same for all ranks. Unlike a port, no other
     program can take it first.
@@ -116,6 +121,37 @@ def spread(model: nn.Module, spec: TrialSpec) -> nn.Module:
     if spec.parallelism == "dp":
         return nn.DataParallel(model, device_ids=list(devices_of(spec)))
     return model
+
+
+def shard(model: nn.Module, peers: Peers) -> None:
+    """Shard a model in place by FSDP2: each repeated block by itself, and then the rest; parameters are replaced.
+
+    Shards, what ranks exchange and gradients are float32, and autocast casts as in any other loop. A
+    MixedPrecisionPolicy would halve what ranks exchange, but it rounds all weights: those of normalizations and
+    embeddings, too, which autocast leaves in float32.
+
+    Raises:
+        UsageError: This torch cannot do so on a CPU.
+    """
+    peers.broadcast([*model.parameters(), *model.buffers()])
+    device_type = next(model.parameters()).device.type
+    assert distributed.group.WORLD is not None, "the ranks have joined"
+    mesh = DeviceMesh.from_group(distributed.group.WORLD, device_type)
+    uses = _count_uses(model)
+    # Tied weights stay tied only if they are sharded together.
+    blocks = [block for block in repeated_blocks(model) if _count_uses(block).items() <= uses.items()]
+    for part in (*blocks, model):
+        fully_shard(part, mesh=mesh)
+    for part in model.modules() if device_type == "cpu" else ():
+        if isinstance(part, FSDPModule):
+            if not hasattr(part, "set_force_sum_reduction_for_comms"):
+                raise UsageError(f"fsdp on a CPU needs a newer torch; this is torch {torch.__version__}.")
+            part.set_force_sum_reduction_for_comms(True)  # gloo has no mean
+
+
+def _count_uses(module: nn.Module) -> Counter[nn.Parameter]:
+    """Return the number of a module's parts that have each of its parameters."""
+    return Counter(parameter for part in module.modules() for parameter in part.parameters(recurse=False))
 
 
 def devices_of(spec: TrialSpec) -> tuple[torch.device, ...]:

@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,7 +22,7 @@ from castwise.records.schema import StepFlops
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.worker.loss_scaling import stepped_by
-from castwise.worker.models.task import Task
+from castwise.worker.models.task import ComputeLoss, FakeCopy, Task
 from castwise.worker.pytree import tree_tensors
 from castwise.worker.step import TrainingStep
 from castwise.worker.torch_version import FP32_SWITCHES
@@ -226,10 +227,10 @@ def _count_without_memory(
     step: TrainingStep, task: Task, batches: Sequence[Any], device: torch.device
 ) -> ProductCounter:
     """Count forward and backward passes of a copy of the model: state that the user's code keeps stays as it is."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
     parts = _by_shape(batches if step.accumulate == 1 else [part for batch in batches for part in batch])
+    mode, model, compute_loss = task.fake_copy or make_fake_copy(step.model, task.compute_loss)
     with FakeCopyMode(mode):
-        model, compute_loss, parts = copy.deepcopy((step.model, task.compute_loss, parts))
+        parts = copy.deepcopy(parts)
     counter = ProductCounter(device, [*model.parameters(), *model.buffers(), *tree_tensors(parts)])
     for batch, times in parts:
         counter.begin(times)
@@ -238,6 +239,13 @@ def _count_without_memory(
                 loss = compute_loss(model, batch)
             torch.autograd.backward(loss)
     return counter
+
+
+def make_fake_copy(model: nn.Module, compute_loss: ComputeLoss) -> FakeCopy:
+    """Return a copy of a model and its loss that computes shapes alone."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(mode):
+        return mode, *copy.deepcopy((model, compute_loss))
 
 
 def _by_shape(batches: Sequence[Any]) -> list[tuple[Any, int]]:
@@ -249,6 +257,7 @@ def _by_shape(batches: Sequence[Any]) -> list[tuple[Any, int]]:
 def _flops_of(counter: ProductCounter, step: TrainingStep, num_batches: int) -> StepFlops:
     weights = list(step.model.parameters())
     stepped = [*stepped_by(step.optimizer), *tree_tensors(list(step.optimizer.state.values()))]
+    stepped = [each.to_local() if isinstance(each, DTensor) else each for each in stepped]  # a rank's own
     return StepFlops(
         products={
             kind: {name: flops // num_batches for name, flops in by_format.items()}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import Precision
@@ -203,6 +204,24 @@ class MasterWeights(Weights):
         """Round the masters into the model's weights."""
         if self._low:
             torch._foreach_copy_(self._low, self._masters)
+
+
+class ShardedWeights(Weights):
+    """Weights of which the optimizer steps this rank's shards."""
+
+    def __init__(self, model: nn.Module, shard: Callable[[nn.Module], None]) -> None:
+        """Shard a model, which replaces its parameters."""
+        whole = dict(model.named_parameters())
+        shard(model)
+        super().__init__(model)
+        shards = dict(model.named_parameters())
+        # Without keeping whole weights alive, which only a user's optimizer does.
+        self._shard_of = WeakIdKeyDictionary({each: shards[name] for name, each in whole.items()})
+
+    def stepped_for(self, parameter: Tensor) -> Tensor:
+        """Return the shard of what was a whole weight, and every other tensor itself."""
+        stepped: Tensor = self._shard_of.get(parameter, parameter)  # type: ignore[no-untyped-call]
+        return stepped
 
 
 def make_weights(model: nn.Module, row: Precision) -> Weights:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from castwise.errors import TechniqueError, UsageError
 from castwise.records.schema import Facts
@@ -23,7 +23,13 @@ from castwise.worker.kernels.allreduce.reducer import CollectiveMean, SymmetricM
 from castwise.worker.loss_scaling import make_loss_scaling
 from castwise.worker.lr_schedules import AfterStep, DeviceLearningRates
 from castwise.worker.models.task import Batch, Task, UserLoop
-from castwise.worker.precision import autocast_maker, convert_weights, make_weights, read_fp32_precision
+from castwise.worker.precision import (
+    ShardedWeights,
+    autocast_maker,
+    convert_weights,
+    make_weights,
+    read_fp32_precision,
+)
 from castwise.worker.techniques.batch_layout import Prepare
 from castwise.worker.techniques.compile import CompiledLoss, check_compiler, compile_blocks, run_uncompiled
 from castwise.worker.techniques.compiled_update import CompiledUpdate
@@ -52,6 +58,7 @@ class TrainingStep:
         clip_grad_norm: float | None,
         device: torch.device,
         loop: StepConfig = PLAIN,
+        shard: Callable[[nn.Module], None] | None = None,
     ) -> None:
         user_loop = task.user_loop
         self.model = task.model.to(device)
@@ -60,13 +67,15 @@ class TrainingStep:
             self.model.to(memory_format=torch.channels_last)
         self.model.train()
         self._called = self.model
-        self._weights = make_weights(self.model, precision)
+        self._weights = make_weights(self.model, precision) if shard is None else ShardedWeights(self.model, shard)
         if user_loop is None:
             groups = _layer_groups(task, optimizer.group_rates, self._weights.stepped)
             self.optimizer = make_optimizer(optimizer, groups)
         else:
             self.optimizer = user_loop.make_optimizer(self._weights)
             set_as_wanted(self.optimizer, loop, device, may_skip=is_dynamic(loss_scale))
+        if shard is not None and type(self.optimizer) is SGD and self.optimizer.defaults["fused"]:
+            raise TechniqueError("torch has no fused SGD for sharded weights. Leave fused out, or take ddp.")
         self.scaling = make_loss_scaling(loss_scale, device, self.optimizer, decides_on_device=loop.scales_on_device)
         self.clip_grad_norm = clip_grad_norm
         self.accumulate = 1 if user_loop is None else user_loop.accumulate

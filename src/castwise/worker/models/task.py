@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from castwise.spec.types import Unit
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from castwise.worker.precision import Weights
 
 Batch = tuple[Tensor, ...]
+ComputeLoss = Callable[[nn.Module, Batch], Tensor]
+# A model and its loss whose tensors have shapes and no values, and the mode that they run in.
+FakeCopy = tuple[FakeTensorMode, nn.Module, ComputeLoss]
 # What a validation batch adds: the loss summed over its targets, a float32 scalar; the number of targets predicted
 # right, None if that has no meaning; the number of targets.
 BatchScore = tuple[Tensor, Tensor | None, int]
@@ -48,7 +52,7 @@ class Task:
     # (count, batch_size, device, generator of that device) -> `count` batches there, floating-point parts in float32
     make_batches: Callable[[int, int, torch.device, torch.Generator], Sequence[Batch]]
     # The scalar float32 loss of a batch, under autocast; the precision casts the inputs and outputs of `model(...)`.
-    compute_loss: Callable[[nn.Module, Batch], Tensor]
+    compute_loss: ComputeLoss
     evaluate_batch: Callable[[nn.Module, Batch], BatchScore] | None = None  # None without validation data
     num_classes: int | None = None  # of a classifier, for the accuracy of chance
     units_per_sample: int = 1  # units of throughput
@@ -60,4 +64,5 @@ class Task:
     load_weights: Callable[[Path], None] | None = None
     chunked_loss: Callable[..., Tensor] | None = None  # `compute_loss` in `num_chunks` parts, if it can
     user_loop: UserLoop | None = None  # None for castwise's workloads
+    fake_copy: FakeCopy | None = None  # of a model that was sharded since: shards cannot be copied
     notes: tuple[str, ...] = ()  # what the user's code did that affects its figures

@@ -12,7 +12,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from castwise.errors import UsageError
 from castwise.worker.models.task import UserLoop
-from castwise.worker.precision import Weights
+from castwise.worker.precision import ShardedWeights, Weights
 from castwise.worker.pytree import tree_tensors
 from castwise.worker.user_model.contract import Contract, check_single_optimizer
 
@@ -261,6 +261,8 @@ def adopt(optimizer: Optimizer, weights: Weights) -> None:
     """
     for group in optimizer.param_groups:
         group["params"] = [weights.stepped_for(parameter) for parameter in group["params"]]
+    if optimizer.state and isinstance(weights, ShardedWeights):
+        raise UsageError("fsdp cannot shard the state of an optimizer that has stepped already. Take ddp.")
     state, optimizer.state = dict(optimizer.state), type(optimizer.state)(dict)
     for parameter, values in state.items():
         stepped = weights.stepped_for(parameter)
