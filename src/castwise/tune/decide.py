@@ -164,7 +164,7 @@ class _Search:
             # compared with: its steps are short, and the rest is not measured a second time on it.
             missing = [spec for change in supported if not self.measured.of(spec := change.on(current))]
             takes_long = len(missing) > self._side_by_side(current, missing) or any(map(is_compiled, missing))
-            goes_ahead = takes_long and any(self.measured.is_clear(current, each.on(current)) for each in supported)
+            goes_ahead = takes_long and any(self._is_far_ahead(current, each.on(current)) for each in supported)
             is_all_measured = goes_ahead or self._screen_changes(path, [change.on(current) for change in supported])
             known = [change for change in supported if self.measured.of(change.on(current))]
             reached = self._combine(current, known, best_alone=goes_ahead)
@@ -298,6 +298,9 @@ class _Search:
             return held <= self.limit or held < _SAVES_MEMORY * before
         ratio = self.measured.first_ratio(current, spec, others)
         return ratio is not None and ratio.value > PROMISING and held <= self.limit
+
+    def _is_far_ahead(self, current: TrialSpec, spec: TrialSpec) -> bool:
+        return self._improves(current, spec) and self.measured.is_clear(current, spec)
 
     def _merit(self, current: TrialSpec, spec: TrialSpec, others: Sequence[TrialSpec] = ()) -> tuple[bool, float]:
         """Return whether a configuration fits into the limit, and its speed; over its memory if it does not fit."""
