@@ -332,6 +332,8 @@ def test_techniques_that_do_not_fit_user_models(write: Callable[..., str]) -> No
         "pad-channels-8",
         "chunked-loss",
         "coalesced-reduce",
+        "fp8-large-layers",  # for precisions of FP8
+        "fp8-without-decoder",
     }
     assert reasons["pad-hidden"] == "pad-hidden is for castwise's own workloads"
     on_two = {"world_size": 2, "parallelism": "ddp", "techniques": ("coalesced-reduce",)}

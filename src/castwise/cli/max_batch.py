@@ -21,7 +21,7 @@ Examples:
     castwise max-batch mnist-cnn --memory 500MiB      on a CPU, within a limit
     castwise max-batch resnet50 --memory 8GiB --margin 5%    5 % of it stay free
     castwise max-batch resnet50 --precision fp32,bf16-mixed --exact
-    castwise max-batch gpt2 --techniques none,chunked-loss,activation-checkpointing
+    castwise max-batch gpt2 --techniques none,activation-checkpointing
 """
 
 

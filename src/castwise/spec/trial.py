@@ -175,7 +175,7 @@ class TrialSpec(FrozenModel):
     @property
     def num_processes(self) -> int:
         """Return how many processes run the trial: one a rank with `ddp` and `fsdp`, else one."""
-        return 1 if self.parallelism == "dp" else self.world_size
+        return self.world_size if self.parallelism in ("ddp", "fsdp") else 1
 
     @property
     def process_batch_size(self) -> int:
