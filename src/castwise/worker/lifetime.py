@@ -39,14 +39,18 @@ def kill_descendants(root: int, spared: Collection[int] = ()) -> None:
 
     Those that are spared live on, with all below them.
     """
+    was_empty = False
     for _ in range(_MOST_ROUNDS):
         found = _descendants(root, spared)
-        if not found:
+        # A look may miss a process that was forked during it and whose parent has ended: the next one finds it.
+        if not found and was_empty:
             return
+        was_empty = not found
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_PAUSE_SECONDS)
+        if found:
+            time.sleep(_PAUSE_SECONDS)
 
 
 def _descendants(root: int, spared: Collection[int]) -> list[int]:
