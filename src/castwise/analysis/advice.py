@@ -291,9 +291,10 @@ def _without_reference(
     how_sure = _how_sure(fastest, (rest or candidates)[0])
     if rest:
         doubt = f"but {_and(rest)} may be as fast" if all(_is_known(ratio) for _, ratio in rivals) else _NO_INTERVAL
-        beside = [row for row in candidates if row.precision == BESIDE_FP8 and row not in (fastest, *rest)]
-        has_fp8 = any(precision_row(row.precision).float8_recipe for row in (fastest, *rest))
-        command = _command([*(beside if has_fp8 else []), fastest, *rest])
+        rows = [fastest, *rest]
+        if any(precision_row(row.precision).float8_recipe for row in rows):
+            rows = [row for row in candidates if row.precision == BESIDE_FP8 and row not in rows] + rows
+        command = _command(rows)
         seen = f"{_name(fastest)} was the fastest{among}, {doubt}; {why}"
         sentence = _undecided_sentence(where, seen, [fastest, *rest], command)
         return Advice(*setting, "undecided", None, sentence, why=seen, how_sure=how_sure, command=command)

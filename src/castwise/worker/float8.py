@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from castwise.errors import TechniqueError
 from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import Precision, why_without_torchao
+from castwise.worker.techniques.padding import find_decoder
 from castwise.worker.torch_version import version_of
 
 # cuBLASLt takes FP8 matrices whose dimensions are multiples of this; of the tokens, too, for the weight's gradient.
@@ -60,16 +61,15 @@ def keep_small_layers(model: nn.Module) -> None:
 
 
 def keep_decoder(model: nn.Module) -> None:
-    """Let a language model's decoder stay in bfloat16: the last linear layer with an output for each word.
+    """Let a language model's decoder stay in bfloat16.
 
     Raises:
         TechniqueError: The model has none.
     """
-    words = {each.num_embeddings for each in model.modules() if isinstance(each, nn.Embedding)}
-    decoders = [each for each in model.modules() if isinstance(each, nn.Linear) and each.out_features in words]
-    if not decoders:
+    found = find_decoder(model)
+    if found is None:
         raise TechniqueError("fp8-without-decoder finds no linear layer with an output for each word.")
-    decoders[-1].stays_in_bfloat16 = True  # type: ignore[assignment]
+    found[1].stays_in_bfloat16 = True  # type: ignore[assignment]
 
 
 def fits_float8(layer: nn.Module, name: str) -> bool:

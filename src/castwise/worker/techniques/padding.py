@@ -82,25 +82,28 @@ class PaddedDecoder(nn.Linear):
         return super().forward(input)[..., : self.num_words]
 
 
+def find_decoder(model: nn.Module) -> tuple[str, nn.Linear] | None:
+    """Return a language model's decoder: the last linear layer with as many outputs as an embedding has entries."""
+    sizes = {each.num_embeddings for each in model.modules() if isinstance(each, nn.Embedding)}
+    linear = [(name, each) for name, each in model.named_modules() if type(each) in (nn.Linear, PaddedDecoder)]
+    return next(((name, each) for name, each in reversed(linear) if each.out_features in sizes), None)
+
+
 def pad_decoder(model: nn.Module, multiple: int) -> None:
     """Pad a language model's vocabulary to a multiple, with words that never occur: results do not change.
-
-    Its decoder is the last linear layer with as many outputs as an embedding has entries.
 
     Raises:
         TechniqueError: The model has no such layer, or its number of words is a multiple already.
     """
-    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    sizes = {each.num_embeddings for each in embeddings}
-    linear = [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
-    name, decoder = next(((name, each) for name, each in reversed(linear) if each.out_features in sizes), ("", None))
-    if decoder is None:
+    found = find_decoder(model)
+    if found is None:
         raise TechniqueError("pad-vocabulary finds no linear decoder in this model.")
+    name, decoder = found
     missing = -decoder.out_features % multiple
     if not missing:
         raise TechniqueError(f"pad-vocabulary finds {decoder.out_features:,} words, a multiple of {multiple} already.")
     padded = PaddedDecoder(decoder, missing)
-    for each in embeddings:
-        if each.weight is decoder.weight:
+    for each in model.modules():
+        if isinstance(each, nn.Embedding) and each.weight is decoder.weight:
             each.weight, each.num_embeddings = padded.weight, each.num_embeddings + missing
     model.set_submodule(name, padded)
