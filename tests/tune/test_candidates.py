@@ -1,5 +1,7 @@
 """Which changes are open, by what was tried before."""
 
+from dataclasses import replace
+
 import pytest
 from fake_engine import fake_environment, fake_spec
 
@@ -181,11 +183,15 @@ def test_a_slower_recipe_of_fp8_is_tried_if_the_fastest_is_not_exact_enough(outc
     assert ("fp8-rowwise" in names(space, compiled, tried)) is is_tried
 
 
-def test_layers_of_fp8_are_chosen_in_fp8_alone_and_beside_it_if_all_of_them_are_slower() -> None:
+def test_fp8_is_tried_in_large_layers_and_in_all_if_all_are_large_or_it_is_asked_for() -> None:
     techniques = ("compile", "fp8-large-layers", "fp8-without-decoder")
     space = space_of(("bf16-mixed", "fp8-tensorwise"), techniques)
     compiled = fake_spec("bf16-mixed").model_copy(update={"techniques": ("compile",), "workload": "gpt2"})
-    assert names(space, compiled) == {"fp8-tensorwise"}
-    slower = attempt(0, Change(precision="fp8-tensorwise"), compiled, "slower")
-    assert names(space, compiled, slower) == {"fp8-tensorwise + fp8-large-layers"}
-    assert names(space, Change(precision="fp8-tensorwise").on(compiled)) == set(techniques[1:])
+    every, large = (Change(precision="fp8-tensorwise", techniques=added) for added in ((), techniques[1:2]))
+    assert names(space, compiled) == {large.name}
+    assert names(space, compiled, attempt(0, large, compiled, "slower")) == set()
+    refused = attempt(0, large, compiled, "unsupported")
+    assert names(space, compiled, replace(refused, reason="finds no layer that can run in FP8")) == set()
+    assert names(space, compiled, replace(refused, reason="fp8-large-layers finds nothing to do")) == {every.name}
+    assert names(replace(space, is_fp8_asked_for=True), compiled) == {large.name, every.name}
+    assert names(space, every.on(compiled)) == set(techniques[1:])

@@ -153,7 +153,8 @@ def test_fp8_is_tried_on_compiled_linear_layers(
     flops = StepFlops(products={"linear": {"bf16": linear}, "attention": {"bf16": 100 - linear}})
     environment = fake_environment(torchao=torchao)
     result = tune(made := engine(gain, environment=environment, flops=flops, sqnr_db=sqnr), "gpt2")
-    assert outcomes(result).get("fp8-tensorwise") == outcome
+    found = {each for name, each in outcomes(result).items() if name.startswith("fp8-tensorwise")}
+    assert found - {"second best"} == {outcome} - {None}
     assert all("compile" in spec.techniques for spec in made.measured if spec.precision.startswith("fp8"))
     assert result.winner.precision == ("fp8-tensorwise" if outcome == "accepted" else "bf16-mixed")
 

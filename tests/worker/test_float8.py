@@ -18,6 +18,7 @@ from castwise.worker.build import describe
 from castwise.worker.float8 import compare_with_bfloat16, convert_to_float8, keep_decoder, keep_small_layers
 from castwise.worker.flops import ProductCounter
 from castwise.worker.models.task import Batch
+from castwise.worker.techniques.padding import pad_decoder
 
 pytest.importorskip("torchao", reason="pip install 'castwise[fp8]'")
 
@@ -99,8 +100,28 @@ def test_techniques_choose_the_layers() -> None:
     keep_small_layers(wide)
     assert convert_to_float8(wide, TENSORWISE).num_converted == 1
     assert type(wide[1]) is nn.Linear, "the second one is small by torchao's table"
+    with pytest.raises(TechniqueError, match="no linear layer is too small"):
+        keep_small_layers(nn.Sequential(nn.Linear(64, 2048)))
     with pytest.raises(TechniqueError, match="finds no linear layer with an output for each word"):
         keep_decoder(nn.Sequential(nn.Linear(64, 64)))
+
+
+@every_row
+def test_a_padded_decoder_runs_in_fp8_and_returns_the_words_that_there_are(row: Precision) -> None:
+    batch = words_batch()
+    losses = []
+    for change in (lambda _: None, lambda model: pad_decoder(model, 48)):
+        change(model := make_words())
+        facts = convert_to_float8(model, row)
+        assert facts.num_converted == 3
+        assert model.head.weight is model.words.weight
+        compared = compare_with_bfloat16(model, facts, partial(run_words, model, batch))
+        assert compared.min_sqnr_db is not None
+        assert compared.min_sqnr_db > 23
+        losses.append(words_loss(model.eval(), batch).item())
+        assert model(batch[0]).shape[-1] == 64
+    assert model.head.out_features == 96
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
 @every_row

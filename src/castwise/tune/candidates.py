@@ -220,13 +220,8 @@ class SearchSpace:
         new = [name for name in self.techniques if name not in current.techniques and is_applicable(name, current)]
         others = [name for name in self.precisions[1:] if name != current.precision]  # never back to the first
         fp8 = [name for name in others if find_precision(name).float8_recipe]
-        useful = self._useful_fp8(fp8, tried, current)
-        others = [name for name in others if name not in fp8 or name in useful]
-        changes = [change for name in others for change in _to_precision(name, new, tried, current)]
-        for name in useful:  # what all layers lose by it, some may gain
-            last = _last_try(Change(precision=name), tried)
-            if last is not None and last.outcome in ("same", "slower") and _LARGE_LAYERS in self.techniques:
-                changes.append(Change(precision=name, techniques=(_LARGE_LAYERS,)))
+        changes = [change for name in others if name not in fp8 for change in _to_precision(name, new, tried, current)]
+        changes += self._fp8_changes(fp8, tried, current)
         changes += [Change(techniques=(name,)) for name in new]
         for first, second in _PAIRS:
             pair = Change(techniques=(first, second))
@@ -238,15 +233,25 @@ class SearchSpace:
             changes.append(Change(batch_size=2 * current.batch_size))
         return changes
 
-    def _useful_fp8(self, names: Sequence[str], tried: Sequence[TriedChange], current: TrialSpec) -> list[str]:
-        """Return the precisions of FP8 that are worth a try: the fastest first, others if that is not exact enough."""
+    def _fp8_changes(self, names: Sequence[str], tried: Sequence[TriedChange], current: TrialSpec) -> list[Change]:
+        """Return the changes to FP8 that are worth a try, in large layers first: it is slower in small ones.
+
+        Without being asked for, the fastest recipe alone is tried; another one if that is not exact enough.
+        """
+        last = {each.change.precision: each for each in tried}
         fit = [name for name in names if why_unsupported(Change(precision=name).on(current)) is None]
-        if self.is_fp8_asked_for:
-            return fit
-        if find_precision(current.precision).float8_recipe:
-            return []
-        last = {name: _last_try(Change(precision=name), tried) for name in fit}
-        return [name for name in fit if (each := last[name]) is None or each.outcome != "failed"][:1]
+        if not self.is_fp8_asked_for:
+            if find_precision(current.precision).float8_recipe:
+                return []
+            fit = [name for name in fit if name not in last or last[name].outcome != "failed"][:1]
+        changes: list[Change] = []
+        for name in fit:
+            every, large = Change(precision=name), Change(precision=name, techniques=(_LARGE_LAYERS,))
+            refusals = [each.reason for each in tried if each.change == large and each.was_refused_by_trial]
+            is_large_alike = _LARGE_LAYERS not in self.techniques or any(_LARGE_LAYERS in each for each in refusals)
+            changes += [] if is_large_alike else [large]
+            changes += [every] if is_large_alike or self.is_fp8_asked_for else []
+        return changes
 
 
 def allowed_techniques(numerics: Numerics, kind: str = "steady", *, autotunes: bool = True) -> tuple[str, ...]:

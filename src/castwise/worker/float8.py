@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from castwise.errors import TechniqueError
 from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import Precision, why_without_torchao
-from castwise.worker.techniques.padding import find_decoder
+from castwise.worker.techniques.padding import PaddedDecoder, find_decoder
 from castwise.worker.torch_version import version_of
 
 # cuBLASLt takes FP8 matrices whose dimensions are multiples of this; of the tokens, too, for the weight's gradient.
@@ -35,14 +35,8 @@ def convert_to_float8(model: nn.Module, row: Precision) -> Float8Facts:
     reason = why_without_torchao(row, version_of("torchao"))
     if reason is not None:
         raise TechniqueError(reason)
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
     left = Counter(why for name, module in model.named_modules() if (why := _why_left(module, name)))
-    convert_to_float8_training(
-        model,
-        module_filter_fn=fits_float8,
-        config=Float8LinearConfig.from_recipe_name(row.float8_recipe),
-    )
+    convert_linear_layers(model, row.float8_recipe)
     num_converted = sum(1 for _ in _converted(model))
     if not num_converted:
         why = "; ".join(f"{count} {reason}" for reason, count in left.most_common()) or "none has products"
@@ -50,14 +44,40 @@ def convert_to_float8(model: nn.Module, row: Precision) -> Float8Facts:
     return Float8Facts(recipe=row.float8_recipe, num_converted=num_converted, left=dict(left.most_common()))
 
 
+def convert_linear_layers(model: nn.Module, recipe: str) -> None:
+    """Replace the linear layers that FP8 takes by torchao's, in place."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from torchao.float8.float8_linear import Float8Linear
+
+    class PaddedFloat8Decoder(Float8Linear):  # type: ignore[misc]
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's own name
+            return super().forward(input)[..., : self.num_words]  # type: ignore[no-any-return]
+
+    padded = {
+        name: each.num_words
+        for name, each in model.named_modules()
+        if isinstance(each, PaddedDecoder) and fits_float8(each, name)
+    }
+    convert_to_float8_training(model, module_filter_fn=fits_float8, config=Float8LinearConfig.from_recipe_name(recipe))
+    for name, num_words in padded.items():  # torchao's layer would return all words
+        decoder: Any = model.get_submodule(name)
+        decoder.__class__, decoder.num_words = PaddedFloat8Decoder, num_words
+
+
 def keep_small_layers(model: nn.Module) -> None:
-    """Let the linear layers stay in bfloat16 that are too small for FP8 to be faster, by torchao's own measurements."""
+    """Let the linear layers stay in bfloat16 that are too small for FP8 to be faster, by torchao's own measurements.
+
+    Raises:
+        TechniqueError: All layers that can run in FP8 are large enough.
+    """
     from torchao.float8 import _auto_filter_for_recipe
 
     is_large = _auto_filter_for_recipe("tensorwise", [])
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and not is_large(layer, name):
-            layer.stays_in_bfloat16 = True  # type: ignore[assignment]
+    small = [layer for name, layer in model.named_modules() if fits_float8(layer, name) and not is_large(layer, name)]
+    if not small:
+        raise TechniqueError("fp8-large-layers finds nothing to do: no linear layer is too small for FP8.")
+    for layer in small:
+        layer.stays_in_bfloat16 = True
 
 
 def keep_decoder(model: nn.Module) -> None:
@@ -74,7 +94,13 @@ def keep_decoder(model: nn.Module) -> None:
 
 def fits_float8(layer: nn.Module, name: str) -> bool:
     """Return whether a layer can run in FP8: a plain nn.Linear, not the whole model, without hooks, of these sizes."""
-    if type(layer) is not nn.Linear or not name or layer._forward_hooks or layer._forward_pre_hooks:
+    if (
+        not isinstance(layer, nn.Linear)
+        or type(layer) not in (nn.Linear, PaddedDecoder)
+        or not name
+        or layer._forward_hooks
+        or layer._forward_pre_hooks
+    ):
         return False
     if getattr(layer, "stays_in_bfloat16", False):
         return False
@@ -90,7 +116,7 @@ def _why_left(module: nn.Module, name: str) -> str:
         is_layer = next(module.children(), None) is None and not isinstance(module, _NO_PRODUCT)
         has_matrix = is_layer and any(weight.dim() > 1 for weight in module.parameters(recurse=False))
         return f"no nn.Linear but {kind.__name__}" if has_matrix or isinstance(module, _UNITS) else ""
-    if kind is not nn.Linear:  # as in nn.MultiheadAttention, which does not call its layer
+    if kind not in (nn.Linear, PaddedDecoder):  # as in nn.MultiheadAttention, which does not call its layer
         return f"no plain nn.Linear but {kind.__name__}"
     if module.in_features % _MULTIPLE or module.out_features % _MULTIPLE:
         return f"with a dimension that is no multiple of {_MULTIPLE}"
@@ -178,6 +204,7 @@ def _compare(
 
     config = layer.config
     data, gradient = (each.to(torch.bfloat16).flatten(0, -2) for each in (data, gradient))
+    gradient = nn.functional.pad(gradient, (0, layer.out_features - gradient.shape[-1]))  # of a padded decoder
     weight = layer.weight.detach()
     with torch.autocast(data.device.type, enabled=False):
         with torch.enable_grad():

@@ -286,10 +286,8 @@ class _Writer:
             lines.append(f"{self.script.borrow(change.function)}(model{arguments})")
         lines.append("model.to(DEVICE)")
         if self.precision.float8_recipe:  # pip install 'torchao>=0.18,<0.19'
-            config = f"Float8LinearConfig.from_recipe_name({_quoted(self.precision.float8_recipe)})"
-            fits = self.script.borrow("castwise.worker.float8:fits_float8")
-            lines.append("from torchao.float8 import Float8LinearConfig, convert_to_float8_training")
-            lines.append(f"convert_to_float8_training(model, module_filter_fn={fits}, config={config})")
+            convert = self.script.borrow("castwise.worker.float8:convert_linear_layers")
+            lines.append(f"{convert}(model, {_quoted(self.precision.float8_recipe)})  # torchao's")
         if self.precision.param_dtype != "float32":
             dtype = f"torch.{self.precision.param_dtype}"
             keeps_norms = self.precision.batch_norm_dtype != self.precision.param_dtype
