@@ -88,7 +88,9 @@ def test_losses_and_state_are_those_of_the_plain_loop(
     )
     assert found == expected
     assert expected[-1] != expected[0]
-    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
+    # Without its cache, transformers computes attention by another mask, which may round the last bit otherwise.
+    bound = 1e-8 if make is gpt2_of_transformers else 0.0
+    torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0.0, atol=bound)
     assert fewer.saved_bytes < 0.6 * counter.saved_bytes
     assert (counter.recomputed_flops, fewer.products) == (0, counter.products)
     # What is kept by the selective form is not computed again.

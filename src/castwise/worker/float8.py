@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from castwise.errors import TechniqueError
 from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import Precision, why_without_torchao
-from castwise.worker.techniques.padding import PaddedDecoder, find_decoder
+from castwise.worker.techniques.padding import PaddedDecoder, find_decoder, hide_words
 from castwise.worker.torch_version import version_of
 
 # cuBLASLt takes FP8 matrices whose dimensions are multiples of this; of the tokens, too, for the weight's gradient.
@@ -51,17 +51,15 @@ def convert_linear_layers(model: nn.Module, recipe: str) -> None:
 
     class PaddedFloat8Decoder(Float8Linear):  # type: ignore[misc]
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's own name
-            return super().forward(input)[..., : self.num_words]  # type: ignore[no-any-return]
+            return hide_words(super().forward(input), self)
 
-    padded = {
-        name: each.num_words
-        for name, each in model.named_modules()
-        if isinstance(each, PaddedDecoder) and fits_float8(each, name)
-    }
+    padded = {name: each for name, each in model.named_modules() if isinstance(each, PaddedDecoder)}
     convert_to_float8_training(model, module_filter_fn=fits_float8, config=Float8LinearConfig.from_recipe_name(recipe))
-    for name, num_words in padded.items():  # torchao's layer would return all words
+    for name, before in padded.items():  # torchao's layer knows of no padding
         decoder: Any = model.get_submodule(name)
-        decoder.__class__, decoder.num_words = PaddedFloat8Decoder, num_words
+        if isinstance(decoder, Float8Linear):
+            decoder.__class__ = PaddedFloat8Decoder
+            decoder.num_words, decoder.keeps_width = before.num_words, before.keeps_width
 
 
 def keep_small_layers(model: nn.Module) -> None:

@@ -47,11 +47,12 @@ class _SummedLoss(torch.autograd.Function):
         for part, target in zip(x.chunk(num_chunks), targets.chunk(num_chunks), strict=True):
             logits = functional.linear(part, low, low_bias).float()
             logits[:, num_words:] = -torch.inf
-            logs = logits.log_softmax(dim=1)
+            sums = logits.logsumexp(dim=1, keepdim=True)
             counts = (target != NO_TARGET)[:, None]
             words = torch.where(counts, target[:, None], 0)
-            loss = loss - (logs.gather(1, words) * counts).sum()
-            grad = logs.exp_().scatter_add_(1, words, -torch.ones_like(words, dtype=torch.float32)).to(x.dtype)
+            loss = loss + ((sums - logits.gather(1, words)) * counts).sum()
+            is_word = torch.arange(logits.shape[1], device=x.device) == words  # compiled, not in memory
+            grad = logits.sub_(sums).exp_().add_(is_word, alpha=-1).to(x.dtype)
             grads_x.append(grad @ low * counts)
             grad_weight += grad.T @ (part * counts)
             if grad_bias is not None:

@@ -28,6 +28,8 @@ class LanguageModel(nn.Module):
     Source: pytorch/examples word_language_model model.py at 0d3fe14a (`RNNModel`).
     """
 
+    takes_infinite_logits = True  # its loss is the cross entropy
+
     def __init__(self, kind: str, width: int, dropout: float) -> None:
         """Build the model of kind `LSTM`, `GRU` or `RNN_TANH`, with embedding and recurrent layers of one width."""
         super().__init__()

@@ -136,6 +136,8 @@ def norm_of(arch: Architecture) -> nn.Module:
 class Transformer(nn.Module):
     """A transformer that predicts tokens, or the class of images."""
 
+    takes_infinite_logits = True  # its loss is the cross entropy
+
     def __init__(self, arch: Architecture) -> None:
         """Build the model with random weights of standard deviation 0.02."""
         super().__init__()
