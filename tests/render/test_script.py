@@ -60,7 +60,7 @@ def test_a_script_computes_what_was_measured_over_20_steps(
     [
         ("gpt2", "fp32", ("pad-vocabulary", "chunked-loss")),
         ("llama-1b", "bf16-mixed", ("chunked-loss", "selective-checkpointing")),
-        ("bert-base", "bf16-master", ("activation-checkpointing",)),
+        ("bert-base", "bf16-master", ("activation-checkpointing", "sparse-prediction")),
         ("vit-b16", "fp32", ("compile-blocks",)),
         pytest.param("gpt2", "fp8-tensorwise", ("pad-vocabulary",), marks=_NEEDS_TORCHAO),
     ],

@@ -1,4 +1,4 @@
-"""The loss in chunks: loss and gradients of the plain way, without all logits, in every precision."""
+"""The loss in chunks, or of tokens with a target alone: loss and gradients of the plain way, in every precision."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from castwise.worker.flops import ProductCounter
 from castwise.worker.models.chunked_loss import chunked_loss
+from castwise.worker.models.transformer import Architecture, Transformer, compute_loss, to_batch
 from castwise.worker.techniques.padding import pad_decoder
 
 NUM_WORDS, WIDTH = 500, 16
@@ -98,3 +99,30 @@ def test_compiled_gradients(autocast: bool) -> None:
     for one, other in zip(model.parameters(), expected, strict=True):
         assert one.grad is not None
         assert (one.grad - other).norm() < 4 * torch.finfo(dtype).eps * other.norm()
+
+
+def bert() -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(Architecture("bert", 32, 2, 4, length=16, vocabulary=50)).eval()
+
+
+def test_a_sparse_loss_and_its_gradients_equal_the_plain_ones() -> None:
+    model, tokens, generator = bert(), torch.randint(50, (32, 16)), torch.Generator().manual_seed(2)
+    batch = to_batch(tokens, generator, is_causal=False)
+    found, products = [], []
+    for is_sparse in (False, True):
+        with ProductCounter(torch.device("cpu"), model.parameters()) as counter:
+            loss = compute_loss(model, batch, is_sparse=is_sparse)
+            loss.backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+        products.append(counter.products["linear"]["fp32"])
+        model.zero_grad()
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+    # There is room for 192 of 512 tokens: the decoder and the layer before it leave out the others.
+    assert products[0] - products[1] == 320 * 3 * 2 * 32 * (50 + 32)
+
+
+def test_more_targets_than_there_is_room_for_are_not_left_out_silently() -> None:
+    model, tokens = bert(), torch.randint(50, (32, 16))
+    assert compute_loss(model, (tokens, tokens), is_sparse=True).isnan()
+    assert compute_loss(model, (tokens[:2], tokens[:2]), is_sparse=True).isfinite(), "there is room for all of a few"

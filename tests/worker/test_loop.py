@@ -213,9 +213,12 @@ def test_space_to_depth_equals_the_convolution(kernel: int, padding: int, height
         assert all(torch.allclose(p.grad, g) for p, g in zip((conv.weight, conv.bias), gradients, strict=True))
 
 
-@pytest.mark.parametrize(("channels", "kernel", "padding"), [(1, 3, 0), (3, 3, 1), (1, 5, 2), (4, (3, 1), (1, 0))])
-def test_matmul_stem_equals_the_convolution(channels: int, kernel: Any, padding: Any) -> None:
-    conv = nn.Conv2d(channels, 8, kernel, padding=padding, bias=channels != 3).double()
+@pytest.mark.parametrize(
+    ("channels", "kernel", "padding", "stride"),
+    [(1, 3, 0, 1), (3, 3, 1, 1), (1, 5, 2, 1), (4, (3, 1), (1, 0), 1), (3, 4, 0, 4), (3, (5, 3), 0, (5, 3))],
+)
+def test_matmul_stem_equals_the_convolution(channels: int, kernel: Any, padding: Any, stride: Any) -> None:
+    conv = nn.Conv2d(channels, 8, kernel, stride, padding, bias=channels != 3).double()
     model = nn.Sequential(conv)
     images = torch.randn(2, channels, 10, 12, dtype=torch.double)
     expected = model(images)

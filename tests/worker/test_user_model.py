@@ -331,6 +331,7 @@ def test_techniques_that_do_not_fit_user_models(write: Callable[..., str]) -> No
         "pad-channels-4",
         "pad-channels-8",
         "chunked-loss",
+        "sparse-prediction",
         "coalesced-reduce",
         "fp8-large-layers",  # for precisions of FP8
         "fp8-without-decoder",

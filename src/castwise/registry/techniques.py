@@ -74,6 +74,7 @@ class StepConfig:
     model_changes: tuple[ModelChange, ...] = ()
     num_channels: int | None = None  # images are padded to so many channels
     loss_chunks: int = 1  # parts that decoder and loss are computed in, without keeping logits
+    sparse_loss: bool = False  # decoder and loss are computed for tokens with a target alone
     compile_mode: str | None = None  # of torch.compile; None compiles nothing
     compile_blocks: bool = False  # it compiles each repeated block of the model, not the whole loss
     compiled_update: bool = False  # what follows backward is one compiled function
@@ -265,6 +266,12 @@ def _has_no_ranks(spec: TrialSpec) -> str | None:
 def _is_aligned(spec: TrialSpec) -> str | None:
     width = int(dict(find_workload(spec.workload).options)["width"])
     return None if width % 8 else f"finds nothing to do: a width of {width} is a multiple of 8 already"
+
+
+def _predicts_all(spec: TrialSpec) -> str | None:
+    if dict(find_workload(spec.workload).options).get("kind") != "bert":
+        return "finds nothing to leave out: every token has a target"
+    return _is_replicated(spec)
 
 
 _MULTIPLE = 64
@@ -532,17 +539,17 @@ TECHNIQUES: list[Technique] = [
     ),
     Technique(
         name="matmul-stem",
-        summary="the first convolution, of stride 1, is a matrix product over its windows",
+        summary="the first convolution, of stride 1 or of patches, is a matrix product over its windows",
         cures=("alignment",),
-        needs="a model that begins with a convolution of stride 1 and short windows",
-        cost="memory for the windows: 9 numbers per pixel and channel",
+        needs="a model that begins with a convolution of stride 1 and short windows, or of patches side by side",
+        cost="memory for the windows: 9 numbers per pixel and channel, of patches 1",
         loop_changes=5,
         numerics="rounding",
         units=("images",),
         layer="convolution",
         excludes=("pad-channels-4", "pad-channels-8", "space-to-depth"),
         settings=_model_change(f"{_FIRST_CONV}:use_matmul_stem"),
-        acts_on="first convolution of stride 1",
+        acts_on="first convolution of stride 1 or of patches",
         absent_in=("torchvision", "fastai_resnet", "mlp"),
     ),
     Technique(
@@ -616,6 +623,20 @@ TECHNIQUES: list[Technique] = [
         fits_user_models=False,
         settings={"loss_chunks": 8},
         why_not=_is_replicated,
+    ),
+    Technique(
+        name="sparse-prediction",
+        summary="decoder and loss are computed for the tokens that have a target alone, about one in seven",
+        needs="a masked language model",
+        cost="none; a batch with more targets than there is room for has a loss that is not a number",
+        loop_changes=4,
+        numerics="rounding",
+        units=("tokens",),
+        families=("transformer",),
+        excludes=("chunked-loss",),
+        fits_user_models=False,
+        settings={"sparse_loss": True},
+        why_not=_predicts_all,
     ),
     Technique(
         name="activation-checkpointing",

@@ -29,6 +29,7 @@ _WRITTEN_SETTINGS = {
     "model_changes",
     "num_channels",
     "loss_chunks",
+    "sparse_loss",
     "compile_mode",
     "compile_blocks",
     "compiled_update",
@@ -221,7 +222,7 @@ class _Writer:
         if self.state and self.precision.autocast_dtype is not None and self.spec.device_type == "cuda":
             dtype = "float16"  # of cuDNN's RNNs under autocast, whatever its own is
         if self.own is None:
-            workloads.write_loss(self.script, self.row, dtype and f"torch.{dtype}", self.config.loss_chunks)
+            workloads.write_loss(self.script, self.row, dtype and f"torch.{dtype}", self.config)
         else:
             self.own.write_loss(self.script, dtype and f"torch.{dtype}")
         if self.config.compile_mode is not None:

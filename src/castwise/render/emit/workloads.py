@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from castwise.errors import UsageError
+from castwise.registry.techniques import StepConfig
 from castwise.registry.workloads import Workload
 from castwise.render.emit.builder import ScriptBuilder
 
@@ -146,27 +147,29 @@ def units_of(row: Workload) -> str:
     return "BATCH_SIZE * LENGTH" if row.unit == "tokens" else "BATCH_SIZE"
 
 
-def write_loss(script: ScriptBuilder, row: Workload, dtype: str, num_chunks: int) -> None:
+def write_loss(script: ScriptBuilder, row: Workload, dtype: str, config: StepConfig) -> None:
     """Write the lines that define `compute_loss(model, batch)`.
 
     Args:
         script: The script.
         row: The workload.
         dtype: Of 16-bit weights, which inputs are cast to, or of an RNN's state: "torch.float16"; empty if float32.
-        num_chunks: Parts that the loss of a language model is computed in.
+        config: The settings of the step; some are of a language model's loss.
     """
     cast = f".to({dtype})" if dtype else ""
     if row.family == "rnn_lm":
         is_pair = dict(row.options)["kind"] == "LSTM"
         script.add(_STATE.format(count=2 if is_pair else 1, dtype=dtype and f", dtype={dtype}"))
-        text = _LANGUAGE_LOSS if num_chunks == 1 else _CHUNKED_LOSS
+        text = _LANGUAGE_LOSS if config.loss_chunks == 1 else _CHUNKED_LOSS
         new = "[part.detach() for part in new]" if is_pair else "[new.detach()]"
         script.define(text.format(state="tuple(state)" if is_pair else "state[0]", new=new))
         return
     if row.unit == "tokens":
         loss = "nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())"
-        if num_chunks > 1:
-            loss = f"model(tokens, targets, {num_chunks})  # decoder and loss in so many parts"
+        if config.loss_chunks > 1:
+            loss = f"model(tokens, targets, {config.loss_chunks})  # decoder and loss in so many parts"
+        if config.sparse_loss:  # there is room for BERT's share of 15 %
+            loss = "model(tokens, targets, is_sparse=True)  # decoder and loss for tokens with a target alone"
         script.define(_TOKEN_LOSS.format(loss=loss))
         return
     name, loss = ("samples, targets", "mse_loss") if row.family == "mlp" else ("images, labels", "cross_entropy")

@@ -128,7 +128,7 @@ def build(row: Workload) -> Task:
         units_per_sample=_NUM_STEPS,
         recurrent_state=carried,
         begin_epoch=carried.forget,
-        chunked_loss=carried.compute_loss,
+        loss_with=carried.compute_loss,
     )
 
 

@@ -62,7 +62,8 @@ class Task:
     group_of: Callable[[str], int] | None = None  # a parameter's layer group, from 0, by the parameter's name
     # Fills the float32 model with a file's pretrained weights, or raises DataError.
     load_weights: Callable[[Path], None] | None = None
-    chunked_loss: Callable[..., Tensor] | None = None  # `compute_loss` in `num_chunks` parts, if it can
+    # `compute_loss` with `num_chunks` or `is_sparse`, if it can; without a technique it takes neither.
+    loss_with: Callable[..., Tensor] | None = None
     user_loop: UserLoop | None = None  # None for castwise's workloads
     fake_copy: FakeCopy | None = None  # of a model that was sharded since: shards cannot be copied
     notes: tuple[str, ...] = ()  # what the user's code did that affects its figures

@@ -1,5 +1,6 @@
 """Transformers as published: GPT-2, Llama 3, BERT and ViT, of linear layers and torch's own attention."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ _MASKED = 0.15  # of BERT's tokens are predicted. Source: Devlin et al. 2018
 # The frequency of a word of rank r is about 1 / (r + 2.7). Source: Mandelbrot 1953, of natural text.
 _ZIPF_SHIFT = 2.7
 _HIDDEN = 0  # the token in the place of those to predict
+_MULTIPLE = 64  # of rows, for Tensor Cores
 
 
 @dataclass(frozen=True)
@@ -163,10 +165,13 @@ class Transformer(nn.Module):
         if arch.kind != "vit":
             self.head.weight = self.tokens.weight
 
-    def forward(self, inputs: Tensor, targets: Tensor | None = None, num_chunks: int = 1) -> Tensor:
+    def forward(
+        self, inputs: Tensor, targets: Tensor | None = None, num_chunks: int = 1, *, is_sparse: bool = False
+    ) -> Tensor:
         """Return logits: (batch, length, vocabulary) of tokens (batch, length), (batch, classes) of images.
 
-        With targets, of the tokens' shape, return their mean cross entropy, computed in so many parts.
+        With targets, of the tokens' shape, return their mean cross entropy, computed in so many parts; if it is sparse,
+        the decoder runs on tokens with a target alone.
         """
         if self.kind == "vit":
             patches = self.patches(inputs).flatten(2).transpose(1, 2)
@@ -180,10 +185,27 @@ class Transformer(nn.Module):
         rotation = self.rotation[:, : x.shape[1]] if self.kind == "llama" else None
         for block in self.blocks:
             x = block(x, rotation)
+        if is_sparse and targets is not None:
+            x, targets = gather_targets(x, targets)
         x = self.predict_norm(functional.gelu(self.dense(x))) if self.kind == "bert" else self.norm(x)
-        if targets is not None:
+        if targets is not None and num_chunks > 1:
             return chunked_loss(x, self.head, targets, num_chunks)
-        return cast(Tensor, self.head(x[:, 0] if self.kind == "vit" else x))
+        logits = cast(Tensor, self.head(x[:, 0] if self.kind == "vit" else x))
+        return logits if targets is None else functional.cross_entropy(logits.float(), targets)
+
+
+def gather_targets(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of x, of shape (batch, length, width), whose tokens have a target, and their targets.
+
+    There is room for a number of them that random masks never exceed: shapes stay the same. If more have a target, the
+    rows are not numbers. Source: google-research/bert, run_pretraining.py, `gather_indexes`.
+    """
+    targets, count = targets.flatten(), targets.numel()
+    room = min(count, math.ceil((_MASKED * count + 4 * math.sqrt(count)) / _MULTIPLE) * _MULTIPLE)
+    has_none = targets == NO_TARGET
+    first = has_none.to(torch.uint8).argsort(stable=True)[:room]
+    rows = x.flatten(0, 1).index_select(0, first)
+    return rows.masked_fill((~has_none).sum() > room, torch.nan), targets[first]
 
 
 def _initialize(module: nn.Module) -> None:
@@ -200,7 +222,7 @@ def build(row: Workload) -> Task:
     model = Transformer(arch)
     if arch.kind == "vit":
         return image_task(model, row.input_shape, _CLASSES, draw=torch.randn)
-    return Task(model, RandomTokens(arch), compute_loss, units_per_sample=arch.length, chunked_loss=compute_loss)
+    return Task(model, RandomTokens(arch), compute_loss, units_per_sample=arch.length, loss_with=compute_loss)
 
 
 def text_task(task: Task, row: Workload, data_dir: Path) -> Task:
@@ -260,9 +282,9 @@ def to_batch(tokens: Tensor, generator: torch.Generator, *, is_causal: bool) -> 
     return tokens.masked_fill(is_masked, _HIDDEN), tokens.masked_fill(~is_masked, NO_TARGET)
 
 
-def compute_loss(model: nn.Module, batch: Batch, num_chunks: int = 1) -> Tensor:
-    """Return the mean cross entropy of the tokens to predict, a float32 scalar, computed in so many parts."""
+def compute_loss(model: nn.Module, batch: Batch, num_chunks: int = 1, *, is_sparse: bool = False) -> Tensor:
+    """Return the mean cross entropy of the tokens to predict, a float32 scalar; see `Transformer.forward`."""
     tokens, targets = batch
-    if num_chunks > 1 and torch.is_grad_enabled():
-        return cast(Tensor, model(tokens, targets, num_chunks))
+    if (num_chunks > 1 or is_sparse) and torch.is_grad_enabled():
+        return cast(Tensor, model(tokens, targets, num_chunks, is_sparse=is_sparse))
     return functional.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())

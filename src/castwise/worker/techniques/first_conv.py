@@ -100,10 +100,10 @@ def use_space_to_depth(model: nn.Module) -> None:
 
 
 class MatmulConv(nn.Conv2d):
-    """A convolution of stride 1 as a matrix product of its windows and its weights, which stay as they are.
+    """A convolution as a matrix product of its windows and its weights, which stay as they are.
 
-    The windows take little memory compared with the output, whose layout is channels last. The images need no gradient,
-    so backward is one product too.
+    Windows that are short, or lie side by side, take little memory compared with the output, whose layout is channels
+    last. The images need no gradient, so backward is one product too.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  as nn.Conv2d names it
@@ -116,7 +116,8 @@ class MatmulConv(nn.Conv2d):
             return super().forward(input)
         down, across = self.kernel_size[0], self.kernel_size[1]
         above, left = int(self.padding[0]), int(self.padding[1])
-        windows = nn.functional.pad(input, (left, left, above, above)).unfold(2, down, 1).unfold(3, across, 1)
+        windows = nn.functional.pad(input, (left, left, above, above)).unfold(2, down, self.stride[0])
+        windows = windows.unfold(3, across, self.stride[1])
         count, _, height, width = windows.shape[:4]
         missing = -self.in_channels * down * across % _ALIGNED
         rows = windows.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
@@ -130,12 +131,13 @@ def use_matmul_stem(model: nn.Module) -> None:
     """Compute a model's first convolution as a matrix product.
 
     Raises:
-        TechniqueError: It is no ordinary one of stride 1 with short windows.
+        TechniqueError: It is no ordinary one, of stride 1 with short windows or of windows side by side.
     """
     name, first = find_stem(model)
-    if first is None or first.stride != (1, 1) or first.weight[0].numel() > _MOST_NUMBERS:
+    is_short = first is not None and first.stride == (1, 1) and first.weight[0].numel() <= _MOST_NUMBERS
+    if first is None or not (is_short or first.stride == first.kernel_size):
         raise TechniqueError(
             "matmul-stem finds no ordinary convolution of stride 1 with windows of at most "
-            f"{_MOST_NUMBERS} numbers at the model's beginning."
+            f"{_MOST_NUMBERS} numbers, or of patches, at the model's beginning."
         )
     replace_stem(model, name, first, MatmulConv)
