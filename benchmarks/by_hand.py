@@ -1,6 +1,6 @@
 """castwise's fastest loop of a model and a good loop by hand, in turns, and the ratio of their speeds.
 
-    python benchmarks/by_hand.py --out benchmarks/records/by_hand/DATE-NAME.json [WORKLOAD ...]
+    python benchmarks/by_hand.py --out benchmarks/records/by_hand/DATE-NAME.json [ROW ...]
 
 Each turn is a process of its own: the loop by hand, castwise's, and the one by hand again, so that a noisy machine
 shows. `hand_loops.py` has the loops by hand.
@@ -41,15 +41,16 @@ class Row:
     workload: str
     batch_size: int
     hand_precision: str
-    compiled: bool  # the model by hand is under torch.compile
+    compiled: bool  # the loop by hand is under torch.compile
     precision: str
     techniques: str  # of castwise's loop
+    padded: bool = False  # the vocabulary by hand is a multiple of 64
 
     @property
     def loops(self) -> dict[str, str]:
         """Return the sides' loops in words."""
-        by_hand = f"{self.hand_precision}, compiled" if self.compiled else self.hand_precision
-        return {HAND: by_hand, CASTWISE: f"{self.precision}, {self.techniques}"}
+        changes = (", compiled" if self.compiled else "") + (", vocabulary padded" if self.padded else "")
+        return {HAND: self.hand_precision + changes, CASTWISE: f"{self.precision}, {self.techniques}"}
 
 
 def _images(workload: str, batch_size: int, techniques: str) -> Row:
@@ -58,28 +59,50 @@ def _images(workload: str, batch_size: int, techniques: str) -> Row:
 
 # compiled-update took a minute to compile for ResNet-50's 161 tensors, and was no faster than the fused optimizer.
 _STRIDED = "fused-optimizer+compile+cuda-graph+batch-norm-kernel+space-to-depth"
-ROWS = (
-    _images("resnet50", 256, f"{_STRIDED}+max-pool-kernel"),
-    _images("resnet101", 128, f"{_STRIDED}+max-pool-kernel"),
-    _images("inception_v3", 128, f"{_STRIDED}+max-pool-kernel"),
-    _images("efficientnet_b0", 128, _STRIDED),
-    _images("wrn-28-10", 128, "compiled-update+matmul-stem+batch-norm-kernel+compile+cuda-graph"),
+_UPDATED = "compiled-update+compile+cuda-graph"
+_WORDS = "compiled-update+pad-vocabulary+compile+cuda-graph"
+_FP8 = "fp8-tensorwise"
+# By name: the workload's, and what tells a row from another of the same workload.
+ROWS = {
+    "resnet50": _images("resnet50", 256, f"{_STRIDED}+max-pool-kernel"),
+    "resnet101": _images("resnet101", 128, f"{_STRIDED}+max-pool-kernel"),
+    "inception_v3": _images("inception_v3", 128, f"{_STRIDED}+max-pool-kernel"),
+    "efficientnet_b0": _images("efficientnet_b0", 128, _STRIDED),
+    "wrn-28-10": _images("wrn-28-10", 128, "compiled-update+matmul-stem+batch-norm-kernel+compile+cuda-graph"),
     # By hand, compiling made all precisions slower; float32 with TF32 products was the fastest.
-    Row("mlp-4096", 512, "tf32", False, "bf16-master", "compiled-update+compile+cuda-graph-8"),
-    Row("lstm-lm", 20, "tf32", False, "bf16-mixed", "compiled-update+compile+cuda-graph-8"),
-    Row("lstm-lm-1500", 80, "bf16-mixed", False, "bf16-mixed", "compiled-update+compile+cuda-graph"),
-)
+    "mlp-4096": Row("mlp-4096", 512, "tf32", False, "bf16-master", f"{_UPDATED}-8"),
+    "lstm-lm": Row("lstm-lm", 20, "tf32", False, "bf16-mixed", f"{_UPDATED}-8"),
+    "lstm-lm-1500": Row("lstm-lm-1500", 80, "bf16-mixed", False, "bf16-mixed", _UPDATED),
+    "gpt2": Row("gpt2", 16, "bf16-mixed", True, "bf16-master", _WORDS, padded=True),
+    "gpt2-b64": Row("gpt2", 64, "bf16-mixed", True, "bf16-master", _WORDS, padded=True),
+    "gpt-d2048x12": Row("gpt-d2048x12", 16, "bf16-mixed", True, "bf16-master", _WORDS, padded=True),
+    "gpt-d2048x12-fp8": Row("gpt-d2048x12", 16, _FP8, True, _FP8, _WORDS, padded=True),
+    "gpt-d4096": Row("gpt-d4096", 8, "bf16-mixed", True, "bf16-master", _WORDS, padded=True),
+    "gpt-d4096-fp8": Row("gpt-d4096", 8, _FP8, True, _FP8, _WORDS, padded=True),
+    "vit-b16": Row("vit-b16", 256, "bf16-mixed", True, "bf16-master", _UPDATED),
+    "bert-base": Row("bert-base", 64, "bf16-mixed", True, "bf16-master", _WORDS, padded=True),
+}
+
+
+def tiny(row: Row) -> Row:
+    """Return a row whose plain loops a CPU runs within a minute: sequences are short, and GPTs narrow."""
+    workload = "gpt-d128" if row.workload.startswith("gpt-d") else row.workload
+    if find_workload(workload).longest is not None:
+        workload += "@32"
+    row = replace(row, hand_precision="fp32", compiled=False, precision="fp32", techniques="none")
+    return replace(row, workload=workload, batch_size=2)
 
 
 def measure_by_hand(row: Row, device: str, seconds: float) -> float:
     """Return the units per second of the loop by hand, in a process of its own."""
     command = [sys.executable, str(_HAND_LOOPS), row.workload, str(row.batch_size), row.hand_precision]
-    command += ["--device", device, "--seconds", str(seconds), *(["--compile"] if row.compiled else [])]
+    command += ["--device", device, "--seconds", str(seconds)]
+    command += [*(["--compile"] if row.compiled else []), *(["--pad"] if row.padded else [])]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=_TIMEOUT_SECONDS)
     return float(json.loads(done.stdout.splitlines()[-1])["per_second"])
 
 
-def measure(row: Row, machine: Machine, protocol: MeasurementProtocol) -> dict[str, Any]:
+def measure(name: str, row: Row, machine: Machine, protocol: MeasurementProtocol) -> dict[str, Any]:
     """Return a row's record; each turn is printed as it ends."""
     spec = TrialSpec(
         workload=row.workload,
@@ -97,10 +120,11 @@ def measure(row: Row, machine: Machine, protocol: MeasurementProtocol) -> dict[s
         else:
             speed, _ = measure_loop(spec, machine)
         unit = find_workload(row.workload).unit
-        print(f"{row.workload}, {side}, {row.loops[side]}: {format_rate(speed)} {unit}/s", flush=True)
+        print(f"{name}, {side}, {row.loops[side]}: {format_rate(speed)} {unit}/s", flush=True)
         turns.append({"side": side, "per_second": speed})
     return {
-        "name": row.workload,
+        "name": name,
+        "workload": row.workload,
         "batch_size": row.batch_size,
         "loops": row.loops,
         "turns": turns,
@@ -114,14 +138,15 @@ def table(paths: Sequence[Path]) -> str:
     for path in paths:
         for record in json.loads(path.read_text())["rows"]:
             found[record["name"]] = record | {"where": place_of(record["environment"], path.name[:10])}
-    records = [found[row.workload] for row in ROWS if row.workload in found]
+    records = [found[name] for name in ROWS if name in found]
     cells = []
     for record in records:
         hand, ours = ([each["per_second"] for each in record["turns"] if each["side"] == s] for s in (HAND, CASTWISE))
-        unit = find_workload(record["name"]).unit
+        unit = find_workload(record.get("workload", record["name"])).unit  # older records have the name alone
         speeds = [statistics.median(side) for side in (hand, ours)]
         ratio = f"{speeds[1] / speeds[0]:.2f} ({min(ours) / max(hand):.2f} to {max(ours) / min(hand):.2f})"
-        model = f"{record['name']}, batch {record['batch_size']}"
+        batch_size = record["batch_size"]
+        model = f"{record['name'].removesuffix(f'-b{batch_size}')}, batch {batch_size}"
         cells.append([model, *(f"{format_rate(speed)} {unit}/s" for speed in speeds), ratio])
     places = "\n\n".join(where for where, _ in by_place(records))
     lines = [f"- {each['name']}: " + "; ".join(": ".join(loop) for loop in each["loops"].items()) for each in records]
@@ -132,28 +157,23 @@ def table(paths: Sequence[Path]) -> str:
 def main() -> int:
     """Measure the rows, and write the record after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = {row.workload: row for row in ROWS}
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"{', '.join(known)}; all by default")
-    parser.add_argument("--tiny", action="store_true", help="the plain loops on a CPU, to try this program itself")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"{', '.join(ROWS)}; all by default")
+    help_of_tiny = "plain loops on a CPU, on short sequences and narrow GPTs, to try this program itself"
+    parser.add_argument("--tiny", action="store_true", help=help_of_tiny)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    names = arguments.workloads or list(known)
-    if unknown := [name for name in names if name not in known]:
-        parser.error(f"no row named {unknown[0]!r}; rows: {', '.join(known)}")
-    rows, protocol = [known[name] for name in names], _PROTOCOL
-    if arguments.tiny:
-        protocol = _TINY_PROTOCOL
-        rows = [
-            replace(row, batch_size=2, hand_precision="fp32", compiled=False, precision="fp32", techniques="none")
-            for row in rows
-        ]
+    names = arguments.rows or list(ROWS)
+    if unknown := [name for name in names if name not in ROWS]:
+        parser.error(f"no row named {unknown[0]!r}; rows: {', '.join(ROWS)}")
+    protocol = _TINY_PROTOCOL if arguments.tiny else _PROTOCOL
     machine = detect_machine("cpu" if arguments.tiny else None, None)
     records, has_failed = list[dict[str, Any]](), False
-    for row in rows:
+    for name in names:
+        row = tiny(ROWS[name]) if arguments.tiny else ROWS[name]
         try:
-            records.append(measure(row, machine, protocol))
+            records.append(measure(name, row, machine, protocol))
         except (RuntimeError, CastwiseError, subprocess.SubprocessError) as error:
-            print(f"{row.workload}: {error}", file=sys.stderr, flush=True)
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
             has_failed = True
         write(arguments.out, {"rows": records})
     return int(has_failed)

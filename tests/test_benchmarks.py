@@ -7,13 +7,19 @@ from pathlib import Path
 
 import by_hand
 import emitted
+import hand_loops
 import hero
 import pytest
 import search_tables
 import tables
+import torch
 
 from castwise.orchestrator.machine import detect_machine
+from castwise.registry.precisions import find_precision
+from castwise.registry.techniques import parse_techniques, why_unsupported
+from castwise.registry.workloads import find_workload
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
+from castwise.worker.models import build_task
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -75,12 +81,68 @@ def test_table_of_emitted_scripts_gives_a_verdict(tmp_path: Path, ratios: tuple[
     assert emitted.table([path]).splitlines()[-1].endswith(f"| {len(ratios)} | {verdict} |")
 
 
+@pytest.mark.parametrize("name", by_hand.ROWS)
+def test_loop_of_castwise_beside_one_by_hand_is_a_valid_trial(name: str) -> None:
+    row = by_hand.ROWS[name]
+    spec = TrialSpec(
+        workload=row.workload,
+        precision=row.precision,
+        loss_scale=find_precision(row.precision).loss_scale,
+        batch_size=row.batch_size,
+        device="cuda:0",
+        techniques=parse_techniques(row.techniques),
+    )
+    assert why_unsupported(spec, (9, 0)) is None
+
+
 @pytest.mark.slow
-def test_loops_by_hand_run_on_a_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "workload"), [("lstm-lm", "lstm-lm"), ("gpt-d4096-fp8", "gpt-d128@32")])
+def test_loops_by_hand_run_on_a_cpu(tmp_path: Path, name: str, workload: str) -> None:
     out = tmp_path / "folder" / "2026-11-25-cpu.json"
-    result = run("by_hand.py", "--tiny", "--out", str(out), "lstm-lm")
+    result = run("by_hand.py", "--tiny", "--out", str(out), name)
     assert result.returncode == 0, result.stderr
     (row,) = json.loads(out.read_text())["rows"]
+    assert row["workload"] == workload
     assert [turn["side"] for turn in row["turns"]] == [by_hand.HAND, by_hand.CASTWISE, by_hand.HAND]
     assert all(turn["per_second"] > 0 for turn in row["turns"])
-    assert "| lstm-lm, batch 2 |" in by_hand.table([out])
+    assert f"| {name}, batch 2 |" in by_hand.table([out])
+
+
+def test_rows_of_a_workload_differ_in_batch_and_precision(tmp_path: Path) -> None:
+    record = json.loads(next((tables.RECORDS / "by_hand").glob("*.json")).read_text())["rows"][0]
+    rows = [
+        record | {"name": name, "workload": row.workload, "batch_size": row.batch_size, "loops": row.loops}
+        for name, row in by_hand.ROWS.items()
+    ]
+    path = tmp_path / "2026-11-25-h100.json"
+    path.write_text(json.dumps({"rows": rows}))
+    models = [line.split(" | ")[0] for line in by_hand.table([path]).splitlines() if line.startswith("| ")]
+    assert len({*models}) == len(by_hand.ROWS) + 1
+    assert {"| gpt2, batch 16", "| gpt2, batch 64", "| gpt-d4096-fp8, batch 8"} < {*models}
+
+
+@pytest.mark.parametrize(("workload", "num_words"), [("gpt-d128@16", 50_304), ("bert-base@16", 30_528)])
+def test_vocabulary_padded_by_hand(workload: str, num_words: int) -> None:
+    task = build_task(find_workload(workload))
+    model = task.model.eval()
+    (batch,) = task.make_batches(1, 2, torch.device("cpu"), torch.Generator().manual_seed(0))
+    unpadded = task.compute_loss(model, batch).item()
+    hand_loops.pad_vocabulary(model)
+    loss = task.compute_loss(model, batch)
+    assert loss.item() == pytest.approx(unpadded, rel=1e-3)
+    loss.backward()
+    torch.optim.AdamW(model.parameters()).step()
+    assert model.tokens.weight is model.head.weight
+    assert model(batch[0]).shape[-1] == len(model.tokens.weight) == num_words
+
+
+def test_layers_that_run_in_fp8_by_hand() -> None:
+    float8 = pytest.importorskip("torchao.float8", reason="pip install 'castwise[fp8]'")
+    model = build_task(find_workload("gpt-d128@16")).model
+    hand_loops.pad_vocabulary(model)
+    hand_loops.convert_to_fp8(model)
+    linear = {name: type(each) for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
+    assert linear.pop("head") is torch.nn.Linear
+    assert len(linear) == 4 * len(model.blocks)
+    assert {*linear.values()} == {float8.float8_linear.Float8Linear}
+    assert model.tokens.weight is model.head.weight
