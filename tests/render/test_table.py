@@ -156,9 +156,9 @@ def test_fields_worth_showing() -> None:
 LINE = "[bold]resnet50[/bold] takes 3 s in 'fp16' " + "and so on " * 10
 
 
-def line(terminal: bool, indent: str = "") -> list[str]:
+def line(terminal: bool, indent: str = "", text: str = LINE, width: int = 40) -> list[str]:
     out = io.StringIO()
-    print_line(Console(file=out, width=40, force_terminal=terminal, color_system=None), indent + LINE)
+    print_line(Console(file=out, width=width, force_terminal=terminal, color_system=None), indent + text)
     return out.getvalue().splitlines()
 
 
@@ -171,6 +171,17 @@ def test_a_terminal_wraps_a_line_behind_its_indent() -> None:
     assert len(lines) > 1
     assert all(each.startswith("  ") and each[2] != " " for each in lines)
     assert " ".join(lines).split() == LINE.split()
+
+
+@pytest.mark.parametrize("width", [80, 30])
+def test_a_terminal_breaks_no_line_before_a_unit_or_within_a_command(width: int) -> None:
+    whole = ["31 %", "700 W", "1,980 MHz", "12.3 GiB", "5 min", "03 s", "2,560 images/s", "`castwise run --help`"]
+    for before in range(1, width):
+        text = "x" * before + " " + " of ".join(whole)
+        lines = line(terminal=True, text=text, width=width)
+        assert max(map(len, lines)) <= width
+        assert [part for part in whole if not any(part in each for each in lines)] == []
+        assert " ".join(lines).split(" ") == text.split(" "), "plain spaces, as in a pipe"
 
 
 def test_a_piped_table_is_as_wide_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,13 @@ def test_no_whisker_is_longer_than_twice_the_longest_bar() -> None:
     assert axis_end(120) < axis_end(200) == axis_end(400_000)
 
 
+def test_on_a_phone_numbers_do_not_touch_and_names_break_between_their_parts() -> None:
+    name = "torchvision:mobilenet_v3_large, batch 256"
+    body = bar_chart([Bar(name, [Segment(11_044, "red")], "11,044 · 3.10×")], NARROW, "").body
+    assert {"5,000", "torchvision:", "mobilenet_v3_large,", "batch 256"} < set(re.findall(r">([^<]+)<", body))
+    assert ">10,000<" not in body
+
+
 def test_speedup_is_over_the_plain_loop_and_needs_one() -> None:
     made = chart("throughput", steady("fp32"), steady("tf32", techniques=("a",), factor=0.5), steady("tf32"))
     assert [row["times_reference"] for row in rows(made)] == pytest.approx([1.0, 1 / 0.6, 2 / 0.6])

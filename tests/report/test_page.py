@@ -6,6 +6,7 @@ Most tests look at one loaded page and leave it as it was.
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -314,6 +315,30 @@ def test_narrow_page_is_accessible_and_nothing_is_cut_off(open_page: Opener, wid
     assert made.violations() == []
     scroll = "(s => s.scrollWidth <= s.clientWidth)(document.querySelector('[data-table=machines] .scroll'))"
     assert made.page.evaluate(scroll), "a machine is a column, which fits"
+
+
+@pytest.mark.parametrize("page_of", [report_of, comparison_of])
+def test_long_names_break_after_a_separator_on_a_phone(
+    open_page: Opener, page_of: Callable[[list[Trial]], str]
+) -> None:
+    names = ("torchvision:mobilenet_v3_large", "train_classifier.py:build_model_with_everything", "fastai-resnet50")
+    trials = [
+        steady(precision, repeat, workload=name)
+        for name in names
+        for precision in ("fp32", "bf16-mixed")
+        for repeat in range(2)
+    ]
+    text = page_of([*trials, *(map(other_machine, trials) if page_of is comparison_of else ())])
+    made = open_page(text, width=390)
+    assert made.cut_off() == []
+    assert made.page.evaluate("document.documentElement.scrollWidth") == 390
+    assert made.page.evaluate(
+        "[...document.querySelectorAll('.answers th')].every(e => e.scrollWidth <= e.clientWidth)"
+    )
+    assert "torchvision:<wbr>mobilenet_<wbr>v3_<wbr>large" in text
+    assert not re.search(r'<title>[^<]*<wbr>|="[^"]*<wbr>', text), "not in attributes"
+    labels = made.page.locator("figure.chart svg.narrow text").all_text_contents()
+    assert (page_of is comparison_of) == ({"torchvision:", "mobilenet_v3_large,"} <= set(labels))
 
 
 @pytest.mark.parametrize("page_of", [report_of, comparison_of])

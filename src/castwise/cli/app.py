@@ -1,9 +1,7 @@
 """The command line: parse, call one function, print."""
 
-import re
 import shutil
 import sys
-import textwrap
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -15,12 +13,11 @@ from castwise.cli import compare, export, max_batch, report, run, suite, tune, w
 from castwise.cli.options import HelpCommand, HelpGroup, add_command
 from castwise.cli.streams import check_stdout, prepare_streams
 from castwise.errors import CastwiseError, EngineError, StoreError, printable, shortened
+from castwise.render.units import wrap
 
 # Click's error for what cannot be parsed. Typer has a Click of its own, older ones the package; of its errors they
 # export this subclass alone.
 _PARSING_ERROR: type[Any] = typer.BadParameter.__bases__[0]
-
-_NO_BREAK = "\0"  # a space that no line is broken at; `shortened` leaves none in a text
 
 # What `castwise` alone shows.
 _START = """\
@@ -144,16 +141,9 @@ def main() -> NoReturn:
 def _exit(line: str, code: int) -> NoReturn:
     line = f"castwise: {shortened(line)}"
     if sys.stderr.isatty():
-        line = _wrapped(line, shutil.get_terminal_size().columns)
+        line = wrap(line, shutil.get_terminal_size().columns)
     print(line, file=sys.stderr)
     sys.exit(code)
-
-
-def _wrapped(line: str, width: int) -> str:
-    """Return a line that breaks between words, but not within a command to copy."""
-    kept = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _NO_BREAK), line)
-    parts = textwrap.wrap(kept, width, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(parts).replace(_NO_BREAK, " ")
 
 
 def _system_line(error: OSError) -> str:

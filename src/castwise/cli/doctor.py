@@ -16,7 +16,7 @@ from castwise.registry.precisions import (
     why_without_torchao,
 )
 from castwise.registry.techniques import TECHNIQUES, why_torch_is_too_old
-from castwise.render.console import result_console
+from castwise.render.console import print_line, result_console
 from castwise.render.units import format_bytes
 from castwise.telemetry.gpu import GpuUnreadableError
 from castwise.telemetry.nvml import compute_processes
@@ -45,7 +45,7 @@ def doctor() -> int:
                 table.add_row(row.name, "[green]native[/]", escape(row.summary))
         console.print(table)
         for line in foreign_processes(environment):
-            console.print(line, markup=False, style="yellow")
+            print_line(console, line, "yellow")
     return 0
 
 

@@ -4,12 +4,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.padding import Padding
 from rich.segment import Segment
 from rich.text import Text
 
 from castwise.errors import printable
-from castwise.render.units import format_duration
+from castwise.render.units import format_duration, wrap
 
 _PIPED_WIDTH = 250
 
@@ -37,12 +36,9 @@ def print_line(console: Console, line: str, style: str | None = None) -> None:
 
     A command stays one line in a terminal, too, for who copies it.
     """
-    text = line.lstrip(" ")
-    indent = len(line) - len(text)
-    if console.is_terminal and not text.startswith("castwise "):
-        console.print(Padding(Text(text), (0, 0, 0, indent), expand=False), style=style, highlight=False)
-    else:
-        console.print(Text(line), style=style, highlight=False, soft_wrap=True)
+    wraps = console.is_terminal and not line.lstrip(" ").startswith("castwise ")
+    text = Text(wrap(line, console.width) if wraps else line)
+    console.print(text, style=style, highlight=False, soft_wrap=not wraps)
 
 
 def print_ending(console: Console, line: str) -> None:

@@ -190,7 +190,4 @@ class LiveProgress:
 
     def _print(self, line: str, style: str | None = None) -> None:
         self._last_line = time.monotonic()
-        if self._console.is_terminal:
-            print_line(self._console, line, style)
-        else:  # never wrapped: `grep` finds a line whole
-            self._console.print(line, style=style, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        print_line(self._console, line, style)

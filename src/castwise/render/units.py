@@ -1,10 +1,15 @@
 """Figures as people read them; records stay in SI units."""
 
 import math
+import re
 import statistics
+import textwrap
 from collections.abc import Sequence
 
 from castwise.spec.quantities import format_bytes as format_bytes  # noqa: PLC0414  all that reports write is found here
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(%|°C|[kKMGTmµnd]?i?[BJWs]|[kMG]Hz|kWh|min|h)(?!\w)|\w+/\w)")
+_NO_BREAK = "\0"  # a space that no line is broken at; no text has one of its own
 
 
 def format_seconds(value: float | None) -> str:
@@ -56,6 +61,29 @@ def format_duration(seconds: float) -> str:
 
 def _digits(value: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
+
+
+def keep_units(text: str, space: str = "\u00a0") -> str:
+    """Return a text with another space between each number and its unit: `1 %`, `5 min`, `700 W`, `90 images/s`."""
+    return _BEFORE_UNIT.sub(space, text)
+
+
+def wrap(text: str, width: int) -> str:
+    """Return lines that break between words, behind their indent, but not before a unit.
+
+    Nor do they break within a command to copy that fits in a line.
+    """
+
+    def kept(command: re.Match[str]) -> str:
+        return command[0].replace(" ", _NO_BREAK) if len(command[0]) <= width else command[0]
+
+    wrapper = textwrap.TextWrapper(max(width, 1), break_long_words=False, break_on_hyphens=False)
+    lines = []
+    for line in re.sub("`[^`\n]*`", kept, keep_units(text, _NO_BREAK)).split("\n"):
+        words = line.lstrip(" ")
+        wrapper.initial_indent = wrapper.subsequent_indent = line[: len(line) - len(words)]
+        lines += wrapper.wrap(words) or [""]
+    return "\n".join(lines).replace(_NO_BREAK, " ")
 
 
 _LEVELS = "▁▂▃▄▅▆▇█"

@@ -7,6 +7,7 @@ records: all text goes through `escape`.
 import html
 import itertools
 import math
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ _ROW, _LINE, _BAR = 24, 15, 16  # pixels: a row of bars or dots, a further line 
 _LEAST_SEGMENT = 0.5  # pixels: of a thinner part of a bar one would see its outline alone
 _LABEL_SHARE = 0.42  # of the width, at most, that labels take
 _LABEL_LINES = 5
+_MAY_BREAK = "\u200b"
 _LEGEND_ROW, _MARK = 20, 24
 _PANEL = 150  # pixels, of lines over one axis
 _MARKERS = 8  # on a line
@@ -161,6 +163,12 @@ def escape(words: object) -> str:
     return html.escape(line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…")
 
 
+def mark_breaks(words: str, longest: int, mark: str) -> str:
+    """Return text with marks between the parts of words of more letters, such as names of models."""
+    long = rf"\S{{{longest + 1},}}"
+    return re.sub(long, lambda word: re.sub(r"(?<=[_:/-])(?=\w)|(?<=\.)(?=[a-z])", mark, word[0]), words)
+
+
 def text(x: float, y: float, words: str, anchor: str = "", size: int = _SIZE, fill: str = INK) -> str:
     """Return a line of text; its anchor is empty, "middle" or "end"."""
     look = "".join(
@@ -300,7 +308,9 @@ def _rows(  # noqa: PLR0913, PLR0917  all that a chart of rows is made of
     head, top = legend(keys, width)
     room = max(map(len, figures), default=0) * _LETTER + 14
     most = max(8, int(min(_LABEL_SHARE * width, width - room - 60) / _LETTER))
-    labels = [textwrap.wrap(name, most, max_lines=_LABEL_LINES, placeholder=" …") or ["–"] for name in names]
+    wrapper = textwrap.TextWrapper(most, max_lines=_LABEL_LINES, placeholder=" …")
+    wrapper.wordsep_re = re.compile(rf"(?<!batch)(\s+)|{_MAY_BREAK}")
+    labels = [wrapper.wrap(mark_breaks(name, most, _MAY_BREAK)) or ["–"] for name in names]
     left = max((len(each) for own in labels for each in own), default=0) * _LETTER + 10
     span, y, rows = width - left - room, top, []
     for place, lines in enumerate(labels):
@@ -311,7 +321,11 @@ def _rows(  # noqa: PLR0913, PLR0917  all that a chart of rows is made of
         y += height
     places = [axis.at(tick, left, span) for tick in axis.ticks]
     grid = [path("".join(f"M{x:g} {top:g}V{y:g}" for x in places), FAINT)]
-    grid += [text(x, y + 15, axis.label(tick), "middle", 12) for x, tick in zip(places, axis.ticks, strict=True)]
+    free = -math.inf
+    for x, words in zip(places, map(axis.label, axis.ticks), strict=True):
+        if x - len(words) * _LETTER / 2 > free:  # numbers do not touch each other
+            grid.append(text(x, y + 15, words, "middle", 12))
+            free = x + len(words) * _LETTER / 2 + 4
     rule = [] if axis.rule is None else [axis.at(axis.rule, left, span)]
     grid += [path(f"M{x:g} {top:g}V{y:g}", INK, 1, "2 3") for x in rule]
     grid.append(text(min(left + span / 2, width - len(title) * _LETTER / 2), y + 33, title, "middle", fill=SOFT))

@@ -18,11 +18,13 @@ from castwise._version import __version__
 from castwise.errors import UsageError
 from castwise.render.table import DataTable
 from castwise.render.theme import LIGHT
+from castwise.render.units import keep_units
 from castwise.report.charts.chart import Chart
-from castwise.report.charts.svg import HATCH, NARROW, WIDE
+from castwise.report.charts.svg import HATCH, NARROW, WIDE, mark_breaks
 from castwise.report.collection import FileOf
 from castwise.spec.quantities import truncate_list
 
+_LONGEST_WORD = 19  # that a phone shows in a line of the table of answers
 _MAX_STATIC_ROWS = 20  # of a table, for readers without scripts; the page's script has all
 
 
@@ -71,11 +73,22 @@ def assemble(template: str, title: str, context: Mapping[str, Any], data: PageDa
     try:
         from jinja2 import Environment, StrictUndefined
         from jinja2.loaders import FunctionLoader
+        from markupsafe import Markup, escape
     except ImportError:
         raise UsageError("Reports need jinja2: pip install 'castwise[report]'.") from None
+
+    def breakable(value: Any) -> Any:
+        """Return text in which no unit leaves its number, and long words break after a separator.
+
+        Attributes have no such breaks: they escape their text themselves, and escaped text stays as it is.
+        """
+        if type(value) is not str:
+            return value
+        return Markup(mark_breaks(str(escape(keep_units(value))), _LONGEST_WORD, "<wbr>"))
+
     environment = Environment(
         autoescape=True,
-        finalize=lambda value: value.replace(" %", "\u00a0%") if type(value) is str else value,  # not of safe text
+        finalize=breakable,
         loader=FunctionLoader(_read),
         undefined=StrictUndefined,
         trim_blocks=True,
