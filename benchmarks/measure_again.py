@@ -22,8 +22,8 @@ from castwise.records.schema import Trial
 
 HERE = Path(__file__).parent
 WORKLOADS = ("resnet50", "wrn-28-10", "lstm-lm", "lstm-lm-1500", "mlp-4096", "mnist-cnn", "dpn92")
-SEARCHES = (*WORKLOADS, "efficientnet_b0", "fastai-resnet50", "gpt2")
-OWN_MODELS = {"gpt2": str(HERE / "gpt2.py")}
+SEARCHES = (*WORKLOADS, "efficientnet_b0", "fastai-resnet50", "gpt2", "bert-base", "vit-b16", "gpt-d4096", "own-gpt2")
+OWN_MODELS = {"own-gpt2": str(HERE / "gpt2.py")}
 OPTIONS = {"resnet50": ("--memory", "8GiB")}  # of a search
 
 
@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
-    every = [f"trials/{name}" for name in (*WORKLOADS, "gpt2")] + [f"searches/{name}" for name in SEARCHES]
+    every = [f"trials/{name}" for name in (*WORKLOADS, "gpt2", "own-gpt2")] + [f"searches/{name}" for name in SEARCHES]
     jobs = arguments.jobs or every
     if unknown := set(jobs) - set(every):
         parser.error(f"no such job: {', '.join(sorted(unknown))}")

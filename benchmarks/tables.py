@@ -31,10 +31,13 @@ from stored import RECORDS, by_place, costs_of, load, markdown, place_of, where_
 
 from castwise.analysis.advice import recommend
 from castwise.analysis.causes import diagnose
+from castwise.analysis.model_flops import float8_of, fp8_share
 from castwise.analysis.result_table import Row, compare
 from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import find_suite, is_search, specs_of
+from castwise.registry.workloads import find_workload
+from castwise.render.fields import ratio_text
 from castwise.render.run_report import markdown_table, print_table
 from castwise.render.table import markdown_text
 from castwise.render.why_report import print_why
@@ -84,6 +87,29 @@ def answer(workload: str) -> str:
     """Return what `castwise run` advises for a workload's trials, and the lines to paste."""
     (advice,) = recommend([row for row in rows() if row.trial.spec.workload == workload])
     return f"{markdown_text(advice.sentence)}\n\n```python\n{advice.code}\n```\n"
+
+
+def fp8_width(_: str) -> str:
+    """Return what FP8 brings to GPTs of several widths over bf16-mixed in the same loop."""
+    cells, places = [], dict[str, None]()
+    found = {(row.trial.spec.workload, row.precision): row for row in rows("fp8_width")}
+    for (workload, precision), row in sorted(found.items(), key=lambda item: find_width(item[0][0])):
+        if precision != "fp8-tensorwise" or (facts := float8_of(row.trials)) is None:
+            continue
+        rates = [found[workload, each].throughput for each in ("bf16-mixed", precision)]
+        share = fp8_share(row.trials)
+        measured = (f"{rate:,.0f}" if rate else "–" for rate in rates)
+        shares = (f"{share:.0%}" if share else "–", f"{facts.min_sqnr_db:.1f} dB")
+        depth = dict(find_workload(workload).options)["depth"]
+        cells.append((find_width(workload), depth, row.batch_size, *measured, ratio_text(row.bf16_estimate), *shares))
+        places |= dict.fromkeys([place_of(row.trial.environment.model_dump(), row.trial.started_at[:10])])
+    heading = "width | layers | batch | bf16-mixed, tokens/s | fp8-tensorwise, tokens/s | × bf16-mixed | in FP8 | SQNR"
+    return "\n".join(["; ".join(places), "", *markdown(heading, "rrrrrrrr", cells)]) + "\n"
+
+
+def find_width(workload: str) -> int:
+    """Return the width of a transformer."""
+    return int(dict(find_workload(workload).options)["width"])
 
 
 def studies(folder: str) -> tuple[list[dict[str, Any]], str]:
@@ -228,6 +254,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "scaling": lambda workload: results(workload, "scaling"),
     "loops": lambda workload: results(workload, "techniques"),
     "transformers": lambda workload: results(workload, "transformers"),
+    "fp8_width": fp8_width,
     "against_plain": against_plain,
     "power_limit": power_limit,
     "coverage": coverage,

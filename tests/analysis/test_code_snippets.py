@@ -1,6 +1,7 @@
 """What is to be pasted does what was measured; the frameworks take the words they are given."""
 
 import ast
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +99,17 @@ def test_pytorch_code_without_facts() -> None:
         assert pytorch_code(row, "cuda") == row.code.replace("{device!r}", '"cuda"')
         assert pytorch_code(row, "cuda", facts()) == pytorch_code(row, "cuda")
         ast.parse(pytorch_code(row, "cuda"))
+
+
+@each_precision
+def test_code_for_a_model_of_tokens_casts_none_and_names_its_optimizer(row: Precision) -> None:
+    known = facts().model_copy(update={"layers": ("embedding",), "optimizer": "AdamW(lr=0.1)"})
+    code = pytorch_code(row, "cuda", known)
+    assert not re.search(r"BatchNorm|model\(x\.|SGD", code)
+    assert ("torch.optim.AdamW(masters" in code) == ("masters =" in code)
+    own = known.model_copy(update={"optimizer": "Lion(lr=0.1)", "layers": ("batch norm",)})
+    assert pytorch_code(row, "cuda", own) == pytorch_code(row, "cuda")
+    ast.parse(code)
 
 
 PLACES = ["# model", "# optimizer", "# step"]

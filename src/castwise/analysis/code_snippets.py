@@ -1,13 +1,16 @@
 """What to paste: the lines of plain PyTorch for a trial's loop, and what to set in the frameworks around it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from castwise.records.schema import Facts
 from castwise.registry.precisions import Precision
-from castwise.registry.techniques import rows_of
+from castwise.registry.techniques import TECHNIQUES, rows_of
 
 _MOST_LINES = 15  # of a patch in plain PyTorch
+_BATCH_NORM_LOOP = re.compile(r"for module in .*\n    if .*_BatchNorm\):\n        module.float\(\)\n")
+_CAST_INPUT = re.compile(r"model\(x\.\w+\([\w.]*\)\)")
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def pytorch_code(row: Precision, device_type: str, facts: Facts | None = None, t
     if techniques:
         places = _places(row, device_type, facts, techniques, _optimizer(facts))
         return "\n".join(line for lines in places.values() for line, _ in lines)
-    lines = row.code.replace("{device!r}", f'"{device_type}"').splitlines()
+    lines = _fitting(row.code.replace("{device!r}", f'"{device_type}"'), facts).splitlines()
     if facts is None or not any(".backward()" in line for line in lines):
         return "\n".join(lines)
     if facts.accumulate > 1:  # forward and backward become a loop over the batches of one step; the loss is their mean
@@ -111,6 +114,18 @@ def pytorch_code(row: Precision, device_type: str, facts: Facts | None = None, t
             clipping.insert(0, "scaler.unscale_(optimizer)")
         lines = [*lines[:step], *clipping, *lines[step:]]
     return "\n".join(lines)
+
+
+def _fitting(code: str, facts: Facts | None) -> str:
+    """Return a precision's lines for a model of which is known what it has: batch norm, tokens, an optimizer."""
+    layers = None if facts is None else facts.layers
+    if layers is not None and "batch norm" not in layers:
+        code = _BATCH_NORM_LOOP.sub("", code)
+    if layers is not None and "embedding" in layers:  # tokens stay integers
+        code = _CAST_INPUT.sub("model(x)", code)
+    kind = _optimizer(facts)
+    is_torchs = any(kind in row.optimizers for row in TECHNIQUES)
+    return code.replace("torch.optim.SGD(", f"torch.optim.{kind}(") if is_torchs else code
 
 
 def loop_patch(
