@@ -2,7 +2,8 @@
 
     python benchmarks/hero.py
 
-A search of a workload counts if it started from PyTorch's default. The grey part of a bar is the fastest precision in the plain loop.
+A search of a workload counts if it started from PyTorch's default. The grey part of a bar is the fastest precision in
+the plain loop.
 """
 
 from pathlib import Path

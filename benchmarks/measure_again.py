@@ -1,14 +1,16 @@
 """Measure again what the documents quote: the commands behind the records.
 
-    python benchmarks/measure_again.py DIR [--gpus N] [--list] [JOB ...]
+    python benchmarks/measure_again.py DIR [--gpus N] [--seconds S] [--list] JOB ...
 
-A JOB is `trials/WORKLOAD` or `searches/WORKLOAD`; without one, all. What it writes under DIR belongs under
-benchmarks/records/. Jobs run on N GPUs side by side, one on each. After an interruption the same command goes on.
+A JOB is a kind of records and a name, such as `trials/resnet50`; `--list` prints all. What it writes under DIR belongs
+under benchmarks/records/. Jobs run on N GPUs side by side, each on one GPU and its share of the cores, in the order in
+which they are named. After an interruption the same command goes on.
 """
 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,14 +19,33 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
+from by_hand import ROWS
+
 from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
 
 HERE = Path(__file__).parent
 WORKLOADS = ("resnet50", "wrn-28-10", "lstm-lm", "lstm-lm-1500", "mlp-4096", "mnist-cnn", "dpn92")
-SEARCHES = (*WORKLOADS, "efficientnet_b0", "fastai-resnet50", "gpt2", "bert-base", "vit-b16", "gpt-d4096", "own-gpt2")
+TRANSFORMERS = ("gpt2", "gpt2-xl", "gpt-d4096", "llama-1b", "bert-base", "vit-b16")
+WIDTHS = ("gpt-d768x12", "gpt-d1024x12", "gpt-d1536x8", "gpt-d2048x8", "gpt-d4096", "gpt-d8192x2")
 OWN_MODELS = {"own-gpt2": str(HERE / "gpt2.py")}
-OPTIONS = {"resnet50": ("--memory", "8GiB")}  # of a search
+_WIDE = "fused-optimizer+pad-vocabulary+compile"
+_SMALLER = "none,activation-checkpointing,selective-checkpointing,chunked-loss"  # loops that differ in memory
+# By kind of records: the names, the command, and its options.
+KINDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
+    "trials": ((*WORKLOADS, "gpt2", "own-gpt2"), "run", ()),
+    "transformers": (TRANSFORMERS, "run", ()),
+    "searches": ((*WORKLOADS, *TRANSFORMERS, "efficientnet_b0", "fastai-resnet50", "own-gpt2"), "tune", ()),
+    "fp8_width": (
+        WIDTHS,
+        "run",
+        ("--precision", "bf16-mixed,fp8-tensorwise", "--rounds", "3", "--techniques", _WIDE),
+    ),
+    "fit": (TRANSFORMERS, "max-batch", ("--precision", "bf16-mixed", "--no-curve", "--techniques", _SMALLER)),
+    "by_hand": (tuple(ROWS), "", ()),
+}
+_OPTIONS = {"searches/resnet50": ("--memory", "8GiB")}
+_LEAST_SECONDS = 20.0  # that a job is worth beginning for
 
 
 def main() -> int:
@@ -33,55 +54,82 @@ def main() -> int:
     parser.add_argument("out", type=Path, metavar="DIR")
     parser.add_argument("jobs", nargs="*", metavar="JOB")
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--list", action="store_true")
-    arguments = parser.parse_args()
-    every = [f"trials/{name}" for name in (*WORKLOADS, "gpt2", "own-gpt2")] + [f"searches/{name}" for name in SEARCHES]
-    jobs = arguments.jobs or every
-    if unknown := set(jobs) - set(every):
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which all jobs are interrupted")
+    parser.add_argument("--list", action="store_true", help="print all jobs")
+    arguments = parser.parse_intermixed_args()
+    every = [f"{kind}/{name}" for kind, (names, _, _) in KINDS.items() for name in names]
+    if unknown := set(arguments.jobs) - set(every):
         parser.error(f"no such job: {', '.join(sorted(unknown))}")
     if arguments.list:
-        print(*jobs, sep="\n")
+        print(*(arguments.jobs or every), sep="\n")
         return 0
     waiting: SimpleQueue[str] = SimpleQueue()
-    for job in jobs:
+    for job in arguments.jobs or every:
         waiting.put(job)
-    failed: list[str] = []
-    lanes = [Thread(target=work, args=(waiting, arguments.out, gpu, failed)) for gpu in range(arguments.gpus)]
-    for lane in lanes:
-        lane.start()
-    for lane in lanes:
-        lane.join()
-    return 1 if failed else 0
+    unfinished: list[str] = []
+    end = time.monotonic() + arguments.seconds
+    lanes = [Lane(gpu, arguments.gpus, arguments.out, end) for gpu in range(arguments.gpus)]
+    threads = [Thread(target=lane.work, args=(waiting, unfinished)) for lane in lanes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return 1 if unfinished else 0
 
 
-def work(waiting: "SimpleQueue[str]", out: Path, gpu: int, failed: list[str]) -> None:
-    """Run jobs on a GPU until none is left."""
-    while True:
+class Lane:
+    """A GPU, its share of the cores, and a cache of compiled code of its own."""
+
+    def __init__(self, gpu: int, num_gpus: int, out: Path, end: float) -> None:
+        """Take a GPU of some until a time of the monotonic clock."""
+        self._out, self._end = out, end
+        self._cores = sorted(os.sched_getaffinity(0))[gpu::num_gpus]
+        self._variables = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
+
+    def work(self, waiting: "SimpleQueue[str]", unfinished: list[str]) -> None:
+        """Run jobs until none is left, or no time."""
+        while True:
+            try:
+                job = waiting.get_nowait()
+            except Empty:
+                return
+            started = time.monotonic()
+            has_time = self._end - started > _LEAST_SECONDS
+            is_done = has_time and self._run(job)
+            unfinished += [] if is_done else [job]
+            outcome = "done" if is_done else "not done" if has_time else "no time for it"
+            print(f"{job}: {outcome}, {time.monotonic() - started:.0f} s", flush=True)
+
+    def _run(self, job: str) -> bool:
+        """Run one job, with nothing compiled yet; return whether it ended in time with a result."""
+        kind, _, name = job.partition("/")
+        _, verb, options = KINDS[kind]
+        if kind == "by_hand":
+            command = [sys.executable, str(HERE / "by_hand.py"), "--out", str(self._out / kind / f"{name}.json"), name]
+        else:
+            results = self._out / {"searches": f"results/{name}", "fit": f"fit/{name}"}.get(kind, kind)
+            command = [sys.executable, "-m", "castwise", verb, OWN_MODELS.get(name, name), "--results", str(results)]
+            command += ["--format", "json", *options, *_OPTIONS.get(job, ())]
+        cache = self._out / "compiled" / job.replace("/", "-")
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+        process = subprocess.Popen(
+            ["taskset", "-c", ",".join(map(str, self._cores)), *command],
+            env=self._variables | caches,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         try:
-            job = waiting.get_nowait()
-        except Empty:
-            return
-        started = time.monotonic()
-        is_ok = run(job, out, gpu)
-        failed += [] if is_ok else [job]
-        print(f"{job}: {'done' if is_ok else 'failed'} in {time.monotonic() - started:.0f} s", flush=True)
-
-
-def run(job: str, out: Path, gpu: int) -> bool:
-    """Run one job; return whether it ended well."""
-    kind, _, name = job.partition("/")
-    verb, results = ("run", out / "trials") if kind == "trials" else ("tune", out / "results" / name)
-    command = [sys.executable, "-m", "castwise", verb, OWN_MODELS.get(name, name), "--results", str(results)]
-    command += ["--format", "json", *(OPTIONS.get(name, ()) if verb == "tune" else ())]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
-    done = subprocess.run(command, check=False, env=environment, stdout=subprocess.PIPE, text=True)
-    if not done.stdout:
-        return False
-    if verb == "tune":
-        (out / "searches").mkdir(parents=True, exist_ok=True)
-        account = account_of(json.loads(done.stdout))
-        (out / "searches" / f"{name}.json").write_text(json.dumps(account, separators=(",", ":")) + "\n")
-    return True
+            printed, _ = process.communicate(timeout=max(0.0, self._end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGINT)
+            process.communicate()
+            return False
+        if verb == "tune" and printed:
+            (self._out / kind).mkdir(parents=True, exist_ok=True)
+            account = account_of(json.loads(printed))
+            (self._out / kind / f"{name}.json").write_text(json.dumps(account, separators=(",", ":")) + "\n")
+        return bool(printed)
 
 
 def account_of(document: dict[str, Any]) -> dict[str, Any]:
