@@ -141,6 +141,20 @@ def test_products_of_matrices() -> None:
     assert products(lambda: functional.embedding(torch.zeros(9, dtype=torch.int64, device=META), a).sum()) == {}
 
 
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "is_large"),
+    [(1280, 1280, 1280, True), (2048, 1279, 2048, False), (1279, 1280, 2048, False), (2048, 2048, 1000, False)],
+)
+def test_products_that_are_large_enough_for_fp8_are_told_apart(
+    rows: int, inputs: int, outputs: int, is_large: bool
+) -> None:
+    layer, data = nn.Linear(inputs, outputs, device=META), meta(1, rows, inputs)
+    with ProductCounter(CPU) as counter:
+        layer(data).sum().backward()
+    assert counter.products["linear"]["fp32"] == 3 * 2 * rows * inputs * outputs
+    assert counter.large_linear_flops == is_large * counter.products["linear"]["fp32"]
+
+
 def test_an_fp8_product_is_counted_in_its_format() -> None:
     a, b = (torch.empty(shape, device=META, dtype=torch.float8_e4m3fn) for shape in ((32, 16), (48, 16)))
     scale = torch.empty((), device=META)

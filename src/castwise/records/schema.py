@@ -27,6 +27,7 @@ from castwise.spec.types import Unit
 # - RankSamples.flops: the FLOPs of an older record's step are not known.
 # - Facts.layers: it is not known what layers an older model had.
 # - Environment.torchao, Facts.float8: older records have no FP8.
+# - StepFlops.large_linear_flops: it is not known of older records.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 
@@ -262,6 +263,8 @@ class StepFlops(FrozenModel):
     # format of the factors ("fp32", "tf32", "fp16", "bf16", "fp8"). "batched" are products of batches of matrices, as
     # in attention that is written out; recurrent layers without a kernel of their own are linear.
     products: dict[str, dict[str, Annotated[int, Field(ge=0)]]] = Field(default_factory=dict)
+    # Of linear products, the FLOPs of those whose matrices are large enough for FP8 to be faster.
+    large_linear_flops: int | None = None
     recomputed_flops: int = 0  # that checkpoints compute again in backward
     saved_bytes: _Bytes = 0  # of activations that are saved for backward, each storage once
     weights_bytes: _Bytes = 0  # as forward reads them

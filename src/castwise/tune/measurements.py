@@ -114,9 +114,11 @@ class Measurements:
         return min(row.saves_seconds, copied) >= LEAST_GAIN * seconds
 
     def may_pay_in_fp8(self, spec: TrialSpec) -> bool:
-        """Return whether enough of a configuration's FLOPs are in linear layers to try FP8."""
+        """Return whether enough of a configuration's FLOPs are in large linear layers to try FP8."""
         flops = flops_of(self.of(spec))
-        return flops is not None and flops.share_of("linear") >= _LINEAR_SHARE
+        if flops is None or flops.large_linear_flops is None:
+            return flops is not None and flops.share_of("linear") >= _LINEAR_SHARE
+        return flops.large_linear_flops >= _LINEAR_SHARE * flops.total > 0
 
     def causes(self, spec: TrialSpec) -> set[CauseName]:
         """Return why a configuration is no faster, as far as its records show it."""
