@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from castwise.registry.precisions import Precision
 from castwise.registry.techniques import PLAIN, StepConfig
 from castwise.registry.workloads import OptimizerSpec
-from castwise.spec.trial import TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.models.torchvision_timm import image_task
 from castwise.worker.step import TrainingStep
@@ -48,6 +48,7 @@ def cpu_spec(precision: str = "fp32", **changes: object) -> TrialSpec:
         "batch_size": 4,
         "device": "cpu",
         "kind": "steady" if changes.get("recipe") is None else "training",
+        "protocol": MeasurementProtocol(warm_up_seconds=0.05),  # steps never settle on a busy machine
     }
     return TrialSpec.model_validate(fields | changes)
 
