@@ -24,6 +24,8 @@ _ROW_ARGUMENTS = {"efficientnet_b0": _SOURCE_NORM, "efficientnet_b4": _SOURCE_NO
 
 _LANGUAGE_MODEL = """\
 class LanguageModel(nn.Module):
+    takes_infinite_logits = True
+
     def __init__(self):
         super().__init__()
         self.drop = nn.Dropout({dropout})
