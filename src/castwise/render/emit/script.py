@@ -64,9 +64,9 @@ class GraphedStep:
             return loss
         if self.num_steps == 3:
             self.num_steps += 1
-            self.batch = tree_map(torch.clone, batch)
+            self.batch, self.loss = tree_map(torch.clone, batch), torch.empty((), device=parts[0].device)
             with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
-                self.loss = self.step(self.batch).detach()
+                self.loss.copy_(self.step(self.batch).detach())
         torch._foreach_copy_(tree_leaves(self.batch), parts, non_blocking=True)
         self.graph.replay()
         return self.loss.clone()'''
@@ -332,7 +332,8 @@ class _Writer:
             forward = ["total = 0.0", "for part in batch:", *(f"    {line}" for line in (*forward, backward, added))]
         else:
             forward.append(backward)
-        carried = ["torch._foreach_copy_(state, new)"] if self.state else []
+        # One by one, as in castwise's loop: in a CUDA graph these are memory copies, and a list would be a kernel.
+        carried = ["for kept, value in zip(state, new):", "    kept.copy_(value)"] if self.state else []
         returned = "return total" if accumulate > 1 else "return loss"
         body = [*made, self.update.zero_grad_line, *forward, *self.update.lines, *carried, returned]
         self.script.define("def train_step(batch):", *(f"    {line}" for line in body))

@@ -80,7 +80,8 @@ class CompiledUpdate:
         if self._scaling.may_skip:
             overflowed = (~_norms(gradients, torch.inf).isfinite().all()).float()
         if self._clip is not None:
-            norm = torch.linalg.vector_norm(_norms(gradients, 2)) * (1.0 if inverse is None else inverse)
+            norm = torch.linalg.vector_norm(_norms(gradients, 2))
+            norm = norm if inverse is None else norm * inverse  # a factor of 1 would be a kernel of its own
             factor = torch.clamp(self._clip / (norm + _SMALL), max=1.0)
         self._compiled(type(self._optimizer), groups, inverse, factor, overflowed)
         self._scaling.settle(overflowed)
