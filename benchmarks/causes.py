@@ -163,9 +163,9 @@ def tables(folder: Path) -> str:
     return "\n".join([measured_on(load(folder)), "", *lines, "", *lower]) + "\n"
 
 
-def workloads(_: str = "") -> str:
-    """Return what the steps of workloads spend their time on, and the first cause of each."""
-    trials = load(RECORDS / "why")
+def workloads(folder: str) -> str:
+    """Return what the steps of a folder's trials spend their time on, and the first cause of each."""
+    trials = load(RECORDS / (folder or "why"))
     lines = [measured_on(trials), ""]
     cells = []
     for found in diagnose(compare(trials)):
