@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 
+sys.dont_write_bytecode = True  # cut off by a test's limit of a file's size, it would fail all later imports
 MEASURE_ONLY = ("torch", "torchvision", "timm", "pynvml")
 MISSING = os.environ.get("CASTWISE_FAKE_MISSING", "").split(",")
 UNCLEAN = 99

@@ -48,7 +48,8 @@ def test_fastest_loop_on_record_is_a_valid_trial(name: str) -> None:
     assert emitted.fastest_of(name).key
 
 
-def test_emitted_script_and_loop_are_compared() -> None:
+def test_emitted_script_and_loop_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emitted, "_EPOCH_SECONDS", 0.01)
     protocol = MeasurementProtocol(warm_up_steps=1, warm_up_seconds=0.1, block_seconds=0.01, num_blocks=2, min_blocks=1)
     spec = TrialSpec(
         workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=4, device="cpu", protocol=protocol

@@ -84,10 +84,8 @@ def message(method: str, **arguments: object) -> bytes:
 def switches() -> Iterator[None]:
     """Restore the float32 switches: a worker that fails leaves them as its trial had them, and ends."""
     before = read_fp32_precision()
-    gc.freeze()  # a search of all that imports have left takes a second
     yield
     gc.collect()  # the worker's own restoring comes first
-    gc.unfreeze()
     restore_fp32_precision(before)
 
 
