@@ -22,6 +22,13 @@ from castwise.spec.trial import TrialSpec
 
 _WAITS = 0.5  # of the training time; a run that waits longer for its data says little about precisions
 _MAX_NAMES = 4  # of workloads or devices in the title
+# What an answer says where no precision is named.
+WORDS: dict[Decision, str] = {
+    "stay": "stay as is",
+    "undecided": "undecided",
+    "nothing": "not compared",
+    "take": "without reference",
+}
 
 
 @dataclass(frozen=True)
@@ -77,9 +84,8 @@ def headline(collection: Collection, answers: Sequence[Answer]) -> str:
     parts = [f"{len(whole)} train faster than {over}, {_span(whole)}"] if whole else []
     if cut:
         parts.append(f"{len(cut)} faster than {over} in runs cut short, {_span(cut)}")
-    words = {"stay": "stay as is", "undecided": "undecided", "nothing": "not compared", "take": "without reference"}
-    rest = Counter(words[a.advice.decision] for a in answers if a.advice.decision != "take" or a.speedup is None)
-    parts += [f"{rest[word]} {word}" for word in words.values() if rest[word]]
+    rest = Counter(WORDS[a.advice.decision] for a in answers if a.advice.decision != "take" or a.speedup is None)
+    parts += [f"{rest[word]} {word}" for word in WORDS.values() if rest[word]]
     return f"{what}{where}: {'; '.join(parts)}"
 
 
@@ -114,7 +120,7 @@ def answer_table(answers: Sequence[Answer]) -> DataTable[FlatRow]:
     rows: list[FlatRow] = []
     for answer in ranked(answers):
         advice = answer.advice
-        take = _name(loop_of(answer)) or advice.decision
+        take = _name(loop_of(answer)) or WORDS[advice.decision]
         rows.append(
             {
                 "workload": answer.group.title,

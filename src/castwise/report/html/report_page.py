@@ -21,7 +21,7 @@ from castwise.report.charts.registry import DIAGNOSTICS, WHY, charts_of
 from castwise.report.charts.svg import Axis, Dot, Drawing, draw_dot, marker, nice_ticks, path, text
 from castwise.report.charts.throughput import highest
 from castwise.report.collection import Collection, ComparisonGroup, FileOf, machine_traits, throughput_of
-from castwise.report.conclusions import Answer, answer_table, answers_of, headline, loop_of, ranked
+from castwise.report.conclusions import WORDS, Answer, answer_table, answers_of, headline, loop_of, ranked
 from castwise.report.html.page_frame import PageData, Source, assemble
 from castwise.report.machine_names import names_by_fingerprint
 from castwise.spec.quantities import truncate_list
@@ -108,7 +108,7 @@ def _section(
         "anchor": anchor,
         "title": group.title,
         "description": group.description,
-        "gist": "; ".join(loop_of(answer) or answer.advice.decision for answer in answers[:3]),
+        "gist": "; ".join(loop_of(answer) or WORDS[answer.advice.decision] for answer in answers[:3]),
         "answers": ranked(answers),
         # Answers for several batch sizes mostly have the same lines of code.
         "codes": list(
