@@ -99,7 +99,7 @@ def fp8_width(_: str) -> str:
         rates = [found[workload, each].throughput for each in ("bf16-mixed", precision)]
         share = fp8_share(row.trials)
         measured = (f"{rate:,.0f}" if rate else "–" for rate in rates)
-        shares = (f"{share:.0%}" if share else "–", f"{facts.min_sqnr_db:.1f} dB")
+        shares = (f"{100 * share:.0f} %" if share else "–", f"{facts.min_sqnr_db:.1f} dB")
         depth = dict(find_workload(workload).options)["depth"]
         cells.append((find_width(workload), depth, row.batch_size, *measured, ratio_text(row.bf16_estimate), *shares))
         places |= dict.fromkeys([place_of(row.trial.environment.model_dump(), row.trial.started_at[:10])])

@@ -63,6 +63,7 @@ def test_a_script_computes_what_was_measured_over_20_steps(
         ("bert-base", "bf16-master", ("activation-checkpointing", "sparse-prediction")),
         ("vit-b16", "fp32", ("compile-blocks",)),
         pytest.param("gpt2", "fp8-tensorwise", ("pad-vocabulary",), marks=_NEEDS_TORCHAO),
+        pytest.param("gpt2", "fp8-tensorwise", ("fp8-large-layers",), marks=_NEEDS_TORCHAO),
     ],
 )
 def test_a_script_of_a_transformer_computes_what_was_measured_over_20_steps(
@@ -70,6 +71,7 @@ def test_a_script_of_a_transformer_computes_what_was_measured_over_20_steps(
 ) -> None:
     row = find_workload(name)
     sizes = {"width": 32, "depth": 2, "heads": 4, "hidden": 48} | ({"key_heads": 2} if name == "llama-1b" else {})
+    sizes |= {"hidden": 2048} if "fp8-large-layers" in techniques else {}
     sizes |= {"length": 16, "vocabulary": 50} if row.unit == "tokens" else {}
     small = replace(row, options=tuple((dict(row.options) | sizes).items()))
     monkeypatch.setattr(workloads, "WORKLOADS", (small,))

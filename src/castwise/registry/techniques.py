@@ -73,8 +73,7 @@ class StepConfig:
     reads_loss: bool = True  # the host may read the loss each step, if the source does
     model_changes: tuple[ModelChange, ...] = ()
     num_channels: int | None = None  # images are padded to so many channels
-    loss_chunks: int = 1  # parts that decoder and loss are computed in, without keeping logits
-    sparse_loss: bool = False  # decoder and loss are computed for tokens with a target alone
+    loss_options: tuple[tuple[str, int | bool], ...] = ()  # of `Task.loss_with`, which does not keep all logits
     compile_mode: str | None = None  # of torch.compile; None compiles nothing
     compile_blocks: bool = False  # it compiles each repeated block of the model, not the whole loss
     compiled_update: bool = False  # what follows backward is one compiled function
@@ -621,7 +620,7 @@ TECHNIQUES: list[Technique] = [
         units=("tokens",),
         families=("rnn_lm", "transformer"),
         fits_user_models=False,
-        settings={"loss_chunks": 8},
+        settings={"loss_options": (("num_chunks", 8),)},
         why_not=_is_replicated,
     ),
     Technique(
@@ -635,7 +634,7 @@ TECHNIQUES: list[Technique] = [
         families=("transformer",),
         excludes=("chunked-loss",),
         fits_user_models=False,
-        settings={"sparse_loss": True},
+        settings={"loss_options": (("is_sparse", True),)},
         why_not=_predicts_all,
     ),
     Technique(

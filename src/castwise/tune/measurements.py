@@ -116,9 +116,10 @@ class Measurements:
     def may_pay_in_fp8(self, spec: TrialSpec) -> bool:
         """Return whether enough of a configuration's FLOPs are in large linear layers to try FP8."""
         flops = flops_of(self.of(spec))
-        if flops is None or flops.large_linear_flops is None:
-            return flops is not None and flops.share_of("linear") >= _LINEAR_SHARE
-        return flops.large_linear_flops >= _LINEAR_SHARE * flops.total > 0
+        if flops is None:
+            return False
+        large = flops.large_linear_flops
+        return (flops.share_of("linear") if large is None else large / flops.total) >= _LINEAR_SHARE
 
     def causes(self, spec: TrialSpec) -> set[CauseName]:
         """Return why a configuration is no faster, as far as its records show it."""

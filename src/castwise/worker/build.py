@@ -60,11 +60,10 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
         task.load_weights(Path(spec.weights))  # in float32: the precision is applied to them
     for change in loop.model_changes:
         resolve_name(change.function)(task.model, *change.arguments)
-    if loop.loss_chunks > 1 or loop.sparse_loss:
+    if loop.loss_options:
         if task.loss_with is None:
             raise TechniqueError("chunked-loss is for language models, and this is none.")
-        options = {"num_chunks": loop.loss_chunks} if loop.loss_chunks > 1 else {"is_sparse": True}
-        task.compute_loss = partial(task.loss_with, **options)
+        task.compute_loss = partial(task.loss_with, **dict(loop.loss_options))
     chosen = row.optimizer
     if recipe is not None:
         if recipe.optimizer is not None:

@@ -91,16 +91,10 @@ def keep_decoder(model: nn.Module) -> None:
 
 
 def fits_float8(layer: nn.Module, name: str) -> bool:
-    """Return whether a layer can run in FP8: a plain nn.Linear, not the whole model, without hooks, of these sizes."""
-    if (
-        not isinstance(layer, nn.Linear)
-        or type(layer) not in (nn.Linear, PaddedDecoder)
-        or not name
-        or layer._forward_hooks
-        or layer._forward_pre_hooks
-    ):
+    """Return whether a layer can run in FP8: a plain or padded nn.Linear of these sizes, without hooks, in a model."""
+    if not isinstance(layer, nn.Linear) or type(layer) not in (nn.Linear, PaddedDecoder):
         return False
-    if getattr(layer, "stays_in_bfloat16", False):
+    if not name or layer._forward_hooks or layer._forward_pre_hooks or getattr(layer, "stays_in_bfloat16", False):
         return False
     return "weight" in layer._parameters and layer.in_features % 16 == layer.out_features % 16 == 0
 

@@ -180,9 +180,10 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.recomputed_flops += self._times * flops
         else:
             self.products.setdefault(kind, Counter())[self._format(kind, factor.dtype)] += self._times * flops
-            sizes = (factor.shape[-1], factor[..., 0].numel(), flops // (2 * factor.numel())) if flops else (0,)
-            if kind == "linear" and min(sizes) >= _LARGE:
-                self.large_linear_flops += self._times * flops
+            if kind == "linear" and flops:
+                inputs = factor.shape[-1]
+                if min(inputs, factor.numel() // inputs, flops // (2 * factor.numel())) >= _LARGE:
+                    self.large_linear_flops += self._times * flops
 
     def _format(self, kind: str, dtype: torch.dtype) -> str:
         """Return the name of the format that products of a dtype are computed in, as `PEAK_DTYPES` has it."""

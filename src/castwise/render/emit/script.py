@@ -28,8 +28,7 @@ _WRITTEN_SETTINGS = {
     "reads_loss",
     "model_changes",
     "num_channels",
-    "loss_chunks",
-    "sparse_loss",
+    "loss_options",
     "compile_mode",
     "compile_blocks",
     "compiled_update",
@@ -215,14 +214,14 @@ class _Writer:
             self.own.write_call(self.script)
         self.write_numeric_state()  # after the user's code, which may have set it otherwise
         if self.own is None:
-            workloads.write_model(self.script, self.row, self.config.loss_chunks)
+            workloads.write_model(self.script, self.row, self.config.loss_options)
         self.write_model_changes()
         self.write_optimizer()
         dtype = self.precision.param_dtype if self.precision.param_dtype != "float32" else ""
         if self.state and self.precision.autocast_dtype is not None and self.spec.device_type == "cuda":
             dtype = "float16"  # of cuDNN's RNNs under autocast, whatever its own is
         if self.own is None:
-            workloads.write_loss(self.script, self.row, dtype and f"torch.{dtype}", self.config)
+            workloads.write_loss(self.script, self.row, dtype and f"torch.{dtype}", self.config.loss_options)
         else:
             self.own.write_loss(self.script, dtype and f"torch.{dtype}")
         if self.config.compile_mode is not None:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from castwise.errors import UsageError
-from castwise.registry.techniques import StepConfig
 from castwise.registry.workloads import Workload
 from castwise.render.emit.builder import ScriptBuilder
 
 _MODELS = "castwise.worker.models"
+
+LossOptions = Sequence[tuple[str, int | bool]]
 
 # By family: the definition that is copied, the call with the row's options that makes the model, and its classes.
 _COPIED = {
@@ -97,7 +98,7 @@ def check_workload(row: Workload) -> None:
         )
 
 
-def write_model(script: ScriptBuilder, row: Workload, num_chunks: int) -> None:
+def write_model(script: ScriptBuilder, row: Workload, loss_options: LossOptions) -> None:
     """Write the lines that make `model`.
 
     Raises:
@@ -127,9 +128,9 @@ def write_model(script: ScriptBuilder, row: Workload, num_chunks: int) -> None:
     elif row.family == "rnn_lm":
         kind = {"RNN_TANH": "RNN"}.get(str(options["kind"]), options["kind"])
         forward = _FORWARD
-        if num_chunks > 1:
+        if loss_options:
             function = script.borrow(f"{_MODELS}.chunked_loss:chunked_loss")
-            forward = _CHUNKED_FORWARD.format(function=function, chunks=num_chunks)
+            forward = _CHUNKED_FORWARD.format(function=function, chunks=dict(loss_options)["num_chunks"])
         script.add(f"VOCABULARY, WIDTH, LENGTH = 33_278, {options['width']}, 35")
         script.define(_LANGUAGE_MODEL.format(kind=kind, dropout=options["dropout"], forward=forward))
         script.add("model = LanguageModel()")
@@ -149,29 +150,28 @@ def units_of(row: Workload) -> str:
     return "BATCH_SIZE * LENGTH" if row.unit == "tokens" else "BATCH_SIZE"
 
 
-def write_loss(script: ScriptBuilder, row: Workload, dtype: str, config: StepConfig) -> None:
+def write_loss(script: ScriptBuilder, row: Workload, dtype: str, loss_options: LossOptions) -> None:
     """Write the lines that define `compute_loss(model, batch)`.
 
     Args:
         script: The script.
         row: The workload.
         dtype: Of 16-bit weights, which inputs are cast to, or of an RNN's state: "torch.float16"; empty if float32.
-        config: The settings of the step; some are of a language model's loss.
+        loss_options: Of the step's settings, those of a language model's loss.
     """
     cast = f".to({dtype})" if dtype else ""
     if row.family == "rnn_lm":
         is_pair = dict(row.options)["kind"] == "LSTM"
         script.add(_STATE.format(count=2 if is_pair else 1, dtype=dtype and f", dtype={dtype}"))
-        text = _LANGUAGE_LOSS if config.loss_chunks == 1 else _CHUNKED_LOSS
+        text = _CHUNKED_LOSS if loss_options else _LANGUAGE_LOSS
         new = "[part.detach() for part in new]" if is_pair else "[new.detach()]"
         script.define(text.format(state="tuple(state)" if is_pair else "state[0]", new=new))
         return
     if row.unit == "tokens":
         loss = "nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())"
-        if config.loss_chunks > 1:
-            loss = f"model(tokens, targets, {config.loss_chunks})  # decoder and loss in so many parts"
-        if config.sparse_loss:  # there is room for BERT's share of 15 %
-            loss = "model(tokens, targets, is_sparse=True)  # decoder and loss for tokens with a target alone"
+        if loss_options:
+            options = ", ".join(f"{name}={value!r}" for name, value in loss_options)
+            loss = f"model(tokens, targets, {options})  # decoder and loss, without keeping all logits"
         script.define(_TOKEN_LOSS.format(loss=loss))
         return
     name, loss = ("samples, targets", "mse_loss") if row.family == "mlp" else ("images, labels", "cross_entropy")

@@ -191,7 +191,7 @@ class Transformer(nn.Module):
         if targets is not None and num_chunks > 1:
             return chunked_loss(x, self.head, targets, num_chunks)
         logits = cast(Tensor, self.head(x[:, 0] if self.kind == "vit" else x))
-        return logits if targets is None else functional.cross_entropy(logits.float(), targets)
+        return logits if targets is None else mean_loss(logits, targets)
 
 
 def gather_targets(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,6 +206,11 @@ def gather_targets(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     first = has_none.to(torch.uint8).argsort(stable=True)[:room]
     rows = x.flatten(0, 1).index_select(0, first)
     return rows.masked_fill((~has_none).sum() > room, torch.nan), targets[first]
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross entropy of logits of shape (..., vocabulary), a float32 scalar."""
+    return functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
 
 def _initialize(module: nn.Module) -> None:
@@ -287,4 +292,4 @@ def compute_loss(model: nn.Module, batch: Batch, num_chunks: int = 1, *, is_spar
     tokens, targets = batch
     if (num_chunks > 1 or is_sparse) and torch.is_grad_enabled():
         return cast(Tensor, model(tokens, targets, num_chunks, is_sparse=is_sparse))
-    return functional.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
+    return mean_loss(model(tokens), targets)
