@@ -20,6 +20,7 @@ from threading import Thread
 from typing import Any
 
 from by_hand import ROWS
+from search_tables import searches
 
 from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
@@ -43,8 +44,16 @@ KINDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     ),
     "fit": (TRANSFORMERS, "max-batch", ("--precision", "bf16-mixed", "--no-curve", "--techniques", _SMALLER)),
     "by_hand": (tuple(ROWS), "", ()),
+    "emitted": (tuple(searches()), "", ("--rounds", "5")),
 }
-_OPTIONS = {"searches/resnet50": ("--memory", "8GiB")}
+# Each process of a comparison with an emitted script chooses its kernels anew.
+_VARIABLES = {"emitted": {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}}
+# Sessions of the two largest models take half a minute each.
+_OPTIONS = {
+    "searches/resnet50": ("--memory", "8GiB"),
+    "transformers/llama-1b": ("--rounds", "2"),
+    "transformers/gpt2-xl": ("--rounds", "2"),
+}
 _LEAST_SECONDS = 20.0  # that a job is worth beginning for
 
 
@@ -104,8 +113,9 @@ class Lane:
         """Run one job, with nothing compiled yet; return whether it ended in time with a result."""
         kind, _, name = job.partition("/")
         _, verb, options = KINDS[kind]
-        if kind == "by_hand":
-            command = [sys.executable, str(HERE / "by_hand.py"), "--out", str(self._out / kind / f"{name}.json"), name]
+        if not verb:
+            command = [sys.executable, str(HERE / f"{kind}.py"), "--out", str(self._out / kind / f"{name}.json"), name]
+            command += options
         else:
             results = self._out / {"searches": f"results/{name}", "fit": f"fit/{name}"}.get(kind, kind)
             command = [sys.executable, "-m", "castwise", verb, OWN_MODELS.get(name, name), "--results", str(results)]
@@ -114,7 +124,7 @@ class Lane:
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
         process = subprocess.Popen(
             ["taskset", "-c", ",".join(map(str, self._cores)), *command],
-            env=self._variables | caches,
+            env=self._variables | caches | _VARIABLES.get(kind, {}),
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
