@@ -41,12 +41,14 @@ class LanguageModel(nn.Module):
 
 _FORWARD = """\
     def forward(self, tokens, state):
-        output, state = self.rnn(self.drop(self.encoder(tokens)), state)
+        embedded = self.drop(self.encoder(tokens))
+        output, state = self.rnn(embedded, state)
         return self.decoder(self.drop(output)), state"""
 
 _CHUNKED_FORWARD = """\
     def forward(self, tokens, state, targets):
-        output, state = self.rnn(self.drop(self.encoder(tokens)), state)
+        embedded = self.drop(self.encoder(tokens))
+        output, state = self.rnn(embedded, state)
         return {function}(self.drop(output), self.decoder, targets, {chunks}), state"""
 
 _STATE = """\
