@@ -39,6 +39,7 @@ class LanguageModel(nn.Module):
 
 {forward}"""
 
+# The embedding has a statement of its own: in torch 2.11, what is computed within an RNN's call is not compiled.
 _FORWARD = """\
     def forward(self, tokens, state):
         embedded = self.drop(self.encoder(tokens))
