@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stored import load, markdown, where_of
 
+from castwise.analysis.steady_metrics import throughput
 from castwise.max_batch.render import (
     baseline_of,
     breakdowns_of,
@@ -17,8 +18,9 @@ from castwise.max_batch.render import (
 from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.registry.precisions import DEFAULT, PRECISIONS, why_unsupported
 from castwise.registry.published import LargestBatch, largest_batches
+from castwise.registry.workloads import find_workload
 from castwise.render.table import markdown_text
-from castwise.render.units import format_bytes, format_percent, format_ratio
+from castwise.render.units import format_bytes, format_percent, format_rate, format_ratio
 
 # The workloads of the sources that filled their GPU's memory.
 _SOURCED = ("dpn92", *(f"fastai-resnet{depth}" for depth in (18, 34, 50, 101, 152)))
@@ -89,6 +91,23 @@ def account(fits: Sequence[MaxBatch]) -> str:
 def sentences(fits: Sequence[MaxBatch]) -> str:
     """Return the conclusions of `castwise max-batch` on a workload."""
     return "\n".join(f"- {markdown_text(line)}" for line in conclusions(fits)) + "\n"
+
+
+def loops_table(measured: Measured) -> str:
+    """Return the largest batches of workloads that were searched in loops which differ in memory, and their speed."""
+    heading, rows = "workload | loop | largest batch | throughput there | over the plain loop's", list[list[object]]()
+    shown = [fits for name in measured for fits in measured[name] if any(fit.spec.techniques for fit in fits)]
+    for fits in shown:
+        speeds = {fit.spec.techniques: throughput(fit.largest) for fit in fits if fit.largest is not None}
+        for fit in fits:
+            speed, plain = speeds.get(fit.spec.techniques), speeds.get(())
+            if fit.largest is None or speed is None or plain is None:
+                continue
+            rate = f"{format_rate(speed)} {find_workload(fit.spec.workload).unit}/s"
+            batch = f"{fit.largest.spec.batch_size:,}"
+            rows.append([fit.spec.workload, loop_name(fit.spec), batch, rate, format_ratio(speed / plain)])
+    places = "\n\n".join(dict.fromkeys(where_of(fits[0].trials[0]) for fits in shown))
+    return "\n".join([places, "", *markdown(heading, "llrrr", rows)]) + "\n"
 
 
 def beside_sources(measured: Measured) -> str:

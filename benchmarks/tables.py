@@ -276,6 +276,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "max_batch_account": lambda name: max_batch_tables.account(max_batches()[name][0]),
     "max_batch_said": lambda name: max_batch_tables.sentences(max_batches()[name][0]),
     "max_batch_sources": lambda _: max_batch_tables.beside_sources(max_batches()),
+    "max_batch_loops": lambda _: max_batch_tables.loops_table(max_batches()),
     "max_batch_predictions": lambda _: max_batch_tables.predictions(max_batches()),
     "searches": lambda _: search_tables.summary(),
     "search": search_tables.accepted,
