@@ -1,6 +1,6 @@
 """What steady trials and training runs have in common: a task in a precision, as one training step."""
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,11 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
     if loop.attention:
         stack.enter_context(attention_in(loop.attention))
     data_set = SYNTHETIC if recipe is not None else spec.data_set
-    task = own or build_task(row, data_set=data_set, data_dir=data_dir)
+    # A transformer's weights are drawn on the device: for a billion of them a CPU takes 10 s or more. Those that are to
+    # be sharded may not fit there.
+    draws_there = row.family == "transformer" and spec.parallelism != "fsdp"
+    with device if draws_there else nullcontext():
+        task = own or build_task(row, data_set=data_set, data_dir=data_dir)
     if spec.weights is not None and task.load_weights is not None:
         task.load_weights(Path(spec.weights))  # in float32: the precision is applied to them
     for change in loop.model_changes:

@@ -141,7 +141,8 @@ def write_model(script: ScriptBuilder, row: Workload, loss_options: LossOptions)
         names = [script.borrow(f"{_MODELS}.transformer:{name}") for name in ("Architecture", "Transformer")]
         sizes = ", ".join(f"{name}={value!r}" for name, value in options.items())
         lines = [f"LENGTH = {options['length']}"] if row.unit == "tokens" else []
-        script.add(*lines, f"ARCHITECTURE = {names[0]}({sizes})", f"model = {names[1]}(ARCHITECTURE)")
+        model = "with DEVICE:  # a GPU draws the first weights faster"
+        script.add(*lines, f"ARCHITECTURE = {names[0]}({sizes})", model, f"    model = {names[1]}(ARCHITECTURE)")
     else:
         root, call, _ = _COPIED[row.family]
         script.copy(f"{_MODELS}.{root}")
