@@ -88,7 +88,7 @@ class Job:
                 rule = replace(rule, budget_seconds=budget / (len(comparisons) - number))
             started = time.perf_counter()
             if specs[0].protocol.profile_steps:  # another process of each configuration without a profile
-                known = {trial.spec.configuration for trial in recorded if trial.profile or trial.status != "ok"}
+                known = {trial.spec.configuration for trial in recorded if _answers(trial, specs[0].protocol)}
                 lacking = [spec for spec in specs if self.runner.traces or spec.configuration not in known]
                 trials += Rounds(self.runner, lacking, rule, recorded).run_once() if lacking else recorded
                 continue
@@ -107,6 +107,7 @@ def prepare(
     rule: StopRule | None = None,
     short: bool = False,
     profiles: bool = False,
+    numerics: bool = False,
 ) -> Job:
     """Check what a user asked for against the machine, and return the job that answers it.
 
@@ -117,6 +118,7 @@ def prepare(
         rule: When the comparison's rounds end; None takes what the options say.
         short: Somebody waits at a prompt: on a CPU, whose steps take long, a second a trial and few precisions.
         profiles: Profile steps of one process of each configuration, after the timed ones.
+        numerics: Compare a step of each profiled process with float32.
 
     Raises:
         UsageError: The request cannot be carried out as it stands.
@@ -150,11 +152,12 @@ def prepare(
         options = replace(options, precisions=_BARE_CPU[1])
     is_open = options.within is None and options.budget_seconds is None and options.rounds is None
     protocol = CPU_SHORT if short and is_cpu and is_open else CPU_ROUND if is_cpu else CUDA_ROUND
+    extras = {"profile_steps": _PROFILE_STEPS if profiles else 0, "numerics": numerics}
     specs = build_plan(
         options,
         device=machine.device,
         data_set=options.data_set or SYNTHETIC,
-        protocol=_limited(protocol, options).model_copy(update={"profile_steps": _PROFILE_STEPS if profiles else 0}),
+        protocol=_limited(protocol, options).model_copy(update=extras),
         seed=options.seed,
         user_workloads=user_workloads,
     )
@@ -176,9 +179,9 @@ def prepare_profiles(
     options: WhyOptions, listener: Listener | None = None, make_engine: EngineFactory | None = None
 ) -> Job:
     """Return the job that profiles steps of what a user asked for; the arguments and errors are `prepare`'s."""
-    shared = {each.name: getattr(options, each.name) for each in fields(WhyOptions) if each.name != "trace"}
+    shared = {each.name: getattr(options, each.name) for each in fields(RunOptions) if hasattr(options, each.name)}
     rule = StopRule(min_rounds=1, max_rounds=1)
-    found = prepare(RunOptions(**shared), listener, make_engine, rule=rule, profiles=True)
+    found = prepare(RunOptions(**shared), listener, make_engine, rule=rule, profiles=True, numerics=options.numerics)
     if options.trace is not None and options.trace.suffix == ".json" and len(found.specs) > 1:
         raise UsageError(
             f"'{options.trace}' has room for one configuration's trace, and there are {len(found.specs)}. Name a "
@@ -208,6 +211,13 @@ def build_job(
             machine.engine, store, environment, listener or NullListener(), weights=weights, policy=policy
         ),
     )
+
+
+def _answers(trial: Trial, protocol: MeasurementProtocol) -> bool:
+    """Return whether a trial has the profile, and the numerics, that a protocol asks for, or cannot have them."""
+    if trial.status != "ok" or trial.profile is None:
+        return trial.status != "ok"
+    return trial.profile.numerics is not None or not protocol.numerics
 
 
 def _check(options: RunOptions, user_models: Sequence[str]) -> None:
