@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from castwise.errors import MissingDataError, UsageError
 from castwise.orchestrator.machine import (
@@ -106,8 +107,7 @@ def prepare(
     *,
     rule: StopRule | None = None,
     short: bool = False,
-    profiles: bool = False,
-    numerics: bool = False,
+    profiles: Mapping[str, Any] | None = None,
 ) -> Job:
     """Check what a user asked for against the machine, and return the job that answers it.
 
@@ -117,8 +117,8 @@ def prepare(
         make_engine: Makes the engine from the data folder and castwise's commit; real processes by default.
         rule: When the comparison's rounds end; None takes what the options say.
         short: Somebody waits at a prompt: on a CPU, whose steps take long, a second a trial and few precisions.
-        profiles: Profile steps of one process of each configuration, after the timed ones.
-        numerics: Compare a step of each profiled process with float32.
+        profiles: What the protocol says of the steps that are profiled, after the timed ones, in one process of each
+            configuration; None profiles none.
 
     Raises:
         UsageError: The request cannot be carried out as it stands.
@@ -152,12 +152,11 @@ def prepare(
         options = replace(options, precisions=_BARE_CPU[1])
     is_open = options.within is None and options.budget_seconds is None and options.rounds is None
     protocol = CPU_SHORT if short and is_cpu and is_open else CPU_ROUND if is_cpu else CUDA_ROUND
-    extras = {"profile_steps": _PROFILE_STEPS if profiles else 0, "numerics": numerics}
     specs = build_plan(
         options,
         device=machine.device,
         data_set=options.data_set or SYNTHETIC,
-        protocol=_limited(protocol, options).model_copy(update=extras),
+        protocol=_limited(protocol, options).model_copy(update=profiles),
         seed=options.seed,
         user_workloads=user_workloads,
     )
@@ -181,7 +180,8 @@ def prepare_profiles(
     """Return the job that profiles steps of what a user asked for; the arguments and errors are `prepare`'s."""
     shared = {each.name: getattr(options, each.name) for each in fields(RunOptions) if hasattr(options, each.name)}
     rule = StopRule(min_rounds=1, max_rounds=1)
-    found = prepare(RunOptions(**shared), listener, make_engine, rule=rule, profiles=True, numerics=options.numerics)
+    profiles = {"profile_steps": _PROFILE_STEPS, "numerics": options.numerics}
+    found = prepare(RunOptions(**shared), listener, make_engine, rule=rule, profiles=profiles)
     if options.trace is not None and options.trace.suffix == ".json" and len(found.specs) > 1:
         raise UsageError(
             f"'{options.trace}' has room for one configuration's trace, and there are {len(found.specs)}. Name a "

@@ -427,7 +427,7 @@ class KernelTime(FrozenModel):
 
 
 class GradientHistogram(FrozenModel):
-    """How many gradients have which exponent, floor(log2 |g|), in float32 and without a loss scale; zeros are not in."""
+    """How many nonzero gradients have which exponent, floor(log2 |g|), in float32 and without a loss scale."""
 
     first_exponent: int = 0
     counts: str = ""  # of the first exponent and each one after it, apart by spaces: numbers would be a line each

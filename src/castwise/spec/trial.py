@@ -137,7 +137,7 @@ class TrialSpec(FrozenModel):
 
     @property
     def without_extras(self) -> Self:
-        """Return the redacted spec with the default time limit, no profile and no numerics: no figure depends on them."""
+        """Return the redacted spec with the default time limit and nothing profiled: no figure depends on them."""
         spec = self.redacted
         extras = ("timeout_seconds", "profile_steps", "numerics")
         defaults = {name: MeasurementProtocol.model_fields[name].default for name in extras}

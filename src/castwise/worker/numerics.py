@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -83,7 +82,7 @@ def measure_numerics(
     except (RuntimeError, TypeError, ValueError, AttributeError, MemoryError) as error:
         return StepNumerics(missing=f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST_REASON])
     hidden = hiding_operators(spec.techniques)
-    note = f"The step was compared without {', '.join(hidden)}." if hidden else ""
+    note = f"the step was compared with float32 without {', '.join(hidden)}." if hidden else ""
     return StepNumerics(modules=modules, loss_scale=step.scaling.read_scale(), note=note)
 
 
@@ -158,7 +157,7 @@ def _observe(spec: TrialSpec, step: TrainingStep, owners: Mapping[str, nn.Module
 def _same_dropout(model: nn.Module) -> Iterator[None]:
     """Let dropout leave out the same values in any format; within attention and recurrent layers it is off."""
 
-    def dropout(data: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002
+    def dropout(data: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         del inplace
         if not training or not p:
             return data
@@ -184,17 +183,18 @@ def _lost_updates(step: TrainingStep, owners: Mapping[str, nn.Module]) -> dict[s
 
     Weights without a gradient do not count. Empty if a gradient is not finite, because the step may be skipped then.
     """
-    weights = [weight for weight in step.model.parameters() if weight.grad is not None]
-    if not all(bool(torch.isfinite(weight.grad).all()) for weight in weights):  # type: ignore[arg-type]
+    gradients = {weight: weight.grad for weight in step.model.parameters() if weight.grad is not None}
+    if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()):
         return {}
     state = copy.deepcopy(step.state_dict())
-    before = {id(weight): (weight.detach().clone(), weight.grad != 0) for weight in weights}  # type: ignore[union-attr]
+    moving = {weight: gradient.ne(0) for weight, gradient in gradients.items()}
+    before = {weight: weight.detach().clone() for weight in moving}
     step.plain_update()
     shares = {}
     for name, module in owners.items():
-        own = [(weight, *before[id(weight)]) for weight in module.parameters(recurse=False) if id(weight) in before]
-        num_moving = sum(int(moving.sum()) for *_, moving in own)
-        num_still = sum(int(((weight == old) & moving).sum()) for weight, old, moving in own)
+        own = [weight for weight in module.parameters(recurse=False) if weight in moving]
+        num_moving = sum(int(moving[weight].sum()) for weight in own)
+        num_still = sum(int((weight.eq(before[weight]) & moving[weight]).sum()) for weight in own)
         shares[name] = num_still / max(1, num_moving)
     step.load_state_dict(state)
     return shares
