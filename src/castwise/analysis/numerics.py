@@ -3,14 +3,14 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from castwise.records.schema import GradientHistogram, ModuleNumerics, StepNumerics
 from castwise.registry.precisions import Dtype, Precision
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_share
 
-FindingName = Literal["underflow", "overflow", "static-scale", "rounding", "lost-updates"]
+FindingName = Literal["underflow", "overflow", "static-scale", "rounding", "lost-updates", "limit"]
 
 # Below this share, lost gradients of a module are not worth a larger scale. Source: chosen here.
 _LEAST = 1e-3
@@ -19,19 +19,8 @@ _SCALES = range(25)  # powers of two. Source: 2^24 is the largest scale of Apex'
 _EXACT_DB = 150.0  # float32 itself has less
 
 
-class Range(NamedTuple):
-    """The exponents of a format's numbers, subnormals included."""
-
-    lowest: int
-    highest: int
-
-
-# Source: IEEE 754-2019, table 3.5, for binary16 and binary32; bfloat16 has binary32's exponents and 7 bits of mantissa.
-RANGES: dict[Dtype, Range] = {
-    "float16": Range(-24, 15),
-    "bfloat16": Range(-133, 127),
-    "float32": Range(-149, 127),
-}
+# Of the smallest subnormal number. Source: IEEE 754-2019, table 3.5; bfloat16 is binary32 with 7 bits of mantissa.
+_LOWEST_EXPONENTS: dict[Dtype, int] = {"float16": -24, "bfloat16": -133, "float32": -149}
 
 
 @dataclass(frozen=True)
@@ -43,26 +32,19 @@ class Finding:
     module: str = ""  # the one that has most of it
 
 
-def format_of(precision: Precision) -> Dtype:
-    """Return the format in which a precision computes most gradients."""
-    return precision.autocast_dtype or precision.param_dtype
-
-
 def underflow_share(gradients: GradientHistogram, dtype: Dtype, scale: float = 1.0) -> float:
     """Return the share of nonzero gradients that a format rounds to zero after scaling.
 
     They are below half of the smallest subnormal number. A scale counts as the power of two below it.
     """
     counts = gradients.by_exponent
-    limit = RANGES[dtype].lowest - 1 - math.floor(math.log2(scale)) if scale > 0 else math.inf
+    limit = _LOWEST_EXPONENTS[dtype] - 1 - math.floor(math.log2(scale)) if scale > 0 else math.inf
     return sum(count for exponent, count in counts.items() if exponent < limit) / max(1, sum(counts.values()))
 
 
-def overflow_share(gradients: GradientHistogram, dtype: Dtype, scale: float = 1.0) -> float:
-    """Return the share of nonzero gradients that are beyond a format's range after scaling."""
-    counts = gradients.by_exponent
-    limit = RANGES[dtype].highest - math.floor(math.log2(scale)) if scale > 0 else math.inf
-    return sum(count for exponent, count in counts.items() if exponent > limit) / max(1, sum(counts.values()))
+def lost_here(module: ModuleNumerics, numerics: StepNumerics, precision: Precision) -> float:
+    """Return `lost_share` in a precision's own format, with the loss scale of the step."""
+    return lost_share(module, precision.autocast_dtype or precision.param_dtype, numerics.loss_scale or 1.0)
 
 
 def lost_share(module: ModuleNumerics, dtype: Dtype, scale: float = 1.0) -> float:
@@ -78,10 +60,9 @@ def least_sqnr_db(module: ModuleNumerics) -> float:
 
 def worst_first(numerics: StepNumerics, precision: Precision) -> list[ModuleNumerics]:
     """Return the modules, first those that lose most gradients or updates, then those of the lowest SQNR."""
-    dtype, scale = format_of(precision), numerics.loss_scale or 1.0
 
     def rank(module: ModuleNumerics) -> tuple[float, float]:
-        lost = max(lost_share(module, dtype, scale), module.overflow_share, module.lost_update_share or 0.0)
+        lost = max(lost_here(module, numerics, precision), module.overflow_share, module.lost_update_share or 0.0)
         return -round(lost, 2), least_sqnr_db(module)
 
     return sorted(numerics.modules, key=rank)
@@ -103,36 +84,36 @@ def static_scales(numerics: StepNumerics) -> tuple[int, int] | None:
 
 
 def findings_of(numerics: StepNumerics, precision: Precision, loss_scale: str) -> list[Finding]:
-    """Return what rounding does in a precision with a loss scale of this name."""
-    return list(_findings(numerics, precision, loss_scale)) if numerics.modules else []
+    """Return what rounding does in a precision with a loss scale of this name, and what is not known of it."""
+    found = list(_findings(numerics, precision, is_dynamic(loss_scale))) if numerics.modules else []
+    return found + [Finding("limit", f"{text}.") for text in (numerics.note, numerics.missing) if text]
 
 
-def _findings(numerics: StepNumerics, precision: Precision, loss_scale: str) -> Iterator[Finding]:
+def _findings(numerics: StepNumerics, precision: Precision, moves: bool) -> Iterator[Finding]:
     scale, modules = numerics.loss_scale, numerics.modules
     if precision.has_float16:
         worst = max(modules, key=lambda module: lost_share(module, "float16"))
         lost, kept = lost_share(worst, "float16"), 1 - lost_share(worst, "float16", scale or 1.0)
-        whose = _gradients_of(worst)
+        of_outputs = lost > underflow_share(worst.weights, "float16")
+        whose = f"the gradients of {worst.name}'s {'outputs' if of_outputs else 'weights'}"
         if lost < _LEAST:
             words = f"float16 needs no loss scale on this batch: it rounds {format_share(lost)} of {whose} to zero"
         else:
             words = f"float16 without scaling loses {format_share(lost)} of {whose}"
-            kind = "dynamic" if is_dynamic(loss_scale) else "static"
-            words += "" if scale is None else f"; the {kind} scale of {scale:,.6g} keeps {100 * kept:.1f} %"
+            if scale is not None:
+                kind = "dynamic" if moves else "static"
+                words += f"; the {kind} scale of {scale:,.6g} keeps {100 * kept:.1f} %"
         yield Finding("underflow", f"{words}.", worst.name)
-        if fitting := static_scales(numerics):
-            low, high = (2**power for power in fitting)
-            which = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-            yield Finding("static-scale", f"static loss scales that fit: {which} (powers of two).")
-        else:
-            words = "no static loss scale fits: with each, gradients underflow or overflow."
-            yield Finding("static-scale", words)
+        fitting = static_scales(numerics)
+        which = "no static loss scale fits: with each, gradients underflow or overflow"
+        if fitting is not None:
+            which = f"static loss scales that fit: {2 ** fitting[0]:,} to {2 ** fitting[1]:,}"
+        yield Finding("static-scale", f"{which}.")
     worst = max(modules, key=lambda module: module.overflow_share)
     if worst.overflow_share:
-        words = f"{format_share(worst.overflow_share)} of the gradients of {worst.name} are not finite"
-        with_scale = "" if scale is None else f" with a loss scale of {scale:,.6g}"
-        end = "; dynamic scaling skips such a step" if is_dynamic(loss_scale) else ""
-        yield Finding("overflow", f"{words}{with_scale}{end}.", worst.name)
+        words = f"{format_share(worst.overflow_share)} of the gradients of {worst.name} overflow"
+        words += "" if scale is None else f" with a loss scale of {scale:,.6g}"
+        yield Finding("overflow", f"{words}{'; such a step is skipped' if moves else ''}.", worst.name)
     worst = min(modules, key=least_sqnr_db)
     if least_sqnr_db(worst) < _EXACT_DB:
         decibels = least_sqnr_db(worst)
@@ -146,9 +127,3 @@ def _findings(numerics: StepNumerics, precision: Precision, loss_scale: str) -> 
         most, worst = max(stepped, key=lambda each: each[0])
         words = f"{format_share(all_lost)} of the weight updates round to nothing, in {worst.name} {format_share(most)}"
         yield Finding("lost-updates", f"{words}.", worst.name)
-
-
-def _gradients_of(module: ModuleNumerics) -> str:
-    """Return in words of which of a module's gradients float16 loses more."""
-    of_weights, of_outputs = (underflow_share(each, "float16") for each in (module.weights, module.outputs))
-    return f"the gradients of {module.name}'s {'outputs' if of_outputs > of_weights else 'weights'}"

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from castwise.analysis.causes import CLASS_WORDS, MEMORY, PRODUCTS, UPDATE, Diagnosis, try_line
-from castwise.analysis.numerics import format_of, lost_share, worst_first
+from castwise.analysis.numerics import lost_here, lost_share, worst_first
 from castwise.registry.precisions import DEFAULT
 from castwise.render.console import print_line
 from castwise.render.fields import FlatRow, estimate_values, trial_values
@@ -88,40 +88,25 @@ def short_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow]:
 
 def numerics_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow] | None:
     """Return the worst modules of each precision whose step was compared with float32; None if there is none."""
-    compared = [each for each in diagnoses if each.numerics is not None and each.numerics.modules]
-    rows: list[FlatRow] = []
-    for found in compared[:_MOST_NUMERIC]:
-        assert found.numerics is not None
-        dtype, scale = format_of(found.precision), found.numerics.loss_scale or 1.0
-        for module in worst_first(found.numerics, found.precision)[
-            : _MOST_NUMERIC // min(len(compared), _MOST_NUMERIC)
-        ]:
-            name = module.name if len(module.name) <= _MODULE_LENGTH else f"…{module.name[1 - _MODULE_LENGTH :]}"
-            rows.append(
-                {
-                    "precision": found.row.precision,
-                    "module": name,
-                    "unscaled_underflow_share": lost_share(module, "float16"),
-                    "underflow_share": lost_share(module, dtype, scale),
-                    "output_sqnr_db": module.output_sqnr_db,
-                    "gradient_sqnr_db": module.gradient_sqnr_db,
-                    "lost_update_share": module.lost_update_share,
-                }
-            )
+    compared = [(each, each.numerics) for each in diagnoses if each.numerics is not None and each.numerics.modules]
+    compared = compared[:_MOST_NUMERIC]
+    rows: list[FlatRow] = [
+        {
+            **module.model_dump(),
+            "precision": found.row.precision,
+            "module": module.name if len(module.name) <= _MODULE_LENGTH else f"…{module.name[1 - _MODULE_LENGTH :]}",
+            "unscaled_underflow_share": lost_share(module, "float16"),
+            "underflow_share": lost_here(module, numerics, found.precision),
+        }
+        for found, numerics in compared
+        for module in worst_first(numerics, found.precision)[: _MOST_NUMERIC // len(compared)]
+    ]
     return short_table_of(_NUMERIC, rows, formats={"precision": None}) if rows else None
 
 
 def numerics_lines(diagnoses: Sequence[Diagnosis]) -> list[str]:
     """Return what rounding does in each precision, and why it is not known."""
-    lines = []
-    for found in diagnoses:
-        sentences = [each.sentence for each in found.numeric_findings]
-        if found.numerics is not None and found.numerics.missing:
-            sentences.append(f"not compared with float32: {found.numerics.missing}.")
-        if found.numerics is not None and found.numerics.note:
-            sentences.append(found.numerics.note)
-        lines += [f"{_name_of(found)}: {sentence}" for sentence in sentences]
-    return lines
+    return [f"{_name_of(found)}: {each.sentence}" for found in diagnoses for each in found.numeric_findings]
 
 
 def _name_of(found: Diagnosis) -> str:
