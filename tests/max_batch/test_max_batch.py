@@ -292,8 +292,8 @@ def test_bad_input_is_one_line(command: CommandLine, arguments: tuple[str, ...],
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "fit"
 
 
-# Models that concatenate lose memory to fragmentation, of which small batches do not tell. The rule of prediction was chosen
-# before transformers were measured; it is worst for checkpointed ones (docs/evidence/largest-batches.md).
+# Models that concatenate lose memory to fragmentation, of which small batches do not tell. The rule of prediction was
+# chosen before transformers were measured; it is worst for checkpointed ones (docs/evidence/largest-batches.md).
 FARTHEST = {"dpn92": 0.09, "gpt2": 0.12, "bert-base": 0.15}
 
 
