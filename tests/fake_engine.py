@@ -524,7 +524,7 @@ def recipe_of(spec: TrialSpec) -> Recipe:
     return spec.recipe
 
 
-def fake_epoch(  # noqa: PLR0913  what an epoch is like, by keyword
+def fake_epoch(
     spec: TrialSpec,
     number: int = 0,
     *,
