@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aa
+import accuracy_errors
 import by_hand
 import causes
 import emitted
@@ -261,6 +262,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "runs": runs,
     "script_lines": emitted.lines_table,
     "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),
+    "accuracy_errors": accuracy_errors.table,
     "advice": advice,
     "aa": lambda _: aa.table(sorted((RECORDS / "aa").glob("*.json"))),
     "suite": suite,

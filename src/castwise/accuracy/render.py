@@ -39,7 +39,6 @@ _ENDS = ("low", "high")
 IN_FILES = (
     *("workload", "data_set", "precision", "loss_scale", "techniques", "batch_size", "seeds", "num_diverged", "score"),
     *("score_spread", "area", "difference", *(f"difference_{end}" for end in _ENDS), "verdict", "pairs_needed"),
-    *("num_reached",),
     *(part for name in ("speedup", "step_efficiency", "gain") for part in (name, *(f"{name}_{end}" for end in _ENDS))),
 )
 _WIDE = (
@@ -72,7 +71,6 @@ def flat_row(runs: Runs) -> dict[str, Any]:
         "num_diverged": sum(trial.status == "diverged" for trial in runs.trials),
         "verdict": kind,
         "pairs_needed": verdict and verdict.pairs_needed,
-        "num_reached": runs.num_reached,
         **estimate_values("speedup", runs.speedup),
         **estimate_values("step_efficiency", runs.step_efficiency),
         **estimate_values("gain", runs.gain),
@@ -121,9 +119,7 @@ def _sentence(runs: Runs, result: AccuracyResult) -> str:
         interval = format_interval(runs.gain.value, runs.gain.low, runs.gain.high) if has_interval(runs.gain) else ""
         gain = with_interval(format_ratio(runs.gain.value), interval)
         return f"{line} It reaches {other}'s {metric.name} {gain} as fast."
-    if runs.num_reached < len(runs.trials):
-        line += f" {runs.num_reached} of {len(runs.trials)} runs reach {other}'s median less the margin."
-    return line
+    return f"{line} It does not reach {other}'s {metric.name}, even less the margin."
 
 
 def _score_text(value: float, metric: Metric) -> str:

@@ -13,7 +13,8 @@ from castwise.records.schema import Epoch, Trial
 from castwise.registry.precisions import BASELINE, precision_sort_key
 from castwise.spec.trial import TrialSpec
 
-Curve = Sequence[tuple[float, float]]  # steps done, and the score there
+Pair = tuple[Trial, Trial]  # the baseline's run, and the run with the same seed
+_FEWEST_PAIRS = 3  # of which one can be left out, and there still is a mean
 
 
 @dataclass(frozen=True)
@@ -109,54 +110,70 @@ class Runs:
     @cached_property
     def speedup(self) -> Estimate | None:
         """Return how many times as fast as the baseline a step is, over the pairs of runs."""
-        return self._ratio(seconds_per_step)
+        ratios = [
+            theirs / own
+            for pair in self._pairs
+            if (theirs := seconds_per_step(pair[0])) is not None and (own := seconds_per_step(pair[1])) is not None
+        ]
+        return estimate(ratios) if ratios else None
 
     @cached_property
     def step_efficiency(self) -> Estimate | None:
-        """Return the baseline's steps to the target ÷ these runs'; None if a run of a pair does not reach it."""
-        return self._ratio(self._steps_to_target)
+        """Return the baseline's steps to the target score ÷ these runs'; None if they do not reach it."""
+        return self._over_pairs(self._steps_ratio)
 
     @cached_property
     def gain(self) -> Estimate | None:
-        """Return how many times as fast as the baseline's these runs reach the target: speed-up × step efficiency."""
+        """Return how many times as fast as the baseline these runs reach the target score.
 
-        def seconds(trial: Trial) -> float | None:
-            steps, each = self._steps_to_target(trial), seconds_per_step(trial)
-            return None if steps is None or each is None else steps * each
-
-        return self._ratio(seconds)
-
-    @property
-    def num_reached(self) -> int:
-        """Return how many runs reach the target."""
-        return sum(self._steps_to_target(trial) is not None for trial in self.trials)
-
-    @property
-    def target(self) -> float | None:
-        """Return the score to reach: the median of the baseline's last ones, less the margin.
-
-        Without the margin, half of the baseline's own runs would end before they reach it.
+        It is speed-up × step efficiency. The target is the baseline's mean score after its last epoch, less the
+        margin: the mean of the validation curves passes it, whatever the spread between seeds.
         """
-        known = [score for trial in self.baseline if (score := _final(trial, self.metric)) is not None]
-        if not known:
-            return None
-        return statistics.median(known) - (self.margin if self.metric.larger_is_better else -self.margin)
 
-    def _steps_to_target(self, trial: Trial) -> float | None:
-        if self.target is None or trial.status != "ok":
-            return None
-        curve = curve_of(trial, self.metric)
-        return first_reached(curve, self.target, larger_is_better=self.metric.larger_is_better)
+        def ratio(pairs: Sequence[Pair]) -> float | None:
+            steps = self._steps_ratio(pairs)
+            means = [[seconds_per_step(trial) or math.nan for trial in side] for side in zip(*pairs, strict=True)]
+            theirs, own = (statistics.geometric_mean(side) for side in means)
+            return None if steps is None or not math.isfinite(theirs / own) else steps * theirs / own
 
-    def _ratio(self, value_of: Callable[[Trial], float | None]) -> Estimate | None:
-        """Return the baseline's value over these runs', over the pairs; None without pairs, or if one has no value."""
-        pairs = [
-            (value_of(other), value_of(own))
-            for other, own in zip(self.baseline, self.trials, strict=False)
-            if (other.status, own.status) == ("ok", "ok")
+        return self._over_pairs(ratio)
+
+    @property
+    def _pairs(self) -> list[Pair]:
+        """Return the baseline's run and the run with the same seed, if both ended well."""
+        if self.is_baseline:
+            return []
+        return [
+            pair for pair in zip(self.baseline, self.trials, strict=False) if pair[0].status == pair[1].status == "ok"
         ]
-        ratios = [theirs / own for theirs, own in pairs if theirs and own]
-        return estimate(ratios) if ratios and len(ratios) == len(pairs) and not self.is_baseline else None
+
+    def _steps_ratio(self, pairs: Sequence[Pair]) -> float | None:
+        """Return the steps in which the baseline's mean curve reaches the target ÷ those of these runs."""
+        theirs, own = (
+            _mean_curve([curve_of(trial, self.metric) for trial in side]) for side in zip(*pairs, strict=True)
+        )
+        if not theirs or not own:
+            return None
+        better = self.metric.larger_is_better
+        target = theirs[-1][1] - (self.margin if better else -self.margin)
+        steps = [first_reached(curve, target, larger_is_better=better) for curve in (theirs, own)]
+        return steps[0] / steps[1] if steps[0] and steps[1] else None
+
+    def _over_pairs(self, ratio_of: Callable[[Sequence[Pair]], float | None]) -> Estimate | None:
+        """Return a ratio over all pairs, with the interval of its jackknife; None if there is none.
+
+        Source: J. W. Tukey, "Bias and confidence in not-quite large samples", Ann. Math. Stat. 29 (1958).
+        """
+        pairs = self._pairs
+        whole = ratio_of(pairs) if pairs else None
+        if whole is None or len(pairs) < _FEWEST_PAIRS:
+            return None if whole is None else Estimate(whole, math.nan, math.nan, len(pairs))
+        without = [ratio_of([*pairs[:n], *pairs[n + 1 :]]) for n in range(len(pairs))]
+        known = [each for each in without if each is not None]
+        if len(known) < len(pairs):
+            return Estimate(whole, math.nan, math.nan, len(pairs))
+        count = len(pairs)
+        return estimate([math.exp(count * math.log(whole) - (count - 1) * math.log(each)) for each in known])
 
 
 @dataclass(frozen=True)
@@ -223,6 +240,11 @@ def curve_of(trial: Trial, metric: Metric) -> list[tuple[float, float]]:
         if score is not None:
             found.append((float(steps), score))
     return found
+
+
+def _mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """Return the mean score of runs after each epoch; as many epochs as all of them have."""
+    return [(points[0][0], statistics.fmean(score for _, score in points)) for points in zip(*curves, strict=False)]
 
 
 def seconds_per_step(trial: Trial) -> float | None:

@@ -329,7 +329,6 @@ FIELDS: tuple[Field, ...] = (
     *(Field(f"difference_{end}", unit="number") for end in ("low", "high")),
     Field("num_diverged", "diverged", "count", default=(0,)),
     Field("pairs_needed", "runs that would do", "count"),
-    Field("num_reached", "reached the score", "count"),
     Field("step_efficiency", "step efficiency", "ratio", interval_text("step_efficiency")),
     Field("gain", "× to the score", "ratio", interval_text("gain")),
     *(Field(f"{name}_{end}", unit="number") for name in ("step_efficiency", "gain") for end in ("low", "high")),
