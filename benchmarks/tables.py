@@ -30,6 +30,7 @@ import search_tables
 from rich.console import Console
 from stored import RECORDS, by_place, costs_of, load, markdown, place_of, where_of
 
+from castwise.accuracy.advice import with_accuracy
 from castwise.analysis.advice import recommend
 from castwise.analysis.causes import diagnose
 from castwise.analysis.model_flops import float8_of, fp8_share
@@ -69,7 +70,7 @@ def terminal(folder: str) -> str:
     """Return what `castwise run` prints of the trials in a folder, without the notes below the table."""
     text = io.StringIO()
     found = rows(folder)
-    print_table(found, recommend(found), Console(file=text, width=130, emoji=False))
+    print_table(found, with_accuracy(recommend(found), ()), Console(file=text, width=130, emoji=False))
     lines = [line.rstrip() for line in text.getvalue().rstrip().splitlines()]
     kept = [line if not re.match(r"  \S", line) else "  …" for line in lines]
     return "\n".join(["```text", *(line for line, _ in itertools.groupby(kept)), "```"]) + "\n"

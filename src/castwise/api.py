@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from castwise.accuracy.advice import with_accuracy
 from castwise.accuracy.options import AccuracyOptions
 from castwise.analysis.advice import Advice, recommend
 from castwise.analysis.causes import Diagnosis, diagnose
@@ -253,7 +254,7 @@ class Comparison(Result, Sequence[Trial]):
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
         """Return which precision to take, in words and as code."""
-        return tuple(recommend(self.rows))
+        return tuple(with_accuracy(recommend(self.rows), ()))
 
     @property
     def best(self) -> str | None:

@@ -191,6 +191,22 @@ def test_a_missing_data_set_is_one_line(command: CommandLine, monkeypatch: pytes
     assert not done.engine.measured
 
 
+def test_the_answer_of_run_names_the_verdict_or_the_command_that_finds_one(command: CommandLine) -> None:
+    measure = ("mnist-cnn", "--precision", "fp32,bf16-mixed", "--rounds", "3")
+    before = command.run(*measure)
+    assert "Accuracy: untested: `castwise accuracy mnist-cnn --precision fp32,bf16-mixed` tells." in before.out
+    asked(command, "--precision", "fp32,bf16-mixed")
+    after = command.run(*measure)
+    assert "Accuracy: as good as fp32: " in after.out
+    (advice,) = json.loads(command.run(*measure, "--format", "json").out)["advice"]
+    assert advice["accuracy"].startswith("as good as fp32: ")
+    assert "Accuracy: as good as fp32" in command.run(*measure, "--format", "markdown").out
+    other = command.run("resnet50", "--precision", "fp32,bf16-mixed", "--rounds", "3")
+    assert "Accuracy: untested." in other.out, "no recipe trains it"
+    page = command("report", command.results, "--format", "table")
+    assert "accuracy as good as fp32" in " ".join(page.out.split())
+
+
 def test_in_python_it_is_a_function(command: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     engine = FakeEngine(learns=learning())
     monkeypatch.setattr("castwise.orchestrator.machine.ForkserverEngine", lambda data_dir, commit: engine)

@@ -4,7 +4,16 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from fake_engine import PRECISION_NAMES, fake_environment, fake_facts, fake_run, fake_spec, fake_training, fake_trial
+from fake_engine import (
+    PRECISION_NAMES,
+    fake_environment,
+    fake_epoch,
+    fake_facts,
+    fake_run,
+    fake_spec,
+    fake_training,
+    fake_trial,
+)
 from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, profiled, steady
 
 from castwise.records.schema import Trial
@@ -237,6 +246,24 @@ def test_runs_that_differ_in_their_seeds_are_one_curve_with_its_range() -> None:
         assert "means over up to 3 seeds" in made.summary
     (alone,) = {len(list(drawn(chart("loss", *every[:1])).iter("polygon")))}
     assert alone == 0
+
+
+def test_the_equivalence_plot_has_a_dot_for_each_precision_compared_with_the_margin() -> None:
+    recipe = {"epochs": 3, "validate_each_epoch": True}
+    shifts = {"fp32": 0.0, "tf32": -0.02, "bf16-mixed": 0.0001}
+    runs = []
+    for name, shift in shifts.items():
+        for seed in range(5):
+            spec = fake_training(name, recipe, seed=seed)
+            learns = [0.01 * seed + shift + 0.0001 * (seed % 2)] * 3
+            runs.append(fake_run(spec, *(fake_epoch(spec, number, learns=own) for number, own in enumerate(learns))))
+    made = chart("equivalence", *runs)
+    assert made.title == "Is the accuracy as good as in fp32?"
+    assert {"worse", "as good", "tf32", "bf16-mixed"} <= set(texts(made))
+    assert "margin of 0.3 points" in made.summary
+    (shade,) = [each for each in drawn(made).iter("rect") if not each.get("rx")]
+    assert float(shade.get("width", 0)) > 0
+    assert "equivalence" not in names(*runs[:1], *runs[5:6]), "one pair has no interval"
 
 
 def test_telemetry_has_a_panel_for_clock_power_and_temperature() -> None:

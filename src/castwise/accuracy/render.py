@@ -26,7 +26,7 @@ from castwise.render.table import (
 from castwise.render.units import format_ratio, pluralize
 from castwise.spec.quantities import format_interval, with_interval
 
-_SHORT = {
+SHORT = {
     "precision": "precision",
     "score": "score",
     "difference": "difference",
@@ -54,9 +54,6 @@ def flat_row(runs: Runs) -> dict[str, Any]:
     difference = verdict.difference if verdict is not None else None
     ends = {} if difference is None else {end: getattr(difference, end) for end in ("value", *_ENDS)}
     of_difference = {name: metric.shown_difference(value) for name, value in ends.items()}
-    kind: str | None = "baseline" if runs.is_baseline else runs.failed.status if runs.failed is not None else None
-    if verdict is not None:
-        kind = f"diverged {verdict.num_diverged} of {verdict.num_runs}" if verdict.num_diverged else verdict.kind
     return {
         **trial_values(runs.trials[-1]),
         "seeds": len(runs.trials),
@@ -69,12 +66,20 @@ def flat_row(runs: Runs) -> dict[str, Any]:
         "difference_text": _difference_text(of_difference) if of_difference else "",
         **{f"difference_{end}": of_difference.get(end) for end in _ENDS},
         "num_diverged": sum(trial.status == "diverged" for trial in runs.trials),
-        "verdict": kind,
+        "verdict": verdict_text(runs),
         "pairs_needed": verdict and verdict.pairs_needed,
         **estimate_values("speedup", runs.speedup),
         **estimate_values("step_efficiency", runs.step_efficiency),
         **estimate_values("gain", runs.gain),
     }
+
+
+def verdict_text(runs: Runs) -> str:
+    """Return the verdict in a few words."""
+    verdict = runs.verdict
+    if verdict is None:
+        return "baseline" if runs.failed is None else runs.failed.status
+    return f"diverged {verdict.num_diverged} of {verdict.num_runs}" if verdict.num_diverged else verdict.kind
 
 
 def sentences(result: AccuracyResult) -> list[str]:
@@ -98,10 +103,8 @@ def _sentence(runs: Runs, result: AccuracyResult) -> str:
     if verdict is None:
         assert runs.failed is not None
         return f"{name} gave no score: {runs.failed.status}: {runs.failed.message}."
-    margin = f"{100 * result.margin:.2g}{_unit(metric)}"
-    row = flat_row(runs)
     pairs = pluralize(verdict.num_pairs, "pair") + " of runs"
-    compared = f"{row['difference_text']}{_unit(metric)} over {pairs}, margin {margin}" if verdict.difference else ""
+    compared = compared_text(runs, result.margin) if verdict.difference else ""
     match verdict.kind:
         case "diverged":
             return f"{name} diverged in {verdict.num_diverged} of {verdict.num_runs} runs. {other} did not."
@@ -126,7 +129,8 @@ def _score_text(value: float, metric: Metric) -> str:
     return f"{100 * value:.2f} %" if metric.larger_is_better else f"{value:.2f}"
 
 
-def _unit(metric: Metric) -> str:
+def difference_unit(metric: Metric) -> str:
+    """Return what differences are in, with a space before it."""
     return " points" if metric.larger_is_better else " %"
 
 
@@ -134,6 +138,13 @@ def _difference_text(values: FlatRow) -> str:
     """Return a difference as `+0.02 [−0.05, +0.09]`, in points of accuracy or per cent of the perplexity."""
     texts = {name: f"{100 * value:+z.2f}".replace("-", "−") for name, value in values.items()}
     return f"{texts['value']} [{texts['low']}, {texts['high']}]"
+
+
+def compared_text(runs: Runs, margin: float) -> str:
+    """Return the difference from the baseline, over how many pairs, and the margin, which is given as a share."""
+    verdict, unit = runs.verdict, difference_unit(runs.metric)
+    pairs = pluralize(verdict.num_pairs if verdict else 0, "pair")
+    return f"{flat_row(runs)['difference_text']}{unit} over {pairs} of runs, margin {100 * margin:.2g}{unit}"
 
 
 def headline(result: AccuracyResult) -> str:
@@ -147,11 +158,11 @@ def headline(result: AccuracyResult) -> str:
 def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow]:
     """Return a row for each precision; with all columns if it is wide."""
     rows: list[FlatRow] = [flat_row(runs) for runs in result.runs]
-    titles = {"score": result.metric.name, "difference": f"difference,{_unit(result.metric)}"}
+    titles = {"score": result.metric.name, "difference": f"difference,{difference_unit(result.metric)}"}
     titles["speedup"] = f"× {result.baseline.spec.precision}"
     if wide:
         return DataTable([find_field(name, titles.get(name, "")) for name in _WIDE], rows)
-    return short_table_of({**_SHORT, **titles}, rows, wraps=("precision", "verdict", "difference"))
+    return short_table_of({**SHORT, **titles}, rows, wraps=("precision", "verdict", "difference"))
 
 
 def print_result(result: AccuracyResult, console: Console, *, wide: bool = False) -> None:

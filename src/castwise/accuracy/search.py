@@ -12,9 +12,9 @@ from castwise.orchestrator.machine import EngineFactory, check_device_name, dete
 from castwise.orchestrator.runner import CachedMeasure, Listener
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import ResumePolicy, Store
-from castwise.registry.datasets import find_data_set, is_real
+from castwise.registry.datasets import find_data_set
 from castwise.registry.precisions import BASELINE, find_precision, is_same_as_fp32, why_unsupported
-from castwise.registry.suites import SUITE_NAMES, RunGrid, Suite, find_suite
+from castwise.registry.suites import RunGrid, Suite, find_recipe
 from castwise.registry.techniques import NONE, SETS, TUNED, parse_techniques, resolve
 from castwise.registry.techniques import why_unsupported as why_technique_unsupported
 from castwise.registry.workloads import find_workload
@@ -112,37 +112,6 @@ def prepare_accuracy(
     store = Store(options.results) if options.results is not None else None
     job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
     return AccuracyJob(specs, options, began, job)
-
-
-def find_recipe(workload: str, data_set: str | None = None) -> tuple[Suite, RunGrid]:
-    """Return the suite whose recipe trains a workload on real data, and its grid of runs.
-
-    Raises:
-        UsageError: There is none.
-    """
-    name = find_workload(workload).name
-    found = [
-        (suite, grid)
-        for suite in map(find_suite, SUITE_NAMES)
-        for grid in suite.cells
-        if name in grid.workloads and is_real(grid.data_set)
-    ]
-    sets = list(dict.fromkeys(grid.data_set for _, grid in found))
-    if not found:
-        trained = [
-            each
-            for suite in map(find_suite, SUITE_NAMES)
-            for grid in suite.cells
-            for each in grid.workloads
-            if is_real(grid.data_set)
-        ]
-        raise UsageError(
-            f"No suite trains '{workload}' on real data, and without it there is no accuracy. There are recipes for "
-            f"{', '.join(dict.fromkeys(trained))}."
-        )
-    if data_set is not None and data_set not in sets:
-        raise UsageError(f"'{workload}' is trained on {' or '.join(sets)}, not on '{data_set}'.")
-    return next((suite, grid) for suite, grid in found if data_set in (None, grid.data_set))
 
 
 def _check(options: AccuracyOptions) -> None:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from castwise.accuracy.advice import UNTESTED, with_accuracy
 from castwise.analysis.advice import WORTHWHILE, Advice, Decision, recommend
 from castwise.analysis.statistics import Estimate
 from castwise.analysis.training_metrics import data_share, epochs_of, is_whole, length_in_words, perplexity
@@ -61,7 +62,12 @@ def answers_of(collection: Collection) -> list[Answer]:
     for group in collection.groups:
         if group.is_max_batch or is_search(group.first.spec):
             continue
-        answers += _answers_of_runs(group) if group.is_training else _answers_of_steady_state(group)
+        if group.is_training:
+            answers += _answers_of_runs(group)
+            continue
+        found = _answers_of_steady_state(group)
+        advised = with_accuracy([each.advice for each in found], collection.trials)
+        answers += [replace(each, advice=advice) for each, advice in zip(found, advised, strict=True)]
     return answers
 
 
@@ -130,7 +136,7 @@ def answer_table(answers: Sequence[Answer]) -> DataTable[FlatRow]:
                 **estimate_values("speedup", advice.over_fp32),
                 "memory_ratio": advice.memory_ratio,
                 "why": advice.why,
-                "how_sure": f"cut short: {answer.cut}" if answer.cut else advice.how_sure,
+                "how_sure": _how_sure(answer),
             }
         )
     fields = [
@@ -169,6 +175,13 @@ def loop_of(answer: Answer) -> str | None:
 
 def _name(precision: str | None) -> str:
     return "PyTorch's default" if precision == DEFAULT else precision or ""
+
+
+def _how_sure(answer: Answer) -> str:
+    if answer.cut:
+        return f"cut short: {answer.cut}"
+    accuracy = answer.advice.accuracy.partition(":")[0]
+    return answer.advice.how_sure + (f"; accuracy {accuracy}" if accuracy and accuracy != UNTESTED else "")
 
 
 def _answers_of_steady_state(group: ComparisonGroup) -> list[Answer]:

@@ -130,6 +130,7 @@ class Axis:
     ticks: Sequence[float]
     label: Callable[[float], str]
     rule: float | None = None  # where a dotted line is
+    band: tuple[float, float] | None = None  # from where to where it is shaded
     is_log: bool = False
 
     def at(self, value: float, left: float, width: float) -> float:
@@ -321,7 +322,9 @@ def _rows(  # noqa: PLR0913, PLR0917  all that a chart of rows is made of
         rows.append(draw(place, left, span, y + height / 2))
         y += height
     places = [axis.at(tick, left, span) for tick in axis.ticks]
-    grid = [path("".join(f"M{x:g} {top:g}V{y:g}" for x in places), FAINT)]
+    low, high = (axis.at(end, left, span) for end in axis.band or (0.0, 0.0))
+    shade = f'<rect x="{low:g}" y="{top:g}" width="{high - low:g}" height="{y - top:g}" fill="{FAINT}"/>'
+    grid = [shade if axis.band else "", path("".join(f"M{x:g} {top:g}V{y:g}" for x in places), FAINT)]
     free = -math.inf
     for x, words in zip(places, map(axis.label, axis.ticks), strict=True):
         if x - len(words) * _LETTER / 2 > free:  # numbers do not touch each other
