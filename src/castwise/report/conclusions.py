@@ -62,10 +62,7 @@ def answers_of(collection: Collection) -> list[Answer]:
     for group in collection.groups:
         if group.is_max_batch or is_search(group.first.spec):
             continue
-        if group.is_training:
-            answers += _answers_of_runs(group)
-            continue
-        found = _answers_of_steady_state(group)
+        found = list(_answers_of_runs(group)) if group.is_training else _answers_of_steady_state(group)
         advised = with_accuracy([each.advice for each in found], collection.trials)
         answers += [replace(each, advice=advice) for each, advice in zip(found, advised, strict=True)]
     return answers
@@ -221,8 +218,10 @@ def _answers_of_runs(group: ComparisonGroup) -> Iterator[Answer]:
     settings: dict[tuple[object, ...], list[Configuration]] = {}
     for config in group.configurations:
         spec = config.trial.spec
-        settings.setdefault((spec.batch_size, spec.world_size, spec.parallelism, spec.seed), []).append(config)
-    for configurations in settings.values():
+        settings.setdefault((spec.batch_size, spec.world_size, spec.parallelism), []).append(config)
+    for every in settings.values():
+        seed = min(config.trial.spec.seed for config in every)  # others are for accuracy
+        configurations = [config for config in every if config.trial.spec.seed == seed]
         ended = [config for config in configurations if config.trial.status == "ok" and config.speedup is not None]
         plain = [config for config in ended if config.precision == BASELINE]
         baseline = min(plain, key=lambda config: len(config.trial.spec.techniques), default=None)

@@ -44,6 +44,7 @@ def equivalence(subject: GroupSubject) -> Chart | None:
             look = look_of(runs.spec.precision)
             ends = (100 * row["difference_low"], 100 * row["difference_high"])
             tip = f"{label}\n{row['difference_text']}{unit}\n{verdict}, {len(runs.trials)} runs"
+            tip += f"\n{subject.file_of(runs.trials[0])}"
             dots = [Dot(100 * row["difference"], look.colour, look.marker, tip, ends, is_ringed=verdict == "as good")]
         rows.append((label, dots, verdict))
     values = [abs(dot.value) for _, dots, _ in rows for dot in dots]
@@ -58,13 +59,20 @@ def equivalence(subject: GroupSubject) -> Chart | None:
         return dot_chart(rows, width, axis, f"difference from {baseline}:{unit}, above 0 is better")
 
     verdicts = ", ".join(f"{label} {verdict}" for label, _, verdict in rows[:8])
-    fields = [find_field("precision"), Field("setting", "setting")]
+    fields = [find_field("precision"), *([Field("setting", "setting")] if any(each for each, _ in every) else [])]
     fields += [find_field(name, title) for name, title in SHORT.items() if name != "precision"]
+    fields.append(find_field("file"))
     return Chart(
         name="equivalence",
         title=f"Is the {metric.name} as good as in {baseline}?",
         summary=f"Shaded is a margin of {margin:.2g}{unit}; lines are 95 % intervals. {verdicts}.",
         draw=draw,
-        table=DataTable(fields, [{**flat_row(runs), "setting": setting} for setting, runs in every]),
+        table=DataTable(
+            fields,
+            [
+                {**flat_row(runs), "setting": setting, "file": subject.file_of(runs.trials[0])}
+                for setting, runs in every
+            ],
+        ),
         note=left_out("{} of {:,} precisions are drawn; the table has all.", rows, every),
     )
