@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aa
+import accuracy_errors
 import by_hand
 import causes
 import emitted
@@ -29,6 +30,7 @@ import search_tables
 from rich.console import Console
 from stored import RECORDS, by_place, costs_of, load, markdown, place_of, where_of
 
+from castwise.accuracy.advice import with_accuracy
 from castwise.analysis.advice import recommend
 from castwise.analysis.causes import diagnose
 from castwise.analysis.model_flops import float8_of, fp8_share
@@ -68,7 +70,7 @@ def terminal(folder: str) -> str:
     """Return what `castwise run` prints of the trials in a folder, without the notes below the table."""
     text = io.StringIO()
     found = rows(folder)
-    print_table(found, recommend(found), Console(file=text, width=130, emoji=False))
+    print_table(found, with_accuracy(recommend(found), ()), Console(file=text, width=130, emoji=False))
     lines = [line.rstrip() for line in text.getvalue().rstrip().splitlines()]
     kept = [line if not re.match(r"  \S", line) else "  …" for line in lines]
     return "\n".join(["```text", *(line for line, _ in itertools.groupby(kept)), "```"]) + "\n"
@@ -261,6 +263,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "runs": runs,
     "script_lines": emitted.lines_table,
     "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),
+    "accuracy_errors": accuracy_errors.table,
     "advice": advice,
     "aa": lambda _: aa.table(sorted((RECORDS / "aa").glob("*.json"))),
     "suite": suite,

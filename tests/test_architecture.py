@@ -34,12 +34,13 @@ ALLOWED = {
     "analysis": _RECORDS,
     "orchestrator": {*_MEASURED, "analysis", "worker"},  # the latter through worker/entry.py alone
     "render": {*_RECORDS, "analysis"},
+    "accuracy": _CORE,
     "max_batch": _CORE,
     "suites": {*_CORE, "max_batch"},
     "tune": _CORE,
-    "report": {*_CORE, "max_batch", "suites", "tune"} - {"orchestrator"},
-    "api": {*_CORE, "max_batch", "tune", "report"},
-    "cli": {*_CORE, "max_batch", "suites", "tune", "report", "api"},
+    "report": {*_CORE, "accuracy", "max_batch", "suites", "tune"} - {"orchestrator"},
+    "api": {*_CORE, "accuracy", "max_batch", "tune", "report"},
+    "cli": {*_CORE, "accuracy", "max_batch", "suites", "tune", "report", "api"},
     "__main__": {"cli"},
 }
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "torchtext", "timm", "triton"}

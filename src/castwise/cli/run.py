@@ -43,6 +43,7 @@ class RunPrintOptions(PrintOptions):
 
 def run(options: RunOptions, output: RunPrintOptions) -> int:
     """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
+    from castwise.accuracy.advice import with_accuracy
     from castwise.analysis.advice import recommend
     from castwise.analysis.energy import Prices
     from castwise.analysis.result_table import MARGIN, compare
@@ -71,7 +72,8 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
     with measuring(options, output) as progress:
         job, trials = answer(options, work)
     rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
-    advice = recommend(rows)
+    store, machine = job.runner.store, job.runner.environment
+    advice = with_accuracy(recommend(rows), store.load(machine)[0].values() if store is not None else [])
 
     def print_result(console: "Console") -> None:
         run_report.print_table(rows, advice, console, prices, wide=output.wide, verbose=output.verbose)

@@ -298,7 +298,9 @@ def _reason_lines(item: Advice) -> list[str]:
     why = "" if item.decision == "stay" or item.why in item.sentence else f"Why: {item.why}."
     ask = "castwise.why" if is_object(item.workload) else f"castwise why {item.workload}"
     limit = f"Why no faster: {item.limit}. `{ask}` says more." if item.limit else ""
-    return list(filter(None, [why, f"How sure: {item.how_sure}." if item.how_sure else "", limit]))
+    sure = f"How sure: {item.how_sure}." if item.how_sure else ""
+    accuracy = f"Accuracy: {item.accuracy}." if item.accuracy else ""
+    return list(filter(None, [why, sure, accuracy, limit]))
 
 
 def to_markdown(
@@ -401,6 +403,7 @@ def document(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | Non
             "decision": item.decision,
             "precision": item.precision,
             "sentence": item.sentence,
+            "accuracy": item.accuracy or None,
             "limit": item.limit or None,
             "command": item.command or None,
             "code": item.code or None,
@@ -443,7 +446,7 @@ def json_schema() -> dict[str, Any]:
         field.name: {"type": _JSON_TYPES[field.kind], "description": f"{field.title or field.name} ({field.unit})"}
         for field in find_fields(IN_FILES)
     }
-    advice = dict.fromkeys(("precision", "limit", "command", "code"), optional_text)
+    advice = dict.fromkeys(("precision", "accuracy", "limit", "command", "code"), optional_text)
     advice |= {"workload": text, "sentence": text, "decision": {"enum": list(get_args(Decision))}}
     advice |= {"frameworks": {"type": "object", "additionalProperties": optional_text}}
     properties = {
