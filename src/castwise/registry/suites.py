@@ -27,7 +27,7 @@ LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there a
 _MOST_SEEDS = 1000
 _MOST_CHARACTERS = 10**6  # of a file
 
-SUITE_NAMES = ("tensorcore", "wrn-cifar10", "dpn-cifar10", "fastai-cifar100", "rnn-lm", "amd-nvidia")
+SUITE_NAMES = ("tensorcore", "wrn-cifar10", "fast-cifar10", "dpn-cifar10", "fastai-cifar100", "rnn-lm", "amd-nvidia")
 
 
 def is_chosen(choice: SuiteFilter, workload: str, precision: str, world_size: int = 1) -> bool:
