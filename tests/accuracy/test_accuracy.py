@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import CommandLine, Outcome
-from fake_engine import FakeEngine, Fault
+from fake_engine import FakeEngine, Fault, fake_epoch, fake_run, fake_training
 
 import castwise
 from castwise.accuracy import search
+from castwise.accuracy.result import runs_of
 from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import UserWorkload, locate
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +112,7 @@ def test_the_answer_says_by_how_much_and_how_fast_in_80_columns(
 
 def test_perplexity_is_judged_in_per_cent(command: CommandLine) -> None:
     engine = FakeEngine(learns=learning(0.002, bf16_mixed=-0.1))
-    arguments = ("accuracy", "lstm-lm", "--precision", "fp32,tf32,bf16-mixed", "--margin", "1%", "--format", "json")
+    arguments = ("accuracy", "lstm-lm", "--precision", "fp32,tf32,bf16-mixed", "--format", "json")
     done = command(*arguments, "--results", command.results, engine=engine)
     assert kinds(done) == {"fp32": "baseline", "tf32": "as good", "bf16-mixed": "worse"}
     rows = {row["precision"]: row for row in json.loads(done.out)["precisions"]}
@@ -179,6 +181,37 @@ def test_bad_input_is_one_line(command: CommandLine, arguments: tuple[str, ...],
     assert words in done.err
     assert len(done.err.strip().splitlines()) == 1
     assert not done.engine.measured
+
+
+def test_a_users_own_model_needs_a_training_set_and_validate(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def build():\n    return 1\n")
+    arguments = ("accuracy", f"{file}:build", "--precision", "fp32,bf16-mixed", "--epochs", "3")
+    done = command(*arguments)
+    assert (done.code, len(done.error_lines)) == (2, 1)
+    assert "gives no training_set and validate" in done.err
+    own = UserWorkload(model=locate(f"{file}:build"), batch_size=16, can_be_judged=True)
+    monkeypatch.setattr(search, "inspect_user_model", lambda *_: own)
+    done = command(*arguments, "--results", command.results, engine=FakeEngine(learns=learning()))
+    assert "own.py:build on its training set, 3 epochs" in done.out
+    assert "bf16-mixed is as good as fp32" in done.out
+    assert {spec.user_model for spec in done.engine.measured} == {own.model}
+
+
+def test_a_users_score_is_judged_by_a_share_of_the_baselines() -> None:
+    runs = []
+    for precision, gap in (("fp32", 0.0), ("bf16-mixed", 0.02), ("bf16-true", 0.5)):
+        for seed in range(5):
+            spec = fake_training(precision, {"epochs": 1, "validate_each_epoch": True}, seed=seed)
+            epoch = fake_epoch(spec).model_copy(update={"score": 20.0 + seed + gap + 0.001 * (seed % 2)})
+            runs.append(fake_run(spec, epoch))
+    (baseline, mixed, narrow) = runs_of(runs, None, None, 5)  # lower is better: no facts say otherwise
+    assert (baseline.metric.name, baseline.metric.baseline) == ("score", pytest.approx(22.0004))
+    assert mixed.verdict is not None
+    assert narrow.verdict is not None
+    assert (mixed.verdict.kind, narrow.verdict.kind) == ("as good", "worse"), "the margin is 1 % of 22"
 
 
 def test_a_missing_data_set_is_one_line(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

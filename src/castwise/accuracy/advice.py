@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from castwise.accuracy.options import MARGIN
 from castwise.accuracy.render import compared_text, verdict_text
 from castwise.accuracy.result import Runs, runs_of
 from castwise.analysis.advice import Advice
@@ -33,7 +32,7 @@ def _accuracy_of(item: Advice, training: Sequence[Trial]) -> str:
     if found is not None:
         baseline = found.baseline[0].spec.precision
         than = {"as good": " as", "worse": " than", "better": " than"}.get(verdict_text(found), ", compared with")
-        return f"{verdict_text(found)}{than} {baseline}: {compared_text(found, MARGIN)}"
+        return f"{verdict_text(found)}{than} {baseline}: {compared_text(found)}"
     try:
         find_recipe(item.workload)
     except UsageError:
@@ -52,7 +51,7 @@ def _most_runs(item: Advice, training: Sequence[Trial]) -> Runs | None:
     found = [
         runs
         for own in settings.values()
-        for runs in runs_of(own, BASELINE, MARGIN, max(trial.spec.seed for trial in own) + 1)
+        for runs in runs_of(own, BASELINE, None, max(trial.spec.seed for trial in own) + 1)
         if runs.verdict is not None and runs.verdict.difference is not None
     ]
     return max(found, key=lambda runs: len(runs.trials), default=None)

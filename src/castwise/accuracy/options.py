@@ -6,7 +6,6 @@ from typing import Annotated
 from castwise.spec.options import COUNT, DURATION, SHARE, Option, SharedOptions, Techniques, parse_workload
 
 SEEDS = 12
-MARGIN = 0.003
 
 
 @dataclass(frozen=True)
@@ -16,7 +15,7 @@ class AccuracyOptions(SharedOptions):
     workload: Annotated[
         str,
         Option(
-            "A workload that a suite trains on real data (`castwise list suites`).",
+            "A workload that a suite trains on real data (`castwise list suites`), or FILE.py:FUNCTION.",
             parse=parse_workload,
             completion="workloads",
             is_argument=True,
@@ -32,12 +31,13 @@ class AccuracyOptions(SharedOptions):
         ),
     ] = None
     margin: Annotated[
-        float,
+        float | None,
         Option(
-            "The largest difference that does not matter: 0.3% is 0.3 points of accuracy, or 0.3 % of a perplexity.",
+            "The largest difference that does not matter. Without it: 0.3% (0.3 points) of an accuracy, 1% of a perplexity "
+            "or another score.",
             **SHARE,
         ),
-    ] = MARGIN
+    ] = None
     seeds: Annotated[int, Option("Runs of each precision at the most, with seeds 0, 1, …", "How long", **COUNT)] = SEEDS
     budget_seconds: Annotated[
         float | None,

@@ -9,8 +9,16 @@ from rich.console import Console
 from castwise.accuracy.result import AccuracyResult, Metric, Runs
 from castwise.analysis.statistics import has_interval
 from castwise.registry.techniques import join
+from castwise.registry.workloads import find_workload
 from castwise.render.console import print_line, took_words
-from castwise.render.fields import FlatRow, estimate_values, find_field, find_fields, trial_values
+from castwise.render.fields import (
+    FlatRow,
+    estimate_values,
+    find_field,
+    find_fields,
+    short_ratio_text,
+    trial_values,
+)
 from castwise.render.notes import measured_on
 from castwise.render.table import (
     DataTable,
@@ -92,6 +100,8 @@ def sentences(result: AccuracyResult) -> list[str]:
         lines.insert(
             0, f"{first.spec.precision}, the baseline, diverged in every run: nothing can be compared with it."
         )
+    if find_workload(first.spec.workload).pretrained and first.spec.weights is None:
+        lines.append("The weights were random at first, and not the source's pretrained ones.")
     if result.budget_ended:
         lines.append("The budget ended. The same command with a longer --budget goes on.")
     return lines
@@ -104,7 +114,7 @@ def _sentence(runs: Runs, result: AccuracyResult) -> str:
         assert runs.failed is not None
         return f"{name} gave no score: {runs.failed.status}: {runs.failed.message}."
     pairs = pluralize(verdict.num_pairs, "pair") + " of runs"
-    compared = compared_text(runs, result.margin) if verdict.difference else ""
+    compared = compared_text(runs) if verdict.difference else ""
     match verdict.kind:
         case "diverged":
             return f"{name} diverged in {verdict.num_diverged} of {verdict.num_runs} runs. {other} did not."
@@ -126,12 +136,12 @@ def _sentence(runs: Runs, result: AccuracyResult) -> str:
 
 
 def _score_text(value: float, metric: Metric) -> str:
-    return f"{100 * value:.2f} %" if metric.larger_is_better else f"{value:.2f}"
+    return f"{100 * value:.2f} %" if metric.name == "accuracy" else f"{value:.4g}"
 
 
 def difference_unit(metric: Metric) -> str:
     """Return what differences are in, with a space before it."""
-    return " points" if metric.larger_is_better else " %"
+    return " points" if metric.name == "accuracy" else " %"
 
 
 def _difference_text(values: FlatRow) -> str:
@@ -140,11 +150,11 @@ def _difference_text(values: FlatRow) -> str:
     return f"{texts['value']} [{texts['low']}, {texts['high']}]"
 
 
-def compared_text(runs: Runs, margin: float) -> str:
-    """Return the difference from the baseline, over how many pairs, and the margin, which is given as a share."""
+def compared_text(runs: Runs) -> str:
+    """Return the difference from the baseline, over how many pairs, and the margin."""
     verdict, unit = runs.verdict, difference_unit(runs.metric)
     pairs = pluralize(verdict.num_pairs if verdict else 0, "pair")
-    return f"{flat_row(runs)['difference_text']}{unit} over {pairs} of runs, margin {100 * margin:.2g}{unit}"
+    return f"{flat_row(runs)['difference_text']}{unit} over {pairs} of runs, margin {100 * runs.margin_share:.2g}{unit}"
 
 
 def headline(result: AccuracyResult) -> str:
@@ -152,7 +162,8 @@ def headline(result: AccuracyResult) -> str:
     spec = result.baseline.spec
     loop = f", {join(spec.techniques).replace('+', ' + ')}" if spec.techniques else ""
     epochs = spec.recipe.num_epochs if spec.recipe is not None else 0
-    return f"{spec.workload} on {spec.data_set}, batch {spec.batch_size}, {pluralize(epochs, 'epoch')}{loop}"
+    data = f"on {spec.data_set}, batch {spec.batch_size}" if spec.user_model is None else "on its training set"
+    return f"{spec.workload} {data}, {pluralize(epochs, 'epoch')}{loop}"
 
 
 def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow]:
@@ -162,7 +173,8 @@ def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow
     titles["speedup"] = f"× {result.baseline.spec.precision}"
     if wide:
         return DataTable([find_field(name, titles.get(name, "")) for name in _WIDE], rows)
-    return short_table_of({**SHORT, **titles}, rows, wraps=("precision", "verdict", "difference"))
+    formats = {"gain": short_ratio_text("gain")}
+    return short_table_of({**SHORT, **titles}, rows, formats=formats, wraps=("precision", "verdict", "difference"))
 
 
 def print_result(result: AccuracyResult, console: Console, *, wide: bool = False) -> None:

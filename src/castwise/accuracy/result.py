@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from castwise.analysis.equivalence import AccuracyVerdict, area_under_curve, first_reached, verdict_after
 from castwise.analysis.statistics import Estimate, estimate
@@ -21,28 +22,32 @@ _FEWEST_PAIRS = 3  # of which one can be left out, and there still is a mean
 class Metric:
     """What a run is judged by, after each epoch."""
 
-    name: str  # "accuracy", or "perplexity"
+    name: Literal["accuracy", "perplexity", "score"]  # the last of a user's own model
     larger_is_better: bool
+    baseline: float = 1.0  # the size of the baseline's score, of which the margin of a user's score is a share
 
     def score(self, epoch: Epoch) -> float | None:
-        """Return an epoch's accuracy, or the logarithm of its perplexity; None if it was not validated."""
-        return epoch.accuracy if self.larger_is_better else epoch.validation_loss
+        """Return an epoch's accuracy, the logarithm of its perplexity, or its score; None if it was not validated."""
+        if self.name == "perplexity":
+            return epoch.validation_loss
+        return epoch.accuracy if self.name == "accuracy" else epoch.score
+
+    @property
+    def usual_margin(self) -> float:
+        """Return the margin unless another is asked for, as a share: 0.3 points of accuracy, 1 % of others."""
+        return 0.003 if self.name == "accuracy" else 0.01
 
     def margin(self, share: float) -> float:
-        """Return a margin in the score's unit: a share of the accuracy's scale, or of the perplexity itself."""
-        return share if self.larger_is_better else math.log1p(share)
+        """Return a margin in the score's unit: points of accuracy, or a share of a perplexity or of another score."""
+        return math.log1p(share) if self.name == "perplexity" else share * self.baseline
 
     def shown(self, score: float) -> float:
-        """Return a score as it is shown: an accuracy, or a perplexity."""
-        return score if self.larger_is_better else math.exp(score)
+        """Return a score as it is shown: an accuracy, a perplexity, or a user's own score."""
+        return math.exp(score) if self.name == "perplexity" else score
 
     def shown_difference(self, difference: float) -> float:
-        """Return a difference of scores as it is shown: in shares of accuracy, or of the perplexity."""
-        return difference if self.larger_is_better else math.expm1(difference)
-
-
-ACCURACY = Metric("accuracy", larger_is_better=True)
-PERPLEXITY = Metric("perplexity", larger_is_better=False)
+        """Return a difference of scores as it is shown: of an accuracy, or as a share of the baseline's score."""
+        return math.expm1(difference) if self.name == "perplexity" else difference / self.baseline
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,18 @@ class Runs:
     trials: tuple[Trial, ...]  # seeds 0, 1, …
     baseline: tuple[Trial, ...]  # with the same seeds, at least
     metric: Metric
-    margin: float  # in the score's unit
+    margin_share: float
     num_seeds: int  # planned at the most
 
     @property
     def spec(self) -> TrialSpec:
         """Return what was trained; its seed does not matter."""
         return self.trials[0].spec
+
+    @property
+    def margin(self) -> float:
+        """Return the margin in the score's unit."""
+        return self.metric.margin(self.margin_share)
 
     @property
     def is_baseline(self) -> bool:
@@ -181,7 +191,6 @@ class AccuracyResult:
     """What came of `castwise accuracy`."""
 
     runs: tuple[Runs, ...]  # the baseline's first
-    margin: float  # as a share, as it was asked for
     seconds: float = 0.0  # wall time
     num_recorded: int = 0  # runs that were on record before, and are not in the wall time
     budget_ended: bool = False
@@ -190,6 +199,11 @@ class AccuracyResult:
     def trials(self) -> tuple[Trial, ...]:
         """Return the records."""
         return tuple(trial for each in self.runs for trial in each.trials)
+
+    @property
+    def margin(self) -> float:
+        """Return the margin as a share."""
+        return self.baseline.margin_share
 
     @property
     def baseline(self) -> Runs:
@@ -202,13 +216,13 @@ class AccuracyResult:
         return self.baseline.metric
 
 
-def runs_of(trials: Iterable[Trial], baseline: str | None, margin: float, num_seeds: int) -> tuple[Runs, ...]:
+def runs_of(trials: Iterable[Trial], baseline: str | None, margin: float | None, num_seeds: int) -> tuple[Runs, ...]:
     """Return the runs of each precision over their seeds 0, 1, …, those of the baseline first; empty without those.
 
     Args:
         trials: Training runs that differ in precision, loss scale and seed alone.
         baseline: A precision; None takes fp32, or without it the first one.
-        margin: As a share.
+        margin: As a share; None takes the usual one.
         num_seeds: How many seeds are planned at the most.
     """
     by_seed: dict[tuple[str, str], dict[int, Trial]] = {}
@@ -222,13 +236,21 @@ def runs_of(trials: Iterable[Trial], baseline: str | None, margin: float, num_se
     every = sorted(found.items(), key=lambda item: (item[0][0] != first, precision_sort_key(item[0][0]), item[0][1]))
     theirs = every[0][1]
     metric = metric_of(theirs)
-    return tuple(Runs(own, theirs, metric, metric.margin(margin), num_seeds) for _, own in every)
+    share = metric.usual_margin if margin is None else margin
+    return tuple(Runs(own, theirs, metric, share, num_seeds) for _, own in every)
 
 
 def metric_of(trials: Sequence[Trial]) -> Metric:
-    """Return what runs are judged by: accuracy if they have one, else perplexity."""
-    has_accuracy = any(epoch.accuracy is not None for trial in trials for epoch in epochs_of(trial))
-    return ACCURACY if has_accuracy else PERPLEXITY
+    """Return what the baseline's runs are judged by."""
+    ends = [epochs[-1] for trial in trials if trial.status == "ok" and (epochs := epochs_of(trial))]
+    scores = [epoch.score for epoch in ends if epoch.score is not None]
+    if scores:
+        facts = trials[0].facts
+        is_higher = facts is not None and bool(facts.higher_is_better)
+        return Metric("score", is_higher, abs(statistics.fmean(scores)) or 1.0)
+    if any(epoch.accuracy is not None for epoch in ends):
+        return Metric("accuracy", larger_is_better=True)
+    return Metric("perplexity", larger_is_better=False)
 
 
 def curve_of(trial: Trial, metric: Metric) -> list[tuple[float, float]]:

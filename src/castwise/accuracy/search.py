@@ -1,14 +1,15 @@
 """The search for verdicts: seed by seed, until each precision has one, or the budget ends."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from castwise.accuracy.options import AccuracyOptions
 from castwise.accuracy.result import AccuracyResult, Runs, runs_of
 from castwise.analysis.equivalence import looks_of
 from castwise.errors import UsageError
 from castwise.orchestrator.job import Job, build_job
-from castwise.orchestrator.machine import EngineFactory, check_device_name, detect_machine, provide
+from castwise.orchestrator.machine import EngineFactory, check_device_name, detect_machine, inspect_user_model, provide
+from castwise.orchestrator.processes import import_once
 from castwise.orchestrator.runner import CachedMeasure, Listener
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import ResumePolicy, Store
@@ -19,7 +20,9 @@ from castwise.registry.techniques import NONE, SETS, TUNED, parse_techniques, re
 from castwise.registry.techniques import why_unsupported as why_technique_unsupported
 from castwise.registry.workloads import find_workload
 from castwise.spec.loss_scale import parse_loss_scale
+from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import UserWorkload, locate, slow_imports
 
 _PRECISIONS = (BASELINE, "tf32", "fp16-mixed", "bf16-mixed")  # if none is named
 _FEWEST_SEEDS = 2
@@ -68,7 +71,7 @@ class AccuracyJob:
                 break
         num_recorded = sum(trial.spec.key in measure.known for trial in trials)
         seconds = time.perf_counter() - self.began
-        return AccuracyResult(self._runs(trials), self.options.margin, seconds, num_recorded, budget_ended)
+        return AccuracyResult(self._runs(trials), seconds, num_recorded, budget_ended)
 
     def _runs(self, trials: list[Trial]) -> tuple[Runs, ...]:
         return runs_of(trials, self.specs[0].precision, self.options.margin, self.options.seeds)
@@ -100,22 +103,39 @@ def prepare_accuracy(
     """
     began = time.perf_counter()
     _check(options)
-    suite, grid = find_recipe(options.workload, options.data_set)
+    is_own = find_workload(options.workload).family == "own"
+    recipe = None if is_own else find_recipe(options.workload, options.data_set)
+    own = locate(options.workload) if is_own else None
+    import_once(slow_imports([options.workload] if is_own else []))
     machine = detect_machine(options.device, options.data_dir, make_engine)
+    user_workload = None if own is None else inspect_user_model(machine, own, options.timeout_seconds)
+    if user_workload is not None and not user_workload.can_be_judged:
+        raise UsageError(
+            f"'{options.workload}' gives no training_set and validate, and without them there is no accuracy. "
+            "docs/accuracy.md shows how."
+        )
     names = _precisions(options, machine.environment)
-    specs = tuple(_spec(options, suite, grid, name, machine.device) for name in names)
+    specs = tuple(
+        _spec_of_suite(options, *recipe, name, machine.device)
+        if recipe is not None
+        else _spec_of_user(options, user_workload, name, machine.device)
+        for name in names
+    )
     for spec in specs:
         reason = why_technique_unsupported(spec, machine.environment.hardware.capability)
         if reason is not None:
             raise UsageError(f"{spec.label}: {reason}.")
-    provide(machine.engine, find_data_set(grid.data_set), machine.data_dir)
+    if recipe is not None:
+        provide(machine.engine, find_data_set(recipe[1].data_set), machine.data_dir)
     store = Store(options.results) if options.results is not None else None
     job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
+    if user_workload is not None:
+        job = replace(job, user_workloads={options.workload: user_workload})
     return AccuracyJob(specs, options, began, job)
 
 
 def _check(options: AccuracyOptions) -> None:
-    if not 0 < options.margin < 1:
+    if options.margin is not None and not 0 < options.margin < 1:
         raise UsageError(
             f"A margin of {options.margin:g} is impossible: name a share above 0 and below 1, such as 0.3%."
         )
@@ -144,12 +164,28 @@ def _precisions(options: AccuracyOptions, environment: Environment) -> list[str]
     return sorted(kept, key=lambda name: name != BASELINE)  # stable: the first named without fp32
 
 
-def _spec(options: AccuracyOptions, suite: Suite, grid: RunGrid, precision: str, device: str) -> TrialSpec:
+def _spec_of_suite(options: AccuracyOptions, suite: Suite, grid: RunGrid, precision: str, device: str) -> TrialSpec:
     recipe = suite.recipes[grid.recipe].model_copy(update={"validate_each_epoch": True})
-    if options.max_steps is not None:
-        recipe = recipe.model_copy(update={"max_steps": options.max_steps})
     if options.epochs is not None and options.epochs < recipe.epochs:
         recipe = recipe.model_copy(update={"stop_after": options.epochs})
+    spec = _spec(options, recipe, precision, device, grid.batch_sizes[0])
+    spec = spec.model_copy(update={"data_set": grid.data_set})
+    tuned = parse_techniques(suite.tuned[spec.workload]) if spec.workload in suite.tuned else SETS[TUNED]
+    return resolve(_loop(options), spec, {**SETS, TUNED: tuned})
+
+
+def _spec_of_user(options: AccuracyOptions, own: UserWorkload | None, precision: str, device: str) -> TrialSpec:
+    assert own is not None
+    recipe = Recipe(epochs=options.epochs or 1, validate_each_epoch=True)
+    spec = _spec(options, recipe, precision, device, own.batch_size or own.accumulate)
+    return resolve(_loop(options), spec.model_copy(update={"user_model": own.model}))
+
+
+def _loop(options: AccuracyOptions) -> tuple[str, ...]:
+    return parse_techniques((options.techniques or (NONE,))[0])
+
+
+def _spec(options: AccuracyOptions, recipe: Recipe, precision: str, device: str, batch_size: int) -> TrialSpec:
     scale = find_precision(precision).loss_scale
     if options.loss_scale is not None and scale != "none":
         scale = parse_loss_scale(options.loss_scale)
@@ -157,15 +193,12 @@ def _spec(options: AccuracyOptions, suite: Suite, grid: RunGrid, precision: str,
         workload=find_workload(options.workload).name,
         precision=precision,
         loss_scale=scale,
-        batch_size=grid.batch_sizes[0],
+        batch_size=batch_size,
         device=device,
-        data_set=grid.data_set,
         kind="training",
-        recipe=recipe,
+        recipe=recipe.model_copy(update={"max_steps": options.max_steps or recipe.max_steps}),
     )
-    if options.timeout_seconds is not None:
-        limit = spec.protocol.model_copy(update={"timeout_seconds": options.timeout_seconds})
-        spec = spec.model_copy(update={"protocol": limit})
-    tuned = parse_techniques(suite.tuned[spec.workload]) if spec.workload in suite.tuned else SETS[TUNED]
-    names = parse_techniques((options.techniques or (NONE,))[0])
-    return resolve(names, spec, {**SETS, TUNED: tuned})
+    if options.timeout_seconds is None:
+        return spec
+    limit = spec.protocol.model_copy(update={"timeout_seconds": options.timeout_seconds})
+    return spec.model_copy(update={"protocol": limit})

@@ -159,6 +159,7 @@ class Facts(FrozenModel):
     float8: Float8Facts | None = None  # of a precision of FP8
     clip_grad_norm: float | None = None
     accumulate: int = 1  # batches whose gradients are added up for one optimizer step
+    higher_is_better: bool | None = None  # whether a higher score of a user's own model is better; None without one
     fp32_precision: dict[str, str]  # of float32 matmul, convolution and RNN, as torch reports it
     notes: tuple[str, ...] = ()  # what the user's own code changed before the first timed step, a sentence each
     data_note: str | None = None  # what the data was, if the spec's name does not say it
@@ -209,6 +210,7 @@ class Epoch(FrozenModel):
     learning_rate: float  # of the first parameter group, at the end
     accuracy: float | None = None  # share of validation samples; None for language models or without validation
     validation_loss: float | None = None  # mean per target; its exponential is a language model's perplexity
+    score: float | None = None  # of a user's own model, by their function
     loss_scale: float | None = None  # at the end; None without scaling
     skipped_steps: int = 0
     shortened: bool = False  # whether the recipe's `max_steps` cut it short

@@ -97,6 +97,7 @@ class UserWorkload(FrozenModel):
     model: UserModel  # with its digest
     batch_size: int | None = Field(default=None, ge=1)  # per optimizer step; None if the model does not say
     accumulate: int = Field(default=1, ge=1)  # batches of one optimizer step: batch sizes are multiples of it
+    can_be_judged: bool = False  # whether it has a training set and a function that validates
     parts: UserParts | None = None  # for a script
     # What all this follows from, besides installed packages and environment variables: files and folders with their
     # `digest_of`. None if it may follow from anything else.

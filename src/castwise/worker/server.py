@@ -187,7 +187,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
 def _check_possible(spec: TrialSpec) -> None:
     """Raise UsageError if this version cannot run all that a spec asks for: a trial never runs something else."""
     row = find_workload(spec.workload)
-    if row.family == "own" and (spec.user_model is None or spec.recipe is not None):
+    if row.family == "own" and spec.user_model is None:
         raise UsageError(
             f"{spec.workload} is a model of the user's own, which `castwise run` and castwise.compare take."
         )

@@ -1,6 +1,5 @@
 """The equivalence plot: how far each precision's score is from the baseline's, with its interval, and the margin."""
 
-from castwise.accuracy.options import MARGIN
 from castwise.accuracy.render import SHORT, difference_unit, flat_row, verdict_text
 from castwise.accuracy.result import Runs, runs_of
 from castwise.records.schema import Trial
@@ -20,7 +19,7 @@ def runs_in(subject: GroupSubject) -> list[tuple[str, tuple[Runs, ...]]]:
         trials.setdefault(subject.group.setting(config, "seed", "loss_scale"), []).append(config.trial)
     found = []
     for setting, own in trials.items():
-        runs = runs_of(own, None, MARGIN, max(trial.spec.seed for trial in own) + 1)
+        runs = runs_of(own, None, None, max(trial.spec.seed for trial in own) + 1)
         if any(each.verdict is not None and each.verdict.difference is not None for each in runs):
             found.append((setting, runs))
     return found
@@ -34,7 +33,7 @@ def equivalence(subject: GroupSubject) -> Chart | None:
     metric = every[0][1].metric
     baseline = every[0][1].baseline[0].spec.precision
     unit = difference_unit(metric)
-    margin = 100 * MARGIN
+    margin = 100 * every[0][1].margin_share
     rows: list[tuple[str, list[Dot], str]] = []
     for setting, runs in every[:MAX_BARS]:
         row, verdict = flat_row(runs), verdict_text(runs)
