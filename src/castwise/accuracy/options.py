@@ -33,8 +33,8 @@ class AccuracyOptions(SharedOptions):
     margin: Annotated[
         float | None,
         Option(
-            "The largest difference that does not matter. Without it: 0.3% (0.3 points) of an accuracy, 1% of a perplexity "
-            "or another score.",
+            "The largest difference that does not matter. Without it: 0.3% (0.3 points) of an accuracy, 1% of a "
+            "perplexity or another score.",
             **SHARE,
         ),
     ] = None
