@@ -1,0 +1,65 @@
+"""On which machines `castwise run` measures."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from castwise.errors import UsageError
+from castwise.spec.options import OF_MACHINE, Option, RunOptions, options_of
+
+if TYPE_CHECKING:
+    from castwise.spec.plan_file import PlanFile
+    from castwise.spec.trial import TrialSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyMachinesOptions:
+    """How the trials of `castwise run` are divided among machines."""
+
+    plan_only: Annotated[
+        Path | None,
+        Option(
+            "Write the plan, for a GPU unless --device is cpu, and measure nothing.", "Many machines", metavar="FILE"
+        ),
+    ] = None
+    plan: Annotated[
+        Path | None,
+        Option(
+            "Measure the plan in this file, in the place of a workload and its options.",
+            "Many machines",
+            metavar="FILE",
+        ),
+    ] = None
+    shard: Annotated[
+        str | None, Option("Measure only this part of --plan: 1/8 to 8/8.", "Many machines", metavar="I/N")
+    ] = None
+
+    def check(self, options: RunOptions) -> None:
+        """Refuse options that exclude each other.
+
+        Raises:
+            UsageError: Some do.
+        """
+        if self.shard is not None and self.plan is None:
+            raise UsageError("--shard is a part of a plan. Name its file with --plan.")
+        if self.plan is None:
+            return
+        if self.plan_only is not None:
+            raise UsageError("--plan-only writes a plan, and --plan reads one. Give one of the two.")
+        names = {each.name: each.label for each in options_of(RunOptions)}
+        for each in fields(RunOptions):
+            if each.name not in OF_MACHINE and getattr(options, each.name) != each.default:
+                raise UsageError(f"The plan '{self.plan}' says what is measured. Leave {names[each.name]} out.")
+
+    def read_shard(self) -> "tuple[PlanFile | None, tuple[TrialSpec, ...]]":
+        """Return the plan and those of its trials that are measured here; None and nothing without a plan.
+
+        Raises:
+            UsageError: There is no such plan or shard, or the plan is another castwise's.
+        """
+        if self.plan is None:
+            return None, ()
+        from castwise.spec.plan_file import parse_shard, read_plan
+
+        plan = read_plan(self.plan)
+        return plan, plan.shard(*parse_shard("--shard", self.shard or "1/1"))
