@@ -1,23 +1,239 @@
-"""What `castwise run` does with a plan: write it, or measure a part of it here."""
+"""What `castwise run` does for other machines: write a plan, or have it measured on Slurm or Ray."""
 
+import hashlib
 import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
-from castwise.cli.measuring import looking, measuring
+from castwise.cli.measuring import looking, measuring, next_step
 from castwise.cli.options import PrintOptions
-from castwise.cli.output import say
+from castwise.cli.output import emit, error_console, say
+from castwise.cluster import shard
+from castwise.cluster.dispatch import Ending, Journal, Task, dispatch, save_crashed
+from castwise.cluster.options import ManyMachinesOptions
+from castwise.cluster.ray_nodes import RayBackend, ShardFiles
+from castwise.cluster.shard import shard_arguments
+from castwise.cluster.slurm import MOST_SHARDS, SlurmBackend, check_slurm
+from castwise.errors import UsageError
 from castwise.orchestrator.job import make_plan
-from castwise.render.units import pluralize
-from castwise.report.files import atomic_write
-from castwise.spec.options import RunOptions
+from castwise.records.schema import Trial
+from castwise.records.store import Store, load_folder, read_records
+from castwise.render.console import print_ending
+from castwise.render.units import format_duration, pluralize
+from castwise.report.files import SelectionOptions, atomic_write, find
+from castwise.report.text_report import markdown_report, print_report
+from castwise.spec.options import DEFAULT_RESULTS, RunOptions
+from castwise.spec.plan_file import PlanFile, read_plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SECONDS_BETWEEN_LINES = 30.0  # of progress in a log file
 
 
 def write_plan(options: RunOptions, path: Path, output: PrintOptions) -> int:
     """Write the plan of a request."""
     with measuring(options, output), looking():
         plan = make_plan(options)
-    atomic_write(path, plan.model_dump_json(indent=1).encode() + b"\n")
+    atomic_write(path, _content(plan))
     comparisons = len(plan.comparisons)
     count = f"{pluralize(len(plan.specs), 'configuration')} in {pluralize(comparisons, 'comparison')}"
     say(f"{path}: {count} on {plan.device}. Next: castwise run --plan {shlex.quote(str(path))} --shard 1/{comparisons}")
     return 0
+
+
+def _content(plan: PlanFile) -> bytes:
+    return plan.model_dump_json(indent=1).encode() + b"\n"
+
+
+def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOptions) -> tuple[int, list[Trial]]:
+    """Have a plan measured on other machines, and print what is on record then.
+
+    Returns:
+        The exit code if it is not that of the trials, else 0; and the plan's trials.
+    """
+    if output.format not in ("table", "markdown"):
+        raise UsageError("--on prints a table or Markdown; castwise export writes other formats of the records.")
+    if machines.on == "slurm":
+        check_slurm()
+    with looking():
+        plan = make_plan(options) if machines.plan is None else read_plan(machines.plan)
+    results = (options.results or DEFAULT_RESULTS).absolute()
+    store = Store(results)
+    digest = hashlib.sha256(_content(plan)).hexdigest()[:12]
+    folder = results / ".cluster" / digest  # where no name ends with .json, as those of records do
+    num_shards = min(len(plan.comparisons), MOST_SHARDS)
+
+    def give_up(task: Task, why: str) -> None:
+        has = {trial.spec.configuration for trial in load_folder(results)[0]}
+        save_crashed(store, (s for s in plan.shard(task.shard, num_shards) if s.configuration not in has), why)
+
+    with closing(Journal.open(folder)) as journal, measuring(options, output):
+        journal.forget(_forgotten(options, journal))
+        atomic_write(folder / "plan", _content(plan))
+        extra = [*(["--again"] if options.again else []), *(["--retry"] if options.retry else [])]
+        extra += ["--data", str(options.data_dir.absolute())] if options.data_dir is not None else []
+
+        def arguments_of(task: Task) -> Callable[[str, str], list[str]]:
+            return partial(shard_arguments, shard.PROGRAM, f"{task.shard}/{num_shards}", extra)
+
+        kinds = [""]
+        backend: SlurmBackend | RayBackend
+        if machines.on == "slurm":
+            backend = SlurmBackend(
+                folder / "jobs",
+                lambda task: arguments_of(task)(str(folder / "plan"), str(results)),
+                f"castwise-{digest}",
+                _sbatch_options(machines, plan),
+                machines.nodes,
+                journal,
+            )
+        else:
+            # An earlier process took its nodes' actors along.
+            journal.write((task, "cancelled", "") for task in list(journal.jobs))
+            backend = _ray_backend(machines, plan, store, num_shards, arguments_of)
+            kinds = backend.kinds if machines.per is not None else kinds
+        tasks = [Task(number, kind) for number in range(1, num_shards + 1) for kind in kinds]
+        ended = sum(task in journal.endings for task in tasks)
+        if ended or journal.jobs:
+            say(f"{ended} of {pluralize(len(tasks), 'shard')} have ended already, {len(journal.jobs)} were started.")
+        try:
+            with _Progress(results) as progress:
+                dispatch(tasks, journal, backend, give_up, progress)
+        except KeyboardInterrupt:
+            _offer_to_cancel(backend, journal)
+            raise
+        finally:
+            backend.close()
+        return _show_records(plan, results, journal, output)
+
+
+def _forgotten(options: RunOptions, journal: Journal) -> list[Ending]:
+    """Return which endings do not count any more."""
+    if options.again and not journal.jobs:
+        return ["done", "refused", "crashed"]
+    return ["refused", "crashed"] if options.retry else ["refused"]
+
+
+def _ray_backend(
+    machines: ManyMachinesOptions,
+    plan: PlanFile,
+    store: Store,
+    num_shards: int,
+    arguments_of: Callable[[Task], Callable[[str, str], list[str]]],
+) -> RayBackend:
+    known: dict[str, list[Path]] = {}
+    for record in read_records(sorted(store.folder.rglob("*.json")))[0]:
+        known.setdefault(record.trial.spec.configuration, []).append(record.path)
+
+    def save(contents: Sequence[bytes]) -> None:
+        for content in contents:
+            trial = Trial.model_validate_json(content)
+            known.setdefault(trial.spec.configuration, []).append(store.save(trial))
+
+    def files_of(task: Task) -> ShardFiles:
+        specs = plan.shard(task.shard, num_shards)
+        paths = [path for spec in specs for path in known.get(spec.configuration, [])]
+        return ShardFiles(
+            plan=_content(plan),
+            records={str(path.relative_to(store.folder)): path.read_bytes() for path in paths},
+            arguments=arguments_of(task),
+            folder=str(Path.cwd()),
+        )
+
+    num_gpus = 0 if plan.device == "cpu" else max(spec.world_size for spec in plan.specs)
+    address = machines.on if machines.on != "ray" else None
+    return RayBackend(address, files_of, save, num_gpus, machines.nodes)
+
+
+def _sbatch_options(machines: ManyMachinesOptions, plan: PlanFile) -> dict[str, str]:
+    """Return the options of sbatch: a whole node for each job, as trials on one host disturb each other."""
+    options = {"exclusive": ""}
+    if machines.partition is not None:
+        options["partition"] = machines.partition
+    if plan.device != "cpu" or machines.gres is not None:
+        options["gres"] = machines.gres or f"gpu:{max(spec.world_size for spec in plan.specs)}"
+    for pair in machines.sbatch or ():
+        key, _, value = pair.lstrip("-").partition("=")
+        options[key] = value
+    return options
+
+
+def _offer_to_cancel(backend: SlurmBackend | RayBackend, journal: Journal) -> None:
+    """Ask whether Slurm's jobs are to be cancelled, if somebody can answer; else they go on. Ray's end with this."""
+    if not journal.jobs or isinstance(backend, RayBackend):
+        return
+    jobs = " ".join(sorted({job.partition("_")[0] for job in journal.jobs.values()}))
+    is_wanted = False
+    if sys.stdin.isatty():
+        with suppress(EOFError, KeyboardInterrupt):
+            is_wanted = error_console().input(f"Cancel Slurm's jobs ({jobs}), too? [y/N] ").lower().startswith("y")
+    if is_wanted:
+        backend.cancel()
+        journal.write((task, "cancelled", "") for task in list(journal.jobs))
+        say(f"Cancelled: {jobs}.")
+    else:
+        say(f"Slurm's jobs go on. The same command follows them; `scancel {jobs}` ends them.")
+
+
+class _Progress:
+    """How many shards wait, run and have ended, and how many records there are."""
+
+    def __init__(self, results: Path) -> None:
+        self._results, self._console = results, error_console()
+        self._status = self._console.status("submitting") if self._console.is_terminal else None
+        self._began = self._last = time.monotonic()
+        self._shown: tuple[int, int, int] | None = None
+
+    def __enter__(self) -> Self:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def counts(self, waiting: int, running: int, ended: int) -> None:
+        """Show the numbers: in the terminal's last line, or in a line of a log if they changed or time has passed."""
+        now = time.monotonic()
+        is_old = now - self._last >= (1.0 if self._status is not None else _SECONDS_BETWEEN_LINES)
+        if (waiting, running, ended) == self._shown and not is_old:
+            return
+        self._shown, self._last = (waiting, running, ended), now
+        records = sum(1 for _ in self._results.glob("*/*.json"))
+        line = f"shards: {waiting} wait, {running} run, {ended} ended; {pluralize(records, 'record')}, "
+        line += f"{format_duration(now - self._began)} so far"
+        if self._status is not None:
+            self._status.update(line)
+        else:
+            say(line)
+
+    def remark(self, line: str) -> None:
+        """Print a line above."""
+        say(line, style="yellow")
+
+
+def _show_records(plan: PlanFile, results: Path, journal: Journal, output: PrintOptions) -> tuple[int, list[Trial]]:
+    """Print what is on record; return the exit code so far, and the plan's trials."""
+    refused = sum(ending == "refused" for ending, _ in journal.endings.values())
+    crashed = sum(ending == "crashed" for ending, _ in journal.endings.values())
+    for number, words in ((refused, "refused"), (crashed, "recorded as crashed")):
+        if number:
+            say(f"{pluralize(number, 'shard')} {'was' if number == 1 else 'were'} {words}.", style="yellow")
+    configurations = {spec.configuration for spec in plan.specs}
+    trials = [trial for trial in load_folder(results)[0] if trial.spec.configuration in configurations]
+    if trials:
+        found = find([results], SelectionOptions())
+
+        def print_result(console: "Console") -> None:
+            print_report(found.collection, console)
+            print_ending(console, next_step(results, len(found.collection.configurations)))
+
+        emit(output.format, print_result, markdown=lambda: markdown_report(found.collection))
+    return (UsageError.exit_code if refused else int(crashed > 0)), trials

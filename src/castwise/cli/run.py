@@ -62,6 +62,11 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
         from castwise.cli.many_machines import write_plan
 
         return write_plan(options, machines.plan_only, output)
+    if machines.on is not None:
+        from castwise.cli.many_machines import run_on
+
+        code, trials = run_on(options, machines, output)
+        return code or exit_code(trials)
     plan, specs = machines.read_shard()
     if plan is not None and not specs:
         say(f"Shard {machines.shard} has nothing to measure: the plan has {len(plan.comparisons)} comparisons.")

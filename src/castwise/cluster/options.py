@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from castwise.errors import UsageError
-from castwise.spec.options import OF_MACHINE, Option, RunOptions, options_of
+from castwise.spec.options import COUNT, OF_MACHINE, Option, RunOptions, options_of
 
 if TYPE_CHECKING:
     from castwise.spec.plan_file import PlanFile
@@ -34,6 +34,34 @@ class ManyMachinesOptions:
         str | None, Option("Measure only this part of --plan: 1/8 to 8/8.", "Many machines", metavar="I/N")
     ] = None
 
+    on: Annotated[
+        str | None,
+        Option(
+            "Measure on other machines: slurm, where jobs are submitted; ray, the cluster of this machine or of "
+            "RAY_ADDRESS; or ray://HEAD:10001.",
+            "Many machines",
+            metavar="ENGINE",
+        ),
+    ] = None
+    nodes: Annotated[
+        int | None, Option("Nodes that measure at the same time, at the most.", "Many machines", **COUNT)
+    ] = None
+    per: Annotated[
+        Literal["gpu-model"] | None,
+        Option("Measure the plan once on each of these kinds of nodes (ray).", "Many machines"),
+    ] = None
+    partition: Annotated[str | None, Option("Slurm's partition.", "Many machines")] = None
+    gres: Annotated[
+        str | None,
+        Option("Slurm's gres. Without it: as many GPUs as the plan needs, gpu:1.", "Many machines", metavar="GRES"),
+    ] = None
+    sbatch: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Other options of sbatch, comma-separated: time=60,account=mine.", "Many machines", metavar="KEY=VALUE,…"
+        ),
+    ] = None
+
     def check(self, options: RunOptions) -> None:
         """Refuse options that exclude each other.
 
@@ -42,6 +70,17 @@ class ManyMachinesOptions:
         """
         if self.shard is not None and self.plan is None:
             raise UsageError("--shard is a part of a plan. Name its file with --plan.")
+        if self.on is None and (self.nodes or self.per or self.partition or self.gres or self.sbatch):
+            raise UsageError("--nodes, --per, --partition, --gres and --sbatch go with --on slurm or --on ray.")
+        if self.on is not None:
+            if self.on not in ("slurm", "ray") and not self.on.startswith("ray://"):
+                raise UsageError(f"--on takes slurm, ray or ray://HEAD:10001; '{self.on}' is none of them.")
+            if self.on != "slurm" and (self.partition or self.gres or self.sbatch):
+                raise UsageError("--partition, --gres and --sbatch are options of Slurm. Leave them out with --on ray.")
+            if self.on == "slurm" and self.per is not None:
+                raise UsageError("--per goes with --on ray; for Slurm give one command a kind, each with its --gres.")
+            if self.shard is not None or self.plan_only is not None:
+                raise UsageError("--on measures a whole plan on other machines. Leave --shard and --plan-only out.")
         if self.plan is None:
             return
         if self.plan_only is not None:

@@ -1,0 +1,230 @@
+"""The shards of a plan on an engine of any kind: each is measured once, retried once if it was lost, then given up.
+
+All that must outlive this process is in a journal next to the records, so that the same command goes on.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+from castwise._version import __version__
+from castwise.cluster.shard import ShardResult
+from castwise.errors import StoreError, UsageError
+from castwise.records.schema import Environment, Trial
+from castwise.records.store import Store
+from castwise.spec.trial import TrialSpec
+
+MOST_TRIES = 2  # of a shard whose job was lost
+_REFUSED = (2, 3)  # exit codes that another try would not change
+
+Ending = Literal["done", "refused", "crashed"]
+
+
+class Task(NamedTuple):
+    """A shard, and the kind of node that measures it; empty if any does."""
+
+    shard: int
+    kind: str = ""
+
+    @property
+    def label(self) -> str:
+        """Return it in words."""
+        return f"shard {self.shard}" + (f" on {self.kind}" if self.kind else "")
+
+
+class Ended(NamedTuple):
+    """What became of a task's job."""
+
+    task: Task
+    result: ShardResult | None  # None if the job was lost
+    why: str = ""  # it was lost
+
+
+class Backend(Protocol):
+    """An engine that runs jobs."""
+
+    def start(self, waiting: deque[Task]) -> Mapping[Task, str]:
+        """Take as many tasks off the queue as there is room for, start them, and return their jobs' names."""
+
+    def poll(self) -> list[Ended]:
+        """Wait for a moment, and return what has ended since the last call."""
+
+    def running(self) -> int:
+        """Return how many of the started tasks do not wait for a node."""
+
+    def close(self) -> None:
+        """Leave the engine."""
+
+
+@dataclass
+class Journal:
+    """What became of each task, in a file that is only appended to.
+
+    Attributes:
+        tries: How often each task was started.
+        jobs: The jobs of the tasks that were started and have not ended, as far as it is known.
+        endings: How tasks ended, with the reason.
+        is_submitting: Whether a process died while it handed tasks in: jobs may exist that nothing names.
+    """
+
+    file: Path
+    tries: Counter[Task] = field(default_factory=Counter)
+    jobs: dict[Task, str] = field(default_factory=dict)
+    endings: dict[Task, tuple[Ending, str]] = field(default_factory=dict)
+    is_submitting: bool = False
+
+    @classmethod
+    def open(cls, folder: Path) -> "Journal":
+        """Read the journal of a folder, which no other process may do until this one ends.
+
+        Raises:
+            UsageError: Another process has it.
+            StoreError: It cannot be read or written.
+        """
+        journal = cls(folder / "journal")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            journal._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fcntl.flock(journal._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lines = journal.file.read_text().splitlines() if journal.file.exists() else []
+        except BlockingIOError:
+            raise UsageError(f"Another command is at work on this plan, with its journal in '{folder}'.") from None
+        except OSError as error:
+            raise StoreError(f"'{folder}' cannot be used: {error.strerror or error}.") from None
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:  # cut off when its writer was killed
+                continue
+            journal._apply(Task(*entry["task"]), entry["event"], entry["detail"])
+        return journal
+
+    _lock: int = -1
+
+    def write(self, entries: Iterable[tuple[Task, str, str]]) -> None:
+        """Append what became of tasks: an `Ending`, or submitting, started, lost, cancelled; with a job or a reason."""
+        entries = list(entries)
+        lines = [json.dumps({"task": task, "event": event, "detail": detail}) for task, event, detail in entries]
+        with self.file.open("a") as file:
+            file.write("".join(f"\n{line}" for line in lines))  # behind a line that may have been cut off
+            file.flush()
+            os.fsync(file.fileno())
+        for entry in entries:
+            self._apply(*entry)
+
+    def _apply(self, task: Task, event: str, detail: str) -> None:
+        if event == "submitting":
+            self.is_submitting = True
+        elif event == "started":
+            self.is_submitting = False
+            self.tries[task] += 1
+            self.jobs[task] = detail
+        else:
+            self.jobs.pop(task, None)
+            self.tries[task] -= event == "cancelled"
+            if event in ("done", "refused", "crashed"):
+                self.endings[task] = (event, detail)  # type: ignore[assignment]
+
+    def forget(self, endings: Iterable[Ending]) -> None:
+        """Let tasks that ended in one of these ways be tried anew."""
+        gone = [task for task, (ending, _) in self.endings.items() if ending in endings]
+        for task in gone:
+            del self.endings[task]
+            del self.tries[task]
+
+    def close(self) -> None:
+        """Let other processes have it."""
+        os.close(self._lock)
+
+
+class Listener(Protocol):
+    """Receives the progress."""
+
+    def counts(self, waiting: int, running: int, ended: int) -> None:
+        """So many tasks wait for a node, run, and have ended."""
+
+    def remark(self, line: str) -> None:
+        """Something is worth a line."""
+
+
+def dispatch(
+    tasks: Iterable[Task],
+    journal: Journal,
+    backend: Backend,
+    give_up: Callable[[Task, str], None],
+    listener: Listener,
+) -> None:
+    """Have every task measured that has no ending yet: the first ones first, each on the next node that is free.
+
+    Args:
+        tasks: The tasks, the longest first.
+        journal: Knows what became of them before, and learns what does now.
+        backend: Runs them; what the journal calls started is with it already.
+        give_up: Records that a task was lost too often, with the reason.
+        listener: Receives progress.
+    """
+    tasks = list(tasks)
+    waiting = deque(task for task in tasks if task not in journal.endings and task not in journal.jobs)
+    while waiting or journal.jobs:
+        if waiting:
+            journal.write((task, "started", job) for task, job in backend.start(waiting).items())
+        for task, result, reason in backend.poll():
+            if result is not None and result.is_answered:
+                journal.write([(task, "done", result.host)])
+            elif result is not None and result.code in _REFUSED:
+                journal.write([(task, "refused", result.said)])
+                listener.remark(f"{task.label} was refused on {result.host}: {result.said}")
+            else:
+                why = reason if result is None else f"castwise ended with {result.code} on {result.host}: {result.said}"
+                if journal.tries[task] < MOST_TRIES:
+                    journal.write([(task, "lost", why)])
+                    waiting.append(task)
+                    listener.remark(f"{task.label} was lost and is tried again: {why}")
+                else:
+                    give_up(task, why)
+                    journal.write([(task, "crashed", why)])
+                    listener.remark(f"{task.label} was lost twice and is recorded as crashed: {why}")
+        running = backend.running()
+        listener.counts(len(waiting) + len(journal.jobs) - running, running, len(journal.endings))
+
+
+def save_crashed(store: Store, specs: Iterable[TrialSpec], why: str) -> None:
+    """Record trials as crashed whose machine is not known, as it was lost."""
+    unknown = "unknown"
+    environment = Environment(
+        castwise=__version__,
+        python=unknown,
+        torch=unknown,
+        host=unknown,
+        system=unknown,
+        cpu=unknown,
+        num_threads=0,
+    )
+    for spec in specs:
+        store.save(
+            Trial(
+                spec=spec,
+                status="crashed",
+                message=f"its job was lost {MOST_TRIES} times: {why}",
+                environment=environment,
+                started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+                duration_seconds=0.0,
+            )
+        )
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, pause: float = 0.2) -> bool:
+    """Return whether something becomes true within some time, as on a file system that shows files late."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+    return True

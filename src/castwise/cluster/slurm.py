@@ -1,0 +1,157 @@
+"""Shards as a job array of Slurm, by submitit: Slurm decides when and where each runs."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from castwise.cluster.dispatch import Ended, Journal, Task
+from castwise.cluster.shard import ShardResult, run_shard
+from castwise.errors import EngineError, UsageError, shortened
+
+if TYPE_CHECKING:
+    import submitit
+
+MOST_SHARDS = 1000  # of a job array. Source: Slurm, slurm.conf: MaxArraySize is 1001 by default
+_MINUTES = 240  # of a job, unless --sbatch time=… says otherwise
+# Seconds from one question to Slurm's accounting to the next: they grow with the wait, to be easy on it.
+_LOOK_SECONDS, _MOST_LOOK_SECONDS, _LOOK_SHARE = 1.0, 60.0, 0.1
+_LATE_SECONDS = 20.0  # by so much a shared file system may show a job's result after Slurm has called it ended
+
+
+def check_slurm() -> None:
+    """Make sure that jobs can be submitted here.
+
+    Raises:
+        UsageError: They cannot.
+    """
+    if importlib.util.find_spec("submitit") is None:
+        raise UsageError("--on slurm needs submitit: pip install 'castwise[slurm]'.")
+    if not shutil.which("sbatch"):
+        raise UsageError("There is no sbatch here. --on slurm runs where jobs are submitted, as on a login node.")
+
+
+class SlurmBackend:
+    """A plan's job arrays.
+
+    Args:
+        folder: For submitit's files; on a file system that all nodes share.
+        arguments: Returns the arguments of Python for a task.
+        name: The jobs' name, by which they are found again.
+        options: Of sbatch, by name; an empty value is a flag.
+        nodes: How many tasks may run at the same time; None leaves it to Slurm.
+        journal: Knows the jobs that an earlier process started, and learns when others are handed to Slurm.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Callable[[Task], Sequence[str]],
+        name: str,
+        options: Mapping[str, str],
+        nodes: int | None,
+        journal: Journal,
+    ) -> None:
+        import submitit
+
+        self._folder, self._arguments, self._name = folder, arguments, name
+        self._journal = journal
+        self._executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
+        self._executor.update_parameters(
+            name=name,
+            timeout_min=_MINUTES,
+            slurm_array_parallelism=nodes or MOST_SHARDS,
+            slurm_use_srun=False,  # a step of srun would have one CPU of the node
+            slurm_additional_parameters={key: value or True for key, value in options.items()},
+        )
+        job_class: Any = submitit.SlurmJob
+        self._jobs: dict[Task, submitit.Job[ShardResult]] = {
+            task: job_class(folder=folder, job_id=job, tasks=[0]) for task, job in journal.jobs.items()
+        }
+        if journal.is_submitting:
+            self._cancel_unknown()
+        self._began = time.monotonic()
+        self._next_look = 0.0
+        self._gone_since: dict[Task, float] = {}
+
+    def start(self, waiting: deque[Task]) -> Mapping[Task, str]:
+        """Submit all tasks.
+
+        Raises:
+            EngineError: Slurm refuses them.
+        """
+        tasks = [waiting.popleft() for _ in range(len(waiting))]
+        here = os.getcwd()
+        self._journal.write([(Task(0), "submitting", "")])
+        try:
+            jobs = self._executor.map_array(run_shard, [self._arguments(task) for task in tasks], [here] * len(tasks))
+        except (subprocess.CalledProcessError, OSError, RuntimeError) as error:
+            said = getattr(error, "output", None) or str(error)
+            raise EngineError(f"Slurm does not take the jobs: {shortened(str(said).strip())}") from None
+        self._jobs.update(zip(tasks, jobs, strict=True))
+        self._began = time.monotonic()
+        return {task: job.job_id for task, job in zip(tasks, jobs, strict=True)}
+
+    def poll(self) -> list[Ended]:
+        """Wait a moment, and return the tasks whose results are there, or whose jobs are gone without one."""
+        time.sleep(0.2)
+        names = set(os.listdir(self._folder))  # unlike a look at one file, this asks a shared file system anew
+        ended: list[Ended] = []
+        is_look = time.monotonic() >= self._next_look
+        if is_look and self._jobs:
+            next(iter(self._jobs.values())).watcher.update()
+            waited = time.monotonic() - self._began
+            self._next_look = time.monotonic() + min(_MOST_LOOK_SECONDS, _LOOK_SECONDS + _LOOK_SHARE * waited)
+        for task, job in list(self._jobs.items()):
+            if job.paths.result_pickle.name in names:
+                error = job.exception()
+                lost = "" if error is None else shortened(str(error).strip())
+                ended.append(Ended(task, job.result() if error is None else None, lost))
+            elif self._is_gone(task, job):
+                where = job.get_info(mode="cache").get("NodeList", "")
+                why = f"Slurm calls job {job.job_id} {job.state}" + (f" on {where}" if where else "")
+                if job.state.startswith("COMPLETED"):
+                    why += f", and its result is not in '{self._folder}': do the nodes share this folder?"
+                ended.append(Ended(task, None, why))
+            else:
+                continue
+            del self._jobs[task]
+        return ended
+
+    def _is_gone(self, task: Task, job: "submitit.Job[ShardResult]") -> bool:
+        if not job.watcher.is_done(job.job_id, mode="cache"):
+            self._gone_since.pop(task, None)
+            return False
+        return time.monotonic() - self._gone_since.setdefault(task, time.monotonic()) > _LATE_SECONDS
+
+    def running(self) -> int:
+        """Return how many jobs Slurm calls running."""
+        return sum(job.watcher.get_state(job.job_id, mode="cache") == "RUNNING" for job in self._jobs.values())
+
+    def cancel(self) -> None:
+        """Cancel the jobs."""
+        for job in {each.job_id.partition("_")[0] for each in self._jobs.values()}:
+            subprocess.run(["scancel", job], check=False)
+
+    def _cancel_unknown(self) -> None:
+        """Cancel jobs of the plan that were handed in by a process which died before it could note them.
+
+        Raises:
+            EngineError: Slurm does not say which there are.
+        """
+        known = {each.job_id.partition("_")[0] for each in self._jobs.values()}
+        command = ["squeue", "--noheader", "--user", str(os.getuid()), "--name", self._name, "--format", "%F"]
+        try:
+            found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise EngineError(f"squeue failed: {getattr(error, 'stderr', None) or error}") from None
+        for job in set(found) - known:
+            subprocess.run(["scancel", job], check=False)
+
+    def close(self) -> None:
+        """Leave the jobs to Slurm."""
