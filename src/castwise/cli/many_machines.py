@@ -148,7 +148,7 @@ def _ray_backend(
 
     num_gpus = 0 if plan.device == "cpu" else max(spec.world_size for spec in plan.specs)
     address = machines.on if machines.on != "ray" else None
-    return RayBackend(address, files_of, save, num_gpus, machines.nodes)
+    return RayBackend(address, files_of, save, num_gpus, machines.nodes, per=machines.per or "gpu-model")
 
 
 def _sbatch_options(machines: ManyMachinesOptions, plan: PlanFile) -> dict[str, str]:

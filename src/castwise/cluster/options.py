@@ -47,8 +47,8 @@ class ManyMachinesOptions:
         int | None, Option("Nodes that measure at the same time, at the most.", "Many machines", **COUNT)
     ] = None
     per: Annotated[
-        Literal["gpu-model"] | None,
-        Option("Measure the plan once on each of these kinds of nodes (ray).", "Many machines"),
+        Literal["gpu-model", "node"] | None,
+        Option("Measure the whole plan on each (ray): every GPU model, or every node.", "Many machines"),
     ] = None
     partition: Annotated[str | None, Option("Slurm's partition.", "Many machines")] = None
     gres: Annotated[

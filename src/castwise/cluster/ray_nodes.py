@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from castwise.cluster.dispatch import Ended, Task
 from castwise.cluster.shard import ShardProcess, ShardResult
@@ -93,6 +93,7 @@ class RayBackend:
         save: Keeps records, as they were written.
         num_gpus: How many GPUs a node must have; 0 for a plan of the CPU.
         nodes: How many nodes are taken at the most; None takes all.
+        per: Whether a task's kind is the model of a node's GPUs, or the node itself.
     """
 
     def __init__(
@@ -102,13 +103,15 @@ class RayBackend:
         save: Callable[[Sequence[bytes]], None],
         num_gpus: int,
         nodes: int | None = None,
+        *,
+        per: Literal["gpu-model", "node"] = "gpu-model",
     ) -> None:
         try:
             import ray
         except ImportError:
             raise UsageError("--on ray needs Ray: pip install 'castwise[ray]'.") from None
         self._ray: Any = ray
-        self._files_of, self._save, self._num_gpus, self._most = files_of, save, num_gpus, nodes
+        self._files_of, self._save, self._num_gpus, self._most, self._per = files_of, save, num_gpus, nodes, per
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -126,8 +129,8 @@ class RayBackend:
 
     @property
     def kinds(self) -> list[str]:
-        """Return the models of the nodes' GPUs, as Ray calls them."""
-        return sorted({node.kind for node in self._nodes.values() if node.kind})
+        """Return the models of the nodes' GPUs, as Ray calls them, or the nodes."""
+        return sorted({node.kind for node in self._nodes.values()})
 
     def _look(self) -> None:
         """Take nodes that have come: all of their CPUs and GPUs, so that nothing of Ray's runs beside a trial."""
@@ -138,14 +141,16 @@ class RayBackend:
             is_full = self._most is not None and len(self._nodes) >= self._most
             if not found["Alive"] or not has or name in self._nodes or is_full:
                 continue
-            kind = next((key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")), "")
+            host = found.get("NodeManagerHostname", name)
+            models = (key.partition(":")[2] for key in resources if key.startswith("accelerator_type:"))
+            kind = host if self._per == "node" else next(models, "CPU")
             strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(name, soft=False)
             actor = self._ray.remote(NodeActor).options(
                 num_cpus=resources.get("CPU", 0),
                 num_gpus=resources.get("GPU", 0) if self._num_gpus else 0,
                 scheduling_strategy=strategy,
             )
-            self._nodes[name] = _Node(actor.remote(), found.get("NodeManagerHostname", name), kind)
+            self._nodes[name] = _Node(actor.remote(), host, kind)
 
     def start(self, waiting: deque[Task]) -> Mapping[Task, str]:
         """Start a task on each node that is free."""
@@ -203,12 +208,9 @@ class RayBackend:
         return ended
 
     def _wait_for_nodes(self) -> None:
-        if self._nodes:
-            time.sleep(0.05)
-        elif time.monotonic() - self._last_seen > _PATIENCE_SECONDS:
+        if time.monotonic() - self._last_seen > _PATIENCE_SECONDS:
             raise EngineError("The Ray cluster has no node left for the plan. The same command goes on when it has.")
-        else:
-            time.sleep(1.0)
+        time.sleep(0.1)
 
     def running(self) -> int:
         """Return how many nodes measure."""
