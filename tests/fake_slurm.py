@@ -1,4 +1,4 @@
-"""A Slurm of one machine: `python fake_slurm.py sbatch SCRIPT`, and squeue, sacct, scancel.
+"""A Slurm of one machine: `python fake_slurm.py sbatch SCRIPT`, and sacct, scancel.
 
 FAKE_SLURM   the folder of its state: for each task of a job a file JOB_TASK with its state, or its process and node.
 FAKE_NODES   how many tasks run at once
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 STATE = Path(os.environ.get("FAKE_SLURM", "."))
-NAMES = ("sbatch", "squeue", "sacct", "scancel", "srun")
+NAMES = ("sbatch", "sacct", "scancel", "srun")
 
 
 def install(folder: Path) -> None:
@@ -89,15 +89,10 @@ def sacct(*arguments: str) -> None:
         print(f"{task.name}|{task.read_text().partition(' ')[0]}|node{task.name}")
 
 
-def squeue(*arguments: str) -> None:
-    name = arguments[arguments.index("--name") + 1]
-    jobs = [each.stem for each in STATE.glob("*.name") if each.read_text() == name]
-    active = {t.name.partition("_")[0] for t in tasks_of(jobs) if t.read_text().startswith(("PENDING", "RUNNING"))}
-    print("\n".join(sorted(active)))
-
-
-def scancel(*jobs: str) -> None:
-    for task in tasks_of(list(jobs)):
+def scancel(*arguments: str) -> None:
+    names = [arguments[-1]] if "--name" in arguments else []
+    jobs = [each.stem for each in STATE.glob("*.name") if each.read_text() in names] or list(arguments)
+    for task in tasks_of(jobs):
         state, _, process = task.read_text().partition(" ")
         if state in ("PENDING", "RUNNING"):
             task.write_text("CANCELLED")

@@ -14,7 +14,7 @@ from castwise.cli.measuring import looking, measuring, next_step
 from castwise.cli.options import PrintOptions
 from castwise.cli.output import emit, error_console, say
 from castwise.cluster import shard
-from castwise.cluster.dispatch import Ending, Journal, Task, dispatch, save_crashed
+from castwise.cluster.dispatch import Journal, Task, dispatch, save_crashed
 from castwise.cluster.options import ManyMachinesOptions
 from castwise.cluster.ray_nodes import RayBackend, ShardFiles
 from castwise.cluster.shard import shard_arguments
@@ -29,6 +29,7 @@ from castwise.report.files import SelectionOptions, atomic_write, find
 from castwise.report.text_report import markdown_report, print_report
 from castwise.spec.options import DEFAULT_RESULTS, RunOptions
 from castwise.spec.plan_file import PlanFile, read_plan
+from castwise.spec.trial import TrialSpec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,28 +67,34 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
     results = (options.results or DEFAULT_RESULTS).absolute()
     store = Store(results)
     digest = hashlib.sha256(_content(plan)).hexdigest()[:12]
-    folder = results / ".cluster" / digest  # where no name ends with .json, as those of records do
-    num_shards = min(len(plan.comparisons), MOST_SHARDS)
+    folder = (
+        results / ".cluster" / f"{digest}-{str(machines.on).partition(':')[0]}"
+    )  # where no name ends with .json, as those of records do
+    num_comparisons = len(plan.comparisons)
+    shards = plan.shards(min(num_comparisons, MOST_SHARDS) if machines.on == "slurm" else num_comparisons)
 
     def give_up(task: Task, why: str) -> None:
-        has = {trial.spec.configuration for trial in load_folder(results)[0]}
-        save_crashed(store, (s for s in plan.shard(task.shard, num_shards) if s.configuration not in has), why)
+        has = {trial.spec.configuration for trial in load_folder(results)[0] if not task.kind}
+        save_crashed(store, (spec for spec in shards[task.shard - 1] if spec.configuration not in has), why)
 
     with closing(Journal.open(folder)) as journal, measuring(options, output):
-        journal.forget(_forgotten(options, journal))
+        # --again begins anew, unless it goes on with jobs that it has begun.
+        begins = options.again and not journal.jobs
+        journal.forget(["refused", *(["crashed"] if options.retry or begins else []), *(["done"] if begins else [])])
         atomic_write(folder / "plan", _content(plan))
         extra = [*(["--again"] if options.again else []), *(["--retry"] if options.retry else [])]
         extra += ["--data", str(options.data_dir.absolute())] if options.data_dir is not None else []
 
-        def arguments_of(task: Task) -> Callable[[str, str], list[str]]:
-            return partial(shard_arguments, shard.PROGRAM, f"{task.shard}/{num_shards}", extra)
-
+        arguments = partial(shard_arguments, shard.PROGRAM, extra)
         kinds = [""]
         backend: SlurmBackend | RayBackend
         if machines.on == "slurm":
             backend = SlurmBackend(
                 folder / "jobs",
-                lambda task: arguments_of(task)(str(folder / "plan"), str(results)),
+                lambda task: [
+                    *arguments(str(folder / "plan"), str(results)),
+                    *("--shard", f"{task.shard}/{len(shards)}"),
+                ],
                 f"castwise-{digest}",
                 _sbatch_options(machines, plan),
                 machines.nodes,
@@ -96,9 +103,9 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
         else:
             # An earlier process took its nodes' actors along.
             journal.write((task, "cancelled", "") for task in list(journal.jobs))
-            backend = _ray_backend(machines, plan, store, num_shards, arguments_of)
+            backend = ray_backend(machines, plan, shards, store, arguments)
             kinds = backend.kinds if machines.per is not None else kinds
-        tasks = [Task(number, kind) for number in range(1, num_shards + 1) for kind in kinds]
+        tasks = [Task(number, kind) for number in range(1, len(shards) + 1) for kind in kinds]
         ended = sum(task in journal.endings for task in tasks)
         if ended or journal.jobs:
             say(f"{ended} of {pluralize(len(tasks), 'shard')} have ended already, {len(journal.jobs)} were started.")
@@ -113,20 +120,14 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
         return _show_records(plan, results, journal, output)
 
 
-def _forgotten(options: RunOptions, journal: Journal) -> list[Ending]:
-    """Return which endings do not count any more."""
-    if options.again and not journal.jobs:
-        return ["done", "refused", "crashed"]
-    return ["refused", "crashed"] if options.retry else ["refused"]
-
-
-def _ray_backend(
+def ray_backend(
     machines: ManyMachinesOptions,
     plan: PlanFile,
+    shards: Sequence[Sequence[TrialSpec]],
     store: Store,
-    num_shards: int,
-    arguments_of: Callable[[Task], Callable[[str, str], list[str]]],
+    arguments: Callable[[str, str], list[str]],
 ) -> RayBackend:
+    """Return the nodes of a Ray cluster, whose records go into a store; a node gets those that a shard has by then."""
     known: dict[str, list[Path]] = {}
     for record in read_records(sorted(store.folder.rglob("*.json")))[0]:
         known.setdefault(record.trial.spec.configuration, []).append(record.path)
@@ -137,12 +138,12 @@ def _ray_backend(
             known.setdefault(trial.spec.configuration, []).append(store.save(trial))
 
     def files_of(task: Task) -> ShardFiles:
-        specs = plan.shard(task.shard, num_shards)
+        specs = shards[task.shard - 1]
         paths = [path for spec in specs for path in known.get(spec.configuration, [])]
         return ShardFiles(
-            plan=_content(plan),
+            plan=_content(plan.model_copy(update={"specs": tuple(specs)})),
             records={str(path.relative_to(store.folder)): path.read_bytes() for path in paths},
-            arguments=arguments_of(task),
+            arguments=arguments,
             folder=str(Path.cwd()),
         )
 
@@ -175,20 +176,18 @@ def _offer_to_cancel(backend: SlurmBackend | RayBackend, journal: Journal) -> No
             is_wanted = error_console().input(f"Cancel Slurm's jobs ({jobs}), too? [y/N] ").lower().startswith("y")
     if is_wanted:
         backend.cancel()
-        journal.write((task, "cancelled", "") for task in list(journal.jobs))
         say(f"Cancelled: {jobs}.")
     else:
         say(f"Slurm's jobs go on. The same command follows them; `scancel {jobs}` ends them.")
 
 
 class _Progress:
-    """How many shards wait, run and have ended, and how many records there are."""
+    """How many shards wait, run and have ended: in the terminal's last line, or a line of a log if that changed."""
 
     def __init__(self, results: Path) -> None:
         self._results, self._console = results, error_console()
         self._status = self._console.status("submitting") if self._console.is_terminal else None
-        self._began = self._last = time.monotonic()
-        self._shown: tuple[int, int, int] | None = None
+        self._began, self._last, self._shown = time.monotonic(), 0.0, ""
 
     def __enter__(self) -> Self:
         if self._status is not None:
@@ -200,19 +199,14 @@ class _Progress:
             self._status.stop()
 
     def counts(self, waiting: int, running: int, ended: int) -> None:
-        """Show the numbers: in the terminal's last line, or in a line of a log if they changed or time has passed."""
-        now = time.monotonic()
-        is_old = now - self._last >= (1.0 if self._status is not None else _SECONDS_BETWEEN_LINES)
-        if (waiting, running, ended) == self._shown and not is_old:
+        """Show the numbers, with that of the records."""
+        line, now = f"shards: {waiting} wait, {running} run, {ended} ended", time.monotonic()
+        if line == self._shown and now - self._last < (1.0 if self._status is not None else _SECONDS_BETWEEN_LINES):
             return
-        self._shown, self._last = (waiting, running, ended), now
-        records = sum(1 for _ in self._results.glob("*/*.json"))
-        line = f"shards: {waiting} wait, {running} run, {ended} ended; {pluralize(records, 'record')}, "
-        line += f"{format_duration(now - self._began)} so far"
-        if self._status is not None:
-            self._status.update(line)
-        else:
-            say(line)
+        self._shown, self._last = line, now
+        records = pluralize(sum(1 for _ in self._results.glob("*/*.json")), "record")
+        line += f"; {records}, {format_duration(now - self._began)} so far"
+        say(line) if self._status is None else self._status.update(line)
 
     def remark(self, line: str) -> None:
         """Print a line above."""

@@ -6,13 +6,12 @@ All that must outlive this process is in a journal next to the records, so that 
 import fcntl
 import json
 import os
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from castwise._version import __version__
 from castwise.cluster.shard import ShardResult
@@ -24,7 +23,7 @@ from castwise.spec.trial import TrialSpec
 MOST_TRIES = 2  # of a shard whose job was lost
 _REFUSED = (2, 3)  # exit codes that another try would not change
 
-Ending = Literal["done", "refused", "crashed"]
+_ENDINGS = ("done", "refused", "crashed")
 
 
 class Task(NamedTuple):
@@ -77,7 +76,7 @@ class Journal:
     file: Path
     tries: Counter[Task] = field(default_factory=Counter)
     jobs: dict[Task, str] = field(default_factory=dict)
-    endings: dict[Task, tuple[Ending, str]] = field(default_factory=dict)
+    endings: dict[Task, tuple[str, str]] = field(default_factory=dict)
     is_submitting: bool = False
 
     @classmethod
@@ -109,8 +108,10 @@ class Journal:
     _lock: int = -1
 
     def write(self, entries: Iterable[tuple[Task, str, str]]) -> None:
-        """Append what became of tasks: an `Ending`, or submitting, started, lost, cancelled; with a job or a reason."""
+        """Append what became of tasks, one of `_ENDINGS` or submitting, started, lost, cancelled, with job or reason."""
         entries = list(entries)
+        if not entries:
+            return
         lines = [json.dumps({"task": task, "event": event, "detail": detail}) for task, event, detail in entries]
         with self.file.open("a") as file:
             file.write("".join(f"\n{line}" for line in lines))  # behind a line that may have been cut off
@@ -129,10 +130,10 @@ class Journal:
         else:
             self.jobs.pop(task, None)
             self.tries[task] -= event == "cancelled"
-            if event in ("done", "refused", "crashed"):
-                self.endings[task] = (event, detail)  # type: ignore[assignment]
+            if event in _ENDINGS:
+                self.endings[task] = (event, detail)
 
-    def forget(self, endings: Iterable[Ending]) -> None:
+    def forget(self, endings: Sequence[str]) -> None:
         """Let tasks that ended in one of these ways be tried anew."""
         gone = [task for task, (ending, _) in self.endings.items() if ending in endings]
         for task in gone:
@@ -197,34 +198,12 @@ def dispatch(
 
 def save_crashed(store: Store, specs: Iterable[TrialSpec], why: str) -> None:
     """Record trials as crashed whose machine is not known, as it was lost."""
-    unknown = "unknown"
-    environment = Environment(
-        castwise=__version__,
-        python=unknown,
-        torch=unknown,
-        host=unknown,
-        system=unknown,
-        cpu=unknown,
-        num_threads=0,
-    )
+    no = "unknown"
+    environment = Environment(castwise=__version__, python=no, torch=no, host=no, system=no, cpu=no, num_threads=0)
+    message = f"its job was lost {MOST_TRIES} times: {why}"
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
     for spec in specs:
-        store.save(
-            Trial(
-                spec=spec,
-                status="crashed",
-                message=f"its job was lost {MOST_TRIES} times: {why}",
-                environment=environment,
-                started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-                duration_seconds=0.0,
-            )
+        trial = Trial(
+            spec=spec, status="crashed", message=message, environment=environment, started_at=now, duration_seconds=0
         )
-
-
-def wait_for(condition: Callable[[], bool], seconds: float, pause: float = 0.2) -> bool:
-    """Return whether something becomes true within some time, as on a file system that shows files late."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause)
-    return True
+        store.save(trial)

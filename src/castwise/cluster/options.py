@@ -101,4 +101,5 @@ class ManyMachinesOptions:
         from castwise.spec.plan_file import parse_shard, read_plan
 
         plan = read_plan(self.plan)
-        return plan, plan.shard(*parse_shard("--shard", self.shard or "1/1"))
+        number, count = parse_shard("--shard", self.shard or "1/1")
+        return plan, plan.shards(count)[number - 1]

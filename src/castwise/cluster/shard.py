@@ -20,9 +20,9 @@ _BECOME = (
 _LAST_LINES = 5
 
 
-def shard_arguments(program: Sequence[str], part: str, extra: Sequence[str], plan: str, results: str) -> list[str]:
-    """Return the arguments of Python that measure a part (`2/8`) of the plan in a file."""
-    return [*program, "run", "--plan", plan, "--shard", part, "--results", results, "--format", "json", *extra]
+def shard_arguments(program: Sequence[str], extra: Sequence[str], plan: str, results: str) -> list[str]:
+    """Return the arguments of Python that measure the plan in a file."""
+    return [*program, "run", "--plan", plan, "--results", results, "--format", "json", *extra]
 
 
 @dataclass(frozen=True)

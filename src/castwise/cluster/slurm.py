@@ -61,6 +61,8 @@ class SlurmBackend:
 
         self._folder, self._arguments, self._name = folder, arguments, name
         self._journal = journal
+        if journal.is_submitting:
+            self.cancel()
         self._executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
         self._executor.update_parameters(
             name=name,
@@ -73,8 +75,6 @@ class SlurmBackend:
         self._jobs: dict[Task, submitit.Job[ShardResult]] = {
             task: job_class(folder=folder, job_id=job, tasks=[0]) for task, job in journal.jobs.items()
         }
-        if journal.is_submitting:
-            self._cancel_unknown()
         self._began = time.monotonic()
         self._next_look = 0.0
         self._gone_since: dict[Task, float] = {}
@@ -134,24 +134,9 @@ class SlurmBackend:
         return sum(job.watcher.get_state(job.job_id, mode="cache") == "RUNNING" for job in self._jobs.values())
 
     def cancel(self) -> None:
-        """Cancel the jobs."""
-        for job in {each.job_id.partition("_")[0] for each in self._jobs.values()}:
-            subprocess.run(["scancel", job], check=False)
-
-    def _cancel_unknown(self) -> None:
-        """Cancel jobs of the plan that were handed in by a process which died before it could note them.
-
-        Raises:
-            EngineError: Slurm does not say which there are.
-        """
-        known = {each.job_id.partition("_")[0] for each in self._jobs.values()}
-        command = ["squeue", "--noheader", "--user", str(os.getuid()), "--name", self._name, "--format", "%F"]
-        try:
-            found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise EngineError(f"squeue failed: {getattr(error, 'stderr', None) or error}") from None
-        for job in set(found) - known:
-            subprocess.run(["scancel", job], check=False)
+        """Cancel the plan's jobs, also those that were handed in by a process which died before it could note them."""
+        subprocess.run(["scancel", "--user", str(os.getuid()), "--name", self._name], check=False)
+        self._journal.write((task, "cancelled", "") for task in list(self._journal.jobs))
 
     def close(self) -> None:
         """Leave the jobs to Slurm."""

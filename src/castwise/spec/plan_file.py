@@ -1,5 +1,6 @@
 """A plan as a file, and its shards: parts that machines measure independently of each other."""
 
+import heapq
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,18 @@ class PlanFile(FrozenModel):
             found.setdefault(spec.comparison, []).append(spec)
         return sorted(map(tuple, found.values()), key=len, reverse=True)
 
-    def shard(self, number: int, count: int) -> tuple[TrialSpec, ...]:
-        """Return the trials of shard `number`, from 1, of `count`; empty if there are fewer comparisons than shards.
+    def shards(self, count: int) -> list[tuple[TrialSpec, ...]]:
+        """Return the trials of each shard, the largest shards first; some are empty if there are fewer comparisons.
 
         The largest comparison that is left goes to the shard with the fewest configurations.
         """
         shards: list[list[TrialSpec]] = [[] for _ in range(count)]
+        smallest = [(0, number) for number in range(count)]
         for comparison in self.comparisons:
-            min(shards, key=len).extend(comparison)
-        return tuple(shards[number - 1])
+            size, number = heapq.heappop(smallest)
+            shards[number].extend(comparison)
+            heapq.heappush(smallest, (size + len(comparison), number))
+        return list(map(tuple, shards))
 
 
 def planned_options(options: RunOptions) -> dict[str, Any]:
