@@ -108,7 +108,7 @@ class Journal:
     _lock: int = -1
 
     def write(self, entries: Iterable[tuple[Task, str, str]]) -> None:
-        """Append what became of tasks, one of `_ENDINGS` or submitting, started, lost, cancelled, with job or reason."""
+        """Append what became of tasks: one of `_ENDINGS`, submitting, started, lost or cancelled; and job or reason."""
         entries = list(entries)
         if not entries:
             return
