@@ -169,7 +169,7 @@ class Counts:
     def remark(self, line: str) -> None:
         self.num_lost += "was lost" in line
 
-    def gave_up(self, task: object, why: str) -> None:
+    def gave_up(self, *_: object) -> None:
         self.num_given_up += 1
 
 
