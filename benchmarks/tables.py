@@ -261,6 +261,13 @@ def cluster_cost(name: str) -> str:
     return "\n".join([place, "", *markdown(heading, "llrrrrr", cells)]) + "\n"
 
 
+def cluster_faults(name: str) -> str:
+    """Return what was tried of faults of clusters, and what held, by `tests/faults/run_faults.py --clusters`."""
+    found = json.loads((RECORDS / "cluster_faults" / f"{name}.json").read_text())
+    cells = [(kind, row["tried"], row["tried"] - len(row["failed"])) for kind, row in found.items()]
+    return "\n".join(markdown("at random times | tried | held", "lrr", cells)) + "\n"
+
+
 @cache
 def max_batches() -> max_batch_tables.Measured:
     """Return every search for a largest batch on record."""
@@ -280,6 +287,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "power_limit": power_limit,
     "coverage": coverage,
     "cluster_cost": cluster_cost,
+    "cluster_faults": cluster_faults,
     "runs": runs,
     "script_lines": emitted.lines_table,
     "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),

@@ -103,7 +103,8 @@ def kill_on_ray(rng: random.Random, folder: Path) -> None:
     from ray.cluster_utils import Cluster
 
     with _marked(folder) as program, patch.dict(os.environ, {"CASTWISE_TEST_MARK": program.mark.decode()}):
-        os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "3"  # after which a driver without a head gives up
+        # After so many seconds a driver without a head gives up.
+        os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "3"  # noqa: SIM112  its name
         os.environ["PYTHONPATH"] = os.pathsep.join([str(SOURCES), str(_TESTS)])
 
         def start() -> Any:
@@ -144,10 +145,7 @@ def _command(pid: int) -> str:
         return ""
 
 
-FAULTS: dict[str, Callable[[random.Random, Path], None]] = {
+CLUSTER_FAULTS: dict[str, Callable[[random.Random, Path], None]] = {
     "a job of Slurm, one of its processes or its submitter is killed": kill_on_slurm,
-}
-# Too long for `make test`.
-LONG_FAULTS: dict[str, Callable[[random.Random, Path], None]] = {
-    "a node of Ray, its process, the head or the submitter is killed": kill_on_ray,
+    "a node of Ray, castwise on a node, the head or the submitter is killed": kill_on_ray,
 }
