@@ -210,7 +210,7 @@ def simulate(scenario: Scenario, num_nodes: int, num_trials: int) -> dict[str, A
         options = ManyMachinesOptions(on="ray")
         backend = many_machines.ray_backend(options, plan, shards, store, _no_arguments)
         tasks = [Task(number) for number in range(1, len(shards) + 1)]
-        dispatch(tasks, journal, backend, listener.gave_up, listener)
+        dispatch(tasks, journal, backend, listener.gave_up, listener.counts, listener.remark)
         cpu_seconds = time.process_time() - began - ray.uncounted_seconds
         records = Counter(path.name.rpartition("-")[2][:12] for path in Path(folder).rglob("*.json"))
         done = sum(ending == "done" for ending, _ in journal.endings.values())

@@ -4,11 +4,12 @@ import hashlib
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from castwise.cli.measuring import looking, measuring, next_step
 from castwise.cli.options import PrintOptions
@@ -23,16 +24,12 @@ from castwise.errors import UsageError
 from castwise.orchestrator.job import make_plan
 from castwise.records.schema import Trial
 from castwise.records.store import Store, load_folder, read_records
-from castwise.render.console import print_ending
 from castwise.render.units import format_duration, pluralize
 from castwise.report.files import SelectionOptions, atomic_write, find
 from castwise.report.text_report import markdown_report, print_report
 from castwise.spec.options import DEFAULT_RESULTS, RunOptions
 from castwise.spec.plan_file import PlanFile, read_plan
 from castwise.spec.trial import TrialSpec
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _SECONDS_BETWEEN_LINES = 30.0  # of progress in a log file
 
@@ -111,7 +108,7 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
             say(f"{ended} of {pluralize(len(tasks), 'shard')} have ended already, {len(journal.jobs)} were started.")
         try:
             with _Progress(results) as progress:
-                dispatch(tasks, journal, backend, give_up, progress)
+                dispatch(tasks, journal, backend, give_up, progress.show, partial(say, style="yellow"))
         except KeyboardInterrupt:
             _offer_to_cancel(backend, journal)
             raise
@@ -170,11 +167,10 @@ def _offer_to_cancel(backend: SlurmBackend | RayBackend, journal: Journal) -> No
     if not journal.jobs or isinstance(backend, RayBackend):
         return
     jobs = " ".join(sorted({job.partition("_")[0] for job in journal.jobs.values()}))
-    is_wanted = False
-    if sys.stdin.isatty():
-        with suppress(EOFError, KeyboardInterrupt):
-            is_wanted = error_console().input(f"Cancel Slurm's jobs ({jobs}), too? [y/N] ").lower().startswith("y")
-    if is_wanted:
+    answer = ""
+    with suppress(EOFError, KeyboardInterrupt):
+        answer = error_console().input(f"Cancel jobs {jobs}, too? [y/N] ") if sys.stdin.isatty() else ""
+    if answer.lower().startswith("y"):
         backend.cancel()
         say(f"Cancelled: {jobs}.")
     else:
@@ -198,7 +194,7 @@ class _Progress:
         if self._status is not None:
             self._status.stop()
 
-    def counts(self, waiting: int, running: int, ended: int) -> None:
+    def show(self, waiting: int, running: int, ended: int) -> None:
         """Show the numbers, with that of the records."""
         line, now = f"shards: {waiting} wait, {running} run, {ended} ended", time.monotonic()
         if line == self._shown and now - self._last < (1.0 if self._status is not None else _SECONDS_BETWEEN_LINES):
@@ -208,26 +204,20 @@ class _Progress:
         line += f"; {records}, {format_duration(now - self._began)} so far"
         say(line) if self._status is None else self._status.update(line)
 
-    def remark(self, line: str) -> None:
-        """Print a line above."""
-        say(line, style="yellow")
-
 
 def _show_records(plan: PlanFile, results: Path, journal: Journal, output: PrintOptions) -> tuple[int, list[Trial]]:
     """Print what is on record; return the exit code so far, and the plan's trials."""
-    refused = sum(ending == "refused" for ending, _ in journal.endings.values())
-    crashed = sum(ending == "crashed" for ending, _ in journal.endings.values())
-    for number, words in ((refused, "refused"), (crashed, "recorded as crashed")):
-        if number:
-            say(f"{pluralize(number, 'shard')} {'was' if number == 1 else 'were'} {words}.", style="yellow")
+    endings = Counter(ending for ending, _ in journal.endings.values())
+    say(f"Shards: {', '.join(f'{number} {ending}' for ending, number in endings.items())}.")
     configurations = {spec.configuration for spec in plan.specs}
     trials = [trial for trial in load_folder(results)[0] if trial.spec.configuration in configurations]
     if trials:
         found = find([results], SelectionOptions())
 
-        def print_result(console: "Console") -> None:
-            print_report(found.collection, console)
-            print_ending(console, next_step(results, len(found.collection.configurations)))
-
-        emit(output.format, print_result, markdown=lambda: markdown_report(found.collection))
-    return (UsageError.exit_code if refused else int(crashed > 0)), trials
+        emit(
+            output.format,
+            table=lambda console: print_report(found.collection, console),
+            markdown=lambda: markdown_report(found.collection),
+        )
+        say(next_step(results, len(found.collection.configurations)))
+    return UsageError.exit_code if endings["refused"] else int(endings["crashed"] > 0), trials

@@ -64,20 +64,14 @@ class Backend(Protocol):
 
 @dataclass
 class Journal:
-    """What became of each task, in a file that is only appended to.
-
-    Attributes:
-        tries: How often each task was started.
-        jobs: The jobs of the tasks that were started and have not ended, as far as it is known.
-        endings: How tasks ended, with the reason.
-        is_submitting: Whether a process died while it handed tasks in: jobs may exist that nothing names.
-    """
+    """What became of each task, in a file that is only appended to."""
 
     file: Path
-    tries: Counter[Task] = field(default_factory=Counter)
-    jobs: dict[Task, str] = field(default_factory=dict)
-    endings: dict[Task, tuple[str, str]] = field(default_factory=dict)
-    is_submitting: bool = False
+    lock: int = -1
+    tries: Counter[Task] = field(default_factory=Counter)  # how often each task was started
+    jobs: dict[Task, str] = field(default_factory=dict)  # of the tasks that were started, and have not ended yet
+    endings: dict[Task, tuple[str, str]] = field(default_factory=dict)  # one of `_ENDINGS`, with host or reason
+    is_submitting: bool = False  # a process died while it handed tasks in: jobs may exist that nothing names
 
     @classmethod
     def open(cls, folder: Path) -> "Journal":
@@ -90,8 +84,8 @@ class Journal:
         journal = cls(folder / "journal")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            journal._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            fcntl.flock(journal._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            journal.lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fcntl.flock(journal.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lines = journal.file.read_text().splitlines() if journal.file.exists() else []
         except BlockingIOError:
             raise UsageError(f"Another command is at work on this plan, with its journal in '{folder}'.") from None
@@ -104,8 +98,6 @@ class Journal:
                 continue
             journal._apply(Task(*entry["task"]), entry["event"], entry["detail"])
         return journal
-
-    _lock: int = -1
 
     def write(self, entries: Iterable[tuple[Task, str, str]]) -> None:
         """Append what became of tasks: one of `_ENDINGS`, submitting, started, lost or cancelled; and job or reason."""
@@ -142,17 +134,7 @@ class Journal:
 
     def close(self) -> None:
         """Let other processes have it."""
-        os.close(self._lock)
-
-
-class Listener(Protocol):
-    """Receives the progress."""
-
-    def counts(self, waiting: int, running: int, ended: int) -> None:
-        """So many tasks wait for a node, run, and have ended."""
-
-    def remark(self, line: str) -> None:
-        """Something is worth a line."""
+        os.close(self.lock)
 
 
 def dispatch(
@@ -160,16 +142,18 @@ def dispatch(
     journal: Journal,
     backend: Backend,
     give_up: Callable[[Task, str], None],
-    listener: Listener,
+    show: Callable[[int, int, int], None],
+    remark: Callable[[str], None],
 ) -> None:
     """Have every task measured that has no ending yet: the first ones first, each on the next node that is free.
 
     Args:
         tasks: The tasks, the longest first.
-        journal: Knows what became of them before, and learns what does now.
-        backend: Runs them; what the journal calls started is with it already.
+        journal: Knows what became of them before; what it calls started is with the backend already.
+        backend: Runs them.
         give_up: Records that a task was lost too often, with the reason.
-        listener: Receives progress.
+        show: Receives how many tasks wait for a node, run, and have ended.
+        remark: Receives what is worth a line.
     """
     tasks = list(tasks)
     waiting = deque(task for task in tasks if task not in journal.endings and task not in journal.jobs)
@@ -181,19 +165,19 @@ def dispatch(
                 journal.write([(task, "done", result.host)])
             elif result is not None and result.code in _REFUSED:
                 journal.write([(task, "refused", result.said)])
-                listener.remark(f"{task.label} was refused on {result.host}: {result.said}")
+                remark(f"{task.label} was refused on {result.host}: {result.said}")
             else:
                 why = reason if result is None else f"castwise ended with {result.code} on {result.host}: {result.said}"
                 if journal.tries[task] < MOST_TRIES:
                     journal.write([(task, "lost", why)])
                     waiting.append(task)
-                    listener.remark(f"{task.label} was lost and is tried again: {why}")
+                    remark(f"{task.label} was lost and is tried again: {why}")
                 else:
                     give_up(task, why)
                     journal.write([(task, "crashed", why)])
-                    listener.remark(f"{task.label} was lost twice and is recorded as crashed: {why}")
+                    remark(f"{task.label} was lost twice and is recorded as crashed: {why}")
         running = backend.running()
-        listener.counts(len(waiting) + len(journal.jobs) - running, running, len(journal.endings))
+        show(len(waiting) + len(journal.jobs) - running, running, len(journal.endings))
 
 
 def save_crashed(store: Store, specs: Iterable[TrialSpec], why: str) -> None:

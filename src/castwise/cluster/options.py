@@ -63,11 +63,8 @@ class ManyMachinesOptions:
     ] = None
 
     def check(self, options: RunOptions) -> None:
-        """Refuse options that exclude each other.
-
-        Raises:
-            UsageError: Some do.
-        """
+        """Raise a UsageError if options exclude each other."""
+        names = {each.name: each.label for each in options_of(RunOptions)}
         if self.shard is not None and self.plan is None:
             raise UsageError("--shard is a part of a plan. Name its file with --plan.")
         if self.on is None and (self.nodes or self.per or self.partition or self.gres or self.sbatch):
@@ -81,21 +78,14 @@ class ManyMachinesOptions:
                 raise UsageError("--per goes with --on ray; for Slurm give one command a kind, each with its --gres.")
             if self.shard is not None or self.plan_only is not None:
                 raise UsageError("--on measures a whole plan on other machines. Leave --shard and --plan-only out.")
-        if self.plan is None:
-            return
-        if self.plan_only is not None:
+        if self.plan is not None and self.plan_only is not None:
             raise UsageError("--plan-only writes a plan, and --plan reads one. Give one of the two.")
-        names = {each.name: each.label for each in options_of(RunOptions)}
-        for each in fields(RunOptions):
+        for each in fields(RunOptions) if self.plan is not None else ():
             if each.name not in OF_MACHINE and getattr(options, each.name) != each.default:
                 raise UsageError(f"The plan '{self.plan}' says what is measured. Leave {names[each.name]} out.")
 
     def read_shard(self) -> "tuple[PlanFile | None, tuple[TrialSpec, ...]]":
-        """Return the plan and those of its trials that are measured here; None and nothing without a plan.
-
-        Raises:
-            UsageError: There is no such plan or shard, or the plan is another castwise's.
-        """
+        """Return the plan and those of its trials that are measured here; None and nothing without a plan."""
         if self.plan is None:
             return None, ()
         from castwise.spec.plan_file import parse_shard, read_plan

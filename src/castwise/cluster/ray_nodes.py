@@ -9,8 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from castwise.cluster.dispatch import Ended, Task
 from castwise.cluster.shard import ShardProcess, ShardResult
@@ -22,8 +21,7 @@ _REPLY_SECONDS = 2.0  # after which a node says what is new
 _PATIENCE_SECONDS = 300.0  # in which a node must come if there is none
 
 
-@dataclass(frozen=True)
-class ShardFiles:
+class ShardFiles(NamedTuple):
     """What a node needs to measure a shard, and to go on with one that was begun."""
 
     plan: bytes
@@ -59,7 +57,7 @@ class NodeActor:
         while (result := self._process.poll()) is None and time.monotonic() < deadline:
             time.sleep(0.05)
         results = self._folder.path / "results"
-        new = sorted(set(map(str, (p.relative_to(results) for p in results.rglob("*.json")))) - self._sent)
+        new = sorted({str(path.relative_to(results)) for path in results.rglob("*.json")} - self._sent)
         self._sent.update(new)
         contents = [(results / name).read_bytes() for name in new]
         if result is not None:
@@ -91,8 +89,8 @@ class RayBackend:
         address: The cluster's; None takes RAY_ADDRESS, or else this machine's cluster, or starts one.
         files_of: Returns what a node needs for a task.
         save: Keeps records, as they were written.
-        num_gpus: How many GPUs a node must have; 0 for a plan of the CPU.
-        nodes: How many nodes are taken at the most; None takes all.
+        num_gpus: Of a node at least; 0 for a plan of the CPU.
+        nodes: How many are taken at the most; None takes all.
         per: Whether a task's kind is the model of a node's GPUs, or the node itself.
     """
 
@@ -119,8 +117,7 @@ class RayBackend:
                 f"The Ray cluster '{address or 'auto'}' cannot be reached: {shortened(str(error))}"
             ) from None
         self._nodes: dict[str, _Node] = {}
-        self._next_look = 0.0
-        self._last_seen = time.monotonic()
+        self._next_look, self._last_seen = 0.0, time.monotonic()
         self._look()
         if not self._nodes:
             self.close()
@@ -177,15 +174,17 @@ class RayBackend:
         if time.monotonic() >= self._next_look:
             self._look()
         replies = {node.reply: name for name, node in self._nodes.items() if node.reply is not None}
-        if not replies:
-            self._wait_for_nodes()
+        if replies:
+            self._last_seen = time.monotonic()
+        elif time.monotonic() - self._last_seen > _PATIENCE_SECONDS:
+            raise EngineError("The Ray cluster has no node left for the plan. The same command goes on when it has.")
+        else:
+            time.sleep(0.1)
             return []
-        self._last_seen = time.monotonic()
         ready, _ = self._ray.wait(list(replies), num_returns=len(replies), timeout=0.2)
         ended: list[Ended] = []
         for reply in ready:
-            name = replies[reply]
-            node = self._nodes[name]
+            node = self._nodes[name := replies[reply]]
             try:
                 news = self._ray.get(reply)
             except self._ray.exceptions.RayError as error:
@@ -193,7 +192,8 @@ class RayBackend:
                 with suppress(self._ray.exceptions.RayError):
                     self._ray.kill(node.actor)
                 if node.task is not None:
-                    ended.append(Ended(node.task, None, f"{node.name} was lost: {_first_line(error)}"))
+                    why = (str(error).strip() or type(error).__name__).splitlines()[0]
+                    ended.append(Ended(node.task, None, f"{node.name} was lost: {shortened(why)}"))
                 continue
             node.reply = None
             if node.task is None:  # the actor has started
@@ -207,11 +207,6 @@ class RayBackend:
                 node.task = None
         return ended
 
-    def _wait_for_nodes(self) -> None:
-        if time.monotonic() - self._last_seen > _PATIENCE_SECONDS:
-            raise EngineError("The Ray cluster has no node left for the plan. The same command goes on when it has.")
-        time.sleep(0.1)
-
     def running(self) -> int:
         """Return how many nodes measure."""
         return sum(node.task is not None for node in self._nodes.values())
@@ -221,7 +216,3 @@ class RayBackend:
         ends = [node.actor.end.remote() for node in self._nodes.values() if node.task is not None]
         self._ray.wait(ends, num_returns=len(ends), timeout=10.0) if ends else None
         self._ray.shutdown()
-
-
-def _first_line(error: Exception) -> str:
-    return shortened(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)

@@ -6,8 +6,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 PROGRAM = ("-m", "castwise")  # what Python runs
 
@@ -25,8 +25,7 @@ def shard_arguments(program: Sequence[str], extra: Sequence[str], plan: str, res
     return [*program, "run", "--plan", plan, "--results", results, "--format", "json", *extra]
 
 
-@dataclass(frozen=True)
-class ShardResult:
+class ShardResult(NamedTuple):
     """How a shard ended."""
 
     code: int  # castwise's exit code; negative for a signal
@@ -36,12 +35,7 @@ class ShardResult:
 
 
 class ShardProcess:
-    """castwise on a shard.
-
-    Args:
-        arguments: Of Python: `PROGRAM` and castwise's own arguments, with `--format json`.
-        folder: Where it runs, if there is such a folder on this node.
-    """
+    """castwise on a shard, started by the arguments of Python, in a folder if this node has it."""
 
     def __init__(self, arguments: Sequence[str], folder: str) -> None:
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115  closed by `poll`
@@ -54,9 +48,9 @@ class ShardProcess:
             cwd=folder if Path(folder).is_dir() else None,
         )
 
-    def poll(self) -> ShardResult | None:
-        """Return how it ended; None while it runs."""
-        code = self._process.poll()
+    def poll(self, *, waits: bool = False) -> ShardResult | None:
+        """Return how it ended; None while it runs, unless this waits for its end."""
+        code = self._process.wait() if waits else self._process.poll()
         if code is None:
             return None
         with self._printed, self._said:
@@ -64,13 +58,6 @@ class ShardProcess:
             lines = self._said.read().decode(errors="replace").splitlines()
             is_answered = code in (0, 1) and self._printed.seek(0, os.SEEK_END) > 0
         return ShardResult(code, is_answered, "\n".join(lines[-_LAST_LINES:]), socket.gethostname())
-
-    def wait(self) -> ShardResult:
-        """Return how it ended, when it has."""
-        self._process.wait()
-        result = self.poll()
-        assert result is not None
-        return result
 
     def end(self) -> None:
         """Interrupt it, as Ctrl-C would, and wait for its end."""
@@ -80,4 +67,6 @@ class ShardProcess:
 
 def run_shard(arguments: Sequence[str], folder: str) -> ShardResult:
     """Run castwise on a shard to its end."""
-    return ShardProcess(arguments, folder).wait()
+    result = ShardProcess(arguments, folder).poll(waits=True)
+    assert result is not None
+    return result

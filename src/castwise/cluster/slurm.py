@@ -8,14 +8,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from castwise.cluster.dispatch import Ended, Journal, Task
 from castwise.cluster.shard import ShardResult, run_shard
 from castwise.errors import EngineError, UsageError, shortened
-
-if TYPE_CHECKING:
-    import submitit
 
 MOST_SHARDS = 1000  # of a job array. Source: Slurm, slurm.conf: MaxArraySize is 1001 by default
 _MINUTES = 240  # of a job, unless --sbatch time=… says otherwise
@@ -25,11 +22,7 @@ _LATE_SECONDS = 20.0  # by so much a shared file system may show a job's result 
 
 
 def check_slurm() -> None:
-    """Make sure that jobs can be submitted here.
-
-    Raises:
-        UsageError: They cannot.
-    """
+    """Raise a UsageError if no jobs can be submitted here."""
     if importlib.util.find_spec("submitit") is None:
         raise UsageError("--on slurm needs submitit: pip install 'castwise[slurm]'.")
     if not shutil.which("sbatch"):
@@ -37,15 +30,10 @@ def check_slurm() -> None:
 
 
 class SlurmBackend:
-    """A plan's job arrays.
+    """A plan's job arrays, all of one name; the journal knows the jobs that an earlier process started.
 
-    Args:
-        folder: For submitit's files; on a file system that all nodes share.
-        arguments: Returns the arguments of Python for a task.
-        name: The jobs' name, by which they are found again.
-        options: Of sbatch, by name; an empty value is a flag.
-        nodes: How many tasks may run at the same time; None leaves it to Slurm.
-        journal: Knows the jobs that an earlier process started, and learns when others are handed to Slurm.
+    `folder` is for submitit's files, `arguments` are those of Python for a task, `options` those of sbatch (an empty
+    value is a flag), and `nodes` is how many tasks may run at the same time.
     """
 
     def __init__(
@@ -59,8 +47,7 @@ class SlurmBackend:
     ) -> None:
         import submitit
 
-        self._folder, self._arguments, self._name = folder, arguments, name
-        self._journal = journal
+        self._folder, self._arguments, self._name, self._journal = folder, arguments, name, journal
         if journal.is_submitting:
             self.cancel()
         self._executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
@@ -73,10 +60,9 @@ class SlurmBackend:
         )
         job_class: Any = submitit.SlurmJob
         self._jobs: dict[Task, submitit.Job[ShardResult]] = {
-            task: job_class(folder=folder, job_id=job, tasks=[0]) for task, job in journal.jobs.items()
+            task: job_class(folder=folder, job_id=job) for task, job in journal.jobs.items()
         }
-        self._began = time.monotonic()
-        self._next_look = 0.0
+        self._began, self._next_look = time.monotonic(), 0.0
         self._gone_since: dict[Task, float] = {}
 
     def start(self, waiting: deque[Task]) -> Mapping[Task, str]:
@@ -90,9 +76,8 @@ class SlurmBackend:
         self._journal.write([(Task(0), "submitting", "")])
         try:
             jobs = self._executor.map_array(run_shard, [self._arguments(task) for task in tasks], [here] * len(tasks))
-        except (subprocess.CalledProcessError, OSError, RuntimeError) as error:
-            said = getattr(error, "output", None) or str(error)
-            raise EngineError(f"Slurm does not take the jobs: {shortened(str(said).strip())}") from None
+        except (RuntimeError, OSError) as error:
+            raise EngineError(f"Slurm does not take the jobs: {shortened(' '.join(str(error).split()))}") from None
         self._jobs.update(zip(tasks, jobs, strict=True))
         self._began = time.monotonic()
         return {task: job.job_id for task, job in zip(tasks, jobs, strict=True)}
@@ -102,32 +87,28 @@ class SlurmBackend:
         time.sleep(0.2)
         names = set(os.listdir(self._folder))  # unlike a look at one file, this asks a shared file system anew
         ended: list[Ended] = []
-        is_look = time.monotonic() >= self._next_look
-        if is_look and self._jobs:
+        now = time.monotonic()
+        if now >= self._next_look and self._jobs:
             next(iter(self._jobs.values())).watcher.update()
-            waited = time.monotonic() - self._began
-            self._next_look = time.monotonic() + min(_MOST_LOOK_SECONDS, _LOOK_SECONDS + _LOOK_SHARE * waited)
+            self._next_look = now + min(_MOST_LOOK_SECONDS, _LOOK_SECONDS + _LOOK_SHARE * (now - self._began))
         for task, job in list(self._jobs.items()):
             if job.paths.result_pickle.name in names:
                 error = job.exception()
                 lost = "" if error is None else shortened(str(error).strip())
                 ended.append(Ended(task, job.result() if error is None else None, lost))
-            elif self._is_gone(task, job):
+            elif not job.watcher.is_done(job.job_id, mode="cache"):
+                self._gone_since.pop(task, None)
+                continue
+            elif now - self._gone_since.setdefault(task, now) <= _LATE_SECONDS:
+                continue
+            else:
                 where = job.get_info(mode="cache").get("NodeList", "")
                 why = f"Slurm calls job {job.job_id} {job.state}" + (f" on {where}" if where else "")
                 if job.state.startswith("COMPLETED"):
                     why += f", and its result is not in '{self._folder}': do the nodes share this folder?"
                 ended.append(Ended(task, None, why))
-            else:
-                continue
             del self._jobs[task]
         return ended
-
-    def _is_gone(self, task: Task, job: "submitit.Job[ShardResult]") -> bool:
-        if not job.watcher.is_done(job.job_id, mode="cache"):
-            self._gone_since.pop(task, None)
-            return False
-        return time.monotonic() - self._gone_since.setdefault(task, time.monotonic()) > _LATE_SECONDS
 
     def running(self) -> int:
         """Return how many jobs Slurm calls running."""

@@ -23,7 +23,7 @@ from castwise.records.store import Problem, ResumePolicy, Store, reusable_trials
 from castwise.registry.datasets import MNIST, find_data_set
 from castwise.registry.precisions import find_precision, is_same_as_fp32, why_unsupported
 from castwise.registry.workloads import find_workload
-from castwise.spec.options import OF_MACHINE, RunOptions, WhyOptions
+from castwise.spec.options import OF_MACHINE, RunOptions, WhyOptions, parse_options
 from castwise.spec.plan import build_plan
 from castwise.spec.plan_file import PlanFile, planned_options
 from castwise.spec.trial import (
@@ -217,18 +217,12 @@ def prepare_shard(
     listener: Listener | None = None,
     make_engine: EngineFactory | None = None,
 ) -> Job:
-    """Return the job that measures a part of a plan on this machine.
+    """Return the job that measures some of a plan's trials on this machine, with the options of `OF_MACHINE`.
 
     Precisions that the device lacks are left out, as `prepare` does, whose errors these are.
-
-    Args:
-        plan: The plan.
-        specs: Those of its trials that are measured here: whole comparisons.
-        options: Where data and records are, and what is measured again.
-        listener: Receives progress.
-        make_engine: Makes the engine, as for `prepare`.
     """
-    request = replace(plan.request, **{name: getattr(options, name) for name in OF_MACHINE})
+    request = parse_options(RunOptions, plan.options)
+    request = replace(request, **{name: getattr(options, name) for name in OF_MACHINE})
     job = prepare(request, listener, make_engine)
     own_models: dict[UserModel, UserModel] = {}
     for name, planned in plan.models.items():

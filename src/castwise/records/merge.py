@@ -1,16 +1,15 @@
 """Results folders joined into one: each record once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from castwise.errors import StoreError, UsageError
 from castwise.records.schema import Trial
 from castwise.records.store import Problem, Record, Store, read_records
 
 
-@dataclass(frozen=True)
-class Merged:
+class Merged(NamedTuple):
     """What `merge` did."""
 
     num_records: int  # in the folder now

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 from castwise._version import __version__
 from castwise.errors import UsageError, shortened
 from castwise.spec.frozen import FrozenModel
-from castwise.spec.options import OF_MACHINE, RunOptions, options_of, parse_options
+from castwise.spec.options import OF_MACHINE, RunOptions, options_of
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel
 
@@ -17,26 +17,13 @@ PLAN_VERSION = 1
 
 
 class PlanFile(FrozenModel):
-    """What `castwise run --plan-only` writes: a request, and the trials that it asks for.
+    """What `castwise run --plan-only` writes: a request, and the trials that it asks for."""
 
-    Attributes:
-        castwise: The version that made it; another one refuses it.
-        options: The request, by the options' keywords; without those of `OF_MACHINE`.
-        models: The user's own models by their names in the request, with the digest of their files.
-        specs: The trials, a spec with repeat 0 for each configuration.
-        plan_version: The version of this format.
-    """
-
-    castwise: str = __version__
-    options: dict[str, Any]
-    models: dict[str, UserModel] = Field(default_factory=dict)
-    specs: tuple[TrialSpec, ...]
+    castwise: str = __version__  # another version refuses it
+    options: dict[str, Any]  # the request, by the options' keywords; without those of `OF_MACHINE`
+    models: dict[str, UserModel] = Field(default_factory=dict)  # by their names in the request
+    specs: tuple[TrialSpec, ...]  # one with repeat 0 for each configuration
     plan_version: int = PLAN_VERSION
-
-    @property
-    def request(self) -> RunOptions:
-        """Return the request."""
-        return parse_options(RunOptions, self.options)
 
     @property
     def device(self) -> str:
