@@ -1,7 +1,7 @@
 """A Slurm of one machine: `python fake_slurm.py sbatch SCRIPT`, and sacct, scancel.
 
 FAKE_SLURM   the folder of its state: for each task of a job a file JOB_TASK with its state, or its process and node.
-FAKE_NODES   how many tasks run at once
+It holds `halt` if jobs are to do nothing.
 """
 
 import itertools
@@ -29,6 +29,8 @@ def install(folder: Path) -> None:
 def sbatch(script: str) -> None:
     text = Path(script).read_text()
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", text, re.MULTILINE))
+    if options.get("partition") == "none":
+        sys.exit("sbatch: error: invalid partition specified: none")
     job = 100 + len(list(STATE.glob("*.sh")))
     (STATE / f"{job}.sh").write_text(text)
     (STATE / f"{job}.name").write_text(options["job-name"])
@@ -59,7 +61,7 @@ def serve(job: str, most: str, *tasks: str) -> None:
             names |= {"SLURM_ARRAY_JOB_ID": job, "SLURM_ARRAY_TASK_ID": number} if number else {}
             log = (STATE / f"{task}.log").open("wb")
             running[task] = subprocess.Popen(
-                ["bash", STATE / f"{job}.sh"],
+                ["sleep", "600"] if (STATE / "halt").exists() else ["bash", STATE / f"{job}.sh"],
                 env={**os.environ, **names},
                 stdout=log,
                 stderr=log,

@@ -115,6 +115,32 @@ def test_the_same_command_follows_jobs_whose_submitter_died(
     wait_until(lambda: not program.alive(), "the end of all processes")
 
 
+def test_ctrl_c_in_a_terminal_offers_to_cancel(command: CommandLine, state: Path, program: Program) -> None:
+    (state / "halt").touch()
+    user, terminal = os.openpty()
+    arguments = [*REQUEST, "--batch-size", "8,16", "--on", "slurm", "--results", str(command.results)]
+    with os.fdopen(user, "wb") as keys_of, os.fdopen(terminal, "rb") as stdin:
+        process = program.start(fake_cli.__file__, "run", *arguments, stdin=stdin)
+        wait_until(lambda: "RUNNING" in "".join(each.read_text() for each in state.glob("100_*")), "a job")
+        wait_until(lambda: '"started"' in next(command.results.rglob("journal")).read_text(), "the journal")
+        process.send_signal(signal.SIGINT)
+        keys_of.write(b"y\n")
+        keys_of.flush()
+        _, said = process.communicate(timeout=60)
+    assert "Cancel jobs 100, too? (y/N)" in said
+    assert "Cancelled: 100." in said
+    assert {(state / f"100_{n}").read_text() for n in (0, 1)} == {"CANCELLED"}
+    wait_until(lambda: not program.alive(), "the end of all processes")
+
+
+def test_a_submission_that_slurm_refuses_is_a_line(command: CommandLine, state: Path) -> None:
+    found = on_slurm(command, "--sbatch", "partition=none")
+    assert found.code == 1
+    assert found.error_lines[-1] == (
+        "castwise: Slurm does not take the jobs: sbatch: error: invalid partition specified: none"
+    )
+
+
 def test_jobs_that_no_journal_names_are_cancelled(command: CommandLine, state: Path) -> None:
     """A process died between sbatch and its journal."""
     found = on_slurm(command, "--batch-size", "8")

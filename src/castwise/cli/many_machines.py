@@ -169,7 +169,7 @@ def _offer_to_cancel(backend: SlurmBackend | RayBackend, journal: Journal) -> No
     jobs = " ".join(sorted({job.partition("_")[0] for job in journal.jobs.values()}))
     answer = ""
     with suppress(EOFError, KeyboardInterrupt):
-        answer = error_console().input(f"Cancel jobs {jobs}, too? [y/N] ") if sys.stdin.isatty() else ""
+        answer = error_console().input(f"Cancel jobs {jobs}, too? (y/N) ") if sys.stdin.isatty() else ""
     if answer.lower().startswith("y"):
         backend.cancel()
         say(f"Cancelled: {jobs}.")
