@@ -181,6 +181,7 @@ def test_what_slurm_needs(command: CommandLine, tmp_path: Path, monkeypatch: pyt
         (("--plan", "plan.json", "--shard", "1/2", "--on", "slurm"), "Leave --shard and --plan-only out"),
         (("resnet50", "--on", "slurm", "--format", "json"), "castwise export"),
         (("--on", "ray"), "it needs a workload"),
+        (("resnet50", "--on", "slurm", "--price-kwh", "0.3"), "prints no prices"),
         (("resnet50", "--on", "slurm", "--per", "gpu-model"), "goes with --on ray"),
     ],
 )

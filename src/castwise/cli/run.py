@@ -63,6 +63,8 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
 
         return write_plan(options, machines.plan_only, output)
     if machines.on is not None:
+        if prices:
+            raise UsageError("--on prints no prices. Leave --price-kwh and --price-gpu-hour out.")
         from castwise.cli.many_machines import run_on
 
         code, trials = run_on(options, machines, output)

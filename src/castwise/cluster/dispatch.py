@@ -17,7 +17,7 @@ from castwise._version import __version__
 from castwise.cluster.shard import ShardResult
 from castwise.errors import StoreError, UsageError
 from castwise.records.schema import Environment, Trial
-from castwise.records.store import Store
+from castwise.records.store import NO_LOCKS, Store
 from castwise.spec.trial import TrialSpec
 
 MOST_TRIES = 2  # of a shard whose job was lost
@@ -85,7 +85,11 @@ class Journal:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             journal.lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            fcntl.flock(journal.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(journal.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
             lines = journal.file.read_text().splitlines() if journal.file.exists() else []
         except BlockingIOError:
             raise UsageError(f"Another command is at work on this plan, with its journal in '{folder}'.") from None
