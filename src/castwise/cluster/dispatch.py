@@ -75,12 +75,7 @@ class Journal:
 
     @classmethod
     def open(cls, folder: Path) -> "Journal":
-        """Read the journal of a folder, which no other process may do until this one ends.
-
-        Raises:
-            UsageError: Another process has it.
-            StoreError: It cannot be read or written.
-        """
+        """Read the journal of a folder; raise a UsageError if another process has it open."""
         journal = cls(folder / "journal")
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,6 @@ from castwise.spec.options import OF_MACHINE, RunOptions, options_of
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel
 
-PLAN_VERSION = 1
-
 
 class PlanFile(FrozenModel):
     """What `castwise run --plan-only` writes: a request, and the trials that it asks for."""
@@ -23,7 +21,6 @@ class PlanFile(FrozenModel):
     options: dict[str, Any]  # the request, by the options' keywords; without those of `OF_MACHINE`
     models: dict[str, UserModel] = Field(default_factory=dict)  # by their names in the request
     specs: tuple[TrialSpec, ...]  # one with repeat 0 for each configuration
-    plan_version: int = PLAN_VERSION
 
     @property
     def device(self) -> str:
@@ -87,7 +84,7 @@ def read_plan(path: Path) -> PlanFile:
             f"'{path}' is no plan of castwise ({shortened(where)}: {first['msg']}). `castwise run WORKLOAD --plan-only "
             f"{path}` writes one."
         ) from None
-    if plan.castwise != __version__ or plan.plan_version != PLAN_VERSION:
+    if plan.castwise != __version__:
         raise UsageError(
             f"The plan '{path}' was made by castwise {plan.castwise}, and this is castwise {__version__}: their "
             "figures cannot be compared. Install one version everywhere, or make the plan anew."
@@ -98,11 +95,7 @@ def read_plan(path: Path) -> PlanFile:
 
 
 def parse_shard(option: str, text: str) -> tuple[int, int]:
-    """Return number and count of `2/8`.
-
-    Raises:
-        UsageError: It is no such pair, or the number is not from 1 to the count.
-    """
+    """Return number and count of `2/8`; raise a UsageError if a text is nothing like it."""
     first, _, second = text.partition("/")
     if first.strip().isdecimal() and second.strip().isdecimal() and 1 <= int(first) <= int(second) <= 1_000_000:
         return int(first), int(second)
