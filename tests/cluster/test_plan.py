@@ -1,6 +1,7 @@
 """A plan as a file, its shards on several machines, and their records joined."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -210,3 +211,9 @@ def test_nothing_to_merge(name: str, command: CommandLine, tmp_path: Path) -> No
     found = command("merge", tmp_path / name, "-o", tmp_path / "all")
     assert found.code == 2
     assert str(tmp_path / name) in found.err
+
+
+def test_ray_that_is_not_installed(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    found = command.run(*REQUEST, "--on", "ray")
+    assert (found.code, found.err) == (2, "castwise: --on ray needs Ray: pip install 'castwise[ray]'.\n")
