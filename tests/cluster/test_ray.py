@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,14 @@ class Nodes:
 
     cluster: Any
     hang: Path  # the file that the first process writes to
+    by_model: dict[str, Any] = field(default_factory=dict)
+
+    def add_missing(self) -> None:
+        """Add the nodes that are not there, or that an earlier test has removed."""
+        for model in ("A100", "H200"):
+            if self.by_model.get(model) not in self.cluster.worker_nodes:
+                resources = {f"accelerator_type:{model}": 1}
+                self.by_model[model] = self.cluster.add_node(num_cpus=1, num_gpus=1, resources=resources)
 
     @property
     def pid(self) -> int:
@@ -56,14 +64,13 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         patch.setenv("RAY_ADDRESS", cluster.address)
-        for model in ("A100", "H200"):
-            cluster.add_node(num_cpus=1, num_gpus=1, resources={f"accelerator_type:{model}": 1})
         yield Nodes(cluster, hang)
         cluster.shutdown()
 
 
 @pytest.fixture
 def on_ray(nodes: Nodes, command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    nodes.add_missing()
     monkeypatch.setattr(shard, "PROGRAM", (fake_cli.__file__,))
     monkeypatch.setattr(ray_nodes, "_LOOK_SECONDS", 0.5)
     return lambda *arguments: command.run(*REQUEST, "--on", "ray", *arguments)
