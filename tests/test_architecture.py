@@ -38,9 +38,10 @@ ALLOWED = {
     "max_batch": _CORE,
     "suites": {*_CORE, "max_batch"},
     "tune": _CORE,
+    "cluster": {*_CORE},
     "report": {*_CORE, "accuracy", "max_batch", "suites", "tune"} - {"orchestrator"},
     "api": {*_CORE, "accuracy", "max_batch", "tune", "report"},
-    "cli": {*_CORE, "accuracy", "max_batch", "suites", "tune", "report", "api"},
+    "cli": {*_CORE, "accuracy", "cluster", "max_batch", "suites", "tune", "report", "api"},
     "__main__": {"cli"},
 }
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "torchtext", "timm", "triton"}

@@ -23,8 +23,9 @@ from castwise.records.store import Problem, ResumePolicy, Store, reusable_trials
 from castwise.registry.datasets import MNIST, find_data_set
 from castwise.registry.precisions import find_precision, is_same_as_fp32, why_unsupported
 from castwise.registry.workloads import find_workload
-from castwise.spec.options import RunOptions, WhyOptions
+from castwise.spec.options import OF_MACHINE, RunOptions, WhyOptions, parse_options
 from castwise.spec.plan import build_plan
+from castwise.spec.plan_file import PlanFile, planned_options
 from castwise.spec.trial import (
     CPU_ROUND,
     CPU_SHORT,
@@ -33,7 +34,7 @@ from castwise.spec.trial import (
     TrialSpec,
 )
 from castwise.spec.types import SYNTHETIC
-from castwise.spec.user_model import UserWorkload, locate, slow_imports
+from castwise.spec.user_model import UserModel, UserWorkload, locate, slow_imports
 
 # What `castwise run` measures without a workload: short, and interesting on the machine.
 _BARE_CPU = ("mnist-cnn", ("fp32", "bf16-mixed", "fp16-mixed", "bf16-true"))
@@ -170,6 +171,88 @@ def prepare(
     job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
     runner = replace(job.runner, data_note=" ".join(notes) or None)
     return replace(job, runner=runner, notes=notes, rule=rule, user_workloads=user_workloads)
+
+
+def make_plan(options: RunOptions, make_engine: EngineFactory | None = None) -> PlanFile:
+    """Return the plan of what a user asked for: for any machine, of which nothing is looked at.
+
+    It is for a GPU unless the options name the CPU. A process of this machine reads a user's model.
+
+    Raises:
+        UsageError: The request cannot be carried out as it stands, or depends on the machine.
+        EngineError: No process could be started for a user's model.
+    """
+    if options.workloads is None:
+        raise UsageError(
+            "A plan is for other machines, so it needs a workload: castwise run resnet50 --plan-only FILE."
+        )
+    user_models = [name for name in options.workloads if find_workload(name).family == "own"]
+    _check(options, user_models)
+    user_workloads: dict[str, UserWorkload] = {}
+    if user_models:
+        import_once(slow_imports(user_models))
+        machine = detect_machine("cpu", options.data_dir, make_engine)
+        user_workloads = {n: inspect_user_model(machine, locate(n), options.timeout_seconds) for n in user_models}
+    device = "cuda:0" if options.device in (None, "cuda") else str(options.device)
+    options = replace(options, device=device)
+    specs = build_plan(
+        options,
+        device=device,
+        data_set=options.data_set or SYNTHETIC,
+        protocol=_limited(CPU_ROUND if device == "cpu" else CUDA_ROUND, options),
+        seed=options.seed,
+        user_workloads=user_workloads,
+    )
+    return PlanFile(
+        options=planned_options(options),
+        models={name: each.model.redacted for name, each in user_workloads.items()},
+        specs=tuple(spec.redacted for spec in specs),
+    )
+
+
+def prepare_shard(
+    plan: PlanFile,
+    specs: Sequence[TrialSpec],
+    options: RunOptions,
+    listener: Listener | None = None,
+    make_engine: EngineFactory | None = None,
+) -> Job:
+    """Return the job that measures some of a plan's trials on this machine, with the options of `OF_MACHINE`.
+
+    Precisions that the device lacks are left out, as `prepare` does, whose errors these are.
+    """
+    request = parse_options(RunOptions, plan.options)
+    request = replace(request, **{name: getattr(options, name) for name in OF_MACHINE})
+    job = prepare(request, listener, make_engine)
+    own_models: dict[UserModel, UserModel] = {}
+    for name, planned in plan.models.items():
+        own = job.user_workloads[name].model
+        if own.digest != planned.digest:
+            raise UsageError(
+                f"The files of '{name}' are not those that the plan was made of (digest {own.digest}, the plan's "
+                f"{planned.digest}). Copy them to this machine, or make the plan anew."
+            )
+        own_models[planned] = own
+    wanted = [
+        spec if spec.user_model is None else spec.model_copy(update={"user_model": own_models[spec.user_model]})
+        for spec in specs
+    ]
+    here = {spec.configuration: spec for spec in job.specs}
+    for spec in wanted:
+        reason = why_unsupported(find_precision(spec.precision), job.runner.environment.hardware)
+        same = is_same_as_fp32(find_precision(spec.precision), job.runner.environment.hardware)
+        if spec.configuration not in here and not reason and not same:
+            raise UsageError(
+                f"This machine makes other trials of the plan: it has no {spec.label}. Make the plan anew."
+            )
+    kept = tuple(here[spec.configuration] for spec in wanted if spec.configuration in here)
+    configurations = {spec.configuration for spec in kept}
+    return replace(
+        job,
+        specs=kept,
+        missing=tuple(spec for spec in job.missing if spec.configuration in configurations),
+        recorded={key: t for key, t in job.recorded.items() if t.spec.configuration in configurations},
+    )
 
 
 def prepare_profiles(

@@ -16,7 +16,7 @@ from castwise.spec.quantities import parse_count, parse_duration, parse_list, pa
 _Options = TypeVar("_Options")
 
 # The groups of a command's help, in their order.
-Panel = Literal["What to measure", "How long", "Machine", "Output", "Records", "Prices"]
+Panel = Literal["What to measure", "How long", "Machine", "Many machines", "Output", "Records", "Prices"]
 
 DEFAULT_RESULTS = Path("castwise-results")
 
@@ -209,6 +209,10 @@ class SharedOptions:
     ] = None
     again: Annotated[bool, Option("Measure everything again, whatever is recorded.", "Records")] = False
     retry: Annotated[bool, Option("Measure crashed and timed-out trials again.", "Records")] = False
+
+
+# Of these, what belongs to the machine that measures, not to a plan.
+OF_MACHINE = ("results", "data_dir", "again", "retry")
 
 
 @dataclass(frozen=True, kw_only=True)
