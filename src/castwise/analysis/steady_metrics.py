@@ -136,7 +136,7 @@ def largest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def data_share(trials: Sequence[Trial]) -> float | None:
+def data_share(trials: Iterable[Trial]) -> float | None:
     """Return the share of a script's timed steps in which it waited for its loader's batches; None without a loader."""
     blocks = [block for trial in trials for rank in trial.ranks for block in rank.blocks]
     if not blocks or any(block.data_seconds is None for block in blocks):
