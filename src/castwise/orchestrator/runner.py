@@ -672,10 +672,10 @@ def _time_stretches(
     report: Callable[[str, float], None],
     is_out_of_time: Callable[[], bool],
 ) -> None:
-    """Time loops at the power limit, each in one stretch: the baseline, then the others in a random order."""
+    """Time loops that are timed in one stretch: the baseline, then the others in a random order."""
     order = sorted(rng.sample(measurements, len(measurements)), key=lambda each: not each.is_baseline)
     for index, each in enumerate(order):
-        report("timing at the power limit", 0.4 + 0.6 * index / len(order))
+        report("timing" if each.spec.is_script else "timing at the power limit", 0.4 + 0.6 * index / len(order))
         if index and is_out_of_time():
             each.drop()
         each.attempt(each.time_stretch)
