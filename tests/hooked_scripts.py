@@ -9,6 +9,7 @@ import runpy
 import sys
 import tempfile
 import threading
+import traceback
 from pathlib import Path
 
 import torch
@@ -45,9 +46,7 @@ def losses_of(file: str, how: str, amp: str) -> list[list[float]]:
         if not child:
             try:
                 run_alone(file, arguments) if how == "alone" else run_hooked(file, arguments, how)
-            except BaseException:
-                import traceback
-
+            except BaseException:  # noqa: BLE001  it ends here
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)

@@ -1,4 +1,4 @@
-"""Scripts as they are, hooked: the same losses as alone, and in another precision those of the script changed by hand."""
+"""Scripts as they are, hooked: the losses as alone, and in another precision those of a script changed by hand."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def losses() -> dict[tuple[str, str, str], list[list[float]]]:
     command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps([job(*each) for each in jobs])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return {each: found[: NUM_STEPS] for each, found in zip(jobs, json.loads(done.stdout), strict=True)}
+    return {each: found[:NUM_STEPS] for each, found in zip(jobs, json.loads(done.stdout), strict=True)}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -40,7 +40,9 @@ def test_hooked_losses_are_bit_identical_to_those_of_the_script_alone(losses, na
     assert len(losses[name, "fp32", "none"]) >= NUM_STEPS - 1
     assert losses[name, "as-written", "none"] == losses[name, "fp32", "none"]
     # A script with loss scaling of its own.
-    assert losses[name, "as-written", "fp16"] == losses[name, "alone", "fp16"][: len(losses[name, "as-written", "fp16"])]
+    assert (
+        losses[name, "as-written", "fp16"] == losses[name, "alone", "fp16"][: len(losses[name, "as-written", "fp16"])]
+    )
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

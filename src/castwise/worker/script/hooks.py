@@ -116,9 +116,11 @@ class ScriptHooks:
 
     def _replace_methods(self) -> None:
         """Replace functions of torch by ones that tell of their calls, for the rest of the process."""
-        backward, clip_norm, clip_value = Tensor.backward, nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_
-        make_optimizer, scale_loss, save = Optimizer.__init__, torch.amp.GradScaler.scale, torch.save
-        next_batch = dataloader._BaseDataLoaderIter.__next__
+        backward: Any = Tensor.backward
+        clip_norm, clip_value = nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_
+        make_optimizer: Any = Optimizer.__init__
+        scale_loss, save = torch.amp.GradScaler.scale, torch.save
+        next_batch: Any = dataloader._BaseDataLoaderIter.__next__
 
         @functools.wraps(backward)
         def noting_backward(loss: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -168,14 +170,17 @@ class ScriptHooks:
             with tempfile.TemporaryFile(dir=Path(file).absolute().parent) as nameless:
                 save(content, nameless, *args, **kwargs)
 
-        Tensor.backward = noting_backward  # type: ignore[method-assign]
-        torch.amp.GradScaler.scale = noting_scale  # type: ignore[method-assign]
-        for name, clip in (("clip_grad_norm_", clip_norm), ("clip_grad_value_", clip_value)):
-            for module in (nn.utils, nn.utils.clip_grad):
-                setattr(module, name, unscaling(clip))
-        Optimizer.__init__ = noting_init  # type: ignore[method-assign]
-        dataloader._BaseDataLoaderIter.__next__ = timed_next  # type: ignore[method-assign]
-        torch.save = save_elsewhere
+        replacements: list[tuple[Any, str, Any]] = [
+            (Tensor, "backward", noting_backward),
+            (torch.amp.GradScaler, "scale", noting_scale),
+            *((module, "clip_grad_norm_", unscaling(clip_norm)) for module in (nn.utils, nn.utils.clip_grad)),
+            *((module, "clip_grad_value_", unscaling(clip_value)) for module in (nn.utils, nn.utils.clip_grad)),
+            (Optimizer, "__init__", noting_init),
+            (dataloader._BaseDataLoaderIter, "__next__", timed_next),
+            (torch, "save", save_elsewhere),
+        ]
+        for owner, name, replacement in replacements:
+            setattr(owner, name, replacement)
 
 
 def _num_samples(nested: Any) -> int:

@@ -136,8 +136,9 @@ def _switch_off_scripts_own() -> None:
     An autocast that the script makes with `enabled=False` keeps its effect, and so does one of PyTorch's own, as in
     recomputing checkpoints.
     """
-    make_scaler = torch.amp.GradScaler.__init__
-    make_autocast, enter, leave = torch.autocast.__init__, torch.autocast.__enter__, torch.autocast.__exit__
+    make_scaler: Any = torch.amp.GradScaler.__init__
+    make_autocast: Any = torch.autocast.__init__
+    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
 
     @functools.wraps(make_scaler)
     def make_disabled(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -158,10 +159,14 @@ def _switch_off_scripts_own() -> None:
 
         return call
 
-    torch.amp.GradScaler.__init__ = make_disabled  # type: ignore[method-assign]
-    torch.autocast.__init__ = make_marked  # type: ignore[method-assign]
-    torch.autocast.__enter__ = unless_scripts_own(enter, lambda self: self)  # type: ignore[method-assign]
-    torch.autocast.__exit__ = unless_scripts_own(leave, lambda _: False)  # type: ignore[method-assign]
+    replacements: list[tuple[Any, str, Any]] = [
+        (torch.amp.GradScaler, "__init__", make_disabled),
+        (torch.autocast, "__init__", make_marked),
+        (torch.autocast, "__enter__", unless_scripts_own(enter, lambda self: self)),
+        (torch.autocast, "__exit__", unless_scripts_own(leave, lambda _: False)),
+    ]
+    for owner, name, replacement in replacements:
+        setattr(owner, name, replacement)
 
 
 def _module_of(frame: Any) -> str:

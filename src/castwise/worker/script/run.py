@@ -4,6 +4,7 @@ The script has the process's main thread, as signal handlers and some libraries 
 answered in another one. The step of its first optimizer is where it waits for the next order.
 """
 
+import itertools
 import math
 import multiprocessing
 import os
@@ -308,7 +309,7 @@ class ScriptTrial:
                 return 1
             windows = [
                 (after.time - before.time) / (after.num_steps - before.num_steps)
-                for before, after in zip(moments, moments[1:], strict=False)
+                for before, after in itertools.pairwise(moments)
             ]
             last = windows[-_SETTLED_WINDOWS:]
             has_settled = len(windows) > _SETTLED_WINDOWS and max(last) / min(last) - 1 <= _SETTLED_SPREAD
@@ -320,7 +321,7 @@ class ScriptTrial:
             return wanted if is_enough else min(wanted, max(1, protocol.warm_up_steps - moments[-1].num_steps))
 
         moments = self.run._carry_out(_Order(next_mark), self._limit_seconds)
-        if len(moments) < 2 or self.run._ending is not None:  # noqa: PLR2004  two moments have a step between them
+        if len(moments) < 2 or self.run._ending is not None:
             raise UsageError(
                 f"{self.run._name} took {self.run._num_steps} steps, too few to time any after warm-up. Let it train "
                 "for longer, or shorten --warm-up."
@@ -353,7 +354,7 @@ class ScriptTrial:
             return lead_in if not moments else length if len(moments) <= num_blocks else None
 
         moments = self.run._carry_out(_Order(next_mark, synchronised=False), self._limit_seconds)
-        if len(moments) < 2:  # noqa: PLR2004  two moments have a block between them
+        if len(moments) < 2:
             raise UsageError(
                 f"{self.run._name} ended, or its time was up, before a block of {length} steps was timed. Let it train "
                 "for longer, or take fewer --steps."
@@ -363,7 +364,7 @@ class ScriptTrial:
         if self._spec.device_type == "cuda":
             torch.cuda.synchronize(self._spec.device)
         found = list[Block]()
-        for before, after in zip(moments, moments[1:], strict=False):
+        for before, after in itertools.pairwise(moments):
             is_clock = isinstance(after.time, float)
             found.append(
                 Block(
