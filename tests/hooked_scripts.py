@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 
 import torch
+import torch._dynamo  # a first backward imports it: once is enough for all
 
 from castwise.spec.user_model import UserModel
 from castwise.worker.script.run import ScriptRun, _Order

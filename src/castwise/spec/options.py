@@ -266,7 +266,7 @@ class RunOptions(ParameterGrid, DurationOptions, StepOptions):
             f"Workloads {WORKLOAD_NAMES}; several apart by spaces or commas. Or your script with its arguments: "
             "-- python train.py --lr 1e-3. Without one: a short job that suits this machine.",
             keyword="workload",
-            parse=lambda option, given: parse_workloads(option, given),
+            parse=parse_workloads,
             completion="workloads",
             is_argument=True,
             takes_many=True,

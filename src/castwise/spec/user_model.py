@@ -1,6 +1,7 @@
 """How a user's own model is named, where it comes from, and what is known of it before it is measured.
 
-Users write `python FILE.py ARGUMENTS` for a script that trains by itself, `FILE.py:FUNCTION`, `module.path:FUNCTION` or `transformers:CONFIG`; `castwise.compare` writes
+Users write `python FILE.py ARGUMENTS` for a script that trains by itself, `FILE.py:FUNCTION`,
+`module.path:FUNCTION` or `transformers:CONFIG`; `castwise.compare` writes
 `pickle:FILE`. The user's code runs only in the trial's process: here are only names and files.
 """
 

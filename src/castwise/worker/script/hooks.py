@@ -165,7 +165,8 @@ class ScriptHooks:
         def save_elsewhere(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
             """Write a file that has no name, in the same folder: that takes as long, and overwrites nothing."""
             if not isinstance(file, str | os.PathLike):
-                return save(content, file, *args, **kwargs)
+                save(content, file, *args, **kwargs)
+                return
             self.saved[Path(file).name] = None
             with tempfile.TemporaryFile(dir=Path(file).absolute().parent) as nameless:
                 save(content, nameless, *args, **kwargs)
