@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
+from torch.utils.hooks import RemovableHandle
 
 from castwise.worker.pytree import tree_tensors
 from castwise.worker.script.precision import OutsidePrecision
@@ -50,7 +51,9 @@ class ScriptHooks:
         self._known: set[int] = set()  # modules of the models, and others without weights
         self._is_looking = True
         self._has_noted_loss = False
-        self._process = os.getpid()
+        self._is_elsewhere = False  # whether this is a process that the script has forked
+        os.register_at_fork(after_in_child=lambda: setattr(self, "_is_elsewhere", True))
+        self._model_hooks: list[RemovableHandle] = []
         _installed.append(self)
         self._finder = register_module_forward_pre_hook(_find_model)
         register_optimizer_step_pre_hook(_before_step)
@@ -61,6 +64,9 @@ class ScriptHooks:
         """Look for no further models and batches: it costs time in each module's call."""
         self._finder.remove()
         self._is_looking = False
+        if self.precision.row.autocast_dtype is None:
+            for hook in self._model_hooks:
+                hook.remove()
 
     @property
     def samples_per_step(self) -> int | None:
@@ -71,19 +77,16 @@ class ScriptHooks:
         seen = next(iter(self._samples_of_steps[1:2] or self._samples_of_steps), Counter())
         return seen["loader"] or seen["model"] or None
 
-    def _is_elsewhere(self) -> bool:
-        return os.getpid() != self._process  # in a process that the script has forked
-
     def find_model(self, module: nn.Module, args: Any) -> None:
         """Keep a module that is called while no other is, in training, with weights."""
-        if not module.training or id(module) in self._known or self._is_elsewhere():
+        if not module.training or id(module) in self._known or self._is_elsewhere:
             return
         self._known.update(map(id, module.modules()))
         if next(module.parameters(), None) is None:
             return
         self.precision.check_model(module)
         self.models.append(module)
-        module.register_forward_pre_hook(_enter_model)
+        self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
         self.enter_model(module, args)
 
     def enter_model(self, module: nn.Module, args: Any) -> None:
@@ -96,13 +99,13 @@ class ScriptHooks:
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Prepare gradients."""
-        if not self._is_elsewhere():
-            has_closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))
+        if not self._is_elsewhere:
+            has_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
             self.precision.before_step(optimizer, has_closure)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Count a step of the first optimizer: further ones are of the same step of the script."""
-        if self._is_elsewhere():
+        if self._is_elsewhere:
             return
         if self._is_looking and optimizer not in self.stepped:
             self.stepped.append(optimizer)
