@@ -1,6 +1,6 @@
 """What the hooks of a script cost: a loop without and with them, in turn, in one process on the CPU.
 
-    python benchmarks/script_hooks.py
+python benchmarks/script_hooks.py
 """
 
 import queue
