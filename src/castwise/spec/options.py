@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from castwise.errors import UsageError
 from castwise.spec.quantities import parse_count, parse_duration, parse_list, parse_memory, parse_numbers, parse_share
-from castwise.spec.user_model import is_script, script_command
 
 _Options = TypeVar("_Options")
 
@@ -118,6 +117,8 @@ def parse_workload(option: str, value: Any) -> str:
 
 def parse_workloads(option: str, given: Any) -> tuple[str, ...]:
     """Return the names of workloads, or the one of a script's command: a text, or its words."""
+    from castwise.spec.user_model import is_script, script_command  # it imports pydantic, and help needs none
+
     words = shlex.split(given) if isinstance(given, str) and is_script(given) else given
     command = None if isinstance(words, str) else script_command([str(word) for word in words])
     return parse_list(option, given) if command is None else (command,)

@@ -83,7 +83,6 @@ class ScriptRun:
         self._ending: BaseException | None = None  # how the script ended, once it has
         self._is_stopping = False
         self._modules = set(sys.modules)
-        self.prior_notes: tuple[str, ...] = ()
 
     def run(self) -> None:
         """Run the script, as `python FILE ARGUMENTS` would, until it ends or is stopped."""
@@ -106,13 +105,14 @@ class ScriptRun:
             runpy.run_path(script.path, run_name="__main__")
         except ScriptStopped:
             pass
-        except BaseException as error:  # noqa: BLE001  whatever it raises is its end
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it raises is its end
             ending = error
-        if os.getpid() != process:
-            os._exit(0)  # a process that the script forked has come to the script's end
-        self._ending = ending
-        if self._order is not None:
-            self._order.is_over.set()
+        finally:
+            if os.getpid() != process:
+                os._exit(0)  # a process that the script forked has come to the script's end
+            self._ending = ending
+            if self._order is not None:
+                self._order.is_over.set()
 
     def stop(self) -> None:
         """Let the script end at its present step; may be called again."""
