@@ -82,6 +82,9 @@ class RunKeywords(GridKeywords, total=False):
     rounds: int | None
     seconds: float | None
     margin: str | float | None
+    steps: int | None
+    warm_up: int | None
+    units_per_step: int | None
 
 
 class ReportKeywords(TypedDict, total=False):

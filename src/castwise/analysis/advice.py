@@ -451,6 +451,10 @@ def _command(rows: Sequence[Row]) -> str:
         written = (f"{name}={json.dumps(value)}" for name, value in options.items())
         return f"castwise.compare(..., {', '.join(written)})"
     flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
+    if spec.is_script:
+        flags = ((f"--{name.replace('_', '-')}", str(options[name])) for name in ("precision", "within"))
+        script = shlex.split(spec.workload)
+        return shlex.join(["castwise", "run", *itertools.chain.from_iterable(flags), "--", *script])
     return shlex.join(["castwise", "run", spec.workload, *itertools.chain.from_iterable(flags)])
 
 
