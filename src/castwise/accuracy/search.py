@@ -58,8 +58,8 @@ class AccuracyJob:
                     self._check_budget(trial)
             found = self._runs(trials)
             failed = [each.spec.key for each in found if each.failed is not None]
-            if found[0].spec.key in failed:
-                break
+            if found[0].spec.key in failed or (found[0].mean is None and seed + 1 >= _FEWEST_SEEDS):
+                break  # there is nothing to compare with
             if seed + 1 in looks:
                 failed += [each.spec.key for each in found if each.verdict is not None and each.verdict.is_decided]
             open_specs = [spec for spec in open_specs if spec.key not in failed]

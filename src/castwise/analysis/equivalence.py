@@ -82,7 +82,7 @@ def judge(
     """Return the verdict on paired runs.
 
     Args:
-        baseline: The score of each run in the baseline; None if it diverged.
+        baseline: The score of each run in the baseline, a finite number; None if it diverged.
         candidate: The score of the run with the same seed in another precision; None if it diverged.
         margin: The largest difference of scores that does not matter, above 0.
         larger_is_better: Whether a larger score is better, as an accuracy is.
