@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aa
+import accuracy_errors
 import by_hand
 import causes
 import emitted
@@ -29,6 +30,7 @@ import search_tables
 from rich.console import Console
 from stored import RECORDS, by_place, costs_of, load, markdown, place_of, where_of
 
+from castwise.accuracy.advice import with_accuracy
 from castwise.analysis.advice import recommend
 from castwise.analysis.causes import diagnose
 from castwise.analysis.model_flops import float8_of, fp8_share
@@ -68,7 +70,7 @@ def terminal(folder: str) -> str:
     """Return what `castwise run` prints of the trials in a folder, without the notes below the table."""
     text = io.StringIO()
     found = rows(folder)
-    print_table(found, recommend(found), Console(file=text, width=130, emoji=False))
+    print_table(found, with_accuracy(recommend(found), ()), Console(file=text, width=130, emoji=False))
     lines = [line.rstrip() for line in text.getvalue().rstrip().splitlines()]
     kept = [line if not re.match(r"  \S", line) else "  …" for line in lines]
     return "\n".join(["```text", *(line for line, _ in itertools.groupby(kept)), "```"]) + "\n"
@@ -240,6 +242,34 @@ def coverage(name: str) -> str:
     return "\n".join(markdown(heading, "lrrrrrr", cells)) + "\n"
 
 
+def cluster_cost(name: str) -> str:
+    """Return what castwise's scheduler cost in a simulated cluster, as one run of cluster_cost.py found it."""
+    document = json.loads((RECORDS / "cluster_cost" / f"{name}.json").read_text())
+    where = document["environment"]
+    cells = [
+        (
+            f"{row['name']}",
+            f"{row['nodes']:,} × {row['trials']:,}",
+            f"{row['cpu_seconds']:.0f} s",
+            f"{row['peak_rss_bytes'] / 1e6:.0f} MB",
+            f"{row['makespan_seconds'] / row['bound_seconds'] - 1:.1%}",
+            f"{row['lost_shards']}",
+            f"{row['trials_on_record']:,}",
+        )
+        for row in document["scenarios"]
+    ]
+    heading = "scenario | nodes × trials | CPU | memory | makespan above the bound | shards lost and moved | on record"
+    place = f"{where['cpu']}, Python {where['python']}, {where['date']}, castwise at {where['commit']}"
+    return "\n".join([place, "", *markdown(heading, "llrrrrr", cells)]) + "\n"
+
+
+def cluster_faults(name: str) -> str:
+    """Return what was tried of faults of clusters, and what held, by `tests/faults/run_faults.py --clusters`."""
+    found = json.loads((RECORDS / "cluster_faults" / f"{name}.json").read_text())
+    cells = [(kind, row["tried"], row["tried"] - len(row["failed"])) for kind, row in found.items()]
+    return "\n".join(markdown("at random times | tried | held", "lrr", cells)) + "\n"
+
+
 @cache
 def max_batches() -> max_batch_tables.Measured:
     """Return every search for a largest batch on record."""
@@ -258,9 +288,12 @@ TABLES: dict[str, Callable[[str], str]] = {
     "against_plain": against_plain,
     "power_limit": power_limit,
     "coverage": coverage,
+    "cluster_cost": cluster_cost,
+    "cluster_faults": cluster_faults,
     "runs": runs,
     "script_lines": emitted.lines_table,
     "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),
+    "accuracy_errors": accuracy_errors.table,
     "advice": advice,
     "aa": lambda _: aa.table(sorted((RECORDS / "aa").glob("*.json"))),
     "suite": suite,

@@ -38,6 +38,10 @@ def main() -> None:
     descriptor = os.environ.get("CASTWISE_FAKE_READY_FD")
     faults = parse_faults(os.environ.get("CASTWISE_FAKE_FAULTS", ""))
     engine = FakeEngine(faults=faults, exclusive=False)
+    if "--on" in sys.argv:
+        from castwise.cluster import shard, slurm
+
+        shard.PROGRAM, slurm._LATE_SECONDS = (__file__,), 0.3
     if descriptor is not None:
         engine.on_hang = announce_on(int(descriptor))
     machine.ForkserverEngine = lambda data_dir, commit: engine  # type: ignore[misc, assignment]

@@ -224,6 +224,7 @@ class FakeEngine:
     usable: float = 0.94  # the share of memory that tensors can come to in a trial that is about memory
     load_seconds: float = 0.0  # of the loader, for a sample; a training trial waits if its steps take less
     gain: Callable[[TrialSpec], float] = lambda _: 1.0  # how much faster a loop is than its precision makes it
+    learns: Callable[[TrialSpec], float] = lambda _: 0.0  # how much higher its accuracy is, and lower its loss
     holds: Callable[[TrialSpec], float] = lambda _: 1.0  # how much more memory it holds than its precision makes it
     refuses: Callable[[TrialSpec], str | None] = lambda _: None  # why the model allows no such loop
     fixed_bytes: int = 0  # what a loop holds whatever its batch
@@ -395,7 +396,8 @@ class FakeSession:
         broken = fault is not None and fault.kind == "nan" and number >= fault.block
         gain = self._engine.gain(self.spec)
         load_seconds = self._engine.load_seconds * _LOADING.get((self.spec.techniques or ("",))[0], 1.0)
-        epoch = fake_epoch(self.spec, number, broken=broken, load_seconds=load_seconds, gain=gain)
+        learns = self._engine.learns(self.spec)
+        epoch = fake_epoch(self.spec, number, broken=broken, load_seconds=load_seconds, gain=gain, learns=learns)
         self._epochs.append(epoch)
         if len(self._epochs) < recipe_of(self.spec).num_epochs:
             self._engine.checkpoints[self.spec.key] = list(self._epochs)
@@ -523,7 +525,13 @@ def recipe_of(spec: TrialSpec) -> Recipe:
 
 
 def fake_epoch(
-    spec: TrialSpec, number: int = 0, *, broken: bool = False, load_seconds: float = 0.0, gain: float = 1.0
+    spec: TrialSpec,
+    number: int = 0,
+    *,
+    broken: bool = False,
+    load_seconds: float = 0.0,
+    gain: float = 1.0,
+    learns: float = 0.0,
 ) -> Epoch:
     """Return an epoch of a made-up training trial after `number` others; it counts what a real one counts."""
     recipe, step, batch_size = recipe_of(spec), step_seconds(spec) / gain, spec.process_batch_size
@@ -548,8 +556,8 @@ def fake_epoch(
         counted_samples=(steps - skipped) * batch_size,
         losses=((steps - 1, math.nan if broken else 2.3 * 0.5**number),),
         learning_rate=0.1,
-        accuracy=1 - 0.5 * 0.9**number if judged and "-lm" not in spec.workload else None,
-        validation_loss=5.0 * 0.9**number if judged else None,
+        accuracy=1 - 0.5 * 0.9**number + learns if judged and "-lm" not in spec.workload else None,
+        validation_loss=5.0 * 0.9**number - learns if judged else None,
         shortened=steps < whole,
         diverged="the loss was nan (fake)" if broken else None,
     )

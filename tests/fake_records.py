@@ -92,6 +92,11 @@ def every_kind() -> list[Trial]:
         for workload, data in (("wrn-28-10", "cifar10"), ("lstm-lm", "wikitext-2"))
         for precision in ("fp32", "fp16-mixed", "bf16-mixed")
     ]
+    recipe = {"epochs": 4, "validate_each_epoch": True}
+    runs += [  # pairs with those above
+        fake_run(fake_training(precision, recipe, workload="lstm-lm", data_set="wikitext-2", seed=1))
+        for precision in ("fp32", "bf16-mixed")
+    ]
     return [*rounds, *batches, too_large, *spread, *tuned, plain, diverged, *runs, *fits("dpn92")]
 
 

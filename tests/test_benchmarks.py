@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import by_hand
+import cluster_cost
 import emitted
 import hand_loops
 import hero
@@ -14,6 +15,7 @@ import search_tables
 import tables
 import torch
 
+from castwise.cluster import ray_nodes
 from castwise.orchestrator.machine import detect_machine
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import parse_techniques, why_unsupported
@@ -32,6 +34,15 @@ def run(name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_tables_are_up_to_date(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["tables.py", "--check"])
     assert tables.main() == 0, capsys.readouterr().err
+
+
+def test_the_simulated_cluster_measures_each_trial_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(ray_nodes, "time", ray_nodes.time)
+    found = cluster_cost.simulate(cluster_cost.SCENARIOS[-1], num_nodes=20, num_trials=60)
+    assert found["lost_shards"] == 1
+    assert found["shards_done"] == found["trials_on_record"] == found["trials"] == 60
+    assert found["makespan_seconds"] < 1.8 * found["bound_seconds"]
 
 
 def test_the_picture_of_the_readme_is_up_to_date() -> None:

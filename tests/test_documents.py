@@ -80,7 +80,8 @@ def test_commands_and_options_that_are_shown_exist(path: Path) -> None:
         known = {"--help"} | {
             option for parameter in COMMANDS[name].params for option in (*parameter.opts, *parameter.secondary_opts)
         }
-        options = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        own = words[: words.index("--")] if "--" in words else words  # behind it are a script's arguments
+        options = {word.partition("=")[0] for word in own if re.match(r"--?[a-z]", word)}
         assert options <= known, f"{path.name}: castwise {name} {options - known}"
 
 

@@ -9,11 +9,13 @@ from castwise._version import __version__
 
 if TYPE_CHECKING:
     from castwise.api import (
+        Accuracies,
         Comparison,
         Diagnoses,
         MaxBatches,
         Report,
         Tuning,
+        accuracy,
         compare,
         max_batch,
         report,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from castwise.worker.applied import Applied, apply
 
 __all__ = [
+    "Accuracies",
     "Applied",
     "CastwiseError",
     "Comparison",
@@ -42,6 +45,7 @@ __all__ = [
     "Tuning",
     "UsageError",
     "__version__",
+    "accuracy",
     "apply",
     "compare",
     "max_batch",
@@ -53,8 +57,8 @@ __all__ = [
 
 # Where each public name lives. They are imported when first asked for: `castwise --help` needs none of them.
 _HOMES = {
-    **dict.fromkeys(("Comparison", "Diagnoses", "MaxBatches", "Report", "Tuning"), "castwise.api"),
-    **dict.fromkeys(("compare", "max_batch", "report", "run", "tune", "why"), "castwise.api"),
+    **dict.fromkeys(("Accuracies", "Comparison", "Diagnoses", "MaxBatches", "Report", "Tuning"), "castwise.api"),
+    **dict.fromkeys(("accuracy", "compare", "max_batch", "report", "run", "tune", "why"), "castwise.api"),
     **dict.fromkeys(("CastwiseError", "DataError", "EngineError", "StoreError", "UsageError"), "castwise.errors"),
     **dict.fromkeys(("Environment", "Trial"), "castwise.records.schema"),
     "TrialSpec": "castwise.spec.trial",

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from castwise.accuracy.advice import with_accuracy
+from castwise.accuracy.options import AccuracyOptions
 from castwise.analysis.advice import Advice, recommend
 from castwise.analysis.causes import Diagnosis, diagnose
 from castwise.analysis.result_table import MARGIN, Row
@@ -34,6 +36,7 @@ from castwise.spec.trial import TrialSpec
 from castwise.tune.options import TuneOptions
 
 if TYPE_CHECKING:
+    from castwise.accuracy.result import AccuracyResult, Runs
     from castwise.max_batch.result import MaxBatch, MaxBatchResult
     from castwise.report.collection import Collection, FileOf
     from castwise.report.export.tables import FlatTable
@@ -79,6 +82,9 @@ class RunKeywords(GridKeywords, total=False):
     rounds: int | None
     seconds: float | None
     margin: str | float | None
+    steps: int | None
+    warm_up: int | None
+    units_per_step: int | None
 
 
 class ReportKeywords(TypedDict, total=False):
@@ -161,6 +167,26 @@ class MaxBatchModelKeywords(ModelKeywords, SharedKeywords, total=False):
     curve: bool
 
 
+class AccuracyKeywords(TypedDict, total=False):
+    """The options of `castwise.accuracy`."""
+
+    timeout_seconds: str | float | None
+    device: str | None
+    data: _PathLike | None
+    results: _PathLike | None
+    again: bool
+    retry: bool
+    precision: str | Sequence[str] | None
+    margin: str | float | None
+    seeds: int | None
+    budget: str | float | None
+    epochs: int | None
+    max_steps: int | None
+    techniques: str | None
+    loss_scale: str | float | None
+    data_set: str | None
+
+
 class Result:
     """What a command found: as a text, in a notebook, as a dict, and as a data frame."""
 
@@ -232,7 +258,7 @@ class Comparison(Result, Sequence[Trial]):
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
         """Return which precision to take, in words and as code."""
-        return tuple(recommend(self.rows))
+        return tuple(with_accuracy(recommend(self.rows), ()))
 
     @property
     def best(self) -> str | None:
@@ -378,6 +404,46 @@ class MaxBatches(Result):
 
     def _print(self, console: Console) -> None:
         from castwise.max_batch.render import print_result
+
+        print_result(self.found, console)
+
+
+@dataclass(frozen=True, repr=False)
+class Accuracies(Result):
+    """What `castwise.accuracy` found."""
+
+    found: "AccuracyResult"
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:  # type: ignore[override]
+        """Return the records."""
+        return self.found.trials
+
+    @property
+    def runs(self) -> "tuple[Runs, ...]":
+        """Return each precision's runs with `scores`, `verdict`, `speedup` and `gain`; those of the baseline first."""
+        return self.found.runs
+
+    @property
+    def sentences(self) -> list[str]:
+        """Return the answer in words."""
+        from castwise.accuracy.render import sentences
+
+        return sentences(self.found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document that `castwise accuracy --format json` prints."""
+        from castwise.accuracy.render import document
+
+        return document(self.found)
+
+    def __repr__(self) -> str:
+        """Return it in a line; `print` shows the table."""
+        kinds = {each.spec.precision: each.verdict.kind if each.verdict else "no score" for each in self.runs[1:]}
+        return f"Accuracies({self.runs[0].spec.workload}: {kinds})"
+
+    def _print(self, console: Console) -> None:
+        from castwise.accuracy.render import print_result
 
         print_result(self.found, console)
 
@@ -555,6 +621,27 @@ def max_batch(model: Any, batch: Any = None, loss: Any = None, **options: Unpack
         found = prepare_max_batch(replace(request, workload=reference), listener).run()
     raise_if_nothing_fits(found.max_batches)
     return MaxBatches(found)
+
+
+@_with_options(AccuracyOptions, AccuracyKeywords)
+def accuracy(workload: str, **options: Unpack[AccuracyKeywords]) -> Accuracies:
+    """Train pairs of runs on real data, and say in which precision the model becomes as good.
+
+    Args:
+        workload: A workload that a suite trains on real data.
+        **options: The options.
+
+    Raises:
+        UsageError: The request cannot be carried out, or the budget is too short for two runs of each precision.
+        DataError: The data set is damaged, or missing and cannot be downloaded.
+        StoreError: The results folder cannot be written.
+        EngineError: No measuring process could be started.
+    """
+    from castwise.accuracy.search import prepare_accuracy
+
+    request = _parse(AccuracyOptions, {"workload": workload, **options}, "accuracy")
+    with _listening({}) as listener:
+        return Accuracies(prepare_accuracy(request, listener).run())
 
 
 @_with_options(ReportOptions, ReportKeywords)

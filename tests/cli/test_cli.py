@@ -76,7 +76,7 @@ def test_without_a_command_the_next_steps_are_shown(command: CommandLine) -> Non
 
 
 HELP_GROUPS = {
-    "run": ["Arguments", "What to measure", "How long", "Machine", "Output", "Records", "Prices"],
+    "run": ["Arguments", "What to measure", "How long", "Machine", "Many machines", "Output", "Records", "Prices"],
     "tune": ["Arguments", "What to measure", "How long", "Machine", "Output", "Records"],
     "max-batch": ["Arguments", "What to measure", "How long", "Machine", "Output", "Records"],
     "suite": ["Arguments", "What to measure", "How long", "Machine", "Output", "Records"],

@@ -20,10 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
 
+from faults.clusters_that_break import CLUSTER_FAULTS  # noqa: E402
 from faults.hostile_files import FAULTS, INPUTS  # noqa: E402
 from programs import heed_signals  # noqa: E402
 
-_KINDS = {**FAULTS, **INPUTS}
+_KINDS = {**FAULTS, **INPUTS, **CLUSTER_FAULTS}
 _SLOW = {"files with a model": 0.05}  # of the inputs: a process is started for each
 _MEMORY_BYTES = 8 * 2**30  # of a process: an input that takes more does not hold
 _TABLE = "<!-- table of faults -->"
@@ -44,12 +45,14 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--faults", type=int, default=1000, help="of whole commands, over all kinds")
     parser.add_argument("--inputs", type=int, default=100_000, help="hostile ones, over all kinds")
+    parser.add_argument("--clusters", type=int, default=0, help="only faults of clusters, so many of each kind")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="when to stop before")
     parser.add_argument("--state", type=Path, default=ROOT / ".faults.json")
     parser.add_argument("--try", nargs=2, dest="one", metavar=("KIND", "SEED"), help="one again, to see what fails")
     given = parser.parse_args()
     heed_signals()
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    if not given.clusters:  # Ray reserves more than it takes
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     if given.one:
         print(holds(given.one[0], int(given.one[1])) or "held")
         return 0
@@ -57,14 +60,16 @@ def main() -> int:
     wanted = {kind: given.faults // len(FAULTS) + 1 for kind in FAULTS}
     share = (1 - sum(_SLOW.values())) / (len(INPUTS) - len(_SLOW))
     wanted |= {kind: round(given.inputs * _SLOW.get(kind, share)) for kind in INPUTS}
+    if given.clusters:
+        wanted = dict.fromkeys(CLUSTER_FAULTS, given.clusters)
     began = time.monotonic()
     while time.monotonic() - began < given.seconds:
-        left = [kind for kind in _KINDS if state.get(kind, {"tried": 0})["tried"] < wanted[kind]]
+        left = [kind for kind, most in wanted.items() if state.get(kind, {"tried": 0})["tried"] < most]
         if not left:
             break
         for kind in left:
             own = state.setdefault(kind, {"tried": 0, "failed": {}})
-            for _ in range(1 if kind in FAULTS else min(100, wanted[kind] - own["tried"])):
+            for _ in range(1 if kind not in INPUTS else min(100, wanted[kind] - own["tried"])):
                 own["tried"] += 1
                 failure = holds(kind, own["tried"])
                 if failure:
@@ -73,14 +78,15 @@ def main() -> int:
         temporary = given.state.with_suffix(".tmp")
         temporary.write_text(json.dumps(state, indent=1))
         temporary.replace(given.state)
-    write_table(state)
+    if not given.clusters:
+        write_table(state)
     return int(any(own["failed"] for own in state.values()))
 
 
 def write_table(state: dict[str, dict[str, object]]) -> None:
     """Write what was tried and what held into the document."""
     lines = ["| | tried | held |", "|---|---:|---:|"]
-    for kind in _KINDS:
+    for kind in (*FAULTS, *INPUTS):
         tried, failed = state.get(kind, {}).get("tried", 0), state.get(kind, {}).get("failed", {})
         assert isinstance(tried, int)
         assert isinstance(failed, dict)

@@ -354,7 +354,8 @@ def test_json_has_rows_advice_and_whole_trials() -> None:
     assert (rows[0]["verdict"], rows[2]["verdict"]) == (None, "faster")
     assert [row["final_loss"] for row in rows[3:]] == [None, "nan"]
     (advice,) = document["advice"]
-    assert set(advice) == {"workload", "decision", "precision", "sentence", "limit", "command", "code", "frameworks"}
+    words = {"sentence", "accuracy", "limit", "command", "code", "frameworks"}
+    assert set(advice) == {"workload", "decision", "precision", *words}
     assert (advice["decision"], advice["precision"], advice["command"]) == ("take", "bf16-mixed", None)
     assert advice["frameworks"]["Lightning"] == 'Trainer(precision="bf16-mixed")'
     ast.parse(advice["code"])

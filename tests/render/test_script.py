@@ -142,7 +142,7 @@ def _combinations() -> list[TrialSpec]:
     made += [spec_of("resnet50", "bf16-master", kernels, **on_gpu)]
     made += [spec_of("resnet50", "fp16-mixed", ("space-to-depth", "compiled-update", *kernels), **on_gpu)]
     made += [spec_of("wrn-28-10", "bf16-mixed", ("compiled-update", "matmul-stem", *kernels[::2]), **on_gpu)]
-    for name in ("dpn92", "wrn-28-10", "lstm-lm", "gru-lm", "mlp-4096", "efficientnet_b0", "mnist-cnn"):
+    for name in ("dpn92", "resnet9", "wrn-28-10", "lstm-lm", "gru-lm", "mlp-4096", "efficientnet_b0", "mnist-cnn"):
         layout = ("channels-last", "batch-norm-kernel") if find_workload(name).unit == "images" else ()
         for graph in ("cuda-graph", "cuda-graph-8"):
             techniques = (*layout, "compiled-update", "compile", graph)

@@ -4,7 +4,16 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from fake_engine import PRECISION_NAMES, fake_environment, fake_facts, fake_run, fake_spec, fake_training, fake_trial
+from fake_engine import (
+    PRECISION_NAMES,
+    fake_environment,
+    fake_epoch,
+    fake_facts,
+    fake_run,
+    fake_spec,
+    fake_training,
+    fake_trial,
+)
 from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, profiled, steady
 
 from castwise.records.schema import Trial
@@ -219,11 +228,42 @@ def test_long_names_are_told_by_what_differs() -> None:
 
 
 def test_curves_of_one_precision_differ_in_dash_and_marker() -> None:
-    runs = [fake_run(fake_training("fp32", {"epochs": 3, "validate_each_epoch": True}, seed=seed)) for seed in (0, 1)]
-    made = chart("loss", *runs)
+    recipe = {"epochs": 3, "validate_each_epoch": True}
+    loops = ((), ("channels-last",))
+    made = chart("loss", *(fake_run(fake_training("fp32", recipe, techniques=loop)) for loop in loops))
     lines = [each for each in drawn(made).iter("path") if each.get("stroke") == look_of("fp32").colour]
     assert len({each.get("stroke-dasharray") for each in lines}) == 2
-    assert {"seconds", "epochs", "fp32, seed 0", "fp32, seed 1"} <= set(texts(made))
+    assert {"seconds", "epochs", "fp32", "fp32, channels-last"} <= set(texts(made))
+
+
+def test_runs_that_differ_in_their_seeds_are_one_curve_with_its_range() -> None:
+    recipe = {"epochs": 3, "validate_each_epoch": True}
+    every = [fake_run(fake_training(name, recipe, seed=seed)) for name in ("fp32", "bf16-mixed") for seed in range(3)]
+    for name in ("loss", "accuracy"):
+        made = chart(name, *every)
+        assert len(list(drawn(made).iter("polygon"))) == 4, "an area for each precision, over time and over epochs"
+        assert {"fp32", "bf16-mixed"} <= set(texts(made))
+        assert "means over up to 3 seeds" in made.summary
+    (alone,) = {len(list(drawn(chart("loss", *every[:1])).iter("polygon")))}
+    assert alone == 0
+
+
+def test_the_equivalence_plot_has_a_dot_for_each_precision_compared_with_the_margin() -> None:
+    recipe = {"epochs": 3, "validate_each_epoch": True}
+    shifts = {"fp32": 0.0, "tf32": -0.02, "bf16-mixed": 0.0001}
+    runs = []
+    for name, shift in shifts.items():
+        for seed in range(5):
+            spec = fake_training(name, recipe, seed=seed)
+            learns = [0.01 * seed + shift + 0.0001 * (seed % 2)] * 3
+            runs.append(fake_run(spec, *(fake_epoch(spec, number, learns=own) for number, own in enumerate(learns))))
+    made = chart("equivalence", *runs)
+    assert made.title == "Is the accuracy as good as in fp32?"
+    assert {"worse", "as good", "tf32", "bf16-mixed"} <= set(texts(made))
+    assert "margin of 0.3 points" in made.summary
+    (shade,) = [each for each in drawn(made).iter("rect") if not each.get("rx")]
+    assert float(shade.get("width", 0)) > 0
+    assert "equivalence" not in names(*runs[:1], *runs[5:6]), "one pair has no interval"
 
 
 def test_telemetry_has_a_panel_for_clock_power_and_temperature() -> None:

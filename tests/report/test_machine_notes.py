@@ -10,7 +10,7 @@ from fake_engine import fake_environment, fake_facts, fake_run, fake_spec, fake_
 
 from castwise.analysis.result_table import compare
 from castwise.analysis.training_metrics import runs
-from castwise.records.schema import Environment, Trial
+from castwise.records.schema import Environment, GpuFacts, Trial
 from castwise.records.store import Store
 from castwise.report.collection import collect
 from castwise.suites.tuned_vs_published import tuned_pairs
@@ -94,6 +94,76 @@ def test_many_configurations_are_a_few_lines() -> None:
     )
     assert found[5][0] == "1 more configuration differs between machines, too."
     assert found[6][0].startswith("2 configurations were measured on 2 machines with the same GPU model, which agree")
+
+
+PRECISIONS = ("fp32", "tf32", "bf16-mixed")
+PEERS = [fake_environment(host=f"node{n}", gpu_uuid=f"GPU-{n}{n}{n}{n}") for n in range(4)]
+
+
+def on_peers(*factors: float, noise: float = 0.001) -> list[Trial]:
+    """Return three precisions of three processes on each of several nodes, which are so many times as fast."""
+    return [
+        trial
+        for environment, factor in zip(PEERS, factors, strict=False)
+        for precision in PRECISIONS
+        for trial in measured(
+            environment, *(100_000 * factor * (1 + noise * n) for n in (-1, 0, 1)), precision=precision
+        )
+    ]
+
+
+def outliers(trials: list[Trial]) -> list[str]:
+    return [text for text, is_warning in notes(trials) if "slower than its peers" in text and is_warning]
+
+
+def test_a_node_slower_than_its_peers_is_named() -> None:
+    (line,) = outliers(on_peers(1.0, 1.001, 0.96, 0.999))
+    assert line == (
+        "Fake GPU, host node2 (GPU-2222) is slower than its peers: by 4 % of the median of 3 machines "
+        "with the same model, beyond its interval in 3 of 3 configurations."
+    )
+
+
+@pytest.mark.parametrize(
+    ("factors", "noise"),
+    [
+        ((1.0, 1.001, 0.995, 0.999), 0.0005),  # beyond its interval, but by half a per cent
+        ((1.0, 1.0, 0.96, 1.0), 0.05),  # within its interval
+        ((1.0, 0.96), 0.001),  # with one peer nobody knows which of the two is wrong
+        ((1.0, 1.04, 1.0, 1.0), 0.001),  # faster
+    ],
+)
+def test_a_node_like_its_peers_is_not(factors: tuple[float, ...], noise: float) -> None:
+    assert outliers(on_peers(*factors, noise=noise)) == []
+
+
+def test_a_node_slow_in_one_configuration_of_three_is_not() -> None:
+    trials = [
+        trial
+        for trial in on_peers(1.0, 1.0, 0.9, 1.0)
+        if trial.environment.host != "node2" or trial.spec.precision == "fp32"
+    ]
+    trials += [t for t in on_peers(1.0, 1.0, 1.0, 1.0) if t.environment.host == "node2" and t.spec.precision != "fp32"]
+    assert outliers(trials) == []
+
+
+def test_a_lower_power_limit_is_said() -> None:
+    trials = [
+        trial.model_copy(
+            update={"gpu_facts": GpuFacts(power_limit_watts=500 if trial.environment.host == "node2" else 700)}
+        )
+        for trial in on_peers(1.0, 1.0, 0.8, 1.0)
+    ]
+    (line,) = outliers(trials)
+    assert line.endswith("Its power limit is 500 W; theirs is 700 W or more.")
+
+
+def test_compare_names_it(command: CommandLine, tmp_path: Path) -> None:
+    for trial in on_peers(1.0, 1.0, 0.9, 1.0):
+        Store(tmp_path / "all").save(trial)
+    found = command("compare", tmp_path / "all", "--format", "json")
+    texts = [note["text"] for note in json.loads(found.out)["machine_notes"]]
+    assert "host node2 (GPU-2222) is slower than its peers: by 10 %" in texts[0]
 
 
 class TestNoRatioAcrossMachines:

@@ -16,6 +16,7 @@ from castwise.spec.user_model import (
     is_user_model,
     locate,
     pickle_reference,
+    script_command,
     shown_name,
     slow_imports,
 )
@@ -167,3 +168,36 @@ def test_what_takes_seconds_to_import_is_known_before_the_code_runs(tmp_path: Pa
     assert slow_imports([str(tmp_path / "missing.py"), "package.module:build"]) == []
     file.write_text("import transformers, torchao\n")
     assert slow_imports([str(file)]) == [], "torchao would open the GPU before the fork"
+
+
+def test_a_script_is_named_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my train.py").touch()
+    command = script_command(["python3", "my train.py", "--data", "/home/me/images", "--out=/home/me/x", "--lr", "1"])
+    assert command == "python 'my train.py' --data /home/me/images --out=/home/me/x --lr 1"
+    assert shown_name(command) == shown_name(shown_name(command)) == "python 'my train.py' --data images --out=x --lr 1"
+    model = locate(command)
+    assert (model.kind, model.arguments[-1]) == ("script", "1")
+    redacted = model.redacted
+    assert "/home/me" not in redacted.model_dump_json()
+    assert redacted.redacted == redacted
+    others = [model.model_copy(update={"arguments": each}).redacted for each in ((), ("--data", "/b/images"))]
+    assert len({each.folder_digest for each in (redacted, *others)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["torchrun", "train.py"], "does not start 'torchrun' yet"),
+        (["python"], "names no script"),
+        (["python", "-m", "train"], "'-m' is no script"),
+        (["/no/such/python3", "train.py"], "by its own Python"),
+    ],
+)
+def test_what_runs_no_script_is_refused(words: list[str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        script_command(words)
+
+
+def test_names_of_workloads_are_no_command() -> None:
+    assert script_command(["resnet50", "gpt2"]) is None

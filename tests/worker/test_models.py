@@ -12,9 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from castwise.errors import DataError, UsageError
 from castwise.registry.precisions import find_precision
+from castwise.registry.suites import find_suite
 from castwise.registry.workloads import WORKLOADS, Workload, find_workload
 from castwise.worker.data import datasets
 from castwise.worker.data.wikitext import make_corpus
+from castwise.worker.lr_schedules import triangular
 from castwise.worker.models import build_task, transformer
 from castwise.worker.models.rnn_lm import CarriedLoss, LanguageModel
 from castwise.worker.models.task import Batch, Task
@@ -399,3 +401,22 @@ def test_real_images_are_enlarged(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     for (large, same), (small_, wanted) in zip(batches, plain, strict=False):
         assert torch.equal(same, wanted)
         torch.testing.assert_close(nn.functional.avg_pool2d(large, 2).mean(), small_.mean(), atol=2e-2, rtol=0)
+
+
+def test_resnet9_is_its_sources() -> None:
+    model = build_on_meta(find_workload("resnet9")).model
+    assert sum(weight.numel() for weight in model.parameters()) == 6_573_120
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert [m.out_channels for m in convolutions] == [64, 128, 128, 128, 256, 512, 512, 512]
+    assert all(m.bias is None for m in convolutions)
+
+
+def test_the_rate_of_the_fast_recipe_peaks_after_five_epochs() -> None:
+    arguments = find_suite("fast-cifar10").recipes["short-epochs"].schedule.arguments
+    steps = 50_000 // 512
+    rate = triangular(24 * steps, **arguments)  # type: ignore[arg-type]
+    rates = [rate(step) for step in range(24 * steps)]
+    assert rates.index(max(rates)) == 5 * steps + 1  # the first step is taken at the first rate twice
+    assert max(rates) == pytest.approx(1.0)
+    assert rates[0] == pytest.approx(0.001)
+    assert rates[-1] < 0.005

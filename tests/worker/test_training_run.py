@@ -12,9 +12,11 @@ from fake_graphs import FakeCaptures
 from small_step import cpu_spec
 from torch import Tensor
 
+from castwise.errors import UsageError
 from castwise.registry.workloads import find_workload
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import UserModel
 from castwise.worker import training_run
 from castwise.worker.data import datasets, training_data
 from castwise.worker.data.training_data import BatchSource, make_training_data
@@ -340,3 +342,73 @@ def test_why_diverged() -> None:
     assert reason is not None
     assert "nan at step 10" in reason
     assert "first at step 6" in reason
+
+
+OWN = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+inputs = torch.arange(96.0).sin().reshape(24, 4)
+
+
+def validate(model):
+    assert not model.training and not torch.is_grad_enabled()
+    return model(inputs.to(next(model.parameters()).dtype)).float().mean()
+
+def build():
+    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4, shuffle=True)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    return {"model": model, "batch": loader, "loss": nn.MSELoss(), "training_set": loader, "validate": validate}
+"""
+
+
+def own_spec(tmp_path: Path, precision: str = "fp32", seed: int = 0, more: str = "") -> TrialSpec:
+    (tmp_path / "own.py").write_text(OWN.replace('"validate": validate', f'"validate": validate{more}'))
+    model = UserModel(kind="file", path=str(tmp_path / "own.py"), name="build")
+    recipe = Recipe(epochs=2, validate_each_epoch=True)
+    return cpu_spec(
+        precision, loss_scale="none", workload="own.py:build", batch_size=4, recipe=recipe, seed=seed, user_model=model
+    )
+
+
+def test_a_users_own_model_trains_on_its_training_set_and_is_scored(tmp_path: Path) -> None:
+    first, again, other, narrow = (
+        run(own_spec(tmp_path, precision, seed), tmp_path)
+        for precision, seed in (("fp32", 0), ("fp32", 0), ("fp32", 1), ("bf16-true", 0))
+    )
+    assert [epoch.num_steps for epoch in first.epochs] == [6, 6]
+    assert [epoch.num_samples for epoch in first.epochs] == [24, 24]
+    assert [epoch.score for epoch in again.epochs] == [epoch.score for epoch in first.epochs]
+    assert [epoch.losses for epoch in again.epochs] == [epoch.losses for epoch in first.epochs]
+    assert other.epochs[0].losses[0] != first.epochs[0].losses[0], "another seed has other weights and another order"
+    # With the same seed another precision has the same weights, order and dropout.
+    assert narrow.epochs[0].losses[0][1] == pytest.approx(first.epochs[0].losses[0][1], rel=0.03)
+    assert first.facts.higher_is_better is False
+
+
+def test_a_users_optimizer_step_takes_as_many_batches_as_are_accumulated(tmp_path: Path) -> None:
+    training = run(own_spec(tmp_path, more=', "accumulate": 4').model_copy(update={"batch_size": 16}), tmp_path)
+    assert [epoch.num_steps for epoch in training.epochs] == [1, 1], "the last two batches are left out"
+
+
+def test_a_score_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    spec = own_spec(tmp_path)
+    (tmp_path / "own.py").write_text(OWN.replace(".float().mean()", ""))
+    with pytest.raises(UsageError, match=r"validate of own.py:build returned Tensor, not a number"):
+        run(spec, tmp_path)
+    (tmp_path / "own.py").write_text(OWN.replace(".float().mean()", ".float().mean() * float('nan')"))
+    training = run(spec, tmp_path, epochs=1)
+    assert training.epochs[0].diverged == "after epoch 1 the score was nan"
+
+
+def test_pairs_of_runs_begin_with_the_same_weights_and_batches(tmp_path: Path) -> None:
+    """Of castwise's own workloads: with dropout, and a loader that shuffles."""
+    starts = {
+        (precision, seed): [loss for _, loss in run(spec(precision, lr=0.01, seed=seed), tmp_path, 1).epochs[0].losses]
+        for precision in ("fp32", "bf16-mixed", "bf16-true")
+        for seed in (0, 1)
+    }
+    for precision in ("bf16-mixed", "bf16-true"):
+        assert starts[precision, 0][:3] == pytest.approx(starts["fp32", 0][:3], rel=0.02)
+    assert starts["fp32", 0][:3] != pytest.approx(starts["fp32", 1][:3], rel=0.02)

@@ -73,6 +73,7 @@ class Advice:
     memory_ratio: float | None = None  # peak allocated over that of what it is compared with
     why: str = ""  # why this one and no other
     how_sure: str = ""  # how many processes it rests on, and what disturbed them
+    accuracy: str = ""  # whether what is taken trains as well, as far as records show it; empty if that is no question
     limit: str = ""  # why the fastest is no faster, as far as the records show it
     code: str = ""  # the lines of PyTorch that switch the precision on; empty if there is nothing to switch
     key: str | None = None  # of the trial that it rests on
@@ -450,6 +451,10 @@ def _command(rows: Sequence[Row]) -> str:
         written = (f"{name}={json.dumps(value)}" for name, value in options.items())
         return f"castwise.compare(..., {', '.join(written)})"
     flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
+    if spec.is_script:
+        flags = ((f"--{name.replace('_', '-')}", str(options[name])) for name in ("precision", "within"))
+        script = shlex.split(spec.workload)
+        return shlex.join(["castwise", "run", *itertools.chain.from_iterable(flags), "--", *script])
     return shlex.join(["castwise", "run", spec.workload, *itertools.chain.from_iterable(flags)])
 
 

@@ -134,3 +134,11 @@ def peak_reserved_bytes(trial: Trial) -> int | None:
 def largest(values: Iterable[int | None]) -> int | None:
     """Return the largest of the values that are not None, None if there is none."""
     return max((value for value in values if value is not None), default=None)
+
+
+def data_share(trials: Iterable[Trial]) -> float | None:
+    """Return the share of a script's timed steps in which it waited for its loader's batches; None without a loader."""
+    blocks = [block for trial in trials for rank in trial.ranks for block in rank.blocks]
+    if not blocks or any(block.data_seconds is None for block in blocks):
+        return None
+    return sum(block.data_seconds or 0.0 for block in blocks) / sum(block.seconds for block in blocks)

@@ -1,9 +1,10 @@
 """`castwise run`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from castwise.cli.options import PrintOptions
+from castwise.cluster.options import ManyMachinesOptions
 from castwise.errors import UsageError
 from castwise.spec.options import Option, RunOptions
 
@@ -20,12 +21,15 @@ Examples:
     castwise run                      a short job that suits this machine
     castwise run resnet50             every precision the GPU has
     castwise run train_me.py:build    a model of your own (`castwise init FILE`)
+    castwise run --steps 50 -- python train.py --lr 1e-3   your training script as it is
     castwise run resnet50 --within 1%     until every speed-up is known within 1 %
     castwise run resnet50 --precision fp32,bf16-mixed --batch-size 128,256
     castwise run resnet50 --precision bf16-mixed --techniques none,tuned
     castwise run resnet50 --precision bf16-mixed --gpus 1,2,4
     castwise run dpn92 --precision fp16-master --loss-scale dynamic,128
     castwise run mnist-cnn --data-set mnist --data DIR --format markdown
+    castwise run resnet50 --batch-size 64,128,256 --plan-only plan.json
+    castwise run --plan plan.json --shard 1/3     a part, on one of 3 machines
 """
 
 
@@ -41,23 +45,44 @@ class RunPrintOptions(PrintOptions):
     ] = None
 
 
-def run(options: RunOptions, output: RunPrintOptions) -> int:
+def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOptions) -> int:
     """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
+    from castwise.accuracy.advice import with_accuracy
     from castwise.analysis.advice import recommend
     from castwise.analysis.energy import Prices
     from castwise.analysis.result_table import MARGIN, compare
     from castwise.cli.measuring import announce, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit, say
-    from castwise.orchestrator.job import CPU_BUDGET_SECONDS, prepare
+    from castwise.orchestrator.job import CPU_BUDGET_SECONDS, prepare, prepare_shard
     from castwise.render import run_report
     from castwise.render.console import print_ending
 
     prices = Prices(output.price_kwh, output.price_gpu_hour)
     prices.check()
+    machines.check(options)
+    if machines.plan_only is not None:
+        from castwise.cli.many_machines import write_plan
+
+        return write_plan(options, machines.plan_only, output)
+    if machines.on is not None:
+        if prices:
+            raise UsageError("--on prints no prices. Leave --price-kwh and --price-gpu-hour out.")
+        from castwise.cli.many_machines import run_on
+
+        code, trials = run_on(options, machines, output)
+        return code or exit_code(trials)
+    plan, specs = machines.read_shard()
+    if plan is not None and not specs:
+        say(f"Shard {machines.shard} has nothing to measure: the plan has {len(plan.comparisons)} comparisons.")
+        return 0
+    options = options if plan is None else replace(options, device=plan.device)
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":
         with looking():
-            job = prepare(options, progress, make_engine)
+            if plan is None:
+                job = prepare(options, progress, make_engine)
+            else:
+                job = prepare_shard(plan, specs, options, progress, make_engine)
         if prices and job.specs and job.specs[0].device_type == "cpu":
             raise UsageError("Prices are for GPUs, and this is a CPU. Leave --price-kwh and --price-gpu-hour out.")
         announce(job)
@@ -71,7 +96,8 @@ def run(options: RunOptions, output: RunPrintOptions) -> int:
     with measuring(options, output) as progress:
         job, trials = answer(options, work)
     rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
-    advice = recommend(rows)
+    store, machine = job.runner.store, job.runner.environment
+    advice = with_accuracy(recommend(rows), store.load(machine)[0].values() if store is not None else [])
 
     def print_result(console: "Console") -> None:
         run_report.print_table(rows, advice, console, prices, wide=output.wide, verbose=output.verbose)

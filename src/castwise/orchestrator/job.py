@@ -22,10 +22,11 @@ from castwise.orchestrator.runner import Listener, NullListener, TrialRunner, un
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import Problem, ResumePolicy, Store, reusable_trials
 from castwise.registry.datasets import MNIST, find_data_set
-from castwise.registry.precisions import find_precision, is_same_as_fp32, why_unsupported
+from castwise.registry.precisions import AS_WRITTEN, OF_SCRIPTS, find_precision, is_same_as_fp32, why_unsupported
 from castwise.registry.workloads import find_workload
-from castwise.spec.options import RunOptions, WhyOptions
+from castwise.spec.options import OF_MACHINE, RunOptions, WhyOptions, parse_options
 from castwise.spec.plan import build_plan
+from castwise.spec.plan_file import PlanFile, planned_options
 from castwise.spec.trial import (
     CPU_ROUND,
     CPU_SHORT,
@@ -34,7 +35,7 @@ from castwise.spec.trial import (
     TrialSpec,
 )
 from castwise.spec.types import SYNTHETIC
-from castwise.spec.user_model import UserWorkload, locate, slow_imports
+from castwise.spec.user_model import UserModel, UserWorkload, is_script, locate, slow_imports
 
 # What `castwise run` measures without a workload: short, and interesting on the machine.
 _BARE_CPU = ("mnist-cnn", ("fp32", "bf16-mixed", "fp16-mixed", "bf16-true"))
@@ -130,6 +131,10 @@ def prepare(
     families = {name: find_workload(name).family for name in options.workloads or ()}
     user_models = [name for name, family in families.items() if family == "own"]
     zoo_models = [name for name in families if ":" in name and name not in user_models]
+    script = next(filter(is_script, user_models), None)
+    names_precisions = options.precisions is not None
+    if script is not None:
+        options = _for_script(options, script, profiles=profiles)
     _check(options, user_models)
     store = Store(options.results) if options.results is not None else None
     import_once(slow_imports([*user_models, *zoo_models]))
@@ -140,9 +145,15 @@ def prepare(
             f"{most_gpus} GPUs are asked for, and this machine has none. Name --device cpu to share the step among CPU "
             "processes."
         )
-    user_workloads = {name: inspect_user_model(machine, locate(name), options.timeout_seconds) for name in user_models}
+    user_workloads = {
+        name: inspect_user_model(
+            machine,
+            locate(name).model_copy(update={"units_per_step": options.units_per_step}),
+            options.timeout_seconds,
+        )
+        for name in user_models
+    }
     is_cpu = machine.device == "cpu"
-    names_precisions = options.precisions is not None
     if profiles and not names_precisions:
         options = replace(options, precisions=_EXPLAINED)
     notes: tuple[str, ...] = ()
@@ -172,6 +183,88 @@ def prepare(
     job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
     runner = replace(job.runner, data_note=" ".join(notes) or None)
     return replace(job, runner=runner, notes=notes, rule=rule, user_workloads=user_workloads)
+
+
+def make_plan(options: RunOptions, make_engine: EngineFactory | None = None) -> PlanFile:
+    """Return the plan of what a user asked for: for any machine, of which nothing is looked at.
+
+    It is for a GPU unless the options name the CPU. A process of this machine reads a user's model.
+
+    Raises:
+        UsageError: The request cannot be carried out as it stands, or depends on the machine.
+        EngineError: No process could be started for a user's model.
+    """
+    if options.workloads is None:
+        raise UsageError(
+            "A plan is for other machines, so it needs a workload: castwise run resnet50 --plan-only FILE."
+        )
+    user_models = [name for name in options.workloads if find_workload(name).family == "own"]
+    _check(options, user_models)
+    user_workloads: dict[str, UserWorkload] = {}
+    if user_models:
+        import_once(slow_imports(user_models))
+        machine = detect_machine("cpu", options.data_dir, make_engine)
+        user_workloads = {n: inspect_user_model(machine, locate(n), options.timeout_seconds) for n in user_models}
+    device = "cuda:0" if options.device in (None, "cuda") else str(options.device)
+    options = replace(options, device=device)
+    specs = build_plan(
+        options,
+        device=device,
+        data_set=options.data_set or SYNTHETIC,
+        protocol=_limited(CPU_ROUND if device == "cpu" else CUDA_ROUND, options),
+        seed=options.seed,
+        user_workloads=user_workloads,
+    )
+    return PlanFile(
+        options=planned_options(options),
+        models={name: each.model.redacted for name, each in user_workloads.items()},
+        specs=tuple(spec.redacted for spec in specs),
+    )
+
+
+def prepare_shard(
+    plan: PlanFile,
+    specs: Sequence[TrialSpec],
+    options: RunOptions,
+    listener: Listener | None = None,
+    make_engine: EngineFactory | None = None,
+) -> Job:
+    """Return the job that measures some of a plan's trials on this machine, with the options of `OF_MACHINE`.
+
+    Precisions that the device lacks are left out, as `prepare` does, whose errors these are.
+    """
+    request = parse_options(RunOptions, plan.options)
+    request = replace(request, **{name: getattr(options, name) for name in OF_MACHINE})
+    job = prepare(request, listener, make_engine)
+    own_models: dict[UserModel, UserModel] = {}
+    for name, planned in plan.models.items():
+        own = job.user_workloads[name].model
+        if own.digest != planned.digest:
+            raise UsageError(
+                f"The files of '{name}' are not those that the plan was made of (digest {own.digest}, the plan's "
+                f"{planned.digest}). Copy them to this machine, or make the plan anew."
+            )
+        own_models[planned] = own
+    wanted = [
+        spec if spec.user_model is None else spec.model_copy(update={"user_model": own_models[spec.user_model]})
+        for spec in specs
+    ]
+    here = {spec.configuration: spec for spec in job.specs}
+    for spec in wanted:
+        reason = why_unsupported(find_precision(spec.precision), job.runner.environment.hardware)
+        same = is_same_as_fp32(find_precision(spec.precision), job.runner.environment.hardware)
+        if spec.configuration not in here and not reason and not same:
+            raise UsageError(
+                f"This machine makes other trials of the plan: it has no {spec.label}. Make the plan anew."
+            )
+    kept = tuple(here[spec.configuration] for spec in wanted if spec.configuration in here)
+    configurations = {spec.configuration for spec in kept}
+    return replace(
+        job,
+        specs=kept,
+        missing=tuple(spec for spec in job.missing if spec.configuration in configurations),
+        recorded={key: t for key, t in job.recorded.items() if t.spec.configuration in configurations},
+    )
 
 
 def prepare_profiles(
@@ -220,8 +313,42 @@ def _answers(trial: Trial, protocol: MeasurementProtocol) -> bool:
     return trial.profile.numerics is not None or not protocol.numerics
 
 
+def _for_script(options: RunOptions, script: str, *, profiles: bool) -> RunOptions:
+    """Return the options with the precisions of a script, its own always among them.
+
+    Raises:
+        UsageError: They ask for what a script cannot be given from outside.
+    """
+    if profiles:
+        raise UsageError(f"`castwise why` explains no scripts yet: '{script}'. `castwise run` measures them.")
+    own = {
+        "--batch-size": options.batch_sizes,
+        "--seq-len": options.lengths,
+        "--techniques": options.techniques,
+        "--gpus": options.world_sizes,
+        "--parallelism": options.parallelisms,
+        "--loss-scale": options.loss_scales,
+        "--data-set": options.data_set,
+        "--seed": options.seed or None,
+    }
+    for flag, value in own.items():
+        if value is not None:
+            raise UsageError(f"{flag} is for castwise's own loop, and '{script}' has one itself: leave it out.")
+    named = [find_precision(name).name for name in options.precisions or OF_SCRIPTS]
+    for name in named:
+        if name not in OF_SCRIPTS:
+            raise UsageError(f"A script cannot be given {name} from outside yet. It takes: {', '.join(OF_SCRIPTS)}.")
+    return replace(options, precisions=tuple(dict.fromkeys([AS_WRITTEN, *named])))
+
+
 def _check(options: RunOptions, user_models: Sequence[str]) -> None:
     """Refuse unknown names and impossible numbers before any process is started."""
+    if not any(map(is_script, user_models)):
+        if AS_WRITTEN in (options.precisions or ()):
+            raise UsageError(f"'{AS_WRITTEN}' is the precision of a script: castwise run -- python train.py")
+        numbers = (options.num_steps, options.warm_up_steps, options.units_per_step)
+        if any(number is not None for number in numbers):
+            raise UsageError("--steps, --warm-up and --units-per-step are for scripts: castwise run -- python train.py")
     if options.data_set not in (None, SYNTHETIC):
         find_data_set(str(options.data_set))
     for name, value in (("time", options.seconds), ("time limit", options.timeout_seconds)):
@@ -254,11 +381,15 @@ def _bare_run(options: RunOptions, machine: Machine) -> tuple[RunOptions, tuple[
 
 def _limited(protocol: MeasurementProtocol, options: RunOptions) -> MeasurementProtocol:
     """Return the protocol with the time and the time limit that the user set."""
-    update: dict[str, float] = {}
+    update: dict[str, float | int] = {}
     if options.seconds is not None:
         update = {"max_seconds": options.seconds, "block_seconds": options.seconds / protocol.num_blocks}
     if options.timeout_seconds is not None:
         update["timeout_seconds"] = options.timeout_seconds
+    if options.num_steps is not None:
+        update["num_steps"] = options.num_steps
+    if options.warm_up_steps is not None:
+        update["warm_up_steps"] = options.warm_up_steps
     return protocol.model_copy(update=update)
 
 

@@ -102,6 +102,12 @@ def inspect_user_model(machine: Machine, model: UserModel, timeout_seconds: floa
         session.open(machine.device)
         return session.inspect(model)
     except TrialFailedError as failure:
+        if failure.status == "timeout" and model.kind == "script":
+            limit = f"{timeout_seconds or _PROBE_TIMEOUT_SECONDS:g} s"
+            raise UsageError(
+                f"{Path(model.path).name} took no two optimizer steps within {limit}. --timeout gives it longer.",
+                failure.log,
+            ) from None
         raise UsageError(failure.message, failure.log) from None
     finally:
         session.close()

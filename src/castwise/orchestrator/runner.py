@@ -53,6 +53,7 @@ _ENERGY_SECONDS = 0.5
 # moment; after that quarters of a second differ by up to 1.6 %. Source: docs/method.md, "At the power limit".
 _STRETCH_LEAD_IN_SECONDS = 1.0
 _STRETCH_BLOCK_SECONDS = 0.25
+_SCRIPT_LEAD_IN_SECONDS = 0.1  # at least; a script's loader decides how many steps lead in
 _STRETCH_SECONDS = 1.0  # in a session; a lone trial takes its whole time
 # Of the time to a deadline: no set-up, and no warm-up, begins after these shares. The rest is for timing.
 _SET_UP_SHARE = 0.5
@@ -513,7 +514,8 @@ class _Measurement:
     @property
     def is_timed_in_stretch(self) -> bool:
         """Return whether it is timed in one stretch of steps, not in turn with the others."""
-        return self._is_at_power_limit and self.spec.recipe is None and self.spec.protocol.lead_in_seconds > 0
+        is_led_in = self._is_at_power_limit and self.spec.recipe is None and self.spec.protocol.lead_in_seconds > 0
+        return is_led_in or self.spec.is_script  # whose loader prepares batches while it waits for its turn
 
     def time_stretch(self) -> None:
         """Time all blocks in one stretch, led in by steps that bring the GPU to its steady clock."""
@@ -522,7 +524,8 @@ class _Measurement:
         seconds = whole if self._is_alone else min(whole, _STRETCH_SECONDS)
         num_blocks = max(FEWEST_BLOCKS, round(seconds / _STRETCH_BLOCK_SECONDS))
         with telemetry.watch(self._gpus) as watch, telemetry.meter(self._gpus if self.needs_energy else {}) as meter:
-            self._blocks += self.session.run_stretch(_STRETCH_LEAD_IN_SECONDS, num_blocks, seconds / num_blocks)
+            lead_in = _SCRIPT_LEAD_IN_SECONDS if self.spec.is_script else _STRETCH_LEAD_IN_SECONDS
+            self._blocks += self.session.run_stretch(lead_in, num_blocks, seconds / num_blocks)
             meter.seconds = sum(block.seconds for block in self._blocks)
         for block in self._blocks:
             self.schedule.add(block.seconds, block.num_steps)
@@ -672,10 +675,10 @@ def _time_stretches(
     report: Callable[[str, float], None],
     is_out_of_time: Callable[[], bool],
 ) -> None:
-    """Time loops at the power limit, each in one stretch: the baseline, then the others in a random order."""
+    """Time loops that are timed in one stretch: the baseline, then the others in a random order."""
     order = sorted(rng.sample(measurements, len(measurements)), key=lambda each: not each.is_baseline)
     for index, each in enumerate(order):
-        report("timing at the power limit", 0.4 + 0.6 * index / len(order))
+        report("timing" if each.spec.is_script else "timing at the power limit", 0.4 + 0.6 * index / len(order))
         if index and is_out_of_time():
             each.drop()
         each.attempt(each.time_stretch)

@@ -29,6 +29,7 @@ from castwise.spec.types import Unit
 # - Environment.torchao, Facts.float8: older records have no FP8.
 # - StepFlops.large_linear_flops: it is not known of older records.
 # - MeasurementProtocol.numerics, StepProfile.numerics: older records say nothing of rounding.
+# - UserModel.arguments, units_per_step, MeasurementProtocol.num_steps, Facts.hooked, Block.data_seconds: for scripts.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 
@@ -160,8 +161,10 @@ class Facts(FrozenModel):
     float8: Float8Facts | None = None  # of a precision of FP8
     clip_grad_norm: float | None = None
     accumulate: int = 1  # batches whose gradients are added up for one optimizer step
+    higher_is_better: bool | None = None  # whether a higher score of a user's own model is better; None without one
     fp32_precision: dict[str, str]  # of float32 matmul, convolution and RNN, as torch reports it
     notes: tuple[str, ...] = ()  # what the user's own code changed before the first timed step, a sentence each
+    hooked: tuple[str, ...] = ()  # of a script: its models and optimizers by class, and whether its loader was timed
     data_note: str | None = None  # what the data was, if the spec's name does not say it
     data_bytes: int = 0  # batches that lie on the device all the time; part of every peak
     ready_seconds: float = 0.0  # from the request for a process until torch is imported and the device is open
@@ -185,6 +188,7 @@ class Block(FrozenModel):
     loss: float  # of the last step
     loss_scale: float | None = None  # after the last step; None without scaling
     skipped_steps: int = 0  # of the block and of its lead-in
+    data_seconds: _Seconds | None = None  # of `seconds`: a script waited for its loader's batches; None without one
 
     @property
     def all_steps(self) -> int:
@@ -210,6 +214,7 @@ class Epoch(FrozenModel):
     learning_rate: float  # of the first parameter group, at the end
     accuracy: float | None = None  # share of validation samples; None for language models or without validation
     validation_loss: float | None = None  # mean per target; its exponential is a language model's perplexity
+    score: float | None = None  # of a user's own model, by their function
     loss_scale: float | None = None  # at the end; None without scaling
     skipped_steps: int = 0
     shortened: bool = False  # whether the recipe's `max_steps` cut it short

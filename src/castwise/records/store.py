@@ -33,6 +33,7 @@ _MOST_DIGITS = 19  # of an integer; a float cannot hold one of 309
 _LONG_NUMBER = re.compile(rb"\d{20}")
 KEPT = "._"  # in the names of records and their folders
 _NAME_LENGTH = 80
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of a file system without locks
 _WAIT_SECONDS = 0.2  # between two looks at a lock that another command holds
 
 
@@ -126,7 +127,7 @@ class Store:
                     is_waiting = True
                     time.sleep(_WAIT_SECONDS)
             except OSError as error:
-                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                if error.errno not in NO_LOCKS:
                     reason = error.strerror or error
                     raise StoreError(f"Results cannot be written to '{folder}': {reason}.") from None
                 self.has_locks = False

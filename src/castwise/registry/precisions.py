@@ -319,6 +319,18 @@ NARROW_PRECISIONS: tuple[Precision, ...] = (
     ),
 )
 
+# What a script does by itself: the precision of no other workload.
+AS_WRITTEN = "as-written"
+_AS_WRITTEN_ROW = Precision(
+    name=AS_WRITTEN,
+    summary="a script of yours in the precision that it chooses itself",
+    float32_matmul=None,
+    keeps_float32_weights=True,
+    loop_changes=0,
+)
+# Those that a script can be given from outside.
+OF_SCRIPTS = (AS_WRITTEN, "default", "fp32", "tf32", "fp16-mixed", "bf16-mixed")
+
 _EIGHT_BIT_NAMES = ("fp8", "float8", "int8")
 
 BASELINE = "fp32"
@@ -349,7 +361,7 @@ def known_precision(name: str) -> Precision | None:
 
 
 def _all_rows() -> tuple[Precision, ...]:
-    return (*PRECISIONS, *NARROW_PRECISIONS)
+    return (*PRECISIONS, *NARROW_PRECISIONS, _AS_WRITTEN_ROW)
 
 
 def precision_row(name: str) -> Precision:

@@ -3,6 +3,7 @@
 import itertools
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from castwise.errors import UsageError, unknown_name
-from castwise.registry.datasets import synthetic_like
+from castwise.registry.datasets import is_real, synthetic_like
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import NONE, SETS, TUNED, normalize_for_world_size, parse_techniques, resolve
 from castwise.registry.workloads import check_data_set, find_workload
@@ -26,7 +27,7 @@ LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there a
 _MOST_SEEDS = 1000
 _MOST_CHARACTERS = 10**6  # of a file
 
-SUITE_NAMES = ("tensorcore", "wrn-cifar10", "dpn-cifar10", "fastai-cifar100", "rnn-lm", "amd-nvidia")
+SUITE_NAMES = ("tensorcore", "wrn-cifar10", "fast-cifar10", "dpn-cifar10", "fastai-cifar100", "rnn-lm", "amd-nvidia")
 
 
 def is_chosen(choice: SuiteFilter, workload: str, precision: str, world_size: int = 1) -> bool:
@@ -155,6 +156,36 @@ def find_suite(name: str) -> Suite:
         )
     text = resources.files("castwise").joinpath("suites", f"{name}.toml").read_text(encoding="utf-8")
     return parse_suite(text, name)
+
+
+@cache
+def _recipes() -> dict[str, list[tuple[Suite, RunGrid]]]:
+    """Return the suites that train a workload on real data, and their grids of runs, by the workload's name."""
+    found: dict[str, list[tuple[Suite, RunGrid]]] = {}
+    for suite in map(find_suite, SUITE_NAMES):
+        for grid in suite.cells:
+            for workload in grid.workloads if is_real(grid.data_set) else ():
+                found.setdefault(workload, []).append((suite, grid))
+    return found
+
+
+def find_recipe(workload: str, data_set: str | None = None) -> tuple[Suite, RunGrid]:
+    """Return the first suite whose recipe trains a workload on real data, and its grid of runs.
+
+    Raises:
+        UsageError: There is none.
+    """
+    known = _recipes()
+    found = known.get(find_workload(workload).name, [])
+    if not found:
+        raise UsageError(
+            f"No suite trains '{workload}' on real data, and without it there is no accuracy. There are recipes for "
+            f"{', '.join(known)}."
+        )
+    sets = list(dict.fromkeys(grid.data_set for _, grid in found))
+    if data_set is not None and data_set not in sets:
+        raise UsageError(f"'{workload}' is trained on {' or '.join(sets)}, not on '{data_set}'.")
+    return next((suite, grid) for suite, grid in found if data_set in (None, grid.data_set))
 
 
 def parse_suite(text: str, origin: str) -> Suite:

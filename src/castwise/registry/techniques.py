@@ -316,7 +316,7 @@ def _attention(name: str, kernels: str, whose: str, why_not: WhyNot | None) -> T
         excludes=tuple(other for other in _ATTENTION if other != name),
         settings={"attention": kernels},
         acts_on="attention",
-        absent_in=("mlp", "mnist_cnn", "wide_resnet", "dpn", "rnn_lm", "fastai_resnet"),
+        absent_in=("mlp", "mnist_cnn", "wide_resnet", "resnet9", "dpn", "rnn_lm", "fastai_resnet"),
         why_not=why_not,
         searched=why_not is not None,  # in float32 PyTorch takes these by itself, and in 16 bits the others are faster
     )
@@ -534,7 +534,7 @@ TECHNIQUES: list[Technique] = [
         excludes=("pad-channels-4", "pad-channels-8"),
         settings=_model_change(f"{_FIRST_CONV}:use_space_to_depth"),
         acts_on="first convolution of stride 2",
-        absent_in=("mnist_cnn", "wide_resnet", "dpn", "mlp"),
+        absent_in=("mnist_cnn", "wide_resnet", "resnet9", "dpn", "mlp"),
     ),
     Technique(
         name="matmul-stem",
@@ -563,7 +563,7 @@ TECHNIQUES: list[Technique] = [
         layer="max pooling",
         settings=_model_change("castwise.worker.kernels.max_pool.module:use_max_pool_kernel"),
         acts_on="max pooling of 3 by 3 with stride 2",
-        absent_in=("mnist_cnn", "wide_resnet", "dpn", "mlp", "efficientnet"),
+        absent_in=("mnist_cnn", "wide_resnet", "resnet9", "dpn", "mlp", "efficientnet"),
         requires="channels-last",
         needs_triton=True,
     ),
@@ -659,7 +659,7 @@ TECHNIQUES: list[Technique] = [
         excludes=_NOT_CHECKPOINTED,
         settings=_model_change(_CHECKPOINT, True),
         acts_on="repeated blocks with linear layers",
-        absent_in=("mlp", "mnist_cnn", "rnn_lm", "wide_resnet", "dpn", "fastai_resnet"),
+        absent_in=("mlp", "mnist_cnn", "rnn_lm", "wide_resnet", "resnet9", "dpn", "fastai_resnet"),
         why_not=_is_replicated,
         only_saves_memory=True,
     ),
@@ -722,7 +722,7 @@ TECHNIQUES: list[Technique] = [
         excludes=("compile", "compile-max-autotune"),
         settings={"compile_mode": "default", "compile_blocks": True},
         acts_on="repeated blocks",
-        absent_in=("mlp", "mnist_cnn", "dpn", "rnn_lm", "inception"),
+        absent_in=("mlp", "mnist_cnn", "resnet9", "dpn", "rnn_lm", "inception"),
         needs_triton=True,
         why_not=_is_replicated,
         searched=False,  # its loop is slower than that of compile: it saves the user's time, not a step's

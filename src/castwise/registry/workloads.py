@@ -65,6 +65,7 @@ _ADAMW_VIT = OptimizerSpec("AdamW", (("lr", 3e-4), ("weight_decay", 0.3)))
 _AMP_RECIPE = "pytorch/tutorials, AMP recipe; leolui2004/tensorcore sample_0.py, sample_1.py"
 _TENSORCORE = "leolui2004/tensorcore mnist_0_512.py, mnist_1_512.py"
 _WRN = "ceshine/apex_pytorch_cifar_experiment, colab_snapshots"
+_CIFAR_FAST = "davidcpage/cifar10-fast dawn.py"
 _DPN = "kuangliu/pytorch-cifar models/dpn.py, as run on a Titan RTX with apex FP16_Optimizer"
 _AMD_NVIDIA = "jorism1993/nvidia_amd_gpu_comparison"
 _FASTAI = "init27/RTX-2080Ti-Vs-GTX-1080Ti-CIFAR-100-Benchmarks; fastai 1.0.41 create_cnn"
@@ -223,6 +224,19 @@ WORKLOADS: tuple[Workload, ...] = (
         clip_grad_norm=10.0,
         data_sets=("cifar10",),
         options=(("depth", 28), ("widen", 10), ("dropout", 0.3)),
+    ),
+    Workload(
+        name="resnet9",
+        family="resnet9",
+        unit="images",
+        batch_size=512,
+        cpu_batch_size=32,
+        input_shape=(3, 32, 32),
+        optimizer=_SGD_CIFAR,
+        resident_batches=16,
+        source=_CIFAR_FAST,
+        summary="ResNet-9 on 32² images, 10 classes, SGD with momentum: made to be trained fast",
+        data_sets=("cifar10",),
     ),
     Workload(
         name="dpn92",

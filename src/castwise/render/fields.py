@@ -331,6 +331,16 @@ FIELDS: tuple[Field, ...] = (
     Field("tuned_score", "tuned", "number", lambda row: row["tuned_score_text"]),
     Field("difference", "difference", "number", lambda row: row["difference_text"]),
     Field("loop", "the tuned loop", wraps=True),
+    # Whether a precision trains as well.
+    Field("score", "score", "number", lambda row: row["score_text"]),
+    Field("score_spread", "spread between seeds", "number"),
+    Field("area", "mean while training", "number"),
+    *(Field(f"difference_{end}", unit="number") for end in ("low", "high")),
+    Field("num_diverged", "diverged", "count", default=(0,)),
+    Field("pairs_needed", "runs that would do", "count"),
+    Field("step_efficiency", "step efficiency", "ratio", interval_text("step_efficiency")),
+    Field("gain", "× to the score", "ratio", interval_text("gain")),
+    *(Field(f"{name}_{end}", unit="number") for name in ("step_efficiency", "gain") for end in ("low", "high")),
     # A search for the fastest loop.
     Field("stage", "stage", "count"),
     Field("tried", "tried"),

@@ -16,7 +16,7 @@ from castwise.analysis.model_flops import float8_of, fp8_share, model_flops_valu
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
-from castwise.analysis.steady_metrics import cold_start_seconds
+from castwise.analysis.steady_metrics import cold_start_seconds, data_share
 from castwise.analysis.warnings import TrialWarning, warnings_of_all
 from castwise.registry.precisions import BASELINE, DEFAULT
 from castwise.registry.techniques import NONE
@@ -63,7 +63,7 @@ SHOWN = (
     *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
     *("throughput_per_second", "default_speedup", "speedup", "bf16_speedup"),
     *("verdict", "loop_speedup", "scaling_efficiency"),
-    *("step_seconds", "spread", "model_flops_per_second", "model_flops_utilization"),
+    *("data_share", "step_seconds", "spread", "model_flops_per_second", "model_flops_utilization"),
     *("fp8_share", "min_sqnr_db"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "joules_per_unit", "power_watts", "tensor_share", "dram_share"),
     *("final_loss", "skipped_steps", "status"),
@@ -89,6 +89,7 @@ _SHORT = {
     "scaling_efficiency": "scaling",
     "fp8_share": "in FP8",
     "peak_allocated_bytes": "memory",
+    "data_share": "waits for data",
     "verdict": "verdict",
 }
 _SETTING = ("workload", "data_set", "batch_size", "gpus", "parallelism", "techniques")
@@ -124,6 +125,7 @@ def flat_row(row: Row) -> dict[str, Any]:
         "joules_per_unit_high": energy and energy.high,
         "energy_source": energy and energy.source,
         "power_watts": power_watts(row.trial),
+        "data_share": data_share(row.trials),
         "processes": len(row.trials),
         "cold_start_seconds": cold_start_seconds(row.trials[0]),
         **{name: getattr(row.trials[0].facts, name, None) for name in _OF_FACTS},
@@ -298,7 +300,9 @@ def _reason_lines(item: Advice) -> list[str]:
     why = "" if item.decision == "stay" or item.why in item.sentence else f"Why: {item.why}."
     ask = "castwise.why" if is_object(item.workload) else f"castwise why {item.workload}"
     limit = f"Why no faster: {item.limit}. `{ask}` says more." if item.limit else ""
-    return list(filter(None, [why, f"How sure: {item.how_sure}." if item.how_sure else "", limit]))
+    sure = f"How sure: {item.how_sure}." if item.how_sure else ""
+    accuracy = f"Accuracy: {item.accuracy}." if item.accuracy else ""
+    return list(filter(None, [why, sure, accuracy, limit]))
 
 
 def to_markdown(
@@ -401,6 +405,7 @@ def document(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | Non
             "decision": item.decision,
             "precision": item.precision,
             "sentence": item.sentence,
+            "accuracy": item.accuracy or None,
             "limit": item.limit or None,
             "command": item.command or None,
             "code": item.code or None,
@@ -443,7 +448,7 @@ def json_schema() -> dict[str, Any]:
         field.name: {"type": _JSON_TYPES[field.kind], "description": f"{field.title or field.name} ({field.unit})"}
         for field in find_fields(IN_FILES)
     }
-    advice = dict.fromkeys(("precision", "limit", "command", "code"), optional_text)
+    advice = dict.fromkeys(("precision", "accuracy", "limit", "command", "code"), optional_text)
     advice |= {"workload": text, "sentence": text, "decision": {"enum": list(get_args(Decision))}}
     advice |= {"frameworks": {"type": "object", "additionalProperties": optional_text}}
     properties = {

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from castwise.accuracy.advice import UNTESTED, with_accuracy
 from castwise.analysis.advice import WORTHWHILE, Advice, Decision, recommend
 from castwise.analysis.statistics import Estimate
 from castwise.analysis.training_metrics import data_share, epochs_of, is_whole, length_in_words, perplexity
@@ -61,7 +62,9 @@ def answers_of(collection: Collection) -> list[Answer]:
     for group in collection.groups:
         if group.is_max_batch or is_search(group.first.spec):
             continue
-        answers += _answers_of_runs(group) if group.is_training else _answers_of_steady_state(group)
+        found = list(_answers_of_runs(group)) if group.is_training else _answers_of_steady_state(group)
+        advised = with_accuracy([each.advice for each in found], collection.trials)
+        answers += [replace(each, advice=advice) for each, advice in zip(found, advised, strict=True)]
     return answers
 
 
@@ -130,7 +133,7 @@ def answer_table(answers: Sequence[Answer]) -> DataTable[FlatRow]:
                 **estimate_values("speedup", advice.over_fp32),
                 "memory_ratio": advice.memory_ratio,
                 "why": advice.why,
-                "how_sure": f"cut short: {answer.cut}" if answer.cut else advice.how_sure,
+                "how_sure": _how_sure(answer),
             }
         )
     fields = [
@@ -171,6 +174,13 @@ def _name(precision: str | None) -> str:
     return "PyTorch's default" if precision == DEFAULT else precision or ""
 
 
+def _how_sure(answer: Answer) -> str:
+    if answer.cut:
+        return f"cut short: {answer.cut}"
+    accuracy = answer.advice.accuracy.partition(":")[0]
+    return answer.advice.how_sure + (f"; accuracy {accuracy}" if accuracy and accuracy != UNTESTED else "")
+
+
 def _answers_of_steady_state(group: ComparisonGroup) -> list[Answer]:
     """Return the answers, without those for the half batches that a search measures to find what bounds a loop."""
     answers = list(_all_of_steady_state(group))
@@ -208,8 +218,10 @@ def _answers_of_runs(group: ComparisonGroup) -> Iterator[Answer]:
     settings: dict[tuple[object, ...], list[Configuration]] = {}
     for config in group.configurations:
         spec = config.trial.spec
-        settings.setdefault((spec.batch_size, spec.world_size, spec.parallelism, spec.seed), []).append(config)
-    for configurations in settings.values():
+        settings.setdefault((spec.batch_size, spec.world_size, spec.parallelism), []).append(config)
+    for every in settings.values():
+        seed = min(config.trial.spec.seed for config in every)  # others are for accuracy
+        configurations = [config for config in every if config.trial.spec.seed == seed]
         ended = [config for config in configurations if config.trial.status == "ok" and config.speedup is not None]
         plain = [config for config in ended if config.precision == BASELINE]
         baseline = min(plain, key=lambda config: len(config.trial.spec.techniques), default=None)

@@ -4,6 +4,7 @@
 """
 
 import inspect
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from castwise.spec.quantities import parse_count, parse_duration, parse_list, pa
 _Options = TypeVar("_Options")
 
 # The groups of a command's help, in their order.
-Panel = Literal["What to measure", "How long", "Machine", "Output", "Records", "Prices"]
+Panel = Literal["What to measure", "How long", "Machine", "Many machines", "Output", "Records", "Prices"]
 
 DEFAULT_RESULTS = Path("castwise-results")
 
@@ -112,6 +113,15 @@ def parse_workload(option: str, value: Any) -> str:
     if "," in name:
         raise UsageError(f"{option} is one name here, and '{name}' is a list. Give one command for each.")
     return name
+
+
+def parse_workloads(option: str, given: Any) -> tuple[str, ...]:
+    """Return the names of workloads, or the one of a script's command: a text, or its words."""
+    from castwise.spec.user_model import is_script, script_command  # it imports pydantic, and help needs none
+
+    words = shlex.split(given) if isinstance(given, str) and is_script(given) else given
+    command = None if isinstance(words, str) else script_command([str(word) for word in words])
+    return parse_list(option, given) if command is None else (command,)
 
 
 WORKLOAD_NAMES = (
@@ -211,6 +221,10 @@ class SharedOptions:
     retry: Annotated[bool, Option("Measure crashed and timed-out trials again.", "Records")] = False
 
 
+# Of these, what belongs to the machine that measures, not to a plan.
+OF_MACHINE = ("results", "data_dir", "again", "retry")
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepOptions(SharedOptions):
     """What every command that times training steps takes."""
@@ -250,6 +264,28 @@ class DurationOptions:
 @dataclass(frozen=True)
 class RunOptions(ParameterGrid, DurationOptions, StepOptions):
     """What `castwise run` measures; None is what suits the machine."""
+
+    workloads: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            f"Workloads {WORKLOAD_NAMES}; several apart by spaces or commas. Or your script with its arguments: "
+            "-- python train.py --lr 1e-3. Without one: a short job that suits this machine.",
+            keyword="workload",
+            parse=parse_workloads,
+            completion="workloads",
+            is_argument=True,
+            takes_many=True,
+        ),
+    ] = None
+    num_steps: Annotated[
+        int | None, Option("Steps of a script that are timed in each process.", "How long", keyword="steps", **COUNT)
+    ] = None
+    warm_up_steps: Annotated[
+        int | None, Option("Steps of a script before these, at least.", "How long", keyword="warm_up", **COUNT)
+    ] = None
+    units_per_step: Annotated[
+        int | None, Option("What a step of a script counts as. Without it: samples of its loader.", **COUNT)
+    ] = None
 
 
 @dataclass(frozen=True)

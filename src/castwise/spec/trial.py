@@ -28,6 +28,7 @@ class MeasurementProtocol(FrozenModel):
     min_blocks: int = Field(default=3, ge=1)
     timeout_seconds: float = Field(default=600.0, gt=0)  # of one phase: set-up with the first step, warm-up, one block
     memory_parts: bool = False  # whether one more step, after the timed ones, is profiled for what holds the memory
+    num_steps: int | None = Field(default=None, ge=1)  # that a script is timed for; None goes by the time
     profile_steps: int = Field(default=0, ge=0)  # run under torch's profiler after all else; 0 for none
     numerics: bool = False  # whether gradients and rounding errors of a step are examined after the profile
 
@@ -161,6 +162,11 @@ class TrialSpec(FrozenModel):
         """Return 12 hexadecimal digits, equal for configurations that differ in precision and loss scale alone."""
         apart = {"repeat", "precision", "loss_scale"}
         return _digest(self.without_extras.model_dump_json(exclude_defaults=True, exclude=apart))
+
+    @property
+    def is_script(self) -> bool:
+        """Return whether it measures a script of the user's, which has a loop of its own."""
+        return self.user_model is not None and self.user_model.kind == "script"
 
     @property
     def without_profile(self) -> Self:

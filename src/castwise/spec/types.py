@@ -7,7 +7,17 @@ Parallelism = Literal["none", "ddp", "dp", "fsdp"]
 Numerics = Literal["bits", "rounding", "draws", "shape"]  # what a technique changes at the most
 Unit = Literal["images", "tokens", "samples"]
 Family = Literal[
-    "mlp", "mnist_cnn", "wide_resnet", "dpn", "torchvision", "timm", "rnn_lm", "transformer", "fastai_resnet", "own"
+    "mlp",
+    "mnist_cnn",
+    "wide_resnet",
+    "resnet9",
+    "dpn",
+    "torchvision",
+    "timm",
+    "rnn_lm",
+    "transformer",
+    "fastai_resnet",
+    "own",
 ]
 # Why a step is no faster (docs/why.md).
 CauseName = Literal[

@@ -1,14 +1,17 @@
 """How a user's own model is named, where it comes from, and what is known of it before it is measured.
 
-Users write `FILE.py:FUNCTION`, `module.path:FUNCTION` or `transformers:CONFIG`; `castwise.compare` writes
+Users write `python FILE.py ARGUMENTS` for a script that trains by itself, `FILE.py:FUNCTION`,
+`module.path:FUNCTION` or `transformers:CONFIG`; `castwise.compare` writes
 `pickle:FILE`. The user's code runs only in the trial's process: here are only names and files.
 """
 
 import hashlib
 import os
 import re
+import shlex
+import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Self
@@ -18,7 +21,7 @@ from pydantic import Field
 from castwise.errors import UsageError
 from castwise.spec.frozen import FrozenModel, renamed
 
-OwnKind = Literal["file", "module", "pickle", "transformers"]
+OwnKind = Literal["file", "module", "pickle", "transformers", "script"]
 
 # What `castwise run train_me.py` calls.
 DEFAULT_FUNCTION = "build"
@@ -27,6 +30,7 @@ _PICKLE = "pickle:"
 _TRANSFORMERS = "transformers:"
 # Shown instead of a pickle's file name.
 _OBJECT = "own:"
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun", "lightning")
 # Packages whose import takes seconds, and the module that contains most of it. None starts a thread or a CUDA context,
 # which processes could not be forked from; see `worker/preload.py` for torchao.
 _SLOW_IMPORTS = {"transformers": "transformers.modeling_utils", "timm": "timm", "lightning": "lightning"}
@@ -40,6 +44,8 @@ class UserModel(FrozenModel):
     # Records name no folder: the file's name, and nothing of a module.
     path: str
     name: str  # the function, MODULE:FUNCTION, or the configuration's model type or file name
+    arguments: tuple[str, ...] = ()  # of a script; in records a file's is its name
+    units_per_step: int | None = None  # of a script, as the user counts them; None counts samples of its loader
     # Of all files of the user's that were read: an edited file is measured again. Empty until the process reports it.
     digest: str = ""
     # In records, of the folder: files of one name and content may read different files next to them. Empty for a
@@ -53,8 +59,11 @@ class UserModel(FrozenModel):
         if not path.is_absolute():
             return self
         folder, name = (path, "") if self.kind == "module" else (path.parent, path.name)
-        digest = "" if self.kind == "pickle" else hashlib.sha256(str(folder).encode()).hexdigest()[:12]
-        return self.model_copy(update={"path": name, "folder_digest": digest})
+        # A script reads files next to it, in the present folder, and those that its arguments name.
+        place = str(folder) if self.kind != "script" else repr((folder, os.getcwd(), self.arguments))
+        digest = "" if self.kind == "pickle" else hashlib.sha256(place.encode()).hexdigest()[:12]
+        arguments = tuple(map(_without_folder, self.arguments))
+        return self.model_copy(update={"path": name, "folder_digest": digest, "arguments": arguments})
 
 
 class LightningParts(FrozenModel):
@@ -97,6 +106,7 @@ class UserWorkload(FrozenModel):
     model: UserModel  # with its digest
     batch_size: int | None = Field(default=None, ge=1)  # per optimizer step; None if the model does not say
     accumulate: int = Field(default=1, ge=1)  # batches of one optimizer step: batch sizes are multiples of it
+    can_be_judged: bool = False  # whether it has a training set and a function that validates
     parts: UserParts | None = None  # for a script
     # What all this follows from, besides installed packages and environment variables: files and folders with their
     # `digest_of`. None if it may follow from anything else.
@@ -127,7 +137,39 @@ def digest_of(path: str) -> str:
 
 def is_user_model(name: str) -> bool:
     """Return whether a workload's name is that of a user's own model, as written or as shown."""
-    return ":" in name or name.strip().endswith(".py")
+    return is_script(name) or ":" in name or name.strip().endswith(".py")
+
+
+def is_script(name: str) -> bool:
+    """Return whether a workload's name is a command that runs a script: `python train.py --lr 1e-3`."""
+    return name.lstrip().startswith("python ")
+
+
+def script_command(words: Sequence[str]) -> str | None:
+    """Return the name of the workload that a command line is; None if its words are names of workloads.
+
+    Raises:
+        UsageError: It runs no script, or not by this Python.
+    """
+    program = Path(words[0]).name if words else ""
+    if program in _LAUNCHERS:
+        raise UsageError(f"castwise does not start '{program}' yet. Name the script: castwise run -- python train.py …")
+    if not re.fullmatch(r"python[\d.]*", program):
+        return None
+    found = shutil.which(words[0])
+    same = found is not None and os.path.realpath(found) == os.path.realpath(sys.executable)
+    if words[0] not in ("python", "python3") and not same:
+        raise UsageError(f"castwise runs scripts by its own Python, '{sys.executable}', and not by '{words[0]}'.")
+    if len(words) == 1 or not words[1].endswith(".py"):
+        what = f"'{words[1]}' is no script" if len(words) > 1 else "it names no script"
+        raise UsageError(f"'{shlex.join(words)}': {what}. Write: castwise run -- python train.py --lr 1e-3")
+    return shlex.join(["python", *words[1:]])
+
+
+def _without_folder(argument: str) -> str:
+    """Return an argument of a script with the name alone of an absolute file."""
+    flag, equals, value = argument.rpartition("=")
+    return f"{flag}{equals}{Path(value).name}" if os.path.isabs(value) else argument
 
 
 def is_object(name: str) -> bool:
@@ -140,6 +182,9 @@ def shown_name(reference: str) -> str:
     written = reference.strip()
     if is_object(written):
         return written
+    if is_script(written):
+        _, file, *arguments = shlex.split(written)
+        return shlex.join(["python", Path(file).name, *map(_without_folder, arguments)])
     kind, where, name = _parse(written)
     if kind == "pickle":
         return f"{_OBJECT}{name}"
@@ -153,7 +198,8 @@ def slow_imports(names: Iterable[str]) -> list[str]:
     """Return what users' and zoos' models import that takes seconds, by the files' text or by what is imported here."""
     found = set[str]()
     for name in names:
-        file = Path(name.rpartition(":")[0] or name).expanduser()
+        written = shlex.split(name)[1] if is_script(name) else name.rpartition(":")[0] or name
+        file = Path(written).expanduser()
         text = ""
         with suppress(OSError, UnicodeError):
             text = file.read_text() if file.suffix == ".py" else ""
@@ -176,6 +222,12 @@ def locate(reference: str) -> UserModel:
     Raises:
         UsageError: The reference is none, or its file does not exist.
     """
+    if is_script(reference):
+        _, where, *arguments = shlex.split(reference)
+        script = Path(where).expanduser().absolute()
+        if not script.is_file():
+            raise UsageError(f"The script '{where}' {'is a folder' if script.is_dir() else 'does not exist'}.")
+        return UserModel(kind="script", path=str(script), name="", arguments=tuple(arguments))
     kind, where, name = _parse(reference.strip())
     if kind == "module":
         return UserModel(kind=kind, path=str(Path.cwd()), name=f"{where}:{name}")

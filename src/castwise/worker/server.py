@@ -1,5 +1,7 @@
 """The trial's process: carries out one call after another for its parent (`records/messages.py`); never raises."""
 
+import queue
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,6 +15,7 @@ from pydantic import validate_call
 from castwise.errors import CastwiseError, TechniqueError, UsageError
 from castwise.records.messages import Call, Failed, Progress, Returned
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, StepProfile
+from castwise.registry.precisions import AS_WRITTEN
 from castwise.registry.techniques import why_unsupported
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import TrialSpec
@@ -23,6 +26,7 @@ from castwise.worker.distributed import Peers, join_peers
 from castwise.worker.environment import read_environment
 from castwise.worker.models import check_workload
 from castwise.worker.pretrained import find_weights
+from castwise.worker.script.run import ScriptRun, ScriptTrial
 from castwise.worker.steady_run import SteadyRun
 from castwise.worker.training_run import TrainingRun
 from castwise.worker.user_model.load import error_location, inspect_model
@@ -33,7 +37,38 @@ def serve(connection: Connection) -> None:
     worker = Worker(lambda done: connection.send_bytes(Progress(done=done).model_dump_json().encode()))
     with suppress(EOFError, OSError):  # the parent has gone
         while not worker.done:
+            message = connection.recv_bytes()
+            if _runs_script(message):
+                # The script gets this thread, the main one, and another one answers from here on.
+                server = threading.Thread(target=_serve_script, args=(worker, connection, message), daemon=True)
+                server.start()
+                script = worker.scripts.get()
+                if script is not None:
+                    script.run()
+                server.join()
+                return
+            connection.send_bytes(_answer(worker, message))
+
+
+def _runs_script(message: bytes) -> bool:
+    """Return whether a call is the first one that needs a script to run."""
+    try:
+        arguments = Call.model_validate_json(message).arguments
+    except ValueError:
+        return False
+    model = arguments.get("model") or (arguments.get("spec") or {}).get("own")
+    return isinstance(model, dict) and model.get("kind") == "script"
+
+
+def _serve_script(worker: "Worker", connection: Connection, message: bytes) -> None:
+    """Answer this call and all others, and stop the script at the end."""
+    with suppress(EOFError, OSError):
+        connection.send_bytes(_answer(worker, message))
+        while not worker.done:
             connection.send_bytes(_answer(worker, connection.recv_bytes()))
+    worker.scripts.put(None)
+    if worker.script is not None:
+        worker.script.stop()
 
 
 def _answer(worker: "Worker", message: bytes) -> bytes:
@@ -64,8 +99,11 @@ class Worker:
         self.done = False  # whether the process has nothing left to do
         self.user_model: UserModel | None = None  # once its code runs in this process
         self._on_progress = on_progress  # receives the share of an epoch that is done
-        self._steady: SteadyRun | None = None
+        self.scripts: queue.SimpleQueue[ScriptRun | None] = queue.SimpleQueue()  # what the main thread is to run
+        self.script: ScriptRun | None = None
+        self._steady: SteadyRun | ScriptTrial | None = None
         self._training: TrainingRun | None = None
+        self._device = "cpu"
         self._peers = Peers()
 
     def open(self, device: str, commit: str | None) -> Environment:
@@ -76,6 +114,7 @@ class Worker:
             raise UsageError(
                 f"There is no device '{device}': torch sees no GPU. `castwise doctor` shows what there is."
             )
+        self._device = device
         return read_environment(torch.device(device), commit)
 
     def check(self, workloads: Sequence[str]) -> None:
@@ -86,7 +125,10 @@ class Worker:
     def inspect(self, model: UserModel) -> UserWorkload:
         """Run the user's code and return what is known of their model."""
         self.user_model = model
-        workload = inspect_model(model)
+        if model.kind == "script":
+            workload = self._start(ScriptRun(model, AS_WRITTEN, self._device)).inspect()
+        else:
+            workload = inspect_model(model)
         self.done = True
         return workload
 
@@ -116,6 +158,10 @@ class Worker:
             self._peers = join_peers(spec, rank, rendezvous)
         if spec.kind == "training":
             self._training = TrainingRun(spec, data_dir, checkpoint, self._peers)
+        elif spec.is_script:
+            trial = self._steady = ScriptTrial(spec)
+            self._start(trial.run)
+            trial.set_up()
         else:
             self._steady = SteadyRun(spec, data_dir, self._peers)
 
@@ -137,7 +183,7 @@ class Worker:
 
     def run_sustained(self, seconds: float) -> Block:
         """Run steps for about so many seconds without a pause."""
-        return self._steady_run.run_sustained(seconds)
+        return self._own_loop.run_sustained(seconds)
 
     def resume(self) -> Resumed:
         """Return what a training trial runs, and the epochs that are done."""
@@ -159,7 +205,7 @@ class Worker:
 
     def profile(self, num_steps: int, trace: Path | None = None) -> StepProfile:
         """Profile steady steps after `finish`, if the protocol asks for it."""
-        profile = self._steady_run.profile(num_steps, trace)
+        profile = self._own_loop.profile(num_steps, trace)
         self._end()
         return profile
 
@@ -167,9 +213,19 @@ class Worker:
         self._peers.close()
         self.done = True
 
+    def _start(self, script: ScriptRun) -> ScriptRun:
+        self.script = script
+        self.scripts.put(script)
+        return script
+
     @property
-    def _steady_run(self) -> SteadyRun:
+    def _steady_run(self) -> SteadyRun | ScriptTrial:
         assert self._steady is not None, "set_up comes first"
+        return self._steady
+
+    @property
+    def _own_loop(self) -> SteadyRun:
+        assert isinstance(self._steady, SteadyRun), "a script has no profile, and no sustained steps"
         return self._steady
 
     @property
@@ -187,7 +243,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
 def _check_possible(spec: TrialSpec) -> None:
     """Raise UsageError if this version cannot run all that a spec asks for: a trial never runs something else."""
     row = find_workload(spec.workload)
-    if row.family == "own" and (spec.user_model is None or spec.recipe is not None):
+    if row.family == "own" and spec.user_model is None:
         raise UsageError(
             f"{spec.workload} is a model of the user's own, which `castwise run` and castwise.compare take."
         )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from castwise.errors import UsageError
 from castwise.records.schema import Epoch, RankSamples
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import find_precision
@@ -105,6 +106,8 @@ class TrainingRun:
                 self._memory_samples = self._read_memory()
                 validated = self._validate(self._validation, epoch, on_progress)
                 epoch = validated.model_copy(update={"validation_seconds": 0.0, "diverged": None})
+        if self._task.validate is not None and epoch.diverged is None:
+            epoch = self._validate_own(self._task.validate, epoch)
         # Each rank has losses of its own; decisions by them must be the same in all ranks.
         validation_loss, diverged = self._peers.broadcast_object((epoch.validation_loss, epoch.diverged))
         epoch = epoch.model_copy(update={"diverged": diverged})
@@ -165,7 +168,8 @@ class TrainingRun:
                 self._synchronize()  # what is queued belongs to the batches that are not counted
                 counted_from = time.perf_counter() - started
             step_started = time.perf_counter()
-            steps.add(index, self._step(batch), batch_size_of(batch, batch_size))
+            count = batch_size if self._task.training_set is not None else batch_size_of(batch, batch_size)
+            steps.add(index, self._step(batch), count)
             self._scheduler.after_step()
             if index == 0 and not self._epochs:
                 self._synchronize()  # once a run
@@ -232,6 +236,24 @@ class TrainingRun:
             update["diverged"] = (
                 f"after epoch {len(self._epochs) + 1} the accuracy was {format_share(accuracy)}, no better than chance"
             )
+        return epoch.model_copy(update=update)
+
+    @torch.no_grad()
+    def _validate_own(self, validate: Callable[[nn.Module], float], epoch: Epoch) -> Epoch:
+        self._step.model.eval()
+        self._task.begin_epoch()
+        started = time.perf_counter()
+        with self._step.uncompiled(), self._autocast():
+            returned = validate(self._step.model)
+        try:
+            score = float(returned)
+        except (TypeError, ValueError, RuntimeError):
+            raise UsageError(
+                f"validate of {self._spec.workload} returned {type(returned).__name__}, not a number: return the score."
+            ) from None
+        update: dict[str, Any] = {"score": score, "validation_seconds": time.perf_counter() - started}
+        if not math.isfinite(score):
+            update["diverged"] = f"after epoch {len(self._epochs) + 1} the score was {score}"
         return epoch.model_copy(update=update)
 
     def _synchronize(self) -> None:

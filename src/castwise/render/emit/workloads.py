@@ -14,6 +14,7 @@ LossOptions = Sequence[tuple[str, int | bool]]
 _COPIED = {
     "mnist_cnn": ("mnist_cnn:MnistCnn", "MnistCnn()", 10),
     "wide_resnet": ("wide_resnet:WideResNet", "WideResNet({depth}, {widen}, {dropout})", 10),
+    "resnet9": ("resnet9:ResNet9", "ResNet9()", 10),
     "dpn": ("dpn:DualPathNetwork", "DualPathNetwork()", 10),
 }
 # What torchvision's builders are called with besides `weights`; of the second by the row's name. Source:

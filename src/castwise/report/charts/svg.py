@@ -103,6 +103,7 @@ class Line:
     tip: str = ""  # the text at the pointer, of the whole line
     tips: Sequence[str] = ()  # and of each point
     intervals: Sequence[tuple[float, float] | None] = ()
+    band: Sequence[tuple[float, float]] = ()  # from where to where values reach at each point, as a shaded area
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class Axis:
     ticks: Sequence[float]
     label: Callable[[float], str]
     rule: float | None = None  # where a dotted line is
+    band: tuple[float, float] | None = None  # from where to where it is shaded
     is_log: bool = False
 
     def at(self, value: float, left: float, width: float) -> float:
@@ -320,7 +322,9 @@ def _rows(  # noqa: PLR0913, PLR0917  all that a chart of rows is made of
         rows.append(draw(place, left, span, y + height / 2))
         y += height
     places = [axis.at(tick, left, span) for tick in axis.ticks]
-    grid = [path("".join(f"M{x:g} {top:g}V{y:g}" for x in places), FAINT)]
+    low, high = (axis.at(end, left, span) for end in axis.band or (0.0, 0.0))
+    shade = f'<rect x="{low:g}" y="{top:g}" width="{high - low:g}" height="{y - top:g}" fill="{FAINT}"/>'
+    grid = [shade if axis.band else "", path("".join(f"M{x:g} {top:g}V{y:g}" for x in places), FAINT)]
     free = -math.inf
     for x, words in zip(places, map(axis.label, axis.ticks), strict=True):
         if x - len(words) * _LETTER / 2 > free:  # numbers do not touch each other
@@ -350,7 +354,7 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
     values = [y for _, y in points]
     lines = [replace(each, intervals=[cut_off(own, 0.0, values) for own in each.intervals]) for each in panel.lines]
     panel = replace(panel, lines=lines)
-    ends = [end for each in panel.lines for interval in each.intervals if interval for end in interval]
+    ends = [end for each in panel.lines for interval in (*each.intervals, *each.band) if interval for end in interval]
     xs, ys = [x for x, _ in points] or [0.0], [*(y for _, y in points), *ends] or [0.0]
     low, high = (0.0 if panel.from_zero else min(ys)), max(ys)
     least = max(panel.least_span * abs(high), 1e-9)
@@ -371,6 +375,12 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
         _, y = place(across.low, tick)
         parts += [path(f"M{left:g} {y:g}h{span:g}", FAINT), text(left - 6, y + 4, number(tick), "end", 12)]
     for entry in panel.lines:
+        if entry.band:
+            known_x = [x for x, _ in entry.points]
+            lower = [place(x, low) for x, (low, _) in zip(known_x, entry.band, strict=True)]
+            upper = [place(x, high) for x, (_, high) in zip(known_x, entry.band, strict=True)]
+            outline = " ".join(f"{x:g},{y:.1f}" for x, y in (*upper, *reversed(lower)))
+            parts.append(f'<polygon points="{outline}" fill="{entry.colour}" fill-opacity=".18"/>')
         known = [(n, *place(*point)) for n, point in enumerate(entry.points) if math.isfinite(point[1])]
         if entry.dash and len(known) > 1:
             steps = ((x2 - x1, y2 - y1) for (_, x1, y1), (_, x2, y2) in itertools.pairwise(known))

@@ -1,16 +1,20 @@
 """Loss, accuracy and perplexity of training runs, over time and over epochs, and where the wall time went."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from statistics import fmean
 
 from castwise.analysis import training_metrics
 from castwise.records.schema import Trial
 from castwise.render.fields import Field
 from castwise.render.units import format_percent, format_seconds
 from castwise.report import series
-from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, left_out, varied
+from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, downsample, left_out, varied
 from castwise.report.charts.memory import stack_keys, stacked
 from castwise.report.charts.svg import Panel, bar_chart, line_chart
+from castwise.report.collection import Configuration
 from castwise.report.series import Point
 
 _PARTS = {"first step": "start", "waiting for data": "data", "training": "train", "validation": "validation"}
@@ -20,27 +24,55 @@ _LEAST_WAIT = 0.0005  # of the training: less is shown as nothing
 def _curves(
     subject: GroupSubject, name: str, title: str, y_title: str, points_of: Callable[[Trial], Iterator[Point]]
 ) -> Chart | None:
-    """Return a value of each run over time and over epochs."""
+    """Return a value of each run over time and over epochs; of runs that differ in their seeds, mean and range."""
     group = subject.group
-    every = [(config, points) for config in group.configurations if (points := list(points_of(config.trial)))]
-    if not every:
+    runs: dict[str, list[tuple[Configuration, list[Point]]]] = {}
+    for config in group.configurations:
+        if points := list(points_of(config.trial)):
+            runs.setdefault(group.label(config, "seed"), []).append((config, points))
+    if not runs:
         return None
-    shown = every[:MAX_LINES]
+    shown = list(runs.items())[:MAX_LINES]
     panels = []
     for unit in ("seconds", "epochs"):
         lines = []
-        for config, points in shown:
-            over = [(point.seconds if unit == "seconds" else point.epoch, point.value) for point in points]
-            lines.append(subject.line(config, over, f"at the end {points[-1].value:.4g}"))
+        for label, seeds in shown:
+            means = _means(points for _, points in seeds)
+            kept = [means[number] for number in downsample(len(means))]
+            over = [(point.seconds if unit == "seconds" else point.epoch, point.value) for point, _, _ in kept]
+            line = subject.line(seeds[0][0], over, f"at the end {means[-1][0].value:.4g}")
+            if len(seeds) > 1:
+                tip = f"{label}, {len(seeds)} seeds\nat the end {means[-1][0].value:.4g}"
+                ranges = [(low, high) for _, low, high in kept]
+                line = replace(line, name=label, tip=tip, band=ranges)
+                if len(ranges) == 1:  # an area of one point has no width
+                    line = replace(line, band=(), intervals=ranges)
+            lines.append(line)
         panels.append(Panel(y_title, varied(lines), unit))
-    last = [f"{group.label(config)} {points[-1].value:.4g}" for config, points in shown[:8]]
+    last = [f"{label} {_means(points for _, points in seeds)[-1][0].value:.4g}" for label, seeds in shown[:8]]
+    most = max(len(seeds) for _, seeds in shown)
+    about = f" Lines are means over up to {most} seeds, areas their ranges." if most > 1 else ""
     return Chart(
         name=name,
         title=f"{title} over time and epochs",
-        summary=f"At the end: {', '.join(last)}.",
+        summary=f"At the end: {', '.join(last)}.{about}",
         draw=lambda width: line_chart(panels, width),
-        note=left_out("{} of {:,} runs; `castwise export` has all.", shown, every),
+        note=left_out("{} of {:,} runs; `castwise export` has all.", shown, runs),
     )
+
+
+def _means(runs: Iterable[Sequence[Point]]) -> list[tuple[Point, float, float]]:
+    """Return the mean point of runs at each of their epochs, with the lowest and the highest value there."""
+    at: dict[float, list[Point]] = {}
+    for points in runs:
+        for point in points:
+            at.setdefault(point.epoch, []).append(point)
+    found = []
+    for epoch, points in sorted(at.items()):
+        values = [point.value for point in points if math.isfinite(point.value)] or [math.nan]
+        mean = Point(points[0].step, fmean(point.seconds for point in points), fmean(values), epoch)
+        found.append((mean, min(values), max(values)))
+    return found
 
 
 loss = partial(_curves, name="loss", title="Training loss", y_title="training loss", points_of=series.losses)

@@ -1,9 +1,11 @@
 """The batches of a training run's epochs, as its recipe asks for: from a DataLoader, or from data on the device."""
 
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from castwise.worker.distributed import Peers
 from castwise.worker.lifetime import kill_when_parent_dies
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.techniques.batch_layout import Prepare
+from castwise.worker.user_model.batches import to_device
 
 Sample = tuple[Tensor, int]
 
@@ -81,6 +84,8 @@ def make_training_data(
         DataError: Real data is missing or is not what its name says.
     """
     assert spec.recipe is not None, "a training trial has a recipe"
+    if task.training_set is not None:
+        return _users_batches(task, spec).prepared(prepare), None
     if spec.data_set == SYNTHETIC:
         return _synthetic_source(row, task, spec, spec.recipe, peers).prepared(prepare), None
     is_text = spec.data_set.removeprefix(SYNTHETIC_PREFIX) == WIKITEXT2.name
@@ -101,6 +106,26 @@ def _synthetic_source(row: Workload, task: Task, spec: TrialSpec, recipe: Recipe
         return BatchSource(images.num_batches, images.start)
     samples = SyntheticSamples(total, side, num_classes)
     return load_batches(samples, recipe.loader, spec.process_batch_size, spec.seed, device, peers)
+
+
+def _users_batches(task: Task, spec: TrialSpec) -> BatchSource:
+    """Return the user's own batches, in tuples of those of one optimizer step if there are several.
+
+    The global generators are seeded at the begin of each epoch: what a data loader shuffles by, and dropout draws from.
+    """
+    own: Any = task.training_set
+    parts = 1 if task.user_loop is None else task.user_loop.accumulate
+
+    def read(epoch: int) -> Iterator[Batch]:
+        seed = seed_of(spec.seed, epoch)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        batches = iter(own)
+        while len(step := tuple(itertools.islice(batches, parts))) == parts:
+            yield step if parts > 1 else step[0]
+
+    return BatchSource(len(own) // parts, read, partial(to_device, device=torch.device(spec.device)))
 
 
 def _text_sources(

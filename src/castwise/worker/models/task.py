@@ -1,9 +1,9 @@
 """What a workload provides to the training step: model, batches, loss."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -65,5 +65,8 @@ class Task:
     # `compute_loss` with `num_chunks` or `is_sparse`, if it can; without a technique it takes neither.
     loss_with: Callable[..., Tensor] | None = None
     user_loop: UserLoop | None = None  # None for castwise's workloads
+    training_set: Iterable[Any] | None = None  # the user's batches of an epoch; it has a length
+    validate: Callable[[nn.Module], float] | None = None  # the user's: the score of the model
+    higher_is_better: bool = False  # whether a higher score of `validate` is better
     fake_copy: FakeCopy | None = None  # of a model that was sharded since: shards cannot be copied
     notes: tuple[str, ...] = ()  # what the user's code did that affects its figures

@@ -69,7 +69,7 @@ class BatchMaker:
         make_one = self._resized if self._function is None else self._called
         torch.manual_seed(generator.initial_seed())  # the user's function draws from torch's global generator
         steps = count if self._function is not None else 1
-        made = [tuple(_to_device(make_one(size), device) for _ in range(self._accumulate)) for _ in range(steps)]
+        made = [tuple(to_device(make_one(size), device) for _ in range(self._accumulate)) for _ in range(steps)]
         return made if self._accumulate > 1 else [parts[0] for parts in made]
 
     def _called(self, size: int) -> Any:
@@ -105,7 +105,7 @@ class BatchMaker:
         self._check(batch)
 
 
-def _to_device(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Any, device: torch.device) -> Any:
     """Return the batch with its tensors on the device, floating-point ones in float32, from which precisions cast."""
 
     def move(tensor: Tensor) -> Tensor:

@@ -32,6 +32,10 @@ class Contract:
     clip_grad_norm: float | None = None  # the norm that gradients are clipped to
     unit: Unit = "samples"  # what throughput counts
     units_per_sample: int = 1
+    # For `castwise accuracy`: the batches of an epoch, and a function of the model that returns its score.
+    training_set: Any = None
+    validate: Callable[[nn.Module], float] | None = None
+    higher_is_better: bool = False  # whether a higher score is better
 
 
 NAMES = tuple(field.name for field in fields(Contract))
@@ -106,7 +110,7 @@ def check_single_optimizer(optimizer: Any, source: str) -> None:
 
 
 def _check_parts(contract: Contract, source: str) -> None:
-    for name in ("loss", "training_step"):
+    for name in ("loss", "training_step", "validate"):
         value = getattr(contract, name)
         if value is not None and not callable(value):
             raise UsageError(f"The {name} of {source} is {_a(value)}, not a function.")
@@ -124,6 +128,11 @@ def _check_parts(contract: Contract, source: str) -> None:
     norm = contract.clip_grad_norm
     if norm is not None and not (isinstance(norm, int | float) and norm > 0):
         raise UsageError(f"The clip_grad_norm of {source} is {norm!r}, not a number above 0.")
+    training_set = contract.training_set
+    if training_set is not None and not (hasattr(training_set, "__iter__") and hasattr(training_set, "__len__")):
+        raise UsageError(
+            f"The training_set of {source} is {_a(training_set)}, not batches with a length, such as a DataLoader."
+        )
     if contract.unit not in _UNITS:
         raise UsageError(f"The unit of {source} is {contract.unit!r}. It may be: {', '.join(_UNITS)}.")
 

@@ -1,0 +1,224 @@
+"""What `castwise accuracy` found as a table, sentences, Markdown, CSV or JSON."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from castwise.accuracy.result import AccuracyResult, Metric, Runs
+from castwise.analysis.statistics import has_interval
+from castwise.registry.techniques import join
+from castwise.registry.workloads import find_workload
+from castwise.render.console import print_line, took_words
+from castwise.render.fields import (
+    FlatRow,
+    estimate_values,
+    find_field,
+    find_fields,
+    short_ratio_text,
+    trial_values,
+)
+from castwise.render.notes import measured_on
+from castwise.render.table import (
+    DataTable,
+    csv_grid,
+    json_document,
+    json_text,
+    markdown_grid,
+    markdown_text,
+    plain,
+    print_data_table,
+    short_table_of,
+)
+from castwise.render.units import format_ratio, pluralize
+from castwise.spec.quantities import format_interval, with_interval
+
+SHORT = {
+    "precision": "precision",
+    "score": "score",
+    "difference": "difference",
+    "verdict": "verdict",
+    "seeds": "runs",
+    "speedup": "speed-up",
+    "gain": "× to score",
+}
+_ENDS = ("low", "high")
+IN_FILES = (
+    *("workload", "data_set", "precision", "loss_scale", "techniques", "batch_size", "seeds", "num_diverged", "score"),
+    *("score_spread", "area", "difference", *(f"difference_{end}" for end in _ENDS), "verdict", "pairs_needed"),
+    *(part for name in ("speedup", "step_efficiency", "gain") for part in (name, *(f"{name}_{end}" for end in _ENDS))),
+)
+_WIDE = (
+    *("precision", "loss_scale", "score", "score_spread", "area", "difference", "verdict", "seeds", "num_diverged"),
+    *("speedup", "step_efficiency", "gain"),
+)
+
+
+def flat_row(runs: Runs) -> dict[str, Any]:
+    """Return the values of a precision's runs by field name, as they are shown; a difference above 0 is better."""
+    metric, verdict = runs.metric, runs.verdict
+    shown = None if runs.mean is None else metric.shown(runs.mean)
+    difference = verdict.difference if verdict is not None else None
+    ends = {} if difference is None else {end: getattr(difference, end) for end in ("value", *_ENDS)}
+    of_difference = {name: metric.shown_difference(value) for name, value in ends.items()}
+    return {
+        **trial_values(runs.trials[-1]),
+        "seeds": len(runs.trials),
+        "seeds_text": str(len(runs.trials)),
+        "score": shown,
+        "score_text": "–" if shown is None else _score_text(shown, metric),
+        "score_spread": runs.spread,
+        "area": None if runs.mean_area is None else metric.shown(runs.mean_area),
+        "difference": of_difference.get("value"),
+        "difference_text": _difference_text(of_difference) if of_difference else "",
+        **{f"difference_{end}": of_difference.get(end) for end in _ENDS},
+        "num_diverged": sum(trial.status == "diverged" for trial in runs.trials),
+        "verdict": verdict_text(runs),
+        "pairs_needed": verdict and verdict.pairs_needed,
+        **estimate_values("speedup", runs.speedup),
+        **estimate_values("step_efficiency", runs.step_efficiency),
+        **estimate_values("gain", runs.gain),
+    }
+
+
+def verdict_text(runs: Runs) -> str:
+    """Return the verdict in a few words."""
+    verdict = runs.verdict
+    if verdict is None:
+        return "baseline" if runs.failed is None else runs.failed.status
+    return f"diverged {verdict.num_diverged} of {verdict.num_runs}" if verdict.num_diverged else verdict.kind
+
+
+def sentences(result: AccuracyResult) -> list[str]:
+    """Return the answer in words, a sentence or two for each precision compared with the baseline."""
+    lines = [_sentence(each, result) for each in result.runs[1:]]
+    first = result.baseline
+    if first.failed is not None:
+        lines.insert(0, f"{first.spec.precision}, the baseline, gave no score: {first.failed.message}.")
+    elif first.mean is None:
+        lines.insert(
+            0, f"{first.spec.precision}, the baseline, diverged in every run: nothing can be compared with it."
+        )
+    if find_workload(first.spec.workload).pretrained and first.spec.weights is None:
+        lines.append("The weights were random at first, and not the source's pretrained ones.")
+    if result.budget_ended:
+        lines.append("The budget ended. The same command with a longer --budget goes on.")
+    return lines
+
+
+def _sentence(runs: Runs, result: AccuracyResult) -> str:
+    name, other = runs.spec.precision, result.baseline.spec.precision
+    verdict, metric = runs.verdict, runs.metric
+    if verdict is None:
+        assert runs.failed is not None
+        return f"{name} gave no score: {runs.failed.status}: {runs.failed.message}."
+    pairs = pluralize(verdict.num_pairs, "pair") + " of runs"
+    compared = compared_text(runs) if verdict.difference else ""
+    match verdict.kind:
+        case "diverged":
+            return f"{name} diverged in {verdict.num_diverged} of {verdict.num_runs} runs. {other} did not."
+        case "not enough runs" if not compared:
+            return f"{name} cannot be compared with {other}: {pairs} with a score."
+        case "not enough runs":
+            more = (
+                f" About {verdict.pairs_needed} would do: --seeds {verdict.pairs_needed}."
+                if verdict.pairs_needed
+                else ""
+            )
+            return f"{name} is undecided compared with {other}: {compared}.{more}"
+    line = f"{name} is {verdict.kind}{' as' if verdict.kind == 'as good' else ' than'} {other}: {compared}."
+    if runs.gain is not None:
+        interval = format_interval(runs.gain.value, runs.gain.low, runs.gain.high) if has_interval(runs.gain) else ""
+        gain = with_interval(format_ratio(runs.gain.value), interval)
+        return f"{line} It reaches {other}'s {metric.name} {gain} as fast."
+    return f"{line} It does not reach {other}'s {metric.name}, even less the margin."
+
+
+def _score_text(value: float, metric: Metric) -> str:
+    return f"{100 * value:.2f} %" if metric.name == "accuracy" else f"{value:.4g}"
+
+
+def difference_unit(metric: Metric) -> str:
+    """Return what differences are in, with a space before it."""
+    return " points" if metric.name == "accuracy" else " %"
+
+
+def _difference_text(values: FlatRow) -> str:
+    """Return a difference as `+0.02 [−0.05, +0.09]`, in points of accuracy or per cent of the perplexity."""
+    texts = {name: f"{100 * value:+z.2f}".replace("-", "−") for name, value in values.items()}
+    return f"{texts['value']} [{texts['low']}, {texts['high']}]"
+
+
+def compared_text(runs: Runs) -> str:
+    """Return the difference from the baseline, over how many pairs, and the margin."""
+    verdict, unit = runs.verdict, difference_unit(runs.metric)
+    pairs = pluralize(verdict.num_pairs if verdict else 0, "pair")
+    return f"{flat_row(runs)['difference_text']}{unit} over {pairs} of runs, margin {100 * runs.margin_share:.2g}{unit}"
+
+
+def headline(result: AccuracyResult) -> str:
+    """Return what was trained, in a line."""
+    spec = result.baseline.spec
+    loop = f", {join(spec.techniques).replace('+', ' + ')}" if spec.techniques else ""
+    epochs = spec.recipe.num_epochs if spec.recipe is not None else 0
+    data = f"on {spec.data_set}, batch {spec.batch_size}" if spec.user_model is None else "on its training set"
+    return f"{spec.workload} {data}, {pluralize(epochs, 'epoch')}{loop}"
+
+
+def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow]:
+    """Return a row for each precision; with all columns if it is wide."""
+    rows: list[FlatRow] = [flat_row(runs) for runs in result.runs]
+    titles = {"score": result.metric.name, "difference": f"difference,{difference_unit(result.metric)}"}
+    titles["speedup"] = f"× {result.baseline.spec.precision}"
+    if wide:
+        return DataTable([find_field(name, titles.get(name, "")) for name in _WIDE], rows)
+    formats = {"gain": short_ratio_text("gain")}
+    return short_table_of({**SHORT, **titles}, rows, formats=formats, wraps=("precision", "verdict", "difference"))
+
+
+def print_result(result: AccuracyResult, console: Console, *, wide: bool = False) -> None:
+    """Print the table and the answer to a terminal."""
+    print_line(console, headline(result), "bold")
+    print_data_table(console, table_of(result, wide=wide))
+    print_line(console, measured_on(result.trials, is_brief=not wide), "dim")
+    console.print()
+    for line in sentences(result):
+        print_line(console, line)
+    print_line(console, f"{took_words(len(result.trials), result.num_recorded, result.seconds)}.", "dim")
+
+
+def markdown(result: AccuracyResult) -> str:
+    """Return the same as Markdown."""
+    table = table_of(result)
+    lines = [markdown_text(f"{headline(result)}, {measured_on(result.trials)}"), ""]
+    lines += [*markdown_grid(table.columns, table.rows), ""]
+    return "\n".join([*lines, *(f"- {markdown_text(line)}" for line in sentences(result))]) + "\n"
+
+
+def csv(result: AccuracyResult) -> str:
+    """Return a line for each precision, with plain values."""
+    return csv_grid(find_fields(IN_FILES), _rows(result.runs))
+
+
+def document(result: AccuracyResult) -> dict[str, Any]:
+    """Return what `--format json` prints: a row for each precision, the sentences, and whole records."""
+    return json_document(
+        workload=result.baseline.spec.workload,
+        metric=result.metric.name,
+        margin=result.margin,
+        precisions=[plain(find_fields(IN_FILES), row) for row in _rows(result.runs)],
+        sentences=sentences(result),
+        seconds=result.seconds,
+        num_recorded=result.num_recorded,
+        trials=[json.loads(trial.model_dump_json()) for trial in result.trials],
+    )
+
+
+def json_result(result: AccuracyResult) -> str:
+    """Return `document` as text."""
+    return json_text(document(result))
+
+
+def _rows(runs: Sequence[Runs]) -> list[FlatRow]:
+    return [flat_row(each) for each in runs]

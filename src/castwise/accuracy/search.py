@@ -1,0 +1,204 @@
+"""The search for verdicts: seed by seed, until each precision has one, or the budget ends."""
+
+import time
+from dataclasses import dataclass, field, replace
+
+from castwise.accuracy.options import AccuracyOptions
+from castwise.accuracy.result import AccuracyResult, Runs, runs_of
+from castwise.analysis.equivalence import looks_of
+from castwise.errors import UsageError
+from castwise.orchestrator.job import Job, build_job
+from castwise.orchestrator.machine import EngineFactory, check_device_name, detect_machine, inspect_user_model, provide
+from castwise.orchestrator.processes import import_once
+from castwise.orchestrator.runner import CachedMeasure, Listener
+from castwise.records.schema import Environment, Trial
+from castwise.records.store import ResumePolicy, Store
+from castwise.registry.datasets import find_data_set
+from castwise.registry.precisions import BASELINE, find_precision, is_same_as_fp32, why_unsupported
+from castwise.registry.suites import RunGrid, Suite, find_recipe
+from castwise.registry.techniques import NONE, SETS, TUNED, parse_techniques, resolve
+from castwise.registry.techniques import why_unsupported as why_technique_unsupported
+from castwise.registry.workloads import find_workload
+from castwise.spec.loss_scale import parse_loss_scale
+from castwise.spec.recipe import Recipe
+from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import UserWorkload, locate, slow_imports
+
+_PRECISIONS = (BASELINE, "tf32", "fp16-mixed", "bf16-mixed")  # if none is named
+_FEWEST_SEEDS = 2
+
+
+@dataclass(frozen=True)
+class AccuracyJob:
+    """A search made concrete on this machine."""
+
+    specs: tuple[TrialSpec, ...]  # with seed 0; the baseline first
+    options: AccuracyOptions
+    began: float  # `time.perf_counter()` when the command began
+    job: Job = field(repr=False)
+
+    def run(self) -> AccuracyResult:
+        """Train pairs of runs until each precision has its verdict, or the budget ends.
+
+        Raises:
+            UsageError: The budget is too short for two runs of each precision.
+        """
+        measure = CachedMeasure(self.job.runner)
+        trials: list[Trial] = []
+        looks = looks_of(self.options.seeds)
+        open_specs = list(self.specs)
+        budget_ended = False
+        for seed in range(self.options.seeds):
+            started = time.perf_counter()
+            # In turns, so that none always trains on a GPU that the one before it has warmed.
+            for spec in open_specs if seed % 2 == 0 else reversed(open_specs):
+                trial = measure(spec.model_copy(update={"seed": seed}))
+                trials.append(trial)
+                if not seed and len(trials) == 1:
+                    self._check_budget(trial)
+            found = self._runs(trials)
+            failed = [each.spec.key for each in found if each.failed is not None]
+            if found[0].spec.key in failed or (found[0].mean is None and seed + 1 >= _FEWEST_SEEDS):
+                break  # there is nothing to compare with
+            if seed + 1 in looks:
+                failed += [each.spec.key for each in found if each.verdict is not None and each.verdict.is_decided]
+            open_specs = [spec for spec in open_specs if spec.key not in failed]
+            if len(open_specs) < 2:  # the baseline alone
+                break
+            left = self._seconds_left()
+            if left is not None and seed + 1 < self.options.seeds and time.perf_counter() - started > left:
+                budget_ended = True
+                break
+        num_recorded = sum(trial.spec.key in measure.known for trial in trials)
+        seconds = time.perf_counter() - self.began
+        return AccuracyResult(self._runs(trials), seconds, num_recorded, budget_ended)
+
+    def _runs(self, trials: list[Trial]) -> tuple[Runs, ...]:
+        return runs_of(trials, self.specs[0].precision, self.options.margin, self.options.seeds)
+
+    def _seconds_left(self) -> float | None:
+        budget = self.options.budget_seconds
+        return None if budget is None else budget - (time.perf_counter() - self.began)
+
+    def _check_budget(self, first: Trial) -> None:
+        left, needed = self._seconds_left(), (_FEWEST_SEEDS * len(self.specs) - 1) * first.duration_seconds
+        if left is not None and needed > left:
+            whole = self.options.budget_seconds or 0.0
+            raise UsageError(
+                f"A budget of {whole:.0f} s is too short: one run took {first.duration_seconds:.0f} s, and two runs of "
+                f"each of {len(self.specs)} precisions take about {whole - left + needed:.0f} s. It is on record."
+            )
+
+
+def prepare_accuracy(
+    options: AccuracyOptions, listener: Listener | None = None, make_engine: EngineFactory | None = None
+) -> AccuracyJob:
+    """Check a request against the machine, and return the search that answers it.
+
+    Raises:
+        UsageError: The request cannot be carried out as it stands.
+        DataError: The data set is damaged, or missing and cannot be downloaded.
+        StoreError: The results folder cannot be written.
+        EngineError: No measuring process could be started.
+    """
+    began = time.perf_counter()
+    _check(options)
+    is_own = find_workload(options.workload).family == "own"
+    recipe = None if is_own else find_recipe(options.workload, options.data_set)
+    own = locate(options.workload) if is_own else None
+    import_once(slow_imports([options.workload] if is_own else []))
+    machine = detect_machine(options.device, options.data_dir, make_engine)
+    user_workload = None if own is None else inspect_user_model(machine, own, options.timeout_seconds)
+    if user_workload is not None and not user_workload.can_be_judged:
+        raise UsageError(
+            f"'{options.workload}' gives no training_set and validate, and without them there is no accuracy. "
+            "docs/accuracy.md shows how."
+        )
+    names = _precisions(options, machine.environment)
+    specs = tuple(
+        _spec_of_suite(options, *recipe, name, machine.device)
+        if recipe is not None
+        else _spec_of_user(options, user_workload, name, machine.device)
+        for name in names
+    )
+    for spec in specs:
+        reason = why_technique_unsupported(spec, machine.environment.hardware.capability)
+        if reason is not None:
+            raise UsageError(f"{spec.label}: {reason}.")
+    if recipe is not None:
+        provide(machine.engine, find_data_set(recipe[1].data_set), machine.data_dir)
+    store = Store(options.results) if options.results is not None else None
+    job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
+    if user_workload is not None:
+        job = replace(job, user_workloads={options.workload: user_workload})
+    return AccuracyJob(specs, options, began, job)
+
+
+def _check(options: AccuracyOptions) -> None:
+    if options.margin is not None and not 0 < options.margin < 1:
+        raise UsageError(
+            f"A margin of {options.margin:g} is impossible: name a share above 0 and below 1, such as 0.3%."
+        )
+    if options.seeds < _FEWEST_SEEDS:
+        raise UsageError(f"{options.seeds} seed tells nothing about the spread between seeds: name at least 2.")
+    for name in options.precisions or ():
+        find_precision(name)
+    if len({find_precision(name).name for name in options.precisions or (BASELINE, "tf32")}) < 2:
+        raise UsageError("Name at least two precisions: the first is the baseline, unless fp32 is among them.")
+    if len(options.techniques or (NONE,)) > 1:
+        raise UsageError("--techniques is one loop here: join techniques by '+'. Give one command for each loop.")
+    check_device_name(options.device)
+
+
+def _precisions(options: AccuracyOptions, environment: Environment) -> list[str]:
+    """Return the precisions to train in, the baseline first."""
+    names = [find_precision(name).name for name in options.precisions or _PRECISIONS]
+    kept = []
+    for name in dict.fromkeys(names):
+        row = find_precision(name)
+        reason = why_unsupported(row, environment.hardware)
+        if reason and options.precisions:
+            raise UsageError(f"{reason}. Leave it out.")
+        if not reason and (options.precisions or not is_same_as_fp32(row, environment.hardware)):
+            kept.append(name)
+    return sorted(kept, key=lambda name: name != BASELINE)  # stable: the first named without fp32
+
+
+def _spec_of_suite(options: AccuracyOptions, suite: Suite, grid: RunGrid, precision: str, device: str) -> TrialSpec:
+    recipe = suite.recipes[grid.recipe].model_copy(update={"validate_each_epoch": True})
+    if options.epochs is not None and options.epochs < recipe.epochs:
+        recipe = recipe.model_copy(update={"stop_after": options.epochs})
+    spec = _spec(options, recipe, precision, device, grid.batch_sizes[0])
+    spec = spec.model_copy(update={"data_set": grid.data_set})
+    tuned = parse_techniques(suite.tuned[spec.workload]) if spec.workload in suite.tuned else SETS[TUNED]
+    return resolve(_loop(options), spec, {**SETS, TUNED: tuned})
+
+
+def _spec_of_user(options: AccuracyOptions, own: UserWorkload | None, precision: str, device: str) -> TrialSpec:
+    assert own is not None
+    recipe = Recipe(epochs=options.epochs or 1, validate_each_epoch=True)
+    spec = _spec(options, recipe, precision, device, own.batch_size or own.accumulate)
+    return resolve(_loop(options), spec.model_copy(update={"user_model": own.model}))
+
+
+def _loop(options: AccuracyOptions) -> tuple[str, ...]:
+    return parse_techniques((options.techniques or (NONE,))[0])
+
+
+def _spec(options: AccuracyOptions, recipe: Recipe, precision: str, device: str, batch_size: int) -> TrialSpec:
+    scale = find_precision(precision).loss_scale
+    if options.loss_scale is not None and scale != "none":
+        scale = parse_loss_scale(options.loss_scale)
+    spec = TrialSpec(
+        workload=find_workload(options.workload).name,
+        precision=precision,
+        loss_scale=scale,
+        batch_size=batch_size,
+        device=device,
+        kind="training",
+        recipe=recipe.model_copy(update={"max_steps": options.max_steps or recipe.max_steps}),
+    )
+    if options.timeout_seconds is None:
+        return spec
+    limit = spec.protocol.model_copy(update={"timeout_seconds": options.timeout_seconds})
+    return spec.model_copy(update={"protocol": limit})

@@ -1,0 +1,52 @@
+"""`castwise accuracy`."""
+
+from typing import TYPE_CHECKING
+
+from castwise.accuracy.options import AccuracyOptions
+from castwise.cli.options import PrintOptions
+
+if TYPE_CHECKING:
+    from castwise.accuracy.result import AccuracyResult
+    from castwise.orchestrator.job import Job
+    from castwise.orchestrator.machine import EngineFactory
+
+EXAMPLES = """\
+Examples:
+
+    castwise accuracy mnist-cnn                     four precisions, up to 12 seeds
+    castwise accuracy wrn-28-10 --techniques tuned --precision fp32,bf16-mixed
+    castwise accuracy lstm-lm --margin 1% --budget 10min
+    castwise accuracy mnist-cnn --seeds 30          more seeds, if 12 do not decide
+"""
+
+
+def accuracy(options: AccuracyOptions, output: PrintOptions) -> int:
+    """Train pairs of runs on real data, and say in which precision the model becomes as good."""
+    from castwise.accuracy import render
+    from castwise.accuracy.search import prepare_accuracy
+    from castwise.cli.measuring import FAILED, announce, answer, looking, measuring, next_step, say_logs
+    from castwise.cli.output import emit
+    from castwise.render.console import print_ending, result_console
+
+    def work(make_engine: "EngineFactory | None") -> "tuple[Job, AccuracyResult]":
+        with looking():
+            search = prepare_accuracy(options, progress, make_engine)
+        announce(search.job)
+        with progress:
+            return search.job, search.run()
+
+    with measuring(options, output) as progress:
+        _, found = answer(options, work)
+    if output.verbose:
+        say_logs(found.trials)
+    emit(
+        output.format,
+        table=lambda console: render.print_result(found, console, wide=output.wide),
+        markdown=lambda: render.markdown(found),
+        csv=lambda: render.csv(found),
+        json=lambda: render.json_result(found),
+    )
+    if output.format == "table":
+        print_ending(result_console(), next_step(options.results, len(found.trials)))
+    # That a precision diverges is what the command is there to find out.
+    return FAILED if any(each.failed is not None for each in found.runs) else 0

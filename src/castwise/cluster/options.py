@@ -1,0 +1,95 @@
+"""On which machines `castwise run` measures."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from castwise.errors import UsageError
+from castwise.spec.options import COUNT, OF_MACHINE, Option, RunOptions, options_of
+
+if TYPE_CHECKING:
+    from castwise.spec.plan_file import PlanFile
+    from castwise.spec.trial import TrialSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyMachinesOptions:
+    """How the trials of `castwise run` are divided among machines."""
+
+    plan_only: Annotated[
+        Path | None,
+        Option(
+            "Write the plan, for a GPU unless --device is cpu, and measure nothing.", "Many machines", metavar="FILE"
+        ),
+    ] = None
+    plan: Annotated[
+        Path | None,
+        Option(
+            "Measure the plan in this file, in the place of a workload and its options.",
+            "Many machines",
+            metavar="FILE",
+        ),
+    ] = None
+    shard: Annotated[
+        str | None, Option("Measure only this part of --plan: 1/8 to 8/8.", "Many machines", metavar="I/N")
+    ] = None
+
+    on: Annotated[
+        str | None,
+        Option(
+            "Measure on other machines: slurm, where jobs are submitted; ray, the cluster of this machine or of "
+            "RAY_ADDRESS; or ray://HEAD:10001.",
+            "Many machines",
+            metavar="ENGINE",
+        ),
+    ] = None
+    nodes: Annotated[
+        int | None, Option("Nodes that measure at the same time, at the most.", "Many machines", **COUNT)
+    ] = None
+    per: Annotated[
+        Literal["gpu-model", "node"] | None,
+        Option("Measure the whole plan on each (ray): every GPU model, or every node.", "Many machines"),
+    ] = None
+    partition: Annotated[str | None, Option("Slurm's partition.", "Many machines")] = None
+    gres: Annotated[
+        str | None,
+        Option("Slurm's gres. Without it: as many GPUs as the plan needs, gpu:1.", "Many machines", metavar="GRES"),
+    ] = None
+    sbatch: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Other options of sbatch, comma-separated: time=60,account=mine.", "Many machines", metavar="KEY=VALUE,…"
+        ),
+    ] = None
+
+    def check(self, options: RunOptions) -> None:
+        """Raise a UsageError if options exclude each other."""
+        names = {each.name: each.label for each in options_of(RunOptions)}
+        if self.shard is not None and self.plan is None:
+            raise UsageError("--shard is a part of a plan. Name its file with --plan.")
+        if self.on is None and (self.nodes or self.per or self.partition or self.gres or self.sbatch):
+            raise UsageError("--nodes, --per, --partition, --gres and --sbatch go with --on slurm or --on ray.")
+        if self.on is not None:
+            if self.on not in ("slurm", "ray") and not self.on.startswith("ray://"):
+                raise UsageError(f"--on takes slurm, ray or ray://HEAD:10001; '{self.on}' is none of them.")
+            if self.on != "slurm" and (self.partition or self.gres or self.sbatch):
+                raise UsageError("--partition, --gres and --sbatch are options of Slurm. Leave them out with --on ray.")
+            if self.on == "slurm" and self.per is not None:
+                raise UsageError("--per goes with --on ray; for Slurm give one command a kind, each with its --gres.")
+            if self.shard is not None or self.plan_only is not None:
+                raise UsageError("--on measures a whole plan on other machines. Leave --shard and --plan-only out.")
+        if self.plan is not None and self.plan_only is not None:
+            raise UsageError("--plan-only writes a plan, and --plan reads one. Give one of the two.")
+        for each in fields(RunOptions) if self.plan is not None else ():
+            if each.name not in OF_MACHINE and getattr(options, each.name) != each.default:
+                raise UsageError(f"The plan '{self.plan}' says what is measured. Leave {names[each.name]} out.")
+
+    def read_shard(self) -> "tuple[PlanFile | None, tuple[TrialSpec, ...]]":
+        """Return the plan and those of its trials that are measured here; None and nothing without a plan."""
+        if self.plan is None:
+            return None, ()
+        from castwise.spec.plan_file import parse_shard, read_plan
+
+        plan = read_plan(self.plan)
+        number, count = parse_shard("--shard", self.shard or "1/1")
+        return plan, plan.shards(count)[number - 1]

@@ -1,0 +1,218 @@
+"""Shards on the nodes of a Ray cluster: an actor on each node holds all of it, and starts castwise as a process.
+
+No process of Ray measures, and each trial sees the node's GPUs. Records come back to this machine as they appear, so
+that no file system is shared.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
+
+from castwise.cluster.dispatch import Ended, Task
+from castwise.cluster.shard import ShardProcess, ShardResult
+from castwise.errors import EngineError, UsageError, shortened
+from castwise.orchestrator.temporary_files import TemporaryFolder, make_folder
+
+_LOOK_SECONDS = 5.0  # from one look at the nodes to the next
+_REPLY_SECONDS = 2.0  # after which a node says what is new
+_PATIENCE_SECONDS = 300.0  # in which a node must come if there is none
+
+
+class ShardFiles(NamedTuple):
+    """What a node needs to measure a shard, and to go on with one that was begun."""
+
+    plan: bytes
+    records: Mapping[str, bytes]  # by their paths in the results folder
+    arguments: Callable[[str, str], list[str]]  # from the names of the plan and of the results folder
+    folder: str  # where it runs, if the node has it
+
+
+class NodeActor:
+    """What runs on a node."""
+
+    def __init__(self) -> None:
+        self._folder: TemporaryFolder | None = None
+        self._process: ShardProcess | None = None
+        self._sent: set[str] = set()
+
+    def start(self, files: ShardFiles) -> None:
+        """Start castwise on a shard."""
+        self._folder = make_folder()
+        plan, results = self._folder.path / "plan", self._folder.path / "results"
+        plan.write_bytes(files.plan)
+        for name, content in files.records.items():
+            (results / name).parent.mkdir(parents=True, exist_ok=True)
+            (results / name).write_bytes(content)
+        self._sent = set(files.records)
+        self._process = ShardProcess(files.arguments(str(plan), str(results)), files.folder)
+
+    def news(self) -> tuple[list[bytes], ShardResult | None]:
+        """Wait a moment; return the records that are new, and how castwise ended if it has."""
+        assert self._process is not None
+        assert self._folder is not None
+        deadline = time.monotonic() + _REPLY_SECONDS
+        while (result := self._process.poll()) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        results = self._folder.path / "results"
+        new = sorted({str(path.relative_to(results)) for path in results.rglob("*.json")} - self._sent)
+        self._sent.update(new)
+        contents = [(results / name).read_bytes() for name in new]
+        if result is not None:
+            self._folder.remove()
+            self._folder = self._process = None
+        return contents, result
+
+    def end(self) -> None:
+        """End castwise, and what it started."""
+        if self._process is not None:
+            self._process.end()
+        if self._folder is not None:
+            self._folder.remove()
+
+
+class _Node:
+    """A node, its actor, and what is waited for: that the actor starts, or news of a shard."""
+
+    def __init__(self, actor: Any, name: str, kind: str) -> None:
+        self.actor, self.name, self.kind = actor, name, kind
+        self.task: Task | None = None
+        self.reply: Any = actor.__ray_ready__.remote()
+
+
+class RayBackend:
+    """The nodes of a Ray cluster.
+
+    Args:
+        address: The cluster's; None takes RAY_ADDRESS, or else this machine's cluster, or starts one.
+        files_of: Returns what a node needs for a task.
+        save: Keeps records, as they were written.
+        num_gpus: Of a node at least; 0 for a plan of the CPU.
+        nodes: How many are taken at the most; None takes all.
+        per: Whether a task's kind is the model of a node's GPUs, or the node itself.
+    """
+
+    def __init__(
+        self,
+        address: str | None,
+        files_of: Callable[[Task], ShardFiles],
+        save: Callable[[Sequence[bytes]], None],
+        num_gpus: int,
+        nodes: int | None = None,
+        *,
+        per: Literal["gpu-model", "node"] = "gpu-model",
+    ) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise UsageError("--on ray needs Ray: pip install 'castwise[ray]'.") from None
+        self._ray: Any = ray
+        self._files_of, self._save, self._num_gpus, self._most, self._per = files_of, save, num_gpus, nodes, per
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise EngineError(
+                f"The Ray cluster '{address or 'auto'}' cannot be reached: {shortened(str(error))}"
+            ) from None
+        self._nodes: dict[str, _Node] = {}
+        self._next_look, self._last_seen = 0.0, time.monotonic()
+        self._look()
+        if not self._nodes:
+            self.close()
+            what = f"{num_gpus} GPUs" if num_gpus else "a CPU"
+            raise UsageError(f"No node of the Ray cluster has {what}, as the plan needs. `ray status` shows the nodes.")
+
+    @property
+    def kinds(self) -> list[str]:
+        """Return the models of the nodes' GPUs, as Ray calls them, or the nodes."""
+        return sorted({node.kind for node in self._nodes.values()})
+
+    def _look(self) -> None:
+        """Take nodes that have come: all of their CPUs and GPUs, so that nothing of Ray's runs beside a trial."""
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        for found in self._ray.nodes():
+            resources, name = found["Resources"], found["NodeID"]
+            has = resources.get("GPU", 0) >= self._num_gpus if self._num_gpus else resources.get("CPU", 0) >= 1
+            is_full = self._most is not None and len(self._nodes) >= self._most
+            if not found["Alive"] or not has or name in self._nodes or is_full:
+                continue
+            host = found.get("NodeManagerHostname", name)
+            models = (key.partition(":")[2] for key in resources if key.startswith("accelerator_type:"))
+            kind = host if self._per == "node" else next(models, "CPU")
+            strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(name, soft=False)
+            actor = self._ray.remote(NodeActor).options(
+                num_cpus=resources.get("CPU", 0),
+                num_gpus=resources.get("GPU", 0) if self._num_gpus else 0,
+                scheduling_strategy=strategy,
+            )
+            self._nodes[name] = _Node(actor.remote(), host, kind)
+
+    def start(self, waiting: deque[Task]) -> Mapping[Task, str]:
+        """Start a task on each node that is free."""
+        started: dict[Task, str] = {}
+        for name, node in self._nodes.items():
+            if node.task is not None or node.reply is not None:
+                continue
+            task = next((each for each in waiting if each.kind in ("", node.kind)), None)
+            if task is None:
+                continue
+            waiting.remove(task)
+            node.task = task
+            node.actor.start.remote(self._files_of(task))
+            node.reply = node.actor.news.remote()
+            started[task] = name
+        return started
+
+    def poll(self) -> list[Ended]:
+        """Wait for news of any node, and return the tasks that ended or whose node was lost.
+
+        Raises:
+            EngineError: There is no node, and none has come for minutes.
+        """
+        if time.monotonic() >= self._next_look:
+            self._look()
+        replies = {node.reply: name for name, node in self._nodes.items() if node.reply is not None}
+        if replies:
+            self._last_seen = time.monotonic()
+        elif time.monotonic() - self._last_seen > _PATIENCE_SECONDS:
+            raise EngineError("The Ray cluster has no node left for the plan. The same command goes on when it has.")
+        else:
+            time.sleep(0.1)
+            return []
+        ready, _ = self._ray.wait(list(replies), num_returns=len(replies), timeout=0.2)
+        ended: list[Ended] = []
+        for reply in ready:
+            node = self._nodes[name := replies[reply]]
+            try:
+                news = self._ray.get(reply)
+            except self._ray.exceptions.RayError as error:
+                del self._nodes[name]
+                with suppress(self._ray.exceptions.RayError):
+                    self._ray.kill(node.actor)
+                if node.task is not None:
+                    why = (str(error).strip() or type(error).__name__).splitlines()[0]
+                    ended.append(Ended(node.task, None, f"{node.name} was lost: {shortened(why)}"))
+                continue
+            node.reply = None
+            if node.task is None:  # the actor has started
+                continue
+            records, result = news
+            self._save(records)
+            if result is None:
+                node.reply = node.actor.news.remote()
+            else:
+                ended.append(Ended(node.task, result))
+                node.task = None
+        return ended
+
+    def running(self) -> int:
+        """Return how many nodes measure."""
+        return sum(node.task is not None for node in self._nodes.values())
+
+    def close(self) -> None:
+        """End what runs on the nodes, and leave the cluster."""
+        ends = [node.actor.end.remote() for node in self._nodes.values() if node.task is not None]
+        self._ray.wait(ends, num_returns=len(ends), timeout=10.0) if ends else None
+        self._ray.shutdown()

@@ -1,0 +1,72 @@
+"""A shard on a node: castwise as a process of its own, which ends with the process that started it."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+PROGRAM = ("-m", "castwise")  # what Python runs
+
+# Asks the kernel for SIGTERM when the parent is gone, and becomes the program; without such a call it only becomes it.
+# Source: Linux, include/uapi/linux/prctl.h: PR_SET_PDEATHSIG is 1.
+_BECOME = (
+    "import ctypes, os, sys; getattr(ctypes.CDLL(None), 'prctl', lambda *_: 0)(1, 15, 0, 0, 0); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+)
+_LAST_LINES = 5
+
+
+def shard_arguments(program: Sequence[str], extra: Sequence[str], plan: str, results: str) -> list[str]:
+    """Return the arguments of Python that measure the plan in a file."""
+    return [*program, "run", "--plan", plan, "--results", results, "--format", "json", *extra]
+
+
+class ShardResult(NamedTuple):
+    """How a shard ended."""
+
+    code: int  # castwise's exit code; negative for a signal
+    is_answered: bool  # whether castwise came to its end: it printed its results
+    said: str  # its last lines on stderr
+    host: str
+
+
+class ShardProcess:
+    """castwise on a shard, started by the arguments of Python, in a folder if this node has it."""
+
+    def __init__(self, arguments: Sequence[str], folder: str) -> None:
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  closed by `poll`
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _BECOME, str(os.getpid()), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._printed,
+            stderr=self._said,
+            cwd=folder if Path(folder).is_dir() else None,
+        )
+
+    def poll(self, *, waits: bool = False) -> ShardResult | None:
+        """Return how it ended; None while it runs, unless this waits for its end."""
+        code = self._process.wait() if waits else self._process.poll()
+        if code is None:
+            return None
+        with self._printed, self._said:
+            self._said.seek(0)
+            lines = self._said.read().decode(errors="replace").splitlines()
+            is_answered = code in (0, 1) and self._printed.seek(0, os.SEEK_END) > 0
+        return ShardResult(code, is_answered, "\n".join(lines[-_LAST_LINES:]), socket.gethostname())
+
+    def end(self) -> None:
+        """Interrupt it, as Ctrl-C would, and wait for its end."""
+        self._process.terminate()
+        self._process.wait()
+
+
+def run_shard(arguments: Sequence[str], folder: str) -> ShardResult:
+    """Run castwise on a shard to its end."""
+    result = ShardProcess(arguments, folder).poll(waits=True)
+    assert result is not None
+    return result

@@ -1,0 +1,123 @@
+"""Shards as a job array of Slurm, by submitit: Slurm decides when and where each runs."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from castwise.cluster.dispatch import Ended, Journal, Task
+from castwise.cluster.shard import ShardResult, run_shard
+from castwise.errors import EngineError, UsageError, shortened
+
+MOST_SHARDS = 1000  # of a job array. Source: Slurm, slurm.conf: MaxArraySize is 1001 by default
+_MINUTES = 240  # of a job, unless --sbatch time=… says otherwise
+# Seconds from one question to Slurm's accounting to the next: they grow with the wait, to be easy on it.
+_LOOK_SECONDS, _MOST_LOOK_SECONDS, _LOOK_SHARE = 1.0, 60.0, 0.1
+_LATE_SECONDS = 20.0  # by so much a shared file system may show a job's result after Slurm has called it ended
+
+
+def check_slurm() -> None:
+    """Raise a UsageError if no jobs can be submitted here."""
+    if importlib.util.find_spec("submitit") is None:
+        raise UsageError("--on slurm needs submitit: pip install 'castwise[slurm]'.")
+    if not shutil.which("sbatch"):
+        raise UsageError("There is no sbatch here. --on slurm runs where jobs are submitted, as on a login node.")
+
+
+class SlurmBackend:
+    """A plan's job arrays, all of one name; the journal knows the jobs that an earlier process started.
+
+    `folder` is for submitit's files, `arguments` are those of Python for a task, `options` those of sbatch (an empty
+    value is a flag), and `nodes` is how many tasks may run at the same time.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Callable[[Task], Sequence[str]],
+        name: str,
+        options: Mapping[str, str],
+        nodes: int | None,
+        journal: Journal,
+    ) -> None:
+        import submitit
+
+        self._folder, self._arguments, self._name, self._journal = folder, arguments, name, journal
+        if journal.is_submitting:
+            self.cancel()
+        self._executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
+        self._executor.update_parameters(
+            name=name,
+            timeout_min=_MINUTES,
+            slurm_array_parallelism=nodes or MOST_SHARDS,
+            slurm_use_srun=False,  # a step of srun would have one CPU of the node
+            slurm_additional_parameters={key: value or True for key, value in options.items()},
+        )
+        job_class: Any = submitit.SlurmJob
+        self._jobs: dict[Task, submitit.Job[ShardResult]] = {
+            task: job_class(folder=folder, job_id=job) for task, job in journal.jobs.items()
+        }
+        self._began, self._next_look = time.monotonic(), 0.0
+        self._gone_since: dict[Task, float] = {}
+
+    def start(self, waiting: deque[Task]) -> Mapping[Task, str]:
+        """Submit all tasks.
+
+        Raises:
+            EngineError: Slurm refuses them.
+        """
+        tasks = [waiting.popleft() for _ in range(len(waiting))]
+        here = os.getcwd()
+        self._journal.write([(Task(0), "submitting", "")])
+        try:
+            jobs = self._executor.map_array(run_shard, [self._arguments(task) for task in tasks], [here] * len(tasks))
+        except (RuntimeError, OSError) as error:
+            raise EngineError(f"Slurm does not take the jobs: {shortened(' '.join(str(error).split()))}") from None
+        self._jobs.update(zip(tasks, jobs, strict=True))
+        self._began = time.monotonic()
+        return {task: job.job_id for task, job in zip(tasks, jobs, strict=True)}
+
+    def poll(self) -> list[Ended]:
+        """Wait a moment, and return the tasks whose results are there, or whose jobs are gone without one."""
+        time.sleep(0.2)
+        names = set(os.listdir(self._folder))  # unlike a look at one file, this asks a shared file system anew
+        ended: list[Ended] = []
+        now = time.monotonic()
+        if now >= self._next_look and self._jobs:
+            next(iter(self._jobs.values())).watcher.update()
+            self._next_look = now + min(_MOST_LOOK_SECONDS, _LOOK_SECONDS + _LOOK_SHARE * (now - self._began))
+        for task, job in list(self._jobs.items()):
+            if job.paths.result_pickle.name in names:
+                error = job.exception()
+                lost = "" if error is None else shortened(str(error).strip())
+                ended.append(Ended(task, job.result() if error is None else None, lost))
+            elif not job.watcher.is_done(job.job_id, mode="cache"):
+                self._gone_since.pop(task, None)
+                continue
+            elif now - self._gone_since.setdefault(task, now) <= _LATE_SECONDS:
+                continue
+            else:
+                where = job.get_info(mode="cache").get("NodeList", "")
+                why = f"Slurm calls job {job.job_id} {job.state}" + (f" on {where}" if where else "")
+                if job.state.startswith("COMPLETED"):
+                    why += f", and its result is not in '{self._folder}': do the nodes share this folder?"
+                ended.append(Ended(task, None, why))
+            del self._jobs[task]
+        return ended
+
+    def running(self) -> int:
+        """Return how many jobs Slurm calls running."""
+        return sum(job.watcher.get_state(job.job_id, mode="cache") == "RUNNING" for job in self._jobs.values())
+
+    def cancel(self) -> None:
+        """Cancel the plan's jobs, also those that were handed in by a process which died before it could note them."""
+        subprocess.run(["scancel", "--user", str(os.getuid()), "--name", self._name], check=False)
+        self._journal.write((task, "cancelled", "") for task in list(self._journal.jobs))
+
+    def close(self) -> None:
+        """Leave the jobs to Slurm."""

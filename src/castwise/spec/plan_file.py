@@ -1,0 +1,102 @@
+"""A plan as a file, and its shards: parts that machines measure independently of each other."""
+
+import heapq
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from castwise._version import __version__
+from castwise.errors import UsageError, shortened
+from castwise.spec.frozen import FrozenModel
+from castwise.spec.options import OF_MACHINE, RunOptions, options_of
+from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import UserModel
+
+
+class PlanFile(FrozenModel):
+    """What `castwise run --plan-only` writes: a request, and the trials that it asks for."""
+
+    castwise: str = __version__  # another version refuses it
+    options: dict[str, Any]  # the request, by the options' keywords; without those of `OF_MACHINE`
+    models: dict[str, UserModel] = Field(default_factory=dict)  # by their names in the request
+    specs: tuple[TrialSpec, ...]  # one with repeat 0 for each configuration
+
+    @property
+    def device(self) -> str:
+        """Return the device that it is for: "cpu" or "cuda:N"."""
+        return self.specs[0].device
+
+    @property
+    def comparisons(self) -> list[tuple[TrialSpec, ...]]:
+        """Return the comparisons, the one with most configurations first.
+
+        Ratios are taken within a comparison, so that all of it is measured on one machine.
+        """
+        found: dict[str, list[TrialSpec]] = {}
+        for spec in self.specs:
+            found.setdefault(spec.comparison, []).append(spec)
+        return sorted(map(tuple, found.values()), key=len, reverse=True)
+
+    def shards(self, count: int) -> list[tuple[TrialSpec, ...]]:
+        """Return the trials of each shard, the largest shards first; some are empty if there are fewer comparisons.
+
+        The largest comparison that is left goes to the shard with the fewest configurations.
+        """
+        shards: list[list[TrialSpec]] = [[] for _ in range(count)]
+        smallest = [(0, number) for number in range(count)]
+        for comparison in self.comparisons:
+            size, number = heapq.heappop(smallest)
+            shards[number].extend(comparison)
+            heapq.heappush(smallest, (size + len(comparison), number))
+        return list(map(tuple, shards))
+
+
+def planned_options(options: RunOptions) -> dict[str, Any]:
+    """Return a request as a plan file has it."""
+    given = (
+        (each.keyword, getattr(options, each.name)) for each in options_of(RunOptions) if each.name not in OF_MACHINE
+    )
+    return {
+        keyword: list(value) if isinstance(value, tuple) else value for keyword, value in given if value is not None
+    }
+
+
+def read_plan(path: Path) -> PlanFile:
+    """Return the plan in a file.
+
+    Raises:
+        UsageError: There is none, or another castwise made it.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"The plan '{path}' cannot be read: {error.strerror or error}. `castwise run WORKLOAD --plan-only {path}` "
+            "writes one."
+        ) from None
+    try:
+        plan = PlanFile.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise UsageError(
+            f"'{path}' is no plan of castwise ({shortened(where)}: {first['msg']}). `castwise run WORKLOAD --plan-only "
+            f"{path}` writes one."
+        ) from None
+    if plan.castwise != __version__:
+        raise UsageError(
+            f"The plan '{path}' was made by castwise {plan.castwise}, and this is castwise {__version__}: their "
+            "figures cannot be compared. Install one version everywhere, or make the plan anew."
+        )
+    if not plan.specs:
+        raise UsageError(f"The plan '{path}' has no trials. Make it anew.")
+    return plan
+
+
+def parse_shard(option: str, text: str) -> tuple[int, int]:
+    """Return number and count of `2/8`; raise a UsageError if a text is nothing like it."""
+    first, _, second = text.partition("/")
+    if first.strip().isdecimal() and second.strip().isdecimal() and 1 <= int(first) <= int(second) <= 1_000_000:
+        return int(first), int(second)
+    raise UsageError(f"{option} takes a part of the plan as i/n, from 1/n to n/n, such as 2/8; '{text}' is none.")

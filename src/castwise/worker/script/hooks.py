@@ -1,0 +1,210 @@
+"""Hooks in a script's process: its steps, its model, its losses, and how long it waits for its data.
+
+What a model or an optimizer would carry into a copy or a file of its own is a plain function of this module.
+"""
+
+import functools
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+from torch.utils.hooks import RemovableHandle
+
+from castwise.worker.pytree import tree_tensors
+from castwise.worker.script.precision import OutsidePrecision
+
+_installed: list["ScriptHooks"] = []  # one at the most
+
+
+class ScriptHooks:
+    """What the hooks have seen of a script.
+
+    Args:
+        precision: Is applied by them.
+        after_step: Is called after each step of the script's first optimizer, in the script's thread.
+    """
+
+    def __init__(self, precision: OutsidePrecision, after_step: Callable[[], None]) -> None:
+        self.precision = precision
+        self.models: list[nn.Module] = []  # the outermost modules that it trains
+        self.optimizers: WeakSet[Optimizer] = WeakSet()
+        self.stepped: list[Optimizer] = []  # those that have stepped; the first one counts the steps
+        self.data_seconds = 0.0  # in which the script waited for its loaders
+        self.num_prefetched = 0  # batches that a loader's workers may prepare while the script waits; 0 without workers
+        self.uses_loader = False
+        self.loss: Tensor | None = None  # of the last backward
+        self.saved: dict[str, None] = {}  # the names of files that torch.save would have written
+        self._after_step = after_step
+        self._samples: Counter[str] = Counter()  # of this step, by where they were seen
+        self._samples_of_steps: list[Counter[str]] = []
+        self._known: set[int] = set()  # modules of the models, and others without weights
+        self._is_looking = True
+        self._has_noted_loss = False
+        self._is_elsewhere = False  # whether this is a process that the script has forked
+        os.register_at_fork(after_in_child=lambda: setattr(self, "_is_elsewhere", True))
+        self._model_hooks: list[RemovableHandle] = []
+        _installed.append(self)
+        self._finder = register_module_forward_pre_hook(_find_model)
+        register_optimizer_step_pre_hook(_before_step)
+        register_optimizer_step_post_hook(_after_step_of)
+        self._replace_methods()
+
+    def stop_looking(self) -> None:
+        """Look for no further models and batches: it costs time in each module's call."""
+        self._finder.remove()
+        self._is_looking = False
+        if self.precision.row.autocast_dtype is None:
+            for hook in self._model_hooks:
+                hook.remove()
+
+    @property
+    def samples_per_step(self) -> int | None:
+        """Return the samples of a step: what loaders gave, else the first dimension of what the model was called with.
+
+        The second step is taken, if there was one: before the first a script may look at a batch. None if unknown.
+        """
+        seen = next(iter(self._samples_of_steps[1:2] or self._samples_of_steps), Counter())
+        return seen["loader"] or seen["model"] or None
+
+    def find_model(self, module: nn.Module, args: Any) -> None:
+        """Keep a module that is called while no other is, in training, with weights."""
+        if not module.training or id(module) in self._known or self._is_elsewhere:
+            return
+        self._known.update(map(id, module.modules()))
+        if next(module.parameters(), None) is None:
+            return
+        self.precision.check_model(module)
+        self.models.append(module)
+        self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
+        self.enter_model(module, args)
+
+    def enter_model(self, module: nn.Module, args: Any) -> None:
+        """Begin a forward pass."""
+        if not module.training:
+            return
+        if self._is_looking and module is self.models[0]:
+            self._samples["model"] += _num_samples(args)
+        self.precision.enter()
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Prepare gradients."""
+        if not self._is_elsewhere:
+            has_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
+            self.precision.before_step(optimizer, has_closure)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Count a step of the first optimizer: further ones are of the same step of the script."""
+        if self._is_elsewhere:
+            return
+        if self._is_looking and optimizer not in self.stepped:
+            self.stepped.append(optimizer)
+        is_first = optimizer is self.stepped[0]
+        self.precision.after_step(optimizer, is_first)
+        if is_first:
+            if self._is_looking:
+                self._samples_of_steps.append(self._samples)
+                self._samples = Counter()
+            self._after_step()
+
+    def _replace_methods(self) -> None:
+        """Replace functions of torch by ones that tell of their calls, for the rest of the process."""
+        backward: Any = Tensor.backward
+        clip_norm, clip_value = nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_
+        make_optimizer: Any = Optimizer.__init__
+        scale_loss, save = torch.amp.GradScaler.scale, torch.save
+        next_batch: Any = dataloader._BaseDataLoaderIter.__next__
+
+        @functools.wraps(backward)
+        def noting_backward(loss: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not self._has_noted_loss:
+                self.loss = loss.detach()
+            self._has_noted_loss = False
+            return backward(self.precision.before_backward(loss), *args, **kwargs)
+
+        @functools.wraps(scale_loss)
+        def noting_scale(scaler: Any, loss: Any) -> Any:
+            if isinstance(loss, Tensor):
+                self.loss, self._has_noted_loss = loss.detach(), True  # backward sees it times its scale
+            return scale_loss(scaler, loss)
+
+        def unscaling(clip: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(clip)
+            def call(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+                parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+                self.precision.before_clipping(parameters, self.optimizers)
+                return clip(parameters, *args, **kwargs)
+
+            return call
+
+        @functools.wraps(make_optimizer)
+        def noting_init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            self.optimizers.add(optimizer)
+            make_optimizer(optimizer, *args, **kwargs)
+
+        @functools.wraps(next_batch)
+        def timed_next(batches: Any) -> Any:
+            started = time.perf_counter()
+            batch = next_batch(batches)
+            self.data_seconds += time.perf_counter() - started
+            if self._is_looking:
+                self.uses_loader = True
+                workers = getattr(batches, "_num_workers", 0)
+                self.num_prefetched = max(self.num_prefetched, workers * (getattr(batches, "_prefetch_factor", 0) or 0))
+                self._samples["loader"] += _num_samples(batch)
+            return batch
+
+        @functools.wraps(save)
+        def save_elsewhere(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+            """Write a file that has no name, in the same folder: that takes as long, and overwrites nothing."""
+            if not isinstance(file, str | os.PathLike):
+                save(content, file, *args, **kwargs)
+                return
+            self.saved[Path(file).name] = None
+            with tempfile.TemporaryFile(dir=Path(file).absolute().parent) as nameless:
+                save(content, nameless, *args, **kwargs)
+
+        replacements: list[tuple[Any, str, Any]] = [
+            (Tensor, "backward", noting_backward),
+            (torch.amp.GradScaler, "scale", noting_scale),
+            *((module, "clip_grad_norm_", unscaling(clip_norm)) for module in (nn.utils, nn.utils.clip_grad)),
+            *((module, "clip_grad_value_", unscaling(clip_value)) for module in (nn.utils, nn.utils.clip_grad)),
+            (Optimizer, "__init__", noting_init),
+            (dataloader._BaseDataLoaderIter, "__next__", timed_next),
+            (torch, "save", save_elsewhere),
+        ]
+        for owner, name, replacement in replacements:
+            setattr(owner, name, replacement)
+
+
+def _num_samples(nested: Any) -> int:
+    """Return the first dimension of the first tensor."""
+    tensors = tree_tensors(nested)
+    return len(tensors[0]) if tensors and tensors[0].dim() else 0
+
+
+def _find_model(module: nn.Module, args: Any) -> None:
+    _installed[0].find_model(module, args)
+
+
+def _enter_model(module: nn.Module, args: Any) -> None:
+    _installed[0].enter_model(module, args)
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    _installed[0].before_step(optimizer, args, kwargs)
+
+
+def _after_step_of(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    del args, kwargs
+    _installed[0].after_step(optimizer)

@@ -1,0 +1,410 @@
+"""A script that trains, run until it has taken the steps that are asked for, and stopped after the last one.
+
+The script has the process's main thread, as signal handlers and some libraries need; the calls of the parent are
+answered in another one. The step of its first optimizer is where it waits for the next order.
+"""
+
+import itertools
+import math
+import multiprocessing
+import os
+import queue
+import runpy
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from castwise.errors import CastwiseError, UsageError
+from castwise.records.schema import Block, Facts, RankSamples
+from castwise.registry.precisions import AS_WRITTEN, find_precision
+from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import UserModel, UserWorkload, digest_of
+from castwise.worker.memory import memory_meter
+from castwise.worker.precision import read_fp32_precision
+from castwise.worker.script.hooks import ScriptHooks
+from castwise.worker.script.precision import OutsidePrecision
+from castwise.worker.user_model.source import digest, user_files
+
+_LIMIT_SHARE = 0.9  # of the time that the parent waits for an answer
+_GRACE_SECONDS = 1.0  # for the step in flight when an order's time is up
+# Warm-up ends as that of castwise's own loops does. Source: worker/steady_run.py.
+_SETTLED_WINDOWS = 3
+_SETTLED_SPREAD = 0.02
+_WINDOW_SECONDS = 0.1
+_INSPECTED_STEPS = 2  # what precedes the first may look at a batch, so the second shows how many samples a step has
+
+
+class ScriptStopped(BaseException):
+    """Ends a script that has taken all its steps; its `finally` blocks run."""
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """The end of a step."""
+
+    time: Any  # the host's clock, or an event on the device
+    num_steps: int  # since the script's begin
+    data_seconds: float  # since then
+    skipped_steps: int  # since then
+    loss: torch.Tensor | None
+
+
+@dataclass
+class _Order:
+    """What the script is to do next.
+
+    `next_mark` returns after how many steps another moment is taken, given those taken so far, None to wait.
+    """
+
+    next_mark: Callable[[Sequence[_Moment]], int | None]
+    synchronised: bool = True  # whether a moment waits for the device; otherwise it is an event there
+    moments: list[_Moment] = field(default_factory=list)
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+
+class ScriptRun:
+    """A script in its process: `run` in the main thread, and everything else in the one that answers the parent."""
+
+    def __init__(self, script: UserModel, precision: str, device: str) -> None:
+        self._script, self._device = script, torch.device(device)
+        self._precision = precision
+        self._hooks: ScriptHooks | None = None
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._order: _Order | None = None
+        self._next_mark: float = math.inf  # the step at whose end something is to be done
+        self._num_steps = 0
+        self._ending: BaseException | None = None  # how the script ended, once it has
+        self._is_stopping = False
+        self._modules = set(sys.modules)
+
+    def run(self) -> None:
+        """Run the script, as `python FILE ARGUMENTS` would, until it ends or is stopped."""
+        script = self._script
+        # This process is a fork server's child, and would start a loader's workers by it, without the script's classes.
+        multiprocessing.set_start_method(None, force=True)
+        if self._device.type == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a script takes a GPU if it sees one
+        else:
+            torch.cuda.set_device(self._device)
+        self._hooks = ScriptHooks(
+            OutsidePrecision(find_precision(self._precision), self._device.type), self._after_step
+        )
+        sys.argv = [script.path, *script.arguments]
+        sys.path.insert(0, str(Path(script.path).parent))
+        process = os.getpid()
+        ending: BaseException = SystemExit(0)
+        try:
+            self._take_order()
+            runpy.run_path(script.path, run_name="__main__")
+        except ScriptStopped:
+            pass
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it raises is its end
+            ending = error
+        finally:
+            if os.getpid() != process:
+                os._exit(0)  # a process that the script forked has come to the script's end
+            self._ending = ending
+            if self._order is not None:
+                self._order.is_over.set()
+
+    def stop(self) -> None:
+        """Let the script end at its present step; may be called again."""
+        self._orders.put(None)
+
+    def _take_order(self) -> None:
+        order = self._orders.get()
+        if order is None:
+            self._next_mark = 0
+            if self._is_stopping:  # it went on after the first exception
+                os._exit(0)
+            self._is_stopping = True
+            self._orders.put(None)
+            raise ScriptStopped
+        self._order = order
+        mark = order.next_mark(order.moments)
+        self._next_mark = math.inf if mark is None else self._num_steps + mark
+
+    def _after_step(self) -> None:
+        """Take a moment if one is due, and wait for the next order after the last one."""
+        self._num_steps += 1
+        if self._num_steps < self._next_mark:
+            return
+        order, hooks = self._order, self._hooks
+        assert order is not None, "the script began with one"
+        assert hooks is not None, "it calls this"
+        if not self._is_stopping and not order.is_over.is_set():
+            order.moments.append(
+                _Moment(
+                    self._now(synchronised=order.synchronised),
+                    self._num_steps,
+                    hooks.data_seconds,
+                    hooks.precision.skipped_steps,
+                    hooks.loss,
+                )
+            )
+            mark = order.next_mark(order.moments)
+            if mark is not None:
+                self._next_mark = self._num_steps + mark
+                return
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            order.is_over.set()
+        self._take_order()
+
+    def _now(self, *, synchronised: bool) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        if synchronised:
+            torch.cuda.synchronize(self._device)
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _carry_out(self, order: _Order, limit_seconds: float | None = None) -> list[_Moment]:
+        """Let the script go on until an order is over, its time is up, or the script has ended; return its moments.
+
+        Raises:
+            BaseException: What the script raised, if it took no step of the order.
+        """
+        if self._ending is None:
+            self._orders.put(order)
+        if self._ending is None and not order.is_over.wait(limit_seconds):
+            self._next_mark = 0  # the step in flight is the last one
+            order.next_mark = lambda _: None
+            order.is_over.wait(_GRACE_SECONDS)
+        moments = list(order.moments)
+        ending = self._ending
+        if ending is None or (moments and isinstance(ending, SystemExit) and not ending.code):
+            return moments
+        if isinstance(ending, EOFError):
+            raise UsageError(f"{self._name} asks for input, and a trial has no terminal. Give it all by arguments.")
+        if isinstance(ending, SystemExit):
+            how = f"ended with sys.exit({ending.code!r})" if ending.code else "ended"
+            raise UsageError(
+                f"{self._name} {how} after {self._num_steps} optimizer steps. castwise measures steps of torch.optim's "
+                "optimizers, and needs more: let the script train for longer."
+            )
+        raise ending if isinstance(ending, Exception) else RuntimeError(repr(ending))
+
+    @property
+    def _name(self) -> str:
+        return Path(self._script.path).name
+
+    def inspect(self) -> UserWorkload:
+        """Run the script for two steps, and return what is known of it; its files' digest is that after the first."""
+        digests: list[str] = []
+
+        def next_mark(moments: Sequence[_Moment]) -> int | None:
+            digests.append(self._digest()) if len(moments) == 1 else None
+            return 1 if len(moments) < _INSPECTED_STEPS else None
+
+        self._carry_out(_Order(next_mark))
+        assert self._hooks is not None, "it has run"
+        files = user_files([Path(self._script.path)], self._modules)
+        return UserWorkload(
+            model=self._script.model_copy(update={"digest": digests[0]}),
+            batch_size=self._script.units_per_step or self._hooks.samples_per_step or 1,
+            sources={str(file): digest_of(str(file)) for file in files},
+        )
+
+    def _digest(self) -> str:
+        return digest(user_files([Path(self._script.path)], self._modules))
+
+
+class ScriptTrial:
+    """A steady trial of a script: everything between `set_up` and `finish`, as `SteadyRun` has it.
+
+    All blocks of a process are timed in one go, right after steps that are not: while a script waits for its next
+    order, its loader's workers go on until they have prepared all they may, so the first steps after that find their
+    batches ready. As many steps lead in as batches may have been prepared.
+    """
+
+    is_to_be_profiled = False
+
+    def __init__(self, spec: TrialSpec) -> None:
+        assert spec.user_model is not None, "a script is one"
+        self._spec = spec
+        self.run = ScriptRun(spec.user_model, spec.precision, spec.device)
+        self._memory = memory_meter(torch.device(spec.device))
+        self._memory.reset_peak()
+        self._blocks: list[Block] = []
+        self._step_seconds = 0.0
+        self._warm_up_peak: int | None = None
+        self._facts: Facts | None = None
+        self._notes: list[str] = []
+
+    @property
+    def _hooks(self) -> ScriptHooks:
+        assert self.run._hooks is not None, "the script has begun"
+        return self.run._hooks
+
+    @property
+    def _limit_seconds(self) -> float:
+        return _LIMIT_SHARE * self._spec.protocol.timeout_seconds
+
+    def set_up(self) -> None:
+        """Run the script until its first step is done.
+
+        Raises:
+            UsageError: It took none, or its files were changed.
+        """
+        started = time.perf_counter()
+        digests: list[str] = []
+
+        def next_mark(moments: Sequence[_Moment]) -> int | None:
+            digests.extend([self.run._digest()] if moments else [])
+            return None if moments else 1
+
+        if not self.run._carry_out(_Order(next_mark), self._limit_seconds):
+            raise UsageError(
+                f"{self.run._name} took no optimizer step within {self._limit_seconds:g} s. --timeout gives it longer."
+            )
+        hooks, spec = self._hooks, self._spec
+        assert spec.user_model is not None, "a script is one"
+        if spec.user_model.digest not in ("", digests[0]):
+            raise UsageError(f"{self.run._name} was changed while it was being measured. Run castwise again.")
+        parameters = [each for model in hooks.models for each in model.parameters()]
+        elsewhere = {each.device.type for each in parameters} - {spec.device_type}
+        if elsewhere:
+            raise UsageError(
+                f"{self.run._name} trains on {elsewhere.pop()}, and the trial is for {spec.device}. Name another "
+                "--device, or the script's argument for it."
+            )
+        if not parameters and spec.precision != AS_WRITTEN:
+            raise UsageError(f"{self.run._name} calls no torch.nn.Module in training mode before its first step.")
+        dtypes: dict[str, int] = {}
+        for each in parameters:
+            name = str(each.dtype).removeprefix("torch.")
+            dtypes[name] = dtypes.get(name, 0) + each.numel()
+        kinds = [f"model {type(model).__name__}" for model in hooks.models]
+        kinds += [f"optimizer {type(each).__name__}" for each in hooks.stepped]
+        self._facts = Facts(
+            num_parameters=sum(dtypes.values()),
+            units_per_sample=1,
+            unit="samples",
+            param_dtypes=dtypes,
+            optimizer="; ".join(map(_described, hooks.stepped)),
+            fp32_precision=read_fp32_precision(),
+            hooked=(*kinds, *(["DataLoader"] if hooks.uses_loader else [])),
+            set_up_seconds=time.perf_counter() - started,
+        )
+
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
+        """Run steps until their time has settled, and return what is now known of the trial."""
+        del step_seconds
+        started, protocol = time.perf_counter(), self._spec.protocol
+        has_settled = False
+
+        def next_mark(moments: Sequence[_Moment]) -> int | None:
+            nonlocal has_settled
+            if not moments:
+                return 1
+            windows = [
+                (after.time - before.time) / (after.num_steps - before.num_steps)
+                for before, after in itertools.pairwise(moments)
+            ]
+            last = windows[-_SETTLED_WINDOWS:]
+            has_settled = len(windows) > _SETTLED_WINDOWS and max(last) / min(last) - 1 <= _SETTLED_SPREAD
+            is_out_of_time = time.perf_counter() - started >= protocol.warm_up_seconds
+            is_enough = moments[-1].num_steps >= protocol.warm_up_steps and bool(windows)
+            if is_enough and (has_settled or is_out_of_time or protocol.num_steps is not None):
+                return None
+            wanted = max(1, round(_WINDOW_SECONDS / windows[-1])) if windows else 1
+            return wanted if is_enough else min(wanted, max(1, protocol.warm_up_steps - moments[-1].num_steps))
+
+        moments = self.run._carry_out(_Order(next_mark), self._limit_seconds)
+        if len(moments) < 2 or self.run._ending is not None:
+            raise UsageError(
+                f"{self.run._name} took {self.run._num_steps} steps, too few to time any after warm-up. Let it train "
+                "for longer, or shorten --warm-up."
+            )
+        first, last = moments[max(0, len(moments) - 1 - _SETTLED_WINDOWS)], moments[-1]
+        self._step_seconds = (last.time - first.time) / (last.num_steps - first.num_steps)
+        self._hooks.stop_looking()
+        self._warm_up_peak = self._memory.peak_allocated()
+        self._memory.reset_peak()
+        assert self._facts is not None, "set_up comes first"
+        update = {
+            "warm_up_seconds": time.perf_counter() - started,
+            "warm_up_steps": last.num_steps,
+            "settled": has_settled,
+            "fp32_precision": read_fp32_precision(),
+        }
+        self._facts = self._facts.model_copy(update=update)
+        return self._facts
+
+    def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
+        """Time blocks of steps right after untimed ones, without a pause before or between them."""
+        step_seconds, hooks = self._step_seconds, self._hooks
+        lead_in = max(1, round(lead_in_seconds / step_seconds), hooks.num_prefetched)
+        length = max(1, round(block_seconds / step_seconds))
+        if self._spec.protocol.num_steps is not None:
+            num_blocks = min(num_blocks, self._spec.protocol.num_steps)
+            length = self._spec.protocol.num_steps // num_blocks
+
+        def next_mark(moments: Sequence[_Moment]) -> int | None:
+            return lead_in if not moments else length if len(moments) <= num_blocks else None
+
+        moments = self.run._carry_out(_Order(next_mark, synchronised=False), self._limit_seconds)
+        if len(moments) < 2:
+            raise UsageError(
+                f"{self.run._name} ended, or its time was up, before a block of {length} steps was timed. Let it train "
+                "for longer, or take fewer --steps."
+            )
+        if len(moments) <= num_blocks:
+            self._notes.append(f"the script ended, or its time was up, after {len(moments) - 1} of {num_blocks} blocks")
+        if self._spec.device_type == "cuda":
+            torch.cuda.synchronize(self._spec.device)
+        found = list[Block]()
+        for before, after in itertools.pairwise(moments):
+            is_clock = isinstance(after.time, float)
+            found.append(
+                Block(
+                    seconds=after.time - before.time if is_clock else before.time.elapsed_time(after.time) / 1e3,
+                    num_steps=after.num_steps - before.num_steps,
+                    lead_in_steps=0 if found else lead_in,
+                    in_stretch=True,
+                    loss=math.nan if after.loss is None else after.loss.double().mean().item(),
+                    loss_scale=hooks.precision.scale,
+                    skipped_steps=after.skipped_steps - before.skipped_steps,
+                    data_seconds=after.data_seconds - before.data_seconds if hooks.uses_loader else None,
+                )
+            )
+        self._blocks += found
+        return tuple(found)
+
+    def finish(self) -> RankSamples:
+        """Return everything measured, and stop the script."""
+        saved = list(self._hooks.saved)
+        if saved:
+            self._notes.append(f"torch.save wrote '{saved[0]}' to a file without a name: nothing was overwritten")
+        samples = RankSamples(
+            blocks=tuple(self._blocks),
+            peak_allocated_bytes=self._memory.peak_allocated(),
+            peak_reserved_bytes=self._memory.peak_reserved(),
+            warm_up_peak_allocated_bytes=self._warm_up_peak,
+            notes=tuple(self._notes),
+        )
+        self.run.stop()
+        return samples
+
+    def lead_in(self) -> None:
+        """Refuse: a script's blocks are timed in one go."""
+        raise CastwiseError("The blocks of a script are timed in one go.")
+
+    def run_block(self, length: int = 1) -> Block:
+        """Refuse: a script's blocks are timed in one go."""
+        raise CastwiseError(f"The blocks of a script are timed in one go, not one of length {length}.")
+
+
+def _described(optimizer: Optimizer) -> str:
+    settings = [f"{name}={value}" for name, value in optimizer.defaults.items() if value not in (None, False)]
+    return f"{type(optimizer).__name__}({', '.join(settings)})"

@@ -1,0 +1,252 @@
+"""`castwise accuracy` on the fake engine: pairs, verdicts, the stop rule, resuming, bad input and what is printed."""
+
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import CommandLine, Outcome
+from fake_engine import FakeEngine, Fault, fake_epoch, fake_run, fake_training
+
+import castwise
+from castwise.accuracy import search
+from castwise.accuracy.result import runs_of
+from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import UserWorkload, locate
+
+
+@pytest.fixture(autouse=True)
+def _data_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "provide", lambda *_: None)
+
+
+def learning(spread: float = 0.0005, **shifts: float) -> Callable[[TrialSpec], float]:
+    """Return how a seed and a precision change a score: a shift, and a spread of their own."""
+
+    def learns(spec: TrialSpec) -> float:
+        draw = random.Random(f"{spec.seed} {spec.precision}")
+        shared = random.Random(spec.seed).gauss(0, 0.01)
+        return shared + draw.gauss(shifts.get(spec.precision.replace("-", "_"), 0.0), spread)
+
+    return learns
+
+
+def asked(command: CommandLine, *arguments: str, engine: FakeEngine | None = None) -> Outcome:
+    engine = engine or FakeEngine(learns=learning())
+    return command("accuracy", "mnist-cnn", *arguments, "--results", command.results, engine=engine)
+
+
+def kinds(done: Outcome) -> dict[str, str]:
+    assert done.code == 0, done.err
+    return {row["precision"]: row["verdict"] for row in json.loads(done.out)["precisions"]}
+
+
+def test_each_precision_has_a_verdict_and_stops_with_it(command: CommandLine) -> None:
+    shifts = {"fp16_mixed": -0.02, "tf32": 0.02}
+    engine = FakeEngine(learns=learning(**shifts), faults={"bf16-true": Fault("nan")})
+    precisions = ("--precision", "bf16-mixed,fp32,fp16-mixed,tf32,bf16-true")
+    done = asked(command, *precisions, "--format", "json", engine=engine)
+    found = kinds(done)
+    assert found == {
+        "fp32": "baseline",
+        "tf32": "better",
+        "bf16-mixed": "as good",
+        "fp16-mixed": "worse",
+        "bf16-true": "diverged 5 of 5",
+    }
+    assert Counter(spec.precision for spec in engine.measured) == dict.fromkeys(found, 5), "5 pairs decide all of them"
+
+
+def test_an_undecided_precision_gets_more_seeds(command: CommandLine) -> None:
+    engine = FakeEngine(learns=learning(0.003))
+    done = asked(command, "--precision", "fp32,bf16-mixed,tf32", "--seeds", "30", "--format", "json", engine=engine)
+    counts = Counter(spec.precision for spec in engine.measured)
+    assert max(counts.values()) > 5
+    assert counts["fp32"] == max(counts.values()), "as many as the precision that needs most"
+    assert set(kinds(done).values()) <= {"baseline", "as good", "not enough runs"}
+
+
+def test_pairs_share_their_seed_and_differ_in_precision_alone(command: CommandLine) -> None:
+    engine = FakeEngine(learns=learning())
+    asked(command, "--precision", "fp32,fp16-mixed", engine=engine)
+    pairs: dict[int, list[TrialSpec]] = {}
+    for spec in engine.measured:
+        pairs.setdefault(spec.seed, []).append(spec)
+    assert sorted(pairs) == list(range(5))
+    assert {each.comparison for each in pairs[0]} == {pairs[0][0].comparison}
+    orders = [[spec.precision for spec in pair] for pair in pairs.values()]
+    assert orders[0] == orders[1][::-1], "they take turns"
+    assert all(spec.recipe is not None and spec.recipe.validate_each_epoch for spec in engine.measured)
+    assert {spec.data_set for spec in engine.measured} == {"mnist"}
+
+
+def test_the_same_command_goes_on_from_records_and_measures_nothing_twice(command: CommandLine) -> None:
+    first = asked(command, "--precision", "fp32,bf16-mixed")
+    again = asked(command, "--precision", "fp32,bf16-mixed")
+    assert len(first.engine.measured) == 10
+    assert again.engine.measured == []
+    assert [line for line in again.out.splitlines() if "is as good as" in line] == [
+        line for line in first.out.splitlines() if "is as good as" in line
+    ]
+    assert "10 trials, all of them on record already" in again.out
+
+
+def test_the_answer_says_by_how_much_and_how_fast_in_80_columns(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("castwise.render.console._PIPED_WIDTH", 80)
+    done = asked(command, "--precision", "fp32,bf16-mixed,fp16-mixed")
+    assert "bf16-mixed is as good as fp32: " in done.out
+    assert "over 5 pairs of runs, margin 0.3 points." in done.out
+    assert "It reaches fp32's accuracy 2.5" in done.out, "its steps are 2.5 times as fast, and as many are needed"
+    table = done.out.splitlines()[:5]
+    assert max(map(len, table)) <= 80
+    assert "left out" not in done.out
+    for kind in ("markdown", "csv"):
+        assert "as good" in asked(command, "--precision", "fp32,bf16-mixed", "--format", kind).out
+
+
+def test_perplexity_is_judged_in_per_cent(command: CommandLine) -> None:
+    engine = FakeEngine(learns=learning(0.002, bf16_mixed=-0.1))
+    arguments = ("accuracy", "lstm-lm", "--precision", "fp32,tf32,bf16-mixed", "--format", "json")
+    done = command(*arguments, "--results", command.results, engine=engine)
+    assert kinds(done) == {"fp32": "baseline", "tf32": "as good", "bf16-mixed": "worse"}
+    rows = {row["precision"]: row for row in json.loads(done.out)["precisions"]}
+    assert rows["bf16-mixed"]["difference"] == pytest.approx(-0.095, abs=0.005), "exp(-0.1) - 1"
+    assert "points" not in done.out
+
+
+def test_a_run_that_crashes_ends_its_precision_alone(command: CommandLine) -> None:
+    engine = FakeEngine(learns=learning(), faults={"fp16-mixed": Fault("oom")})
+    done = asked(command, "--precision", "fp32,fp16-mixed,bf16-mixed", engine=engine)
+    assert done.code == 1
+    assert "fp16-mixed gave no score: oom: CUDA out of memory" in done.out
+    assert "bf16-mixed is as good as fp32" in done.out
+    assert sum(spec.precision == "fp16-mixed" for spec in engine.measured) == 1
+
+
+def test_without_the_baseline_nothing_is_compared(command: CommandLine) -> None:
+    engine = FakeEngine(faults={"fp32": Fault("oom")})
+    done = asked(command, "--precision", "fp32,bf16-mixed", engine=engine)
+    assert done.code == 1
+    assert "fp32, the baseline, gave no score" in done.out
+    assert len(engine.measured) == 2
+    engine = FakeEngine(faults={"fp32": Fault("nan"), "bf16-mixed": Fault("nan")})
+    done = asked(command, "--precision", "fp32,bf16-mixed", "--again", engine=engine)
+    assert "fp32, the baseline, diverged in every run" in done.out
+    assert len(engine.measured) == 4
+    assert "as good" not in done.out
+
+
+def test_too_few_seeds_say_how_many_would_do(command: CommandLine) -> None:
+    done = asked(command, "--precision", "fp32,bf16-mixed", "--seeds", "2", engine=FakeEngine(learns=learning(0.002)))
+    assert "bf16-mixed is undecided compared with fp32" in done.out
+    assert "would do: --seeds " in done.out
+
+
+def test_a_budget_ends_between_seeds_and_one_that_is_too_short_is_refused(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(step=5)
+    monkeypatch.setattr(search, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    done = asked(command, "--precision", "fp32,bf16-mixed", "--budget", "40s")
+    assert "The budget ended." in done.out
+    assert 2 < len(done.engine.measured) < 10
+    clock = itertools.count(step=50)
+    done = asked(command, "--precision", "fp32,tf32", "--budget", "40s", "--again")
+    assert done.code == 2
+    assert "A budget of 40 s is too short" in done.error_lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("resnet50",), "No suite trains 'resnet50' on real data"),
+        (("mnist-cnn", "--margin", "0"), "--margin takes a share"),
+        (("mnist-cnn", "--seeds", "1"), "1 seed tells nothing about the spread"),
+        (("mnist-cnn", "--precision", "fp32"), "Name at least two precisions"),
+        (("mnist-cnn", "--precision", "fp32,bf17"), "bf17"),
+        (("mnist-cnn", "--data-set", "cifar10"), "'mnist-cnn' is trained on mnist, not on 'cifar10'"),
+        (("mnist-cnn", "--techniques", "none,tuned"), "--techniques is one loop here"),
+        (("mnist-cnn", "--precision", "fp32,fp16-mixed", "--loss-scale", "x"), "'x' is no loss scale"),
+        (("mnist-cnn", "--device", "gpu"), "No device 'gpu'"),
+    ],
+)
+def test_bad_input_is_one_line(command: CommandLine, arguments: tuple[str, ...], words: str) -> None:
+    done = command("accuracy", *arguments)
+    assert done.code == 2
+    assert words in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert not done.engine.measured
+
+
+def test_a_users_own_model_needs_a_training_set_and_validate(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def build():\n    return 1\n")
+    arguments = ("accuracy", f"{file}:build", "--precision", "fp32,bf16-mixed", "--epochs", "3")
+    done = command(*arguments)
+    assert (done.code, len(done.error_lines)) == (2, 1)
+    assert "gives no training_set and validate" in done.err
+    own = UserWorkload(model=locate(f"{file}:build"), batch_size=16, can_be_judged=True)
+    monkeypatch.setattr(search, "inspect_user_model", lambda *_: own)
+    done = command(*arguments, "--results", command.results, engine=FakeEngine(learns=learning()))
+    assert "own.py:build on its training set, 3 epochs" in done.out
+    assert "bf16-mixed is as good as fp32" in done.out
+    assert {spec.user_model for spec in done.engine.measured} == {own.model}
+
+
+def test_a_users_score_is_judged_by_a_share_of_the_baselines() -> None:
+    runs = []
+    for precision, gap in (("fp32", 0.0), ("bf16-mixed", 0.02), ("bf16-true", 0.5)):
+        for seed in range(5):
+            spec = fake_training(precision, {"epochs": 1, "validate_each_epoch": True}, seed=seed)
+            epoch = fake_epoch(spec).model_copy(update={"score": 20.0 + seed + gap + 0.001 * (seed % 2)})
+            runs.append(fake_run(spec, epoch))
+    (baseline, mixed, narrow) = runs_of(runs, None, None, 5)  # lower is better: no facts say otherwise
+    assert (baseline.metric.name, baseline.metric.baseline) == ("score", pytest.approx(22.0004))
+    assert mixed.verdict is not None
+    assert narrow.verdict is not None
+    assert (mixed.verdict.kind, narrow.verdict.kind) == ("as good", "worse"), "the margin is 1 % of 22"
+
+
+def test_a_missing_data_set_is_one_line(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    command = CommandLine(command.monkeypatch, command.capsys, command.results)
+    command.monkeypatch.setenv("CASTWISE_DATA", str(command.results.parent / "no-data"))
+    done = command("accuracy", "mnist-cnn")
+    assert done.code != 0
+    assert len(done.err.strip().splitlines()) == 1
+    assert not done.engine.measured
+
+
+def test_the_answer_of_run_names_the_verdict_or_the_command_that_finds_one(command: CommandLine) -> None:
+    measure = ("mnist-cnn", "--precision", "fp32,bf16-mixed", "--rounds", "3")
+    before = command.run(*measure)
+    assert "Accuracy: untested: `castwise accuracy mnist-cnn --precision fp32,bf16-mixed` tells." in before.out
+    asked(command, "--precision", "fp32,bf16-mixed")
+    after = command.run(*measure)
+    assert "Accuracy: as good as fp32: " in after.out
+    (advice,) = json.loads(command.run(*measure, "--format", "json").out)["advice"]
+    assert advice["accuracy"].startswith("as good as fp32: ")
+    assert "Accuracy: as good as fp32" in command.run(*measure, "--format", "markdown").out
+    other = command.run("resnet50", "--precision", "fp32,bf16-mixed", "--rounds", "3")
+    assert "Accuracy: untested." in other.out, "no recipe trains it"
+    page = command("report", command.results, "--format", "table")
+    assert "accuracy as good as fp32" in " ".join(page.out.split())
+
+
+def test_in_python_it_is_a_function(command: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engine = FakeEngine(learns=learning())
+    monkeypatch.setattr("castwise.orchestrator.machine.ForkserverEngine", lambda data_dir, commit: engine)
+    found = castwise.accuracy("mnist-cnn", precision=["fp32", "bf16-mixed"], margin="0.3%", results=tmp_path / "kept")
+    assert found.runs[1].verdict is not None
+    assert found.runs[1].verdict.kind == "as good"
+    assert "bf16-mixed is as good as fp32" in str(found)
+    assert found.to_dict()["metric"] == "accuracy"
+    assert repr(found) == "Accuracies(mnist-cnn: {'bf16-mixed': 'as good'})"

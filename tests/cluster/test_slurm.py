@@ -1,0 +1,214 @@
+"""A plan on Slurm: submitit's job arrays on a Slurm of one machine, with castwise on its fake engine as each job."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import fake_cli
+import fake_slurm
+import pytest
+from conftest import CommandLine, Outcome
+from programs import SOURCES, Program, wait_until
+
+from castwise.cluster import shard, slurm
+from castwise.cluster.shard import run_shard
+from castwise.records.store import load_folder
+
+submitit = pytest.importorskip("submitit")
+REQUEST = ("resnet50", "--precision", "fp32,bf16-mixed", "--rounds", "1")
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the folder of a fake Slurm's state; its commands are on the PATH."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    fake_slurm.install(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SLURM", str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SOURCES), str(Path(fake_cli.__file__).parent)]))
+    monkeypatch.setattr(fake_slurm, "STATE", folder)
+    monkeypatch.setattr(shard, "PROGRAM", (fake_cli.__file__,))
+    monkeypatch.setattr(slurm, "_LATE_SECONDS", 0.3)
+    submitit.SlurmJob.watcher.clear()  # of other tests' jobs with the same numbers
+    yield folder
+    fake_slurm.scancel(*(file.stem for file in folder.glob("*.sh")))
+
+
+def on_slurm(command: CommandLine, *arguments: str | Path) -> Outcome:
+    return command.run(*REQUEST, "--on", "slurm", *arguments)
+
+
+def keys(folder: Path) -> list[str]:
+    trials, problems = load_folder(folder)
+    assert problems == []
+    return sorted(trial.spec.key for trial in trials if trial.status == "ok")
+
+
+def test_an_array_measures_the_plan(command: CommandLine, state: Path) -> None:
+    found = on_slurm(command, "--batch-size", "8,16", "--partition", "gpu", "--nodes", "1", "--sbatch", "time=30,x")
+    assert found.code == 0
+    assert found.engine.measured == [], "not here"
+    assert len(set(keys(command.results))) == len(keys(command.results)) == 4
+    assert "resnet50" in found.out
+    script = (state / "100.sh").read_text()
+    for line in ("--array=0-1%1", "--partition=gpu", "--exclusive", "--gres=gpu:1", "--time=30", "--x"):
+        assert f"#SBATCH {line}\n" in script.replace("'", "")
+    again = on_slurm(command, "--batch-size", "8,16")
+    assert again.code == 0
+    assert "2 of 2 shards have ended already" in again.err
+    assert [file.name for file in state.glob("*.sh")] == ["100.sh"], "nothing is submitted again"
+
+
+@pytest.mark.parametrize("num_losses", [1, 2])
+def test_a_lost_job_is_tried_once_more(
+    num_losses: int, command: CommandLine, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch script kills itself, as the end of a node would."""
+    as_it_is = fake_slurm.__file__
+    script = (
+        Path(as_it_is)
+        .read_text()
+        .replace('["bash", STATE', f'["bash", *(["-c", "kill -9 $$"] if int(job) < {100 + num_losses} else []), STATE')
+    )
+    (state / "fake.py").write_text(script)
+    monkeypatch.setattr(fake_slurm, "__file__", str(state / "fake.py"))
+    fake_slurm.install(state / "bin")
+    monkeypatch.setenv("PATH", f"{state / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    found = on_slurm(command, "--batch-size", "8")
+    assert "was lost and is tried again: Slurm calls job 100 NODE_FAIL on node100" in found.err
+    trials, _ = load_folder(command.results)
+    assert len(trials) == 2
+    if num_losses == 1:
+        assert found.code == 0
+        assert {trial.status for trial in trials} == {"ok"}
+        return
+    assert found.code == 1
+    assert {trial.status for trial in trials} == {"crashed"}
+    assert "lost 2 times" in trials[0].message
+    again = on_slurm(command, "--batch-size", "8")
+    assert (again.code, len(list(state.glob("*.sh")))) == (1, 2), "a crash is a result"
+    retried = on_slurm(command, "--batch-size", "8", "--retry")
+    assert (retried.code, len(list(state.glob("*.sh")))) == (1, 3)
+    assert len(keys(command.results)) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
+def test_the_same_command_follows_jobs_whose_submitter_died(
+    number: signal.Signals, command: CommandLine, state: Path, program: Program
+) -> None:
+    arguments = [*REQUEST, "--batch-size", "8,16", "--nodes", "1", "--on", "slurm", "--results", str(command.results)]
+    first = program.start(fake_cli.__file__, "run", *arguments)
+    wait_until(lambda: list(command.results.rglob("journal")), "a journal")
+    wait_until(lambda: '"started"' in next(command.results.rglob("journal")).read_text(), "a job")
+    first.send_signal(number)
+    _, said = first.communicate()
+    if number == signal.SIGINT:
+        assert first.returncode == 130
+        assert "Slurm's jobs go on. The same command follows them; `scancel 100` ends them." in said
+    second = on_slurm(command, "--batch-size", "8,16", "--nodes", "1")
+    assert second.code == 0
+    assert [file.name for file in state.glob("*.sh")] == ["100.sh"]
+    assert len(set(keys(command.results))) == len(keys(command.results)) == 4
+    wait_until(lambda: not program.alive(), "the end of all processes")
+
+
+def test_ctrl_c_in_a_terminal_offers_to_cancel(command: CommandLine, state: Path, program: Program) -> None:
+    (state / "halt").touch()
+    user, terminal = os.openpty()
+    arguments = [*REQUEST, "--batch-size", "8,16", "--on", "slurm", "--results", str(command.results)]
+    with os.fdopen(user, "wb") as keys_of, os.fdopen(terminal, "rb") as stdin:
+        process = program.start(fake_cli.__file__, "run", *arguments, stdin=stdin)
+        wait_until(lambda: "RUNNING" in "".join(each.read_text() for each in state.glob("100_*")), "a job")
+        wait_until(lambda: '"started"' in next(command.results.rglob("journal")).read_text(), "the journal")
+        process.send_signal(signal.SIGINT)
+        keys_of.write(b"y\n")
+        keys_of.flush()
+        _, said = process.communicate(timeout=60)
+    assert "Cancel jobs 100, too? (y/N)" in said
+    assert "Cancelled: 100." in said
+    assert {(state / f"100_{n}").read_text() for n in (0, 1)} == {"CANCELLED"}
+    wait_until(lambda: not program.alive(), "the end of all processes")
+
+
+def test_a_submission_that_slurm_refuses_is_a_line(command: CommandLine, state: Path) -> None:
+    found = on_slurm(command, "--sbatch", "partition=none")
+    assert found.code == 1
+    assert found.error_lines[-1] == (
+        "castwise: Slurm does not take the jobs: sbatch: error: invalid partition specified: none"
+    )
+
+
+def test_jobs_that_no_journal_names_are_cancelled(command: CommandLine, state: Path) -> None:
+    """A process died between sbatch and its journal."""
+    found = on_slurm(command, "--batch-size", "8")
+    (journal,) = command.results.rglob("journal")
+    digest = journal.parent.name.removesuffix("-slurm")
+    journal.write_text('{"task": [0, ""], "event": "submitting", "detail": ""}\n{"task": [1, "')
+    (state / "101.sh").write_text("sleep 60")
+    (state / "101.name").write_text(f"castwise-{digest}")
+    (state / "101").write_text("PENDING")
+    found = on_slurm(command, "--batch-size", "8")
+    assert found.code == 0, found.err
+    assert (state / "101").read_text() == "CANCELLED"
+    assert len(keys(command.results)) == 2, "the records answer the new job"
+
+
+def test_a_refusal_is_not_tried_again(command: CommandLine, state: Path) -> None:
+    found = command.run("resnet50", "--precision", "fp32", "--device", "cuda:7", "--on", "slurm")
+    assert found.code == 2
+    assert "was refused on" in found.err
+    assert "cuda:7" in found.err
+    assert len(list(state.glob("*.sh"))) == 1
+
+
+def test_what_slurm_needs(command: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "There is no sbatch here" in on_slurm(command).err
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    found = on_slurm(command)
+    assert (found.code, found.err) == (2, "castwise: --on slurm needs submitit: pip install 'castwise[slurm]'.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("resnet50", "--on", "pbs"), "'pbs' is none of them"),
+        (("resnet50", "--nodes", "2"), "go with --on slurm"),
+        (("resnet50", "--on", "ray", "--partition", "gpu"), "are options of Slurm"),
+        (("--plan", "plan.json", "--shard", "1/2", "--on", "slurm"), "Leave --shard and --plan-only out"),
+        (("resnet50", "--on", "slurm", "--format", "json"), "castwise export"),
+        (("--on", "ray"), "it needs a workload"),
+        (("resnet50", "--on", "slurm", "--price-kwh", "0.3"), "prints no prices"),
+        (("resnet50", "--on", "slurm", "--per", "gpu-model"), "goes with --on ray"),
+    ],
+)
+def test_options_that_do_not_go_with_an_engine(arguments: tuple[str, ...], message: str, command: CommandLine) -> None:
+    found = command.run(*arguments)
+    assert found.code == 2
+    assert message in found.error_lines[-1]
+
+
+def test_a_shard_ends_with_the_process_that_started_it(program: Program, tmp_path: Path) -> None:
+    code = f"""
+import time
+from castwise.cluster.shard import ShardProcess
+shard = ShardProcess(["-c", "import time; open('started', 'w'); time.sleep(600)"], {str(tmp_path)!r})
+print("there", flush=True)
+time.sleep(600)
+"""
+    process = program.start_script(code)
+    program.wait_for_line("there")
+    wait_until((tmp_path / "started").exists, "the shard")
+    assert len(program.alive()) == 2
+    process.kill()
+    wait_until(lambda: not program.alive(), "the end of the shard")
+
+
+def test_a_result_comes_back_through_submitits_own_executor(tmp_path: Path) -> None:
+    executor = submitit.LocalExecutor(tmp_path / "jobs")
+    code = "import sys; print('{}'); print('one\\ntwo', file=sys.stderr); sys.exit(1)"
+    result = executor.submit(run_shard, ["-c", code], str(tmp_path)).result()
+    assert (result.code, result.is_answered, result.said) == (1, True, "one\ntwo")

@@ -1,0 +1,88 @@
+"""Run training scripts alone and hooked, each in a fork of this process, and print all their losses as JSON.
+
+Its argument is a JSON list of [file, precision or "alone", value of --amp]; the answer has a list of losses for each.
+With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error.
+"""
+
+import json
+import os
+import runpy
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+
+import torch
+import torch._dynamo  # a first backward imports it: once is enough for all
+
+from castwise.spec.user_model import UserModel
+from castwise.worker.classify_error import classify
+from castwise.worker.script.run import ScriptRun, _Order
+
+NUM_STEPS = 8
+
+
+def run_alone(file: str, arguments: list[str]) -> None:
+    sys.argv = [file, *arguments]
+    sys.path.insert(0, str(Path(file).parent))
+    runpy.run_path(file, run_name="__main__")
+
+
+def run_hooked(file: str, arguments: list[str], precision: str) -> None:
+    script = ScriptRun(UserModel(kind="script", path=file, name="", arguments=tuple(arguments)), precision, "cpu")
+
+    def order() -> None:
+        script._carry_out(_Order(lambda moments: 1 if len(moments) < NUM_STEPS else None))
+        script.stop()
+
+    threading.Thread(target=order, daemon=True).start()
+    script.run()
+    if isinstance(script._ending, Exception):
+        raise script._ending
+
+
+def inspected(file: str) -> str:
+    script = ScriptRun(UserModel(kind="script", path=file, name=""), "as-written", "cpu")
+    found: list[str] = []
+
+    def inspect() -> None:
+        try:
+            found.append(f"batch {script.inspect().batch_size}")
+        except Exception as error:  # noqa: BLE001  whatever it is, a test reads it
+            found.append(": ".join(classify(error)))
+        script.stop()
+
+    thread = threading.Thread(target=inspect, daemon=True)
+    thread.start()
+    script.run()
+    thread.join()
+    return found[0]
+
+
+def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
+    with tempfile.NamedTemporaryFile() as log:
+        arguments = ["--log", log.name, "--amp", amp]
+        child = os.fork()
+        if not child:
+            try:
+                if how == "inspect":
+                    answer = inspected(file)
+                    Path(log.name).write_text(answer)
+                elif how == "alone":
+                    run_alone(file, arguments)
+                else:
+                    run_hooked(file, arguments, how)
+            except BaseException:  # noqa: BLE001  it ends here
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0, (file, how, amp)
+        if how == "inspect":
+            return Path(log.name).read_text()
+        return [list(map(float, line.split())) for line in Path(log.name).read_text().splitlines()]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps([losses_of(*job) for job in json.loads(sys.argv[1])]))

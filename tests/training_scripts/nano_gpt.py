@@ -1,0 +1,52 @@
+"""In the style of nanoGPT: get_batch, micro-batches, clipping, fused settings of AdamW by group, a closing estimate."""
+
+import torch
+from by_hand import args, autocast, grad_scaler, log
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(1337)
+text = torch.randint(40, (500,))
+
+
+def get_batch():
+    starts = torch.randint(len(text) - 9, (4,)).tolist()
+    return torch.stack([text[i : i + 8] for i in starts]), torch.stack([text[i + 1 : i + 9] for i in starts])
+
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(40, 16), nn.Embedding(8, 16)
+        self.attn, self.ln, self.head = nn.Linear(16, 48), nn.LayerNorm(16), nn.Linear(16, 40, bias=False)
+
+    def forward(self, idx, targets):
+        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1]))
+        q, k, v = (part.unsqueeze(1) for part in self.attn(self.ln(x)).split(16, dim=2))
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1)
+        logits = self.head(self.ln(x))
+        return logits, F.cross_entropy(logits.view(-1, 40), targets.view(-1))
+
+
+model = GPT()
+groups = [
+    {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+    {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+]
+optimizer, scaler = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95)), grad_scaler()
+x, y = get_batch()
+for _ in range(args.steps):
+    losses = []
+    for _ in range(2):
+        with autocast():
+            _, loss = model(x, y)
+            loss = loss / 2
+        x, y = get_batch()
+        scaler.scale(loss).backward()
+        losses.append(loss.detach())
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    log(*losses)
