@@ -134,7 +134,7 @@ def prepare(
     script = next(filter(is_script, user_models), None)
     names_precisions = options.precisions is not None
     if script is not None:
-        options = _for_script(options, script, profiles=profiles)
+        options = _for_script(options, script, profiles=profiles is not None)
     _check(options, user_models)
     store = Store(options.results) if options.results is not None else None
     import_once(slow_imports([*user_models, *zoo_models]))
