@@ -152,6 +152,7 @@ class WhyModelKeywords(ModelKeywords, GridKeywords, total=False):
     """The keywords of `castwise.why`."""
 
     trace: _PathLike | None
+    numerics: bool
 
 
 class MaxBatchModelKeywords(ModelKeywords, SharedKeywords, total=False):

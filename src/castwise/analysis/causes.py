@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from castwise.analysis.model_flops import flops_of
+from castwise.analysis.numerics import Finding, findings_of
 from castwise.analysis.result_table import Row, group_of
 from castwise.analysis.roofline import Ceiling, ceiling, least_bytes
 from castwise.analysis.steady_metrics import sustained_slowdown
@@ -110,6 +111,8 @@ class Diagnosis:
         self.trial = next(profiled, row.trials[0])
         profile = self.trial.profile
         self.profile = profile if profile is not None and profile.class_seconds else None
+        numerics = (trial.profile.numerics for trial in reversed(row.trials) if trial.profile is not None)
+        self.numerics = next((each for each in numerics if each is not None), None)  # the latest
         self.counters = next((trial.counters for trial in row.trials if trial.counters is not None), None)
         self.flops = flops_of(row.trials)
         self.gpu = find_gpu_model(self.trial.environment.gpu or "")
@@ -178,6 +181,11 @@ class Diagnosis:
             return _STRONG if cause.name == "baseline-tf32" and self.precision.is_16_bit else 1.0
 
         return tuple(sorted((each for each in found if saved(each) >= _LEAST), key=saved, reverse=True))
+
+    @cached_property
+    def numeric_findings(self) -> list[Finding]:
+        """Return what rounding does; empty if the step was not compared with float32."""
+        return [] if self.numerics is None else findings_of(self.numerics, self.precision, self.trial.spec.loss_scale)
 
     @cached_property
     def ceiling(self) -> Ceiling | None:

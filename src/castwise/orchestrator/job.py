@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from castwise.errors import MissingDataError, UsageError
 from castwise.orchestrator.machine import (
@@ -89,7 +90,7 @@ class Job:
                 rule = replace(rule, budget_seconds=budget / (len(comparisons) - number))
             started = time.perf_counter()
             if specs[0].protocol.profile_steps:  # another process of each configuration without a profile
-                known = {trial.spec.configuration for trial in recorded if trial.profile or trial.status != "ok"}
+                known = {trial.spec.configuration for trial in recorded if _answers(trial, specs[0].protocol)}
                 lacking = [spec for spec in specs if self.runner.traces or spec.configuration not in known]
                 trials += Rounds(self.runner, lacking, rule, recorded).run_once() if lacking else recorded
                 continue
@@ -107,7 +108,7 @@ def prepare(
     *,
     rule: StopRule | None = None,
     short: bool = False,
-    profiles: bool = False,
+    profiles: Mapping[str, Any] | None = None,
 ) -> Job:
     """Check what a user asked for against the machine, and return the job that answers it.
 
@@ -117,7 +118,8 @@ def prepare(
         make_engine: Makes the engine from the data folder and castwise's commit; real processes by default.
         rule: When the comparison's rounds end; None takes what the options say.
         short: Somebody waits at a prompt: on a CPU, whose steps take long, a second a trial and few precisions.
-        profiles: Profile steps of one process of each configuration, after the timed ones.
+        profiles: What the protocol says of the steps that are profiled, after the timed ones, in one process of each
+            configuration; None profiles none.
 
     Raises:
         UsageError: The request cannot be carried out as it stands.
@@ -132,7 +134,7 @@ def prepare(
     script = next(filter(is_script, user_models), None)
     names_precisions = options.precisions is not None
     if script is not None:
-        options = _for_script(options, script, profiles=profiles)
+        options = _for_script(options, script, profiles=profiles is not None)
     _check(options, user_models)
     store = Store(options.results) if options.results is not None else None
     import_once(slow_imports([*user_models, *zoo_models]))
@@ -165,7 +167,7 @@ def prepare(
         options,
         device=machine.device,
         data_set=options.data_set or SYNTHETIC,
-        protocol=_limited(protocol, options).model_copy(update={"profile_steps": _PROFILE_STEPS if profiles else 0}),
+        protocol=_limited(protocol, options).model_copy(update=profiles),
         seed=options.seed,
         user_workloads=user_workloads,
     )
@@ -269,9 +271,10 @@ def prepare_profiles(
     options: WhyOptions, listener: Listener | None = None, make_engine: EngineFactory | None = None
 ) -> Job:
     """Return the job that profiles steps of what a user asked for; the arguments and errors are `prepare`'s."""
-    shared = {each.name: getattr(options, each.name) for each in fields(WhyOptions) if each.name != "trace"}
+    shared = {each.name: getattr(options, each.name) for each in fields(RunOptions) if hasattr(options, each.name)}
     rule = StopRule(min_rounds=1, max_rounds=1)
-    found = prepare(RunOptions(**shared), listener, make_engine, rule=rule, profiles=True)
+    profiles = {"profile_steps": _PROFILE_STEPS, "numerics": options.numerics}
+    found = prepare(RunOptions(**shared), listener, make_engine, rule=rule, profiles=profiles)
     if options.trace is not None and options.trace.suffix == ".json" and len(found.specs) > 1:
         raise UsageError(
             f"'{options.trace}' has room for one configuration's trace, and there are {len(found.specs)}. Name a "
@@ -301,6 +304,13 @@ def build_job(
             machine.engine, store, environment, listener or NullListener(), weights=weights, policy=policy
         ),
     )
+
+
+def _answers(trial: Trial, protocol: MeasurementProtocol) -> bool:
+    """Return whether a trial has the profile, and the numerics, that a protocol asks for, or cannot have them."""
+    if trial.status != "ok" or trial.profile is None:
+        return trial.status != "ok"
+    return trial.profile.numerics is not None or not protocol.numerics
 
 
 def _for_script(options: RunOptions, script: str, *, profiles: bool) -> RunOptions:

@@ -31,6 +31,7 @@ from castwise.records.schema import (
     Facts,
     GpuFacts,
     RankSamples,
+    StepNumerics,
     StepProfile,
     TelemetrySummary,
     Trial,
@@ -588,9 +589,11 @@ class _Measurement:
         try:
             self._profile = self.session.profile(self.spec.protocol.profile_steps, path)
         except TrialFailedError as failure:
+            why = f"the profile failed: {failure.message}"
             self._profile = StepProfile(
                 device_type="cpu" if self.spec.device_type == "cpu" else "cuda",
-                missing=f"the profile failed: {failure.message}",
+                numerics=StepNumerics(missing=why) if self.spec.protocol.numerics else None,
+                missing=why,
             )
 
     def record(self, session_id: str | None) -> Trial:

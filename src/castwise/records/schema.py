@@ -28,6 +28,7 @@ from castwise.spec.types import Unit
 # - Facts.layers: it is not known what layers an older model had.
 # - Environment.torchao, Facts.float8: older records have no FP8.
 # - StepFlops.large_linear_flops: it is not known of older records.
+# - MeasurementProtocol.numerics, StepProfile.numerics: older records say nothing of rounding.
 # - UserModel.arguments, units_per_step, MeasurementProtocol.num_steps, Facts.hooked, Block.data_seconds: for scripts.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
@@ -430,6 +431,47 @@ class KernelTime(FrozenModel):
     seconds: _Seconds  # a step, all launches together
 
 
+class GradientHistogram(FrozenModel):
+    """How many nonzero gradients have which exponent, floor(log2 |g|), in float32 and without a loss scale."""
+
+    first_exponent: int = 0
+    counts: str = ""  # of the first exponent and each one after it, apart by spaces: numbers would be a line each
+    largest: float = 0.0  # of the absolute values
+
+    @property
+    def by_exponent(self) -> dict[int, int]:
+        """Return the counts by exponent."""
+        return dict(enumerate(map(int, self.counts.split()), self.first_exponent))
+
+
+class ModuleNumerics(FrozenModel):
+    """What a precision loses in a module that owns weights, or in several whose names begin alike.
+
+    The signal-to-quantization-noise ratio (SQNR) is that of `Float8Facts`, of r in float32 and q in the precision; of
+    several modules it is the lowest.
+    """
+
+    name: str
+    num_weights: int
+    weights: GradientHistogram = GradientHistogram()  # of the gradients of weights
+    outputs: GradientHistogram = GradientHistogram()  # of the gradients of outputs, of large ones a sample
+    output_sqnr_db: float | None = None  # of the outputs' first call; None if the module is not called
+    gradient_sqnr_db: float | None = None  # of the gradients of weights; None if one is not finite in the precision
+    overflow_share: float = 0.0  # of the weights' gradients that are not finite in the precision, with its loss scale
+    # Of the weights with a gradient, those that an optimizer step leaves as they are; None if weights or their masters
+    # are float32, or a gradient overflowed.
+    lost_update_share: float | None = None
+
+
+class StepNumerics(FrozenModel):
+    """What a precision rounds away in one step, against float32 with the same weights, batch and dropout."""
+
+    modules: tuple[ModuleNumerics, ...] = ()  # in the model's order
+    loss_scale: float | None = None  # when the step was taken; None without scaling
+    note: str = ""  # what differs from the timed loop
+    missing: str = ""  # why nothing was measured
+
+
 class StepProfile(FrozenModel):
     """What a step spends its time on, from a few steps under torch's profiler after the timed blocks.
 
@@ -453,6 +495,7 @@ class StepProfile(FrozenModel):
     # modules cannot be told apart.
     module_seconds: dict[str, ModuleTime] = Field(default_factory=dict)
     kernels: tuple[KernelTime, ...] = ()  # the ten that take longest
+    numerics: StepNumerics | None = None  # None if the protocol does not ask for it
     missing: str = ""  # what could not be found out, and why
 
 

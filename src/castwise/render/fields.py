@@ -242,6 +242,15 @@ FIELDS: tuple[Field, ...] = (
     Field("model_flops_utilization", "MFU", "share", best="highest"),
     Field("fp8_share", "in FP8", "share"),
     Field("min_sqnr_db", "lowest SQNR", "number", lambda row: f"{row['min_sqnr_db']:.1f} dB"),
+    # Of a module, of a step that was compared with float32.
+    Field("module", "module"),
+    Field(
+        "unscaled_underflow_share", "lost unscaled", "share", lambda row: format_share(row["unscaled_underflow_share"])
+    ),
+    Field("underflow_share", "lost", "share", lambda row: format_share(row["underflow_share"])),
+    Field("output_sqnr_db", "outputs", "number", lambda row: f"{row['output_sqnr_db']:.0f} dB"),
+    Field("gradient_sqnr_db", "gradients", "number", lambda row: f"{row['gradient_sqnr_db']:.0f} dB"),
+    Field("lost_update_share", "lost updates", "share", lambda row: format_share(row["lost_update_share"])),
     Field("spread", "spread", "share", lambda row: format_share(row["spread"])),
     Field("cold_start_seconds", "cold start", "seconds"),
     Field("ready_seconds", "ready", "seconds"),

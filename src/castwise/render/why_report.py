@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from castwise.analysis.causes import CLASS_WORDS, MEMORY, PRODUCTS, UPDATE, Diagnosis, try_line
+from castwise.analysis.numerics import lost_here, lost_share, worst_first
 from castwise.registry.precisions import DEFAULT
 from castwise.render.console import print_line
 from castwise.render.fields import FlatRow, estimate_values, trial_values
@@ -36,6 +37,18 @@ _SHORT = {
     "idle_share": "idle",
     "tensor_share": "tensor cores",
 }
+_NUMERIC = {
+    "precision": "precision",
+    "module": "module",
+    "unscaled_underflow_share": "lost in float16",
+    "underflow_share": "lost here",
+    "output_sqnr_db": "SQNR of outputs",
+    "gradient_sqnr_db": "SQNR of gradients",
+    "lost_update_share": "updates lost",
+}
+_MOST_NUMERIC = 6  # rows
+_MODULE_LENGTH = 24
+_NUMERICS_TITLE = "Rounding of one step, against float32"
 _FEW = 3  # of so many configurations two causes each fit into 25 lines, of more one
 _MOST_MODULES = 8
 _NAME_LENGTH = 60
@@ -73,10 +86,38 @@ def short_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow]:
     return short_table_of(titles, rows, formats={ratio: lambda row: format_ratio(row[ratio])})
 
 
+def numerics_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow] | None:
+    """Return the worst modules of each precision whose step was compared with float32; None if there is none."""
+    compared = [(each, each.numerics) for each in diagnoses if each.numerics is not None and each.numerics.modules]
+    compared = compared[:_MOST_NUMERIC]
+    rows: list[FlatRow] = [
+        {
+            **module.model_dump(),
+            "precision": found.row.precision,
+            "module": module.name if len(module.name) <= _MODULE_LENGTH else f"…{module.name[1 - _MODULE_LENGTH :]}",
+            "unscaled_underflow_share": lost_share(module, "float16"),
+            "underflow_share": lost_here(module, numerics, found.precision),
+        }
+        for found, numerics in compared
+        for module in worst_first(numerics, found.precision)[: _MOST_NUMERIC // len(compared)]
+    ]
+    return short_table_of(_NUMERIC, rows, formats={"precision": None}) if rows else None
+
+
+def numerics_lines(diagnoses: Sequence[Diagnosis]) -> list[str]:
+    """Return what rounding does in each precision, and why it is not known."""
+    return [f"{_name_of(found)}: {each.sentence}" for found in diagnoses for each in found.numeric_findings]
+
+
+def _name_of(found: Diagnosis) -> str:
+    spec = found.row.trial.spec
+    return f"{spec.precision} {' + '.join(spec.techniques)}".rstrip()
+
+
 def lines_of(found: Diagnosis, most_causes: int | None = None, name: str = "") -> list[str]:
     """Return why a configuration is no faster: a line that names it, then each cause with what to try."""
     spec = found.row.trial.spec
-    name = name or f"{spec.precision} {' + '.join(spec.techniques)}".rstrip()
+    name = name or _name_of(found)
     if not found.causes:
         return [f"{name}: no cause found. {found.bound[:1].upper()}{found.bound[1:]}."]
     lines: list[str] = []
@@ -110,6 +151,12 @@ def print_why(
         print_line(console, f"{', '.join(left)}: with --verbose")
     for line in remarks(diagnoses):
         print_line(console, line, "yellow")
+    if table := numerics_table(diagnoses):
+        console.print()
+        print_line(console, _NUMERICS_TITLE, "bold")
+        print_data_table(console, table, elsewhere=_IN_JSON)
+    for line in numerics_lines(diagnoses):
+        print_line(console, line)
     for found in diagnoses if kernels else ():
         console.print()
         for line in kernel_lines(found):
@@ -166,6 +213,9 @@ def to_markdown(diagnoses: Sequence[Diagnosis], *, kernels: bool = False) -> str
         first, *others = lines_of(found)
         lines += [f"**{markdown_text(first)}**", "", *(f"- {markdown_text(line.strip())}" for line in others), ""]
     lines += [f"- {markdown_text(line)}" for line in remarks(diagnoses)]
+    if numerics := numerics_table(diagnoses):
+        lines += ["", f"**{_NUMERICS_TITLE}**", "", *markdown_grid(numerics.columns, numerics.rows), ""]
+    lines += [f"- {markdown_text(line)}" for line in numerics_lines(diagnoses)]
     for found in diagnoses if kernels else ():
         lines += ["", "```text", *kernel_lines(found), "```"]
     return "\n".join(lines).rstrip() + "\n"
@@ -185,7 +235,9 @@ def document(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
             "causes": [asdict(cause) for cause in each.causes],
             "ceiling": each.ceiling and asdict(each.ceiling),
             "missing": each.missing,
-            "profile": each.profile and each.profile.model_dump(),
+            "numerics": each.numerics and each.numerics.model_dump(),
+            "numeric_findings": [asdict(finding) for finding in each.numeric_findings],
+            "profile": each.profile and each.profile.model_dump(exclude={"numerics"}),
         }
         for each in diagnoses
     ]

@@ -292,6 +292,14 @@ class RunOptions(ParameterGrid, DurationOptions, StepOptions):
 class WhyOptions(ParameterGrid, StepOptions):
     """What `castwise why` explains; None is what suits the machine."""
 
+    numerics: Annotated[
+        bool,
+        Option(
+            "Also compare a step's outputs and gradients with float32: what underflows, overflows or is rounded away, "
+            "and which loss scales fit."
+        ),
+    ] = False
+
     precisions: Annotated[
         tuple[str, ...] | None,
         Option(

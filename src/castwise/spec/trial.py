@@ -30,6 +30,7 @@ class MeasurementProtocol(FrozenModel):
     memory_parts: bool = False  # whether one more step, after the timed ones, is profiled for what holds the memory
     num_steps: int | None = Field(default=None, ge=1)  # that a script is timed for; None goes by the time
     profile_steps: int = Field(default=0, ge=0)  # run under torch's profiler after all else; 0 for none
+    numerics: bool = False  # whether gradients and rounding errors of a step are examined after the profile
 
     @model_validator(mode="after")
     def _blocks_fit(self) -> Self:
@@ -137,16 +138,15 @@ class TrialSpec(FrozenModel):
 
     @property
     def without_extras(self) -> Self:
-        """Return the redacted spec with the default time limit and no profile: no figure depends on them."""
+        """Return the redacted spec with the default time limit and nothing profiled: no figure depends on them."""
         spec = self.redacted
-        defaults = {
-            name: MeasurementProtocol.model_fields[name].default for name in ("timeout_seconds", "profile_steps")
-        }
+        extras = ("timeout_seconds", "profile_steps", "numerics")
+        defaults = {name: MeasurementProtocol.model_fields[name].default for name in extras}
         return spec.model_copy(update={"protocol": spec.protocol.model_copy(update=defaults)})
 
     @cached_property
     def key(self) -> str:
-        """Return 12 hexadecimal digits that identify every field but the time limit and the profile's steps.
+        """Return 12 hexadecimal digits that identify every field but the time limit, the profile's steps and numerics.
 
         Fields at their defaults do not enter, so that a field added later does not change the keys of old records.
         """

@@ -209,7 +209,7 @@ def _compare(
             ("input gradient", of_data, gradient, low),
             ("weight gradient", of_weight, gradient.t(), data),
         ):
-            _keep_worst(noises, f"{name}, {kind}", _sqnr_db(one @ other, found), torch.minimum)
+            _keep_worst(noises, f"{name}, {kind}", sqnr_db(one @ other, found), torch.minimum)
     casts = {
         "input": (data, config.cast_config_input, -1),
         "weight": (weight.t(), config.cast_config_weight, 0),
@@ -229,8 +229,8 @@ def _compare(
         _keep_worst(underflows, f"{name}, {kind}", lost, torch.maximum)
 
 
-def _sqnr_db(reference: Tensor, found: Tensor) -> Tensor:
-    """Return the ratio of a product to its error in decibels, within 0 and 200."""
+def sqnr_db(reference: Tensor, found: Tensor) -> Tensor:
+    """Return the ratio of a signal to its error in decibels, within 0 and 200."""
     signal, noise = (torch.linalg.vector_norm(x, dtype=torch.float32) for x in (reference, reference - found))
     exact = torch.where(noise == 0, 200.0, 20 * torch.log10(signal / noise))
     return exact.nan_to_num(nan=0.0).clamp(0.0, 200.0)

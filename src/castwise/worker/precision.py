@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -121,10 +122,30 @@ def cast_weights(model: nn.Module, dtype: torch.dtype, batch_norm_dtype: torch.d
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.to(batch_norm_dtype)
-    model.register_forward_pre_hook(
-        lambda _, args, kwargs: (cast_floating(args, dtype), cast_floating(kwargs, dtype)), with_kwargs=True
-    )
+    model.register_forward_pre_hook(functools.partial(_cast_inputs, dtype), with_kwargs=True)
     model.register_forward_hook(lambda _, __, output: cast_floating(output, torch.float32))
+
+
+def _cast_inputs(dtype: torch.dtype, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return cast_floating(args, dtype), cast_floating(kwargs, dtype)
+
+
+@contextmanager
+def weights_in_float32(model: nn.Module) -> Iterator[None]:
+    """Hold a model's weights, buffers and inputs in float32; afterwards they are the same tensors as before."""
+    held = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    with patch.dict(model._forward_pre_hooks):
+        for number, hook in list(model._forward_pre_hooks.items()):
+            if isinstance(hook, functools.partial) and hook.func is _cast_inputs:
+                model._forward_pre_hooks[number] = functools.partial(_cast_inputs, torch.float32)
+        try:
+            for tensor, data in held:
+                tensor.data = data.float()
+            yield
+        finally:
+            model.zero_grad(set_to_none=True)  # a gradient has its weight's dtype
+            for tensor, data in held:
+                tensor.data = data
 
 
 def cast_floating(nested: Any, dtype: torch.dtype) -> Any:

@@ -24,6 +24,7 @@ from castwise.worker.flops import count_flops
 from castwise.worker.kernel_profile import profile_step
 from castwise.worker.memory import memory_meter
 from castwise.worker.memory_breakdown import profile_memory
+from castwise.worker.numerics import measure_numerics
 from castwise.worker.pytree import tree_tensors
 from castwise.worker.user_model.side_effects import SideEffectWatch
 
@@ -304,9 +305,13 @@ class SteadyRun:
             return whole
 
         with self._stack:
-            return profile_step(
+            profile = profile_step(
                 self._spec, self._step, run, num_steps, trace if self._peers.rank == 0 else None, self._peers
             )
+            if not self._spec.protocol.numerics:
+                return profile
+            numerics = measure_numerics(self._spec, self._step, self._task.recurrent_state, self._batches[0])
+            return profile.model_copy(update={"numerics": numerics})
 
     def _time_steps(self, count: int, *, rested: bool = True) -> tuple[float, Tensor]:
         losses: list[Tensor] = []

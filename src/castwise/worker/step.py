@@ -100,7 +100,7 @@ class TrainingStep:
         # Forward and backward on a batch; returns the loss.
         self.run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
         self._reduce: CoalescedReduce | None = None
-        self._update: Callable[[], None] = self._plain_update
+        self._update: Callable[[], None] = self.plain_update
         if loop.compiled_update:
             self._update = CompiledUpdate(self.optimizer, self._weights, self.scaling, clip_grad_norm)
         self.graph = (
@@ -173,7 +173,8 @@ class TrainingStep:
         self._update()
         return loss
 
-    def _plain_update(self) -> None:
+    def plain_update(self) -> None:
+        """Step the weights by the gradients of `run_backward`, without what compiles or captures it."""
         self._weights.collect_gradients()
         self.scaling.step(self.optimizer, self.clip_grad_norm)
         self._weights.publish()

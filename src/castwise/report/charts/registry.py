@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from castwise.records.store import free_name, slug
-from castwise.report.charts import accuracy, blocks, memory, profile, scaling, throughput, training
+from castwise.report.charts import accuracy, blocks, memory, numerics, profile, scaling, throughput, training
 from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.collection import Collection, FileOf
 from castwise.report.conclusions import Answer, answers_of
@@ -21,6 +21,7 @@ GROUP_CHARTS: dict[str, Callable[[GroupSubject], Chart | None]] = {
     "time": training.time_split,
     "profile": profile.step_time,
     "roofline": profile.step_roofline,
+    "numerics": numerics.exponents,
     "parts": memory.memory_breakdown,
     "holders": memory.holders,
     "blocks": blocks.blocks,
@@ -28,7 +29,7 @@ GROUP_CHARTS: dict[str, Callable[[GroupSubject], Chart | None]] = {
 }
 # Folded: they say how a figure came about, not what it is.
 DIAGNOSTICS = ("parts", "holders", "blocks", "telemetry")
-WHY = ("profile", "roofline")
+WHY = ("profile", "roofline", "numerics")
 # Of a search for the largest batch; bars of every batch that it tried would be too many.
 _OF_MAX_BATCH = ("largest", "batch", "parts")
 _NAME_LENGTH = 80

@@ -125,6 +125,7 @@ def _section(
 def _why(group: ComparisonGroup) -> dict[str, Any]:
     """Return the causes of each profiled configuration, a line for each, and what is said of all of them."""
     profiled = group.profiled
+    found = list(profiled.values())
     causes = []
     for config in highest(list(profiled))[:_MAX_WHY]:
         first, *others = why_report.lines_of(profiled[config], most_causes=2, name=group.label(config))
@@ -134,7 +135,7 @@ def _why(group: ComparisonGroup) -> dict[str, Any]:
     return {
         "causes": causes,
         "num_more": len(profiled) - len(causes),
-        "remarks": [line.replace("`", "") for line in why_report.remarks(list(profiled.values()))],
+        "remarks": [line.replace("`", "") for line in (*why_report.remarks(found), *why_report.numerics_lines(found))],
     }
 
 

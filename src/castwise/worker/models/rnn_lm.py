@@ -99,7 +99,10 @@ class CarriedLoss:
         return (self.hidden,) if isinstance(self.hidden, Tensor) else self.hidden
 
     def write(self, tensors: tuple[Tensor, ...]) -> None:
-        """Start the next batch from these tensors."""
+        """Start the next batch from these tensors, from zeros without any."""
+        if not tensors:
+            self.forget()
+            return
         self.hidden = tensors[0] if len(tensors) == 1 else (tensors[0], tensors[1])
         self._batch_size = tensors[0].shape[1]
 

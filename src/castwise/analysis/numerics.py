@@ -1,0 +1,129 @@
+"""What a precision's rounding does to gradients and updates, in sentences, and which static loss scales fit."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from castwise.records.schema import GradientHistogram, ModuleNumerics, StepNumerics
+from castwise.registry.precisions import Dtype, Precision
+from castwise.spec.loss_scale import is_dynamic
+from castwise.spec.quantities import format_share
+
+FindingName = Literal["underflow", "overflow", "static-scale", "rounding", "lost-updates", "limit"]
+
+# Below this share, lost gradients of a module are not worth a larger scale. Source: chosen here.
+_LEAST = 1e-3
+_LARGEST_FLOAT16 = 65520.0  # what is smaller is rounded to a finite number
+_SCALES = range(25)  # powers of two. Source: 2^24 is the largest scale of Apex's dynamic scaling.
+_EXACT_DB = 150.0  # float32 itself has less
+
+
+# Of the smallest subnormal number. Source: IEEE 754-2019, table 3.5; bfloat16 is binary32 with 7 bits of mantissa.
+_LOWEST_EXPONENTS: dict[Dtype, int] = {"float16": -24, "bfloat16": -133, "float32": -149}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that rounding does."""
+
+    name: FindingName
+    sentence: str
+    module: str = ""  # the one that has most of it
+
+
+def underflow_share(gradients: GradientHistogram, dtype: Dtype, scale: float = 1.0) -> float:
+    """Return the share of nonzero gradients that a format rounds to zero after scaling.
+
+    They are below half of the smallest subnormal number. A scale counts as the power of two below it.
+    """
+    counts = gradients.by_exponent
+    limit = _LOWEST_EXPONENTS[dtype] - 1 - math.floor(math.log2(scale)) if scale > 0 else math.inf
+    return sum(count for exponent, count in counts.items() if exponent < limit) / max(1, sum(counts.values()))
+
+
+def lost_here(module: ModuleNumerics, numerics: StepNumerics, precision: Precision) -> float:
+    """Return `lost_share` in a precision's own format, with the loss scale of the step."""
+    return lost_share(module, precision.autocast_dtype or precision.param_dtype, numerics.loss_scale or 1.0)
+
+
+def lost_share(module: ModuleNumerics, dtype: Dtype, scale: float = 1.0) -> float:
+    """Return the share of a module's gradients that underflow, of its weights' or its outputs' the larger one."""
+    return max(underflow_share(each, dtype, scale) for each in (module.weights, module.outputs))
+
+
+def least_sqnr_db(module: ModuleNumerics) -> float:
+    """Return the lower SQNR of a module's outputs and gradients; infinite if neither is known."""
+    known = (module.output_sqnr_db, module.gradient_sqnr_db)
+    return min((each for each in known if each is not None), default=math.inf)
+
+
+def worst_first(numerics: StepNumerics, precision: Precision) -> list[ModuleNumerics]:
+    """Return the modules, first those that lose most gradients or updates, then those of the lowest SQNR."""
+
+    def rank(module: ModuleNumerics) -> tuple[float, float]:
+        lost = max(lost_here(module, numerics, precision), module.overflow_share, module.lost_update_share or 0.0)
+        return -round(lost, 2), least_sqnr_db(module)
+
+    return sorted(numerics.modules, key=rank)
+
+
+def static_scales(numerics: StepNumerics) -> tuple[int, int] | None:
+    """Return the least and the largest power of two that fits float16 as a loss scale, as exponents; None if none does.
+
+    With it less than 0.1 % of the gradients of every module underflow, and none overflows.
+    """
+    largest = max((each.largest for module in numerics.modules for each in (module.weights, module.outputs)), default=0)
+    fitting = [
+        power
+        for power in _SCALES
+        if largest * 2.0**power < _LARGEST_FLOAT16
+        and all(lost_share(module, "float16", 2.0**power) < _LEAST for module in numerics.modules)
+    ]
+    return (fitting[0], fitting[-1]) if fitting and largest else None
+
+
+def findings_of(numerics: StepNumerics, precision: Precision, loss_scale: str) -> list[Finding]:
+    """Return what rounding does in a precision with a loss scale of this name, and what is not known of it."""
+    found = list(_findings(numerics, precision, is_dynamic(loss_scale))) if numerics.modules else []
+    return found + [Finding("limit", f"{text}.") for text in (numerics.note, numerics.missing) if text]
+
+
+def _findings(numerics: StepNumerics, precision: Precision, moves: bool) -> Iterator[Finding]:
+    scale, modules = numerics.loss_scale, numerics.modules
+    if precision.has_float16:
+        worst = max(modules, key=lambda module: lost_share(module, "float16"))
+        lost, kept = lost_share(worst, "float16"), 1 - lost_share(worst, "float16", scale or 1.0)
+        of_outputs = lost > underflow_share(worst.weights, "float16")
+        whose = f"the gradients of {worst.name}'s {'outputs' if of_outputs else 'weights'}"
+        if lost < _LEAST:
+            words = f"float16 needs no loss scale on this batch: it rounds {format_share(lost)} of {whose} to zero"
+        else:
+            words = f"float16 without scaling loses {format_share(lost)} of {whose}"
+            if scale is not None:
+                kind = "dynamic" if moves else "static"
+                words += f"; the {kind} scale of {scale:,.6g} keeps {100 * kept:.1f} %"
+        yield Finding("underflow", f"{words}.", worst.name)
+        fitting = static_scales(numerics)
+        which = "no static loss scale fits: with each, gradients underflow or overflow"
+        if fitting is not None:
+            which = f"static loss scales that fit: {2 ** fitting[0]:,} to {2 ** fitting[1]:,}"
+        yield Finding("static-scale", f"{which}.")
+    worst = max(modules, key=lambda module: module.overflow_share)
+    if worst.overflow_share:
+        words = f"{format_share(worst.overflow_share)} of the gradients of {worst.name} overflow"
+        words += "" if scale is None else f" with a loss scale of {scale:,.6g}"
+        yield Finding("overflow", f"{words}{'; such a step is skipped' if moves else ''}.", worst.name)
+    worst = min(modules, key=least_sqnr_db)
+    if least_sqnr_db(worst) < _EXACT_DB:
+        decibels = least_sqnr_db(worst)
+        what = "outputs" if decibels == worst.output_sqnr_db else "weight gradients"
+        words = f"furthest from float32 are the {what} of {worst.name}: {decibels:.0f} dB, an error of "
+        yield Finding("rounding", f"{words}{format_share(10 ** (-decibels / 20))}.", worst.name)
+    stepped = [(module.lost_update_share, module) for module in modules if module.lost_update_share is not None]
+    if stepped:
+        total = sum(share * module.num_weights for share, module in stepped)
+        all_lost = total / max(1, sum(module.num_weights for _, module in stepped))
+        most, worst = max(stepped, key=lambda each: each[0])
+        words = f"{format_share(all_lost)} of the weight updates round to nothing, in {worst.name} {format_share(most)}"
+        yield Finding("lost-updates", f"{words}.", worst.name)
