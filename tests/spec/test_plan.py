@@ -188,7 +188,7 @@ def test_the_key_depends_on_every_field_and_the_cell_on_all_but_the_repeat() -> 
 def test_the_key_depends_on_every_field_of_the_protocol_that_figures_depend_on(name: str) -> None:
     spec = fake_spec()
     value = getattr(spec.protocol, name)
-    protocol = spec.protocol.model_copy(update={name: not value if isinstance(value, bool) else value + 1})
+    protocol = spec.protocol.model_copy(update={name: not value if isinstance(value, bool) else (value or 0) + 1})
     other = spec.model_copy(update={"protocol": protocol})
     is_extra = name in ("timeout_seconds", "profile_steps", "numerics")
     assert (other.key == spec.key, other.configuration == spec.configuration, other.comparison == spec.comparison) == (

@@ -59,6 +59,10 @@ def {function}():
         # "units_per_sample": 512,  # tokens in a sample, for example
         # In the place of "loss", if you would rather call the model yourself:
         # "training_step": lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        # For `castwise accuracy`: a data loader, and a function of the model that returns its score.
+        # "training_set": loader,
+        # "validate": lambda model: accuracy_of(model),
+        # "higher_is_better": True,  # False for a loss
     }}
 '''
 

@@ -21,7 +21,7 @@ Examples:
     castwise run                      a short job that suits this machine
     castwise run resnet50             every precision the GPU has
     castwise run train_me.py:build    a model of your own (`castwise init FILE`)
-    castwise run --steps 50 -- python train.py --lr 1e-3   your training script as it is
+    castwise run -- python train.py --lr 1e-3     your training script as it is
     castwise run resnet50 --within 1%     until every speed-up is known within 1 %
     castwise run resnet50 --precision fp32,bf16-mixed --batch-size 128,256
     castwise run resnet50 --precision bf16-mixed --techniques none,tuned
