@@ -20,7 +20,16 @@ from fake_gpu import fake_gpu_facts, fake_reading
 
 from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.search import prepare_max_batch
-from castwise.records.schema import KernelTime, RankSamples, StepFlops, StepProfile, Trial
+from castwise.records.schema import (
+    GradientHistogram,
+    KernelTime,
+    ModuleNumerics,
+    RankSamples,
+    StepFlops,
+    StepNumerics,
+    StepProfile,
+    Trial,
+)
 from castwise.records.store import Store
 from castwise.registry.kernel_classes import KernelClass
 from castwise.spec.trial import MeasurementProtocol
@@ -114,6 +123,17 @@ def profiled(precision: str = "fp32") -> Trial:
         num_kernels=300,
         class_seconds={name: 0.3 * step, "normalisation": 0.4 * step, "elementwise": 0.15 * step, "copy": 0.05 * step},
         kernels=(KernelTime(name="kernel", kind="normalisation", launches=1, seconds=0.4 * step),),
+        numerics=StepNumerics(
+            modules=(
+                ModuleNumerics(
+                    name="conv1",
+                    num_weights=100,
+                    weights=GradientHistogram(first_exponent=-30, counts="31 0 20 49", largest=2.0**-27),
+                    output_sqnr_db=40.0,
+                    gradient_sqnr_db=30.0,
+                ),
+            )
+        ),
     )
     flops = StepFlops(
         products={"convolution": {"fp32": 2 * 10**12} if precision == "fp32" else {"bf16": 10**12, "fp32": 10**12}},

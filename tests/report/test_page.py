@@ -199,7 +199,7 @@ def test_why_no_faster_needs_a_profile(open_page: Opener, small: Opened) -> None
     made = open_page(report_of([*PROFILED, *rounds("fp32", 64)]), PHONE, "dark")
     page = made.page
     assert page.locator("details.why").count() == 1
-    assert page.locator("details.why figure.chart").count() == 2
+    assert page.locator("details.why figure.chart").count() == 3
     fp32, mixed = page.locator(".causes > li").all_inner_texts()
     assert fp32.startswith("fp32: memory, at most 58\u00a0% of the step.\n")
     assert "Try torch.compile" in mixed

@@ -373,10 +373,11 @@ def own_spec(tmp_path: Path, precision: str = "fp32", seed: int = 0, more: str =
 
 
 def test_a_users_own_model_trains_on_its_training_set_and_is_scored(tmp_path: Path) -> None:
-    first, again, other, narrow = (
-        run(own_spec(tmp_path, precision, seed), tmp_path)
-        for precision, seed in (("fp32", 0), ("fp32", 0), ("fp32", 1), ("bf16-true", 0))
-    )
+    runs = []
+    for precision, seed in (("fp32", 0), ("fp32", 0), ("fp32", 1), ("bf16-true", 0)):
+        runs.append(run(own_spec(tmp_path, precision, seed), tmp_path))
+        runs[-1].close()  # before the next one sets another precision
+    first, again, other, narrow = runs
     assert [epoch.num_steps for epoch in first.epochs] == [6, 6]
     assert [epoch.num_samples for epoch in first.epochs] == [24, 24]
     assert [epoch.score for epoch in again.epochs] == [epoch.score for epoch in first.epochs]

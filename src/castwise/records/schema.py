@@ -440,8 +440,9 @@ class GradientHistogram(FrozenModel):
 
     @property
     def by_exponent(self) -> dict[int, int]:
-        """Return the counts by exponent."""
-        return dict(enumerate(map(int, self.counts.split()), self.first_exponent))
+        """Return the counts by exponent; none of a text that is no list of numbers."""
+        parts = self.counts.split()
+        return dict(enumerate(map(int, parts), self.first_exponent)) if all(map(str.isdecimal, parts)) else {}
 
 
 class ModuleNumerics(FrozenModel):

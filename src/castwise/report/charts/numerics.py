@@ -26,7 +26,7 @@ def exponents(subject: GroupSubject) -> Chart | None:
         for factor in (1.0, scale) if scale else (1.0,):
             name = subject.group.label(config) + (f", scaled by {factor:,.6g}" if factor != 1 else "")
             points = [(each + math.log2(factor), share) for each, share in _shares(compared[config])]
-            lines.append(Line(name, points, look.colour, look.marker, look.dash))
+            lines.append(Line(name, points, look.colour, look.marker, look.dash, subject.tip(config)))
     high = max((share for line in lines for _, share in line.points), default=0.0)
     edges = [Line("float16's range", [(x, 0.0), (x, high)], SOFT, marker="", dash="dot") for x in _EDGES]
     places = [*_EDGES, *(x for line in lines for x, _ in line.points)]
