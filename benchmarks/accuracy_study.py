@@ -1,0 +1,154 @@
+"""Train many seeds in every precision, on several GPUs: what README and docs say about accuracy.
+
+    python benchmarks/accuracy_study.py DIR [--gpus N] [--lanes N] [--seconds S] [--out FOLDER] JOB ...
+
+A JOB is a key of `JOBS`. GPU n of N trains seeds n, n + N, …: all precisions of a seed on one GPU, in turns. Trials are
+kept under DIR, and the same command goes on from them. --lanes trains several at once on each GPU, for scores alone:
+their times say nothing. --out writes a record for each job, which belongs under benchmarks/records/accuracy/.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stored import load
+
+from castwise.accuracy.options import AccuracyOptions
+from castwise.accuracy.result import curve_of, metric_of, seconds_per_step
+from castwise.accuracy.search import prepare_accuracy
+from castwise.orchestrator.runner import CachedMeasure
+from castwise.records.schema import Trial
+
+_MODELS = str(Path(__file__).parent / "accuracy_models.py")
+_MIXED = ("fp32", "tf32", "fp16-mixed", "bf16-mixed")
+_EVERY = (*_MIXED, "fp16-master", "bf16-master", "fp16-true", "bf16-true")
+PAIRS = 8  # of one verdict on a planted fault
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, and with how many seeds."""
+
+    workload: str
+    precisions: tuple[str, ...]
+    seeds: int
+    techniques: str | None = None
+    epochs: int | None = None
+    loss_scale: str | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of `castwise accuracy`."""
+        chosen = {"epochs": self.epochs, "loss_scale": self.loss_scale, "seeds": self.seeds}
+        return chosen | {
+            "workload": self.workload,
+            "precisions": self.precisions,
+            "techniques": self.techniques and (self.techniques,),
+        }
+
+
+def _planted(name: str, precision: str, loss_scale: str | None = None) -> Job:
+    return Job(f"{_MODELS}:{name}", ("fp32", precision), 5 * PAIRS, epochs=2, loss_scale=loss_scale)
+
+
+JOBS = {
+    "mnist": Job("mnist-cnn", _EVERY, 30, "resident-data+cuda-graph"),
+    "fast-cifar10": Job("resnet9", _EVERY, 30, "tuned"),
+    "wrn-cifar10": Job(
+        "wrn-28-10", ("fp32", "fp16-mixed", "fp16-master", "fp16-true"), 8, "tuned", loss_scale="dynamic-apex"
+    ),
+    "wikitext-2": Job("lstm-lm", _MIXED, 8, "tuned", epochs=6),
+    "sound": _planted("sound", "bf16-mixed"),
+    "small_gradients": _planted("small_gradients", "fp16-mixed", "1"),
+    "small_updates": _planted("small_updates", "bf16-true"),
+    "rounding_bug": _planted("rounding_bug", "bf16-mixed"),
+}
+
+
+def main() -> int:
+    """Train, and write the records."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("jobs", nargs="+", metavar="JOB", choices=JOBS)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--lanes", type=int, default=1, help="runs at once on each GPU")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no run begins")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--lane", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_intermixed_args()
+    count = arguments.gpus * arguments.lanes
+    if arguments.lane is not None:
+        _train(arguments.folder, arguments.jobs, range(arguments.lane, 10**6, count), arguments.seconds)
+        return 0
+    lanes = [
+        subprocess.Popen(
+            [sys.executable, *sys.argv, "--lane", str(lane)],
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": str(lane % arguments.gpus)},
+        )
+        for lane in range(count)
+    ]
+    codes = [lane.wait() for lane in lanes]
+    for name in arguments.jobs if arguments.out else ():
+        if trials := load(arguments.folder / name):
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            (arguments.out / f"{name}.json").write_text(json.dumps(record_of(trials)) + "\n")
+    return max(codes)
+
+
+def _train(folder: Path, names: Iterable[str], seeds: range, seconds: float) -> None:
+    """Train some seeds of each job until the time is up."""
+    end = time.monotonic() + seconds
+    for name in names:
+        job = JOBS[name]
+        search = prepare_accuracy(AccuracyOptions(results=folder / name, **job.options))
+        measure = CachedMeasure(search.job.runner)
+        for seed in seeds:
+            if seed >= job.seeds:
+                break
+            for spec in search.specs if seed % 2 == 0 else reversed(search.specs):
+                if time.monotonic() > end:
+                    return
+                trial = measure(spec.model_copy(update={"seed": seed}))
+                print(
+                    f"{name} {spec.precision} seed {seed}: {trial.status}, {trial.duration_seconds:.0f} s", flush=True
+                )
+
+
+def record_of(trials: Sequence[Trial]) -> dict[str, Any]:
+    """Return what a table needs of a job's trials: each run's score after every epoch, and its time for a step."""
+    first = min(trials, key=lambda trial: trial.started_at)
+    fp32 = [trial for trial in trials if trial.spec.precision == "fp32"]
+    metric = metric_of(fp32)
+    runs = [
+        {
+            "precision": trial.spec.precision,
+            "seed": trial.spec.seed,
+            "status": trial.status,
+            "gpu": trial.environment.gpu_uuid,
+            "curve": [round(score, 6) for _, score in curve_of(trial, metric)],
+            "seconds_per_step": seconds_per_step(trial),
+        }
+        for trial in sorted(trials, key=lambda trial: (trial.spec.precision, trial.spec.seed))
+    ]
+    environment = first.environment.model_dump(mode="json", include={"gpu", "cpu", "torch", "driver", "commit"})
+    return {
+        "workload": Path(first.spec.workload).name,
+        "metric": metric.name,
+        "margin": metric.margin(metric.usual_margin),
+        "larger_is_better": metric.larger_is_better,
+        "techniques": first.spec.techniques,
+        "environment": environment,
+        "date": first.started_at[:10],
+        "runs": runs,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
