@@ -118,10 +118,37 @@ def test_crops_and_flips_are_uniform() -> None:
     assert abs(chi_squared - (num_places - 1)) < 5 * math.sqrt(2 * (num_places - 1))
 
 
+def test_reflected_images_with_a_hole_are_as_on_the_cpu() -> None:
+    """Outside a square of 8 × 8 zeros, an image is a crop of its reflection; both loops cut evenly."""
+    augmentation = AUGMENTATIONS["cifar10-cutout"]
+    images, labels = make_images(64)
+    data = DeviceImages((images, labels), "cifar10", augmentation, Epochs(64, shuffle=False), CPU)
+    whole = Augmentation(padding=4, reflects=True, flips=True)
+    uncut = DeviceImages((images, labels), "cifar10", whole, Epochs(64, shuffle=False), CPU)
+    padded = torch.nn.functional.pad(images.float(), (4, 4, 4, 4), mode="reflect").byte()
+    holes = torch.zeros(2, 32, 32)
+    for epoch in range(20):
+        (drawn,) = data.start(epoch)
+        found, _ = data.make(drawn)
+        expected, _ = uncut.make(drawn[:4])
+        hole = (found == 0).all(1)
+        assert (hole.sum((1, 2)) == 64).all()
+        torch.testing.assert_close(found, expected.masked_fill(hole[:, None], 0.0))
+        holes[0] += hole.sum(0)
+        pixels = images.permute(0, 2, 3, 1).numpy()
+        on_cpu = torch.stack([TRANSFORMS["cifar10-cutout"].training(Image.fromarray(each)) for each in pixels])
+        holes[1] += (on_cpu == 0).all(1).sum(0)
+    shares = holes / holes.sum((1, 2), keepdim=True)
+    assert (shares[:, 12:20, 12:20] - shares[:, 12:20, 12:20].mean()).abs().max() < 0.3 * shares.max()
+    for image, other in zip(undone(expected)[:8], padded[:8], strict=True):
+        place_of(image, other)
+
+
 def place_of(image: Tensor, padded: Tensor) -> tuple[int, int, bool]:
     for flipped in (False, True):
         wanted = image.flip(2) if flipped else image
-        windows = padded.unfold(1, 8, 1).unfold(2, 8, 1).permute(1, 2, 0, 3, 4)
+        side = image.shape[1]
+        windows = padded.unfold(1, side, 1).unfold(2, side, 1).permute(1, 2, 0, 3, 4)
         hits = (windows == wanted).flatten(2).all(2).nonzero()
         if len(hits):
             return int(hits[0, 0]), int(hits[0, 1]), flipped

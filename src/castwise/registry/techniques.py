@@ -184,7 +184,7 @@ class Technique:
 
 
 # The transforms of `worker/data/transforms.py` that `worker/data/gpu_augmentation.py` does.
-ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar100")
+ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar10-cutout", "cifar100")
 # The schedules that change the rate between epochs only.
 _CONSTANT_WITHIN_EPOCHS = ("constant", "step", "plateau")
 # What a trial of steps has of a training run's settings.

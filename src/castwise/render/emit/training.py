@@ -40,8 +40,8 @@ def read(train):
 
 _DATA = """\
 order = Epochs(BATCH_SIZE, {shuffle}, {drop_last}, {seed})
-data = DeviceImages(read(True), "{transform}", AUGMENTATIONS["{transform}"], order, DEVICE)
-tested = DeviceImages(read(False), "{transform}", Augmentation(), Epochs({tested_size}, shuffle=False), DEVICE)"""
+data = DeviceImages(read(True), "{name}", AUGMENTATIONS["{transform}"], order, DEVICE)
+tested = DeviceImages(read(False), "{name}", Augmentation(), Epochs({tested_size}, shuffle=False), DEVICE)"""
 
 _ACCURACY = """\
 def accuracy():
@@ -101,6 +101,7 @@ def write_images(script: ScriptBuilder, spec: TrialSpec, recipe: Recipe, config:
     data = _DATA.format(
         shuffle=recipe.loader.shuffle,
         drop_last=recipe.loader.drop_last,
+        name=name,
         transform=recipe.transform or name,
         tested_size=recipe.validation_batch_size,
         seed=spec.seed,

@@ -21,14 +21,22 @@ _ALONE = Peers()
 class Augmentation:
     """What is done to training images before they are normalised."""
 
-    padding: int = 0  # black pixels added on each side before a random crop of the image's own size
+    padding: int = 0  # pixels added on each side before a random crop of the image's own size
+    reflects: bool = False  # these are the image's reflection, not black
     flips: bool = False  # half of the images are mirrored
+    hole: int = 0  # the side of a random square that is cut out: its pixels become the data set's mean
 
 
 _NONE = Augmentation()
 _CIFAR = Augmentation(padding=4, flips=True)
+_CUTOUT = Augmentation(padding=4, reflects=True, flips=True, hole=8)
 # The augmentations of `transforms.py`, by the same names. Validation images are only normalised.
-AUGMENTATIONS: dict[str, Augmentation] = {"mnist": _NONE, "cifar10": _CIFAR, "cifar100": _CIFAR}
+AUGMENTATIONS: dict[str, Augmentation] = {
+    "mnist": _NONE,
+    "cifar10": _CIFAR,
+    "cifar10-cutout": _CUTOUT,
+    "cifar100": _CIFAR,
+}
 
 
 @dataclass(frozen=True)
@@ -68,9 +76,15 @@ class DeviceImages:
         self.num_batches = epochs.num_batches(len(labels))
         border = augmentation.padding
         self._side = pixels.shape[-2:]
+        if augmentation.reflects:  # torch does not reflect bytes
+            rows, columns = (
+                side - 1 - (side - 1 - torch.arange(-border, side + border).abs()).abs() for side in self._side
+            )
+            padded = pixels[:, :, rows[:, None], columns]
+        else:
+            padded = nn.functional.pad(pixels, (border,) * 4)
         # Channels last: pixels are gathered whole, and convolutions prefer the layout.
-        padded = nn.functional.pad(pixels, (border,) * 4).permute(0, 2, 3, 1)
-        self._pixels = padded.contiguous().to(device)
+        self._pixels = padded.permute(0, 2, 3, 1).contiguous().to(device)
         self._labels = labels.to(device)
         mean, deviation = (torch.tensor(part, device=device) for part in STATISTICS[statistics])
         self._scale, self._shift = 1 / (255 * deviation), -mean / deviation
@@ -79,7 +93,7 @@ class DeviceImages:
         """Yield the draws for the batches of an epoch, by its number from 0.
 
         They are the indices of samples, of shape (batch,); with augmentation also the crops' first rows, whether they
-        are mirrored, and the crops' first columns, each of shape (batch, 1).
+        are mirrored, and the crops' first columns, each of shape (batch, 1); with a hole its first row and column, too.
         """
         epochs, total = self._epochs, len(self._labels)
         order = torch.arange(total, device=self._device)
@@ -104,14 +118,17 @@ class DeviceImages:
             places = 2 * self._augmentation.padding + 1
             top = draw(places)
             mirrored = draw(2) if self._augmentation.flips else torch.zeros_like(top)
-            yield chosen, top, mirrored, draw(places)
+            left, hole = draw(places), self._augmentation.hole
+            corner = [draw(side - hole + 1) for side in self._side] if hole else []
+            yield chosen, top, mirrored, left, *corner
 
     def make(self, drawn: Batch) -> Batch:
         """Return the batch of these draws."""
         chosen, *crop = drawn
         pixels = self._pixels
+        corner: list[Tensor] = []
         if crop:  # mirrored or not, of shape (batch, H, W, C), in one gather
-            top, mirrored, left = crop
+            top, mirrored, left, *corner = crop
             height, width = self._side
             rows = top + torch.arange(height, device=self._device)
             across = torch.arange(width, device=self._device).expand(len(chosen), width)
@@ -119,7 +136,14 @@ class DeviceImages:
             pixels = pixels[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
         else:
             pixels = pixels[chosen]
-        images = torch.addcmul(self._shift, pixels, self._scale).permute(0, 3, 1, 2)
+        images = torch.addcmul(self._shift, pixels, self._scale)
+        if corner:
+            places = [
+                torch.arange(side, device=self._device) - first for side, first in zip(self._side, corner, strict=True)
+            ]
+            down, right = ((place >= 0) & (place < self._augmentation.hole) for place in places)
+            images = images.masked_fill((down[:, :, None] & right[:, None, :])[..., None], 0.0)
+        images = images.permute(0, 3, 1, 2)
         return images, self._labels[chosen]
 
 
