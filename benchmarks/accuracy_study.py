@@ -10,26 +10,39 @@ their times say nothing. --out writes a record for each job, which belongs under
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stored import load
+from stored import RECORDS, load, markdown
 
 from castwise.accuracy.options import AccuracyOptions
 from castwise.accuracy.result import curve_of, metric_of, seconds_per_step
 from castwise.accuracy.search import prepare_accuracy
+from castwise.analysis.equivalence import AccuracyVerdict, verdict_after
 from castwise.orchestrator.runner import CachedMeasure
 from castwise.records.schema import Trial
+from castwise.registry.precisions import precision_sort_key
 
 _MODELS = str(Path(__file__).parent / "accuracy_models.py")
 _MIXED = ("fp32", "tf32", "fp16-mixed", "bf16-mixed")
 _EVERY = (*_MIXED, "fp16-master", "bf16-master", "fp16-true", "bf16-true")
 PAIRS = 8  # of one verdict on a planted fault
+_PLANTED_MARGIN = 0.003
+_WORSE, _NO_CLAIM = ("worse", "diverged"), ("as good", "not enough runs")
+# The precision of each case, what it is, and which verdicts are right.
+PLANTED = {
+    "sound": ("bf16-mixed", "no fault, `bf16-mixed`", _NO_CLAIM),
+    "small_gradients": ("fp16-mixed", "`fp16-mixed` with a loss scale of 1", _WORSE),
+    "small_updates": ("bf16-true", "`bf16-true` with a small learning rate", _WORSE),
+    "rounding_bug": ("bf16-mixed", "`bf16-mixed`, a layer rounds without a gradient", _WORSE),
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +111,7 @@ def main() -> int:
     for name in arguments.jobs if arguments.out else ():
         if trials := load(arguments.folder / name):
             arguments.out.mkdir(parents=True, exist_ok=True)
-            (arguments.out / f"{name}.json").write_text(json.dumps(record_of(trials)) + "\n")
+            (arguments.out / f"{name}.json").write_text(json.dumps(record_of(trials, arguments.lanes)) + "\n")
     return max(codes)
 
 
@@ -121,7 +134,7 @@ def _train(folder: Path, names: Iterable[str], seeds: range, seconds: float) -> 
                 )
 
 
-def record_of(trials: Sequence[Trial]) -> dict[str, Any]:
+def record_of(trials: Sequence[Trial], lanes: int) -> dict[str, Any]:
     """Return what a table needs of a job's trials: each run's score after every epoch, and its time for a step."""
     first = min(trials, key=lambda trial: trial.started_at)
     fp32 = [trial for trial in trials if trial.spec.precision == "fp32"]
@@ -146,8 +159,90 @@ def record_of(trials: Sequence[Trial]) -> dict[str, Any]:
         "techniques": first.spec.techniques,
         "environment": environment,
         "date": first.started_at[:10],
+        "lanes": lanes,
         "runs": runs,
     }
+
+
+Scores = dict[int, float | None]
+
+
+def scores_of(record: Mapping[str, Any], precision: str) -> Scores:
+    """Return the score after the last epoch by seed; None of a run that diverged."""
+    runs = (run for run in record["runs"] if run["precision"] == precision)
+    return {run["seed"]: run["curve"][-1] if run["status"] == "ok" else None for run in runs}
+
+
+def verdict_of(record: Mapping[str, Any], theirs: Scores, own: Scores, margin: float) -> AccuracyVerdict:
+    """Return castwise's verdict on the seeds that both have."""
+    seeds = sorted(set(theirs) & set(own))
+    return verdict_after(
+        [theirs[seed] for seed in seeds],
+        [own[seed] for seed in seeds],
+        margin,
+        larger_is_better=record["larger_is_better"],
+        num_seeds=len(seeds),
+    )
+
+
+def real_table(name: str) -> str:
+    """Return the scores and verdicts of each precision on a data set."""
+    record = json.loads((RECORDS / "accuracy" / f"{name}.json").read_text())
+    baseline = scores_of(record, "fp32")
+    paces = {
+        precision: statistics.median(
+            run["seconds_per_step"] for run in record["runs"] if run["precision"] == precision and run["status"] == "ok"
+        )
+        for precision in dict.fromkeys(run["precision"] for run in record["runs"])
+    }
+    cells = []
+    for precision in sorted(paces, key=precision_sort_key):
+        own = scores_of(record, precision)
+        known = [score for score in own.values() if score is not None]
+        verdict = verdict_of(record, baseline, own, record["margin"])
+        gap, is_baseline = verdict.difference, precision == "fp32"
+        difference = (
+            "–"
+            if is_baseline or gap is None
+            else "{:+.2f} [{:+.2f}, {:+.2f}]".format(*(100 * value for value in (gap.value, gap.low, gap.high)))
+        )
+        row = [
+            f"`{precision}`",
+            f"{len(own)}",
+            f"{100 * statistics.fmean(known):.2f} ± {100 * statistics.stdev(known):.2f}",
+        ]
+        row += [difference, "baseline" if is_baseline else verdict.kind, "–" if is_baseline else f"{verdict.num_pairs}"]
+        cells.append([*row, *([f"{paces['fp32'] / paces[precision]:.2f}×"] if record["lanes"] == 1 else [])])
+    heading = "precision | runs | accuracy, % | difference, points | verdict | pairs"
+    heading += " | step" if record["lanes"] == 1 else ""
+    return "\n".join(markdown(heading, "lrrrlr" + "r" * (record["lanes"] == 1), cells)) + "\n"
+
+
+def planted_table(name: str) -> str:
+    """Return how often the verdict on eight pairs of runs was right, for each planted fault and without one."""
+    records = {case: json.loads((RECORDS / "accuracy" / f"{name}-{case}.json").read_text()) for case in PLANTED}
+    cells = []
+    for case, (precision, title, right) in PLANTED.items():
+        record = records[case]
+        theirs, own = scores_of(record, "fp32"), scores_of(record, precision)
+        cells.append([title, *_counted(record, theirs, own, right)])
+        for each, scores in (("fp32", theirs), (precision, own)) if case == "sound" else ():
+            shifted = {seed: scores[(seed + PAIRS) % len(scores)] for seed in scores}
+            cells.append([f"`{each}` beside itself with other seeds", *_counted(record, scores, shifted, right)])
+    return "\n".join(markdown("case | verdicts | right | wrong", "lrrr", cells)) + "\n"
+
+
+def _counted(record: Mapping[str, Any], theirs: Scores, own: Scores, right: Sequence[str]) -> list[str]:
+    """Return the number of verdicts on eight pairs each, and how many are right, and wrong."""
+    seeds = sorted(set(theirs) & set(own))
+    margin = _PLANTED_MARGIN * statistics.fmean(score for score in theirs.values() if score is not None)
+    found = Counter(
+        verdict_of(record, theirs, {seed: own[seed] for seed in seeds[start : start + PAIRS]}, margin).kind
+        for start in range(0, len(seeds) - PAIRS + 1, PAIRS)
+    )
+    count, num_right = sum(found.values()), sum(found[kind] for kind in right)
+    parts = ", ".join(f"{number} {kind}" for kind, number in sorted(found.items()))
+    return [parts, f"{num_right}", f"{count - num_right}"]
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 
 import aa
 import accuracy_errors
+import accuracy_study
 import by_hand
 import causes
 import emitted
@@ -294,6 +295,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "script_lines": emitted.lines_table,
     "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),
     "accuracy_errors": accuracy_errors.table,
+    "accuracy": accuracy_study.real_table,
+    "planted_faults": accuracy_study.planted_table,
     "advice": advice,
     "aa": lambda _: aa.table(sorted((RECORDS / "aa").glob("*.json"))),
     "suite": suite,

@@ -1,7 +1,7 @@
 """What a precision's rounding does to gradients and updates, in sentences, and which static loss scales fit."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,14 +73,27 @@ def static_scales(numerics: StepNumerics) -> tuple[int, int] | None:
 
     With it less than 0.1 % of the gradients of every module underflow, and none overflows.
     """
-    largest = max((each.largest for module in numerics.modules for each in (module.weights, module.outputs)), default=0)
     fitting = [
         power
-        for power in _SCALES
-        if largest * 2.0**power < _LARGEST_FLOAT16
-        and all(lost_share(module, "float16", 2.0**power) < _LEAST for module in numerics.modules)
+        for power in _finite_scales(numerics)
+        if all(lost_share(module, "float16", 2.0**power) < _LEAST for module in numerics.modules)
     ]
-    return (fitting[0], fitting[-1]) if fitting and largest else None
+    return (fitting[0], fitting[-1]) if fitting else None
+
+
+def _finite_scales(numerics: StepNumerics) -> list[int]:
+    """Return the powers of two with which no gradient overflows in float16; none if all gradients are zero."""
+    largest = max((each.largest for module in numerics.modules for each in (module.weights, module.outputs)), default=0)
+    return [power for power in _SCALES if 0 < largest * 2.0**power < _LARGEST_FLOAT16]
+
+
+def _most_lost(modules: Sequence[ModuleNumerics], scale: float) -> tuple[ModuleNumerics, float, str]:
+    """Return the module that loses most gradients in float16 with a loss scale, the share, and what they are of."""
+    worst = max(modules, key=lambda module: lost_share(module, "float16", scale))
+    lost = lost_share(worst, "float16", scale)
+    of_outputs = lost > underflow_share(worst.weights, "float16", scale)
+    name = "the model" if worst.name == "(model)" else worst.name
+    return worst, lost, f"the gradients of {name}'s {'outputs' if of_outputs else 'weights'}"
 
 
 def findings_of(numerics: StepNumerics, precision: Precision, loss_scale: str) -> list[Finding]:
@@ -92,22 +105,26 @@ def findings_of(numerics: StepNumerics, precision: Precision, loss_scale: str) -
 def _findings(numerics: StepNumerics, precision: Precision, moves: bool) -> Iterator[Finding]:
     scale, modules = numerics.loss_scale, numerics.modules
     if precision.has_float16:
-        worst = max(modules, key=lambda module: lost_share(module, "float16"))
-        lost, kept = lost_share(worst, "float16"), 1 - lost_share(worst, "float16", scale or 1.0)
-        of_outputs = lost > underflow_share(worst.weights, "float16")
-        whose = f"the gradients of {worst.name}'s {'outputs' if of_outputs else 'weights'}"
+        worst, lost, whose = _most_lost(modules, 1.0)
         if lost < _LEAST:
             words = f"float16 needs no loss scale on this batch: it rounds {format_share(lost)} of {whose} to zero"
         else:
             words = f"float16 without scaling loses {format_share(lost)} of {whose}"
             if scale is not None:
-                kind = "dynamic" if moves else "static"
-                words += f"; the {kind} scale of {scale:,.6g} keeps {100 * kept:.1f} %"
+                named = f"the {'dynamic' if moves else 'static'} scale of {scale:,.6g}"
+                _, still, which = _most_lost(modules, scale)
+                kept = f"keeps {100 * (1 - lost_share(worst, 'float16', scale)):.1f} %"
+                words += f"; {named} {kept if still < _LEAST else f'still loses {format_share(still)} of {which}'}"
         yield Finding("underflow", f"{words}.", worst.name)
-        fitting = static_scales(numerics)
-        which = "no static loss scale fits: with each, gradients underflow or overflow"
+        fitting, finite = static_scales(numerics), _finite_scales(numerics)
         if fitting is not None:
             which = f"static loss scales that fit: {2 ** fitting[0]:,} to {2 ** fitting[1]:,}"
+        elif finite:
+            _, still, whose = _most_lost(modules, 2.0 ** finite[-1])
+            which = f"no static loss scale keeps all: {2 ** finite[-1]:,}, the largest without overflow, loses "
+            which += f"{format_share(still)} of {whose}"
+        else:
+            which = "no static loss scale fits: with each, gradients underflow or overflow"
         yield Finding("static-scale", f"{which}.")
     worst = max(modules, key=lambda module: module.overflow_share)
     if worst.overflow_share:
