@@ -55,11 +55,12 @@ class Job:
     techniques: str | None = None
     epochs: int | None = None
     loss_scale: str | None = None
+    suite: str | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """Return the options of `castwise accuracy`."""
-        chosen = {"epochs": self.epochs, "loss_scale": self.loss_scale, "seeds": self.seeds}
+        chosen = {"epochs": self.epochs, "loss_scale": self.loss_scale, "suite": self.suite, "seeds": self.seeds}
         return chosen | {
             "workload": self.workload,
             "precisions": self.precisions,
@@ -72,6 +73,7 @@ def _planted(name: str, precision: str, loss_scale: str | None = None) -> Job:
 
 
 JOBS = {
+    "fast-mnist": Job("mnist-cnn", _EVERY, 30, "tuned", suite="fast-mnist"),
     "mnist": Job("mnist-cnn", _EVERY, 30, "resident-data+cuda-graph"),
     "fast-cifar10": Job("resnet9", _EVERY, 30, "tuned"),
     "wrn-cifar10": Job(

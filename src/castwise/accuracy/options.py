@@ -51,4 +51,7 @@ class AccuracyOptions(SharedOptions):
     loss_scale: Annotated[
         str | None, Option("none, dynamic, dynamic-apex or a number, for precisions with float16.")
     ] = None
+    suite: Annotated[
+        str | None, Option("The suite whose recipe is taken, if several train the workload. Without it: the first.")
+    ] = None
     data_set: Annotated[str | None, Option("The data set, if suites train the workload on several.")] = None

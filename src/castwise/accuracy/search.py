@@ -104,7 +104,7 @@ def prepare_accuracy(
     began = time.perf_counter()
     _check(options)
     is_own = find_workload(options.workload).family == "own"
-    recipe = None if is_own else find_recipe(options.workload, options.data_set)
+    recipe = None if is_own else find_recipe(options.workload, options.data_set, options.suite)
     own = locate(options.workload) if is_own else None
     import_once(slow_imports([options.workload] if is_own else []))
     machine = detect_machine(options.device, options.data_dir, make_engine)

@@ -80,7 +80,7 @@ def suites() -> Table:
         data = dict.fromkeys(cells.data_set for cells in suite.cells if cells.data_set != SYNTHETIC)
         gpus = dict.fromkeys(figure.gpu for figure in suite.published)
         runs = len(specs_of(suite, device="cuda:0"))
-        table.add_row(name, str(runs), ", ".join(data) or "–", ", ".join(gpus) or "in plots only", suite.title)
+        table.add_row(name, str(runs), ", ".join(data) or "–", ", ".join(gpus) or "no figures in numbers", suite.title)
     return table
 
 

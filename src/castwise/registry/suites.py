@@ -27,7 +27,16 @@ LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there a
 _MOST_SEEDS = 1000
 _MOST_CHARACTERS = 10**6  # of a file
 
-SUITE_NAMES = ("tensorcore", "wrn-cifar10", "fast-cifar10", "dpn-cifar10", "fastai-cifar100", "rnn-lm", "amd-nvidia")
+SUITE_NAMES = (
+    "tensorcore",
+    "fast-mnist",
+    "wrn-cifar10",
+    "fast-cifar10",
+    "dpn-cifar10",
+    "fastai-cifar100",
+    "rnn-lm",
+    "amd-nvidia",
+)
 
 
 def is_chosen(choice: SuiteFilter, workload: str, precision: str, world_size: int = 1) -> bool:
@@ -169,8 +178,8 @@ def _recipes() -> dict[str, list[tuple[Suite, RunGrid]]]:
     return found
 
 
-def find_recipe(workload: str, data_set: str | None = None) -> tuple[Suite, RunGrid]:
-    """Return the first suite whose recipe trains a workload on real data, and its grid of runs.
+def find_recipe(workload: str, data_set: str | None = None, name: str | None = None) -> tuple[Suite, RunGrid]:
+    """Return the suite of a name, or else the first, whose recipe trains a workload on real data, and its grid of runs.
 
     Raises:
         UsageError: There is none.
@@ -182,6 +191,11 @@ def find_recipe(workload: str, data_set: str | None = None) -> tuple[Suite, RunG
             f"No suite trains '{workload}' on real data, and without it there is no accuracy. There are recipes for "
             f"{', '.join(known)}."
         )
+    if name is not None:
+        suites = dict.fromkeys(suite.name for suite, _ in found)
+        found = [(suite, grid) for suite, grid in found if suite.name == name]
+        if not found:
+            raise UsageError(f"'{workload}' is trained by the suite {' or '.join(suites)}, not by '{name}'.")
     sets = list(dict.fromkeys(grid.data_set for _, grid in found))
     if data_set is not None and data_set not in sets:
         raise UsageError(f"'{workload}' is trained on {' or '.join(sets)}, not on '{data_set}'.")
