@@ -4,9 +4,12 @@ Its argument is a JSON list of [file, precision or "alone", value of --amp]; the
 With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error.
 """
 
+import gc
+import importlib
 import json
 import os
 import runpy
+import socket
 import sys
 import tempfile
 import threading
@@ -21,6 +24,14 @@ from castwise.worker.classify_error import classify
 from castwise.worker.script.run import ScriptRun, _Order
 
 NUM_STEPS = 8
+NUM_RANKS = {"ddp": 2}
+# What scripts import that takes seconds: once is enough for all.
+SLOW_IMPORTS = {
+    "timm_train": ("timm",),
+    "transformers_trainer": ("transformers.trainer", "transformers.models.bert.modeling_bert"),
+    "lightning_module": ("lightning.pytorch",),
+    "accelerate_loop": ("accelerate",),
+}
 
 
 def run_alone(file: str, arguments: list[str]) -> None:
@@ -63,8 +74,16 @@ def inspected(file: str) -> str:
 def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
     with tempfile.NamedTemporaryFile() as log:
         arguments = ["--log", log.name, "--amp", amp]
-        child = os.fork()
-        if not child:
+        children, num_ranks = [], NUM_RANKS.get(Path(file).stem, 1)
+        with socket.create_server(("localhost", 0)) as free:
+            port = free.getsockname()[1]
+        for rank in range(num_ranks):
+            children.append(os.fork())
+            if children[-1]:
+                continue
+            if num_ranks > 1:  # as torchrun sets it
+                os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks))
+                os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
             try:
                 if how == "inspect":
                     answer = inspected(file)
@@ -77,7 +96,7 @@ def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0, (file, how, amp)
+        assert all(os.waitpid(child, 0)[1] == 0 for child in children), (file, how, amp)
         if how == "inspect":
             return Path(log.name).read_text()
         return [list(map(float, line.split())) for line in Path(log.name).read_text().splitlines()]
@@ -85,4 +104,9 @@ def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps([losses_of(*job) for job in json.loads(sys.argv[1])]))
+    jobs = json.loads(sys.argv[1])
+    for script in {Path(file).stem for file, _, _ in jobs} & set(SLOW_IMPORTS):
+        for module in SLOW_IMPORTS[script]:
+            importlib.import_module(module)
+    gc.freeze()  # no child looks through all these modules
+    print(json.dumps([losses_of(*job) for job in jobs]))

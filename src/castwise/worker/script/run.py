@@ -52,7 +52,7 @@ class _Moment:
     time: Any  # the host's clock, or an event on the device
     num_steps: int  # since the script's begin
     data_seconds: float  # since then
-    skipped_steps: int  # since then
+    skipped_steps: int | torch.Tensor  # since then
     loss: torch.Tensor | None
 
 
@@ -145,7 +145,7 @@ class ScriptRun:
                     self._now(synchronised=order.synchronised),
                     self._num_steps,
                     hooks.data_seconds,
-                    hooks.precision.skipped_steps,
+                    hooks.skipped_steps,
                     hooks.loss,
                 )
             )
@@ -374,7 +374,7 @@ class ScriptTrial:
                     in_stretch=True,
                     loss=math.nan if after.loss is None else after.loss.double().mean().item(),
                     loss_scale=hooks.precision.scale,
-                    skipped_steps=after.skipped_steps - before.skipped_steps,
+                    skipped_steps=int(after.skipped_steps - before.skipped_steps),
                     data_seconds=after.data_seconds - before.data_seconds if hooks.uses_loader else None,
                 )
             )

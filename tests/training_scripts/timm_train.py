@@ -1,0 +1,45 @@
+"""In the style of timm's train.py: its model, loss scaler, clipping, moving average and schedule by updates."""
+
+import timm
+import torch
+from by_hand import args, autocast, log
+from timm.loss import LabelSmoothingCrossEntropy
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
+from timm.utils import AverageMeter, ModelEmaV2, NativeScaler, dispatch_clip_grad
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def train_one_epoch(model, loader, optimizer, scaler, ema, scheduler):
+    loss_fn = LabelSmoothingCrossEntropy()
+    model.train()
+    losses = AverageMeter()
+    for updates, (inputs, target) in enumerate(loader, 1):
+        with autocast():
+            loss = loss_fn(model(inputs), target)
+        losses.update(loss.item(), len(inputs))
+        if scaler is not None:
+            scaler(loss, optimizer, clip_grad=1.0, parameters=model.parameters())
+        else:
+            loss.backward()
+            dispatch_clip_grad(model.parameters(), value=1.0)
+            optimizer.step()
+        ema.update(model)
+        optimizer.zero_grad()
+        scheduler.step_update(updates, metric=losses.avg)
+        log(loss)
+
+
+def main():
+    torch.manual_seed(42)
+    model = timm.create_model("test_vit", img_size=32, num_classes=4)
+    optimizer = create_optimizer_v2(model, opt="sgd", lr=0.05, momentum=0.9, weight_decay=1e-4)
+    images = TensorDataset(torch.randn(args.steps * 2, 3, 32, 32), torch.randint(4, (args.steps * 2,)))
+    scheduler = CosineLRScheduler(optimizer, t_initial=args.steps, t_in_epochs=False)
+    scaler = NativeScaler(device="cpu") if args.amp == "fp16" else None
+    loader = DataLoader(images, batch_size=2, shuffle=True)
+    train_one_epoch(model, loader, optimizer, scaler, ModelEmaV2(model), scheduler)
+
+
+if __name__ == "__main__":
+    main()
