@@ -1,7 +1,8 @@
 """Run training scripts alone and hooked, each in a fork of this process, and print all their losses as JSON.
 
 Its argument is a JSON list of [file, precision or "alone", value of --amp]; the answer has a list of losses for each.
-With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error.
+With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error; with
+"measure" it is what it measures, in the precision that stands last.
 """
 
 import gc
@@ -18,12 +19,16 @@ from pathlib import Path
 
 import torch
 import torch._dynamo  # a first backward imports it: once is enough for all
+from fake_engine import fake_spec
 
+from castwise.spec.trial import MeasurementProtocol
 from castwise.spec.user_model import UserModel
 from castwise.worker.classify_error import classify
-from castwise.worker.script.run import ScriptRun, _Order
+from castwise.worker.script.run import ScriptRun, ScriptTrial, _Order
+from castwise.worker.user_model.source import where
 
 NUM_STEPS = 8
+LIMIT_SECONDS = 2.0  # for the steps of a script that is measured
 NUM_RANKS = {"ddp": 2}
 # What scripts import that takes seconds: once is enough for all.
 SLOW_IMPORTS = {
@@ -53,22 +58,32 @@ def run_hooked(file: str, arguments: list[str], precision: str) -> None:
         raise script._ending
 
 
-def inspected(file: str) -> str:
-    script = ScriptRun(UserModel(kind="script", path=file, name=""), "as-written", "cpu")
-    found: list[str] = []
+def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
+    """Run a script as a trial's process does, and write what becomes known of it: its batch, or its steps."""
+    model = UserModel(kind="script", path=file, name="")
+    protocol = MeasurementProtocol(warm_up_steps=1, num_steps=8, timeout_seconds=LIMIT_SECONDS)
+    trial = ScriptTrial(fake_spec(precision or "as-written", device="cpu", user_model=model, protocol=protocol))
+    script = trial.run if how == "measure" else ScriptRun(model, "as-written", "cpu")
 
-    def inspect() -> None:
+    def ask() -> None:
         try:
-            found.append(f"batch {script.inspect().batch_size}")
+            if how == "inspect":
+                found = f"batch {script.inspect().batch_size}"
+            else:
+                trial.set_up()
+                trial.warm_up()
+                blocks = trial.run_stretch(0.0, 2, 0.1)
+                found = f"{sum(each.num_steps for each in blocks)} steps, "
+                found += f"{sum(each.skipped_steps for each in blocks)} skipped; {'; '.join(trial.finish().notes)}"
         except Exception as error:  # noqa: BLE001  whatever it is, a test reads it
-            found.append(": ".join(classify(error)))
-        script.stop()
+            found = f"{': '.join(classify(error))} ({where(error)})"
+        answer.write_text(found)
+        script.end()
 
-    thread = threading.Thread(target=inspect, daemon=True)
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     script.run()
     thread.join()
-    return found[0]
 
 
 def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
@@ -85,9 +100,8 @@ def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
                 os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks))
                 os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
             try:
-                if how == "inspect":
-                    answer = inspected(file)
-                    Path(log.name).write_text(answer)
+                if how in ("inspect", "measure"):
+                    run_asked(file, how, amp, Path(log.name))
                 elif how == "alone":
                     run_alone(file, arguments)
                 else:
@@ -97,7 +111,7 @@ def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
                 os._exit(1)
             os._exit(0)
         assert all(os.waitpid(child, 0)[1] == 0 for child in children), (file, how, amp)
-        if how == "inspect":
+        if how in ("inspect", "measure"):
             return Path(log.name).read_text()
         return [list(map(float, line.split())) for line in Path(log.name).read_text().splitlines()]
 

@@ -60,7 +60,8 @@ def test_mixed_precision_from_outside_agrees_with_the_script_changed_by_hand(los
 
 
 _STEP = """
-import os, sys, torch
+import os, sys, time, torch
+from torch.utils.data import DataLoader
 w = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
 def step():
@@ -69,9 +70,20 @@ def step():
 """
 
 
+_OVERFLOW = """
+scaler = torch.amp.GradScaler("cpu", init_scale=3e38, growth_interval=3)
+while True:
+    loss = 1e30 * w(torch.ones(5, 3)).sum()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
 @pytest.fixture(scope="module")
-def inspections(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return what castwise says of scripts that cannot be measured, and of one that can in spite of all."""
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what castwise says of scripts: of the second half when it measures them, each in a precision."""
     endings = {
         "raises": "raise ValueError('no such file')",
         "no-step": "",
@@ -89,21 +101,42 @@ while True:
     try: step()
     except: pass
 """,
+        "swallows-it-all": """
+try:
+    while True: step()
+except BaseException: pass
+time.sleep(60)
+open('model.pt', 'w').write('overwritten')
+""",
         "saves": """
 open('model.pt', 'w').write('kept')
 for _ in range(3): step(); torch.save(w.state_dict(), 'model.pt')
 """,
     }
+    measured = {
+        "slows-down as-written": "for i in range(99): step(); time.sleep(0.7 * (i > 3))",
+        "ends as-written": "for i in range(2): step()",
+        "overflows as-written": _OVERFLOW,
+        "overflows-fused as-written": "optimizer = torch.optim.SGD(w.parameters(), lr=0.1, fused=True)" + _OVERFLOW,
+        "overflows fp16-mixed": _OVERFLOW,
+        "halves fp32": "w.half()\nfor _ in range(9): step()",
+        "made-in-bf16 bf16-mixed": "w = torch.nn.Linear(3, 1, dtype=torch.bfloat16)\nfor _ in range(9): step()",
+        "lbfgs fp16-mixed": """
+optimizer = torch.optim.LBFGS(w.parameters())
+optimizer.step(lambda: w(torch.randn(5, 3)).sum())
+""",
+    }
     folder = tmp_path_factory.mktemp("scripts")
     jobs = []
-    for name, ending in endings.items():
-        file = folder / f"{name}.py"
+    for name, ending in {**endings, **measured}.items():
+        script, _, precision = name.partition(" ")
+        file = folder / f"{script}.py"
         file.write_text(_STEP + ending)
-        jobs.append((str(file), "inspect", "none"))
+        jobs.append((str(file), "measure" if precision else "inspect", precision))
     command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps(jobs)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
-    found = dict(zip(endings, json.loads(done.stdout), strict=True))
+    found = dict(zip([*endings, *measured], json.loads(done.stdout), strict=True))
     return found | {
         "file": (folder / "model.pt").read_text(),
         "files": " ".join(each.name for each in folder.iterdir()),
@@ -117,13 +150,31 @@ for _ in range(3): step(); torch.save(w.state_dict(), 'model.pt')
         ("no-step", "unsupported: no-step.py ended after 0 optimizer steps"),
         ("exits", "unsupported: exits.py ended with sys.exit(3) after 1 optimizer steps"),
         ("asks", "unsupported: asks.py asks for input"),
+        ("ends as-written", "unsupported: ends.py took 2 steps, too few"),
+        (
+            "halves fp32",
+            "unsupported: the script has weights in float16, which castwise cannot take back (halves.py:9,",
+        ),
+        ("made-in-bf16 bf16-mixed", "unsupported: the script has weights in bfloat16, which castwise cannot take back"),
+        ("lbfgs fp16-mixed", "unsupported: LBFGS may compute the loss more than once"),
     ],
 )
-def test_a_script_that_cannot_be_measured_is_told_why(inspections, script, words):
-    assert inspections[script].startswith(words)
+def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
+    assert answers[script].startswith(words)
 
 
-def test_scripts_that_fork_and_save_are_measured_and_harm_nothing(inspections):
-    assert inspections["forks"] == inspections["saves"] == "batch 5"
-    assert inspections["file"] == "kept"
-    assert inspections["files"].count("model.pt") == 1
+def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answers):
+    for script in ("forks", "saves", "swallows", "swallows-it-all"):
+        assert answers[script] == "batch 5"
+    assert answers["file"] == "kept"
+    assert answers["files"].count("model.pt") == 1
+
+
+def test_the_time_limit_ends_a_script_with_what_was_measured(answers):
+    said = "steps, 0 skipped; the script ended, or its time was up, after 1 of 2 blocks"
+    assert answers["slows-down as-written"] in [f"{number} {said}" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("script", ["overflows as-written", "overflows-fused as-written", "overflows fp16-mixed"])
+def test_steps_that_loss_scaling_skips_are_counted(answers, script):
+    assert answers[script] == "8 steps, 8 skipped; "

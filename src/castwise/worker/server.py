@@ -68,7 +68,7 @@ def _serve_script(worker: "Worker", connection: Connection, message: bytes) -> N
             connection.send_bytes(_answer(worker, connection.recv_bytes()))
     worker.scripts.put(None)
     if worker.script is not None:
-        worker.script.stop()
+        worker.script.end()
 
 
 def _answer(worker: "Worker", message: bytes) -> bytes:

@@ -34,6 +34,7 @@ from castwise.worker.user_model.source import digest, user_files
 
 _LIMIT_SHARE = 0.9  # of the time that the parent waits for an answer
 _GRACE_SECONDS = 1.0  # for the step in flight when an order's time is up
+_END_SECONDS = 2.0  # for the `finally` blocks of a stopped script; a parent waits longer for its process
 # Warm-up ends as that of castwise's own loops does. Source: worker/steady_run.py.
 _SETTLED_WINDOWS = 3
 _SETTLED_SPREAD = 0.02
@@ -81,6 +82,7 @@ class ScriptRun:
         self._next_mark: float = math.inf  # the step at whose end something is to be done
         self._num_steps = 0
         self._ending: BaseException | None = None  # how the script ended, once it has
+        self._has_ended = threading.Event()
         self._is_stopping = False
         self._modules = set(sys.modules)
 
@@ -111,12 +113,19 @@ class ScriptRun:
             if os.getpid() != process:
                 os._exit(0)  # a process that the script forked has come to the script's end
             self._ending = ending
+            self._has_ended.set()
             if self._order is not None:
                 self._order.is_over.set()
 
     def stop(self) -> None:
         """Let the script end at its present step; may be called again."""
         self._orders.put(None)
+
+    def end(self) -> None:
+        """Stop the script, and end the process if it goes on: it may have caught the exception that stops it."""
+        self.stop()
+        if not self._has_ended.wait(_END_SECONDS):
+            os._exit(0)
 
     def _take_order(self) -> None:
         order = self._orders.get()
@@ -344,16 +353,20 @@ class ScriptTrial:
     def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
         """Time blocks of steps right after untimed ones, without a pause before or between them."""
         step_seconds, hooks = self._step_seconds, self._hooks
-        lead_in = max(1, round(lead_in_seconds / step_seconds), hooks.num_prefetched)
+        lead_in = max(2, round(lead_in_seconds / step_seconds), hooks.num_prefetched)
         length = max(1, round(block_seconds / step_seconds))
         if self._spec.protocol.num_steps is not None:
             num_blocks = min(num_blocks, self._spec.protocol.num_steps)
             length = self._spec.protocol.num_steps // num_blocks
 
         def next_mark(moments: Sequence[_Moment]) -> int | None:
-            return lead_in if not moments else length if len(moments) <= num_blocks else None
+            if len(moments) < 2:
+                return lead_in - 1 if moments else 1
+            return length if len(moments) <= num_blocks + 1 else None
 
         moments = self.run._carry_out(_Order(next_mark, synchronised=False), self._limit_seconds)
+        # If the time is up before the steps that lead in are done, they are what was measured.
+        moments = moments[1:] if len(moments) > 2 or self.run._ending is not None else moments
         if len(moments) < 2:
             raise UsageError(
                 f"{self.run._name} ended, or its time was up, before a block of {length} steps was timed. Let it train "
