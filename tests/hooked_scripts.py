@@ -54,8 +54,8 @@ def run_hooked(file: str, arguments: list[str], precision: str) -> None:
 
     threading.Thread(target=order, daemon=True).start()
     script.run()
-    if isinstance(script._ending, Exception):
-        raise script._ending
+    if isinstance(script.ending, Exception):
+        raise script.ending
 
 
 def run_asked(file: str, how: str, precision: str, answer: Path) -> None:

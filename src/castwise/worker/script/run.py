@@ -70,6 +70,19 @@ class _Order:
     is_over: threading.Event = field(default_factory=threading.Event)
 
 
+class Ranks:
+    """The ranks of a script as rank 0 sees them; here it is the only one."""
+
+    num_ranks = 1
+
+    def allow(self, num_steps: float) -> None:
+        """Let all ranks take steps until they have taken so many."""
+
+    def samples_of_others(self) -> int:
+        """Return the samples per step of all ranks but this one."""
+        return 0
+
+
 class ScriptRun:
     """A script in its process: `run` in the main thread, and everything else in the one that answers the parent."""
 
@@ -80,8 +93,9 @@ class ScriptRun:
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._order: _Order | None = None
         self._next_mark: float = math.inf  # the step at whose end something is to be done
-        self._num_steps = 0
-        self._ending: BaseException | None = None  # how the script ended, once it has
+        self.num_steps = 0
+        self.ranks = Ranks()
+        self.ending: BaseException | None = None  # how the script ended, once it has
         self._has_ended = threading.Event()
         self._is_stopping = False
         self._modules = set(sys.modules)
@@ -112,10 +126,14 @@ class ScriptRun:
         finally:
             if os.getpid() != process:
                 os._exit(0)  # a process that the script forked has come to the script's end
-            self._ending = ending
+            self.ending = ending
             self._has_ended.set()
             if self._order is not None:
                 self._order.is_over.set()
+
+    def follow(self, order: _Order) -> None:
+        """Let the script carry out an order next."""
+        self._orders.put(order)
 
     def stop(self) -> None:
         """Let the script end at its present step; may be called again."""
@@ -137,13 +155,16 @@ class ScriptRun:
             self._orders.put(None)
             raise ScriptStopped
         self._order = order
-        mark = order.next_mark(order.moments)
-        self._next_mark = math.inf if mark is None else self._num_steps + mark
+        self._go_on(order.next_mark(order.moments))
+
+    def _go_on(self, num_steps: int | None) -> None:
+        self._next_mark = math.inf if num_steps is None else self.num_steps + num_steps
+        self.ranks.allow(self._next_mark)
 
     def _after_step(self) -> None:
         """Take a moment if one is due, and wait for the next order after the last one."""
-        self._num_steps += 1
-        if self._num_steps < self._next_mark:
+        self.num_steps += 1
+        if self.num_steps < self._next_mark:
             return
         order, hooks = self._order, self._hooks
         assert order is not None, "the script began with one"
@@ -152,7 +173,7 @@ class ScriptRun:
             order.moments.append(
                 _Moment(
                     self._now(synchronised=order.synchronised),
-                    self._num_steps,
+                    self.num_steps,
                     hooks.data_seconds,
                     hooks.skipped_steps,
                     hooks.loss,
@@ -160,7 +181,7 @@ class ScriptRun:
             )
             mark = order.next_mark(order.moments)
             if mark is not None:
-                self._next_mark = self._num_steps + mark
+                self._go_on(mark)
                 return
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
@@ -183,14 +204,14 @@ class ScriptRun:
         Raises:
             BaseException: What the script raised, if it took no step of the order.
         """
-        if self._ending is None:
-            self._orders.put(order)
-        if self._ending is None and not order.is_over.wait(limit_seconds):
+        if self.ending is None:
+            self.follow(order)
+        if self.ending is None and not order.is_over.wait(limit_seconds):
             self._next_mark = 0  # the step in flight is the last one
             order.next_mark = lambda _: None
             order.is_over.wait(_GRACE_SECONDS)
         moments = list(order.moments)
-        ending = self._ending
+        ending = self.ending
         if ending is None or (moments and isinstance(ending, SystemExit) and not ending.code):
             return moments
         if isinstance(ending, EOFError):
@@ -198,7 +219,7 @@ class ScriptRun:
         if isinstance(ending, SystemExit):
             how = f"ended with sys.exit({ending.code!r})" if ending.code else "ended"
             raise UsageError(
-                f"{self._name} {how} after {self._num_steps} optimizer steps. castwise measures steps of torch.optim's "
+                f"{self._name} {how} after {self.num_steps} optimizer steps. castwise measures steps of torch.optim's "
                 "optimizers, and needs more: let the script train for longer."
             )
         raise ending if isinstance(ending, Exception) else RuntimeError(repr(ending))
@@ -206,6 +227,12 @@ class ScriptRun:
     @property
     def _name(self) -> str:
         return Path(self._script.path).name
+
+    @property
+    def samples_per_step(self) -> int | None:
+        """Return the samples of this rank's steps; None if unknown."""
+        assert self._hooks is not None, "it has run"
+        return self._hooks.samples_per_step
 
     def inspect(self) -> UserWorkload:
         """Run the script for two steps, and return what is known of it; its files' digest is that after the first."""
@@ -216,11 +243,11 @@ class ScriptRun:
             return 1 if len(moments) < _INSPECTED_STEPS else None
 
         self._carry_out(_Order(next_mark))
-        assert self._hooks is not None, "it has run"
+        own = self.samples_per_step
         files = user_files([Path(self._script.path)], self._modules)
         return UserWorkload(
             model=self._script.model_copy(update={"digest": digests[0]}),
-            batch_size=self._script.units_per_step or self._hooks.samples_per_step or 1,
+            batch_size=self._script.units_per_step or (own and own + self.ranks.samples_of_others()) or 1,
             sources={str(file): digest_of(str(file)) for file in files},
         )
 
@@ -295,6 +322,8 @@ class ScriptTrial:
             dtypes[name] = dtypes.get(name, 0) + each.numel()
         kinds = [f"model {type(model).__name__}" for model in hooks.models]
         kinds += [f"optimizer {type(each).__name__}" for each in hooks.stepped]
+        kinds += ["DataLoader"] if hooks.uses_loader else []
+        kinds += [f"{self.run.ranks.num_ranks} ranks"] if self.run.ranks.num_ranks > 1 else []
         self._facts = Facts(
             num_parameters=sum(dtypes.values()),
             units_per_sample=1,
@@ -302,7 +331,7 @@ class ScriptTrial:
             param_dtypes=dtypes,
             optimizer="; ".join(map(_described, hooks.stepped)),
             fp32_precision=read_fp32_precision(),
-            hooked=(*kinds, *(["DataLoader"] if hooks.uses_loader else [])),
+            hooked=tuple(kinds),
             set_up_seconds=time.perf_counter() - started,
         )
 
@@ -330,9 +359,9 @@ class ScriptTrial:
             return wanted if is_enough else min(wanted, max(1, protocol.warm_up_steps - moments[-1].num_steps))
 
         moments = self.run._carry_out(_Order(next_mark), self._limit_seconds)
-        if len(moments) < 2 or self.run._ending is not None:
+        if len(moments) < 2 or self.run.ending is not None:
             raise UsageError(
-                f"{self.run._name} took {self.run._num_steps} steps, too few to time any after warm-up. Let it train "
+                f"{self.run._name} took {self.run.num_steps} steps, too few to time any after warm-up. Let it train "
                 "for longer, or shorten --warm-up."
             )
         first, last = moments[max(0, len(moments) - 1 - _SETTLED_WINDOWS)], moments[-1]
@@ -366,7 +395,7 @@ class ScriptTrial:
 
         moments = self.run._carry_out(_Order(next_mark, synchronised=False), self._limit_seconds)
         # If the time is up before the steps that lead in are done, they are what was measured.
-        moments = moments[1:] if len(moments) > 2 or self.run._ending is not None else moments
+        moments = moments[1:] if len(moments) > 2 or self.run.ending is not None else moments
         if len(moments) < 2:
             raise UsageError(
                 f"{self.run._name} ended, or its time was up, before a block of {length} steps was timed. Let it train "

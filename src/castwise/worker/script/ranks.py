@@ -1,0 +1,156 @@
+"""A script that a launcher starts, such as torchrun: every rank runs it hooked, in a fresh interpreter.
+
+The trial's process starts the launcher and hands the parent's calls on to rank 0. The other ranks take as many steps
+as rank 0 may, and wait at the same ones, so that none is busy while another trial is timed.
+"""
+
+import mmap
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from castwise.errors import EngineError
+from castwise.records.messages import Failed
+from castwise.spec.user_model import UserModel
+from castwise.worker.classify_error import classify
+from castwise.worker.lifetime import kill_descendants
+from castwise.worker.script.run import Ranks, ScriptRun, _Moment, _Order
+from castwise.worker.user_model.source import where
+
+_MODULES = {"torchrun": ["torch.distributed.run"], "accelerate": ["accelerate.commands.launch"]}
+_POLL_SECONDS = 0.1
+_STEP_POLL_SECONDS = 5e-5  # small against a step
+_SAMPLES_SECONDS = 60.0  # until the slowest rank has taken its second step
+_UNLIMITED = 2**62
+_FAILURE = "failed"  # the file with the error of another rank than 0
+
+
+class SharedFolder(Ranks):
+    """What the ranks of a script share: a number of steps, and a file for the samples of each rank."""
+
+    def __init__(self, folder: Path) -> None:
+        self.num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        self._folder = folder
+        with (folder / "steps").open("r+b") as file:
+            self._allowed = memoryview(mmap.mmap(file.fileno(), 8)).cast("q")
+
+    def allow(self, num_steps: float) -> None:
+        """Let all ranks take steps until they have taken so many."""
+        self._allowed[0] = int(min(num_steps, _UNLIMITED))
+
+    def wait_for_more(self, num_steps: int) -> int:
+        """Wait until more steps are allowed than so many; return how many more."""
+        while self._allowed[0] <= num_steps:
+            time.sleep(_STEP_POLL_SECONDS)
+        return self._allowed[0] - num_steps
+
+    def tell(self, name: str, text: str) -> None:
+        """Write a file into the folder; the first of its name stays."""
+        new = self._folder / f"new-{os.environ['RANK']}"
+        new.write_text(text)
+        with suppress(FileExistsError):
+            os.link(new, self._folder / name)
+        new.unlink()
+
+    def samples_of_others(self) -> int:
+        """Return the samples per step of all ranks but this one.
+
+        Raises:
+            EngineError: A rank did not tell them in time.
+        """
+        deadline = time.monotonic() + _SAMPLES_SECONDS
+        while len(files := list(self._folder.glob("samples-*"))) < self.num_ranks - 1:
+            if time.monotonic() > deadline:
+                raise EngineError(f"Of {self.num_ranks} ranks {len(files) + 1} took two optimizer steps in time.")
+            time.sleep(_POLL_SECONDS)
+        return sum(int(file.read_text()) for file in files)
+
+
+def hand_on(connection: Connection, message: bytes, model: UserModel, precision: str, device: str) -> None:
+    """Start a script by its launcher, and hand on calls and answers between the parent and rank 0 until one ends.
+
+    Args:
+        connection: The parent's.
+        message: The call that needs the script.
+        model: The script.
+        precision: The one that all ranks get.
+        device: Of rank 0; each rank takes the one of its local rank.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="castwise-")))
+        (folder / "steps").write_bytes(bytes(8))
+        door = stack.enter_context(socket.socket(socket.AF_UNIX))
+        door.bind(str(folder / "door"))
+        door.listen()
+        door.settimeout(_POLL_SECONDS)
+        program, *options = model.launcher
+        start = ["-m", *_MODULES[program], *options[program == "accelerate" :]] if program in _MODULES else options
+        ours = ["-m", __name__, str(folder), precision, device, model.path, *model.arguments]
+        environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
+        launcher = subprocess.Popen([sys.executable, *start, *ours], env=environment)
+        stack.callback(launcher.wait)
+        stack.callback(launcher.kill)
+        stack.callback(kill_descendants, launcher.pid)
+        rank_0: Connection | None = None
+        while rank_0 is None:
+            with suppress(TimeoutError):
+                rank_0 = Connection(door.accept()[0].detach())
+            if rank_0 is None and launcher.poll() is not None:
+                how = (
+                    f"'{shlex.join(model.launcher)}' ended with exit code {launcher.returncode} before the script began"
+                )
+                connection.send_bytes(Failed(status="crashed", message=how, refused=True).model_dump_json().encode())
+                return
+        other_end = {connection: rank_0, rank_0: connection}
+        failure = folder / _FAILURE
+        with suppress(EOFError, OSError):
+            rank_0.send_bytes(message)
+            while not failure.exists():  # rank 0 may report the lost connection, or wait for ever
+                for ready in wait(list(other_end), _POLL_SECONDS):
+                    assert isinstance(ready, Connection), "both are"
+                    sent = ready.recv_bytes()
+                    if not failure.exists():
+                        other_end[ready].send_bytes(sent)
+        with suppress(OSError):
+            connection.send_bytes(failure.read_bytes())
+
+
+def _main() -> None:
+    """Run the script as the rank that the launcher says."""
+    from castwise.worker import server  # it imports this module
+
+    folder, precision, device, path, *arguments = sys.argv[1:]
+    if device != "cpu":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    ranks = SharedFolder(Path(folder))
+    if os.environ.get("RANK", "0") == "0":
+        door = socket.socket(socket.AF_UNIX)
+        door.connect(str(Path(folder) / "door"))
+        server.serve(Connection(door.detach()), device, ranks)
+        return
+    script = ScriptRun(UserModel(kind="script", path=path, name="", arguments=tuple(arguments)), precision, device)
+
+    def next_mark(moments: Sequence[_Moment]) -> int:
+        if len(moments) == 2:
+            ranks.tell(f"samples-{os.environ['RANK']}", str(script.samples_per_step or 0))
+        return min(ranks.wait_for_more(script.num_steps), 1 if len(moments) < 2 else _UNLIMITED)
+
+    script.follow(_Order(next_mark, synchronised=False))
+    script.run()
+    if isinstance(script.ending, Exception):
+        status, text = classify(script.ending)
+        failed = Failed(status=status, message=f"rank {os.environ['RANK']}: {text} ({where(script.ending)})")
+        ranks.tell(_FAILURE, failed.model_dump_json())
+        raise script.ending
+
+
+if __name__ == "__main__":
+    _main()
