@@ -110,17 +110,22 @@ def hand_on(connection: Connection, message: bytes, model: UserModel, precision:
                 connection.send_bytes(Failed(status="crashed", message=how, refused=True).model_dump_json().encode())
                 return
         other_end = {connection: rank_0, rank_0: connection}
-        failure = folder / _FAILURE
+        failure, is_asked = folder / _FAILURE, True
         with suppress(EOFError, OSError):
             rank_0.send_bytes(message)
-            while not failure.exists():  # rank 0 may report the lost connection, or wait for ever
+            while not (failure.exists() and is_asked):
                 for ready in wait(list(other_end), _POLL_SECONDS):
                     assert isinstance(ready, Connection), "both are"
                     sent = ready.recv_bytes()
-                    if not failure.exists():
-                        other_end[ready].send_bytes(sent)
-        with suppress(OSError):
-            connection.send_bytes(failure.read_bytes())
+                    if ready is rank_0 and failure.exists():
+                        break  # it reports no more than that it lost the other rank
+                    is_asked = ready is connection
+                    other_end[ready].send_bytes(sent)
+        with suppress(EOFError, OSError):
+            if failure.exists():
+                if not is_asked:
+                    connection.recv_bytes()
+                connection.send_bytes(failure.read_bytes())
 
 
 def _main() -> None:
