@@ -1,7 +1,7 @@
 """A script that a launcher starts, such as torchrun: every rank runs it hooked, in a fresh interpreter.
 
-The trial's process starts the launcher and hands the parent's calls on to rank 0. The other ranks take as many steps
-as rank 0 may, and wait at the same ones, so that none is busy while another trial is timed.
+The trial's process starts the launcher and hands the parent's calls on to rank 0 (`worker/rank.py`). The other ranks
+take as many steps as rank 0 may, and wait at the same ones, so that none is busy while another trial is timed.
 """
 
 import mmap
@@ -12,25 +12,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from multiprocessing import util
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from castwise.errors import EngineError
 from castwise.records.messages import Failed
 from castwise.spec.user_model import UserModel
-from castwise.worker.classify_error import classify
 from castwise.worker.lifetime import kill_descendants
-from castwise.worker.script.run import Ranks, ScriptRun, _Moment, _Order
-from castwise.worker.user_model.source import where
+from castwise.worker.script.run import Ranks
 
 _MODULES = {"torchrun": ["torch.distributed.run"], "accelerate": ["accelerate.commands.launch"]}
 _POLL_SECONDS = 0.1
-_STEP_POLL_SECONDS = 5e-5  # small against a step
+# While a rank waits for steps: at first small against a step, then without load on the host.
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 5e-5, 5e-3
 _SAMPLES_SECONDS = 60.0  # until the slowest rank has taken its second step
-_UNLIMITED = 2**62
-_FAILURE = "failed"  # the file with the error of another rank than 0
+UNLIMITED = 2**62
+_RANK = "castwise.worker.rank"
+FAILURE = "failed"  # the file with the error of another rank than 0
 
 
 class SharedFolder(Ranks):
@@ -44,12 +44,14 @@ class SharedFolder(Ranks):
 
     def allow(self, num_steps: float) -> None:
         """Let all ranks take steps until they have taken so many."""
-        self._allowed[0] = int(min(num_steps, _UNLIMITED))
+        self._allowed[0] = int(min(num_steps, UNLIMITED))
 
     def wait_for_more(self, num_steps: int) -> int:
         """Wait until more steps are allowed than so many; return how many more."""
+        pause = _FIRST_PAUSE_SECONDS
         while self._allowed[0] <= num_steps:
-            time.sleep(_STEP_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(1.02 * pause, _LAST_PAUSE_SECONDS)
         return self._allowed[0] - num_steps
 
     def tell(self, name: str, text: str) -> None:
@@ -85,7 +87,7 @@ def hand_on(connection: Connection, message: bytes, model: UserModel, precision:
         device: Of rank 0; each rank takes the one of its local rank.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="castwise-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=util.get_temp_dir())))  # which is swept
         (folder / "steps").write_bytes(bytes(8))
         door = stack.enter_context(socket.socket(socket.AF_UNIX))
         door.bind(str(folder / "door"))
@@ -93,8 +95,9 @@ def hand_on(connection: Connection, message: bytes, model: UserModel, precision:
         door.settimeout(_POLL_SECONDS)
         program, *options = model.launcher
         start = ["-m", *_MODULES[program], *options[program == "accelerate" :]] if program in _MODULES else options
-        ours = ["-m", __name__, str(folder), precision, device, model.path, *model.arguments]
-        environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
+        ours = ["-m", _RANK, tempfile.gettempdir(), str(folder), precision, device, model.path, *model.arguments]
+        # A launcher that is killed leaves temporary files behind; ranks take the usual place for theirs.
+        environment = os.environ | {"TMPDIR": str(folder)} | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
         launcher = subprocess.Popen([sys.executable, *start, *ours], env=environment)
         stack.callback(launcher.wait)
         stack.callback(launcher.kill)
@@ -110,7 +113,7 @@ def hand_on(connection: Connection, message: bytes, model: UserModel, precision:
                 connection.send_bytes(Failed(status="crashed", message=how, refused=True).model_dump_json().encode())
                 return
         other_end = {connection: rank_0, rank_0: connection}
-        failure, is_asked = folder / _FAILURE, True
+        failure, is_asked = folder / FAILURE, True
         with suppress(EOFError, OSError):
             rank_0.send_bytes(message)
             while not (failure.exists() and is_asked):
@@ -126,36 +129,3 @@ def hand_on(connection: Connection, message: bytes, model: UserModel, precision:
                 if not is_asked:
                     connection.recv_bytes()
                 connection.send_bytes(failure.read_bytes())
-
-
-def _main() -> None:
-    """Run the script as the rank that the launcher says."""
-    from castwise.worker import server  # it imports this module
-
-    folder, precision, device, path, *arguments = sys.argv[1:]
-    if device != "cpu":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    ranks = SharedFolder(Path(folder))
-    if os.environ.get("RANK", "0") == "0":
-        door = socket.socket(socket.AF_UNIX)
-        door.connect(str(Path(folder) / "door"))
-        server.serve(Connection(door.detach()), device, ranks)
-        return
-    script = ScriptRun(UserModel(kind="script", path=path, name="", arguments=tuple(arguments)), precision, device)
-
-    def next_mark(moments: Sequence[_Moment]) -> int:
-        if len(moments) == 2:
-            ranks.tell(f"samples-{os.environ['RANK']}", str(script.samples_per_step or 0))
-        return min(ranks.wait_for_more(script.num_steps), 1 if len(moments) < 2 else _UNLIMITED)
-
-    script.follow(_Order(next_mark, synchronised=False))
-    script.run()
-    if isinstance(script.ending, Exception):
-        status, text = classify(script.ending)
-        failed = Failed(status=status, message=f"rank {os.environ['RANK']}: {text} ({where(script.ending)})")
-        ranks.tell(_FAILURE, failed.model_dump_json())
-        raise script.ending
-
-
-if __name__ == "__main__":
-    _main()
