@@ -121,6 +121,10 @@ for _ in range(3): step(); torch.save(w.state_dict(), 'model.pt')
         "overflows fp16-mixed": _OVERFLOW,
         "halves fp32": "w.half()\nfor _ in range(9): step()",
         "made-in-bf16 bf16-mixed": "w = torch.nn.Linear(3, 1, dtype=torch.bfloat16)\nfor _ in range(9): step()",
+        "quantised fp32": """
+w.__class__ = type("Float8Linear", (torch.nn.Linear,), {"__module__": "torchao.float8"})
+step()
+""",
         "lbfgs fp16-mixed": """
 optimizer = torch.optim.LBFGS(w.parameters())
 optimizer.step(lambda: w(torch.randn(5, 3)).sum())
@@ -156,6 +160,7 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
             "unsupported: the script has weights in float16, which castwise cannot take back (halves.py:9,",
         ),
         ("made-in-bf16 bf16-mixed", "unsupported: the script has weights in bfloat16, which castwise cannot take back"),
+        ("quantised fp32", "unsupported: the script's model has torchao's Float8Linear"),
         ("lbfgs fp16-mixed", "unsupported: LBFGS may compute the loss more than once"),
     ],
 )

@@ -182,8 +182,8 @@ class OutsidePrecision:
 def _switch_off_scripts_own() -> None:
     """Make the script's own autocast do nothing, and its GradScaler scale nothing.
 
-    One of PyTorch's own autocasts keeps its effect, as in recomputing checkpoints, and so does one with
-    `enabled=False`, in so many words. With `enabled=args.amp` it is the script's switch, and does nothing either way.
+    One of PyTorch's own autocasts keeps its effect, as in recomputing checkpoints, and so does one with a literal
+    `enabled=False`. With `enabled=args.amp` it is the script's switch, and does nothing either way.
     """
     make_scaler: Any = torch.amp.GradScaler.__init__
     make_autocast: Any = torch.autocast.__init__
