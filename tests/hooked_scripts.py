@@ -24,7 +24,7 @@ from fake_engine import fake_spec
 from castwise.spec.trial import MeasurementProtocol
 from castwise.spec.user_model import UserModel
 from castwise.worker.classify_error import classify
-from castwise.worker.script.run import Order, ScriptRun, ScriptTrial
+from castwise.worker.script.run import ScriptRun, ScriptTrial, _Order
 from castwise.worker.user_model.source import where
 
 NUM_STEPS = 8
@@ -49,7 +49,7 @@ def run_hooked(file: str, arguments: list[str], precision: str) -> None:
     script = ScriptRun(UserModel(kind="script", path=file, name="", arguments=tuple(arguments)), precision, "cpu")
 
     def order() -> None:
-        script._carry_out(Order(lambda moments: 1 if len(moments) < NUM_STEPS else None))
+        script._carry_out(_Order(lambda moments: 1 if len(moments) < NUM_STEPS else None))
         script.stop()
 
     threading.Thread(target=order, daemon=True).start()

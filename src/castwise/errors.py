@@ -49,14 +49,7 @@ class MissingDataError(DataError):
 
 
 class TechniqueError(UsageError):
-    """A technique that a model, an optimizer or a step does not allow: no mistake in it, but a trial's result.
-
-    `place` is the line of the user's code that forbids it; None if it is in the traceback.
-    """
-
-    def __init__(self, message: str = "", details: str = "", place: str | None = None) -> None:
-        super().__init__(message, details)
-        self.place = place
+    """A technique that a model, an optimizer or a step does not allow: no mistake in it, but a trial's result."""
 
 
 class StoreError(CastwiseError):

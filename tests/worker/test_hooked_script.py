@@ -157,9 +157,9 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
         ("ends as-written", "unsupported: ends.py took 2 steps, too few"),
         (
             "halves fp32",
-            "unsupported: the script has weights in float16, which castwise cannot take back (halves.py:9,",
+            "unsupported: halves.py:9 converts its model to float16, which castwise cannot take back",
         ),
-        ("made-in-bf16 bf16-mixed", "unsupported: the script has weights in bfloat16, which castwise cannot take back"),
+        ("made-in-bf16 bf16-mixed", "unsupported: made-in-bf16.py:9 converts its model to bfloat16, which"),
         ("quantised fp32", "unsupported: the script's model has torchao's Float8Linear"),
         ("lbfgs fp16-mixed", "unsupported: LBFGS may compute the loss more than once"),
     ],

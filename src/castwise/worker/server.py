@@ -45,9 +45,9 @@ def serve(connection: Connection, device: str = "cpu", ranks: Ranks | None = Non
     with suppress(EOFError, OSError):  # the parent has gone
         while not worker.done:
             message = connection.recv_bytes()
-            script, precision = _script_of(message)
+            script = _script_of(message)
             if script is not None and script.launcher and ranks is None:
-                hand_on(connection, message, script, precision, worker.device)
+                hand_on(connection, message, script.launcher, worker.device)
                 return
             if script is not None:
                 # The script gets this thread, the main one, and another one answers from here on.
@@ -61,15 +61,14 @@ def serve(connection: Connection, device: str = "cpu", ranks: Ranks | None = Non
             connection.send_bytes(_answer(worker, message))
 
 
-def _script_of(message: bytes) -> tuple[UserModel | None, str]:
-    """Return the script that a call needs to run and in which precision; None if it needs none."""
+def _script_of(message: bytes) -> UserModel | None:
+    """Return the script that a call needs to run; None if it needs none."""
     with suppress(ValueError):
         arguments = Call.model_validate_json(message).arguments
-        spec = arguments.get("spec") or {}
-        model = arguments.get("model") or spec.get("own")
+        model = arguments.get("model") or (arguments.get("spec") or {}).get("own")
         if isinstance(model, dict) and model.get("kind") == "script":
-            return UserModel.model_validate(model), spec.get("precision", AS_WRITTEN)
-    return None, ""
+            return UserModel.model_validate(model)
+    return None
 
 
 def _serve_script(worker: "Worker", connection: Connection, message: bytes) -> None:
@@ -96,7 +95,7 @@ def _answer(worker: "Worker", message: bytes) -> bytes:
         traceback.print_exc()
         status, text = classify(error)
         place = error_location(error, worker.user_model) if worker.user_model is not None and status != "oom" else None
-        text += f" ({place})" if place is not None else ""
+        text += f" ({place})" if place is not None and not text.startswith(place.partition(":")[0]) else ""
         # An error in the user's code before anything is measured is for the user to correct, like a misspelt name.
         refused = isinstance(error, CastwiseError) and not isinstance(error, TechniqueError)
         refused |= name == "inspect"

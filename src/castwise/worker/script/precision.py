@@ -44,7 +44,7 @@ class OutsidePrecision:
         self._has_stepped = False  # since the last backward
         self._withheld: list[tuple[Tensor, Tensor]] = []  # gradients of a step that is skipped
         self._fp32_precision = read_fp32_precision()  # PyTorch's defaults
-        self._converted_at: dict[int, str | None] = {}  # the script's line that gave a parameter its type
+        self._converted_at: dict[int, str] = {}  # the script's line that gave a parameter its type
         if row.name != AS_WRITTEN:
             _switch_off_scripts_own()
             self._note_conversions()
@@ -64,8 +64,9 @@ class OutsidePrecision:
             return
         for parameter in model.parameters():
             if parameter.dtype in _KEPT_DTYPES:
-                name, place = str(parameter.dtype).removeprefix("torch."), self._converted_at.get(id(parameter))
-                raise TechniqueError(f"the script has weights in {name}, which castwise cannot take back", place=place)
+                name = str(parameter.dtype).removeprefix("torch.")
+                who = self._converted_at.get(id(parameter)) or "the script"
+                raise TechniqueError(f"{who} converts its model to {name}, which castwise cannot take back")
         for module in model.modules():
             if type(module).__module__.startswith(_LAYERS_OF_OTHERS):
                 name = f"{type(module).__module__.partition('.')[0]}'s {type(module).__name__}"

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing import util
 from multiprocessing.connection import Connection, wait
@@ -19,7 +20,6 @@ from pathlib import Path
 
 from castwise.errors import EngineError
 from castwise.records.messages import Failed
-from castwise.spec.user_model import UserModel
 from castwise.worker.lifetime import kill_descendants
 from castwise.worker.script.run import Ranks
 
@@ -30,7 +30,8 @@ _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 5e-5, 5e-3
 _SAMPLES_SECONDS = 60.0  # until the slowest rank has taken its second step
 UNLIMITED = 2**62
 _RANK = "castwise.worker.rank"
-FAILURE = "failed"  # the file with the error of another rank than 0
+# Files in the folder: the socket that rank 0 connects to, the call that all ranks begin with, and another rank's error.
+DOOR, CALL, FAILURE = "door", "call", "failed"
 
 
 class SharedFolder(Ranks):
@@ -76,40 +77,38 @@ class SharedFolder(Ranks):
         return sum(int(file.read_text()) for file in files)
 
 
-def hand_on(connection: Connection, message: bytes, model: UserModel, precision: str, device: str) -> None:
+def hand_on(connection: Connection, message: bytes, launcher: Sequence[str], device: str) -> None:
     """Start a script by its launcher, and hand on calls and answers between the parent and rank 0 until one ends.
 
     Args:
         connection: The parent's.
         message: The call that needs the script.
-        model: The script.
-        precision: The one that all ranks get.
+        launcher: The command, without the script.
         device: Of rank 0; each rank takes the one of its local rank.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=util.get_temp_dir())))  # which is swept
         (folder / "steps").write_bytes(bytes(8))
         door = stack.enter_context(socket.socket(socket.AF_UNIX))
-        door.bind(str(folder / "door"))
+        door.bind(str(folder / DOOR))
         door.listen()
         door.settimeout(_POLL_SECONDS)
-        program, *options = model.launcher
+        (folder / CALL).write_bytes(message)
+        program, *options = launcher
         start = ["-m", *_MODULES[program], *options[program == "accelerate" :]] if program in _MODULES else options
-        ours = ["-m", _RANK, tempfile.gettempdir(), str(folder), precision, device, model.path, *model.arguments]
+        ours = ["-m", _RANK, tempfile.gettempdir(), str(folder), device]
         # A launcher that is killed leaves temporary files behind; ranks take the usual place for theirs.
         environment = os.environ | {"TMPDIR": str(folder)} | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
-        launcher = subprocess.Popen([sys.executable, *start, *ours], env=environment)
-        stack.callback(launcher.wait)
-        stack.callback(launcher.kill)
-        stack.callback(kill_descendants, launcher.pid)
+        process = subprocess.Popen([sys.executable, *start, *ours], env=environment)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        stack.callback(kill_descendants, process.pid)
         rank_0: Connection | None = None
         while rank_0 is None:
             with suppress(TimeoutError):
                 rank_0 = Connection(door.accept()[0].detach())
-            if rank_0 is None and launcher.poll() is not None:
-                how = (
-                    f"'{shlex.join(model.launcher)}' ended with exit code {launcher.returncode} before the script began"
-                )
+            if rank_0 is None and process.poll() is not None:
+                how = f"'{shlex.join(launcher)}' ended with exit code {process.returncode} before the script began"
                 connection.send_bytes(Failed(status="crashed", message=how, refused=True).model_dump_json().encode())
                 return
         other_end = {connection: rank_0, rank_0: connection}

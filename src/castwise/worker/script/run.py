@@ -47,7 +47,7 @@ class ScriptStopped(BaseException):
 
 
 @dataclass(frozen=True)
-class Moment:
+class _Moment:
     """The end of a step."""
 
     time: Any  # the host's clock, or an event on the device
@@ -58,15 +58,15 @@ class Moment:
 
 
 @dataclass
-class Order:
+class _Order:
     """What the script is to do next.
 
     `next_mark` returns after how many steps another moment is taken, given those taken so far, None to wait.
     """
 
-    next_mark: Callable[[Sequence[Moment]], int | None]
+    next_mark: Callable[[Sequence[_Moment]], int | None]
     synchronised: bool = True  # whether a moment waits for the device; otherwise it is an event there
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[_Moment] = field(default_factory=list)
     is_over: threading.Event = field(default_factory=threading.Event)
 
 
@@ -90,8 +90,8 @@ class ScriptRun:
         self._script, self._device = script, torch.device(device)
         self._precision = precision
         self._hooks: ScriptHooks | None = None
-        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
-        self._order: Order | None = None
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._order: _Order | None = None
         self._next_mark: float = math.inf  # the step at whose end something is to be done
         self.num_steps = 0
         self.ranks = Ranks()
@@ -131,9 +131,9 @@ class ScriptRun:
             if self._order is not None:
                 self._order.is_over.set()
 
-    def follow(self, order: Order) -> None:
-        """Let the script carry out an order next."""
-        self._orders.put(order)
+    def follow(self, next_mark: Callable[[Sequence[_Moment]], int | None]) -> None:
+        """Let the script take as many steps as a function returns, time after time."""
+        self._orders.put(_Order(next_mark, synchronised=False))
 
     def stop(self) -> None:
         """Let the script end at its present step; may be called again."""
@@ -171,7 +171,7 @@ class ScriptRun:
         assert hooks is not None, "it calls this"
         if not self._is_stopping and not order.is_over.is_set():
             order.moments.append(
-                Moment(
+                _Moment(
                     self._now(synchronised=order.synchronised),
                     self.num_steps,
                     hooks.data_seconds,
@@ -198,14 +198,14 @@ class ScriptRun:
         event.record()
         return event
 
-    def _carry_out(self, order: Order, limit_seconds: float | None = None) -> list[Moment]:
+    def _carry_out(self, order: _Order, limit_seconds: float | None = None) -> list[_Moment]:
         """Let the script go on until an order is over, its time is up, or the script has ended; return its moments.
 
         Raises:
             BaseException: What the script raised, if it took no step of the order.
         """
         if self.ending is None:
-            self.follow(order)
+            self._orders.put(order)
         if self.ending is None and not order.is_over.wait(limit_seconds):
             self._next_mark = 0  # the step in flight is the last one
             order.next_mark = lambda _: None
@@ -238,11 +238,11 @@ class ScriptRun:
         """Run the script for two steps, and return what is known of it; its files' digest is that after the first."""
         digests: list[str] = []
 
-        def next_mark(moments: Sequence[Moment]) -> int | None:
+        def next_mark(moments: Sequence[_Moment]) -> int | None:
             digests.append(self._digest()) if len(moments) == 1 else None
             return 1 if len(moments) < _INSPECTED_STEPS else None
 
-        self._carry_out(Order(next_mark))
+        self._carry_out(_Order(next_mark))
         own = self.samples_per_step
         files = user_files([Path(self._script.path)], self._modules)
         return UserWorkload(
@@ -295,11 +295,11 @@ class ScriptTrial:
         started = time.perf_counter()
         digests: list[str] = []
 
-        def next_mark(moments: Sequence[Moment]) -> int | None:
+        def next_mark(moments: Sequence[_Moment]) -> int | None:
             digests.extend([self.run._digest()] if moments else [])
             return None if moments else 1
 
-        if not self.run._carry_out(Order(next_mark), self._limit_seconds):
+        if not self.run._carry_out(_Order(next_mark), self._limit_seconds):
             raise UsageError(
                 f"{self.run._name} took no optimizer step within {self._limit_seconds:g} s. --timeout gives it longer."
             )
@@ -341,7 +341,7 @@ class ScriptTrial:
         started, protocol = time.perf_counter(), self._spec.protocol
         has_settled = False
 
-        def next_mark(moments: Sequence[Moment]) -> int | None:
+        def next_mark(moments: Sequence[_Moment]) -> int | None:
             nonlocal has_settled
             if not moments:
                 return 1
@@ -358,7 +358,7 @@ class ScriptTrial:
             wanted = max(1, round(_WINDOW_SECONDS / windows[-1])) if windows else 1
             return wanted if is_enough else min(wanted, max(1, protocol.warm_up_steps - moments[-1].num_steps))
 
-        moments = self.run._carry_out(Order(next_mark), self._limit_seconds)
+        moments = self.run._carry_out(_Order(next_mark), self._limit_seconds)
         if len(moments) < 2 or self.run.ending is not None:
             raise UsageError(
                 f"{self.run._name} took {self.run.num_steps} steps, too few to time any after warm-up. Let it train "
@@ -388,12 +388,12 @@ class ScriptTrial:
             num_blocks = min(num_blocks, self._spec.protocol.num_steps)
             length = self._spec.protocol.num_steps // num_blocks
 
-        def next_mark(moments: Sequence[Moment]) -> int | None:
+        def next_mark(moments: Sequence[_Moment]) -> int | None:
             if len(moments) < 2:
                 return lead_in - 1 if moments else 1
             return length if len(moments) <= num_blocks + 1 else None
 
-        moments = self.run._carry_out(Order(next_mark, synchronised=False), self._limit_seconds)
+        moments = self.run._carry_out(_Order(next_mark, synchronised=False), self._limit_seconds)
         # If the time is up before the steps that lead in are done, they are what was measured.
         moments = moments[1:] if len(moments) > 2 or self.run.ending is not None else moments
         if len(moments) < 2:

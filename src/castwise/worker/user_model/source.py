@@ -8,10 +8,9 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, Self
 
-from castwise.errors import TechniqueError
 from castwise.spec.user_model import digest_of
 
 _CASTWISE = Path(__file__).parents[2]
@@ -37,8 +36,6 @@ def where(error: BaseException) -> str | None:
 
     For a syntax error it is the faulty line; None if the traceback has no code of the user.
     """
-    if isinstance(error, TechniqueError) and error.place is not None:
-        return error.place
     if isinstance(error, SyntaxError) and is_users(error.filename):
         return f"{_shown(str(error.filename))}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -47,12 +44,12 @@ def where(error: BaseException) -> str | None:
     return None
 
 
-def calling_line() -> str | None:
-    """Return the innermost line of the user's code that is being executed, as `where` does."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame and f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}, in {frame.f_code.co_name}"
+def calling_line() -> str:
+    """Return the innermost line of the user's code that is being run: `train_me.py:12`; empty if there is none."""
+    for frame, line in traceback.walk_stack(sys._getframe()):
+        if is_users(frame.f_code.co_filename):
+            return f"{_shown(frame.f_code.co_filename)}:{line}"
+    return ""
 
 
 def defined_at(function: object) -> str | None:
