@@ -1,6 +1,7 @@
 """The trial's process: carries out one call after another for its parent (`records/messages.py`); never raises."""
 
 import queue
+import re
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -95,7 +96,8 @@ def _answer(worker: "Worker", message: bytes) -> bytes:
         traceback.print_exc()
         status, text = classify(error)
         place = error_location(error, worker.user_model) if worker.user_model is not None and status != "oom" else None
-        text += f" ({place})" if place is not None and not text.startswith(place.partition(":")[0]) else ""
+        if place is not None and re.match(r"\S+\.py:\d+ ", text) is None:  # it begins with another line of the script
+            text += f" ({place})"
         # An error in the user's code before anything is measured is for the user to correct, like a misspelt name.
         refused = isinstance(error, CastwiseError) and not isinstance(error, TechniqueError)
         refused |= name == "inspect"
