@@ -153,7 +153,7 @@ class ScriptHooks:
         def noting_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._has_stepped = False
             result = step_scaled(scaler, optimizer, *args, **kwargs)
-            if not self._has_stepped:
+            if not self._has_stepped and isinstance(optimizer, Optimizer):
                 self.after_step(optimizer, was_skipped=True)
             return result
 
