@@ -2,12 +2,24 @@
 
 import timm
 import torch
-from by_hand import args, autocast, log
+from by_hand import args, autocast, grad_scaler, log
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
-from timm.utils import AverageMeter, ModelEmaV2, NativeScaler, dispatch_clip_grad
+from timm.utils import AverageMeter, ModelEmaV2, dispatch_clip_grad
 from torch.utils.data import DataLoader, TensorDataset
+
+
+class NativeScaler:  # that of older versions of timm is for GPUs alone
+    def __init__(self):
+        self._scaler = grad_scaler()
+
+    def __call__(self, loss, optimizer, clip_grad, parameters):
+        self._scaler.scale(loss).backward()
+        self._scaler.unscale_(optimizer)
+        dispatch_clip_grad(parameters, clip_grad)
+        self._scaler.step(optimizer)
+        self._scaler.update()
 
 
 def train_one_epoch(model, loader, optimizer, scaler, ema, scheduler):
@@ -18,12 +30,7 @@ def train_one_epoch(model, loader, optimizer, scaler, ema, scheduler):
         with autocast():
             loss = loss_fn(model(inputs), target)
         losses.update(loss.item(), len(inputs))
-        if scaler is not None:
-            scaler(loss, optimizer, clip_grad=1.0, parameters=model.parameters())
-        else:
-            loss.backward()
-            dispatch_clip_grad(model.parameters(), value=1.0)
-            optimizer.step()
+        scaler(loss, optimizer, clip_grad=1.0, parameters=model.parameters())
         ema.update(model)
         optimizer.zero_grad()
         scheduler.step_update(updates, metric=losses.avg)
@@ -36,9 +43,8 @@ def main():
     optimizer = create_optimizer_v2(model, opt="sgd", lr=0.05, momentum=0.9, weight_decay=1e-4)
     images = TensorDataset(torch.randn(args.steps * 2, 3, 32, 32), torch.randint(4, (args.steps * 2,)))
     scheduler = CosineLRScheduler(optimizer, t_initial=args.steps, t_in_epochs=False)
-    scaler = NativeScaler(device="cpu") if args.amp == "fp16" else None
     loader = DataLoader(images, batch_size=2, shuffle=True)
-    train_one_epoch(model, loader, optimizer, scaler, ModelEmaV2(model), scheduler)
+    train_one_epoch(model, loader, optimizer, NativeScaler(), ModelEmaV2(model), scheduler)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ class ScriptHooks:
         is_first = optimizer is self.stepped[0]
         was_skipped |= self.precision.after_step(optimizer)
         if is_first:
-            self.skipped_steps = self.skipped_steps + was_skipped
+            self.skipped_steps = self.skipped_steps + 1 if was_skipped else self.skipped_steps
             if self._is_looking:
                 self._samples_of_steps.append(self._samples)
                 self._samples = Counter()
