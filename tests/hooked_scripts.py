@@ -25,7 +25,7 @@ from castwise.spec.trial import MeasurementProtocol
 from castwise.spec.user_model import UserModel
 from castwise.worker.classify_error import classify
 from castwise.worker.script.run import ScriptRun, ScriptTrial, _Order
-from castwise.worker.user_model.source import where
+from castwise.worker.user_model.source import where, with_line
 
 NUM_STEPS = 8
 LIMIT_SECONDS = 2.0  # for the steps of a script that is measured
@@ -76,7 +76,7 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
                 found = f"{sum(each.num_steps for each in blocks)} steps, "
                 found += f"{sum(each.skipped_steps for each in blocks)} skipped; {'; '.join(trial.finish().notes)}"
         except Exception as error:  # noqa: BLE001  whatever it is, a test reads it
-            found = f"{': '.join(classify(error))} ({where(error)})"
+            found = with_line(": ".join(classify(error)), where(error))
         answer.write_text(found)
         script.end()
 

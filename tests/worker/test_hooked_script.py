@@ -127,6 +127,7 @@ for _ in range(3): step(); torch.save(w.state_dict(), 'model.pt')
 w.__class__ = type("Float8Linear", (torch.nn.Linear,), {"__module__": "torchao.float8"})
 step()
 """,
+        "sharded fp32": "w.mixed_precision = torch.distributed.fsdp.MixedPrecision(torch.bfloat16)\nstep()",
         "lbfgs fp16-mixed": """
 optimizer = torch.optim.LBFGS(w.parameters())
 optimizer.step(lambda: w(torch.randn(5, 3)).sum())
@@ -163,6 +164,10 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
         ),
         ("made-in-bf16 bf16-mixed", "unsupported: made-in-bf16.py:9 converts its model to bfloat16, which"),
         ("quantised fp32", "unsupported: the script's model has torchao's Float8Linear"),
+        (
+            "sharded fp32",
+            "unsupported: Linear has a mixed precision, which castwise cannot replace (sharded.py:7, in step",
+        ),
         ("lbfgs fp16-mixed", "unsupported: LBFGS may compute the loss more than once"),
     ],
 )

@@ -16,7 +16,7 @@ from castwise.worker import server
 from castwise.worker.classify_error import classify
 from castwise.worker.script.ranks import CALL, DOOR, FAILURE, UNLIMITED, SharedFolder
 from castwise.worker.script.run import ScriptRun, ScriptTrial
-from castwise.worker.user_model.source import where
+from castwise.worker.user_model.source import where, with_line
 
 
 def main() -> None:
@@ -48,7 +48,8 @@ def main() -> None:
     script.run()
     if isinstance(script.ending, Exception):
         status, text = classify(script.ending)
-        failed = Failed(status=status, message=f"rank {rank}: {text} ({where(script.ending)})")
+        text = with_line(text, where(script.ending))
+        failed = Failed(status=status, message=text if status == "unsupported" else f"rank {rank}: {text}")
         ranks.tell(FAILURE, failed.model_dump_json())
         raise script.ending
 

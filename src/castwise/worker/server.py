@@ -1,7 +1,6 @@
 """The trial's process: carries out one call after another for its parent (`records/messages.py`); never raises."""
 
 import queue
-import re
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from castwise.worker.script.run import Ranks, ScriptRun, ScriptTrial
 from castwise.worker.steady_run import SteadyRun
 from castwise.worker.training_run import TrainingRun
 from castwise.worker.user_model.load import error_location, inspect_model
+from castwise.worker.user_model.source import with_line
 
 
 def serve(connection: Connection, device: str = "cpu", ranks: Ranks | None = None) -> None:
@@ -96,8 +96,7 @@ def _answer(worker: "Worker", message: bytes) -> bytes:
         traceback.print_exc()
         status, text = classify(error)
         place = error_location(error, worker.user_model) if worker.user_model is not None and status != "oom" else None
-        if place is not None and re.match(r"\S+\.py:\d+ ", text) is None:  # it begins with another line of the script
-            text += f" ({place})"
+        text = with_line(text, place)
         # An error in the user's code before anything is measured is for the user to correct, like a misspelt name.
         refused = isinstance(error, CastwiseError) and not isinstance(error, TechniqueError)
         refused |= name == "inspect"

@@ -29,6 +29,9 @@ _KEPT_DTYPES = {torch.float16, torch.bfloat16, torch.float64}  # weights in one 
 _LAYERS_OF_OTHERS = ("torchao.", "transformer_engine.", "bitsandbytes.", "msamp.")
 
 
+_SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
+
+
 class OutsidePrecision:
     """What stands around a script's own calls, so that it trains in a precision; `as-written` changes nothing.
 
@@ -71,6 +74,14 @@ class OutsidePrecision:
             if type(module).__module__.startswith(_LAYERS_OF_OTHERS):
                 name = f"{type(module).__module__.partition('.')[0]}'s {type(module).__name__}"
                 raise TechniqueError(f"the script's model has {name}, whose precision castwise cannot replace")
+            # That of DistributedDataParallel or FSDP, and of FSDP2.
+            policy = getattr(module, "mixed_precision", None) or _policy_of_fsdp2(module)
+            if getattr(policy, "param_dtype", None) not in (None, torch.float32):
+                raise TechniqueError(f"{type(module).__name__} has a mixed precision, which castwise cannot replace")
+            if self._scaler is not None and {each.__name__ for each in type(module).__mro__} & _SHARDED:
+                raise TechniqueError(
+                    f"{type(module).__name__} needs a loss scale that its shards share; bf16-mixed needs none"
+                )
         if self.row.float32_matmul is None:
             restore_fp32_precision(self._fp32_precision)
         else:
@@ -219,6 +230,10 @@ def _switch_off_scripts_own() -> None:
     ]
     for owner, name, replacement in replacements:
         setattr(owner, name, replacement)
+
+
+def _policy_of_fsdp2(module: Any) -> Any:
+    return getattr(module._get_fsdp_state(), "_mp_policy", None) if hasattr(module, "_get_fsdp_state") else None
 
 
 def _identity(value: Any) -> Any:
