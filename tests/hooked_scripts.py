@@ -1,12 +1,16 @@
 """Run training scripts alone and hooked, each in a fork of this process, and print all their losses as JSON.
 
 Its argument is a JSON list of [file, precision or "alone", value of --amp]; the answer has a list of losses for each.
-With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error.
+With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error; with
+"measure" it is what it measures, in the precision that stands last.
 """
 
+import gc
+import importlib
 import json
 import os
 import runpy
+import socket
 import sys
 import tempfile
 import threading
@@ -15,12 +19,24 @@ from pathlib import Path
 
 import torch
 import torch._dynamo  # a first backward imports it: once is enough for all
+from fake_engine import fake_spec
 
+from castwise.spec.trial import MeasurementProtocol
 from castwise.spec.user_model import UserModel
 from castwise.worker.classify_error import classify
-from castwise.worker.script.run import ScriptRun, _Order
+from castwise.worker.script.run import ScriptRun, ScriptTrial, _Order
+from castwise.worker.user_model.source import where, with_line
 
 NUM_STEPS = 8
+LIMIT_SECONDS = 2.0  # for the steps of a script that is measured
+NUM_RANKS = {"ddp": 2}
+# What scripts import that takes seconds: once is enough for all.
+SLOW_IMPORTS = {
+    "timm_train": ("timm",),
+    "transformers_trainer": ("transformers.trainer", "transformers.models.bert.modeling_bert"),
+    "lightning_module": ("lightning.pytorch",),
+    "accelerate_loop": ("accelerate",),
+}
 
 
 def run_alone(file: str, arguments: list[str]) -> None:
@@ -38,37 +54,54 @@ def run_hooked(file: str, arguments: list[str], precision: str) -> None:
 
     threading.Thread(target=order, daemon=True).start()
     script.run()
-    if isinstance(script._ending, Exception):
-        raise script._ending
+    if isinstance(script.ending, Exception):
+        raise script.ending
 
 
-def inspected(file: str) -> str:
-    script = ScriptRun(UserModel(kind="script", path=file, name=""), "as-written", "cpu")
-    found: list[str] = []
+def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
+    """Run a script as a trial's process does, and write what becomes known of it: its batch, or its steps."""
+    model = UserModel(kind="script", path=file, name="")
+    protocol = MeasurementProtocol(warm_up_steps=1, num_steps=8, timeout_seconds=LIMIT_SECONDS)
+    trial = ScriptTrial(fake_spec(precision or "as-written", device="cpu", user_model=model, protocol=protocol))
+    script = trial.run if how == "measure" else ScriptRun(model, "as-written", "cpu")
 
-    def inspect() -> None:
+    def ask() -> None:
         try:
-            found.append(f"batch {script.inspect().batch_size}")
+            if how == "inspect":
+                found = f"batch {script.inspect().batch_size}"
+            else:
+                trial.set_up()
+                trial.warm_up()
+                blocks = trial.run_stretch(0.0, 2, 0.1)
+                found = f"{sum(each.num_steps for each in blocks)} steps, "
+                found += f"{sum(each.skipped_steps for each in blocks)} skipped; {'; '.join(trial.finish().notes)}"
         except Exception as error:  # noqa: BLE001  whatever it is, a test reads it
-            found.append(": ".join(classify(error)))
-        script.stop()
+            found = with_line(": ".join(classify(error)), where(error))
+        answer.write_text(found)
+        script.end()
 
-    thread = threading.Thread(target=inspect, daemon=True)
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     script.run()
     thread.join()
-    return found[0]
 
 
 def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
     with tempfile.NamedTemporaryFile() as log:
         arguments = ["--log", log.name, "--amp", amp]
-        child = os.fork()
-        if not child:
+        children, num_ranks = [], NUM_RANKS.get(Path(file).stem, 1)
+        with socket.create_server(("localhost", 0)) as free:
+            port = free.getsockname()[1]
+        for rank in range(num_ranks):
+            children.append(os.fork())
+            if children[-1]:
+                continue
+            if num_ranks > 1:  # as torchrun sets it
+                os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks))
+                os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
             try:
-                if how == "inspect":
-                    answer = inspected(file)
-                    Path(log.name).write_text(answer)
+                if how in ("inspect", "measure"):
+                    run_asked(file, how, amp, Path(log.name))
                 elif how == "alone":
                     run_alone(file, arguments)
                 else:
@@ -77,12 +110,17 @@ def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0, (file, how, amp)
-        if how == "inspect":
+        assert all(os.waitpid(child, 0)[1] == 0 for child in children), (file, how, amp)
+        if how in ("inspect", "measure"):
             return Path(log.name).read_text()
         return [list(map(float, line.split())) for line in Path(log.name).read_text().splitlines()]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps([losses_of(*job) for job in json.loads(sys.argv[1])]))
+    jobs = json.loads(sys.argv[1])
+    for script in {Path(file).stem for file, _, _ in jobs} & set(SLOW_IMPORTS):
+        for module in SLOW_IMPORTS[script]:
+            importlib.import_module(module)
+    gc.freeze()  # no child looks through all these modules
+    print(json.dumps([losses_of(*job) for job in jobs]))

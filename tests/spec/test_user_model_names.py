@@ -186,9 +186,26 @@ def test_a_script_is_named_by_its_command(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
+    "start", ["torchrun --nproc-per-node 2", "accelerate launch", "python -m torch.distributed.run --nnodes 1"]
+)
+def test_a_launcher_is_part_of_the_command(start: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.touch()
+    command = script_command([*start.split(), str(file), "--lr", "1"])
+    assert command is not None
+    assert shown_name(command) == f"{start} train.py --lr 1"
+    model = locate(command)
+    assert (model.path, model.launcher, model.arguments) == (str(file), tuple(start.split()), ("--lr", "1"))
+
+
+@pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["torchrun", "train.py"], "does not start 'torchrun' yet"),
+        (["deepspeed", "train.py"], "does not start 'deepspeed' yet"),
+        (["accelerate", "config"], "does not start 'accelerate' yet"),
+        (["torchrun", "--nproc-per-node", "2"], "is no script"),
+        (["torchrun", "--nnodes=2", "train.py"], "on this host alone: '--nnodes=2'"),
+        (["torchrun", "-m", "package.train", "train.py"], "'-m' is not possible"),
         (["python"], "names no script"),
         (["python", "-m", "train"], "'-m' is no script"),
         (["/no/such/python3", "train.py"], "by its own Python"),

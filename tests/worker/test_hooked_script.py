@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-SCRIPTS = ("mnist", "imagenet", "word_language_model", "nano_gpt", "gan")
+SCRIPTS = {
+    file.stem: ("bf16",) if file.stem in ("transformers_trainer", "accelerate_loop") else ("bf16", "fp16")
+    for file in sorted((TESTS / "training_scripts").glob("*.py"))
+    if file.stem != "by_hand"
+}  # with the precisions that each has itself on a CPU
 NUM_STEPS = 8
 # Losses of a few steps on the same weights in 16 bits. The hooked run takes no other products, so they differ by what
 # rounding in another order does. Source: chosen here.
@@ -22,47 +26,42 @@ def job(name: str, how: str, amp: str) -> tuple[str, str, str]:
 @pytest.fixture(scope="module")
 def losses() -> dict[tuple[str, str, str], list[list[float]]]:
     """Return the losses of the first steps by script, precision ("alone": not hooked) and own precision."""
-    ways = [("alone", "none"), ("alone", "bf16"), ("alone", "fp16"), ("fp32", "none"), ("as-written", "none")]
-    ways += [("bf16-mixed", "none"), ("fp16-mixed", "none"), ("as-written", "fp16"), ("fp32", "fp16")]
-    ways += [("bf16-mixed", "fp16"), ("fp16-mixed", "bf16")]
-    jobs = [(name, how, amp) for name in SCRIPTS for how, amp in ways]
+    ways = {name: [("alone", each) for each in ("none", *own)] for name, own in SCRIPTS.items()}
+    for name, own in SCRIPTS.items():
+        ways[name] += [(how, amp) for how in ("as-written", "fp32") for amp in ("none", own[-1])]
+        ways[name] += [("bf16-mixed", "none"), ("fp16-mixed", "bf16")]
+    jobs = [(name, how, amp) for name in SCRIPTS for how, amp in ways[name]]
     command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps([job(*each) for each in jobs])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return {each: found[:NUM_STEPS] for each, found in zip(jobs, json.loads(done.stdout), strict=True)}
+    return dict(zip(jobs, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_hooked_losses_are_bit_identical_to_those_of_the_script_alone(losses, name):
-    assert len(losses[name, "alone", "none"]) == NUM_STEPS
-    # The script logs a step's loss after the step, in which it is stopped.
-    assert losses[name, "fp32", "none"] == losses[name, "alone", "none"][: len(losses[name, "fp32", "none"])]
-    assert len(losses[name, "fp32", "none"]) >= NUM_STEPS - 1
-    assert losses[name, "as-written", "none"] == losses[name, "fp32", "none"]
-    # A script with loss scaling of its own.
-    assert (
-        losses[name, "as-written", "fp16"] == losses[name, "alone", "fp16"][: len(losses[name, "as-written", "fp16"])]
-    )
+    for hooked, alone in [("as-written", "none"), ("as-written", SCRIPTS[name][-1]), ("fp32", "none")]:
+        found = losses[name, hooked, alone]
+        # The script logs a step's loss after the step, in which it is stopped; some log each of its batches.
+        assert found == losses[name, "alone", alone][: len(found)]
+        assert len(found) >= NUM_STEPS - 1
+    assert losses[name, "fp32", SCRIPTS[name][-1]] == losses[name, "fp32", "none"], "its own precision is replaced"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.parametrize(("precision", "amp"), [("bf16-mixed", "bf16"), ("fp16-mixed", "fp16")])
-def test_mixed_precision_from_outside_agrees_with_the_script_changed_by_hand(losses, name, precision, amp):
-    by_hand = losses[name, "alone", amp]
-    hooked = losses[name, precision, "none"]
+@pytest.mark.parametrize(("precision", "amp", "own"), [("bf16-mixed", "bf16", "none"), ("fp16-mixed", "fp16", "bf16")])
+def test_mixed_precision_from_outside_agrees_with_the_script_changed_by_hand(losses, name, precision, amp, own):
+    """Transformers and Accelerate have no fp16 on a CPU: their losses agree with those in float32, and are others."""
+    by_hand = losses[name, "alone", amp if amp in SCRIPTS[name] else "none"]
+    hooked = losses[name, precision, own]
+    assert len(hooked) >= NUM_STEPS - 1
     for ours, theirs in zip(hooked, by_hand, strict=False):
         assert ours == pytest.approx(theirs, rel=_ROUNDING)
     assert hooked != losses[name, "fp32", "none"], "it is another precision"
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.parametrize(("precision", "amp"), [("fp32", "fp16"), ("bf16-mixed", "fp16"), ("fp16-mixed", "bf16")])
-def test_the_scripts_own_precision_is_replaced(losses, name, precision, amp):
-    assert losses[name, precision, amp] == losses[name, precision, "none"]
-
-
 _STEP = """
-import os, sys, torch
+import os, sys, time, torch
+from torch.utils.data import DataLoader
 w = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
 def step():
@@ -71,9 +70,21 @@ def step():
 """
 
 
+_FUSED = "optimizer = torch.optim.SGD(w.parameters(), lr=0.1, fused=True)"
+_OVERFLOW = """
+scaler = torch.amp.GradScaler("cpu", init_scale=3e38, growth_interval=3)
+while True:
+    loss = 1e30 * w(torch.ones(5, 3)).sum()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
 @pytest.fixture(scope="module")
-def inspections(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return what castwise says of scripts that cannot be measured, and of one that can in spite of all."""
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what castwise says of scripts: of the second half when it measures them, each in a precision."""
     endings = {
         "raises": "raise ValueError('no such file')",
         "no-step": "",
@@ -91,21 +102,48 @@ while True:
     try: step()
     except: pass
 """,
+        "swallows-it-all": """
+try:
+    while True: step()
+except BaseException: pass
+time.sleep(60)
+open('model.pt', 'w').write('overwritten')
+""",
         "saves": """
 open('model.pt', 'w').write('kept')
 for _ in range(3): step(); torch.save(w.state_dict(), 'model.pt')
 """,
     }
+    measured = {
+        "slows-down as-written": "for i in range(99): step(); time.sleep(0.7 * (i > 3))",
+        "ends as-written": "for i in range(2): step()",
+        "overflows as-written": _OVERFLOW,
+        "overflows fp16-mixed": _OVERFLOW,
+        "overflows-fused as-written": _FUSED + _OVERFLOW,
+        "overflows-fused fp16-mixed": _FUSED + _OVERFLOW,
+        "halves fp32": "w.half()\nfor _ in range(9): step()",
+        "made-in-bf16 bf16-mixed": "w = torch.nn.Linear(3, 1, dtype=torch.bfloat16)\nfor _ in range(9): step()",
+        "quantised fp32": """
+w.__class__ = type("Float8Linear", (torch.nn.Linear,), {"__module__": "torchao.float8"})
+step()
+""",
+        "sharded fp32": "w.mixed_precision = torch.distributed.fsdp.MixedPrecision(torch.bfloat16)\nstep()",
+        "lbfgs fp16-mixed": """
+optimizer = torch.optim.LBFGS(w.parameters())
+optimizer.step(lambda: w(torch.randn(5, 3)).sum())
+""",
+    }
     folder = tmp_path_factory.mktemp("scripts")
     jobs = []
-    for name, ending in endings.items():
-        file = folder / f"{name}.py"
+    for name, ending in {**endings, **measured}.items():
+        script, _, precision = name.partition(" ")
+        file = folder / f"{script}.py"
         file.write_text(_STEP + ending)
-        jobs.append((str(file), "inspect", "none"))
+        jobs.append((str(file), "measure" if precision else "inspect", precision))
     command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps(jobs)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
-    found = dict(zip(endings, json.loads(done.stdout), strict=True))
+    found = dict(zip([*endings, *measured], json.loads(done.stdout), strict=True))
     return found | {
         "file": (folder / "model.pt").read_text(),
         "files": " ".join(each.name for each in folder.iterdir()),
@@ -119,13 +157,37 @@ for _ in range(3): step(); torch.save(w.state_dict(), 'model.pt')
         ("no-step", "unsupported: no-step.py ended after 0 optimizer steps"),
         ("exits", "unsupported: exits.py ended with sys.exit(3) after 1 optimizer steps"),
         ("asks", "unsupported: asks.py asks for input"),
+        ("ends as-written", "unsupported: ends.py took 2 steps, too few"),
+        (
+            "halves fp32",
+            "unsupported: halves.py:9 converts its model to float16, which castwise cannot take back",
+        ),
+        ("made-in-bf16 bf16-mixed", "unsupported: made-in-bf16.py:9 converts its model to bfloat16, which"),
+        ("quantised fp32", "unsupported: the script's model has torchao's Float8Linear"),
+        (
+            "sharded fp32",
+            "unsupported: Linear has a mixed precision, which castwise cannot replace (sharded.py:7, in step",
+        ),
+        ("lbfgs fp16-mixed", "unsupported: LBFGS may compute the loss more than once"),
     ],
 )
-def test_a_script_that_cannot_be_measured_is_told_why(inspections, script, words):
-    assert inspections[script].startswith(words)
+def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
+    assert answers[script].startswith(words)
 
 
-def test_scripts_that_fork_and_save_are_measured_and_harm_nothing(inspections):
-    assert inspections["forks"] == inspections["saves"] == "batch 5"
-    assert inspections["file"] == "kept"
-    assert inspections["files"].count("model.pt") == 1
+def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answers):
+    for script in ("forks", "saves", "swallows", "swallows-it-all"):
+        assert answers[script] == "batch 5"
+    assert answers["file"] == "kept"
+    assert answers["files"].count("model.pt") == 1
+
+
+def test_the_time_limit_ends_a_script_with_what_was_measured(answers):
+    said = "steps, 0 skipped; the script ended, or its time was up, after 1 of 2 blocks"
+    assert answers["slows-down as-written"] in [f"{number} {said}" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("precision", ["as-written", "fp16-mixed"])
+@pytest.mark.parametrize("script", ["overflows", "overflows-fused"])
+def test_steps_that_loss_scaling_skips_are_counted(answers, script, precision):
+    assert answers[f"{script} {precision}"] == "8 steps, 8 skipped; "

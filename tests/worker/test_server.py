@@ -387,3 +387,48 @@ def test_error_in_a_step_names_the_place_in_the_users_code(  # noqa: PLR0917
         answer = parent.call("warm_up")
     assert answer["message"].startswith(text)
     assert answer["message"].endswith(f" ({place})")
+
+
+_FORKING = """
+import os, runpy, sys, torch, torch._dynamo, castwise.worker.server
+sys.argv[:2] = []
+for rank in range(2):
+    if not os.fork():
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        os._exit(0)
+os.wait(), os.wait()
+"""
+_RANK = """
+import os, sys, torch
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for index in range(100000):
+    model(torch.ones(4 + int(os.environ["RANK"]), 3)).sum().backward()
+    optimizer.step()
+    if sys.argv[1:] == ["--fail"] and os.environ["RANK"] == "1":
+        raise ValueError("no more")
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "argument"),
+    [
+        pytest.param("torchrun --nproc-per-node 2", "--go-on", marks=pytest.mark.slow),
+        ("python forking.py", "--fail"),  # starts two ranks as torchrun does, but imports torch once
+    ],
+)
+def test_script_on_two_ranks(
+    launcher: str, argument: str, parent: Parent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "forking.py").write_text(_FORKING)
+    (tmp_path / "train.py").write_text(_RANK)
+    model = UserModel(kind="script", path="train.py", name="", launcher=launcher.split(), arguments=(argument,))
+    if argument == "--fail":
+        trial = SPEC.model_copy(update={"user_model": model, "precision": "bf16-mixed"})
+        event = parent.set_up(trial)
+        event = event if event["event"] == "failed" else parent.call("warm_up")
+        assert event["message"] == "rank 1: ValueError: no more (train.py:9, in <module>)"
+    else:
+        assert parent.result("inspect", model=model.model_dump(mode="json"))["batch_size"] == 4 + 5

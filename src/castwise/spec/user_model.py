@@ -30,7 +30,14 @@ _PICKLE = "pickle:"
 _TRANSFORMERS = "transformers:"
 # Shown instead of a pickle's file name.
 _OBJECT = "own:"
-_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun", "lightning")
+# What starts a script on several ranks, as it is written; and what castwise does not start.
+_LAUNCHERS = (
+    ("torchrun",),
+    ("accelerate", "launch"),
+    ("python", "-m", "torch.distributed.run"),
+    ("python", "-m", "accelerate.commands.launch"),
+)
+_OTHER_LAUNCHERS = ("accelerate", "deepspeed", "mpirun", "srun", "lightning")
 # Packages whose import takes seconds, and the module that contains most of it. None starts a thread or a CUDA context,
 # which processes could not be forked from; see `worker/preload.py` for torchao.
 _SLOW_IMPORTS = {"transformers": "transformers.modeling_utils", "timm": "timm", "lightning": "lightning"}
@@ -45,6 +52,7 @@ class UserModel(FrozenModel):
     path: str
     name: str  # the function, MODULE:FUNCTION, or the configuration's model type or file name
     arguments: tuple[str, ...] = ()  # of a script; in records a file's is its name
+    launcher: tuple[str, ...] = ()  # what starts a script on several ranks: ("torchrun", "--nproc-per-node", "2")
     units_per_step: int | None = None  # of a script, as the user counts them; None counts samples of its loader
     # Of all files of the user's that were read: an edited file is measured again. Empty until the process reports it.
     digest: str = ""
@@ -63,7 +71,9 @@ class UserModel(FrozenModel):
         place = str(folder) if self.kind != "script" else repr((folder, os.getcwd(), self.arguments))
         digest = "" if self.kind == "pickle" else hashlib.sha256(place.encode()).hexdigest()[:12]
         arguments = tuple(map(_without_folder, self.arguments))
-        return self.model_copy(update={"path": name, "folder_digest": digest, "arguments": arguments})
+        launcher = tuple(map(_without_folder, self.launcher))
+        update = {"path": name, "folder_digest": digest, "arguments": arguments, "launcher": launcher}
+        return self.model_copy(update=update)
 
 
 class LightningParts(FrozenModel):
@@ -142,7 +152,7 @@ def is_user_model(name: str) -> bool:
 
 def is_script(name: str) -> bool:
     """Return whether a workload's name is a command that runs a script: `python train.py --lr 1e-3`."""
-    return name.lstrip().startswith("python ")
+    return name.lstrip().startswith(("python ", "torchrun ", "accelerate launch "))
 
 
 def script_command(words: Sequence[str]) -> str | None:
@@ -152,18 +162,37 @@ def script_command(words: Sequence[str]) -> str | None:
         UsageError: It runs no script, or not by this Python.
     """
     program = Path(words[0]).name if words else ""
-    if program in _LAUNCHERS:
+    is_python = re.fullmatch(r"python[\d.]*", program) is not None
+    named = ["python" if is_python else program, *words[1:]]
+    launcher = next((each for each in _LAUNCHERS if tuple(named[: len(each)]) == each), ())
+    if program in _OTHER_LAUNCHERS and not launcher:
         raise UsageError(f"castwise does not start '{program}' yet. Name the script: castwise run -- python train.py …")
-    if not re.fullmatch(r"python[\d.]*", program):
+    if not is_python and not launcher:
         return None
     found = shutil.which(words[0])
     same = found is not None and os.path.realpath(found) == os.path.realpath(sys.executable)
-    if words[0] not in ("python", "python3") and not same:
+    if is_python and words[0] not in ("python", "python3") and not same:
         raise UsageError(f"castwise runs scripts by its own Python, '{sys.executable}', and not by '{words[0]}'.")
-    if len(words) == 1 or not words[1].endswith(".py"):
+    own, _, _ = _parse_script(shlex.join(named))
+    if len(named) == len(own) or (not launcher and not named[1].endswith(".py")):
         what = f"'{words[1]}' is no script" if len(words) > 1 else "it names no script"
         raise UsageError(f"'{shlex.join(words)}': {what}. Write: castwise run -- python train.py --lr 1e-3")
-    return shlex.join(["python", *words[1:]])
+    refused = re.search(
+        r" (-m|--module|--no[-_]python|--(nnodes|num[-_]machines)[ =](?!1\b)\S+)",
+        " " + shlex.join(own[len(launcher) :]),
+    )
+    if launcher and refused is not None:
+        raise UsageError(f"castwise starts a script's ranks on this host alone: '{refused[1]}' is not possible here.")
+    return shlex.join(named)
+
+
+def _parse_script(command: str) -> tuple[list[str], str, list[str]]:
+    """Return what starts a script (`["python"]`, or a launcher with its options), the file, and its arguments."""
+    words = shlex.split(command)
+    launched = any(tuple(words[: len(each)]) == each for each in _LAUNCHERS)
+    is_file = [index == 1 if not launched else word.endswith(".py") for index, word in enumerate(words)]
+    first = is_file.index(True) if True in is_file else len(words)
+    return words[:first], "".join(words[first : first + 1]), words[first + 1 :]
 
 
 def _without_folder(argument: str) -> str:
@@ -183,8 +212,8 @@ def shown_name(reference: str) -> str:
     if is_object(written):
         return written
     if is_script(written):
-        _, file, *arguments = shlex.split(written)
-        return shlex.join(["python", Path(file).name, *map(_without_folder, arguments)])
+        start, file, arguments = _parse_script(written)
+        return shlex.join([*map(_without_folder, start), Path(file).name, *map(_without_folder, arguments)])
     kind, where, name = _parse(written)
     if kind == "pickle":
         return f"{_OBJECT}{name}"
@@ -198,7 +227,7 @@ def slow_imports(names: Iterable[str]) -> list[str]:
     """Return what users' and zoos' models import that takes seconds, by the files' text or by what is imported here."""
     found = set[str]()
     for name in names:
-        written = shlex.split(name)[1] if is_script(name) else name.rpartition(":")[0] or name
+        written = _parse_script(name)[1] if is_script(name) else name.rpartition(":")[0] or name
         file = Path(written).expanduser()
         text = ""
         with suppress(OSError, UnicodeError):
@@ -223,11 +252,12 @@ def locate(reference: str) -> UserModel:
         UsageError: The reference is none, or its file does not exist.
     """
     if is_script(reference):
-        _, where, *arguments = shlex.split(reference)
+        start, where, arguments = _parse_script(reference)
         script = Path(where).expanduser().absolute()
         if not script.is_file():
             raise UsageError(f"The script '{where}' {'is a folder' if script.is_dir() else 'does not exist'}.")
-        return UserModel(kind="script", path=str(script), name="", arguments=tuple(arguments))
+        launcher = () if start == ["python"] else tuple(start)
+        return UserModel(kind="script", path=str(script), name="", arguments=tuple(arguments), launcher=launcher)
     kind, where, name = _parse(reference.strip())
     if kind == "module":
         return UserModel(kind=kind, path=str(Path.cwd()), name=f"{where}:{name}")

@@ -26,38 +26,50 @@ from castwise.worker.distributed import Peers, join_peers
 from castwise.worker.environment import read_environment
 from castwise.worker.models import check_workload
 from castwise.worker.pretrained import find_weights
-from castwise.worker.script.run import ScriptRun, ScriptTrial
+from castwise.worker.script.ranks import hand_on
+from castwise.worker.script.run import Ranks, ScriptRun, ScriptTrial
 from castwise.worker.steady_run import SteadyRun
 from castwise.worker.training_run import TrainingRun
 from castwise.worker.user_model.load import error_location, inspect_model
+from castwise.worker.user_model.source import with_line
 
 
-def serve(connection: Connection) -> None:
-    """Answer calls until the worker is done, a call fails, or the pipe ends; each message is one JSON document."""
-    worker = Worker(lambda done: connection.send_bytes(Progress(done=done).model_dump_json().encode()))
+def serve(connection: Connection, device: str = "cpu", ranks: Ranks | None = None) -> None:
+    """Answer calls until the worker is done, a call fails, or the pipe ends; each message is one JSON document.
+
+    Args:
+        connection: To the parent.
+        device: Until `open` names one.
+        ranks: Those of a script that a launcher has started, of which this process is rank 0.
+    """
+    worker = Worker(lambda done: connection.send_bytes(Progress(done=done).model_dump_json().encode()), device, ranks)
     with suppress(EOFError, OSError):  # the parent has gone
         while not worker.done:
             message = connection.recv_bytes()
-            if _runs_script(message):
+            script = _script_of(message)
+            if script is not None and script.launcher and ranks is None:
+                hand_on(connection, message, script.launcher, worker.device)
+                return
+            if script is not None:
                 # The script gets this thread, the main one, and another one answers from here on.
                 server = threading.Thread(target=_serve_script, args=(worker, connection, message), daemon=True)
                 server.start()
-                script = worker.scripts.get()
-                if script is not None:
-                    script.run()
+                run = worker.scripts.get()
+                if run is not None:
+                    run.run()
                 server.join()
                 return
             connection.send_bytes(_answer(worker, message))
 
 
-def _runs_script(message: bytes) -> bool:
-    """Return whether a call is the first one that needs a script to run."""
-    try:
+def _script_of(message: bytes) -> UserModel | None:
+    """Return the script that a call needs to run; None if it needs none."""
+    with suppress(ValueError):
         arguments = Call.model_validate_json(message).arguments
-    except ValueError:
-        return False
-    model = arguments.get("model") or (arguments.get("spec") or {}).get("own")
-    return isinstance(model, dict) and model.get("kind") == "script"
+        model = arguments.get("model") or (arguments.get("spec") or {}).get("own")
+        if isinstance(model, dict) and model.get("kind") == "script":
+            return UserModel.model_validate(model)
+    return None
 
 
 def _serve_script(worker: "Worker", connection: Connection, message: bytes) -> None:
@@ -68,7 +80,7 @@ def _serve_script(worker: "Worker", connection: Connection, message: bytes) -> N
             connection.send_bytes(_answer(worker, connection.recv_bytes()))
     worker.scripts.put(None)
     if worker.script is not None:
-        worker.script.stop()
+        worker.script.end()
 
 
 def _answer(worker: "Worker", message: bytes) -> bytes:
@@ -84,7 +96,7 @@ def _answer(worker: "Worker", message: bytes) -> bytes:
         traceback.print_exc()
         status, text = classify(error)
         place = error_location(error, worker.user_model) if worker.user_model is not None and status != "oom" else None
-        text += f" ({place})" if place is not None else ""
+        text = with_line(text, place)
         # An error in the user's code before anything is measured is for the user to correct, like a misspelt name.
         refused = isinstance(error, CastwiseError) and not isinstance(error, TechniqueError)
         refused |= name == "inspect"
@@ -95,7 +107,7 @@ def _answer(worker: "Worker", message: bytes) -> bytes:
 class Worker:
     """What a trial's process does: each public method is called by the parent, with its arguments as JSON."""
 
-    def __init__(self, on_progress: Callable[[float], None]) -> None:
+    def __init__(self, on_progress: Callable[[float], None], device: str = "cpu", ranks: Ranks | None = None) -> None:
         self.done = False  # whether the process has nothing left to do
         self.user_model: UserModel | None = None  # once its code runs in this process
         self._on_progress = on_progress  # receives the share of an epoch that is done
@@ -103,7 +115,8 @@ class Worker:
         self.script: ScriptRun | None = None
         self._steady: SteadyRun | ScriptTrial | None = None
         self._training: TrainingRun | None = None
-        self._device = "cpu"
+        self.device = device
+        self._ranks = ranks
         self._peers = Peers()
 
     def open(self, device: str, commit: str | None) -> Environment:
@@ -114,7 +127,7 @@ class Worker:
             raise UsageError(
                 f"There is no device '{device}': torch sees no GPU. `castwise doctor` shows what there is."
             )
-        self._device = device
+        self.device = device
         return read_environment(torch.device(device), commit)
 
     def check(self, workloads: Sequence[str]) -> None:
@@ -126,7 +139,7 @@ class Worker:
         """Run the user's code and return what is known of their model."""
         self.user_model = model
         if model.kind == "script":
-            workload = self._start(ScriptRun(model, AS_WRITTEN, self._device)).inspect()
+            workload = self._start(ScriptRun(model, AS_WRITTEN, self.device)).inspect()
         else:
             workload = inspect_model(model)
         self.done = True
@@ -215,6 +228,7 @@ class Worker:
 
     def _start(self, script: ScriptRun) -> ScriptRun:
         self.script = script
+        script.ranks = self._ranks or script.ranks
         self.scripts.put(script)
         return script
 

@@ -45,12 +45,14 @@ class ScriptHooks:
         self.uses_loader = False
         self.loss: Tensor | None = None  # of the last backward
         self.saved: dict[str, None] = {}  # the names of files that torch.save would have written
+        self.skipped_steps: int | Tensor = 0  # of the first optimizer; on the device if it skips them there
         self._after_step = after_step
         self._samples: Counter[str] = Counter()  # of this step, by where they were seen
         self._samples_of_steps: list[Counter[str]] = []
         self._known: set[int] = set()  # modules of the models, and others without weights
         self._is_looking = True
         self._has_noted_loss = False
+        self._has_stepped = False  # whether an optimizer's own step has begun since a GradScaler's
         self._is_elsewhere = False  # whether this is a process that the script has forked
         os.register_at_fork(after_in_child=lambda: setattr(self, "_is_elsewhere", True))
         self._model_hooks: list[RemovableHandle] = []
@@ -97,21 +99,30 @@ class ScriptHooks:
             self._samples["model"] += _num_samples(args)
         self.precision.enter()
 
-    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Prepare gradients."""
-        if not self._is_elsewhere:
-            has_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
-            self.precision.before_step(optimizer, has_closure)
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Prepare gradients; return the step's arguments if they are others now."""
+        self._has_stepped = True
+        if self._is_elsewhere:
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        prepared = self.precision.before_step(optimizer, closure)
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None and (not self.stepped or optimizer is self.stepped[0]):
+            self.skipped_steps = self.skipped_steps + (found_inf > 0)
+        if prepared is closure:
+            return None
+        return ((optimizer, prepared, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": prepared})
 
-    def after_step(self, optimizer: Optimizer) -> None:
+    def after_step(self, optimizer: Optimizer, *, was_skipped: bool = False) -> None:
         """Count a step of the first optimizer: further ones are of the same step of the script."""
         if self._is_elsewhere:
             return
         if self._is_looking and optimizer not in self.stepped:
             self.stepped.append(optimizer)
         is_first = optimizer is self.stepped[0]
-        self.precision.after_step(optimizer, is_first)
+        was_skipped |= self.precision.after_step(optimizer)
         if is_first:
+            self.skipped_steps = self.skipped_steps + 1 if was_skipped else self.skipped_steps
             if self._is_looking:
                 self._samples_of_steps.append(self._samples)
                 self._samples = Counter()
@@ -122,7 +133,7 @@ class ScriptHooks:
         backward: Any = Tensor.backward
         clip_norm, clip_value = nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_
         make_optimizer: Any = Optimizer.__init__
-        scale_loss, save = torch.amp.GradScaler.scale, torch.save
+        scale_loss, step_scaled, save = torch.amp.GradScaler.scale, torch.amp.GradScaler.step, torch.save
         next_batch: Any = dataloader._BaseDataLoaderIter.__next__
 
         @functools.wraps(backward)
@@ -137,6 +148,14 @@ class ScriptHooks:
             if isinstance(loss, Tensor):
                 self.loss, self._has_noted_loss = loss.detach(), True  # backward sees it times its scale
             return scale_loss(scaler, loss)
+
+        @functools.wraps(step_scaled)
+        def noting_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._has_stepped = False
+            result = step_scaled(scaler, optimizer, *args, **kwargs)
+            if not self._has_stepped and isinstance(optimizer, Optimizer):
+                self.after_step(optimizer, was_skipped=True)
+            return result
 
         def unscaling(clip: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(clip)
@@ -177,6 +196,7 @@ class ScriptHooks:
         replacements: list[tuple[Any, str, Any]] = [
             (Tensor, "backward", noting_backward),
             (torch.amp.GradScaler, "scale", noting_scale),
+            (torch.amp.GradScaler, "step", noting_step),
             *((module, "clip_grad_norm_", unscaling(clip_norm)) for module in (nn.utils, nn.utils.clip_grad)),
             *((module, "clip_grad_value_", unscaling(clip_value)) for module in (nn.utils, nn.utils.clip_grad)),
             (Optimizer, "__init__", noting_init),
@@ -201,8 +221,8 @@ def _enter_model(module: nn.Module, args: Any) -> None:
     _installed[0].enter_model(module, args)
 
 
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    _installed[0].before_step(optimizer, args, kwargs)
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    return _installed[0].before_step(optimizer, args, kwargs)
 
 
 def _after_step_of(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -1,13 +1,16 @@
 """A precision applied to a script from outside: around its forward, its backward and its optimizers' steps."""
 
 import functools
+import linecache
 import sys
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim import LBFGS, Optimizer
 
 from castwise.errors import TechniqueError
 from castwise.registry.precisions import AS_WRITTEN, Precision
@@ -17,9 +20,16 @@ from castwise.worker.precision import (
     restore_fp32_precision,
     set_fp32_precision,
 )
+from castwise.worker.user_model.source import calling_line, is_users
 
 # Modules that hand a script's arguments on to `torch.autocast`: who called them decides.
 _OF_AUTOCAST = ("torch.amp.", "torch.cuda.amp.", "torch.cpu.amp.")
+_KEPT_DTYPES = {torch.float16, torch.bfloat16, torch.float64}  # weights in one of them are not taken back
+# Whose layers have a precision of their own, that no autocast changes.
+_LAYERS_OF_OTHERS = ("torchao.", "transformer_engine.", "bitsandbytes.", "msamp.")
+
+
+_SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 
 
 class OutsidePrecision:
@@ -30,7 +40,6 @@ class OutsidePrecision:
 
     def __init__(self, row: Precision, device_type: str) -> None:
         self.row = row
-        self.skipped_steps = 0  # of the first optimizer
         self._make_autocast = autocast_maker(row, device_type)
         self._autocast: Any = None  # while it is on
         self._scaler = torch.amp.GradScaler(device_type) if row.loss_scale != "none" else None
@@ -38,8 +47,10 @@ class OutsidePrecision:
         self._has_stepped = False  # since the last backward
         self._withheld: list[tuple[Tensor, Tensor]] = []  # gradients of a step that is skipped
         self._fp32_precision = read_fp32_precision()  # PyTorch's defaults
+        self._converted_at: dict[int, str] = {}  # the script's line that gave a parameter its type
         if row.name != AS_WRITTEN:
             _switch_off_scripts_own()
+            self._note_conversions()
 
     @property
     def scale(self) -> float | None:
@@ -47,17 +58,30 @@ class OutsidePrecision:
         return None if self._scaler is None else self._scaler.get_scale()
 
     def check_model(self, model: nn.Module) -> None:
-        """Set the switches for float32 products, which the script may have set, too; refuse a model in 16 bits.
+        """Set the switches for float32 products, which the script may have set, too; refuse what cannot be replaced.
 
         Raises:
-            TechniqueError: The script's own weights are in 16 bits.
+            TechniqueError: The script's weights are not in float32, or its layers compute in formats of their own.
         """
         if self.row.name == AS_WRITTEN:
             return
-        low = {p.dtype for p in model.parameters() if p.is_floating_point()} & {torch.float16, torch.bfloat16}
-        if low:
-            name = str(low.pop()).removeprefix("torch.")
-            raise TechniqueError(f"the script converts its model to {name}, which castwise cannot take back")
+        for parameter in model.parameters():
+            if parameter.dtype in _KEPT_DTYPES:
+                name = str(parameter.dtype).removeprefix("torch.")
+                who = self._converted_at.get(id(parameter)) or "the script"
+                raise TechniqueError(f"{who} converts its model to {name}, which castwise cannot take back")
+        for module in model.modules():
+            if type(module).__module__.startswith(_LAYERS_OF_OTHERS):
+                name = f"{type(module).__module__.partition('.')[0]}'s {type(module).__name__}"
+                raise TechniqueError(f"the script's model has {name}, whose precision castwise cannot replace")
+            # That of DistributedDataParallel or FSDP, and of FSDP2.
+            policy = getattr(module, "mixed_precision", None) or _policy_of_fsdp2(module)
+            if getattr(policy, "param_dtype", None) not in (None, torch.float32):
+                raise TechniqueError(f"{type(module).__name__} has a mixed precision, which castwise cannot replace")
+            if self._scaler is not None and {each.__name__ for each in type(module).__mro__} & _SHARDED:
+                raise TechniqueError(
+                    f"{type(module).__name__} needs a loss scale that its shards share; bf16-mixed needs none"
+                )
         if self.row.float32_matmul is None:
             restore_fp32_precision(self._fp32_precision)
         else:
@@ -95,30 +119,46 @@ class OutsidePrecision:
             if any(id(each) in wanted for group in optimizer.param_groups for each in group["params"]):
                 self._unscale(optimizer)
 
-    def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
-        """Take the loss scale out of an optimizer's gradients; withhold them if one overflowed, so that none steps."""
+    def before_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        """Take the loss scale out of an optimizer's gradients; withhold them if one overflowed, so that none steps.
+
+        Returns:
+            The closure for the optimizer. If there is a loss scale it has been called: its loss is what it returns.
+        """
         self.leave()
         if self._scaler is None:
-            return
-        if has_closure:
-            raise TechniqueError("the optimizer's step computes the loss itself, which no loss scaling goes with")
+            return closure
+        if closure is not None:
+            if isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim"):
+                raise TechniqueError(
+                    f"{type(optimizer).__name__} may compute the loss more than once in a step, which no loss scaling "
+                    "goes with"
+                )
+            with torch.enable_grad():
+                loss = closure()
+            closure = functools.partial(_identity, loss)
+            self.leave()
         self._unscale(optimizer)
         found = self._scaler._found_inf_per_device(optimizer)
-        if sum(each.item() for each in found.values()):
+        if getattr(optimizer, "_step_supports_amp_scaling", False) and found:
+            optimizer.found_inf = sum(found.values())  # type: ignore[attr-defined]  # skips the step on the device
+        elif sum(each.item() for each in found.values()):
             held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             self._withheld = [(parameter, parameter.grad) for parameter in held]
             for parameter in held:
                 parameter.grad = None
         self._has_stepped |= bool(found)
+        return closure
 
-    def after_step(self, optimizer: Optimizer, is_first: bool) -> None:
-        """Count a step that was skipped, and give its gradients back."""
+    def after_step(self, optimizer: Optimizer) -> bool:
+        """Give back the gradients of a step that was skipped; return whether it was."""
         self._unscaled.discard(id(optimizer))
-        if self._withheld:
-            self.skipped_steps += is_first
-            for parameter, gradient in self._withheld:
-                parameter.grad = gradient
-            self._withheld = []
+        if self._scaler is not None and hasattr(optimizer, "found_inf"):
+            del optimizer.found_inf
+        withheld, self._withheld = self._withheld, []
+        for parameter, gradient in withheld:
+            parameter.grad = gradient
+        return bool(withheld)
 
     def _unscale(self, optimizer: Optimizer) -> None:
         assert self._scaler is not None, "it is asked for with a scale"
@@ -129,12 +169,33 @@ class OutsidePrecision:
             self._scaler.unscale_(optimizer)
             self._unscaled.add(id(optimizer))
 
+    def _note_conversions(self) -> None:
+        """Note the script's lines that give weights another type than float32."""
+
+        def note(*parameters: Tensor | None) -> None:
+            found = [id(each) for each in parameters if each is not None and each.dtype in _KEPT_DTYPES]
+            if found:
+                self._converted_at.update(dict.fromkeys(found, calling_line()))
+
+        def noting(convert: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+            @functools.wraps(convert)
+            def call(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+                converted = convert(module, *args, **kwargs)
+                note(*converted.parameters())
+                return converted
+
+            return call
+
+        for name in ("to", "half", "bfloat16", "double"):
+            setattr(nn.Module, name, noting(getattr(nn.Module, name)))
+        register_module_parameter_registration_hook(lambda *registered: note(registered[-1]))
+
 
 def _switch_off_scripts_own() -> None:
     """Make the script's own autocast do nothing, and its GradScaler scale nothing.
 
-    An autocast that the script makes with `enabled=False` keeps its effect, and so does one of PyTorch's own, as in
-    recomputing checkpoints.
+    One of PyTorch's own autocasts keeps its effect, as in recomputing checkpoints, and so does one with a literal
+    `enabled=False`. With `enabled=args.amp` it is the script's switch, and does nothing either way.
     """
     make_scaler: Any = torch.amp.GradScaler.__init__
     make_autocast: Any = torch.autocast.__init__
@@ -150,7 +211,9 @@ def _switch_off_scripts_own() -> None:
         frame = sys._getframe(1)
         while frame.f_back is not None and _module_of(frame).startswith(_OF_AUTOCAST):
             frame = frame.f_back
-        self.is_scripts_own = self._enabled and not _module_of(frame).startswith(("torch.", "castwise."))
+        self.is_scripts_own = not _module_of(frame).startswith(("torch.", "castwise.")) and (
+            self._enabled or not _says_false(frame.f_code, frame.f_lasti)
+        )
 
     def unless_scripts_own(method: Callable[..., Any], answer: Callable[[Any], Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -167,6 +230,23 @@ def _switch_off_scripts_own() -> None:
     ]
     for owner, name, replacement in replacements:
         setattr(owner, name, replacement)
+
+
+def _policy_of_fsdp2(module: Any) -> Any:
+    return getattr(module._get_fsdp_state(), "_mp_policy", None) if hasattr(module, "_get_fsdp_state") else None
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+@functools.cache
+def _says_false(code: CodeType, instruction: int) -> bool:
+    """Return whether a call has `False` among its arguments as written; of a library's call it is assumed."""
+    first, last, *_ = list(code.co_positions())[instruction // 2]
+    if not is_users(code.co_filename) or first is None or last is None:
+        return True
+    return any("False" in linecache.getline(code.co_filename, number) for number in range(first, last + 1))
 
 
 def _module_of(frame: Any) -> str:

@@ -34,6 +34,7 @@ from castwise.worker.user_model.source import digest, user_files
 
 _LIMIT_SHARE = 0.9  # of the time that the parent waits for an answer
 _GRACE_SECONDS = 1.0  # for the step in flight when an order's time is up
+_END_SECONDS = 2.0  # for the `finally` blocks of a stopped script; a parent waits longer for its process
 # Warm-up ends as that of castwise's own loops does. Source: worker/steady_run.py.
 _SETTLED_WINDOWS = 3
 _SETTLED_SPREAD = 0.02
@@ -52,7 +53,7 @@ class _Moment:
     time: Any  # the host's clock, or an event on the device
     num_steps: int  # since the script's begin
     data_seconds: float  # since then
-    skipped_steps: int  # since then
+    skipped_steps: int | torch.Tensor  # since then
     loss: torch.Tensor | None
 
 
@@ -69,6 +70,19 @@ class _Order:
     is_over: threading.Event = field(default_factory=threading.Event)
 
 
+class Ranks:
+    """The ranks of a script as rank 0 sees them; here it is the only one."""
+
+    num_ranks = 1
+
+    def allow(self, num_steps: float) -> None:
+        """Let all ranks take steps until they have taken so many."""
+
+    def samples_of_others(self) -> int:
+        """Return the samples per step of all ranks but this one."""
+        return 0
+
+
 class ScriptRun:
     """A script in its process: `run` in the main thread, and everything else in the one that answers the parent."""
 
@@ -79,8 +93,10 @@ class ScriptRun:
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._order: _Order | None = None
         self._next_mark: float = math.inf  # the step at whose end something is to be done
-        self._num_steps = 0
-        self._ending: BaseException | None = None  # how the script ended, once it has
+        self.num_steps = 0
+        self.ranks = Ranks()
+        self.ending: BaseException | None = None  # how the script ended, once it has
+        self._has_ended = threading.Event()
         self._is_stopping = False
         self._modules = set(sys.modules)
 
@@ -110,13 +126,24 @@ class ScriptRun:
         finally:
             if os.getpid() != process:
                 os._exit(0)  # a process that the script forked has come to the script's end
-            self._ending = ending
+            self.ending = ending
+            self._has_ended.set()
             if self._order is not None:
                 self._order.is_over.set()
+
+    def follow(self, next_mark: Callable[[Sequence[_Moment]], int | None]) -> None:
+        """Let the script take as many steps as a function returns, time after time."""
+        self._orders.put(_Order(next_mark, synchronised=False))
 
     def stop(self) -> None:
         """Let the script end at its present step; may be called again."""
         self._orders.put(None)
+
+    def end(self) -> None:
+        """Stop the script, and end the process if it goes on: it may have caught the exception that stops it."""
+        self.stop()
+        if not self._has_ended.wait(_END_SECONDS):
+            os._exit(0)
 
     def _take_order(self) -> None:
         order = self._orders.get()
@@ -128,13 +155,16 @@ class ScriptRun:
             self._orders.put(None)
             raise ScriptStopped
         self._order = order
-        mark = order.next_mark(order.moments)
-        self._next_mark = math.inf if mark is None else self._num_steps + mark
+        self._go_on(order.next_mark(order.moments))
+
+    def _go_on(self, num_steps: int | None) -> None:
+        self._next_mark = math.inf if num_steps is None else self.num_steps + num_steps
+        self.ranks.allow(self._next_mark)
 
     def _after_step(self) -> None:
         """Take a moment if one is due, and wait for the next order after the last one."""
-        self._num_steps += 1
-        if self._num_steps < self._next_mark:
+        self.num_steps += 1
+        if self.num_steps < self._next_mark:
             return
         order, hooks = self._order, self._hooks
         assert order is not None, "the script began with one"
@@ -143,15 +173,15 @@ class ScriptRun:
             order.moments.append(
                 _Moment(
                     self._now(synchronised=order.synchronised),
-                    self._num_steps,
+                    self.num_steps,
                     hooks.data_seconds,
-                    hooks.precision.skipped_steps,
+                    hooks.skipped_steps,
                     hooks.loss,
                 )
             )
             mark = order.next_mark(order.moments)
             if mark is not None:
-                self._next_mark = self._num_steps + mark
+                self._go_on(mark)
                 return
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
@@ -174,14 +204,14 @@ class ScriptRun:
         Raises:
             BaseException: What the script raised, if it took no step of the order.
         """
-        if self._ending is None:
+        if self.ending is None:
             self._orders.put(order)
-        if self._ending is None and not order.is_over.wait(limit_seconds):
+        if self.ending is None and not order.is_over.wait(limit_seconds):
             self._next_mark = 0  # the step in flight is the last one
             order.next_mark = lambda _: None
             order.is_over.wait(_GRACE_SECONDS)
         moments = list(order.moments)
-        ending = self._ending
+        ending = self.ending
         if ending is None or (moments and isinstance(ending, SystemExit) and not ending.code):
             return moments
         if isinstance(ending, EOFError):
@@ -189,7 +219,7 @@ class ScriptRun:
         if isinstance(ending, SystemExit):
             how = f"ended with sys.exit({ending.code!r})" if ending.code else "ended"
             raise UsageError(
-                f"{self._name} {how} after {self._num_steps} optimizer steps. castwise measures steps of torch.optim's "
+                f"{self._name} {how} after {self.num_steps} optimizer steps. castwise measures steps of torch.optim's "
                 "optimizers, and needs more: let the script train for longer."
             )
         raise ending if isinstance(ending, Exception) else RuntimeError(repr(ending))
@@ -197,6 +227,12 @@ class ScriptRun:
     @property
     def _name(self) -> str:
         return Path(self._script.path).name
+
+    @property
+    def samples_per_step(self) -> int | None:
+        """Return the samples of this rank's steps; None if unknown."""
+        assert self._hooks is not None, "it has run"
+        return self._hooks.samples_per_step
 
     def inspect(self) -> UserWorkload:
         """Run the script for two steps, and return what is known of it; its files' digest is that after the first."""
@@ -207,11 +243,11 @@ class ScriptRun:
             return 1 if len(moments) < _INSPECTED_STEPS else None
 
         self._carry_out(_Order(next_mark))
-        assert self._hooks is not None, "it has run"
+        own = self.samples_per_step
         files = user_files([Path(self._script.path)], self._modules)
         return UserWorkload(
             model=self._script.model_copy(update={"digest": digests[0]}),
-            batch_size=self._script.units_per_step or self._hooks.samples_per_step or 1,
+            batch_size=self._script.units_per_step or (own and own + self.ranks.samples_of_others()) or 1,
             sources={str(file): digest_of(str(file)) for file in files},
         )
 
@@ -286,6 +322,8 @@ class ScriptTrial:
             dtypes[name] = dtypes.get(name, 0) + each.numel()
         kinds = [f"model {type(model).__name__}" for model in hooks.models]
         kinds += [f"optimizer {type(each).__name__}" for each in hooks.stepped]
+        kinds += ["DataLoader"] if hooks.uses_loader else []
+        kinds += [f"{self.run.ranks.num_ranks} ranks"] if self.run.ranks.num_ranks > 1 else []
         self._facts = Facts(
             num_parameters=sum(dtypes.values()),
             units_per_sample=1,
@@ -293,7 +331,7 @@ class ScriptTrial:
             param_dtypes=dtypes,
             optimizer="; ".join(map(_described, hooks.stepped)),
             fp32_precision=read_fp32_precision(),
-            hooked=(*kinds, *(["DataLoader"] if hooks.uses_loader else [])),
+            hooked=tuple(kinds),
             set_up_seconds=time.perf_counter() - started,
         )
 
@@ -321,9 +359,9 @@ class ScriptTrial:
             return wanted if is_enough else min(wanted, max(1, protocol.warm_up_steps - moments[-1].num_steps))
 
         moments = self.run._carry_out(_Order(next_mark), self._limit_seconds)
-        if len(moments) < 2 or self.run._ending is not None:
+        if len(moments) < 2 or self.run.ending is not None:
             raise UsageError(
-                f"{self.run._name} took {self.run._num_steps} steps, too few to time any after warm-up. Let it train "
+                f"{self.run._name} took {self.run.num_steps} steps, too few to time any after warm-up. Let it train "
                 "for longer, or shorten --warm-up."
             )
         first, last = moments[max(0, len(moments) - 1 - _SETTLED_WINDOWS)], moments[-1]
@@ -344,16 +382,20 @@ class ScriptTrial:
     def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
         """Time blocks of steps right after untimed ones, without a pause before or between them."""
         step_seconds, hooks = self._step_seconds, self._hooks
-        lead_in = max(1, round(lead_in_seconds / step_seconds), hooks.num_prefetched)
+        lead_in = max(2, round(lead_in_seconds / step_seconds), hooks.num_prefetched)
         length = max(1, round(block_seconds / step_seconds))
         if self._spec.protocol.num_steps is not None:
             num_blocks = min(num_blocks, self._spec.protocol.num_steps)
             length = self._spec.protocol.num_steps // num_blocks
 
         def next_mark(moments: Sequence[_Moment]) -> int | None:
-            return lead_in if not moments else length if len(moments) <= num_blocks else None
+            if len(moments) < 2:
+                return lead_in - 1 if moments else 1
+            return length if len(moments) <= num_blocks + 1 else None
 
         moments = self.run._carry_out(_Order(next_mark, synchronised=False), self._limit_seconds)
+        # If the time is up before the steps that lead in are done, they are what was measured.
+        moments = moments[1:] if len(moments) > 2 or self.run.ending is not None else moments
         if len(moments) < 2:
             raise UsageError(
                 f"{self.run._name} ended, or its time was up, before a block of {length} steps was timed. Let it train "
@@ -374,7 +416,7 @@ class ScriptTrial:
                     in_stretch=True,
                     loss=math.nan if after.loss is None else after.loss.double().mean().item(),
                     loss_scale=hooks.precision.scale,
-                    skipped_steps=after.skipped_steps - before.skipped_steps,
+                    skipped_steps=int(after.skipped_steps - before.skipped_steps),
                     data_seconds=after.data_seconds - before.data_seconds if hooks.uses_loader else None,
                 )
             )

@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -42,6 +43,19 @@ def where(error: BaseException) -> str | None:
         if is_users(frame.filename):
             return f"{_shown(frame.filename)}:{frame.lineno}, in {frame.name}"
     return None
+
+
+def with_line(text: str, place: str | None) -> str:
+    """Return a message with the line that it is about, unless it begins with one: `train_me.py:12 converts …`."""
+    return text if place is None or re.match(r"\S+\.py:\d+ ", text) else f"{text} ({place})"
+
+
+def calling_line() -> str:
+    """Return the innermost line of the user's code that is being run: `train_me.py:12`; empty if there is none."""
+    for frame, line in traceback.walk_stack(sys._getframe()):
+        if is_users(frame.f_code.co_filename):
+            return f"{_shown(frame.f_code.co_filename)}:{line}"
+    return ""
 
 
 def defined_at(function: object) -> str | None:

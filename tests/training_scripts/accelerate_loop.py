@@ -1,0 +1,35 @@
+"""A loop with Accelerate: it wraps model, optimizer, loader and scheduler; it has no fp16 on a CPU."""
+
+import torch
+from accelerate import Accelerator
+from by_hand import args, log
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def main():
+    torch.manual_seed(11)
+    accelerator = Accelerator(
+        cpu=True, mixed_precision="bf16" if args.amp == "bf16" else "no", gradient_accumulation_steps=2
+    )
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
+    data = TensorDataset(torch.randn(args.steps * 6, 8), torch.randint(4, (args.steps * 6,)))
+    loader = DataLoader(data, batch_size=3, shuffle=True)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    model.train()
+    for inputs, targets in loader:
+        with accelerator.accumulate(model):
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        log(loss)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A LightningModule and its Trainer: its step takes a closure, and it has a precision of its own."""
+
+import lightning.pytorch as pl
+import torch
+from by_hand import args, log
+from lightning.pytorch.plugins import MixedPrecision
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Classifier(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def training_step(self, batch, _):
+        x, y = batch
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        log(loss)
+        return loss
+
+    def validation_step(self, batch, _):
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)]
+
+
+pl.seed_everything(3)
+data = TensorDataset(torch.randn(24, 9), torch.randint(3, (24,)))
+# Lightning takes bf16 for fp16 on a CPU, unless a plug-in is given.
+own = {"none": {}, "bf16": {"precision": "bf16-mixed"}, "fp16": {"plugins": MixedPrecision("16-mixed", "cpu")}}
+trainer = pl.Trainer(
+    accelerator="cpu",
+    max_steps=args.steps,
+    gradient_clip_val=0.5,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    num_sanity_val_steps=1,
+    **own[args.amp],
+)
+trainer.fit(Classifier(), DataLoader(data, batch_size=4, shuffle=True), DataLoader(data, batch_size=8))

@@ -1,0 +1,36 @@
+"""A script with AMP of its own: a decorator that a switch enables, and a loss that is kept out."""
+
+import torch
+from by_hand import DTYPES, args, grad_scaler, log
+from torch import nn
+
+torch.manual_seed(8)
+is_on = args.amp != "none"
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+
+    @torch.autocast("cpu", dtype=DTYPES.get(args.amp, torch.bfloat16), enabled=is_on)
+    def forward(self, x):
+        return self.fc(self.conv(x).relu().mean((2, 3)))
+
+
+model = Net()
+optimizer, scaler = torch.optim.NAdam(model.parameters(), lr=1e-2), grad_scaler()
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+images, labels = torch.randn(6, 3, 10, 10), torch.randint(4, (6,))
+for _ in range(args.steps):
+    output = model(images)
+    with torch.autocast("cpu", enabled=False):
+        loss = nn.functional.cross_entropy(output.float(), labels)
+    scaler.scale(loss).backward()
+    scale = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    if scaler.get_scale() >= scale:  # the step was not skipped
+        scheduler.step()
+    optimizer.zero_grad()
+    log(loss)
