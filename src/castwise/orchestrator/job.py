@@ -23,6 +23,7 @@ from castwise.records.schema import Environment, Trial
 from castwise.records.store import Problem, ResumePolicy, Store, reusable_trials
 from castwise.registry.datasets import MNIST, find_data_set
 from castwise.registry.precisions import AS_WRITTEN, OF_SCRIPTS, find_precision, is_same_as_fp32, why_unsupported
+from castwise.registry.techniques import SETS, TECHNIQUES, parse_techniques
 from castwise.registry.workloads import find_workload
 from castwise.spec.options import OF_MACHINE, RunOptions, WhyOptions, parse_options
 from castwise.spec.plan import build_plan
@@ -324,7 +325,6 @@ def _for_script(options: RunOptions, script: str, *, profiles: bool) -> RunOptio
     own = {
         "--batch-size": options.batch_sizes,
         "--seq-len": options.lengths,
-        "--techniques": options.techniques,
         "--gpus": options.world_sizes,
         "--parallelism": options.parallelisms,
         "--loss-scale": options.loss_scales,
@@ -334,6 +334,10 @@ def _for_script(options: RunOptions, script: str, *, profiles: bool) -> RunOptio
     for flag, value in own.items():
         if value is not None:
             raise UsageError(f"{flag} is for castwise's own loop, and '{script}' has one itself: leave it out.")
+    takes = [row.name for row in TECHNIQUES if row.fits_scripts]
+    for name in (each for loop in options.techniques or () for each in parse_techniques(loop)):
+        if name not in (*takes, *SETS):
+            raise UsageError(f"A script cannot be given {name} from outside. It takes: {', '.join(takes)}.")
     named = [find_precision(name).name for name in options.precisions or OF_SCRIPTS]
     for name in named:
         if name not in OF_SCRIPTS:

@@ -108,11 +108,11 @@ COUNT: dict[str, Any] = {"parse": parse_count, "metavar": "N"}
 
 
 def parse_workload(option: str, value: Any) -> str:
-    """Return the name of one workload; a list is refused."""
-    name = str(value).strip()
-    if "," in name:
-        raise UsageError(f"{option} is one name here, and '{name}' is a list. Give one command for each.")
-    return name
+    """Return the name of one workload, or that of a script's command; a list is refused."""
+    names = parse_workloads(option, value if isinstance(value, list) else str(value))
+    if len(names) > 1:
+        raise UsageError(f"{option} is one name here, and '{', '.join(names)}' is a list. Give one command for each.")
+    return names[0]
 
 
 def parse_workloads(option: str, given: Any) -> tuple[str, ...]:
@@ -261,8 +261,23 @@ class DurationOptions:
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScriptOptions:
+    """How a script is measured; None is what suits it."""
+
+    num_steps: Annotated[
+        int | None, Option("Steps of a script that are timed in each process.", "How long", keyword="steps", **COUNT)
+    ] = None
+    warm_up_steps: Annotated[
+        int | None, Option("Steps of a script before these, at least.", "How long", keyword="warm_up", **COUNT)
+    ] = None
+    units_per_step: Annotated[
+        int | None, Option("What a step of a script counts as. Without it: samples of its loader.", **COUNT)
+    ] = None
+
+
 @dataclass(frozen=True)
-class RunOptions(ParameterGrid, DurationOptions, StepOptions):
+class RunOptions(ParameterGrid, DurationOptions, StepOptions, ScriptOptions):
     """What `castwise run` measures; None is what suits the machine."""
 
     workloads: Annotated[
@@ -276,15 +291,6 @@ class RunOptions(ParameterGrid, DurationOptions, StepOptions):
             is_argument=True,
             takes_many=True,
         ),
-    ] = None
-    num_steps: Annotated[
-        int | None, Option("Steps of a script that are timed in each process.", "How long", keyword="steps", **COUNT)
-    ] = None
-    warm_up_steps: Annotated[
-        int | None, Option("Steps of a script before these, at least.", "How long", keyword="warm_up", **COUNT)
-    ] = None
-    units_per_step: Annotated[
-        int | None, Option("What a step of a script counts as. Without it: samples of its loader.", **COUNT)
     ] = None
 
 
@@ -321,7 +327,8 @@ class WhyOptions(ParameterGrid, StepOptions):
 
 def steps_of(options: StepOptions, **others: Any) -> RunOptions:
     """Return the options of `castwise run` that share a command's device, data, records and time limit."""
-    shared = {field.name: getattr(options, field.name) for field in fields(StepOptions)}
+    kinds = (StepOptions, ScriptOptions) if isinstance(options, ScriptOptions) else (StepOptions,)
+    shared = {field.name: getattr(options, field.name) for kind in kinds for field in fields(kind)}
     return RunOptions(**shared | others)
 
 

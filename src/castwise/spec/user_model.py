@@ -145,6 +145,11 @@ def is_script(name: str) -> bool:
     return name.lstrip().startswith("python ")
 
 
+def dashes(name: str) -> str:
+    """Return what a command line has before a workload's name, so that a script's options are not castwise's."""
+    return "-- " if is_script(name) else ""
+
+
 def script_command(words: Sequence[str]) -> str | None:
     """Return the name of the workload that a command line is; None if its words are names of workloads.
 

@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from castwise.worker.pytree import tree_tensors
 from castwise.worker.script.precision import OutsidePrecision
+from castwise.worker.script.techniques import OutsideTechniques
 
 _installed: list["ScriptHooks"] = []  # one at the most
 
@@ -32,11 +33,14 @@ class ScriptHooks:
 
     Args:
         precision: Is applied by them.
+        techniques: Likewise.
         after_step: Is called after each step of the script's first optimizer, in the script's thread.
     """
 
-    def __init__(self, precision: OutsidePrecision, after_step: Callable[[], None]) -> None:
-        self.precision = precision
+    def __init__(
+        self, precision: OutsidePrecision, techniques: OutsideTechniques, after_step: Callable[[], None]
+    ) -> None:
+        self.precision, self.techniques = precision, techniques
         self.models: list[nn.Module] = []  # the outermost modules that it trains
         self.optimizers: WeakSet[Optimizer] = WeakSet()
         self.stepped: list[Optimizer] = []  # those that have stepped; the first one counts the steps
@@ -85,6 +89,7 @@ class ScriptHooks:
         if next(module.parameters(), None) is None:
             return
         self.precision.check_model(module)
+        self.techniques.change_model(module)
         self.models.append(module)
         self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
         self.enter_model(module, args)
@@ -108,6 +113,7 @@ class ScriptHooks:
         if self._is_elsewhere:
             return
         if self._is_looking and optimizer not in self.stepped:
+            self.techniques.check_optimizer(optimizer)
             self.stepped.append(optimizer)
         is_first = optimizer is self.stepped[0]
         self.precision.after_step(optimizer, is_first)
@@ -194,6 +200,8 @@ def _num_samples(nested: Any) -> int:
 
 
 def _find_model(module: nn.Module, args: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
     _installed[0].find_model(module, args)
 
 

@@ -30,6 +30,7 @@ from castwise.worker.memory import memory_meter
 from castwise.worker.precision import read_fp32_precision
 from castwise.worker.script.hooks import ScriptHooks
 from castwise.worker.script.precision import OutsidePrecision
+from castwise.worker.script.techniques import OutsideTechniques
 from castwise.worker.user_model.source import digest, user_files
 
 _LIMIT_SHARE = 0.9  # of the time that the parent waits for an answer
@@ -72,9 +73,9 @@ class _Order:
 class ScriptRun:
     """A script in its process: `run` in the main thread, and everything else in the one that answers the parent."""
 
-    def __init__(self, script: UserModel, precision: str, device: str) -> None:
+    def __init__(self, script: UserModel, precision: str, device: str, techniques: Sequence[str] = ()) -> None:
         self._script, self._device = script, torch.device(device)
-        self._precision = precision
+        self._precision, self._techniques = precision, techniques
         self._hooks: ScriptHooks | None = None
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._order: _Order | None = None
@@ -93,15 +94,17 @@ class ScriptRun:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a script takes a GPU if it sees one
         else:
             torch.cuda.set_device(self._device)
-        self._hooks = ScriptHooks(
-            OutsidePrecision(find_precision(self._precision), self._device.type), self._after_step
-        )
         sys.argv = [script.path, *script.arguments]
         sys.path.insert(0, str(Path(script.path).parent))
         process = os.getpid()
         ending: BaseException = SystemExit(0)
         try:
             self._take_order()
+            self._hooks = ScriptHooks(
+                OutsidePrecision(find_precision(self._precision), self._device.type),
+                OutsideTechniques(self._techniques, self._device),
+                self._after_step,
+            )
             runpy.run_path(script.path, run_name="__main__")
         except ScriptStopped:
             pass
@@ -232,7 +235,7 @@ class ScriptTrial:
     def __init__(self, spec: TrialSpec) -> None:
         assert spec.user_model is not None, "a script is one"
         self._spec = spec
-        self.run = ScriptRun(spec.user_model, spec.precision, spec.device)
+        self.run = ScriptRun(spec.user_model, spec.precision, spec.device, spec.techniques)
         self._memory = memory_meter(torch.device(spec.device))
         self._memory.reset_peak()
         self._blocks: list[Block] = []
@@ -268,6 +271,7 @@ class ScriptTrial:
                 f"{self.run._name} took no optimizer step within {self._limit_seconds:g} s. --timeout gives it longer."
             )
         hooks, spec = self._hooks, self._spec
+        hooks.techniques.check_loaders()
         assert spec.user_model is not None, "a script is one"
         if spec.user_model.digest not in ("", digests[0]):
             raise UsageError(f"{self.run._name} was changed while it was being measured. Run castwise again.")
