@@ -135,7 +135,7 @@ def prepare(
     script = next(filter(is_script, user_models), None)
     names_precisions = options.precisions is not None
     if script is not None:
-        options = _for_script(options, script, profiles=profiles is not None)
+        options = _for_script(options, script, compares_numerics=bool(profiles and profiles["numerics"]))
     _check(options, user_models)
     store = Store(options.results) if options.results is not None else None
     import_once(slow_imports([*user_models, *zoo_models]))
@@ -155,7 +155,7 @@ def prepare(
         for name in user_models
     }
     is_cpu = machine.device == "cpu"
-    if profiles and not names_precisions:
+    if profiles and not names_precisions and script is None:
         options = replace(options, precisions=_EXPLAINED)
     notes: tuple[str, ...] = ()
     if options.workloads is None:
@@ -314,15 +314,14 @@ def _answers(trial: Trial, protocol: MeasurementProtocol) -> bool:
     return trial.profile.numerics is not None or not protocol.numerics
 
 
-def _for_script(options: RunOptions, script: str, *, profiles: bool) -> RunOptions:
+def _for_script(options: RunOptions, script: str, *, compares_numerics: bool) -> RunOptions:
     """Return the options with the precisions of a script, its own always among them.
 
     Raises:
         UsageError: They ask for what a script cannot be given from outside.
     """
-    if profiles:
-        raise UsageError(f"`castwise why` explains no scripts yet: '{script}'. `castwise run` measures them.")
     own = {
+        "--numerics": compares_numerics or None,
         "--batch-size": options.batch_sizes,
         "--seq-len": options.lengths,
         "--gpus": options.world_sizes,

@@ -276,28 +276,32 @@ class ScriptOptions:
     ] = None
 
 
+_WorkloadsOrScript = Annotated[
+    tuple[str, ...] | None,
+    Option(
+        f"Workloads {WORKLOAD_NAMES}; several apart by spaces or commas. Or your script with its arguments: "
+        "-- python train.py --lr 1e-3. Without one: a short job that suits this machine.",
+        keyword="workload",
+        parse=parse_workloads,
+        completion="workloads",
+        is_argument=True,
+        takes_many=True,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class RunOptions(ParameterGrid, DurationOptions, StepOptions, ScriptOptions):
     """What `castwise run` measures; None is what suits the machine."""
 
-    workloads: Annotated[
-        tuple[str, ...] | None,
-        Option(
-            f"Workloads {WORKLOAD_NAMES}; several apart by spaces or commas. Or your script with its arguments: "
-            "-- python train.py --lr 1e-3. Without one: a short job that suits this machine.",
-            keyword="workload",
-            parse=parse_workloads,
-            completion="workloads",
-            is_argument=True,
-            takes_many=True,
-        ),
-    ] = None
+    workloads: _WorkloadsOrScript = None
 
 
 @dataclass(frozen=True)
-class WhyOptions(ParameterGrid, StepOptions):
+class WhyOptions(ParameterGrid, StepOptions, ScriptOptions):
     """What `castwise why` explains; None is what suits the machine."""
 
+    workloads: _WorkloadsOrScript = None
     numerics: Annotated[
         bool,
         Option(

@@ -8,7 +8,8 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -64,12 +65,44 @@ class ScriptHooks:
         register_optimizer_step_post_hook(_after_step_of)
         self._replace_methods()
 
+    @property
+    def model(self) -> nn.Module:
+        """Return the first of its models."""
+        return self.models[0] if self.models else nn.Module()
+
     def stop_looking(self) -> None:
         """Look for no further models and batches: it costs time in each module's call."""
         self._finder.remove()
         self._is_looking = False
         if self.precision.row.autocast_dtype is None:
             for hook in self._model_hooks:
+                hook.remove()
+
+    @contextmanager
+    def within_ranges(
+        self, make_range: Callable[[str], AbstractContextManager[object]], update: str, scaling: str
+    ) -> Iterator[None]:
+        """Run the optimizers' steps within a profiler's range of this name.
+
+        The profile may begin and end within a step, in which torch's own range is cut off.
+        """
+        del scaling
+        ranges: list[AbstractContextManager[object]] = []
+
+        def enter(*_: object) -> None:
+            ranges.append(make_range(update))
+            ranges[-1].__enter__()
+
+        def leave(*_: object) -> None:
+            if ranges:
+                ranges.pop().__exit__(None, None, None)
+
+        hooks = [each.register_step_pre_hook(enter) for each in self.stepped]
+        hooks += [each.register_step_post_hook(leave) for each in self.stepped]
+        try:
+            yield
+        finally:
+            for hook in hooks:
                 hook.remove()
 
     @property

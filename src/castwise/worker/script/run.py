@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ import torch
 from torch.optim import Optimizer
 
 from castwise.errors import CastwiseError, UsageError
-from castwise.records.schema import Block, Facts, RankSamples
+from castwise.records.schema import Block, Facts, RankSamples, StepProfile
 from castwise.registry.precisions import AS_WRITTEN, find_precision
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload, digest_of
+from castwise.worker.distributed import Peers
+from castwise.worker.kernel_profile import profile_step
 from castwise.worker.memory import memory_meter
 from castwise.worker.precision import read_fp32_precision
 from castwise.worker.script.hooks import ScriptHooks
@@ -230,11 +233,10 @@ class ScriptTrial:
     batches ready. As many steps lead in as batches may have been prepared.
     """
 
-    is_to_be_profiled = False
-
     def __init__(self, spec: TrialSpec) -> None:
         assert spec.user_model is not None, "a script is one"
         self._spec = spec
+        self.is_to_be_profiled = spec.protocol.profile_steps > 0
         self.run = ScriptRun(spec.user_model, spec.precision, spec.device, spec.techniques)
         self._memory = memory_meter(torch.device(spec.device))
         self._memory.reset_peak()
@@ -386,7 +388,7 @@ class ScriptTrial:
         return tuple(found)
 
     def finish(self) -> RankSamples:
-        """Return everything measured, and stop the script."""
+        """Return everything measured, and stop the script unless it is profiled next."""
         saved = list(self._hooks.saved)
         if saved:
             self._notes.append(f"torch.save wrote '{saved[0]}' to a file without a name: nothing was overwritten")
@@ -397,8 +399,32 @@ class ScriptTrial:
             warm_up_peak_allocated_bytes=self._warm_up_peak,
             notes=tuple(self._notes),
         )
-        self.run.stop()
+        if not self.is_to_be_profiled:
+            self.run.stop()
         return samples
+
+    def profile(self, num_steps: int, trace: Path | None) -> StepProfile:
+        """Profile about so many steps after all else, and stop the script."""
+
+        def run(count: int, recorded: AbstractContextManager[Any]) -> int:
+            lead_in = max(1, self._hooks.num_prefetched)
+
+            def next_mark(
+                moments: Sequence[_Moment],
+            ) -> int | None:  # in the script's thread: it is recorded
+                if len(moments) == 1:
+                    recorded.__enter__()
+                elif moments:
+                    recorded.__exit__(None, None, None)
+                return (lead_in, count, None)[len(moments)]
+
+            if len(self.run._carry_out(_Order(next_mark), self._limit_seconds)) < 2:
+                raise UsageError(f"{self.run._name} ended, or its time was up, before {count} steps were profiled")
+            return count
+
+        profile = profile_step(self._spec, self._hooks, run, num_steps, trace, Peers())
+        self.run.stop()
+        return profile
 
     def lead_in(self) -> None:
         """Refuse: a script's blocks are timed in one go."""
