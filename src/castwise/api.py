@@ -80,6 +80,8 @@ class ScriptKeywords(TypedDict, total=False):
     steps: int | None
     warm_up: int | None
     units_per_step: int | None
+    step_unit: str | None
+    scratch: _PathLike | None
 
 
 class RunKeywords(GridKeywords, ScriptKeywords, total=False):

@@ -15,7 +15,8 @@ import sys, torch
 from torch import nn
 from torch.utils.data import DataLoader
 model = nn.Linear(32, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[-1]))
+optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[2]))
+open("log.txt", "w").close()
 while True:
     for batch in DataLoader([torch.randn(32) for _ in range(40)], batch_size=8):
         optimizer.zero_grad()
@@ -36,7 +37,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     Path("train.py").write_text(_SCRIPT)
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["castwise", *arguments, "--", "python", "train.py", "--lr", "0.1"])
+        monkeypatch.setattr(
+            sys, "argv", ["castwise", *arguments, "--", "python", "train.py", "--lr", "0.1", "--token", "abc"]
+        )
         with pytest.raises(SystemExit) as stop:
             app.main()
         assert isinstance(stop.value.code, int)
@@ -50,12 +53,17 @@ def records() -> list[Trial]:
 
 
 def test_a_script_is_measured_from_the_command_line_to_the_record(run: Run) -> None:
-    code, out, err = run("run", *_SHORT, "--rounds", "1")
+    code, out, err = run("run", *_SHORT, "--rounds", "1", "--unit", "tokens", "--scratch", "out/here")
     assert code == 0, err
     assert [line.split()[0] for line in out.splitlines()[2:4]] == ["as-written", "bf16-mixed"]
     assert {trial.spec.precision for trial in records()} == {"as-written", "bf16-mixed"}
+    assert "tokens/s" in out
+    assert "timed alone, one after another" in out
+    assert [path.name for path in Path("out/here").iterdir()] == ["log.txt"]
+    assert "log.txt" not in {path.name for path in Path().iterdir()}
     for trial in records():
-        assert trial.spec.workload == "python train.py --lr 0.1"
+        assert trial.spec.workload == "python train.py --lr 0.1 --token HIDDEN"
+        assert "abc" not in trial.spec.model_dump_json()
         assert trial.spec.batch_size == 8
         assert sum(block.num_steps for block in trial.ranks[0].blocks) == 8
 
@@ -85,6 +93,7 @@ def test_tune_tries_what_can_be_applied_from_outside(run: Run) -> None:
         (("run", "--techniques", "cuda-graph"), "A script cannot be given cuda-graph from outside. It takes: loader-"),
         (("tune", "--emit", "fast.py"), "Your script stays as it is: --emit patch prints what to change in it."),
         (("tune", "--memory", "1GiB"), "A script has its own batch"),
+        (("run", "--scratch", "train.py"), "No file can be written to 'train.py'"),
     ],
 )
 def test_what_a_script_cannot_be_given_is_refused(run: Run, arguments: tuple[str, ...], words: str) -> None:

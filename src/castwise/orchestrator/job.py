@@ -1,6 +1,7 @@
 """One job from request to records: find the device, make the plan, measure what is missing."""
 
 import math
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -25,7 +26,7 @@ from castwise.registry.datasets import MNIST, find_data_set
 from castwise.registry.precisions import AS_WRITTEN, OF_SCRIPTS, find_precision, is_same_as_fp32, why_unsupported
 from castwise.registry.techniques import SETS, TECHNIQUES, parse_techniques
 from castwise.registry.workloads import find_workload
-from castwise.spec.options import OF_MACHINE, RunOptions, WhyOptions, parse_options
+from castwise.spec.options import OF_MACHINE, RunOptions, ScriptOptions, WhyOptions, options_of, parse_options
 from castwise.spec.plan import build_plan
 from castwise.spec.plan_file import PlanFile, planned_options
 from castwise.spec.trial import (
@@ -149,7 +150,13 @@ def prepare(
     user_workloads = {
         name: inspect_user_model(
             machine,
-            locate(name).model_copy(update={"units_per_step": options.units_per_step}),
+            locate(name).model_copy(
+                update={
+                    "units_per_step": options.units_per_step,
+                    "unit": options.step_unit,
+                    "scratch": "" if options.scratch is None else str(options.scratch.absolute()),
+                }
+            ),
             options.timeout_seconds,
         )
         for name in user_models
@@ -333,6 +340,12 @@ def _for_script(options: RunOptions, script: str, *, compares_numerics: bool) ->
     for flag, value in own.items():
         if value is not None:
             raise UsageError(f"{flag} is for castwise's own loop, and '{script}' has one itself: leave it out.")
+    if options.scratch is not None:
+        try:
+            options.scratch.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=options.scratch).close()
+        except OSError as error:
+            raise UsageError(f"No file can be written to '{options.scratch}': {error.strerror}.") from None
     takes = [row.name for row in TECHNIQUES if row.fits_scripts]
     for name in (each for loop in options.techniques or () for each in parse_techniques(loop)):
         if name not in (*takes, *SETS):
@@ -349,9 +362,10 @@ def _check(options: RunOptions, user_models: Sequence[str]) -> None:
     if not any(map(is_script, user_models)):
         if AS_WRITTEN in (options.precisions or ()):
             raise UsageError(f"'{AS_WRITTEN}' is the precision of a script: castwise run -- python train.py")
-        numbers = (options.num_steps, options.warm_up_steps, options.units_per_step)
-        if any(number is not None for number in numbers):
-            raise UsageError("--steps, --warm-up and --units-per-step are for scripts: castwise run -- python train.py")
+        given = {each.label: getattr(options, each.name) for each in options_of(ScriptOptions)}
+        for flag, value in given.items():
+            if value is not None:
+                raise UsageError(f"{flag} is for scripts: castwise run -- python train.py")
     if options.data_set not in (None, SYNTHETIC):
         find_data_set(str(options.data_set))
     for name, value in (("time", options.seconds), ("time limit", options.timeout_seconds)):

@@ -274,6 +274,13 @@ class ScriptOptions:
     units_per_step: Annotated[
         int | None, Option("What a step of a script counts as. Without it: samples of its loader.", **COUNT)
     ] = None
+    step_unit: Annotated[
+        Literal["images", "tokens", "samples"] | None,
+        Option("What a script's units are called.", flags=("--unit",), metavar="NAME"),
+    ] = None
+    scratch: Annotated[
+        Path | None, Option("A script's working directory, which is made if need be.", "Machine", metavar="DIR")
+    ] = None
 
 
 _WorkloadsOrScript = Annotated[

@@ -5,6 +5,7 @@ Users write `python FILE.py ARGUMENTS` for a script that trains by itself, `FILE
 `pickle:FILE`. The user's code runs only in the trial's process: here are only names and files.
 """
 
+import functools
 import hashlib
 import os
 import re
@@ -20,6 +21,7 @@ from pydantic import Field
 
 from castwise.errors import UsageError
 from castwise.spec.frozen import FrozenModel, renamed
+from castwise.spec.types import Unit
 
 OwnKind = Literal["file", "module", "pickle", "transformers", "script"]
 
@@ -31,6 +33,9 @@ _TRANSFORMERS = "transformers:"
 # Shown instead of a pickle's file name.
 _OBJECT = "own:"
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun", "lightning")
+# Names of arguments whose values are in no record. Not those of `--tokenizer` or `--max-tokens`.
+_SECRET = re.compile(r"password|passwd|secret|credential|(^|[-_.+])(token|auth|(api_?)?key)([-_.]|$)", re.IGNORECASE)
+_ROUNDS = 200_000  # a tenth of a second; chosen here
 # Packages whose import takes seconds, and the module that contains most of it. None starts a thread or a CUDA context,
 # which processes could not be forked from; see `worker/preload.py` for torchao.
 _SLOW_IMPORTS = {"transformers": "transformers.modeling_utils", "timm": "timm", "lightning": "lightning"}
@@ -46,6 +51,8 @@ class UserModel(FrozenModel):
     name: str  # the function, MODULE:FUNCTION, or the configuration's model type or file name
     arguments: tuple[str, ...] = ()  # of a script; in records a file's is its name
     units_per_step: int | None = None  # of a script, as the user counts them; None counts samples of its loader
+    unit: Unit | None = None  # what they are called
+    scratch: str = ""  # the working directory of a script; empty for the present one, and in records
     # Of all files of the user's that were read: an edited file is measured again. Empty until the process reports it.
     digest: str = ""
     # In records, of the folder: files of one name and content may read different files next to them. Empty for a
@@ -60,10 +67,11 @@ class UserModel(FrozenModel):
             return self
         folder, name = (path, "") if self.kind == "module" else (path.parent, path.name)
         # A script reads files next to it, in the present folder, and those that its arguments name.
+        hidden = _without_secrets(self.arguments)
         place = str(folder) if self.kind != "script" else repr((folder, os.getcwd(), self.arguments))
-        digest = "" if self.kind == "pickle" else hashlib.sha256(place.encode()).hexdigest()[:12]
-        arguments = tuple(map(_without_folder, self.arguments))
-        return self.model_copy(update={"path": name, "folder_digest": digest, "arguments": arguments})
+        digest = "" if self.kind == "pickle" else _place_digest(place, hides=hidden != [*self.arguments])
+        update = {"path": name, "folder_digest": digest, "arguments": tuple(map(_without_folder, hidden))}
+        return self.model_copy(update={**update, "scratch": ""})
 
 
 class LightningParts(FrozenModel):
@@ -171,6 +179,26 @@ def script_command(words: Sequence[str]) -> str | None:
     return shlex.join(["python", *words[1:]])
 
 
+@functools.cache
+def _place_digest(place: str, *, hides: bool) -> str:
+    """Return a digest; of a place that holds secrets one that takes long, so that nobody can guess them by it."""
+    long = hashlib.pbkdf2_hmac("sha256", place.encode(), b"castwise", _ROUNDS) if hides else b""
+    return (long.hex() or hashlib.sha256(place.encode()).hexdigest())[:12]
+
+
+def _without_secrets(arguments: Iterable[str]) -> list[str]:
+    """Return a script's arguments with `HIDDEN` for the values of those whose names say that they are secret."""
+    found: list[str] = []
+    is_next = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        is_secret = _SECRET.search(name) is not None
+        hidden = f"{name}=HIDDEN" if equals and is_secret else argument
+        found.append("HIDDEN" if is_next and not argument.startswith("-") else hidden)
+        is_next = is_secret and not equals and argument.startswith("-")
+    return found
+
+
 def _without_folder(argument: str) -> str:
     """Return an argument of a script with the name alone of an absolute file."""
     flag, equals, value = argument.rpartition("=")
@@ -189,7 +217,7 @@ def shown_name(reference: str) -> str:
         return written
     if is_script(written):
         _, file, *arguments = shlex.split(written)
-        return shlex.join(["python", Path(file).name, *map(_without_folder, arguments)])
+        return shlex.join(["python", Path(file).name, *map(_without_folder, _without_secrets(arguments))])
     kind, where, name = _parse(written)
     if kind == "pickle":
         return f"{_OBJECT}{name}"

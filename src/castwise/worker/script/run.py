@@ -99,6 +99,8 @@ class ScriptRun:
             torch.cuda.set_device(self._device)
         sys.argv = [script.path, *script.arguments]
         sys.path.insert(0, str(Path(script.path).parent))
+        if script.scratch:
+            os.chdir(script.scratch)
         process = os.getpid()
         ending: BaseException = SystemExit(0)
         try:
@@ -295,7 +297,7 @@ class ScriptTrial:
         self._facts = Facts(
             num_parameters=sum(dtypes.values()),
             units_per_sample=1,
-            unit="samples",
+            unit=spec.user_model.unit or "samples",
             param_dtypes=dtypes,
             optimizer="; ".join(map(_described, hooks.stepped)),
             fp32_precision=read_fp32_precision(),
@@ -391,7 +393,10 @@ class ScriptTrial:
         """Return everything measured, and stop the script unless it is profiled next."""
         saved = list(self._hooks.saved)
         if saved:
-            self._notes.append(f"torch.save wrote '{saved[0]}' to a file without a name: nothing was overwritten")
+            assert self._spec.user_model is not None, "a script is one"
+            apart = "" if self._spec.user_model.scratch else ". Other files it does: --scratch DIR keeps them apart"
+            note = f"torch.save wrote '{saved[0]}' to a file without a name: nothing was overwritten"
+            self._notes.append(note + apart)
         samples = RankSamples(
             blocks=tuple(self._blocks),
             peak_allocated_bytes=self._memory.peak_allocated(),
