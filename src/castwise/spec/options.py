@@ -111,7 +111,8 @@ def parse_workload(option: str, value: Any) -> str:
     """Return the name of one workload, or that of a script's command; a list is refused."""
     names = parse_workloads(option, value if isinstance(value, list) else str(value))
     if len(names) > 1:
-        raise UsageError(f"{option} is one name here, and '{', '.join(names)}' is a list. Give one command for each.")
+        listed = ",".join(names)
+        raise UsageError(f"{option} is one name here, and '{listed}' is a list. Give one command for each.")
     return names[0]
 
 
