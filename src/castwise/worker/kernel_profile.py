@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -19,6 +19,8 @@ from castwise.registry.kernel_classes import Classified, classify_kernel, classi
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.worker.distributed import Peers
+from castwise.worker.script.hooks import ScriptHooks
+from castwise.worker.step import TrainingStep
 from castwise.worker.trace_summary import (
     MODULE_RANGE,
     SCALING_RANGE,
@@ -40,19 +42,7 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _WAITING = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__")
 
 RunSteps = Callable[[int, AbstractContextManager[Any]], int]
-
-
-class ProfiledStep(Protocol):
-    """A step whose parts can be told apart."""
-
-    @property
-    def model(self) -> nn.Module:
-        """Return the model whose modules are told apart."""
-
-    def within_ranges(
-        self, make_range: Callable[[str], AbstractContextManager[object]], update: str, scaling: str
-    ) -> AbstractContextManager[None]:
-        """Run its update, and its loss scaling, within ranges of these names."""
+ProfiledStep = TrainingStep | ScriptHooks
 
 
 class _Record(NamedTuple):
