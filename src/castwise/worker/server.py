@@ -84,7 +84,7 @@ def _answer(worker: "Worker", message: bytes) -> bytes:
         traceback.print_exc()
         status, text = classify(error)
         place = error_location(error, worker.user_model) if worker.user_model is not None and status != "oom" else None
-        text += f" ({place})" if place is not None and not text.startswith(place.partition(":")[0]) else ""
+        text += f" ({place})" if place is not None else ""
         # An error in the user's code before anything is measured is for the user to correct, like a misspelt name.
         refused = isinstance(error, CastwiseError) and not isinstance(error, TechniqueError)
         refused |= name == "inspect"

@@ -17,11 +17,9 @@ from castwise.worker.precision import (
     restore_fp32_precision,
     set_fp32_precision,
 )
-from castwise.worker.user_model.source import calling_line
 
 # Modules that hand a script's arguments on to `torch.autocast`: who called them decides.
 _OF_AUTOCAST = ("torch.amp.", "torch.cuda.amp.", "torch.cpu.amp.")
-_LOW = {torch.float16, torch.bfloat16}
 
 
 class OutsidePrecision:
@@ -39,25 +37,9 @@ class OutsidePrecision:
         self._unscaled: set[int] = set()  # optimizers whose gradients are without the scale, until their step
         self._has_stepped = False  # since the last backward
         self._withheld: list[tuple[Tensor, Tensor]] = []  # gradients of a step that is skipped
-        self._converted_at = ""  # where in the script a model was converted to 16 bits first
         self._fp32_precision = read_fp32_precision()  # PyTorch's defaults
         if row.name != AS_WRITTEN:
             _switch_off_scripts_own()
-            for name in ("half", "bfloat16", "to"):
-                setattr(nn.Module, name, self._noting(getattr(nn.Module, name)))
-
-    def _noting(self, convert: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-        """Let a method of a model note the script's line that converts it to 16 bits."""
-
-        @functools.wraps(convert)
-        def call(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-            converted = convert(model, *args, **kwargs)
-            first = next(model.parameters(), None)
-            if first is not None and first.dtype in _LOW and not self._converted_at:
-                self._converted_at = calling_line()
-            return converted
-
-        return call
 
     @property
     def scale(self) -> float | None:
@@ -72,11 +54,10 @@ class OutsidePrecision:
         """
         if self.row.name == AS_WRITTEN:
             return
-        low = {p.dtype for p in model.parameters()} & _LOW
+        low = {p.dtype for p in model.parameters() if p.is_floating_point()} & {torch.float16, torch.bfloat16}
         if low:
             name = str(low.pop()).removeprefix("torch.")
-            who = self._converted_at or "the script"
-            raise TechniqueError(f"{who} converts its model to {name}, which castwise cannot take back")
+            raise TechniqueError(f"the script converts its model to {name}, which castwise cannot take back")
         if self.row.float32_matmul is None:
             restore_fp32_precision(self._fp32_precision)
         else:

@@ -44,14 +44,6 @@ def where(error: BaseException) -> str | None:
     return None
 
 
-def calling_line() -> str:
-    """Return the innermost line of the user's code that is being run: `train_me.py:12`; empty if there is none."""
-    for frame, line in traceback.walk_stack(sys._getframe()):
-        if is_users(frame.f_code.co_filename):
-            return f"{_shown(frame.f_code.co_filename)}:{line}"
-    return ""
-
-
 def defined_at(function: object) -> str | None:
     """Return where a function of the user begins: `train_me.py:8, in build`; None for any other object."""
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
