@@ -20,7 +20,8 @@ for batch in loader:
 """
 
 _HOST = """
-import json, os, sys, threading, torch, torch._dynamo
+import gc, json, os, sys, threading, torch, torch._dynamo
+from torch.utils.data import DataLoader
 from castwise.spec.user_model import UserModel
 from castwise.worker.script.run import ScriptRun, _Order
 
@@ -36,7 +37,8 @@ def facts(file, techniques):
             found.update(
                 channels_last=weight.is_contiguous(memory_format=torch.channels_last) if weight.dim() == 4 else None,
                 fused=optimizer.defaults["fused"], foreach=optimizer.defaults["foreach"],
-                workers=hooks.num_prefetched, compiled=len(compiled),
+                workers=hooks.num_prefetched, compiled=len(compiled), searches=torch.backends.cudnn.benchmark,
+                pinned=any(each.pin_memory for each in gc.get_objects() if isinstance(each, DataLoader)),
             )
         except Exception as error:
             found.update(error=f"{type(error).__name__}: {error}")
@@ -59,7 +61,9 @@ os.close(write)
 print(os.fdopen(read).read())
 """
 
-_ALL = ["loader-workers", "channels-last", "fused-optimizer", "compile"]
+# The two for GPUs alone change nothing on a CPU, and can be seen there.
+_ALL = ["loader-workers", "pinned-transfer", "channels-last", "cudnn-search", "fused-optimizer", "compile"]
+_AS_IT_IS = {"channels_last": False, "fused": False, "foreach": True, "workers": 0, "compiled": 0}
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +86,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
 
 
 def test_without_techniques_a_script_is_as_it_is(found):
-    assert found[0] == {"channels_last": False, "fused": False, "foreach": True, "workers": 0, "compiled": 0}
+    assert found[0] == {**_AS_IT_IS, "searches": False, "pinned": False}
 
 
 def test_techniques_change_what_a_script_makes(found):
     assert found[1].pop("workers") >= 2 * 4
-    assert found[1] == {"channels_last": True, "fused": True, "foreach": None, "compiled": 1}
+    changed = {"channels_last": True, "fused": True, "foreach": None, "compiled": 1}
+    assert found[1] == {**changed, "searches": True, "pinned": True}
 
 
 @pytest.mark.parametrize(
