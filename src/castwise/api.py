@@ -74,7 +74,17 @@ class GridKeywords(SharedKeywords, total=False):
     loss_scale: str | float | Sequence[str | float] | None
 
 
-class RunKeywords(GridKeywords, total=False):
+class ScriptKeywords(TypedDict, total=False):
+    """How a script is measured."""
+
+    steps: int | None
+    warm_up: int | None
+    units_per_step: int | None
+    step_unit: str | None
+    scratch: _PathLike | None
+
+
+class RunKeywords(GridKeywords, ScriptKeywords, total=False):
     """The options of `castwise run`."""
 
     budget: str | float | None
@@ -82,9 +92,6 @@ class RunKeywords(GridKeywords, total=False):
     rounds: int | None
     seconds: float | None
     margin: str | float | None
-    steps: int | None
-    warm_up: int | None
-    units_per_step: int | None
 
 
 class ReportKeywords(TypedDict, total=False):
@@ -136,7 +143,7 @@ class CompareKeywords(ModelKeywords, RunKeywords, total=False):
     """The keywords of `castwise.compare`."""
 
 
-class TuneModelKeywords(ModelKeywords, SharedKeywords, total=False):
+class TuneModelKeywords(ModelKeywords, SharedKeywords, ScriptKeywords, total=False):
     """The keywords of `castwise.tune`."""
 
     precision: str | Sequence[str] | None
@@ -148,7 +155,7 @@ class TuneModelKeywords(ModelKeywords, SharedKeywords, total=False):
     larger_batches: bool
 
 
-class WhyModelKeywords(ModelKeywords, GridKeywords, total=False):
+class WhyModelKeywords(ModelKeywords, GridKeywords, ScriptKeywords, total=False):
     """The keywords of `castwise.why`."""
 
     trace: _PathLike | None

@@ -8,6 +8,7 @@ from syrupy.assertion import SnapshotAssertion
 from castwise.analysis.advice import Advice, Decision, recommend
 from castwise.analysis.result_table import compare
 from castwise.records.schema import Environment, Status, Trial
+from castwise.spec.user_model import UserModel
 
 SAME = (1.0, 1.0, 1.0)  # the gains of three rounds without noise
 
@@ -396,3 +397,19 @@ def test_the_command_that_decides_about_fp8_measures_bf16_mixed_too() -> None:
     advice = advise(*rounds(MIXED, fp8(4, 25.0)), rowwise)
     assert advice.decision == "undecided"
     assert "--precision bf16-mixed,fp8-tensorwise,fp8-rowwise" in advice.command
+
+
+def test_a_script_is_compared_with_itself_as_written_and_told_how_to_wait_less() -> None:
+    script = UserModel(kind="script", path="train.py", name="", digest="d")
+    measured = rounds(*(at(name, speed) for name, speed in (("as-written", 1), ("fp32", 0.9), ("bf16-mixed", 2))))
+    for index, trial in enumerate(measured):
+        spec = trial.spec.model_copy(update={"workload": "python train.py", "user_model": script})
+        blocks = [each.model_copy(update={"data_seconds": 0.4 * each.seconds}) for each in trial.ranks[0].blocks]
+        ranks = (trial.ranks[0].model_copy(update={"blocks": tuple(blocks)}),)
+        measured[index] = trial.model_copy(update={"spec": spec, "ranks": ranks})
+    advice = advise(*measured)
+    assert (advice.decision, advice.precision) == ("take", "bf16-mixed")
+    assert "2.00× as fast as your script as written (2.22× as fast as fp32)" in advice.sentence
+    assert "with torch.autocast" in advice.code
+    assert "the step waits 40 % of the time for its next batch" in advice.limit
+    assert "(--techniques loader-workers); DataLoader(..., num_workers=min(8, os.cpu_count())" in advice.limit

@@ -185,6 +185,18 @@ def test_a_script_is_named_by_its_command(tmp_path: Path, monkeypatch: pytest.Mo
     assert len({each.folder_digest for each in (redacted, *others)}) == 3
 
 
+def test_secret_arguments_of_a_script_are_hidden_and_still_tell_runs_apart(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    secrets = "--token s1 --api-key=s2 --db_password s3 wandb.key=s4 --client-secret s5"
+    others = "--tokenizer bpe --max-tokens 8 --keypoints 4 --no-auth --lr 1"
+    command = f"python {tmp_path}/train.py {secrets} {others}"
+    shown = "--token HIDDEN --api-key=HIDDEN --db_password HIDDEN wandb.key=HIDDEN --client-secret HIDDEN"
+    assert shown_name(command) == f"python train.py {shown} {others}"
+    redacted, other = (locate(each).redacted for each in (command, command.replace("s3", "s6")))
+    assert " ".join(redacted.arguments) == f"{shown} {others}"
+    assert redacted.folder_digest != other.folder_digest
+
+
 @pytest.mark.parametrize(
     "start", ["torchrun --nproc-per-node 2", "accelerate launch", "python -m torch.distributed.run --nnodes 1"]
 )

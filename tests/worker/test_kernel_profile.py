@@ -1,7 +1,7 @@
 """Profiles of real steps on the CPU, and of a made-up GPU's events; what is missing is said, and nothing fails."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -191,8 +191,9 @@ class Gpu:
         self.records.append((has_host, self._num_steps))
 
     def profile(self, **spec: Any) -> StepProfile:
-        def run(count: int) -> int:
-            self._num_steps = self.at_once * -(-count // self.at_once)
+        def run(count: int, recorded: AbstractContextManager[Any]) -> int:
+            with recorded:
+                self._num_steps = self.at_once * -(-count // self.at_once)
             return self._num_steps
 
         step = make_step(find_precision("fp32"), make_task(nn.Sequential(make_net())))
@@ -268,7 +269,7 @@ def test_ptx_of_a_triton_kernel_is_looked_for(monkeypatch: pytest.MonkeyPatch, t
 def test_only_reading_values_counts_as_waiting() -> None:
     values, methods = torch.ones(3), [getattr(torch.Tensor, name) for name in kernel_profile._WAITING]
 
-    def run(num_steps: int, *, reads: bool) -> int:
+    def run(num_steps: int, _: AbstractContextManager[Any], *, reads: bool) -> int:
         for _ in range(num_steps):
             assert not reads or (values[0].item(), bool(values[1]), values.tolist()) == (1.0, True, [1.0] * 3)
             values.add(1.0)

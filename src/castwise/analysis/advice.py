@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from castwise.analysis.causes import diagnose
+from castwise.analysis.causes import diagnose, try_line
 from castwise.analysis.code_snippets import Snippet, framework_snippets, pytorch_code
 from castwise.analysis.model_flops import why_inexact
 from castwise.analysis.result_table import Row
@@ -16,6 +16,7 @@ from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate
 from castwise.analysis.warnings import WarningName, warnings_of_all
 from castwise.registry.precisions import (
+    AS_WRITTEN,
     BASELINE,
     BESIDE_FP8,
     DEFAULT,
@@ -24,7 +25,7 @@ from castwise.registry.precisions import (
     precision_row,
     why_emulated,
 )
-from castwise.registry.techniques import join
+from castwise.registry.techniques import join, rows_of
 from castwise.spec.quantities import format_interval, with_interval
 from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import is_object
@@ -53,6 +54,7 @@ _DOUBTS: dict[WarningName, str] = {
     "thermal-drift": "GPU warming up",
 }
 _FAILURES = {"diverged": "diverged", "oom": "ran out of memory"}
+_REFERENCES = (AS_WRITTEN, DEFAULT, BASELINE)  # the first that was measured is what a gain is over
 _CHECK_ACCURACY = "check the accuracy first."
 _NO_INTERVAL = "but one process of each gives no interval"
 
@@ -111,7 +113,13 @@ def _limit(advice: Advice, rows: Sequence[Row]) -> str:
     if not taken:
         return ""
     (found,) = diagnose([max(taken, key=_speed)], rows)
-    return f"{_name(found.row)}: {found.causes[0].evidence}" if found.causes else ""
+    if not found.causes:
+        return ""
+    cause, spec = found.causes[0], found.row.trial.spec
+    said = f"{_name(found.row)}: {cause.evidence}"
+    lines = [each.code.loader for each in rows_of([cause.technique]) if each.code is not None and each.code.loader]
+    line = f"; DataLoader(..., {lines[0]})" if lines else ""
+    return f"{said}. Try {try_line(cause, spec.techniques)}{line}" if spec.is_script else said
 
 
 def _advise(rows: list[Row]) -> Advice:
@@ -142,7 +150,7 @@ def _advise(rows: list[Row]) -> Advice:
         doubts = _doubts(reference, best)
         verb = f"{_name(best)} looks faster ({', '.join(doubts)})" if doubts else f"take {_name(best)}"
         advice = replace(_take(best, setting), **_beside(best, reference, references, rows))
-        gain = _gain(best, advice, reference, name)
+        gain = _gain(best, advice, reference)
         return replace(advice, sentence=f"{where}: {verb}. It trains {gain}.{_caution(measured, best)}")
     best, ratio = max(ratios, key=lambda pair: pair[1].value)
     may_be_faster = [(row, each) for row, each in ratios if _is_open(each) or _may_be_faster_in_one(row, each)]
@@ -177,8 +185,11 @@ def _why_not_fp8(row: Row, *, is_proven: bool = False) -> str | None:
 
 
 def references_among(rows: Sequence[Row]) -> list[Row]:
-    """Return PyTorch's default and fp32 in the simplest loop that was measured in one of them, the default first."""
-    plain = [row for row in rows if row.trial.spec.precision in (DEFAULT, BASELINE)]
+    """Return PyTorch's default and fp32 in the simplest loop that was measured in one of them, the default first.
+
+    A script as it is written comes before both.
+    """
+    plain = [row for row in rows if row.trial.spec.precision in _REFERENCES]
     if not plain:
         return []
     spec = min(plain, key=lambda row: (len(row.trial.spec.techniques), row.trial.spec.parallelism == "dp")).trial.spec
@@ -187,7 +198,7 @@ def references_among(rows: Sequence[Row]) -> list[Row]:
         for row in plain
         if (row.trial.spec.techniques, row.trial.spec.parallelism) == (spec.techniques, spec.parallelism)
     ]
-    return sorted(same, key=lambda row: row.trial.spec.precision != DEFAULT)
+    return sorted(same, key=lambda row: _REFERENCES.index(row.trial.spec.precision))
 
 
 def _beside(best: Row, reference: Row, references: Sequence[Row], rows: Sequence[Row]) -> dict[str, Any]:
@@ -335,12 +346,11 @@ def _simplest_of_the_fastest(rows: Sequence[Row]) -> Row:
     return min(near, key=changes)
 
 
-def _gain(row: Row, advice: Advice, reference: Row, reference_name: str) -> str:
+def _gain(row: Row, advice: Advice, reference: Row) -> str:
     """Return how much faster a row is than the reference and than fp32, and in how much memory."""
-    is_over_default = reference.trial.spec.precision == DEFAULT
-    over = advice.over_default if is_over_default else advice.over_fp32
-    words = f"{_times(over)} as fast as {reference_name}" if over is not None else ""
-    if is_over_default and advice.over_fp32 is not None:
+    over = speedup_estimate(reference.trials, row.trials)
+    words = f"{_times(over)} as fast as {_reference_name(reference)}" if over is not None else ""
+    if reference.trial.spec.precision != BASELINE and advice.over_fp32 is not None:
         words += f" ({advice.over_fp32.value:.2f}× as fast as fp32)"
     if (memory := advice.memory_ratio) is not None:
         words += ", in the same memory" if 0.995 <= memory < 1.005 else f", in {memory:.2f}× the memory"
@@ -396,6 +406,8 @@ def _name(row: Row) -> str:
 def _reference_name(row: Row) -> str:
     if row.trial.spec.precision == DEFAULT:
         return "PyTorch's default"
+    if row.trial.spec.precision == AS_WRITTEN:
+        return "your script as written"
     is_default = is_same_as_fp32(find_precision(DEFAULT), row.trial.environment.hardware)
     return "fp32 (PyTorch's default here)" if is_default else "fp32"
 
@@ -452,7 +464,11 @@ def _command(rows: Sequence[Row]) -> str:
         return f"castwise.compare(..., {', '.join(written)})"
     flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
     if spec.is_script:
-        flags = ((f"--{name.replace('_', '-')}", str(options[name])) for name in ("precision", "within"))
+        flags = (
+            (f"--{name.replace('_', '-')}", str(options[name]))
+            for name in ("precision", "techniques", "within")
+            if name in options
+        )
         script = shlex.split(spec.workload)
         return shlex.join(["castwise", "run", *itertools.chain.from_iterable(flags), "--", *script])
     return shlex.join(["castwise", "run", spec.workload, *itertools.chain.from_iterable(flags)])

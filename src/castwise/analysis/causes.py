@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from castwise.analysis import steady_metrics
 from castwise.analysis.model_flops import flops_of
 from castwise.analysis.numerics import Finding, findings_of
 from castwise.analysis.result_table import Row, group_of
@@ -215,6 +216,12 @@ class Diagnosis:
         return None if wait is None else min(1.0, wait / self.seconds)
 
     @property
+    def input_share(self) -> float:
+        """Return the share of the step in which the host waited for a batch; 0 if there is no loader."""
+        found = (steady_metrics.data_share([trial]) or data_share(trial) or 0.0 for trial in self.row.trials)
+        return statistics.median(found)
+
+    @property
     def item_bytes(self) -> int:
         """Return the bytes of a factor of most products."""
         formats = self.flops.by_format if self.flops is not None else {}
@@ -315,6 +322,8 @@ def _command(step: Diagnosis, technique: str) -> str:
     loops = ",".join((join(spec.techniques), join((*spec.techniques, technique))))
     if is_object(spec.workload):
         return f'castwise.compare(..., precision="{spec.precision}", techniques="{loops}")'
+    if spec.is_script:
+        return f"castwise run --precision {spec.precision} --techniques {loops} -- {spec.workload}"
     options = f"--precision {spec.precision} --batch-size {spec.batch_size} --techniques {loops}"
     return f"castwise run {shlex.quote(spec.workload)} {options}"
 
@@ -447,6 +456,7 @@ def _launches(step: Diagnosis) -> Cause | None:
         evidence = f"the GPU's multiprocessors are busy {format_share(busy)} of the time"
         return Cause("launches", evidence, advice, 1 - busy, technique)
     wait, idle = _waiting(step)
+    wait = max(wait, step.input_share if step.trial.spec.is_script else 0.0)
     if idle - wait < _LEAST_IDLE:
         return None
     micro = 1e6 * step.seconds / max(1.0, step.profile.num_kernels)
@@ -472,12 +482,12 @@ def _waiting(step: Diagnosis) -> tuple[float, float]:
 
 
 def _input(step: Diagnosis) -> Cause | None:
-    shares = [share for trial in step.row.trials if (share := data_share(trial)) is not None]
-    share = statistics.median(shares or [0.0])
+    share = step.input_share
     if share < _LEAST_IDLE:
         return None
     evidence = f"the step waits {format_share(share)} of the time for its next batch"
-    return Cause("input", evidence, "more loader workers, or the data on the GPU", share, step.technique("input"))
+    advice = "more loader workers" + ("" if step.trial.spec.is_script else ", or the data on the GPU")
+    return Cause("input", evidence, advice, share, step.technique("input"))
 
 
 def _casts(step: Diagnosis) -> Cause | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from castwise.records.schema import Facts
-from castwise.registry.precisions import Precision
+from castwise.registry.precisions import AS_WRITTEN, Precision
 from castwise.registry.techniques import TECHNIQUES, rows_of
 
 _MOST_LINES = 15  # of a patch in plain PyTorch
@@ -164,7 +164,7 @@ def loop_patch(
     if rest:
         named = ", ".join(f"{name} ({gains[name]})" if name in gains else name for name in rest)
         text.append(f"# more than some lines, {named}: {command}")
-    snippets = framework_snippets(row, device_type, facts, techniques)
+    snippets = framework_snippets(row, device_type, facts, techniques) if row.name != AS_WRITTEN else ()
     text += [f"# {each.framework}: {each.code}" for each in snippets if each.code]
     lacking = [each.framework for each in snippets if not each.code]
     return "\n".join([*text, *([f"# {', '.join(lacking)}: no such precision"] if lacking else [])])

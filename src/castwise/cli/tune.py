@@ -21,6 +21,7 @@ Examples:
 
     castwise tune mnist-cnn                   from the plain loop to the fastest
     castwise tune train_me.py:build           a model of your own
+    castwise tune -- python train.py          your training script as it is
     castwise tune resnet50 --memory 8GiB      and the fastest that fits into 8 GiB
     castwise tune resnet50 --emit train.py    and the winner as a script
     castwise tune lstm-lm --allow shape       changes to the model, too
@@ -56,12 +57,16 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     from castwise.cli.measuring import FAILED, REPORT, announce_notes, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit
     from castwise.render.console import print_ending
+    from castwise.spec.user_model import is_script
     from castwise.tune import render
     from castwise.tune.search import prepare_tuning, source_of
 
     if output.emit is not None and output.emit != _PATCH:
+        from castwise.errors import UsageError
         from castwise.render.emit.script import check_script
 
+        if is_script(options.workload):
+            raise UsageError("Your script stays as it is: --emit patch prints what to change in it.")
         data_set, recipe = source_of(options) or (options.data_set or "synthetic", None)
         check_script(options.workload, data_set, recipe, output.emit)
 
@@ -83,7 +88,8 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
                 return
             render.print_tuning(found, console, limit, wide=output.wide, verbose=output.verbose)
             emits = output.emit is None and found.was_compared
-            command = "the same command with --emit train.py" if emits else REPORT
+            what = "patch" if is_script(options.workload) else "train.py"
+            command = f"the same command with --emit {what}" if emits else REPORT
             print_ending(console, next_step(options.results, len(found.trials), command))
 
         emit(

@@ -17,6 +17,7 @@ Examples:
     castwise why resnet50              five precisions, where the time goes
     castwise why resnet50 --precision fp32,bf16-mixed
     castwise why train_me.py:build     a model of your own
+    castwise why -- python train.py    your training script as it is
     castwise why resnet50 --precision bf16-mixed --techniques none,channels-last
     castwise why lstm-lm --precision bf16-mixed --kernels
     castwise why lstm-lm --precision bf16-mixed --trace trace.json

@@ -1,6 +1,7 @@
 """One job from request to records: find the device, make the plan, measure what is missing."""
 
 import math
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -23,8 +24,9 @@ from castwise.records.schema import Environment, Trial
 from castwise.records.store import Problem, ResumePolicy, Store, reusable_trials
 from castwise.registry.datasets import MNIST, find_data_set
 from castwise.registry.precisions import AS_WRITTEN, OF_SCRIPTS, find_precision, is_same_as_fp32, why_unsupported
+from castwise.registry.techniques import SETS, TECHNIQUES, parse_techniques
 from castwise.registry.workloads import find_workload
-from castwise.spec.options import OF_MACHINE, RunOptions, WhyOptions, parse_options
+from castwise.spec.options import OF_MACHINE, RunOptions, ScriptOptions, WhyOptions, options_of, parse_options
 from castwise.spec.plan import build_plan
 from castwise.spec.plan_file import PlanFile, planned_options
 from castwise.spec.trial import (
@@ -134,7 +136,7 @@ def prepare(
     script = next(filter(is_script, user_models), None)
     names_precisions = options.precisions is not None
     if script is not None:
-        options = _for_script(options, script, profiles=profiles is not None)
+        options = _for_script(options, script, compares_numerics=bool(profiles and profiles["numerics"]))
     _check(options, user_models)
     store = Store(options.results) if options.results is not None else None
     import_once(slow_imports([*user_models, *zoo_models]))
@@ -148,13 +150,19 @@ def prepare(
     user_workloads = {
         name: inspect_user_model(
             machine,
-            locate(name).model_copy(update={"units_per_step": options.units_per_step}),
+            locate(name).model_copy(
+                update={
+                    "units_per_step": options.units_per_step,
+                    "unit": options.step_unit,
+                    "scratch": "" if options.scratch is None else str(options.scratch.absolute()),
+                }
+            ),
             options.timeout_seconds,
         )
         for name in user_models
     }
     is_cpu = machine.device == "cpu"
-    if profiles and not names_precisions:
+    if profiles and not names_precisions and script is None:
         options = replace(options, precisions=_EXPLAINED)
     notes: tuple[str, ...] = ()
     if options.workloads is None:
@@ -313,18 +321,16 @@ def _answers(trial: Trial, protocol: MeasurementProtocol) -> bool:
     return trial.profile.numerics is not None or not protocol.numerics
 
 
-def _for_script(options: RunOptions, script: str, *, profiles: bool) -> RunOptions:
+def _for_script(options: RunOptions, script: str, *, compares_numerics: bool) -> RunOptions:
     """Return the options with the precisions of a script, its own always among them.
 
     Raises:
         UsageError: They ask for what a script cannot be given from outside.
     """
-    if profiles:
-        raise UsageError(f"`castwise why` explains no scripts yet: '{script}'. `castwise run` measures them.")
     own = {
+        "--numerics": compares_numerics or None,
         "--batch-size": options.batch_sizes,
         "--seq-len": options.lengths,
-        "--techniques": options.techniques,
         "--gpus": options.world_sizes,
         "--parallelism": options.parallelisms,
         "--loss-scale": options.loss_scales,
@@ -334,6 +340,16 @@ def _for_script(options: RunOptions, script: str, *, profiles: bool) -> RunOptio
     for flag, value in own.items():
         if value is not None:
             raise UsageError(f"{flag} is for castwise's own loop, and '{script}' has one itself: leave it out.")
+    if options.scratch is not None:
+        try:
+            options.scratch.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=options.scratch).close()
+        except OSError as error:
+            raise UsageError(f"No file can be written to '{options.scratch}': {error.strerror}.") from None
+    takes = [row.name for row in TECHNIQUES if row.fits_scripts]
+    for name in (each for loop in options.techniques or () for each in parse_techniques(loop)):
+        if name not in (*takes, *SETS):
+            raise UsageError(f"A script cannot be given {name} from outside. It takes: {', '.join(takes)}.")
     named = [find_precision(name).name for name in options.precisions or OF_SCRIPTS]
     for name in named:
         if name not in OF_SCRIPTS:
@@ -346,9 +362,10 @@ def _check(options: RunOptions, user_models: Sequence[str]) -> None:
     if not any(map(is_script, user_models)):
         if AS_WRITTEN in (options.precisions or ()):
             raise UsageError(f"'{AS_WRITTEN}' is the precision of a script: castwise run -- python train.py")
-        numbers = (options.num_steps, options.warm_up_steps, options.units_per_step)
-        if any(number is not None for number in numbers):
-            raise UsageError("--steps, --warm-up and --units-per-step are for scripts: castwise run -- python train.py")
+        given = {each.label: getattr(options, each.name) for each in options_of(ScriptOptions)}
+        for flag, value in given.items():
+            if value is not None:
+                raise UsageError(f"{flag} is for scripts: castwise run -- python train.py")
     if options.data_set not in (None, SYNTHETIC):
         find_data_set(str(options.data_set))
     for name, value in (("time", options.seconds), ("time limit", options.timeout_seconds)):

@@ -145,7 +145,8 @@ def _read() -> dict[str, CachedMachine]:
 
 
 def _user_model_key(device: str, model: UserModel) -> str:
-    return repr((device, model.kind, model.path, model.name, model.arguments, model.units_per_step, os.getcwd()))
+    counted = model.units_per_step, model.scratch
+    return repr((device, model.kind, model.path, model.name, model.arguments, *counted, os.getcwd()))
 
 
 def _machine_key() -> str:

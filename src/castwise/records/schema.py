@@ -29,7 +29,8 @@ from castwise.spec.types import Unit
 # - Environment.torchao, Facts.float8: older records have no FP8.
 # - StepFlops.large_linear_flops: it is not known of older records.
 # - MeasurementProtocol.numerics, StepProfile.numerics: older records say nothing of rounding.
-# - UserModel.arguments, units_per_step, MeasurementProtocol.num_steps, Facts.hooked, Block.data_seconds: for scripts.
+# - UserModel.arguments, units_per_step, unit, scratch, MeasurementProtocol.num_steps, Facts.hooked,
+#   Block.data_seconds: for scripts.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 

@@ -19,6 +19,7 @@ from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import CauseName, Numerics, TrialKind, Unit
+from castwise.spec.user_model import is_script
 
 _JOIN = "+"
 NONE = "none"
@@ -143,6 +144,7 @@ class Technique:
     absent_in: tuple[str, ...] = ()  # families, and beginnings of model names, without that part
     requires: str = ""  # another technique
     required_on_several_gpus: str = ""  # the technique that it requires there
+    fits_scripts: bool = False  # whether a script's own loop can be given it from outside
     fits_user_models: bool = True  # nothing is known of one before it is built; unfit layers are refused then
     excludes: tuple[str, ...] = ()
     needs_triton: bool = False
@@ -357,12 +359,13 @@ TECHNIQUES: list[Technique] = [
         needs="a run that reads its data through a loader",
         cost="cores, and host memory for 4 batches per process",
         code=Code(
-            loader="num_workers=8, persistent_workers=True, prefetch_factor=4",
+            loader="num_workers=min(8, os.cpu_count()), persistent_workers=True, prefetch_factor=4",
             transformers=("dataloader_num_workers=8, dataloader_persistent_workers=True, dataloader_prefetch_factor=4"),
         ),
         numerics="draws",
         kinds=("training",),
         units=("images",),
+        fits_scripts=True,
         fits_user_models=False,
         settings={"loader_workers": True},
         why_not=_has_no_loader,
@@ -381,6 +384,7 @@ TECHNIQUES: list[Technique] = [
         devices=("cuda",),
         kinds=("training",),
         units=("images",),
+        fits_scripts=True,
         fits_user_models=False,
         settings={"pinned_transfer": True},
         why_not=_has_no_loader,
@@ -399,6 +403,7 @@ TECHNIQUES: list[Technique] = [
         numerics="rounding",
         units=("images",),
         layer="convolution",
+        fits_scripts=True,
         settings={"channels_last": True},
         why_not=_reorders_shards,
         sets=(TUNED, COMPILED),
@@ -415,6 +420,7 @@ TECHNIQUES: list[Technique] = [
         devices=("cuda",),
         units=("images",),
         layer="convolution",
+        fits_scripts=True,
         settings={"cudnn_search": True},
         sets=(TUNED, COMPILED),
         times_kernels=True,
@@ -429,6 +435,7 @@ TECHNIQUES: list[Technique] = [
         numerics="rounding",
         devices=("cpu",),
         excludes=("fused-optimizer",),
+        fits_scripts=True,
         settings={"optimizer_arguments": (("foreach", True),)},
     ),
     Technique(
@@ -439,6 +446,7 @@ TECHNIQUES: list[Technique] = [
         code=Code(optimizer="fused=True", transformers='optim="adamw_torch_fused"'),
         numerics="rounding",
         optimizers=("SGD", "Adam", "AdamW"),
+        fits_scripts=True,
         settings={"optimizer_arguments": (("fused", True),), "scales_on_device": True},
         why_not=_steps_shards,
         sets=(TUNED, COMPILED),
@@ -677,6 +685,7 @@ TECHNIQUES: list[Technique] = [
         loop_changes=3,
         numerics="draws",
         excludes=("compile-max-autotune",),
+        fits_scripts=True,
         settings={"compile_mode": "default"},
         needs_triton=True,
         sets=(COMPILED,),
@@ -704,6 +713,7 @@ TECHNIQUES: list[Technique] = [
         loop_changes=4,
         numerics="draws",
         # Inductor's own graphs are left out: they would be graphs within the technique cuda-graph's.
+        fits_scripts=True,
         settings={"compile_mode": "max-autotune-no-cudagraphs"},
         needs_triton=True,
         rank=Rank.AUTOTUNE,
@@ -989,7 +999,10 @@ def _reasons(row: Technique, spec: TrialSpec, capability: tuple[int, int] | None
             yield f"excludes {name}"
     if spec.device_type not in row.devices:
         yield f"needs a {'CUDA device' if spec.device_type == 'cpu' else 'CPU'}; this is {spec.device}"
-    if spec.kind not in row.kinds:
+    of_script = is_script(spec.workload)
+    if of_script and not row.fits_scripts:
+        yield "cannot be given to a script from outside"
+    if spec.kind not in row.kinds and not of_script:
         yield "changes how a training run reads its data; steady trials have theirs on the device"
     if row.required_on_several_gpus and spec.parallelism == "fsdp":
         yield "does not fit fsdp, whose ranks exchange weights and gradients during a step"
@@ -998,7 +1011,7 @@ def _reasons(row: Technique, spec: TrialSpec, capability: tuple[int, int] | None
     workload = find_workload(spec.workload)
     if workload.family != "own":
         yield from _misfits(row, spec, workload)
-    elif not row.fits_user_models:
+    elif not (row.fits_user_models or of_script):
         yield "is for castwise's own workloads"
     if row.requires and row.requires not in spec.techniques:
         yield f"needs {row.requires}"

@@ -29,22 +29,23 @@ def measured_on(trials: Sequence[Trial], *, is_brief: bool = False) -> str:
     """Return the devices, the software and the dates: `NVIDIA H200 (castwise 0.1.0 at 80a6, torch 2.11.0, 2026-11-21)`.
 
     If the trials (at least one) differ, every device, version and commit is named. In brief it has device, torch and
-    date alone.
+    date alone. Of scripts it also says how they were timed.
     """
+    alone = "; timed alone, one after another" if any(trial.spec.is_script for trial in trials) else ""
     environments = [trial.environment for trial in trials]
     commits = _and(each.commit for each in environments if each.commit)
     drivers = _and(each.driver for each in environments if each.driver)
     dates = sorted({trial.started_at[:10] for trial in trials})
     if is_brief:
         devices, versions = _and(each.device_name for each in environments), _and(each.torch for each in environments)
-        return f"{devices}, torch {versions}, {dates[-1]}"
+        return f"{devices}, torch {versions}, {dates[-1]}{alone}"
     software = (
         f"castwise {_and(each.castwise for each in environments)}" + (f" at {commits}" if commits else ""),
         f"torch {_and(each.torch for each in environments)}",
         f"driver {drivers}" if drivers else "",
         " to ".join(dict.fromkeys((dates[0], dates[-1]))),
     )
-    return f"{_and(each.device_name for each in environments)} ({', '.join(filter(None, software))})"
+    return f"{_and(each.device_name for each in environments)} ({', '.join(filter(None, software))}){alone}"
 
 
 def _and(values: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.analysis.steady_metrics import cold_start_seconds, data_share
 from castwise.analysis.warnings import TrialWarning, warnings_of_all
-from castwise.registry.precisions import BASELINE, DEFAULT
+from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT
 from castwise.registry.techniques import NONE
 from castwise.render.console import print_line
 from castwise.render.fields import (
@@ -57,7 +57,7 @@ from castwise.render.table import (
     print_data_table,
     short_table_of,
 )
-from castwise.spec.user_model import is_object
+from castwise.spec.user_model import dashes, is_object
 
 SHOWN = (
     *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
@@ -164,9 +164,10 @@ def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
     over = {name: _over(reference, row) for name, reference in references.items() if is_ok}
     first = next(iter(references.values()), None)
     verdict: str | None = row.verdict.kind if row.verdict else None
-    if first is not None and _loop(row) != _loop(first):
+    is_over_own = first is not None and first.precision == AS_WRITTEN  # and not over the default or fp32
+    if first is not None and (is_over_own or _loop(row) != _loop(first)):
         ratio = next(iter(over.values()), None)
-        verdict = None if ratio is None else verdict_of(ratio).kind
+        verdict = None if ratio is None or row is first else verdict_of(ratio).kind
     if verdict == "inconclusive" and len(row.trials) == 1:
         verdict = "one run"
     return {
@@ -298,7 +299,7 @@ def _reason_lines(item: Advice) -> list[str]:
     The sentence of "stay" names the one that comes closest.
     """
     why = "" if item.decision == "stay" or item.why in item.sentence else f"Why: {item.why}."
-    ask = "castwise.why" if is_object(item.workload) else f"castwise why {item.workload}"
+    ask = "castwise.why" if is_object(item.workload) else f"castwise why {dashes(item.workload)}{item.workload}"
     limit = f"Why no faster: {item.limit}. `{ask}` says more." if item.limit else ""
     sure = f"How sure: {item.how_sure}." if item.how_sure else ""
     accuracy = f"Accuracy: {item.accuracy}." if item.accuracy else ""

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from castwise.analysis.causes import CLASS_WORDS, MEMORY, PRODUCTS, UPDATE, Diagnosis, try_line
 from castwise.analysis.numerics import lost_here, lost_share, worst_first
+from castwise.analysis.steady_metrics import data_share
 from castwise.registry.precisions import DEFAULT
 from castwise.render.console import print_line
 from castwise.render.fields import FlatRow, estimate_values, trial_values
@@ -34,6 +35,7 @@ _SHORT = {
     "products_share": "products",
     "moving_share": "moving data",
     "update_share": "update",
+    "data_share": "waits for data",
     "idle_share": "idle",
     "tensor_share": "tensor cores",
 }
@@ -69,6 +71,7 @@ def flat_row(found: Diagnosis) -> FlatRow:
     return {
         **trial_values(row.trial),
         "step_seconds": row.step_seconds,
+        "data_share": data_share(row.trials),
         **estimate_values("default_speedup", row.default_estimate),
         **estimate_values("speedup", row.speedup_estimate),
         **share_values(found),

@@ -108,11 +108,12 @@ COUNT: dict[str, Any] = {"parse": parse_count, "metavar": "N"}
 
 
 def parse_workload(option: str, value: Any) -> str:
-    """Return the name of one workload; a list is refused."""
-    name = str(value).strip()
-    if "," in name:
-        raise UsageError(f"{option} is one name here, and '{name}' is a list. Give one command for each.")
-    return name
+    """Return the name of one workload, or that of a script's command; a list is refused."""
+    names = parse_workloads(option, value if isinstance(value, list) else str(value))
+    if len(names) > 1:
+        listed = ",".join(names)
+        raise UsageError(f"{option} is one name here, and '{listed}' is a list. Give one command for each.")
+    return names[0]
 
 
 def parse_workloads(option: str, given: Any) -> tuple[str, ...]:
@@ -261,22 +262,10 @@ class DurationOptions:
     ] = None
 
 
-@dataclass(frozen=True)
-class RunOptions(ParameterGrid, DurationOptions, StepOptions):
-    """What `castwise run` measures; None is what suits the machine."""
+@dataclass(frozen=True, kw_only=True)
+class ScriptOptions:
+    """How a script is measured; None is what suits it."""
 
-    workloads: Annotated[
-        tuple[str, ...] | None,
-        Option(
-            f"Workloads {WORKLOAD_NAMES}; several apart by spaces or commas. Or your script with its arguments: "
-            "-- python train.py --lr 1e-3. Without one: a short job that suits this machine.",
-            keyword="workload",
-            parse=parse_workloads,
-            completion="workloads",
-            is_argument=True,
-            takes_many=True,
-        ),
-    ] = None
     num_steps: Annotated[
         int | None, Option("Steps of a script that are timed in each process.", "How long", keyword="steps", **COUNT)
     ] = None
@@ -286,12 +275,41 @@ class RunOptions(ParameterGrid, DurationOptions, StepOptions):
     units_per_step: Annotated[
         int | None, Option("What a step of a script counts as. Without it: samples of its loader.", **COUNT)
     ] = None
+    step_unit: Annotated[
+        Literal["images", "tokens", "samples"] | None,
+        Option("What a script's units are called.", flags=("--unit",), metavar="NAME"),
+    ] = None
+    scratch: Annotated[
+        Path | None, Option("A script's working directory, which is made if need be.", "Machine", metavar="DIR")
+    ] = None
+
+
+_WorkloadsOrScript = Annotated[
+    tuple[str, ...] | None,
+    Option(
+        f"Workloads {WORKLOAD_NAMES}; several apart by spaces or commas. Or your script with its arguments: "
+        "-- python train.py --lr 1e-3. Without one: a short job that suits this machine.",
+        keyword="workload",
+        parse=parse_workloads,
+        completion="workloads",
+        is_argument=True,
+        takes_many=True,
+    ),
+]
 
 
 @dataclass(frozen=True)
-class WhyOptions(ParameterGrid, StepOptions):
+class RunOptions(ParameterGrid, DurationOptions, StepOptions, ScriptOptions):
+    """What `castwise run` measures; None is what suits the machine."""
+
+    workloads: _WorkloadsOrScript = None
+
+
+@dataclass(frozen=True)
+class WhyOptions(ParameterGrid, StepOptions, ScriptOptions):
     """What `castwise why` explains; None is what suits the machine."""
 
+    workloads: _WorkloadsOrScript = None
     numerics: Annotated[
         bool,
         Option(
@@ -321,7 +339,8 @@ class WhyOptions(ParameterGrid, StepOptions):
 
 def steps_of(options: StepOptions, **others: Any) -> RunOptions:
     """Return the options of `castwise run` that share a command's device, data, records and time limit."""
-    shared = {field.name: getattr(options, field.name) for field in fields(StepOptions)}
+    kinds = (StepOptions, ScriptOptions) if isinstance(options, ScriptOptions) else (StepOptions,)
+    shared = {field.name: getattr(options, field.name) for kind in kinds for field in fields(kind)}
     return RunOptions(**shared | others)
 
 

@@ -14,7 +14,7 @@ from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.options import ParameterGrid
 from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
 from castwise.spec.types import SYNTHETIC, Parallelism
-from castwise.spec.user_model import UserWorkload
+from castwise.spec.user_model import UserWorkload, is_script
 
 
 def build_plan(
@@ -59,7 +59,8 @@ def build_plan(
         raise UsageError(f"A trial runs on one GPU at least; {min(world_sizes)} GPUs are impossible.")
     alone: list[tuple[int, Parallelism]] = [(1, "none")]
     layouts = [layout for size in world_sizes for layout in ([(size, way) for way in ways] if size > 1 else alone)]
-    loops = [_parse_step_techniques(text) for text in grid.techniques or (NONE,)]
+    of_script = any(map(is_script, grid.workloads or ()))  # whose loader is timed, too
+    loops = [_parse_step_techniques(text, has_loader=of_script) for text in grid.techniques or (NONE,)]
     specs: dict[str, TrialSpec] = {}
     lengths = grid.lengths or (None,)
     for name, length in itertools.product(grid.workloads or (), lengths):
@@ -96,10 +97,10 @@ def build_plan(
     return tuple(specs.values())
 
 
-def _parse_step_techniques(text: str) -> tuple[str, ...]:
+def _parse_step_techniques(text: str, *, has_loader: bool) -> tuple[str, ...]:
     names = parse_techniques(text)
     for name in names:
-        if name not in TECHNIQUE_SETS and "steady" not in find_technique(name).kinds:
+        if not has_loader and name not in TECHNIQUE_SETS and "steady" not in find_technique(name).kinds:
             raise UsageError(
                 f"{name} changes how a training run reads its data; here only steps are timed, "
                 "on data that lies on the device. Leave it out."

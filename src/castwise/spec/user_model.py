@@ -5,6 +5,7 @@ Users write `python FILE.py ARGUMENTS` for a script that trains by itself, `FILE
 `pickle:FILE`. The user's code runs only in the trial's process: here are only names and files.
 """
 
+import functools
 import hashlib
 import os
 import re
@@ -20,6 +21,7 @@ from pydantic import Field
 
 from castwise.errors import UsageError
 from castwise.spec.frozen import FrozenModel, renamed
+from castwise.spec.types import Unit
 
 OwnKind = Literal["file", "module", "pickle", "transformers", "script"]
 
@@ -38,6 +40,9 @@ _LAUNCHERS = (
     ("python", "-m", "accelerate.commands.launch"),
 )
 _OTHER_LAUNCHERS = ("accelerate", "deepspeed", "mpirun", "srun", "lightning")
+# Names of arguments whose values are in no record. Not those of `--tokenizer` or `--max-tokens`.
+_SECRET = re.compile(r"password|passwd|secret|credential|(^|[-_.+])(token|auth|(api_?)?key)([-_.]|$)", re.IGNORECASE)
+_ROUNDS = 200_000  # a tenth of a second; chosen here
 # Packages whose import takes seconds, and the module that contains most of it. None starts a thread or a CUDA context,
 # which processes could not be forked from; see `worker/preload.py` for torchao.
 _SLOW_IMPORTS = {"transformers": "transformers.modeling_utils", "timm": "timm", "lightning": "lightning"}
@@ -54,6 +59,8 @@ class UserModel(FrozenModel):
     arguments: tuple[str, ...] = ()  # of a script; in records a file's is its name
     launcher: tuple[str, ...] = ()  # what starts a script on several ranks: ("torchrun", "--nproc-per-node", "2")
     units_per_step: int | None = None  # of a script, as the user counts them; None counts samples of its loader
+    unit: Unit | None = None  # what they are called
+    scratch: str = ""  # the working directory of a script; empty for the present one, and in records
     # Of all files of the user's that were read: an edited file is measured again. Empty until the process reports it.
     digest: str = ""
     # In records, of the folder: files of one name and content may read different files next to them. Empty for a
@@ -68,12 +75,12 @@ class UserModel(FrozenModel):
             return self
         folder, name = (path, "") if self.kind == "module" else (path.parent, path.name)
         # A script reads files next to it, in the present folder, and those that its arguments name.
+        hidden = _without_secrets(self.arguments)
         place = str(folder) if self.kind != "script" else repr((folder, os.getcwd(), self.arguments))
-        digest = "" if self.kind == "pickle" else hashlib.sha256(place.encode()).hexdigest()[:12]
-        arguments = tuple(map(_without_folder, self.arguments))
+        digest = "" if self.kind == "pickle" else _place_digest(place, hides=hidden != [*self.arguments])
+        update = {"path": name, "folder_digest": digest, "arguments": tuple(map(_without_folder, hidden))}
         launcher = tuple(map(_without_folder, self.launcher))
-        update = {"path": name, "folder_digest": digest, "arguments": arguments, "launcher": launcher}
-        return self.model_copy(update=update)
+        return self.model_copy(update={**update, "launcher": launcher, "scratch": ""})
 
 
 class LightningParts(FrozenModel):
@@ -155,6 +162,11 @@ def is_script(name: str) -> bool:
     return name.lstrip().startswith(("python ", "torchrun ", "accelerate launch "))
 
 
+def dashes(name: str) -> str:
+    """Return what a command line has before a workload's name, so that a script's options are not castwise's."""
+    return "-- " if is_script(name) else ""
+
+
 def script_command(words: Sequence[str]) -> str | None:
     """Return the name of the workload that a command line is; None if its words are names of workloads.
 
@@ -195,6 +207,26 @@ def _parse_script(command: str) -> tuple[list[str], str, list[str]]:
     return words[:first], "".join(words[first : first + 1]), words[first + 1 :]
 
 
+@functools.cache
+def _place_digest(place: str, *, hides: bool) -> str:
+    """Return a digest; of a place that holds secrets one that takes long, so that nobody can guess them by it."""
+    long = hashlib.pbkdf2_hmac("sha256", place.encode(), b"castwise", _ROUNDS) if hides else b""
+    return (long.hex() or hashlib.sha256(place.encode()).hexdigest())[:12]
+
+
+def _without_secrets(arguments: Iterable[str]) -> list[str]:
+    """Return a script's arguments with `HIDDEN` for the values of those whose names say that they are secret."""
+    found: list[str] = []
+    is_next = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        is_secret = _SECRET.search(name) is not None
+        hidden = f"{name}=HIDDEN" if equals and is_secret else argument
+        found.append("HIDDEN" if is_next and not argument.startswith("-") else hidden)
+        is_next = is_secret and not equals and argument.startswith("-")
+    return found
+
+
 def _without_folder(argument: str) -> str:
     """Return an argument of a script with the name alone of an absolute file."""
     flag, equals, value = argument.rpartition("=")
@@ -213,7 +245,9 @@ def shown_name(reference: str) -> str:
         return written
     if is_script(written):
         start, file, arguments = _parse_script(written)
-        return shlex.join([*map(_without_folder, start), Path(file).name, *map(_without_folder, arguments)])
+        return shlex.join(
+            [*map(_without_folder, start), Path(file).name, *map(_without_folder, _without_secrets(arguments))]
+        )
     kind, where, name = _parse(written)
     if kind == "pickle":
         return f"{_OBJECT}{name}"

@@ -5,6 +5,7 @@ The data of a steady step lies on the device, so that input never bounds it; epo
 
 import statistics
 
+from castwise.analysis import steady_metrics
 from castwise.analysis.causes import diagnose, power_limit_of
 from castwise.analysis.result_table import compare
 from castwise.analysis.speedup import speedup_estimate
@@ -43,6 +44,8 @@ def what_bounds(measured: Measurements, loop: TrialSpec) -> str:
         found.append(_bound("input", faster, "with its data on the device"))
         if waits := [share for trial in trials if (share := data_share(trial)) is not None]:
             found.append(f"the host waits for batches {format_share(statistics.median(waits))} of the time")
+    if (waits_of_script := steady_metrics.data_share(trials)) is not None:
+        found.append(f"the script waits for its loader {format_share(waits_of_script)} of the time")
     if captures_graph(loop.techniques):
         found.append("launches do not bound it: the step is a CUDA graph")
     elif (faster := speedup(loop, graph)) is not None:

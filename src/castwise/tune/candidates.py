@@ -254,12 +254,15 @@ class SearchSpace:
         return changes
 
 
-def allowed_techniques(numerics: Numerics, kind: str = "steady", *, autotunes: bool = True) -> tuple[str, ...]:
-    """Return the techniques of a kind of trial that change the numbers by at most this much."""
+def allowed_techniques(
+    numerics: Numerics, kind: str = "steady", *, autotunes: bool = True, of_script: bool = False
+) -> tuple[str, ...]:
+    """Return the techniques of a kind of trial, or of a script, that change the numbers by at most this much."""
     order = get_args(Numerics)  # the least change first
     allowed = order[: order.index(numerics) + 1]
     rows = [row for row in TECHNIQUES if row.searched and (autotunes or row.rank != Rank.AUTOTUNE)]
-    return tuple(row.name for row in rows if kind in row.kinds and row.numerics in allowed)
+    rows = [row for row in rows if (row.fits_scripts if of_script else kind in row.kinds)]
+    return tuple(row.name for row in rows if row.numerics in allowed)
 
 
 def next_stage(tried: Sequence[TriedChange]) -> int:

@@ -31,8 +31,10 @@ class BatchPoint:
 
 
 def half_batch(spec: TrialSpec) -> TrialSpec | None:
-    """Return the configuration on half the batch; None if that is no whole number."""
-    return None if spec.batch_size % 2 else spec.model_copy(update={"batch_size": spec.batch_size // 2})
+    """Return the configuration on half the batch; None if it is no whole number, or a script's own."""
+    return (
+        None if spec.batch_size % 2 or spec.is_script else spec.model_copy(update={"batch_size": spec.batch_size // 2})
+    )
 
 
 def next_batch(measured: Sequence[BatchPoint], limit_bytes: float, *, compiles: bool = False) -> int | None:

@@ -3,16 +3,32 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
-from castwise.spec.options import COUNT, DURATION, MEMORY, WORKLOAD_NAMES, Option, StepOptions, parse_workload
+from castwise.spec.options import (
+    COUNT,
+    DURATION,
+    MEMORY,
+    WORKLOAD_NAMES,
+    Option,
+    ScriptOptions,
+    StepOptions,
+    parse_workload,
+)
 from castwise.spec.types import Numerics
 
 
 @dataclass(frozen=True)
-class TuneOptions(StepOptions):
+class TuneOptions(StepOptions, ScriptOptions):
     """What `castwise tune` searches; None is what suits the machine."""
 
     workload: Annotated[
-        str, Option(f"A workload {WORKLOAD_NAMES}.", parse=parse_workload, completion="workloads", is_argument=True)
+        str,
+        Option(
+            f"A workload {WORKLOAD_NAMES}. Or your script with its arguments: -- python train.py --lr 1e-3.",
+            parse=parse_workload,
+            completion="workloads",
+            is_argument=True,
+            takes_many=True,
+        ),
     ]
     _: KW_ONLY
     precisions: Annotated[

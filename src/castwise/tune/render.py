@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from castwise.analysis import steady_metrics
 from castwise.analysis.code_snippets import loop_patch
-from castwise.registry.precisions import BASELINE, DEFAULT, precision_row
+from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, precision_row
 from castwise.registry.techniques import join, loop_changes
 from castwise.render.console import print_line, took_words
 from castwise.render.fields import (
@@ -146,7 +146,8 @@ def speedup_words(result: TuningResult, row: FlatRow) -> str:
     start, over_fp32 = result.start, row["fp32_speedup"]
     if row["total_speedup"] is None or key_of(row["spec"]) == key_of(start):
         return ""
-    base = "PyTorch's default" if start.precision == DEFAULT else f"the plain {start.precision} loop's"
+    known = {DEFAULT: "PyTorch's default", AS_WRITTEN: "your script as written"}
+    base = known.get(start.precision, f"the plain {start.precision} loop's")
     words = f"{format_ratio(row['total_speedup'])} {base}"
     is_over_both = start.precision != BASELINE and over_fp32 is not None
     return f"{words} ({format_ratio(over_fp32)} fp32)" if is_over_both else words
@@ -213,7 +214,8 @@ def patch(result: TuningResult, spec: TrialSpec) -> str:
     workload = "FILE.py:FUNCTION" if is_object(spec.workload) else spec.workload
     command = f"castwise tune {workload} --emit train.py"
     # A precision that the plain loop has already is no change.
-    row = precision_row(DEFAULT if spec.precision == result.start.precision else spec.precision)
+    is_plain = spec.precision == result.start.precision != AS_WRITTEN
+    row = precision_row(DEFAULT if is_plain else spec.precision)
     return loop_patch(row, spec.device_type, facts, spec.techniques, gains, command)
 
 

@@ -28,6 +28,7 @@ from castwise.spec.options import steps_of
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
+from castwise.spec.user_model import is_script
 from castwise.tune.candidates import Change, SearchSpace, TriedChange, allowed_techniques
 from castwise.tune.decide import Done, Ending, decide
 from castwise.tune.measurements import Measurements
@@ -153,6 +154,9 @@ def prepare_tuning(
     """
     began = time.perf_counter()
     source = source_of(request)
+    of_script = is_script(request.workload)
+    if of_script and (request.larger_batches or request.memory_bytes is not None):
+        raise UsageError("A script has its own batch: leave --larger-batches and --memory out.")
     data_set = source[0] if source is not None else request.data_set or SYNTHETIC
     limit = phase_limit(request.budget_seconds) if request.timeout_seconds is None else request.timeout_seconds
     run_options = steps_of(
@@ -160,7 +164,7 @@ def prepare_tuning(
         workloads=(request.workload,),
         precisions=request.precisions,
         batch_sizes=None if request.batch_size is None else (request.batch_size,),
-        data_set=SYNTHETIC if data_set.startswith(SYNTHETIC_PREFIX) else data_set,
+        data_set=SYNTHETIC if data_set.startswith(SYNTHETIC_PREFIX) else None if of_script else data_set,
         timeout_seconds=limit,
     )
     job = prepare(run_options, listener, make_engine, rule=StopRule())
@@ -174,7 +178,7 @@ def prepare_tuning(
     elif start.device_type != "cpu":
         start = start.model_copy(update={"protocol": start.protocol.model_copy(update=_SCREENED | _PROFILE)})
     environment = job.runner.environment
-    if request.precisions is None and start.device_type == "cuda":  # to be tried on a compiled loop
+    if request.precisions is None and start.device_type == "cuda" and not of_script:  # to be tried on a compiled loop
         names += [
             row.name
             for row in NARROW_PRECISIONS
@@ -187,7 +191,9 @@ def prepare_tuning(
         start=start,
         precisions=tuple(name for name in names if not (has_both and name == BASELINE)),
         # It takes minutes, and none of the three searches on an H200 that tried it gained by it.
-        techniques=allowed_techniques(request.numerics, start.kind, autotunes=request.budget_seconds is not None),
+        techniques=allowed_techniques(
+            request.numerics, start.kind, autotunes=request.budget_seconds is not None, of_script=of_script
+        ),
         environment=environment,
         larger_batches=request.larger_batches,
         memory_bytes=math.inf if request.memory_bytes is None else request.memory_bytes,

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from castwise.registry.kernel_classes import Classified, classify_kernel, classi
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.worker.distributed import Peers
+from castwise.worker.script.hooks import ScriptHooks
 from castwise.worker.step import TrainingStep
 from castwise.worker.trace_summary import (
     MODULE_RANGE,
@@ -40,7 +41,8 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 # Methods of a tensor that wait until the device has computed it.
 _WAITING = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__")
 
-RunSteps = Callable[[int], int]
+RunSteps = Callable[[int, AbstractContextManager[Any]], int]
+ProfiledStep = TrainingStep | ScriptHooks
 
 
 class _Record(NamedTuple):
@@ -53,14 +55,15 @@ class _Record(NamedTuple):
 
 
 def profile_step(
-    spec: TrialSpec, step: TrainingStep, run: RunSteps, num_steps: int, trace: Path | None, peers: Peers
+    spec: TrialSpec, step: ProfiledStep, run: RunSteps, num_steps: int, trace: Path | None, peers: Peers
 ) -> StepProfile:
     """Profile steps, and return what one takes and for what; write a trace for Perfetto if a path is given.
 
     Args:
         spec: What the steps are of.
         step: One of them.
-        run: Runs at least so many steps, waits until they are done, and returns how many there were.
+        run: Runs at least so many steps within a context, waits there until they are done, and returns how many there
+            were.
         num_steps: How many to profile, unless that gives more events than can be read.
         trace: The file for the trace.
         peers: All ranks profile the same number of steps.
@@ -98,8 +101,7 @@ def _record(
 ) -> _Record:
     """Run steps under the profiler, and return its first events as plain data."""
     profiler = torch.profiler.profile(activities=activities, record_shapes=ProfilerActivity.CPU in activities)
-    with profiler:
-        num_steps = run(num_steps)
+    num_steps = run(num_steps, profiler)
     events = sorted(_events(profiler), key=lambda event: int(event.start_ns()))
     found = _Record(num_steps, [], [], [])
     if len(events) > _MOST_EVENTS:
@@ -146,7 +148,7 @@ def _measure_waits(run: RunSteps, num_steps: int) -> float:
     with ExitStack() as stack:
         for name in _WAITING:
             stack.enter_context(patch.object(torch.Tensor, name, timed(getattr(torch.Tensor, name))))
-        num_steps = run(num_steps)
+        num_steps = run(num_steps, nullcontext())
     return 1e-9 * waited / num_steps
 
 
@@ -156,7 +158,7 @@ def _events(profiler: torch.profiler.profile) -> list[Any]:
 
 
 @contextmanager
-def _annotated(step: TrainingStep, *, has_modules: bool) -> Iterator[None]:
+def _annotated(step: ProfiledStep, *, has_modules: bool) -> Iterator[None]:
     """Run the parts of a step, and the modules of its model, within ranges that the profiler records."""
     with ExitStack() as stack:
         stack.enter_context(step.within_ranges(record_function, UPDATE_RANGE, SCALING_RANGE))

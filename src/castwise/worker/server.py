@@ -218,7 +218,7 @@ class Worker:
 
     def profile(self, num_steps: int, trace: Path | None = None) -> StepProfile:
         """Profile steady steps after `finish`, if the protocol asks for it."""
-        profile = self._own_loop.profile(num_steps, trace)
+        profile = self._steady_run.profile(num_steps, trace)
         self._end()
         return profile
 
@@ -239,7 +239,7 @@ class Worker:
 
     @property
     def _own_loop(self) -> SteadyRun:
-        assert isinstance(self._steady, SteadyRun), "a script has no profile, and no sustained steps"
+        assert isinstance(self._steady, SteadyRun), "a script has no sustained steps"
         return self._steady
 
     @property

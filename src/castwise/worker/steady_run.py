@@ -4,9 +4,10 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -297,11 +298,12 @@ class SteadyRun:
         """Profile about so many steps after all else, and restore the process's numeric state."""
         at_once = self._step.steps_per_launch
 
-        def run(count: int) -> int:  # without a barrier, whose kernel would be counted
+        def run(count: int, recorded: AbstractContextManager[Any]) -> int:  # without a barrier's kernel
             whole = at_once * math.ceil(count / at_once)
-            self._steps_into([], whole)()
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            with recorded:
+                self._steps_into([], whole)()
+                if self._device.type == "cuda":
+                    torch.cuda.synchronize(self._device)
             return whole
 
         with self._stack:

@@ -8,7 +8,8 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -23,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from castwise.worker.pytree import tree_tensors
 from castwise.worker.script.precision import OutsidePrecision
+from castwise.worker.script.techniques import OutsideTechniques
 
 _installed: list["ScriptHooks"] = []  # one at the most
 
@@ -32,11 +34,14 @@ class ScriptHooks:
 
     Args:
         precision: Is applied by them.
+        techniques: Likewise.
         after_step: Is called after each step of the script's first optimizer, in the script's thread.
     """
 
-    def __init__(self, precision: OutsidePrecision, after_step: Callable[[], None]) -> None:
-        self.precision = precision
+    def __init__(
+        self, precision: OutsidePrecision, techniques: OutsideTechniques, after_step: Callable[[], None]
+    ) -> None:
+        self.precision, self.techniques = precision, techniques
         self.models: list[nn.Module] = []  # the outermost modules that it trains
         self.optimizers: WeakSet[Optimizer] = WeakSet()
         self.stepped: list[Optimizer] = []  # those that have stepped; the first one counts the steps
@@ -62,12 +67,44 @@ class ScriptHooks:
         register_optimizer_step_post_hook(_after_step_of)
         self._replace_methods()
 
+    @property
+    def model(self) -> nn.Module:
+        """Return the first of its models."""
+        return self.models[0] if self.models else nn.Module()
+
     def stop_looking(self) -> None:
         """Look for no further models and batches: it costs time in each module's call."""
         self._finder.remove()
         self._is_looking = False
         if self.precision.row.autocast_dtype is None:
             for hook in self._model_hooks:
+                hook.remove()
+
+    @contextmanager
+    def within_ranges(
+        self, make_range: Callable[[str], AbstractContextManager[object]], update: str, scaling: str
+    ) -> Iterator[None]:
+        """Run the optimizers' steps within a profiler's range of this name.
+
+        The profile may begin and end within a step, in which torch's own range is cut off.
+        """
+        del scaling
+        ranges: list[AbstractContextManager[object]] = []
+
+        def enter(*_: object) -> None:
+            ranges.append(make_range(update))
+            ranges[-1].__enter__()
+
+        def leave(*_: object) -> None:
+            if ranges:
+                ranges.pop().__exit__(None, None, None)
+
+        hooks = [each.register_step_pre_hook(enter) for each in self.stepped]
+        hooks += [each.register_step_post_hook(leave) for each in self.stepped]
+        try:
+            yield
+        finally:
+            for hook in hooks:
                 hook.remove()
 
     @property
@@ -87,6 +124,7 @@ class ScriptHooks:
         if next(module.parameters(), None) is None:
             return
         self.precision.check_model(module)
+        self.techniques.change_model(module)
         self.models.append(module)
         self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
         self.enter_model(module, args)
@@ -118,6 +156,7 @@ class ScriptHooks:
         if self._is_elsewhere:
             return
         if self._is_looking and optimizer not in self.stepped:
+            self.techniques.check_optimizer(optimizer)
             self.stepped.append(optimizer)
         is_first = optimizer is self.stepped[0]
         was_skipped |= self.precision.after_step(optimizer)
@@ -214,6 +253,8 @@ def _num_samples(nested: Any) -> int:
 
 
 def _find_model(module: nn.Module, args: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
     _installed[0].find_model(module, args)
 
 

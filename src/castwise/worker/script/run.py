@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,17 @@ import torch
 from torch.optim import Optimizer
 
 from castwise.errors import CastwiseError, UsageError
-from castwise.records.schema import Block, Facts, RankSamples
+from castwise.records.schema import Block, Facts, RankSamples, StepProfile
 from castwise.registry.precisions import AS_WRITTEN, find_precision
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload, digest_of
+from castwise.worker.distributed import Peers
+from castwise.worker.kernel_profile import profile_step
 from castwise.worker.memory import memory_meter
 from castwise.worker.precision import read_fp32_precision
 from castwise.worker.script.hooks import ScriptHooks
 from castwise.worker.script.precision import OutsidePrecision
+from castwise.worker.script.techniques import OutsideTechniques
 from castwise.worker.user_model.source import digest, user_files
 
 _LIMIT_SHARE = 0.9  # of the time that the parent waits for an answer
@@ -86,9 +90,9 @@ class Ranks:
 class ScriptRun:
     """A script in its process: `run` in the main thread, and everything else in the one that answers the parent."""
 
-    def __init__(self, script: UserModel, precision: str, device: str) -> None:
+    def __init__(self, script: UserModel, precision: str, device: str, techniques: Sequence[str] = ()) -> None:
         self._script, self._device = script, torch.device(device)
-        self._precision = precision
+        self._precision, self._techniques = precision, techniques
         self._hooks: ScriptHooks | None = None
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._order: _Order | None = None
@@ -109,15 +113,19 @@ class ScriptRun:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a script takes a GPU if it sees one
         else:
             torch.cuda.set_device(self._device)
-        self._hooks = ScriptHooks(
-            OutsidePrecision(find_precision(self._precision), self._device.type), self._after_step
-        )
         sys.argv = [script.path, *script.arguments]
         sys.path.insert(0, str(Path(script.path).parent))
+        if script.scratch:
+            os.chdir(script.scratch)
         process = os.getpid()
         ending: BaseException = SystemExit(0)
         try:
             self._take_order()
+            self._hooks = ScriptHooks(
+                OutsidePrecision(find_precision(self._precision), self._device.type),
+                OutsideTechniques(self._techniques, self._device),
+                self._after_step,
+            )
             runpy.run_path(script.path, run_name="__main__")
         except ScriptStopped:
             pass
@@ -263,12 +271,11 @@ class ScriptTrial:
     batches ready. As many steps lead in as batches may have been prepared.
     """
 
-    is_to_be_profiled = False
-
     def __init__(self, spec: TrialSpec) -> None:
         assert spec.user_model is not None, "a script is one"
         self._spec = spec
-        self.run = ScriptRun(spec.user_model, spec.precision, spec.device)
+        self.is_to_be_profiled = spec.protocol.profile_steps > 0
+        self.run = ScriptRun(spec.user_model, spec.precision, spec.device, spec.techniques)
         self._memory = memory_meter(torch.device(spec.device))
         self._memory.reset_peak()
         self._blocks: list[Block] = []
@@ -304,6 +311,7 @@ class ScriptTrial:
                 f"{self.run._name} took no optimizer step within {self._limit_seconds:g} s. --timeout gives it longer."
             )
         hooks, spec = self._hooks, self._spec
+        hooks.techniques.check_loaders()
         assert spec.user_model is not None, "a script is one"
         if spec.user_model.digest not in ("", digests[0]):
             raise UsageError(f"{self.run._name} was changed while it was being measured. Run castwise again.")
@@ -327,7 +335,7 @@ class ScriptTrial:
         self._facts = Facts(
             num_parameters=sum(dtypes.values()),
             units_per_sample=1,
-            unit="samples",
+            unit=spec.user_model.unit or "samples",
             param_dtypes=dtypes,
             optimizer="; ".join(map(_described, hooks.stepped)),
             fp32_precision=read_fp32_precision(),
@@ -424,10 +432,13 @@ class ScriptTrial:
         return tuple(found)
 
     def finish(self) -> RankSamples:
-        """Return everything measured, and stop the script."""
+        """Return everything measured, and stop the script unless it is profiled next."""
         saved = list(self._hooks.saved)
         if saved:
-            self._notes.append(f"torch.save wrote '{saved[0]}' to a file without a name: nothing was overwritten")
+            assert self._spec.user_model is not None, "a script is one"
+            apart = "" if self._spec.user_model.scratch else ". Other files it does: --scratch DIR keeps them apart"
+            note = f"torch.save wrote '{saved[0]}' to a file without a name: nothing was overwritten"
+            self._notes.append(note + apart)
         samples = RankSamples(
             blocks=tuple(self._blocks),
             peak_allocated_bytes=self._memory.peak_allocated(),
@@ -435,8 +446,32 @@ class ScriptTrial:
             warm_up_peak_allocated_bytes=self._warm_up_peak,
             notes=tuple(self._notes),
         )
-        self.run.stop()
+        if not self.is_to_be_profiled:
+            self.run.stop()
         return samples
+
+    def profile(self, num_steps: int, trace: Path | None) -> StepProfile:
+        """Profile about so many steps after all else, and stop the script."""
+
+        def run(count: int, recorded: AbstractContextManager[Any]) -> int:
+            lead_in = max(1, self._hooks.num_prefetched)
+
+            def next_mark(
+                moments: Sequence[_Moment],
+            ) -> int | None:  # in the script's thread: it is recorded
+                if len(moments) == 1:
+                    recorded.__enter__()
+                elif moments:
+                    recorded.__exit__(None, None, None)
+                return (lead_in, count, None)[len(moments)]
+
+            if len(self.run._carry_out(_Order(next_mark), self._limit_seconds)) < 2:
+                raise UsageError(f"{self.run._name} ended, or its time was up, before {count} steps were profiled")
+            return count
+
+        profile = profile_step(self._spec, self._hooks, run, num_steps, trace, Peers())
+        self.run.stop()
+        return profile
 
     def lead_in(self) -> None:
         """Refuse: a script's blocks are timed in one go."""

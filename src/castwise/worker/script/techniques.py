@@ -1,0 +1,137 @@
+"""Techniques that a script's own loop is given from outside: on its model, its optimizers and its loaders."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from castwise.errors import TechniqueError
+from castwise.registry.techniques import PLAIN, rows_of, step_config_of
+from castwise.spec.recipe import Recipe
+from castwise.worker.pytree import tree_map_tensors
+from castwise.worker.techniques.compile import check_compiler
+
+
+class OutsideTechniques:
+    """What is changed in the objects that a script makes.
+
+    Raises:
+        TechniqueError: There is nothing that a technique would change. Its methods raise it, too.
+    """
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self.config = step_config_of(names) if names else PLAIN
+        self._names = names
+        self._has_changed_loader = False
+        self._has_arguments = False  # whether the script gives an optimizer these itself
+        if self.config.compile_mode is not None:
+            check_compiler(device)
+        if self.config.optimizer_arguments:
+            self._change_optimizers(dict(self.config.optimizer_arguments))
+        if self.config.loader_workers or self.config.pinned_transfer:
+            self._change_loaders()
+
+    def _refuse(self, setting: str, why: str) -> None:
+        name = next(row.name for row in rows_of(self._names) if setting in row.settings)
+        raise TechniqueError(f"{name} finds nothing to do: {why}")
+
+    def change_model(self, model: nn.Module) -> None:
+        """Change a model during its first forward pass; the second one runs with all changes."""
+        config, weights = self.config, [each for each in model.parameters() if each.dim() == 4]
+        if config.channels_last:
+            if all(each.is_contiguous(memory_format=torch.channels_last) for each in weights):
+                self._refuse("channels_last", "the script's model has no convolution in another layout")
+            model.to(memory_format=torch.channels_last)
+            model.register_forward_pre_hook(_to_channels_last, with_kwargs=True)
+        if config.cudnn_search:
+            if torch.backends.cudnn.benchmark or not weights:
+                self._refuse("cudnn_search", "the script has it, or no convolution")
+            torch.backends.cudnn.benchmark = True
+        if config.compile_mode is not None:
+            if isinstance(model, OptimizedModule):
+                self._refuse("compile_mode", "the script compiles its model")
+            mode = None if config.compile_mode == "default" else config.compile_mode
+            # Not the module: castwise's hooks on it stay outside.
+            model.forward = torch.compile(model.forward, mode=mode)
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Refuse an optimizer that did not take the arguments."""
+        for name, _ in self.config.optimizer_arguments:
+            if self._has_arguments or not optimizer.defaults.get(name):
+                kind = type(optimizer).__name__
+                self._refuse("optimizer_arguments", f"the script has it, or there is no such {kind} in torch.optim")
+
+    def check_loaders(self) -> None:
+        """Refuse a script without a loader to change."""
+        if (self.config.loader_workers or self.config.pinned_transfer) and not self._has_changed_loader:
+            setting = "loader_workers" if self.config.loader_workers else "pinned_transfer"
+            self._refuse(setting, "the script makes no DataLoader that lacks it")
+
+    def _change_optimizers(self, arguments: Mapping[str, bool]) -> None:
+        """Let torch's optimizers be made with arguments, such as `fused`."""
+        others = dict.fromkeys({"fused", "foreach"} - {*arguments})
+
+        def making(kind: Any) -> Any:
+            make = kind.__init__
+
+            @functools.wraps(make)
+            def call(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+                # AdamW's calls Adam's.
+                self._has_arguments |= type(optimizer) is kind and all(map(kwargs.get, arguments))
+                make(optimizer, *args, **{**kwargs, **others, **arguments})
+
+            return call
+
+        for kind in {each for each in vars(torch.optim).values() if isinstance(each, type)}:
+            if {*arguments, *others} <= {*inspect.signature(kind).parameters}:
+                setattr(kind, "__init__", making(kind))  # noqa: B010  mypy takes it for an instance's
+
+    def _change_loaders(self) -> None:
+        make: Any = DataLoader.__init__
+        signature, wanted = inspect.signature(make), self.config.recipe(Recipe(epochs=1)).loader
+
+        @functools.wraps(make)
+        def making(*args: Any, **kwargs: Any) -> None:
+            given = signature.bind(*args, **kwargs)
+            named, is_iterable = given.arguments, isinstance(given.arguments["dataset"], IterableDataset)
+            # Each worker would read all of an iterable data set.
+            if self.config.loader_workers and not is_iterable and (named.get("num_workers") or 0) < wanted.num_workers:
+                ahead = wanted.prefetch_batches
+                named |= {"num_workers": wanted.num_workers, "persistent_workers": True, "prefetch_factor": ahead}
+                self._has_changed_loader = True
+            if self.config.pinned_transfer and not named.get("pin_memory"):
+                named["pin_memory"] = self._has_changed_loader = True
+            make(*given.args, **given.kwargs)
+
+        DataLoader.__init__ = making  # type: ignore[method-assign]
+        if self.config.pinned_transfer:
+            for name in ("to", "cuda"):
+                setattr(Tensor, name, _not_blocking(getattr(Tensor, name)))
+
+
+def _not_blocking(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let a method copy from page-locked memory while the host goes on."""
+
+    @functools.wraps(method)
+    def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        is_asked = "non_blocking" in kwargs or any(isinstance(each, bool) for each in args)
+        if tensor.device.type == "cpu" and not is_asked and not torch.compiler.is_compiling() and tensor.is_pinned():
+            kwargs["non_blocking"] = True
+        return method(tensor, *args, **kwargs)
+
+    return call
+
+
+def _to_channels_last(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    del module
+
+    def converted(tensor: Tensor) -> Tensor:
+        return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+    return tree_map_tensors(converted, (args, kwargs))
