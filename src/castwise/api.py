@@ -82,6 +82,7 @@ class RunKeywords(GridKeywords, total=False):
     rounds: int | None
     seconds: float | None
     margin: str | float | None
+    nodes_per_trial: int | None
     steps: int | None
     warm_up: int | None
     units_per_step: int | None

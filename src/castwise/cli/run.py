@@ -1,6 +1,8 @@
 """`castwise run`."""
 
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from castwise.cli.options import PrintOptions
@@ -54,6 +56,8 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     from castwise.cli.measuring import announce, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit, say
     from castwise.orchestrator.job import CPU_BUDGET_SECONDS, prepare, prepare_shard
+    from castwise.orchestrator.nodes import Nodes
+    from castwise.orchestrator.processes import ForkserverEngine
     from castwise.render import run_report
     from castwise.render.console import print_ending
 
@@ -76,13 +80,21 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
         say(f"Shard {machines.shard} has nothing to measure: the plan has {len(plan.comparisons)} comparisons.")
         return 0
     options = options if plan is None else replace(options, device=plan.device)
+    num_nodes = options.nodes_per_trial or max((spec.num_nodes for spec in specs), default=1)
+    if machines.rendezvous is not None and num_nodes == 1:
+        raise UsageError("--rendezvous is for trials over several nodes. Give --nodes-per-trial.")
+    if machines.node_rank:
+        with measuring(options, output):
+            say(f"This node works for the one at {machines.rendezvous} until that ends.")
+            ForkserverEngine().follow(str(machines.rendezvous))
+        return 0
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":
         with looking():
             if plan is None:
-                job = prepare(options, progress, make_engine)
+                job = prepare(options, progress, make_engine or on_nodes)
             else:
-                job = prepare_shard(plan, specs, options, progress, make_engine)
+                job = prepare_shard(plan, specs, options, progress, make_engine or on_nodes)
         if prices and job.specs and job.specs[0].device_type == "cpu":
             raise UsageError("Prices are for GPUs, and this is a CPU. Leave --price-kwh and --price-gpu-hour out.")
         announce(job)
@@ -93,7 +105,11 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
         with progress:
             return job, job.run()
 
-    with measuring(options, output) as progress:
+    with measuring(options, output) as progress, ExitStack() as ends:
+        on_nodes: EngineFactory | None = None
+        if machines.rendezvous is not None:
+            nodes = ends.enter_context(closing(Nodes(machines.rendezvous, num_nodes)))
+            on_nodes = partial(ForkserverEngine, nodes=nodes)
         job, trials = answer(options, work)
     rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
     store, machine = job.runner.store, job.runner.environment

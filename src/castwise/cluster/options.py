@@ -34,6 +34,17 @@ class ManyMachinesOptions:
         str | None, Option("Measure only this part of --plan: 1/8 to 8/8.", "Many machines", metavar="I/N")
     ] = None
 
+    rendezvous: Annotated[
+        str | None,
+        Option(
+            "Where the nodes of --nodes-per-trial meet: the first one's name.", "Many machines", metavar="HOST:PORT"
+        ),
+    ] = None
+    node_rank: Annotated[
+        int | None,
+        Option("This node's number among them, from 0; 0 keeps the records.", "Many machines", metavar="I"),
+    ] = None
+
     on: Annotated[
         str | None,
         Option(
@@ -68,7 +79,12 @@ class ManyMachinesOptions:
         if self.shard is not None and self.plan is None:
             raise UsageError("--shard is a part of a plan. Name its file with --plan.")
         if self.on is None and (self.nodes or self.per or self.partition or self.gres or self.sbatch):
-            raise UsageError("--nodes, --per, --partition, --gres and --sbatch go with --on slurm or --on ray.")
+            raise UsageError(
+                "--nodes, --per, --partition, --gres and --sbatch go with --on slurm or --on ray. Nodes that share a "
+                "trial are --nodes-per-trial."
+            )
+        if (self.rendezvous is None) != (self.node_rank is None):
+            raise UsageError("--rendezvous and --node-rank go together.")
         if self.on is not None:
             if self.on not in ("slurm", "ray") and not self.on.startswith("ray://"):
                 raise UsageError(f"--on takes slurm, ray or ray://HEAD:10001; '{self.on}' is none of them.")

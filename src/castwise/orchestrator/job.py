@@ -169,8 +169,11 @@ def prepare(
         data_set=options.data_set or SYNTHETIC,
         protocol=_limited(protocol, options).model_copy(update=profiles),
         seed=options.seed,
+        num_nodes=options.nodes_per_trial or 1,
         user_workloads=user_workloads,
     )
+    if make_engine is None and any(spec.num_nodes > 1 for spec in specs):
+        raise UsageError("--nodes-per-trial needs --rendezvous and --node-rank on each node, or --on slurm or ray.")
     if options.data_set not in (None, SYNTHETIC):
         provide(machine.engine, find_data_set(str(options.data_set)), machine.data_dir)
     specs = _supported(specs, machine.environment, explicit=names_precisions)
@@ -213,6 +216,7 @@ def make_plan(options: RunOptions, make_engine: EngineFactory | None = None) -> 
         data_set=options.data_set or SYNTHETIC,
         protocol=_limited(CPU_ROUND if device == "cpu" else CUDA_ROUND, options),
         seed=options.seed,
+        num_nodes=options.nodes_per_trial or 1,
         user_workloads=user_workloads,
     )
     return PlanFile(
@@ -361,7 +365,7 @@ def _check(options: RunOptions, user_models: Sequence[str]) -> None:
         locate(name)
     # No device is known yet: this plan shows only that every name is known and that they go together.
     grid = replace(options, workloads=options.workloads or (_BARE_CPU[0],))
-    build_plan(grid, device="cpu", data_set=options.data_set or SYNTHETIC)
+    build_plan(grid, device="cpu", data_set=options.data_set or SYNTHETIC, num_nodes=options.nodes_per_trial or 1)
 
 
 def _bare_run(options: RunOptions, machine: Machine) -> tuple[RunOptions, tuple[str, ...]]:

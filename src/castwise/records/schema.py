@@ -59,6 +59,7 @@ class Environment(FrozenModel):
         capability: CUDA compute capability, as (major, minor).
         gpu_memory_bytes: The GPU's memory.
         num_gpus: GPUs that torch sees.
+        other_hosts: The other nodes of a trial over several, by rank.
         driver: The GPU driver's version.
         cuda: The CUDA version torch was built with.
         cudnn: cuDNN's version as torch prints it.
@@ -82,6 +83,7 @@ class Environment(FrozenModel):
     capability: tuple[int, int] | None = None
     gpu_memory_bytes: int | None = None
     num_gpus: int = 0
+    other_hosts: tuple[str, ...] = ()
     driver: str | None = None
     cuda: str | None = None
     cudnn: str | None = None
@@ -112,7 +114,7 @@ class Environment(FrozenModel):
         known = {f"cuda:{index}": uuid for index, uuid in enumerate(self.gpu_uuids)}
         if self.gpu_uuid:
             known[f"cuda:{first}"] = self.gpu_uuid
-        devices = [f"cuda:{index}" for index in range(first, first + spec.world_size)]
+        devices = [f"cuda:{index}" for index in range(first, first + spec.world_size // spec.num_nodes)]
         return {device: known.get(device, "") for device in devices}
 
     @property

@@ -27,7 +27,7 @@ from castwise.spec.types import SYNTHETIC
 FileOf = Callable[[Trial], str]  # names the file that a trial was read from
 
 # What differs between the configurations of a group; precision and loss scale come first.
-AXES = ("precision", "loss_scale", "batch_size", "world_size", "parallelism", "techniques", "seed")
+AXES = ("precision", "loss_scale", "batch_size", "world_size", "num_nodes", "parallelism", "techniques", "seed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,6 +368,7 @@ def _sort_key(config: Configuration) -> tuple[object, ...]:
     return (
         spec.batch_size,
         spec.world_size,
+        spec.num_nodes,
         spec.parallelism,
         len(spec.techniques),
         spec.techniques,
@@ -389,7 +390,7 @@ def _axis_text(trial: Trial, name: str) -> str:
             return "" if spec.parallelism == "none" else spec.parallelism
         case "techniques":
             return " + ".join(spec.techniques)
-        case "seed":
-            return f"seed {spec.seed}"
+        case "seed" | "num_nodes":
+            return f"seed {spec.seed}" if name == "seed" else f"{spec.num_nodes} nodes" * (spec.num_nodes > 1)
     known = known_precision(spec.precision)
     return "" if known is not None and spec.loss_scale == known.loss_scale else f"loss scale {spec.loss_scale}"

@@ -277,6 +277,9 @@ class RunOptions(ParameterGrid, DurationOptions, StepOptions):
             takes_many=True,
         ),
     ] = None
+    nodes_per_trial: Annotated[
+        int | None, Option("Nodes that share a trial on several GPUs; --gpus is their sum.", "Many machines", **COUNT)
+    ] = None
     num_steps: Annotated[
         int | None, Option("Steps of a script that are timed in each process.", "How long", keyword="steps", **COUNT)
     ] = None
