@@ -91,6 +91,14 @@ def sacct(*arguments: str) -> None:
         print(f"{task.name}|{task.read_text().partition(' ')[0]}|node{task.name}")
 
 
+def srun(*arguments: str) -> None:
+    flags = [each for each in arguments if each.startswith("--")]
+    count = next(int(flag.partition("=")[2]) for flag in flags if flag.startswith("--ntasks="))
+    command = arguments[next(i for i, each in enumerate(arguments) if not each.startswith("--")) :]
+    for process in [subprocess.Popen(command) for _ in range(count)]:
+        process.wait()
+
+
 def scancel(*arguments: str) -> None:
     names = [arguments[-1]] if "--name" in arguments else []
     jobs = [each.stem for each in STATE.glob("*.name") if each.read_text() in names] or list(arguments)

@@ -1,6 +1,7 @@
 """Trials over several nodes: two castwise processes on this machine stand for two nodes."""
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,15 +10,19 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+import fake_slurm
 import pytest
 from conftest import CommandLine
-from programs import Program
+from programs import MEETS, SOURCES, Program
 
+from castwise.cluster.shard import run_shard
 from castwise.errors import EngineError, UsageError
 from castwise.orchestrator import nodes
 from castwise.orchestrator.nodes import Nodes, follow
 from castwise.orchestrator.session import ProcessGoneError
 from castwise.records.store import load_folder
+
+MEET = ("--rendezvous", "localhost:1", "--node-rank", "1")
 
 
 @pytest.fixture
@@ -27,7 +32,8 @@ def rendezvous() -> str:
 
 
 def test_two_nodes_train_one_model(program: Program, rendezvous: str) -> None:
-    request = "run mnist-cnn --device cpu --precision fp32 --batch-size 4 --rounds 1 --seconds 0.05 --gpus 2".split()
+    request = ["run", "mnist-cnn", "--device", "cpu", "--precision", "fp32", "--batch-size", "4", "--rounds", "1"]
+    request += ["--seconds", "0.05", "--gpus", "2"]
     request += ["--nodes-per-trial", "2", "--rendezvous", rendezvous, "--results", "results", "--node-rank"]
     follower = program.start("-m", "castwise", *request, "1")
     leader = program.start("-m", "castwise", *request, "0")
@@ -121,7 +127,6 @@ def test_a_node_that_has_gone_is_an_error(rendezvous: str, monkeypatch: pytest.M
     with closing(Nodes(rendezvous, 2)) as leader:
         thread.join()
         with pytest.raises(EngineError, match="The node node2 has gone"):
-            leader.ask(1)
             leader.take(1)
     monkeypatch.setattr(nodes, "_PATIENCE_SECONDS", 0.1)
     with pytest.raises(EngineError, match="1 of 2 nodes are there"):
@@ -146,9 +151,10 @@ def test_another_castwise_is_refused(rendezvous: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--gpus", "3", "--nodes-per-trial", "2"), "3 GPUs cannot be shared by 2 nodes"),
-        (("--nodes-per-trial", "2"), "One GPU is not on 2 nodes"),
-        (("--gpus", "2", "--nodes-per-trial", "2", "--parallelism", "dp"), "with ddp or fsdp"),
+        (("--gpus", "3", "--nodes-per-trial", "2", *MEET), "3 GPUs cannot be shared by 2 nodes"),
+        (("--nodes-per-trial", "2", *MEET), "One GPU is not on 2 nodes"),
+        (("--gpus", "2", "--nodes-per-trial", "2", "--parallelism", "dp", *MEET), "with ddp or fsdp"),
+        (("--gpus", "2", "--nodes-per-trial", "2"), "needs --rendezvous"),
         (("--gpus", "2", "--node-rank", "0"), "go together"),
         (("--gpus", "2", "--rendezvous", "a:1", "--node-rank", "0"), "Give --nodes-per-trial"),
         (("--gpus", "2", "--nodes-per-trial", "2", "--rendezvous", "node1", "--node-rank", "1"), "'node1' is none"),
@@ -158,6 +164,15 @@ def test_bad_requests(arguments: tuple[str, ...], message: str, command: Command
     found = command.run("mnist-cnn", "--device", "cpu", *arguments)
     assert (found.code, found.engine.measured) == (2, [])
     assert message in found.error_lines[-1]
+
+
+def test_nodes_of_a_slurm_job_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_slurm.install(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(SOURCES))
+    (tmp_path / "node.py").write_text(MEETS.format(count=3))
+    result = run_shard([str(tmp_path / "node.py")], str(tmp_path), 3)
+    assert (result.code, result.said) == (0, "3 nodes")
 
 
 def test_a_plan_keeps_how_many_nodes_share_a_trial(command: CommandLine, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import fake_cli
 import fake_slurm
 import pytest
 from conftest import CommandLine, Outcome
-from programs import SOURCES, Program, wait_until
+from programs import MEETS, SOURCES, Program, wait_until
 
 from castwise.cluster import shard, slurm
 from castwise.cluster.shard import run_shard
@@ -156,6 +156,17 @@ def test_jobs_that_no_journal_names_are_cancelled(command: CommandLine, state: P
     assert len(keys(command.results)) == 2, "the records answer the new job"
 
 
+def test_a_job_has_the_nodes_of_its_trials(
+    command: CommandLine, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meets.py").write_text(MEETS.format(count=2))
+    monkeypatch.setattr(shard, "PROGRAM", (str(tmp_path / "meets.py"), "2"))
+    found = on_slurm(command, "--batch-size", "8,16", "--gpus", "16", "--nodes-per-trial", "2", "--nodes", "4")
+    assert "2 done" in found.err
+    script = (state / "100.sh").read_text().replace("'", "")
+    assert all(f"#SBATCH --{line}\n" in script for line in ("nodes=2", "gres=gpu:8", "array=0-1%2"))
+
+
 def test_a_refusal_is_not_tried_again(command: CommandLine, state: Path) -> None:
     found = command.run("resnet50", "--precision", "fp32", "--device", "cuda:7", "--on", "slurm")
     assert found.code == 2
@@ -178,7 +189,7 @@ def test_what_slurm_needs(command: CommandLine, tmp_path: Path, monkeypatch: pyt
         (("resnet50", "--on", "pbs"), "'pbs' is none of them"),
         (("resnet50", "--nodes", "2"), "go with --on slurm"),
         (("resnet50", "--on", "ray", "--partition", "gpu"), "are options of Slurm"),
-        (("--plan", "plan.json", "--shard", "1/2", "--on", "slurm"), "Leave --shard and --plan-only out"),
+        (("--plan", "plan.json", "--shard", "1/2", "--on", "slurm"), "Leave --shard, --plan-only and --rendezvous out"),
         (("resnet50", "--on", "slurm", "--format", "json"), "castwise export"),
         (("--on", "ray"), "it needs a workload"),
         (("resnet50", "--on", "slurm", "--price-kwh", "0.3"), "prints no prices"),

@@ -96,6 +96,7 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
                 _sbatch_options(machines, plan),
                 machines.nodes,
                 journal,
+                plan.num_nodes,
             )
         else:
             # An earlier process took its nodes' actors along.
@@ -144,9 +145,16 @@ def ray_backend(
             folder=str(Path.cwd()),
         )
 
-    num_gpus = 0 if plan.device == "cpu" else max(spec.world_size for spec in plan.specs)
     address = machines.on if machines.on != "ray" else None
-    return RayBackend(address, files_of, save, num_gpus, machines.nodes, per=machines.per or "gpu-model")
+    return RayBackend(
+        address,
+        files_of,
+        save,
+        plan.num_gpus,
+        machines.nodes,
+        per=machines.per or "gpu-model",
+        num_nodes=plan.num_nodes,
+    )
 
 
 def _sbatch_options(machines: ManyMachinesOptions, plan: PlanFile) -> dict[str, str]:
@@ -155,7 +163,7 @@ def _sbatch_options(machines: ManyMachinesOptions, plan: PlanFile) -> dict[str, 
     if machines.partition is not None:
         options["partition"] = machines.partition
     if plan.device != "cpu" or machines.gres is not None:
-        options["gres"] = machines.gres or f"gpu:{max(spec.world_size for spec in plan.specs)}"
+        options["gres"] = machines.gres or f"gpu:{max(1, plan.num_gpus)}"
     for pair in machines.sbatch or ():
         key, _, value = pair.lstrip("-").partition("=")
         options[key] = value

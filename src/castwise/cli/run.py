@@ -11,11 +11,15 @@ from castwise.errors import UsageError
 from castwise.spec.options import Option, RunOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from castwise.orchestrator.job import Job
     from castwise.orchestrator.machine import EngineFactory
     from castwise.records.schema import Trial
+    from castwise.spec.plan_file import PlanFile
+    from castwise.spec.trial import TrialSpec
 
 EXAMPLES = """\
 Examples:
@@ -80,9 +84,7 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
         say(f"Shard {machines.shard} has nothing to measure: the plan has {len(plan.comparisons)} comparisons.")
         return 0
     options = options if plan is None else replace(options, device=plan.device)
-    num_nodes = options.nodes_per_trial or max((spec.num_nodes for spec in specs), default=1)
-    if machines.rendezvous is not None and num_nodes == 1:
-        raise UsageError("--rendezvous is for trials over several nodes. Give --nodes-per-trial.")
+    num_nodes = check_nodes(options, machines, plan, specs)
     if machines.node_rank:
         with measuring(options, output):
             say(f"This node works for the one at {machines.rendezvous} until that ends.")
@@ -129,6 +131,24 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     if output.verbose:
         say_logs(trials)
     return exit_code(trials)
+
+
+def check_nodes(
+    options: RunOptions, machines: ManyMachinesOptions, plan: "PlanFile | None", specs: "Sequence[TrialSpec]"
+) -> int:
+    """Return how many nodes share trials; raise a UsageError before one waits for the others in vain."""
+    from castwise.orchestrator.job import check_request
+
+    num_nodes = options.nodes_per_trial or (1 if plan is None else plan.num_nodes)
+    if machines.rendezvous is None and max((options.nodes_per_trial or 1, *(spec.num_nodes for spec in specs))) > 1:
+        raise UsageError(
+            "--nodes-per-trial needs --rendezvous HOST:PORT and --node-rank I on each node, or --on slurm or --on ray."
+        )
+    if machines.rendezvous is not None and num_nodes == 1:
+        raise UsageError("--rendezvous is for trials over several nodes. Give --nodes-per-trial.")
+    if machines.rendezvous is not None and plan is None:
+        check_request(options)
+    return num_nodes
 
 
 def exit_code(trials: "list[Trial]") -> int:

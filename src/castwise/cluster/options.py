@@ -73,7 +73,7 @@ class ManyMachinesOptions:
         ),
     ] = None
 
-    def check(self, options: RunOptions) -> None:
+    def check(self, options: RunOptions) -> None:  # noqa: PLR0912  a rule each
         """Raise a UsageError if options exclude each other."""
         names = {each.name: each.label for each in options_of(RunOptions)}
         if self.shard is not None and self.plan is None:
@@ -85,6 +85,10 @@ class ManyMachinesOptions:
             )
         if (self.rendezvous is None) != (self.node_rank is None):
             raise UsageError("--rendezvous and --node-rank go together.")
+        if self.nodes is not None and self.nodes < (options.nodes_per_trial or 1):
+            raise UsageError(f"--nodes {self.nodes} is fewer than --nodes-per-trial {options.nodes_per_trial}.")
+        if self.per == "node" and (options.nodes_per_trial or 1) > 1:
+            raise UsageError("--per node measures each node alone. Leave it or --nodes-per-trial out.")
         if self.on is not None:
             if self.on not in ("slurm", "ray") and not self.on.startswith("ray://"):
                 raise UsageError(f"--on takes slurm, ray or ray://HEAD:10001; '{self.on}' is none of them.")
@@ -92,8 +96,10 @@ class ManyMachinesOptions:
                 raise UsageError("--partition, --gres and --sbatch are options of Slurm. Leave them out with --on ray.")
             if self.on == "slurm" and self.per is not None:
                 raise UsageError("--per goes with --on ray; for Slurm give one command a kind, each with its --gres.")
-            if self.shard is not None or self.plan_only is not None:
-                raise UsageError("--on measures a whole plan on other machines. Leave --shard and --plan-only out.")
+            if self.shard is not None or self.plan_only is not None or self.rendezvous is not None:
+                raise UsageError(
+                    "--on measures a whole plan on other machines. Leave --shard, --plan-only and --rendezvous out."
+                )
         if self.plan is not None and self.plan_only is not None:
             raise UsageError("--plan-only writes a plan, and --plan reads one. Give one of the two.")
         for each in fields(RunOptions) if self.plan is not None else ():

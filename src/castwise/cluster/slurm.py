@@ -33,10 +33,10 @@ class SlurmBackend:
     """A plan's job arrays, all of one name; the journal knows the jobs that an earlier process started.
 
     `folder` is for submitit's files, `arguments` are those of Python for a task, `options` those of sbatch (an empty
-    value is a flag), and `nodes` is how many tasks may run at the same time.
+    value is a flag), `nodes` is how many nodes may be used at the same time, and `num_nodes` how many a task needs.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917
         self,
         folder: Path,
         arguments: Callable[[Task], Sequence[str]],
@@ -44,6 +44,7 @@ class SlurmBackend:
         options: Mapping[str, str],
         nodes: int | None,
         journal: Journal,
+        num_nodes: int = 1,
     ) -> None:
         import submitit
 
@@ -54,14 +55,15 @@ class SlurmBackend:
         self._executor.update_parameters(
             name=name,
             timeout_min=_MINUTES,
-            slurm_array_parallelism=nodes or MOST_SHARDS,
+            slurm_array_parallelism=(nodes or MOST_SHARDS * num_nodes) // num_nodes,
             slurm_use_srun=False,  # a step of srun would have one CPU of the node
-            slurm_additional_parameters={key: value or True for key, value in options.items()},
+            slurm_additional_parameters={"nodes": num_nodes, **{key: value or True for key, value in options.items()}},
         )
         job_class: Any = submitit.SlurmJob
         self._jobs: dict[Task, submitit.Job[ShardResult]] = {
             task: job_class(folder=folder, job_id=job) for task, job in journal.jobs.items()
         }
+        self._num_nodes = num_nodes
         self._began, self._next_look = time.monotonic(), 0.0
         self._gone_since: dict[Task, float] = {}
 
@@ -72,10 +74,10 @@ class SlurmBackend:
             EngineError: Slurm refuses them.
         """
         tasks = [waiting.popleft() for _ in range(len(waiting))]
-        here = os.getcwd()
         self._journal.write([(Task(0), "submitting", "")])
         try:
-            jobs = self._executor.map_array(run_shard, [self._arguments(task) for task in tasks], [here] * len(tasks))
+            each = [self._arguments(task) for task in tasks], [os.getcwd()] * len(tasks), [self._num_nodes] * len(tasks)
+            jobs = self._executor.map_array(run_shard, *each)
         except (RuntimeError, OSError) as error:
             raise EngineError(f"Slurm does not take the jobs: {shortened(' '.join(str(error).split()))}") from None
         self._jobs.update(zip(tasks, jobs, strict=True))

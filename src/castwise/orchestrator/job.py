@@ -135,7 +135,7 @@ def prepare(
     names_precisions = options.precisions is not None
     if script is not None:
         options = _for_script(options, script, profiles=profiles is not None)
-    _check(options, user_models)
+    check_request(options, user_models)
     store = Store(options.results) if options.results is not None else None
     import_once(slow_imports([*user_models, *zoo_models]))
     machine = detect_machine(options.device, options.data_dir, make_engine, zoo_models)
@@ -172,8 +172,6 @@ def prepare(
         num_nodes=options.nodes_per_trial or 1,
         user_workloads=user_workloads,
     )
-    if make_engine is None and any(spec.num_nodes > 1 for spec in specs):
-        raise UsageError("--nodes-per-trial needs --rendezvous and --node-rank on each node, or --on slurm or ray.")
     if options.data_set not in (None, SYNTHETIC):
         provide(machine.engine, find_data_set(str(options.data_set)), machine.data_dir)
     specs = _supported(specs, machine.environment, explicit=names_precisions)
@@ -202,7 +200,7 @@ def make_plan(options: RunOptions, make_engine: EngineFactory | None = None) -> 
             "A plan is for other machines, so it needs a workload: castwise run resnet50 --plan-only FILE."
         )
     user_models = [name for name in options.workloads if find_workload(name).family == "own"]
-    _check(options, user_models)
+    check_request(options, user_models)
     user_workloads: dict[str, UserWorkload] = {}
     if user_models:
         import_once(slow_imports(user_models))
@@ -345,7 +343,7 @@ def _for_script(options: RunOptions, script: str, *, profiles: bool) -> RunOptio
     return replace(options, precisions=tuple(dict.fromkeys([AS_WRITTEN, *named])))
 
 
-def _check(options: RunOptions, user_models: Sequence[str]) -> None:
+def check_request(options: RunOptions, user_models: Sequence[str] = ()) -> None:
     """Refuse unknown names and impossible numbers before any process is started."""
     if not any(map(is_script, user_models)):
         if AS_WRITTEN in (options.precisions or ()):

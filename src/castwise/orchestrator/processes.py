@@ -193,6 +193,9 @@ class RpcSession:
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         """Build model, data and optimizer in every rank; a training trial resumes from an existing checkpoint."""
         assert self._folder is not None, "it is open"
+        if spec.num_nodes != (1 if self._nodes is None else self._nodes.count):
+            why = f"{spec.label} needs its other nodes: --rendezvous and --node-rank on each, or --on slurm or ray"
+            raise TrialFailedError("unsupported", why, refused=True)
         file = (self._folder.path / "rendezvous").as_uri()
         rendezvous = file if self._nodes is None else self._nodes.free_rendezvous()
         arguments = [
