@@ -62,11 +62,13 @@ def test_an_array_measures_the_plan(command: CommandLine, state: Path) -> None:
     assert [file.name for file in state.glob("*.sh")] == ["100.sh"], "nothing is submitted again"
 
 
-@pytest.mark.parametrize("num_losses", [1, 2])
+@pytest.mark.parametrize(("num_losses", "calls"), [(1, "NODE_FAIL on node100"), (2, "NODE_FAIL on"), (2, "gone, and")])
 def test_a_lost_job_is_tried_once_more(
-    num_losses: int, command: CommandLine, state: Path, monkeypatch: pytest.MonkeyPatch
+    num_losses: int, calls: str, command: CommandLine, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch script kills itself, as the end of a node would."""
+    """The batch script kills itself, as the end of a node would; Slurm has accounting or not."""
+    if calls.startswith("gone"):
+        (state / "no accounting").touch()
     as_it_is = fake_slurm.__file__
     script = (
         Path(as_it_is)
@@ -78,7 +80,7 @@ def test_a_lost_job_is_tried_once_more(
     fake_slurm.install(state / "bin")
     monkeypatch.setenv("PATH", f"{state / 'bin'}{os.pathsep}{os.environ['PATH']}")
     found = on_slurm(command, "--batch-size", "8")
-    assert "was lost and is tried again: Slurm calls job 100 NODE_FAIL on node100" in found.err
+    assert f"was lost and is tried again: Slurm calls job 100 {calls}" in found.err
     trials, _ = load_folder(command.results)
     assert len(trials) == 2
     if num_losses == 1:
