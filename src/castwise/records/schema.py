@@ -60,6 +60,7 @@ class Environment(FrozenModel):
         gpu_memory_bytes: The GPU's memory.
         num_gpus: GPUs that torch sees.
         other_hosts: The other nodes of a trial over several, by rank.
+        power_limit_watts: The GPU's power limit in force; None in older records, and if it cannot be read.
         driver: The GPU driver's version.
         cuda: The CUDA version torch was built with.
         cudnn: cuDNN's version as torch prints it.
@@ -84,6 +85,7 @@ class Environment(FrozenModel):
     gpu_memory_bytes: int | None = None
     num_gpus: int = 0
     other_hosts: tuple[str, ...] = ()
+    power_limit_watts: float | None = None
     driver: str | None = None
     cuda: str | None = None
     cudnn: str | None = None
@@ -97,9 +99,10 @@ class Environment(FrozenModel):
         return self.gpu or self.cpu
 
     @property
-    def machine(self) -> tuple[str, str, str | None]:
+    def machine(self) -> tuple[str | float | None, ...]:
         """Return what tells machines apart; containers of several may all have one host name."""
-        return (self.host, self.cpu, self.gpu_uuid)
+        limit = () if self.power_limit_watts is None else (self.power_limit_watts,)  # a GPU with another is another
+        return (self.host, self.cpu, self.gpu_uuid, *limit)
 
     @property
     def hardware(self) -> Hardware:

@@ -284,6 +284,7 @@ def machine_traits(machine: Environment) -> dict[str, str]:
         "host": machine.host,
         "CPU": machine.cpu,
         "GPU": machine.gpu_uuid,
+        "power limit": "" if machine.power_limit_watts is None else f"{machine.power_limit_watts:.0f} W",
         "threads": str(machine.num_threads),
         "system": machine.system,
         "driver": machine.driver,
