@@ -175,6 +175,24 @@ def test_nodes_of_a_slurm_job_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (result.code, result.said) == (0, "3 nodes")
 
 
+def test_packed_records_are_of_another_machine(program: Program) -> None:
+    code = """
+from castwise.orchestrator.processes import ForkserverEngine
+from castwise.report.machine_names import names_by_fingerprint
+if __name__ == "__main__":
+    environments = []
+    for packed in (False, True):
+        session = ForkserverEngine(packed=packed).start(60.0)
+        environments.append(session.open("cpu"))
+        session.close()
+    first, second = names_by_fingerprint(environments).values()
+    assert second == first + ", packed", (first, second)
+    assert environments[0].machine != environments[1].machine
+"""
+    process = program.start_script(code)
+    assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)
+
+
 def test_a_plan_keeps_how_many_nodes_share_a_trial(command: CommandLine, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     found = command.run(

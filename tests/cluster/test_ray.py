@@ -121,6 +121,26 @@ def test_nodes_of_one_kind_share_a_trial(
     assert [entry["event"] for entry in journal_of(command)] == ["started", "done"]
 
 
+def test_packed_a_node_is_one_for_each_gpu(
+    nodes: Nodes, on_ray: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: CommandLine
+) -> None:
+    """The processes on the three nodes, four of them, wait for each other; each says which GPU it has."""
+    code = f"""
+import os, pathlib, sys, time
+here = pathlib.Path({str(tmp_path)!r})
+(here / f"gpu{{os.environ['CUDA_VISIBLE_DEVICES']}}-{{os.getpid()}}").touch()
+while len(list(here.glob("gpu*"))) < 4: time.sleep(0.05)
+print("--pack" in sys.argv)
+"""
+    (tmp_path / "waits.py").write_text(code)
+    monkeypatch.setattr(shard, "PROGRAM", (str(tmp_path / "waits.py"),))
+    third = nodes.cluster.add_node(num_cpus=2, num_gpus=2, resources={"accelerator_type:H200": 1})
+    found = on_ray("--batch-size", "8,16,32,64", "--pack")
+    nodes.cluster.remove_node(third)
+    assert "4 done" in found.err
+    assert sorted(file.name[:4] for file in tmp_path.glob("gpu*")) == ["gpu0", "gpu0", "gpu0", "gpu1"]
+
+
 def journal_of(command: CommandLine) -> list[dict[str, Any]]:
     (file,) = command.results.rglob("journal")
     return [json.loads(line) for line in file.read_text().split("\n") if line]

@@ -169,6 +169,16 @@ def test_a_job_has_the_nodes_of_its_trials(
     assert all(f"#SBATCH --{line}\n" in script for line in ("nodes=2", "gres=gpu:8", "array=0-1%2"))
 
 
+def test_a_packed_job_leaves_other_gpus_to_others(
+    command: CommandLine, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard, "PROGRAM", ("-c", "import sys; print({}); assert '--pack' in sys.argv"))
+    assert "1 done" in on_slurm(command, "--batch-size", "8", "--pack").err
+    script = (state / "100.sh").read_text()
+    assert "--exclusive" not in script
+    assert "gres=gpu:1" in script
+
+
 def test_a_refusal_is_not_tried_again(command: CommandLine, state: Path) -> None:
     found = command.run("resnet50", "--precision", "fp32", "--device", "cuda:7", "--on", "slurm")
     assert found.code == 2

@@ -19,6 +19,7 @@ FINGERPRINTED: dict[str, object] = {
     "cudnn": "9",
     "num_threads": 99,
     "power_limit_watts": 300.0,
+    "packed": True,
 }
 
 

@@ -64,9 +64,9 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
     results = (options.results or DEFAULT_RESULTS).absolute()
     store = Store(results)
     digest = hashlib.sha256(_content(plan)).hexdigest()[:12]
-    folder = (
-        results / ".cluster" / f"{digest}-{str(machines.on).partition(':')[0]}"
-    )  # where no name ends with .json, as those of records do
+    digest += "-packed" if machines.pack else ""
+    # No name ends with .json there, as those of records do.
+    folder = results / ".cluster" / f"{digest}-{str(machines.on).partition(':')[0]}"
     num_comparisons = len(plan.comparisons)
     shards = plan.shards(min(num_comparisons, MOST_SHARDS) if machines.on == "slurm" else num_comparisons)
 
@@ -79,7 +79,11 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
         begins = options.again and not journal.jobs
         journal.forget(["refused", *(["crashed"] if options.retry or begins else []), *(["done"] if begins else [])])
         atomic_write(folder / "plan", _content(plan))
-        extra = [*(["--again"] if options.again else []), *(["--retry"] if options.retry else [])]
+        extra = [
+            *(["--pack"] if machines.pack else []),
+            *(["--again"] if options.again else []),
+            *(["--retry"] if options.retry else []),
+        ]
         extra += ["--data", str(options.data_dir.absolute())] if options.data_dir is not None else []
 
         arguments = partial(shard_arguments, shard.PROGRAM, extra)
@@ -154,12 +158,13 @@ def ray_backend(
         machines.nodes,
         per=machines.per or "gpu-model",
         num_nodes=plan.num_nodes,
+        pack=machines.pack,
     )
 
 
 def _sbatch_options(machines: ManyMachinesOptions, plan: PlanFile) -> dict[str, str]:
     """Return the options of sbatch: a whole node for each job, as trials on one host disturb each other."""
-    options = {"exclusive": ""}
+    options = {} if machines.pack else {"exclusive": ""}
     if machines.partition is not None:
         options["partition"] = machines.partition
     if plan.device != "cpu" or machines.gres is not None:

@@ -112,7 +112,10 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
         if machines.rendezvous is not None:
             nodes = ends.enter_context(closing(Nodes(machines.rendezvous, num_nodes)))
             on_nodes = partial(ForkserverEngine, nodes=nodes)
-        job, trials = answer(options, work)
+        if machines.pack:  # what is known of the machine is without it
+            job, trials = work(partial(ForkserverEngine, packed=True))
+        else:
+            job, trials = answer(options, work)
     rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
     store, machine = job.runner.store, job.runner.environment
     advice = with_accuracy(recommend(rows), store.load(machine)[0].values() if store is not None else [])

@@ -61,6 +61,10 @@ class ManyMachinesOptions:
         Literal["gpu-model", "node"] | None,
         Option("Measure the whole plan on each (ray): every GPU model, or every node.", "Many machines"),
     ] = None
+    pack: Annotated[
+        bool,
+        Option("Allow a trial on each GPU of a node at the same time; records say so.", "Many machines"),
+    ] = False
     partition: Annotated[str | None, Option("Slurm's partition.", "Many machines")] = None
     gres: Annotated[
         str | None,
@@ -87,6 +91,8 @@ class ManyMachinesOptions:
             raise UsageError("--rendezvous and --node-rank go together.")
         if self.nodes is not None and self.nodes < (options.nodes_per_trial or 1):
             raise UsageError(f"--nodes {self.nodes} is fewer than --nodes-per-trial {options.nodes_per_trial}.")
+        if self.pack and (options.device == "cpu" or (options.nodes_per_trial or 1) > 1):
+            raise UsageError("--pack is for trials that leave GPUs of their node free. Leave it out.")
         if self.per == "node" and (options.nodes_per_trial or 1) > 1:
             raise UsageError("--per node measures each node alone. Leave it or --nodes-per-trial out.")
         if self.on is not None:

@@ -98,6 +98,7 @@ class RayBackend:
         nodes: How many are taken at the most; None takes all.
         per: Whether a task's kind is the model of a node's GPUs, or the node itself.
         num_nodes: How many nodes of one kind share a task.
+        pack: Whether a node counts as several, each with as many GPUs as a task needs.
     """
 
     def __init__(  # noqa: PLR0913
@@ -110,6 +111,7 @@ class RayBackend:
         *,
         per: Literal["gpu-model", "node"] = "gpu-model",
         num_nodes: int = 1,
+        pack: bool = False,
     ) -> None:
         try:
             import ray
@@ -124,7 +126,7 @@ class RayBackend:
                 f"The Ray cluster '{address or 'auto'}' cannot be reached: {shortened(str(error))}"
             ) from None
         self._nodes: dict[str, _Node] = {}
-        self._num_nodes = num_nodes
+        self._num_nodes, self._pack = num_nodes, pack
         self._next_look, self._last_seen = 0.0, time.monotonic()
         self._look()
         if len(self._nodes) < num_nodes:
@@ -144,19 +146,26 @@ class RayBackend:
         for found in self._ray.nodes():
             resources, name = found["Resources"], found["NodeID"]
             has = resources.get("GPU", 0) >= self._num_gpus if self._num_gpus else resources.get("CPU", 0) >= 1
-            is_full = self._most is not None and len(self._nodes) >= self._most
-            if not found["Alive"] or not has or name in self._nodes or is_full:
+            is_full = (
+                self._most is not None and len({key.partition("/")[0] for key in self._nodes} - {name}) >= self._most
+            )
+            if not found["Alive"] or not has or is_full:
                 continue
             host = found.get("NodeManagerHostname", name)
             models = (key.partition(":")[2] for key in resources if key.startswith("accelerator_type:"))
             kind = host if self._per == "node" else next(models, "CPU")
             strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(name, soft=False)
-            actor = self._ray.remote(NodeActor).options(
-                num_cpus=resources.get("CPU", 0),
-                num_gpus=resources.get("GPU", 0) if self._num_gpus else 0,
-                scheduling_strategy=strategy,
-            )
-            self._nodes[name] = _Node(actor.remote(), host, kind, found.get("NodeManagerAddress", host))
+            gpus = resources.get("GPU", 0) if self._num_gpus else 0
+            parts = int(gpus // self._num_gpus) if self._pack else 1
+            for part in range(parts):
+                key = f"{name}/{part}" if part else name
+                if key not in self._nodes:
+                    actor = self._ray.remote(NodeActor).options(
+                        num_cpus=resources.get("CPU", 0) // parts,
+                        num_gpus=self._num_gpus if self._pack else gpus,
+                        scheduling_strategy=strategy,
+                    )
+                    self._nodes[key] = _Node(actor.remote(), host, kind, found.get("NodeManagerAddress", host))
 
     def start(self, waiting: deque[Task]) -> Mapping[Task, str]:
         """Start a task on each node that is free, or on as many as share it."""

@@ -68,6 +68,7 @@ class ForkserverEngine:
         commit: castwise's commit, for the record.
         target: What a process runs; a test may replace it.
         nodes: The other nodes that share each trial of several processes.
+        packed: Whether trials on other GPUs of this host may run at the same time, for the record.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class ForkserverEngine:
         commit: str | None = None,
         target: Target = entry.worker_main,
         nodes: Nodes | None = None,
+        *,
+        packed: bool = False,
     ) -> None:
         if importlib.util.find_spec("torch") is None:
             raise EngineError(
@@ -86,6 +89,7 @@ class ForkserverEngine:
         self._commit = commit
         self._target = target
         self._nodes = nodes
+        self._packed = packed
         sweep()
         take_multiprocessing_along()
         self._context = multiprocessing.get_context("forkserver")
@@ -97,7 +101,9 @@ class ForkserverEngine:
         """Start the processes of one trial, one a rank."""
         start_process = partial(TrialProcess, self._context, self._target)
         nodes = self._nodes if num_processes > 1 else None
-        return RpcSession(start_process, num_processes, timeout_seconds, self._data_dir, self._commit, nodes)
+        session = RpcSession(start_process, num_processes, timeout_seconds, self._data_dir, self._commit, nodes)
+        session.packed = self._packed
+        return session
 
     def follow(self, rendezvous: str) -> None:
         """Start processes for the leader of several nodes until it ends."""
@@ -135,6 +141,7 @@ class RpcSession:
     Attributes:
         ready_seconds: From the request for the processes until their devices were open.
         processes: The processes, by rank.
+        packed: What the environment says of trials on other GPUs.
         timeout_seconds: How long one call may take.
     """
 
@@ -148,6 +155,7 @@ class RpcSession:
         nodes: Nodes | None = None,
     ) -> None:
         self.ready_seconds = 0.0
+        self.packed = False
         self._started = time.perf_counter()
         self.timeout_seconds = timeout_seconds
         self._data_dir = data_dir
@@ -180,15 +188,13 @@ class RpcSession:
         names = list(dict.fromkeys(environment.device_name for environment in environments))
         if len(names) > 1:
             raise TrialFailedError("unsupported", f"the ranks' devices differ: {', '.join(names)}")
-        if self._nodes is None:
-            self.ready_seconds = time.perf_counter() - self._started
-            return environments[0]
         for name in ("castwise", "torch", "cuda", "driver"):
             found = list(dict.fromkeys(str(getattr(environment, name)) for environment in environments))
             if len(found) > 1:
                 raise TrialFailedError("unsupported", f"the nodes differ in {name}: {', '.join(found)}")
         self.ready_seconds = time.perf_counter() - self._started
-        return environments[0].model_copy(update={"other_hosts": self._nodes.hosts})
+        others = () if self._nodes is None else self._nodes.hosts
+        return environments[0].model_copy(update={"other_hosts": others, "packed": self.packed})
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         """Build model, data and optimizer in every rank; a training trial resumes from an existing checkpoint."""

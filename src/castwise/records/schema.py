@@ -61,6 +61,7 @@ class Environment(FrozenModel):
         num_gpus: GPUs that torch sees.
         other_hosts: The other nodes of a trial over several, by rank.
         power_limit_watts: The GPU's power limit in force; None in older records, and if it cannot be read.
+        packed: Whether trials on other GPUs of the host were allowed to run at the same time.
         driver: The GPU driver's version.
         cuda: The CUDA version torch was built with.
         cudnn: cuDNN's version as torch prints it.
@@ -85,6 +86,7 @@ class Environment(FrozenModel):
     gpu_memory_bytes: int | None = None
     num_gpus: int = 0
     other_hosts: tuple[str, ...] = ()
+    packed: bool = False
     power_limit_watts: float | None = None
     driver: str | None = None
     cuda: str | None = None
@@ -101,8 +103,9 @@ class Environment(FrozenModel):
     @property
     def machine(self) -> tuple[str | float | None, ...]:
         """Return what tells machines apart; containers of several may all have one host name."""
-        limit = () if self.power_limit_watts is None else (self.power_limit_watts,)  # a GPU with another is another
-        return (self.host, self.cpu, self.gpu_uuid, *limit)
+        # A GPU with another limit, or with busy neighbours, is another.
+        limit = () if self.power_limit_watts is None else (self.power_limit_watts,)
+        return (self.host, self.cpu, self.gpu_uuid, *limit, *(["packed"] if self.packed else []))
 
     @property
     def hardware(self) -> Hardware:

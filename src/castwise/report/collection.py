@@ -285,6 +285,7 @@ def machine_traits(machine: Environment) -> dict[str, str]:
         "CPU": machine.cpu,
         "GPU": machine.gpu_uuid,
         "power limit": "" if machine.power_limit_watts is None else f"{machine.power_limit_watts:.0f} W",
+        "packed": "trials on other GPUs of the host at the same time" if machine.packed else "",
         "threads": str(machine.num_threads),
         "system": machine.system,
         "driver": machine.driver,
