@@ -79,11 +79,8 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
         begins = options.again and not journal.jobs
         journal.forget(["refused", *(["crashed"] if options.retry or begins else []), *(["done"] if begins else [])])
         atomic_write(folder / "plan", _content(plan))
-        extra = [
-            *(["--pack"] if machines.pack else []),
-            *(["--again"] if options.again else []),
-            *(["--retry"] if options.retry else []),
-        ]
+        flags = {"--pack": machines.pack, "--again": options.again, "--retry": options.retry}
+        extra = [flag for flag, is_given in flags.items() if is_given]
         extra += ["--data", str(options.data_dir.absolute())] if options.data_dir is not None else []
 
         arguments = partial(shard_arguments, shard.PROGRAM, extra)

@@ -146,9 +146,8 @@ class RayBackend:
         for found in self._ray.nodes():
             resources, name = found["Resources"], found["NodeID"]
             has = resources.get("GPU", 0) >= self._num_gpus if self._num_gpus else resources.get("CPU", 0) >= 1
-            is_full = (
-                self._most is not None and len({key.partition("/")[0] for key in self._nodes} - {name}) >= self._most
-            )
+            others = {key.partition("/")[0] for key in self._nodes if self._most is not None} - {name}
+            is_full = self._most is not None and len(others) >= self._most
             if not found["Alive"] or not has or is_full:
                 continue
             host = found.get("NodeManagerHostname", name)

@@ -12,43 +12,21 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from castwise._version import __version__
 from castwise.errors import EngineError, UsageError
 from castwise.orchestrator.session import ProcessGoneError
 from castwise.orchestrator.temporary_files import TemporaryFolder, make_folder
 
+if TYPE_CHECKING:
+    from castwise.orchestrator.processes import TrialProcess
+
 _PATIENCE_SECONDS = 600.0  # in which all nodes must come; torchrun's join_timeout
 _STALL_SECONDS = 10  # between two pieces of one message
 _MESSAGE_BYTES = 64 * 2**20
 _HELLO_BYTES = 10_000
 _GONE = b"gone "  # begins the message on the end of a process; all others are JSON objects
-
-
-class Process(Protocol):
-    """A process of a trial, as `processes.TrialProcess` is."""
-
-    is_busy: bool
-
-    @property
-    def ends(self) -> list[Any]:
-        """What becomes ready when there is an event to receive."""
-
-    def send(self, message: bytes) -> None:
-        """Send a message."""
-
-    def receive(self) -> bytes:
-        """Return the message that has come."""
-
-    def log_tail(self) -> str:
-        """Return the end of what it printed."""
-
-    def kill(self) -> None:
-        """End it at once."""
-
-    def close(self) -> None:
-        """End it and all that it started."""
 
 
 class Nodes:
@@ -100,9 +78,9 @@ class Nodes:
             except OSError:
                 raise EngineError(f"The node {host} has gone.") from None
 
-    def take(self, num_processes: int) -> list[Process]:
+    def take(self, num_processes: int) -> "list[RemoteProcess]":
         """Return the processes that were asked for, by node; raise an EngineError if a node has gone."""
-        found: dict[tuple[int, int], Process] = {}
+        found: dict[tuple[int, int], RemoteProcess] = {}
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while len(found) < num_processes * len(self._followers):
             hello, connection = self._accept(deadline, self.count)
@@ -189,7 +167,7 @@ class RemoteProcess:
         self._connection.close()
 
 
-def follow(rendezvous: str, start_process: Callable[[TemporaryFolder], Process]) -> None:
+def follow(rendezvous: str, start_process: "Callable[[TemporaryFolder], TrialProcess]") -> None:
     """Start processes for the leader until it closes the connection.
 
     Raises:
@@ -218,7 +196,7 @@ def follow(rendezvous: str, start_process: Callable[[TemporaryFolder], Process])
         thread.join()
 
 
-def _relay(process: Process, channel: Connection, folder: TemporaryFolder) -> None:
+def _relay(process: "TrialProcess", channel: Connection, folder: TemporaryFolder) -> None:
     """Pass messages on until one of the two has gone; then end the other."""
     with suppress(EOFError, OSError):
         while True:

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from castwise.errors import EngineError, printable, shortened
-from castwise.orchestrator.nodes import Nodes, Process, follow
+from castwise.orchestrator.nodes import Nodes, RemoteProcess, follow
 from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
 from castwise.orchestrator.temporary_files import (
     TemporaryFolder,
@@ -160,7 +160,7 @@ class RpcSession:
         self.timeout_seconds = timeout_seconds
         self._data_dir = data_dir
         self._commit = commit
-        self.processes: list[Process] = []
+        self.processes: list[TrialProcess | RemoteProcess] = []
         self._nodes = nodes
         self._per_node = num_processes // (1 if nodes is None else nodes.count)
         self._folder: TemporaryFolder | None = None  # where the processes print to, and meet if they are several
