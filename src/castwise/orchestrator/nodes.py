@@ -12,15 +12,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from castwise._version import __version__
 from castwise.errors import EngineError, UsageError
 from castwise.orchestrator.session import ProcessGoneError
 from castwise.orchestrator.temporary_files import TemporaryFolder, make_folder
-
-if TYPE_CHECKING:
-    from castwise.orchestrator.processes import TrialProcess
 
 _PATIENCE_SECONDS = 600.0  # in which all nodes must come; torchrun's join_timeout
 _STALL_SECONDS = 10  # between two pieces of one message
@@ -86,8 +83,7 @@ class Nodes:
             hello, connection = self._accept(deadline, self.count)
             if "process" in hello:
                 node = int(hello["node"])
-                host, control = self._followers[node]
-                found[node, int(hello["process"])] = RemoteProcess(connection, host, control)
+                found[node, int(hello["process"])] = RemoteProcess(connection, self._followers[node][0])
         return [found[place] for place in sorted(found)]
 
     def free_rendezvous(self) -> str:
@@ -124,9 +120,9 @@ class Nodes:
 class RemoteProcess:
     """One process of a trial on another node."""
 
-    def __init__(self, connection: Connection, host: str, control: Connection) -> None:
+    def __init__(self, connection: Connection, host: str) -> None:
         self.is_busy = False
-        self._connection, self._host, self._control, self._log = connection, host, control, ""
+        self._connection, self._host, self._log = connection, host, ""
 
     @property
     def ends(self) -> list[Any]:
@@ -158,16 +154,14 @@ class RemoteProcess:
         """Return the end of what the process printed, if it has ended."""
         return self._log
 
-    def kill(self) -> None:
-        """Have the process ended."""
-        self._connection.close()
-
     def close(self) -> None:
         """Have the process ended, and all that it started."""
         self._connection.close()
 
+    kill = close
 
-def follow(rendezvous: str, start_process: "Callable[[TemporaryFolder], TrialProcess]") -> None:
+
+def follow(rendezvous: str, start_process: Callable[[TemporaryFolder], Any]) -> None:
     """Start processes for the leader until it closes the connection.
 
     Raises:
@@ -196,7 +190,7 @@ def follow(rendezvous: str, start_process: "Callable[[TemporaryFolder], TrialPro
         thread.join()
 
 
-def _relay(process: "TrialProcess", channel: Connection, folder: TemporaryFolder) -> None:
+def _relay(process: Any, channel: Connection, folder: TemporaryFolder) -> None:
     """Pass messages on until one of the two has gone; then end the other."""
     with suppress(EOFError, OSError):
         while True:
