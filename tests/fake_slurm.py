@@ -1,7 +1,7 @@
-"""A Slurm of one machine: `python fake_slurm.py sbatch SCRIPT`, and sacct, scancel.
+"""A Slurm of one machine: `python fake_slurm.py sbatch SCRIPT`, and sacct, squeue, scancel, srun.
 
 FAKE_SLURM   the folder of its state: for each task of a job a file JOB_TASK with its state, or its process and node.
-It holds `halt` if jobs are to do nothing.
+It holds `halt` if jobs are to do nothing, and `no accounting` if sacct fails.
 """
 
 import itertools
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 STATE = Path(os.environ.get("FAKE_SLURM", "."))
-NAMES = ("sbatch", "sacct", "scancel", "srun")
+NAMES = ("sbatch", "sacct", "squeue", "scancel", "srun")
 
 
 def install(folder: Path) -> None:
@@ -86,9 +86,28 @@ def _is_of(task: Path, jobs: list[str]) -> bool:
 
 
 def sacct(*arguments: str) -> None:
+    if (STATE / "no accounting").exists():
+        sys.exit("Slurm accounting storage is disabled")
     print("JobID|State|NodeList")
     for task in tasks_of([value for flag, value in itertools.pairwise(arguments) if flag == "-j"]):
         print(f"{task.name}|{task.read_text().partition(' ')[0]}|node{task.name}")
+
+
+def squeue(*arguments: str) -> None:
+    (name,) = (each.partition("=")[2] for each in arguments if each.startswith("--name="))
+    jobs = [each.stem for each in STATE.glob("*.name") if each.read_text() == name]
+    for task in tasks_of(jobs):
+        state = task.read_text().partition(" ")[0]
+        if state in ("PENDING", "RUNNING"):
+            print(f"{task.name}|{state}|{f'node{task.name}' * (state == 'RUNNING')}")
+
+
+def srun(*arguments: str) -> None:
+    flags = [each for each in arguments if each.startswith("--")]
+    count = next(int(flag.partition("=")[2]) for flag in flags if flag.startswith("--ntasks="))
+    command = arguments[next(i for i, each in enumerate(arguments) if not each.startswith("--")) :]
+    for process in [subprocess.Popen(command) for _ in range(count)]:
+        process.wait()
 
 
 def scancel(*arguments: str) -> None:

@@ -41,6 +41,21 @@ class Speaking(NullListener):
 """
 
 
+# What castwise is replaced by on each node of a job.
+MEETS = """
+import sys
+from castwise.orchestrator.nodes import Nodes, follow
+_, rendezvous, _, rank = sys.argv[-4:]
+if rank == "0":
+    print("{{}}")
+    nodes = Nodes(rendezvous, {count})
+    print(nodes.count, "nodes", file=sys.stderr)
+    nodes.close()
+else:
+    follow(rendezvous, None)
+"""
+
+
 def heed_signals() -> None:
     """Undo what `nohup make test &` does: it ignores both, and so would what tests start, which nothing would stop."""
     for number in (signal.SIGINT, signal.SIGHUP):

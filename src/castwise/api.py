@@ -92,6 +92,7 @@ class RunKeywords(GridKeywords, ScriptKeywords, total=False):
     rounds: int | None
     seconds: float | None
     margin: str | float | None
+    nodes_per_trial: int | None
 
 
 class ReportKeywords(TypedDict, total=False):

@@ -145,6 +145,9 @@ def test_a_gpu_that_is_not_there_is_looked_for(ask: Ask, monkeypatch: pytest.Mon
     monkeypatch.setattr(machine_cache, "compute_processes", look_up)
     ask(environment=fake_environment(gpu_uuid=UUID))
     assert ask(environment=fake_environment(gpu_uuid=UUID)).engine.sessions == []
+    with monkeypatch.context() as patch:
+        patch.setattr(machine_cache, "power_limit", lambda uuid: 300.0)
+        assert len(ask(environment=fake_environment(gpu_uuid=UUID)).engine.sessions) == 1, "another limit"
     present.clear()
     assert len(ask(environment=fake_environment(gpu_uuid=UUID)).engine.sessions) == 1
 

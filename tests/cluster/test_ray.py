@@ -12,7 +12,7 @@ from typing import Any
 import fake_cli
 import pytest
 from conftest import CommandLine, Outcome
-from programs import SOURCES, Program, wait_until
+from programs import MEETS, SOURCES, Program, wait_until
 
 from castwise.cluster import ray_nodes, shard
 from castwise.records.store import load_folder
@@ -105,6 +105,40 @@ def test_the_plan_is_measured_once_on_each_gpu_model(on_ray: Callable[..., Outco
     done = [entry["task"] for entry in journal_of(command) if entry["event"] == "done"]
     assert sorted(done) == [[1, "A100"], [1, "H200"], [2, "A100"], [2, "H200"]]
     assert "4 of 4 shards have ended already" in on_ray("--batch-size", "8,16", "--per", "gpu-model").err
+
+
+def test_nodes_of_one_kind_share_a_trial(
+    nodes: Nodes, on_ray: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: CommandLine
+) -> None:
+    found = on_ray("--gpus", "3", "--nodes-per-trial", "3")
+    assert "No 3 nodes of Ray have 1 GPUs" in found.err
+    (tmp_path / "meets.py").write_text(MEETS.format(count=2))
+    monkeypatch.setattr(shard, "PROGRAM", (str(tmp_path / "meets.py"),))
+    third = nodes.cluster.add_node(num_cpus=1, num_gpus=1, resources={"accelerator_type:H200": 1})
+    found = on_ray("--batch-size", "8", "--gpus", "2", "--nodes-per-trial", "2")
+    nodes.cluster.remove_node(third)
+    assert "1 done" in found.err
+    assert [entry["event"] for entry in journal_of(command)] == ["started", "done"]
+
+
+def test_packed_a_node_is_one_for_each_gpu(
+    nodes: Nodes, on_ray: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: CommandLine
+) -> None:
+    """The processes on the three nodes, four of them, wait for each other; each says which GPU it has."""
+    code = f"""
+import os, pathlib, sys, time
+here = pathlib.Path({str(tmp_path)!r})
+(here / f"gpu{{os.environ['CUDA_VISIBLE_DEVICES']}}-{{os.getpid()}}").touch()
+while len(list(here.glob("gpu*"))) < 4: time.sleep(0.05)
+print("--pack" in sys.argv)
+"""
+    (tmp_path / "waits.py").write_text(code)
+    monkeypatch.setattr(shard, "PROGRAM", (str(tmp_path / "waits.py"),))
+    third = nodes.cluster.add_node(num_cpus=2, num_gpus=2, resources={"accelerator_type:H200": 1})
+    found = on_ray("--batch-size", "8,16,32,64", "--pack")
+    nodes.cluster.remove_node(third)
+    assert "4 done" in found.err
+    assert sorted(file.name[:4] for file in tmp_path.glob("gpu*")) == ["gpu0", "gpu0", "gpu0", "gpu1"]
 
 
 def journal_of(command: CommandLine) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import fake_cli
 import fake_slurm
 import pytest
 from conftest import CommandLine, Outcome
-from programs import SOURCES, Program, wait_until
+from programs import MEETS, SOURCES, Program, wait_until
 
 from castwise.cluster import shard, slurm
 from castwise.cluster.shard import run_shard
@@ -62,11 +62,13 @@ def test_an_array_measures_the_plan(command: CommandLine, state: Path) -> None:
     assert [file.name for file in state.glob("*.sh")] == ["100.sh"], "nothing is submitted again"
 
 
-@pytest.mark.parametrize("num_losses", [1, 2])
+@pytest.mark.parametrize(("num_losses", "calls"), [(1, "NODE_FAIL on node100"), (2, "NODE_FAIL on"), (2, "gone, and")])
 def test_a_lost_job_is_tried_once_more(
-    num_losses: int, command: CommandLine, state: Path, monkeypatch: pytest.MonkeyPatch
+    num_losses: int, calls: str, command: CommandLine, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch script kills itself, as the end of a node would."""
+    """The batch script kills itself, as the end of a node would; Slurm has accounting or not."""
+    if calls.startswith("gone"):
+        (state / "no accounting").touch()
     as_it_is = fake_slurm.__file__
     script = (
         Path(as_it_is)
@@ -78,7 +80,7 @@ def test_a_lost_job_is_tried_once_more(
     fake_slurm.install(state / "bin")
     monkeypatch.setenv("PATH", f"{state / 'bin'}{os.pathsep}{os.environ['PATH']}")
     found = on_slurm(command, "--batch-size", "8")
-    assert "was lost and is tried again: Slurm calls job 100 NODE_FAIL on node100" in found.err
+    assert f"was lost and is tried again: Slurm calls job 100 {calls}" in found.err
     trials, _ = load_folder(command.results)
     assert len(trials) == 2
     if num_losses == 1:
@@ -156,6 +158,27 @@ def test_jobs_that_no_journal_names_are_cancelled(command: CommandLine, state: P
     assert len(keys(command.results)) == 2, "the records answer the new job"
 
 
+def test_a_job_has_the_nodes_of_its_trials(
+    command: CommandLine, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meets.py").write_text(MEETS.format(count=2))
+    monkeypatch.setattr(shard, "PROGRAM", (str(tmp_path / "meets.py"), "2"))
+    found = on_slurm(command, "--batch-size", "8,16", "--gpus", "16", "--nodes-per-trial", "2", "--nodes", "4")
+    assert "2 done" in found.err
+    script = (state / "100.sh").read_text().replace("'", "")
+    assert all(f"#SBATCH --{line}\n" in script for line in ("nodes=2", "gres=gpu:8", "array=0-1%2"))
+
+
+def test_a_packed_job_leaves_other_gpus_to_others(
+    command: CommandLine, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard, "PROGRAM", ("-c", "import sys; print({}); assert '--pack' in sys.argv"))
+    assert "1 done" in on_slurm(command, "--batch-size", "8", "--pack").err
+    script = (state / "100.sh").read_text()
+    assert "--exclusive" not in script
+    assert "gres=gpu:1" in script
+
+
 def test_a_refusal_is_not_tried_again(command: CommandLine, state: Path) -> None:
     found = command.run("resnet50", "--precision", "fp32", "--device", "cuda:7", "--on", "slurm")
     assert found.code == 2
@@ -178,7 +201,7 @@ def test_what_slurm_needs(command: CommandLine, tmp_path: Path, monkeypatch: pyt
         (("resnet50", "--on", "pbs"), "'pbs' is none of them"),
         (("resnet50", "--nodes", "2"), "go with --on slurm"),
         (("resnet50", "--on", "ray", "--partition", "gpu"), "are options of Slurm"),
-        (("--plan", "plan.json", "--shard", "1/2", "--on", "slurm"), "Leave --shard and --plan-only out"),
+        (("--plan", "plan.json", "--shard", "1/2", "--on", "slurm"), "Leave --shard, --plan-only and --rendezvous out"),
         (("resnet50", "--on", "slurm", "--format", "json"), "castwise export"),
         (("--on", "ray"), "it needs a workload"),
         (("resnet50", "--on", "slurm", "--price-kwh", "0.3"), "prints no prices"),

@@ -18,6 +18,8 @@ FINGERPRINTED: dict[str, object] = {
     "cuda": "9.9",
     "cudnn": "9",
     "num_threads": 99,
+    "power_limit_watts": 300.0,
+    "packed": True,
 }
 
 

@@ -102,7 +102,7 @@ class TestMachines:
 
     def test_no_field_of_a_spec_is_overlooked(self) -> None:
         in_key = {"workload", "precision", "loss_scale", "batch_size", "data_set", "techniques", "world_size"}
-        in_key |= {"parallelism", "kind", "recipe", "seed"}
+        in_key |= {"num_nodes", "parallelism", "kind", "recipe", "seed"}
         not_in_key = {"device", "weights", "protocol", "repeat", "user_model", "memory_limit_bytes"}
         assert in_key | not_in_key == set(TrialSpec.model_fields), "does the new field belong to KEY_FIELDS?"
 

@@ -26,6 +26,7 @@ OTHER_VALUES: dict[str, object] = {
     "data_set": "mnist",
     "techniques": ("compile",),
     "world_size": 2,
+    "num_nodes": 2,
     "parallelism": "ddp",
     "kind": "training",
     "recipe": Recipe(epochs=1),

@@ -9,7 +9,7 @@ import pytest
 from fake_gpu import UUID
 
 from castwise.telemetry.gpu import GpuUnreadableError
-from castwise.telemetry.nvml import GpuProcess, NvmlMonitor, compute_processes, driver_version
+from castwise.telemetry.nvml import GpuProcess, NvmlMonitor, compute_processes, driver_version, power_limit
 from castwise.telemetry.sampler import open_monitor
 
 NO_SUCH_PID = 2**22 + 1  # over the kernel's greatest (PID_MAX_LIMIT)
@@ -93,7 +93,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 
 def test_driver_version_and_processes(nvml: FakeNvml) -> None:
-    assert driver_version() == "570.00"
+    assert (driver_version(), power_limit(UUID)) == ("570.00", 700.0)
     nvml.answers["nvmlDeviceGetComputeRunningProcesses"] += (SimpleNamespace(pid=NO_SUCH_PID, usedGpuMemory=None),)
     own, other = compute_processes(UUID)
     assert (own.pid, own.memory_bytes) == (os.getpid(), 7 * 2**30)
@@ -116,7 +116,7 @@ def test_errors_are_passed_on_with_nvml_closed(name: str, nvml: FakeNvml) -> Non
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    assert driver_version() is None
+    assert (driver_version(), power_limit(UUID)) == (None, None)
     for ask in (compute_processes, open_monitor):
         with pytest.raises(GpuUnreadableError, match=r"pip install nvidia-ml-py"):
             ask(UUID)

@@ -454,6 +454,7 @@ def _command(rows: Sequence[Row]) -> str:
     if any(each.techniques for each in specs):
         options["techniques"] = ",".join(dict.fromkeys(join(each.techniques) for each in specs))
     options |= {"gpus": spec.world_size} if spec.world_size > 1 else {}
+    options |= {"nodes_per_trial": spec.num_nodes} if spec.num_nodes > 1 else {}
     options |= {"parallelism": spec.parallelism} if spec.parallelism not in ("none", "ddp") else {}
     options |= {"device": spec.device} if spec.device != "cuda:0" else {}
     options |= {"data_set": spec.data_set} if spec.data_set != SYNTHETIC and spec.user_model is None else {}

@@ -23,7 +23,7 @@ from castwise.registry.techniques import for_one_gpu
 # between them, may differ by from a minute of training. Source: docs/method.md, "At the power limit".
 _STRETCH_BIAS, _PAUSES_BIAS = 0.005, 0.02
 # The fields in which configurations differ whose scaling efficiency is reported: weak scaling, a batch size per GPU.
-GPUS = ("world_size", "parallelism")
+GPUS = ("world_size", "num_nodes", "parallelism")
 
 
 def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estimate | None:

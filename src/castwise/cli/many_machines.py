@@ -64,9 +64,9 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
     results = (options.results or DEFAULT_RESULTS).absolute()
     store = Store(results)
     digest = hashlib.sha256(_content(plan)).hexdigest()[:12]
-    folder = (
-        results / ".cluster" / f"{digest}-{str(machines.on).partition(':')[0]}"
-    )  # where no name ends with .json, as those of records do
+    digest += "-packed" if machines.pack else ""
+    # No name ends with .json there, as those of records do.
+    folder = results / ".cluster" / f"{digest}-{str(machines.on).partition(':')[0]}"
     num_comparisons = len(plan.comparisons)
     shards = plan.shards(min(num_comparisons, MOST_SHARDS) if machines.on == "slurm" else num_comparisons)
 
@@ -79,7 +79,8 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
         begins = options.again and not journal.jobs
         journal.forget(["refused", *(["crashed"] if options.retry or begins else []), *(["done"] if begins else [])])
         atomic_write(folder / "plan", _content(plan))
-        extra = [*(["--again"] if options.again else []), *(["--retry"] if options.retry else [])]
+        flags = {"--pack": machines.pack, "--again": options.again, "--retry": options.retry}
+        extra = [flag for flag, is_given in flags.items() if is_given]
         extra += ["--data", str(options.data_dir.absolute())] if options.data_dir is not None else []
 
         arguments = partial(shard_arguments, shard.PROGRAM, extra)
@@ -96,6 +97,7 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
                 _sbatch_options(machines, plan),
                 machines.nodes,
                 journal,
+                plan.num_nodes,
             )
         else:
             # An earlier process took its nodes' actors along.
@@ -144,18 +146,26 @@ def ray_backend(
             folder=str(Path.cwd()),
         )
 
-    num_gpus = 0 if plan.device == "cpu" else max(spec.world_size for spec in plan.specs)
     address = machines.on if machines.on != "ray" else None
-    return RayBackend(address, files_of, save, num_gpus, machines.nodes, per=machines.per or "gpu-model")
+    return RayBackend(
+        address,
+        files_of,
+        save,
+        plan.num_gpus,
+        machines.nodes,
+        per=machines.per or "gpu-model",
+        num_nodes=plan.num_nodes,
+        pack=machines.pack,
+    )
 
 
 def _sbatch_options(machines: ManyMachinesOptions, plan: PlanFile) -> dict[str, str]:
     """Return the options of sbatch: a whole node for each job, as trials on one host disturb each other."""
-    options = {"exclusive": ""}
+    options = {} if machines.pack else {"exclusive": ""}
     if machines.partition is not None:
         options["partition"] = machines.partition
     if plan.device != "cpu" or machines.gres is not None:
-        options["gres"] = machines.gres or f"gpu:{max(spec.world_size for spec in plan.specs)}"
+        options["gres"] = machines.gres or f"gpu:{max(1, plan.num_gpus)}"
     for pair in machines.sbatch or ():
         key, _, value = pair.lstrip("-").partition("=")
         options[key] = value

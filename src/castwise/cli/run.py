@@ -1,6 +1,8 @@
 """`castwise run`."""
 
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from castwise.cli.options import PrintOptions
@@ -9,11 +11,15 @@ from castwise.errors import UsageError
 from castwise.spec.options import Option, RunOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from castwise.orchestrator.job import Job
     from castwise.orchestrator.machine import EngineFactory
     from castwise.records.schema import Trial
+    from castwise.spec.plan_file import PlanFile
+    from castwise.spec.trial import TrialSpec
 
 EXAMPLES = """\
 Examples:
@@ -54,6 +60,8 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     from castwise.cli.measuring import announce, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit, say
     from castwise.orchestrator.job import CPU_BUDGET_SECONDS, prepare, prepare_shard
+    from castwise.orchestrator.nodes import Nodes
+    from castwise.orchestrator.processes import ForkserverEngine
     from castwise.render import run_report
     from castwise.render.console import print_ending
 
@@ -76,13 +84,19 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
         say(f"Shard {machines.shard} has nothing to measure: the plan has {len(plan.comparisons)} comparisons.")
         return 0
     options = options if plan is None else replace(options, device=plan.device)
+    num_nodes = check_nodes(options, machines, plan, specs)
+    if machines.node_rank:
+        with measuring(options, output):
+            say(f"This node works for the one at {machines.rendezvous} until that ends.")
+            ForkserverEngine().follow(str(machines.rendezvous))
+        return 0
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":
         with looking():
             if plan is None:
-                job = prepare(options, progress, make_engine)
+                job = prepare(options, progress, make_engine or on_nodes)
             else:
-                job = prepare_shard(plan, specs, options, progress, make_engine)
+                job = prepare_shard(plan, specs, options, progress, make_engine or on_nodes)
         if prices and job.specs and job.specs[0].device_type == "cpu":
             raise UsageError("Prices are for GPUs, and this is a CPU. Leave --price-kwh and --price-gpu-hour out.")
         announce(job)
@@ -93,8 +107,15 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
         with progress:
             return job, job.run()
 
-    with measuring(options, output) as progress:
-        job, trials = answer(options, work)
+    with measuring(options, output) as progress, ExitStack() as ends:
+        on_nodes: EngineFactory | None = None
+        if machines.rendezvous is not None:
+            nodes = ends.enter_context(closing(Nodes(machines.rendezvous, num_nodes)))
+            on_nodes = partial(ForkserverEngine, nodes=nodes)
+        if machines.pack:  # what is known of the machine is without it
+            job, trials = work(partial(ForkserverEngine, packed=True))
+        else:
+            job, trials = answer(options, work)
     rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
     store, machine = job.runner.store, job.runner.environment
     advice = with_accuracy(recommend(rows), store.load(machine)[0].values() if store is not None else [])
@@ -113,6 +134,24 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     if output.verbose:
         say_logs(trials)
     return exit_code(trials)
+
+
+def check_nodes(
+    options: RunOptions, machines: ManyMachinesOptions, plan: "PlanFile | None", specs: "Sequence[TrialSpec]"
+) -> int:
+    """Return how many nodes share trials; raise a UsageError before one waits for the others in vain."""
+    from castwise.orchestrator.job import check_request
+
+    num_nodes = options.nodes_per_trial or (1 if plan is None else plan.num_nodes)
+    if machines.rendezvous is None and max((options.nodes_per_trial or 1, *(spec.num_nodes for spec in specs))) > 1:
+        raise UsageError(
+            "--nodes-per-trial needs --rendezvous HOST:PORT and --node-rank I on each node, or --on slurm or --on ray."
+        )
+    if machines.rendezvous is not None and num_nodes == 1:
+        raise UsageError("--rendezvous is for trials over several nodes. Give --nodes-per-trial.")
+    if machines.rendezvous is not None and plan is None:
+        check_request(options)
+    return num_nodes
 
 
 def exit_code(trials: "list[Trial]") -> int:

@@ -34,6 +34,17 @@ class ManyMachinesOptions:
         str | None, Option("Measure only this part of --plan: 1/8 to 8/8.", "Many machines", metavar="I/N")
     ] = None
 
+    rendezvous: Annotated[
+        str | None,
+        Option(
+            "Where the nodes of --nodes-per-trial meet: the first one's name.", "Many machines", metavar="HOST:PORT"
+        ),
+    ] = None
+    node_rank: Annotated[
+        int | None,
+        Option("This node's number among them, from 0; 0 keeps the records.", "Many machines", metavar="I"),
+    ] = None
+
     on: Annotated[
         str | None,
         Option(
@@ -50,6 +61,10 @@ class ManyMachinesOptions:
         Literal["gpu-model", "node"] | None,
         Option("Measure the whole plan on each (ray): every GPU model, or every node.", "Many machines"),
     ] = None
+    pack: Annotated[
+        bool,
+        Option("Allow a trial on each GPU of a node at the same time; records say so.", "Many machines"),
+    ] = False
     partition: Annotated[str | None, Option("Slurm's partition.", "Many machines")] = None
     gres: Annotated[
         str | None,
@@ -62,13 +77,24 @@ class ManyMachinesOptions:
         ),
     ] = None
 
-    def check(self, options: RunOptions) -> None:
+    def check(self, options: RunOptions) -> None:  # noqa: PLR0912  a rule each
         """Raise a UsageError if options exclude each other."""
         names = {each.name: each.label for each in options_of(RunOptions)}
         if self.shard is not None and self.plan is None:
             raise UsageError("--shard is a part of a plan. Name its file with --plan.")
         if self.on is None and (self.nodes or self.per or self.partition or self.gres or self.sbatch):
-            raise UsageError("--nodes, --per, --partition, --gres and --sbatch go with --on slurm or --on ray.")
+            raise UsageError(
+                "--nodes, --per, --partition, --gres and --sbatch go with --on slurm or --on ray. Nodes that share a "
+                "trial are --nodes-per-trial."
+            )
+        if (self.rendezvous is None) != (self.node_rank is None):
+            raise UsageError("--rendezvous and --node-rank go together.")
+        if self.nodes is not None and self.nodes < (options.nodes_per_trial or 1):
+            raise UsageError(f"--nodes {self.nodes} is fewer than --nodes-per-trial {options.nodes_per_trial}.")
+        if self.pack and (options.device == "cpu" or (options.nodes_per_trial or 1) > 1):
+            raise UsageError("--pack is for trials that leave GPUs of their node free. Leave it out.")
+        if self.per == "node" and (options.nodes_per_trial or 1) > 1:
+            raise UsageError("--per node measures each node alone. Leave it or --nodes-per-trial out.")
         if self.on is not None:
             if self.on not in ("slurm", "ray") and not self.on.startswith("ray://"):
                 raise UsageError(f"--on takes slurm, ray or ray://HEAD:10001; '{self.on}' is none of them.")
@@ -76,8 +102,10 @@ class ManyMachinesOptions:
                 raise UsageError("--partition, --gres and --sbatch are options of Slurm. Leave them out with --on ray.")
             if self.on == "slurm" and self.per is not None:
                 raise UsageError("--per goes with --on ray; for Slurm give one command a kind, each with its --gres.")
-            if self.shard is not None or self.plan_only is not None:
-                raise UsageError("--on measures a whole plan on other machines. Leave --shard and --plan-only out.")
+            if self.shard is not None or self.plan_only is not None or self.rendezvous is not None:
+                raise UsageError(
+                    "--on measures a whole plan on other machines. Leave --shard, --plan-only and --rendezvous out."
+                )
         if self.plan is not None and self.plan_only is not None:
             raise UsageError("--plan-only writes a plan, and --plan reads one. Give one of the two.")
         for each in fields(RunOptions) if self.plan is not None else ():

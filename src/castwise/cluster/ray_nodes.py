@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 from castwise.cluster.dispatch import Ended, Task
-from castwise.cluster.shard import ShardProcess, ShardResult
+from castwise.cluster.shard import ShardProcess, ShardResult, free_port, rendezvous_arguments
 from castwise.errors import EngineError, UsageError, shortened
 from castwise.orchestrator.temporary_files import TemporaryFolder, make_folder
 
@@ -38,8 +38,12 @@ class NodeActor:
         self._process: ShardProcess | None = None
         self._sent: set[str] = set()
 
-    def start(self, files: ShardFiles) -> None:
-        """Start castwise on a shard."""
+    def free_port(self) -> int:
+        """Return a port at which other nodes can meet this one."""
+        return free_port()
+
+    def start(self, files: ShardFiles, extra: Sequence[str] = ()) -> None:
+        """Start castwise on a shard, with extra arguments."""
         self._folder = make_folder()
         plan, results = self._folder.path / "plan", self._folder.path / "results"
         plan.write_bytes(files.plan)
@@ -47,7 +51,7 @@ class NodeActor:
             (results / name).parent.mkdir(parents=True, exist_ok=True)
             (results / name).write_bytes(content)
         self._sent = set(files.records)
-        self._process = ShardProcess(files.arguments(str(plan), str(results)), files.folder)
+        self._process = ShardProcess([*files.arguments(str(plan), str(results)), *extra], files.folder)
 
     def news(self) -> tuple[list[bytes], ShardResult | None]:
         """Wait a moment; return the records that are new, and how castwise ended if it has."""
@@ -76,9 +80,10 @@ class NodeActor:
 class _Node:
     """A node, its actor, and what is waited for: that the actor starts, or news of a shard."""
 
-    def __init__(self, actor: Any, name: str, kind: str) -> None:
-        self.actor, self.name, self.kind = actor, name, kind
+    def __init__(self, actor: Any, name: str, kind: str, address: str) -> None:
+        self.actor, self.name, self.kind, self.address = actor, name, kind, address
         self.task: Task | None = None
+        self.leads = True  # of the nodes that share the task: its castwise keeps the records
         self.reply: Any = actor.__ray_ready__.remote()
 
 
@@ -92,9 +97,11 @@ class RayBackend:
         num_gpus: Of a node at least; 0 for a plan of the CPU.
         nodes: How many are taken at the most; None takes all.
         per: Whether a task's kind is the model of a node's GPUs, or the node itself.
+        num_nodes: How many nodes of one kind share a task.
+        pack: Whether a node counts as several, each with as many GPUs as a task needs.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         address: str | None,
         files_of: Callable[[Task], ShardFiles],
@@ -103,6 +110,8 @@ class RayBackend:
         nodes: int | None = None,
         *,
         per: Literal["gpu-model", "node"] = "gpu-model",
+        num_nodes: int = 1,
+        pack: bool = False,
     ) -> None:
         try:
             import ray
@@ -117,12 +126,14 @@ class RayBackend:
                 f"The Ray cluster '{address or 'auto'}' cannot be reached: {shortened(str(error))}"
             ) from None
         self._nodes: dict[str, _Node] = {}
+        self._num_nodes, self._pack = num_nodes, pack
         self._next_look, self._last_seen = 0.0, time.monotonic()
         self._look()
-        if not self._nodes:
+        if len(self._nodes) < num_nodes:
             self.close()
             what = f"{num_gpus} GPUs" if num_gpus else "a CPU"
-            raise UsageError(f"No node of the Ray cluster has {what}, as the plan needs. `ray status` shows the nodes.")
+            which = "No node of the Ray cluster has" if num_nodes == 1 else f"No {num_nodes} nodes of Ray have"
+            raise UsageError(f"{which} {what}, as the plan needs. `ray status` shows the nodes.")
 
     @property
     def kinds(self) -> list[str]:
@@ -135,33 +146,47 @@ class RayBackend:
         for found in self._ray.nodes():
             resources, name = found["Resources"], found["NodeID"]
             has = resources.get("GPU", 0) >= self._num_gpus if self._num_gpus else resources.get("CPU", 0) >= 1
-            is_full = self._most is not None and len(self._nodes) >= self._most
-            if not found["Alive"] or not has or name in self._nodes or is_full:
+            others = {key.partition("/")[0] for key in self._nodes if self._most is not None} - {name}
+            is_full = self._most is not None and len(others) >= self._most
+            if not found["Alive"] or not has or is_full:
                 continue
             host = found.get("NodeManagerHostname", name)
             models = (key.partition(":")[2] for key in resources if key.startswith("accelerator_type:"))
             kind = host if self._per == "node" else next(models, "CPU")
             strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(name, soft=False)
-            actor = self._ray.remote(NodeActor).options(
-                num_cpus=resources.get("CPU", 0),
-                num_gpus=resources.get("GPU", 0) if self._num_gpus else 0,
-                scheduling_strategy=strategy,
-            )
-            self._nodes[name] = _Node(actor.remote(), host, kind)
+            gpus = resources.get("GPU", 0) if self._num_gpus else 0
+            parts = int(gpus // self._num_gpus) if self._pack else 1
+            for part in range(parts):
+                key = f"{name}/{part}" if part else name
+                if key not in self._nodes:
+                    actor = self._ray.remote(NodeActor).options(
+                        num_cpus=resources.get("CPU", 0) // parts,
+                        num_gpus=self._num_gpus if self._pack else gpus,
+                        scheduling_strategy=strategy,
+                    )
+                    self._nodes[key] = _Node(actor.remote(), host, kind, found.get("NodeManagerAddress", host))
 
     def start(self, waiting: deque[Task]) -> Mapping[Task, str]:
-        """Start a task on each node that is free."""
+        """Start a task on each node that is free, or on as many as share it."""
         started: dict[Task, str] = {}
-        for name, node in self._nodes.items():
-            if node.task is not None or node.reply is not None:
+        for name, first in self._nodes.items():
+            if first.task is not None or first.reply is not None:
                 continue
-            task = next((each for each in waiting if each.kind in ("", node.kind)), None)
-            if task is None:
+            free = [each for each in self._nodes.values() if each.task is None and each.reply is None]
+            team = [first, *(each for each in free if each is not first and each.kind == first.kind)][: self._num_nodes]
+            task = next((each for each in waiting if each.kind in ("", first.kind)), None)
+            if len(team) < self._num_nodes or task is None:
                 continue
             waiting.remove(task)
-            node.task = task
-            node.actor.start.remote(self._files_of(task))
-            node.reply = node.actor.news.remote()
+            files, extra = self._files_of(task), list[str]()
+            address = ""
+            if len(team) > 1:
+                address = f"{first.address}:{self._ray.get(first.actor.free_port.remote())}"
+            for rank, node in enumerate(team):
+                extra = rendezvous_arguments(address, rank) if address else extra
+                node.task, node.leads = task, node is first
+                node.actor.start.remote(files, extra)
+                node.reply = node.actor.news.remote()
             started[task] = name
         return started
 
@@ -191,7 +216,7 @@ class RayBackend:
                 del self._nodes[name]
                 with suppress(self._ray.exceptions.RayError):
                     self._ray.kill(node.actor)
-                if node.task is not None:
+                if node.task is not None and node.leads:  # without a node the one that leads ends by itself
                     why = (str(error).strip() or type(error).__name__).splitlines()[0]
                     ended.append(Ended(node.task, None, f"{node.name} was lost: {shortened(why)}"))
                 continue
@@ -203,13 +228,13 @@ class RayBackend:
             if result is None:
                 node.reply = node.actor.news.remote()
             else:
-                ended.append(Ended(node.task, result))
+                ended += [Ended(node.task, result)] if node.leads else []
                 node.task = None
         return ended
 
     def running(self) -> int:
         """Return how many nodes measure."""
-        return sum(node.task is not None for node in self._nodes.values())
+        return sum(node.task is not None and node.leads for node in self._nodes.values())
 
     def close(self) -> None:
         """End what runs on the nodes, and leave the cluster."""

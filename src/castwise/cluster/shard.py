@@ -65,8 +65,30 @@ class ShardProcess:
         self._process.wait()
 
 
-def run_shard(arguments: Sequence[str], folder: str) -> ShardResult:
-    """Run castwise on a shard to its end."""
+def free_port() -> int:
+    """Return a port of this node that nothing listens at."""
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def rendezvous_arguments(address: str, node_rank: int) -> list[str]:
+    """Return the arguments of castwise on a node of several that share trials."""
+    return ["--rendezvous", address, "--node-rank", str(node_rank)]
+
+
+def run_shard(arguments: Sequence[str], folder: str, num_nodes: int = 1) -> ShardResult:
+    """Run castwise on a shard to its end; if several nodes share trials, on the first of them, in a job of Slurm."""
+    followers: subprocess.Popen[bytes] | None = None
+    if num_nodes > 1:
+        address = f"{socket.gethostname()}:{free_port()}"
+        step = ["srun", "--relative=1", f"--nodes={num_nodes - 1}", f"--ntasks={num_nodes - 1}"]
+        step.append(f"--cpus-per-task={os.environ.get('SLURM_CPUS_ON_NODE', '1')}")  # else it would have one
+        command = [*step, sys.executable, *arguments, *rendezvous_arguments(address, 1)]
+        followers = subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=folder if Path(folder).is_dir() else None)
+        arguments = [*arguments, *rendezvous_arguments(address, 0)]
     result = ShardProcess(arguments, folder).poll(waits=True)
+    if followers is not None:
+        followers.terminate()
+        followers.wait()
     assert result is not None
     return result

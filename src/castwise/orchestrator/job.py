@@ -137,7 +137,7 @@ def prepare(
     names_precisions = options.precisions is not None
     if script is not None:
         options = _for_script(options, script, compares_numerics=bool(profiles and profiles["numerics"]))
-    _check(options, user_models)
+    check_request(options, user_models)
     store = Store(options.results) if options.results is not None else None
     import_once(slow_imports([*user_models, *zoo_models]))
     machine = detect_machine(options.device, options.data_dir, make_engine, zoo_models)
@@ -177,6 +177,7 @@ def prepare(
         data_set=options.data_set or SYNTHETIC,
         protocol=_limited(protocol, options).model_copy(update=profiles),
         seed=options.seed,
+        num_nodes=options.nodes_per_trial or 1,
         user_workloads=user_workloads,
     )
     if options.data_set not in (None, SYNTHETIC):
@@ -207,7 +208,7 @@ def make_plan(options: RunOptions, make_engine: EngineFactory | None = None) -> 
             "A plan is for other machines, so it needs a workload: castwise run resnet50 --plan-only FILE."
         )
     user_models = [name for name in options.workloads if find_workload(name).family == "own"]
-    _check(options, user_models)
+    check_request(options, user_models)
     user_workloads: dict[str, UserWorkload] = {}
     if user_models:
         import_once(slow_imports(user_models))
@@ -221,6 +222,7 @@ def make_plan(options: RunOptions, make_engine: EngineFactory | None = None) -> 
         data_set=options.data_set or SYNTHETIC,
         protocol=_limited(CPU_ROUND if device == "cpu" else CUDA_ROUND, options),
         seed=options.seed,
+        num_nodes=options.nodes_per_trial or 1,
         user_workloads=user_workloads,
     )
     return PlanFile(
@@ -357,7 +359,7 @@ def _for_script(options: RunOptions, script: str, *, compares_numerics: bool) ->
     return replace(options, precisions=tuple(dict.fromkeys([AS_WRITTEN, *named])))
 
 
-def _check(options: RunOptions, user_models: Sequence[str]) -> None:
+def check_request(options: RunOptions, user_models: Sequence[str] = ()) -> None:
     """Refuse unknown names and impossible numbers before any process is started."""
     if not any(map(is_script, user_models)):
         if AS_WRITTEN in (options.precisions or ()):
@@ -378,7 +380,7 @@ def _check(options: RunOptions, user_models: Sequence[str]) -> None:
         locate(name)
     # No device is known yet: this plan shows only that every name is known and that they go together.
     grid = replace(options, workloads=options.workloads or (_BARE_CPU[0],))
-    build_plan(grid, device="cpu", data_set=options.data_set or SYNTHETIC)
+    build_plan(grid, device="cpu", data_set=options.data_set or SYNTHETIC, num_nodes=options.nodes_per_trial or 1)
 
 
 def _bare_run(options: RunOptions, machine: Machine) -> tuple[RunOptions, tuple[str, ...]]:

@@ -26,7 +26,7 @@ from castwise.registry.datasets import cache_dir
 from castwise.spec.frozen import FrozenModel
 from castwise.spec.user_model import UserModel, UserWorkload, digest_of
 from castwise.telemetry.gpu import GpuUnreadableError
-from castwise.telemetry.nvml import compute_processes, driver_version
+from castwise.telemetry.nvml import compute_processes, driver_version, power_limit
 
 _MOST_MACHINES = 20  # in the file; the environment variables of each login may differ
 _AUTO = "auto"  # no device was named
@@ -83,6 +83,8 @@ class CachedEngine:
                 compute_processes(found.gpu_uuid or "")
             except GpuUnreadableError:  # gone, of another vendor, or without NVML
                 raise NotCachedError from None
+            if power_limit(found.gpu_uuid or "") != found.power_limit_watts:
+                raise NotCachedError
         return found
 
     def user_workload(self, device: str, model: UserModel) -> UserWorkload:

@@ -25,6 +25,7 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from castwise.errors import EngineError, printable, shortened
+from castwise.orchestrator.nodes import Nodes, RemoteProcess, follow
 from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
 from castwise.orchestrator.temporary_files import (
     TemporaryFolder,
@@ -66,10 +67,18 @@ class ForkserverEngine:
         data_dir: Where real data lies.
         commit: castwise's commit, for the record.
         target: What a process runs; a test may replace it.
+        nodes: The other nodes that share each trial of several processes.
+        packed: Whether trials on other GPUs of this host may run at the same time, for the record.
     """
 
     def __init__(
-        self, data_dir: Path | None = None, commit: str | None = None, target: Target = entry.worker_main
+        self,
+        data_dir: Path | None = None,
+        commit: str | None = None,
+        target: Target = entry.worker_main,
+        nodes: Nodes | None = None,
+        *,
+        packed: bool = False,
     ) -> None:
         if importlib.util.find_spec("torch") is None:
             raise EngineError(
@@ -79,6 +88,8 @@ class ForkserverEngine:
         self._data_dir = data_dir
         self._commit = commit
         self._target = target
+        self._nodes = nodes
+        self._packed = packed
         sweep()
         take_multiprocessing_along()
         self._context = multiprocessing.get_context("forkserver")
@@ -89,7 +100,14 @@ class ForkserverEngine:
     def start(self, timeout_seconds: float, num_processes: int = 1) -> "RpcSession":
         """Start the processes of one trial, one a rank."""
         start_process = partial(TrialProcess, self._context, self._target)
-        return RpcSession(start_process, num_processes, timeout_seconds, self._data_dir, self._commit)
+        nodes = self._nodes if num_processes > 1 else None
+        session = RpcSession(start_process, num_processes, timeout_seconds, self._data_dir, self._commit, nodes)
+        session.packed = self._packed
+        return session
+
+    def follow(self, rendezvous: str) -> None:
+        """Start processes for the leader of several nodes until it ends."""
+        follow(rendezvous, lambda folder: TrialProcess(self._context, self._target, folder.path / "log"))
 
 
 def import_once(modules: Sequence[str]) -> None:
@@ -123,6 +141,7 @@ class RpcSession:
     Attributes:
         ready_seconds: From the request for the processes until their devices were open.
         processes: The processes, by rank.
+        packed: What the environment says of trials on other GPUs.
         timeout_seconds: How long one call may take.
     """
 
@@ -133,20 +152,28 @@ class RpcSession:
         timeout_seconds: float,
         data_dir: Path | None,
         commit: str | None,
+        nodes: Nodes | None = None,
     ) -> None:
         self.ready_seconds = 0.0
+        self.packed = False
         self._started = time.perf_counter()
         self.timeout_seconds = timeout_seconds
         self._data_dir = data_dir
         self._commit = commit
-        self.processes: list[TrialProcess] = []
+        self.processes: list[TrialProcess | RemoteProcess] = []
+        self._nodes = nodes
+        self._per_node = num_processes // (1 if nodes is None else nodes.count)
         self._folder: TemporaryFolder | None = None  # where the processes print to, and meet if they are several
         with ExitStack() as undo:
             undo.callback(self.close)
-            logs = [f"rank{rank}.log" for rank in range(num_processes)]
+            logs = [f"rank{rank}.log" for rank in range(self._per_node)]
             self._folder = make_folder(*logs)
+            if nodes is not None:
+                nodes.ask(self._per_node)
             for log in logs:
                 self.processes.append(start_process(self._folder.path / log))
+            if nodes is not None:
+                self.processes += nodes.take(self._per_node)
             undo.pop_all()
 
     def open(self, device: str) -> Environment:
@@ -155,21 +182,31 @@ class RpcSession:
         Raises:
             TrialFailedError: As for any call; also if the ranks' devices differ, since a figure is of one device.
         """
-        arguments = [{"device": device_of_rank(device, rank), "commit": self._commit} for rank in self._ranks]
+        devices = [device_of_rank(device, rank % self._per_node) for rank in self._ranks]
+        arguments = [{"device": each, "commit": self._commit} for each in devices]
         environments = self._call("open", arguments, TypeAdapter(Environment), timeout_seconds=_OPEN_TIMEOUT_SECONDS)
         names = list(dict.fromkeys(environment.device_name for environment in environments))
         if len(names) > 1:
             raise TrialFailedError("unsupported", f"the ranks' devices differ: {', '.join(names)}")
+        for name in ("castwise", "torch", "cuda", "driver"):
+            found = list(dict.fromkeys(str(getattr(environment, name)) for environment in environments))
+            if len(found) > 1:
+                raise TrialFailedError("unsupported", f"the nodes differ in {name}: {', '.join(found)}")
         self.ready_seconds = time.perf_counter() - self._started
-        return environments[0]
+        others = () if self._nodes is None else self._nodes.hosts
+        return environments[0].model_copy(update={"other_hosts": others, "packed": self.packed})
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         """Build model, data and optimizer in every rank; a training trial resumes from an existing checkpoint."""
         assert self._folder is not None, "it is open"
-        rendezvous = (self._folder.path / "rendezvous").as_uri()
+        if spec.num_nodes != (1 if self._nodes is None else self._nodes.count):
+            why = f"{spec.label} needs its other nodes: --rendezvous and --node-rank on each, or --on slurm or ray"
+            raise TrialFailedError("unsupported", why, refused=True)
+        file = (self._folder.path / "rendezvous").as_uri()
+        rendezvous = file if self._nodes is None else self._nodes.free_rendezvous()
         arguments = [
             {
-                "spec": spec.model_copy(update={"device": device_of_rank(spec.device, rank)}),
+                "spec": spec.model_copy(update={"device": device_of_rank(spec.device, rank % self._per_node)}),
                 "checkpoint": checkpoint,
                 "data_dir": self._data_dir,
                 "rank": rank,

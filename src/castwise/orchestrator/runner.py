@@ -719,10 +719,11 @@ def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:
     if reason is not None or spec.device_type == "cpu" or spec.world_size == 1:
         return reason
     first = int(spec.device.partition(":")[2] or 0)
-    if first + spec.world_size <= environment.num_gpus:
+    on_node = spec.world_size // spec.num_nodes
+    if first + on_node <= environment.num_gpus:
         return None
     start = f" from {spec.device} on" if first else ""
-    return f"{spec.world_size} GPUs are asked for{start}, and this machine has {environment.num_gpus}"
+    return f"{on_node} GPUs are asked for{start}, and this machine has {environment.num_gpus}"
 
 
 def status_of(trial: Trial) -> Trial:

@@ -60,6 +60,9 @@ class Environment(FrozenModel):
         capability: CUDA compute capability, as (major, minor).
         gpu_memory_bytes: The GPU's memory.
         num_gpus: GPUs that torch sees.
+        other_hosts: The other nodes of a trial over several, by rank.
+        power_limit_watts: The GPU's power limit in force; None in older records, and if it cannot be read.
+        packed: Whether trials on other GPUs of the host were allowed to run at the same time.
         driver: The GPU driver's version.
         cuda: The CUDA version torch was built with.
         cudnn: cuDNN's version as torch prints it.
@@ -83,6 +86,9 @@ class Environment(FrozenModel):
     capability: tuple[int, int] | None = None
     gpu_memory_bytes: int | None = None
     num_gpus: int = 0
+    other_hosts: tuple[str, ...] = ()
+    packed: bool = False
+    power_limit_watts: float | None = None
     driver: str | None = None
     cuda: str | None = None
     cudnn: str | None = None
@@ -96,9 +102,11 @@ class Environment(FrozenModel):
         return self.gpu or self.cpu
 
     @property
-    def machine(self) -> tuple[str, str, str | None]:
+    def machine(self) -> tuple[str | float | None, ...]:
         """Return what tells machines apart; containers of several may all have one host name."""
-        return (self.host, self.cpu, self.gpu_uuid)
+        # A GPU with another limit, or with busy neighbours, is another.
+        limit = () if self.power_limit_watts is None else (self.power_limit_watts,)
+        return (self.host, self.cpu, self.gpu_uuid, *limit, *(["packed"] if self.packed else []))
 
     @property
     def hardware(self) -> Hardware:
@@ -113,7 +121,7 @@ class Environment(FrozenModel):
         known = {f"cuda:{index}": uuid for index, uuid in enumerate(self.gpu_uuids)}
         if self.gpu_uuid:
             known[f"cuda:{first}"] = self.gpu_uuid
-        devices = [f"cuda:{index}" for index in range(first, first + spec.world_size)]
+        devices = [f"cuda:{index}" for index in range(first, first + spec.world_size // spec.num_nodes)]
         return {device: known.get(device, "") for device in devices}
 
     @property

@@ -27,7 +27,7 @@ from castwise.spec.types import SYNTHETIC
 FileOf = Callable[[Trial], str]  # names the file that a trial was read from
 
 # What differs between the configurations of a group; precision and loss scale come first.
-AXES = ("precision", "loss_scale", "batch_size", "world_size", "parallelism", "techniques", "seed")
+AXES = ("precision", "loss_scale", "batch_size", "world_size", "num_nodes", "parallelism", "techniques", "seed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,6 +284,8 @@ def machine_traits(machine: Environment) -> dict[str, str]:
         "host": machine.host,
         "CPU": machine.cpu,
         "GPU": machine.gpu_uuid,
+        "power limit": "" if machine.power_limit_watts is None else f"{machine.power_limit_watts:.0f} W",
+        "packed": "trials on other GPUs of the host at the same time" if machine.packed else "",
         "threads": str(machine.num_threads),
         "system": machine.system,
         "driver": machine.driver,
@@ -368,6 +370,7 @@ def _sort_key(config: Configuration) -> tuple[object, ...]:
     return (
         spec.batch_size,
         spec.world_size,
+        spec.num_nodes,
         spec.parallelism,
         len(spec.techniques),
         spec.techniques,
@@ -389,7 +392,7 @@ def _axis_text(trial: Trial, name: str) -> str:
             return "" if spec.parallelism == "none" else spec.parallelism
         case "techniques":
             return " + ".join(spec.techniques)
-        case "seed":
-            return f"seed {spec.seed}"
+        case "seed" | "num_nodes":
+            return f"seed {spec.seed}" if name == "seed" else f"{spec.num_nodes} nodes" * (spec.num_nodes > 1)
     known = known_precision(spec.precision)
     return "" if known is not None and spec.loss_scale == known.loss_scale else f"loss scale {spec.loss_scale}"

@@ -67,6 +67,8 @@ def _traits(machine: Environment) -> list[str]:
         _BESIDES.sub("", _CORES.sub("", machine.cpu)),
         f"torch {machine.torch}",
         f"driver {machine.driver}",
+        "packed" if machine.packed else "",
+        "" if machine.power_limit_watts is None else f"{machine.power_limit_watts:.0f} W",
         f"castwise {machine.castwise}{commit}",
         (machine.gpu_uuid or "")[:12],
         f"machine {machine.fingerprint}",

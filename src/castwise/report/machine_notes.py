@@ -23,7 +23,7 @@ _SLOWER = 0.01
 
 _SOFTWARE = ("driver", "cuda", "torch", "castwise")
 
-_Machine = tuple[str, str, str | None]  # `Environment.machine`
+_Machine = tuple[str | float | None, ...]  # `Environment.machine`
 Figure = tuple[Trial, Estimate]  # a trial of a machine, and the configuration's throughput there
 
 

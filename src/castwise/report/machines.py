@@ -23,8 +23,8 @@ _LENGTH = ("stop_after", "max_steps", "skip_batches", "skip_epochs")
 # What `Entry.key` is made of. The rest of a spec may differ: the device of the machine, the weights, the memory limit,
 # the protocol; and the code of a user's model, as its versions are what one compares.
 KEY_FIELDS = (
-    *("precision", "loss scale", "batch size"),
-    *("workload", "kind", "data set", "techniques", "number of GPUs", "parallelism", "seed", "recipe"),
+    *("precision", "loss scale", "batch size", "workload", "kind", "data set", "techniques"),
+    *("number of GPUs", "number of nodes", "parallelism", "seed", "recipe"),
 )
 
 
@@ -65,6 +65,7 @@ class Entry:
             imitated_data_set(spec.data_set) or spec.data_set,
             spec.techniques,
             spec.world_size,
+            spec.num_nodes,
             spec.parallelism,
             spec.seed if spec.kind == "steady" else None,  # training runs of several seeds are repetitions
             recipe,

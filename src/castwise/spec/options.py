@@ -303,6 +303,9 @@ class RunOptions(ParameterGrid, DurationOptions, StepOptions, ScriptOptions):
     """What `castwise run` measures; None is what suits the machine."""
 
     workloads: _WorkloadsOrScript = None
+    nodes_per_trial: Annotated[
+        int | None, Option("Nodes that share a trial on several GPUs; --gpus is their sum.", "Many machines", **COUNT)
+    ] = None
 
 
 @dataclass(frozen=True)

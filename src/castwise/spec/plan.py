@@ -17,13 +17,14 @@ from castwise.spec.types import SYNTHETIC, Parallelism
 from castwise.spec.user_model import UserWorkload, is_script
 
 
-def build_plan(
+def build_plan(  # noqa: PLR0913  what a plan is made of, by keyword
     grid: ParameterGrid,
     *,
     device: str,
     data_set: str = SYNTHETIC,
     protocol: MeasurementProtocol | None = None,
     seed: int = 0,
+    num_nodes: int = 1,
     user_workloads: Mapping[str, UserWorkload] = MappingProxyType({}),
 ) -> tuple[TrialSpec, ...]:
     """Return the product of a grid's parameters, each configuration once, in the order in which they run.
@@ -38,6 +39,7 @@ def build_plan(
         data_set: `synthetic`, or a real data set that every workload named accepts.
         protocol: How long to measure; None takes the device type's default.
         seed: Seeds weights, data and dropout.
+        num_nodes: Hosts that share each trial on several GPUs.
         user_workloads: What is known of the user's own models, by their names in the grid.
 
     Raises:
@@ -57,6 +59,11 @@ def build_plan(
     world_sizes = grid.world_sizes or (1,)
     if min(world_sizes) < 1:
         raise UsageError(f"A trial runs on one GPU at least; {min(world_sizes)} GPUs are impossible.")
+    for size in world_sizes:
+        if size > 1 and (size % num_nodes or (num_nodes > 1 and "dp" in ways)):
+            raise UsageError(f"{size} GPUs cannot be shared by {num_nodes} nodes: each has as many, with ddp or fsdp.")
+    if num_nodes > 1 and max(world_sizes) == 1:
+        raise UsageError(f"One GPU is not on {num_nodes} nodes. Give --gpus the number of all nodes together.")
     alone: list[tuple[int, Parallelism]] = [(1, "none")]
     layouts = [layout for size in world_sizes for layout in ([(size, way) for way in ways] if size > 1 else alone)]
     of_script = any(map(is_script, grid.workloads or ()))  # whose loader is timed, too
@@ -86,6 +93,7 @@ def build_plan(
                     device=device,
                     data_set=data_set,
                     world_size=world_size,
+                    num_nodes=num_nodes if world_size > 1 else 1,
                     parallelism=parallelism,
                     user_model=user.model if user else None,
                     protocol=protocol,

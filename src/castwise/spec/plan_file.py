@@ -28,6 +28,16 @@ class PlanFile(FrozenModel):
         return self.specs[0].device
 
     @property
+    def num_nodes(self) -> int:
+        """Return how many nodes share its largest trials."""
+        return max(spec.num_nodes for spec in self.specs)
+
+    @property
+    def num_gpus(self) -> int:
+        """Return how many GPUs a node needs; 0 on a CPU."""
+        return 0 if self.device == "cpu" else max(spec.world_size // spec.num_nodes for spec in self.specs)
+
+    @property
     def comparisons(self) -> list[tuple[TrialSpec, ...]]:
         """Return the comparisons, the one with most configurations first.
 

@@ -86,6 +86,7 @@ class TrialSpec(FrozenModel):
         data_set: `synthetic`, or the name of a real data set.
         techniques: Names of the technique registry, in its order; empty is the plain loop.
         world_size: Number of GPUs (processes, or replicas of DataParallel); on a CPU number of processes.
+        num_nodes: Number of hosts that these GPUs are in, as many in each.
         parallelism: How the GPUs share a step.
         kind: What is measured.
         recipe: The training run of a `training` trial; None for the other kinds.
@@ -106,6 +107,7 @@ class TrialSpec(FrozenModel):
     data_set: str = SYNTHETIC
     techniques: tuple[str, ...] = ()
     world_size: int = Field(default=1, ge=1)
+    num_nodes: int = Field(default=1, ge=1)
     parallelism: Parallelism = "none"
     kind: TrialKind = "steady"
     recipe: Recipe | None = None
@@ -208,7 +210,8 @@ class TrialSpec(FrozenModel):
     def world_size_label(self) -> str:
         """Return how many GPUs share a step, in words: "4 GPUs (ddp)"; empty on one GPU."""
         unit = "CPU processes" if self.device_type == "cpu" else "GPUs"
-        return f"{self.world_size} {unit} ({self.parallelism})" if self.world_size > 1 else ""
+        nodes = f" on {self.num_nodes} nodes" if self.num_nodes > 1 else ""
+        return f"{self.world_size} {unit}{nodes} ({self.parallelism})" if self.world_size > 1 else ""
 
 
 def device_of_rank(device: str, rank: int) -> str:

@@ -26,6 +26,15 @@ def driver_version() -> str | None:
         return None
 
 
+def power_limit(uuid: str) -> float | None:
+    """Return the power limit in force of the GPU with this UUID in whole watts, None if it cannot be read."""
+    try:
+        with _opened() as nvml:
+            return float(round(nvml.nvmlDeviceGetEnforcedPowerLimit(nvml.nvmlDeviceGetHandleByUUID(uuid)) / 1e3))
+    except GpuUnreadableError:
+        return None
+
+
 def compute_processes(uuid: str) -> tuple[GpuProcess, ...]:
     """Return the processes that use the GPU with this UUID ("GPU-...").
 

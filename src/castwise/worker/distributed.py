@@ -101,7 +101,7 @@ def join_peers(spec: TrialSpec, rank: int, rendezvous: str) -> Peers:
     device = torch.device(spec.device)
     is_cuda = device.type == "cuda"
     if not is_cuda:  # if each had threads for all of the cores, all would be slower
-        torch.set_num_threads(max(1, torch.get_num_threads() // spec.world_size))
+        torch.set_num_threads(max(1, torch.get_num_threads() * spec.num_nodes // spec.world_size))
     distributed.init_process_group(
         "nccl" if is_cuda else "gloo",
         init_method=rendezvous,

@@ -10,7 +10,7 @@ import torch
 from castwise._version import __version__
 from castwise.records.schema import Environment
 from castwise.registry.precisions import KNOWN_CPU_FEATURES, Hardware
-from castwise.telemetry.nvml import driver_version
+from castwise.telemetry.nvml import driver_version, power_limit
 from castwise.worker.precision import read_fp32_precision
 from castwise.worker.torch_version import version_of
 
@@ -51,6 +51,7 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
             "driver": driver_version(),
             "gpu_uuid": f"GPU-{properties.uuid}",
             "gpu_uuids": tuple(uuids),
+            "power_limit_watts": power_limit(f"GPU-{properties.uuid}"),
             "cuda": torch.version.cuda,
             "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         }

@@ -1,0 +1,244 @@
+"""Trials over several nodes: the leader's castwise gives orders to the processes that followers start on their nodes.
+
+A follower keeps one connection, over which the leader asks for the processes of a trial, and has one more for each
+process, over which messages pass as they do in a pipe. All are JSON; nothing is unpickled.
+"""
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from castwise._version import __version__
+from castwise.errors import EngineError, UsageError
+from castwise.orchestrator.session import ProcessGoneError
+from castwise.orchestrator.temporary_files import TemporaryFolder, make_folder
+
+_PATIENCE_SECONDS = 600.0  # in which all nodes must come; torchrun's join_timeout
+_STALL_SECONDS = 10  # between two pieces of one message
+_MESSAGE_BYTES = 64 * 2**20
+_HELLO_BYTES = 10_000
+_GONE = b"gone "  # begins the message on the end of a process; all others are JSON objects
+
+
+class Nodes:
+    """The leader's side: waits for the other nodes, and is closed at the end, which ends them.
+
+    Args:
+        rendezvous: HOST:PORT, by which the others reach this node.
+        num_nodes: This one included.
+
+    Raises:
+        UsageError: The port cannot be used, or a node has another castwise.
+        EngineError: The others do not come.
+    """
+
+    def __init__(self, rendezvous: str, num_nodes: int) -> None:
+        self.host, port = _parse(rendezvous)
+        self._followers: list[tuple[str, Connection]] = []
+        try:
+            self._server = socket.create_server(("", port))
+        except OSError as error:
+            raise UsageError(f"Port {port} cannot be used here: {error.strerror}. Give --rendezvous another.") from None
+        try:
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            while len(self._followers) < num_nodes - 1:
+                hello, connection = self._accept(deadline, num_nodes)
+                if hello.get("castwise") != __version__:
+                    raise UsageError(f"{hello.get('host')} has another castwise than {__version__}. Install the same.")
+                connection.send_bytes(json.dumps(len(self._followers)).encode())
+                self._followers.append((str(hello.get("host")), connection))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def count(self) -> int:
+        """Return how many nodes share a trial."""
+        return len(self._followers) + 1
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Return the names of the other nodes, in the order of their ranks."""
+        return tuple(host for host, _ in self._followers)
+
+    def ask(self, num_processes: int) -> None:
+        """Have each of the others start its processes of a trial; raise an EngineError if one has gone."""
+        for host, connection in self._followers:
+            try:
+                connection.send_bytes(str(num_processes).encode())
+            except OSError:
+                raise EngineError(f"The node {host} has gone.") from None
+
+    def take(self, num_processes: int) -> "list[RemoteProcess]":
+        """Return the processes that were asked for, by node; raise an EngineError if a node has gone."""
+        found: dict[tuple[int, int], RemoteProcess] = {}
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while len(found) < num_processes * len(self._followers):
+            hello, connection = self._accept(deadline, self.count)
+            if "process" in hello:
+                node = int(hello["node"])
+                found[node, int(hello["process"])] = RemoteProcess(connection, self._followers[node][0])
+        return [found[place] for place in sorted(found)]
+
+    def free_rendezvous(self) -> str:
+        """Return where the ranks of a trial meet: rank 0 is on this node, and listens there."""
+        with socket.create_server(("", 0)) as server:
+            return f"tcp://{self.host}:{server.getsockname()[1]}"
+
+    def close(self) -> None:
+        """Let the other nodes end."""
+        for _, connection in self._followers:
+            connection.close()
+        self._server.close()
+
+    def _accept(self, deadline: float, num_nodes: int) -> tuple[dict[str, Any], Connection]:
+        """Return the next connection of a follower, with what it says first."""
+        while True:
+            controls = {control: host for host, control in self._followers}
+            for end in wait([self._server.fileno(), *controls], max(0.0, deadline - time.monotonic())):
+                if isinstance(end, Connection):
+                    raise EngineError(f"The node {controls[end]} has gone.")
+                connection = _connection(self._server.accept()[0])
+                try:
+                    hello = json.loads(connection.recv_bytes(_HELLO_BYTES))
+                    if isinstance(hello, dict) and "castwise" in hello:
+                        return hello, connection
+                except (OSError, EOFError, ValueError):
+                    pass
+                connection.close()  # whoever it is
+            if time.monotonic() > deadline:
+                there = f"{self.count} of {num_nodes} nodes are there"
+                raise EngineError(f"{there} after {_PATIENCE_SECONDS:g} s. Start the same command on each.")
+
+
+class RemoteProcess:
+    """One process of a trial on another node."""
+
+    def __init__(self, connection: Connection, host: str) -> None:
+        self.is_busy = False
+        self._connection, self._host, self._log = connection, host, ""
+
+    @property
+    def ends(self) -> list[Any]:
+        """Return what becomes ready when there is an event to receive."""
+        return [self._connection]
+
+    def send(self, message: bytes) -> None:
+        """Send a message; a process that has ended is noticed by the next `receive`."""
+        with suppress(OSError):
+            self._connection.send_bytes(message)
+
+    def receive(self) -> bytes:
+        """Return the message that has come.
+
+        Raises:
+            ProcessGoneError: The process has ended.
+            EngineError: Its node has gone.
+        """
+        try:
+            message = self._connection.recv_bytes(_MESSAGE_BYTES)
+        except (EOFError, OSError):
+            raise EngineError(f"The node {self._host} has gone.") from None
+        if not message.startswith(_GONE):
+            return message
+        how, self._log = json.loads(message.removeprefix(_GONE))
+        raise ProcessGoneError("crashed", f"{how} on {self._host}", self._log)
+
+    def log_tail(self) -> str:
+        """Return the end of what the process printed, if it has ended."""
+        return self._log
+
+    def close(self) -> None:
+        """Have the process ended, and all that it started."""
+        self._connection.close()
+
+    kill = close
+
+
+def follow(rendezvous: str, start_process: Callable[[TemporaryFolder], Any]) -> None:
+    """Start processes for the leader until it closes the connection.
+
+    Raises:
+        UsageError: The leader does not take this node.
+        EngineError: There is no leader.
+    """
+    host, port = _parse(rendezvous)
+    control = _connect(host, port, {"host": socket.gethostname()}, _PATIENCE_SECONDS)
+    try:
+        node = json.loads(control.recv_bytes(_HELLO_BYTES))
+    except (EOFError, OSError):
+        raise UsageError(
+            f"The leader at {rendezvous} does not take this node: it has all that it needs, or "
+            f"another castwise than {__version__}."
+        ) from None
+    threads: list[threading.Thread] = []
+    with suppress(EOFError, OSError):
+        while True:
+            for number in range(int(control.recv_bytes(_HELLO_BYTES))):
+                folder = make_folder("log")
+                process = start_process(folder)
+                channel = _connect(host, port, {"node": node, "process": number}, _STALL_SECONDS)
+                threads.append(threading.Thread(target=_relay, args=(process, channel, folder), daemon=True))
+                threads[-1].start()
+    for thread in threads:  # their connections end with the leader
+        thread.join()
+
+
+def _relay(process: Any, channel: Connection, folder: TemporaryFolder) -> None:
+    """Pass messages on until one of the two has gone; then end the other."""
+    with suppress(EOFError, OSError):
+        while True:
+            try:
+                if channel in wait([channel, *process.ends]):
+                    process.send(channel.recv_bytes(_MESSAGE_BYTES))
+                else:
+                    channel.send_bytes(process.receive())
+            except ProcessGoneError as gone:
+                channel.send_bytes(_GONE + json.dumps([gone.message, gone.log]).encode())
+                break
+    process.kill()
+    process.close()
+    channel.close()
+    folder.remove()
+
+
+def _parse(rendezvous: str) -> tuple[str, int]:
+    host, _, port = rendezvous.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UsageError(
+            f"--rendezvous takes the first node's name and a free port, such as node1:29400; '{rendezvous}' is none."
+        )
+    return host, int(port)
+
+
+def _connect(host: str, port: int, hello: dict[str, Any], seconds: float) -> Connection:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            end = socket.create_connection((host, port), timeout=_STALL_SECONDS)
+            connection = _connection(end, may_wait="process" not in hello)
+            connection.send_bytes(json.dumps({"castwise": __version__, **hello}).encode())
+            return connection
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise EngineError(f"No leader answers at {host}:{port}: {error.strerror or error}.") from None
+        time.sleep(0.2)
+
+
+def _connection(end: socket.socket, *, may_wait: bool = False) -> Connection:
+    """Return a socket as a connection that fails if its other host has gone, or stops in the middle of a message."""
+    end.settimeout(None)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6), ("TCP_USER_TIMEOUT", 40_000)):
+        if hasattr(socket, name):
+            end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if not may_wait:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL_SECONDS, 0))
+    return Connection(end.detach())

@@ -1,0 +1,202 @@
+"""Trials over several nodes: two castwise processes on this machine stand for two nodes."""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import fake_slurm
+import pytest
+from conftest import CommandLine
+from programs import MEETS, SOURCES, Program
+
+from castwise.cluster.shard import run_shard
+from castwise.errors import EngineError, UsageError
+from castwise.orchestrator import nodes
+from castwise.orchestrator.nodes import Nodes, follow
+from castwise.orchestrator.session import ProcessGoneError
+from castwise.records.store import load_folder
+
+MEET = ("--rendezvous", "localhost:1", "--node-rank", "1")
+
+
+@pytest.fixture
+def rendezvous() -> str:
+    with socket.create_server(("localhost", 0)) as server:
+        return f"localhost:{server.getsockname()[1]}"
+
+
+def test_two_nodes_train_one_model(program: Program, rendezvous: str) -> None:
+    request = ["run", "mnist-cnn", "--device", "cpu", "--precision", "fp32", "--batch-size", "4", "--rounds", "1"]
+    request += ["--seconds", "0.05", "--gpus", "2"]
+    request += ["--nodes-per-trial", "2", "--rendezvous", rendezvous, "--results", "results", "--node-rank"]
+    follower = program.start("-m", "castwise", *request, "1")
+    leader = program.start("-m", "castwise", *request, "0")
+    out, said = leader.communicate(timeout=300)
+    assert leader.returncode == 0, said
+    assert "2 CPU processes on 2 nodes (ddp)" in out
+    assert follower.wait(60) == 0
+    (trial,), problems = load_folder(program.folder / "results")
+    assert (trial.status, trial.spec.num_nodes, problems) == ("ok", 2, [])
+    assert [len(rank.blocks) for rank in trial.ranks] == [len(trial.ranks[0].blocks)] * 2
+    assert trial.environment.other_hosts == (socket.gethostname(),)
+    assert not program.alive()
+
+
+class FakeProcess:
+    """Answers each message with itself in capitals, and ends after "end"."""
+
+    def __init__(self) -> None:
+        self.is_busy, self.closed = False, threading.Event()
+        self._ours, self._theirs = Pipe()
+
+    @property
+    def ends(self) -> list[Any]:
+        return [self._ours]
+
+    def send(self, message: bytes) -> None:
+        self._theirs.send_bytes(message.upper())
+
+    def receive(self) -> bytes:
+        if (message := self._ours.recv_bytes()) == b"END":
+            raise ProcessGoneError("crashed", "the process was ended by SIGKILL", "its log")
+        return message
+
+    def log_tail(self) -> str:
+        return ""
+
+    def kill(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def started() -> list[FakeProcess]:
+    return []
+
+
+@pytest.fixture
+def leader(rendezvous: str, started: list[FakeProcess]) -> Iterator[Nodes]:
+    def start(_: object) -> FakeProcess:
+        started.append(FakeProcess())
+        return started[-1]
+
+    def join() -> None:
+        with socket.create_connection(tuple(rendezvous.split(":")), timeout=5) as stray:
+            stray.sendall(b"\0\0\0\5hello")
+        follow(rendezvous, start)
+
+    thread = threading.Thread(target=lambda: (waits.wait(), join()))
+    waits = threading.Event()
+    thread.start()
+    threading.Timer(0.2, waits.set).start()
+    with closing(Nodes(rendezvous, 2)) as found:
+        yield found
+    thread.join(10)
+    assert not thread.is_alive(), "a follower ends with its leader"
+    assert all(process.closed.is_set() for process in started)
+
+
+def test_messages_pass_and_an_end_is_told(leader: Nodes) -> None:
+    leader.ask(2)
+    first, second = leader.take(2)
+    second.send(b"two")
+    first.send(b"one")
+    assert (first.receive(), second.receive()) == (b"ONE", b"TWO")
+    first.send(b"end")
+    with pytest.raises(ProcessGoneError, match="SIGKILL on "):
+        first.receive()
+    assert first.log_tail() == "its log"
+    second.kill()
+
+
+def test_a_node_that_has_gone_is_an_error(rendezvous: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def join_and_go() -> None:
+        host, port = nodes._parse(rendezvous)
+        nodes._connect(host, port, {"host": "node2"}, 10.0).close()
+
+    thread = threading.Thread(target=join_and_go)
+    thread.start()
+    with closing(Nodes(rendezvous, 2)) as leader:
+        thread.join()
+        with pytest.raises(EngineError, match="The node node2 has gone"):
+            leader.take(1)
+    monkeypatch.setattr(nodes, "_PATIENCE_SECONDS", 0.1)
+    with pytest.raises(EngineError, match="1 of 2 nodes are there"):
+        Nodes(rendezvous, 2)
+    with pytest.raises(EngineError, match="No leader answers"):
+        follow(rendezvous, lambda _: FakeProcess())
+
+
+def test_another_castwise_is_refused(rendezvous: str) -> None:
+    def join() -> None:
+        host, port = nodes._parse(rendezvous)
+        hello = {"host": "node2", "castwise": "0.0"}
+        nodes._connect(host, port, hello, 10.0)
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    with pytest.raises(UsageError, match="node2 has another castwise"):
+        Nodes(rendezvous, 2)
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpus", "3", "--nodes-per-trial", "2", *MEET), "3 GPUs cannot be shared by 2 nodes"),
+        (("--nodes-per-trial", "2", *MEET), "One GPU is not on 2 nodes"),
+        (("--gpus", "2", "--nodes-per-trial", "2", "--parallelism", "dp", *MEET), "with ddp or fsdp"),
+        (("--gpus", "2", "--nodes-per-trial", "2"), "needs --rendezvous"),
+        (("--gpus", "2", "--node-rank", "0"), "go together"),
+        (("--gpus", "2", "--rendezvous", "a:1", "--node-rank", "0"), "Give --nodes-per-trial"),
+        (("--gpus", "2", "--nodes-per-trial", "2", "--rendezvous", "node1", "--node-rank", "1"), "'node1' is none"),
+    ],
+)
+def test_bad_requests(arguments: tuple[str, ...], message: str, command: CommandLine) -> None:
+    found = command.run("mnist-cnn", "--device", "cpu", *arguments)
+    assert (found.code, found.engine.measured) == (2, [])
+    assert message in found.error_lines[-1]
+
+
+def test_nodes_of_a_slurm_job_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_slurm.install(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(SOURCES))
+    (tmp_path / "node.py").write_text(MEETS.format(count=3))
+    result = run_shard([str(tmp_path / "node.py")], str(tmp_path), 3)
+    assert (result.code, result.said) == (0, "3 nodes")
+
+
+def test_packed_records_are_of_another_machine(program: Program) -> None:
+    code = """
+from castwise.orchestrator.processes import ForkserverEngine
+from castwise.report.machine_names import names_by_fingerprint
+if __name__ == "__main__":
+    environments = []
+    for packed in (False, True):
+        session = ForkserverEngine(packed=packed).start(60.0)
+        environments.append(session.open("cpu"))
+        session.close()
+    first, second = names_by_fingerprint(environments).values()
+    assert second == first + ", packed", (first, second)
+    assert environments[0].machine != environments[1].machine
+"""
+    process = program.start_script(code)
+    assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)
+
+
+def test_a_plan_keeps_how_many_nodes_share_a_trial(command: CommandLine, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    found = command.run(
+        "resnet50", "--precision", "fp32", "--gpus", "1,16", "--nodes-per-trial", "2", "--plan-only", plan
+    )
+    assert found.code == 0
+    assert [spec.get("num_nodes", 1) for spec in json.loads(plan.read_text())["specs"]] == [1, 2]
