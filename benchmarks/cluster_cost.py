@@ -85,7 +85,7 @@ class Node:
         now, value = self._ray.now, None
         at = now + START_SECONDS if name == "__ray_ready__" else now
         if name == "start":
-            (files,) = arguments
+            files, *_ = arguments
             pickle.dumps(files)  # as Ray does in this process
             with self._ray.not_counted():
                 specs = PlanFile.model_validate_json(files.plan).specs

@@ -28,6 +28,8 @@ from castwise.worker.script.run import ScriptRun, ScriptTrial, _Order
 from castwise.worker.user_model.source import where, with_line
 
 NUM_STEPS = 8
+MORE_ARGUMENTS = os.environ.get("SCRIPT_ARGUMENTS", "").split()
+DEVICE = "cuda" if "cuda" in MORE_ARGUMENTS else "cpu"
 LIMIT_SECONDS = 2.0  # for the steps of a script that is measured
 NUM_RANKS = {"ddp": 2}
 # What scripts import that takes seconds: once is enough for all.
@@ -46,7 +48,7 @@ def run_alone(file: str, arguments: list[str]) -> None:
 
 
 def run_hooked(file: str, arguments: list[str], precision: str) -> None:
-    script = ScriptRun(UserModel(kind="script", path=file, name="", arguments=tuple(arguments)), precision, "cpu")
+    script = ScriptRun(UserModel(kind="script", path=file, name="", arguments=tuple(arguments)), precision, DEVICE)
 
     def order() -> None:
         script._carry_out(_Order(lambda moments: 1 if len(moments) < NUM_STEPS else None))
@@ -88,7 +90,7 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
 
 def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
     with tempfile.NamedTemporaryFile() as log:
-        arguments = ["--log", log.name, "--amp", amp]
+        arguments = ["--log", log.name, "--amp", amp, *MORE_ARGUMENTS]
         children, num_ranks = [], NUM_RANKS.get(Path(file).stem, 1)
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]

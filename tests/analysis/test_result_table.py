@@ -20,6 +20,7 @@ CHANGES: dict[str, dict[str, object]] = {
     "data_set": {"data_set": "mnist"},
     "techniques": {"techniques": ("compile",)},
     "world_size": {"world_size": 2},
+    "num_nodes": {"world_size": 2, "parallelism": "ddp", "num_nodes": 2},
     "parallelism": {"parallelism": "ddp"},
     "kind": {"kind": "training", "recipe": Recipe(epochs=1)},
     "recipe": {"kind": "training", "recipe": Recipe(epochs=2)},

@@ -9,14 +9,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def main():
     torch.manual_seed(11)
+    n = args.size
     accelerator = Accelerator(
-        cpu=True, mixed_precision="bf16" if args.amp == "bf16" else "no", gradient_accumulation_steps=2
+        cpu=args.device == "cpu",
+        mixed_precision="no" if args.amp == "none" else args.amp,
+        gradient_accumulation_steps=2,
     )
-    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
+    model = nn.Sequential(nn.Linear(8, 32 * n), nn.GELU(), nn.Linear(32 * n, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
-    data = TensorDataset(torch.randn(args.steps * 6, 8), torch.randint(4, (args.steps * 6,)))
-    loader = DataLoader(data, batch_size=3, shuffle=True)
+    data = TensorDataset(torch.randn(args.steps * 6 * n, 8), torch.randint(4, (args.steps * 6 * n,)))
+    loader = DataLoader(data, batch_size=3 * n, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     model.train()
     for inputs, targets in loader:

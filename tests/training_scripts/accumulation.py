@@ -1,17 +1,20 @@
 """Gradient accumulation that ends a step every third batch of a loader, with clipping by value and by norm."""
 
 import torch
-from by_hand import args, autocast, grad_scaler, log
+from by_hand import args, autocast, grad_scaler, log, moved
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(4)
-model = nn.Sequential(nn.Embedding(30, 8), nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 2))
+n = args.size
+model = nn.Sequential(
+    nn.Embedding(30, 8 * n), nn.Flatten(), nn.Linear(48 * n, 16 * n), nn.Tanh(), nn.Linear(16 * n, 2)
+).to(args.device)
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
 scaler = grad_scaler()
-data = TensorDataset(torch.randint(30, (args.steps * 6, 6)), torch.randint(2, (args.steps * 6,)))
-for index, (words, labels) in enumerate(DataLoader(data, batch_size=2)):
+data = TensorDataset(torch.randint(30, (args.steps * 6 * n, 6)), torch.randint(2, (args.steps * 6 * n,)))
+for index, (words, labels) in enumerate(moved(DataLoader(data, batch_size=2 * n))):
     with autocast():
         loss = nn.functional.cross_entropy(model(words), labels)
     scaler.scale(loss / 3).backward()

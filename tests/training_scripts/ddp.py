@@ -1,20 +1,27 @@
 """What torchrun starts on two CPU ranks: DistributedDataParallel, a sampler for each rank, and sums over all ranks."""
 
+import os
+
 import torch
 import torch.distributed as dist
-from by_hand import args, autocast, grad_scaler, log
+from by_hand import args, autocast, grad_scaler, log, moved
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def main():
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo" if args.device == "cpu" else "nccl")
+    n = args.size
+    if args.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.manual_seed(9)
-    data = TensorDataset(torch.randn(args.steps * 8, 5), torch.randint(3, (args.steps * 8,)))
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(5, 24), nn.ReLU(), nn.Linear(24, 3)))
+    data = TensorDataset(torch.randn(args.steps * 8 * n, 5), torch.randint(3, (args.steps * 8 * n,)))
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(5, 24 * n), nn.ReLU(), nn.Linear(24 * n, 3)).to(args.device)
+    )
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), grad_scaler()
-    for inputs, targets in DataLoader(data, batch_size=4, sampler=DistributedSampler(data)):
+    for inputs, targets in moved(DataLoader(data, batch_size=4 * n, sampler=DistributedSampler(data))):
         optimizer.zero_grad(set_to_none=True)
         with autocast():
             loss = nn.functional.cross_entropy(model(inputs), targets)

@@ -1,14 +1,16 @@
 """In the style of PyTorch's ImageNet example on fake data: batch norm, momentum, a loader with a worker."""
 
 import torch
-from by_hand import args, autocast, grad_scaler, log
+from by_hand import args, autocast, grad_scaler, log, moved
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+
+n = args.size
 
 
 class FakeImages(Dataset):
     def __len__(self):
-        return args.steps * 4
+        return args.steps * 4 * n
 
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
@@ -18,18 +20,19 @@ class FakeImages(Dataset):
 def main():
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2),
-        nn.BatchNorm2d(8),
+        nn.Conv2d(3, 8 * n, 3, stride=2),
+        nn.BatchNorm2d(8 * n),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(8, 5),
-    )
+        nn.Linear(8 * n, 5),
+    ).to(args.device)
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
     scaler = grad_scaler()
     model.train()
-    for images, target in DataLoader(FakeImages(), batch_size=4, shuffle=True, num_workers=1):
+    loader = DataLoader(FakeImages(), batch_size=4 * n, shuffle=True, num_workers=min(n, 8))
+    for images, target in moved(loader):
         with autocast():
             loss = criterion(model(images), target)
         optimizer.zero_grad()

@@ -7,11 +7,13 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+n = args.size
+
 
 class Classifier(pl.LightningModule):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 3))
+        self.net = nn.Sequential(nn.Linear(9, 16 * n), nn.ReLU(), nn.Linear(16 * n, 3))
 
     def training_step(self, batch, _):
         x, y = batch
@@ -28,13 +30,14 @@ class Classifier(pl.LightningModule):
 
 
 pl.seed_everything(3)
-data = TensorDataset(torch.randn(24, 9), torch.randint(3, (24,)))
+data = TensorDataset(torch.randn(24 * n, 9), torch.randint(3, (24 * n,)))
 # Lightning takes bf16 for fp16 on a CPU, unless a plug-in is given.
-own = {"none": {}, "bf16": {"precision": "bf16-mixed"}, "fp16": {"plugins": MixedPrecision("16-mixed", "cpu")}}
+own = {"none": {}, "bf16": {"precision": "bf16-mixed"}, "fp16": {"plugins": MixedPrecision("16-mixed", args.device)}}
 trainer = pl.Trainer(
-    accelerator="cpu",
+    accelerator=args.device,
     max_steps=args.steps,
     gradient_clip_val=0.5,
+    max_epochs=-1,
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,
@@ -42,4 +45,4 @@ trainer = pl.Trainer(
     num_sanity_val_steps=1,
     **own[args.amp],
 )
-trainer.fit(Classifier(), DataLoader(data, batch_size=4, shuffle=True), DataLoader(data, batch_size=8))
+trainer.fit(Classifier(), DataLoader(data, batch_size=4 * n, shuffle=True), DataLoader(data, batch_size=8 * n))

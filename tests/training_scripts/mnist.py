@@ -2,19 +2,21 @@
 
 import torch
 import torch.nn.functional as F
-from by_hand import args, autocast, grad_scaler, log
+from by_hand import args, autocast, grad_scaler, log, moved
 from torch import nn, optim
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
+
+n = args.size
 
 
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(1, 4, 3)
+        self.conv = nn.Conv2d(1, 4 * n, 3)
         self.dropout = nn.Dropout(0.25)
-        self.fc1 = nn.Linear(4 * 5 * 5, 16)
-        self.fc2 = nn.Linear(16, 10)
+        self.fc1 = nn.Linear(4 * n * 5 * 5, 16 * n)
+        self.fc2 = nn.Linear(16 * n, 10)
 
     def forward(self, x):
         x = self.dropout(F.max_pool2d(F.relu(self.conv(x)), 2))
@@ -23,7 +25,7 @@ class Net(nn.Module):
 
 def train(model, loader, optimizer, scaler):
     model.train()
-    for data, target in loader:
+    for data, target in moved(loader):
         optimizer.zero_grad()
         with autocast():
             loss = F.nll_loss(model(data), target)
@@ -36,14 +38,14 @@ def train(model, loader, optimizer, scaler):
 def test(model, loader):
     model.eval()
     with torch.no_grad():
-        return sum(F.nll_loss(model(data), target, reduction="sum").item() for data, target in loader)
+        return sum(F.nll_loss(model(data), target, reduction="sum").item() for data, target in moved(loader))
 
 
 def main():
     torch.manual_seed(1)
-    images = TensorDataset(torch.randn(32, 1, 12, 12), torch.randint(10, (32,)))
-    loader = DataLoader(images, batch_size=8, shuffle=True)
-    model, scaler = Net(), grad_scaler()
+    images = TensorDataset(torch.randn(32 * n, 1, 12, 12), torch.randint(10, (32 * n,)))
+    loader = DataLoader(images, batch_size=8 * n, shuffle=True)
+    model, scaler = Net().to(args.device), grad_scaler()
     optimizer = optim.Adadelta(model.parameters(), lr=0.5)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.7)
     for _ in range(args.steps // 4):

@@ -6,29 +6,35 @@ from torch import nn
 from torch.nn import functional as F
 
 torch.manual_seed(1337)
-text = torch.randint(40, (500,))
+n = args.size
+text = torch.randint(40 * n, (500 * n,))
 
 
 def get_batch():
-    starts = torch.randint(len(text) - 9, (4,)).tolist()
-    return torch.stack([text[i : i + 8] for i in starts]), torch.stack([text[i + 1 : i + 9] for i in starts])
+    starts = torch.randint(len(text) - 8 * n - 1, (4,)).tolist()
+    parts = (torch.stack([text[i + first : i + first + 8 * n] for i in starts]) for first in (0, 1))
+    return [part.to(args.device) for part in parts]
 
 
 class GPT(nn.Module):
     def __init__(self):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(40, 16), nn.Embedding(8, 16)
-        self.attn, self.ln, self.head = nn.Linear(16, 48), nn.LayerNorm(16), nn.Linear(16, 40, bias=False)
+        self.wte, self.wpe = nn.Embedding(40 * n, 16 * n), nn.Embedding(8 * n, 16 * n)
+        self.attn, self.ln, self.head = (
+            nn.Linear(16 * n, 48 * n),
+            nn.LayerNorm(16 * n),
+            nn.Linear(16 * n, 40 * n, bias=False),
+        )
 
     def forward(self, idx, targets):
-        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1]))
-        q, k, v = (part.unsqueeze(1) for part in self.attn(self.ln(x)).split(16, dim=2))
+        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1], device=idx.device))
+        q, k, v = (part.unsqueeze(1) for part in self.attn(self.ln(x)).split(16 * n, dim=2))
         x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1)
         logits = self.head(self.ln(x))
-        return logits, F.cross_entropy(logits.view(-1, 40), targets.view(-1))
+        return logits, F.cross_entropy(logits.view(-1, 40 * n), targets.view(-1))
 
 
-model = GPT()
+model = GPT().to(args.device)
 groups = [
     {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
     {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},

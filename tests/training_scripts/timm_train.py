@@ -2,7 +2,7 @@
 
 import timm
 import torch
-from by_hand import args, autocast, grad_scaler, log
+from by_hand import args, autocast, grad_scaler, log, moved
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
@@ -26,7 +26,7 @@ def train_one_epoch(model, loader, optimizer, scaler, ema, scheduler):
     loss_fn = LabelSmoothingCrossEntropy()
     model.train()
     losses = AverageMeter()
-    for updates, (inputs, target) in enumerate(loader, 1):
+    for updates, (inputs, target) in enumerate(moved(loader), 1):
         with autocast():
             loss = loss_fn(model(inputs), target)
         losses.update(loss.item(), len(inputs))
@@ -39,11 +39,14 @@ def train_one_epoch(model, loader, optimizer, scaler, ema, scheduler):
 
 def main():
     torch.manual_seed(42)
-    model = timm.create_model("test_vit", img_size=32, num_classes=4)
+    n = args.size
+    model = timm.create_model("test_vit" if n == 1 else "vit_small_patch16_224", img_size=32, num_classes=4).to(
+        args.device
+    )
     optimizer = create_optimizer_v2(model, opt="sgd", lr=0.05, momentum=0.9, weight_decay=1e-4)
-    images = TensorDataset(torch.randn(args.steps * 2, 3, 32, 32), torch.randint(4, (args.steps * 2,)))
+    images = TensorDataset(torch.randn(args.steps * 2 * n, 3, 32, 32), torch.randint(4, (args.steps * 2 * n,)))
     scheduler = CosineLRScheduler(optimizer, t_initial=args.steps, t_in_epochs=False)
-    loader = DataLoader(images, batch_size=2, shuffle=True)
+    loader = DataLoader(images, batch_size=2 * n, shuffle=True)
     train_one_epoch(model, loader, optimizer, NativeScaler(), ModelEmaV2(model), scheduler)
 
 

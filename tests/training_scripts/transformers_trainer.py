@@ -14,17 +14,19 @@ class LoggingTrainer(Trainer):
         return loss
 
 
+n = args.size
 generator = torch.Generator().manual_seed(5)
-sentences = torch.randint(60, (args.steps * 4, 7), generator=generator)
-sizes = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 8}
+sentences = torch.randint(60, (args.steps * 4 * n, 7), generator=generator)
+sizes = {"vocab_size": 60, "hidden_size": 16 * n, "intermediate_size": 32 * n, "max_position_embeddings": 8}
 config = BertConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)
 with tempfile.TemporaryDirectory() as folder:
     training = TrainingArguments(
         folder,
-        use_cpu=True,
+        use_cpu=args.device == "cpu",
         bf16=args.amp == "bf16",
+        fp16=args.amp == "fp16",
         max_steps=args.steps,
-        per_device_train_batch_size=2,
+        per_device_train_batch_size=2 * n,
         gradient_accumulation_steps=2,
         max_grad_norm=0.5,
         report_to=[],

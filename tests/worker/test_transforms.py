@@ -7,7 +7,8 @@ from PIL import Image
 
 from castwise.worker.data.transforms import STATISTICS, TRANSFORMS
 
-SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32), "fastai-224": (3, 224, 224)}
+_SMALL = dict.fromkeys(("cifar10", "cifar10-cutout", "cifar100"), (3, 32, 32))
+SHAPES = {"mnist": (1, 28, 28), **_SMALL, "fastai-224": (3, 224, 224)}
 FASTAI_MEAN, FASTAI_STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.261)
 
 every_pair = pytest.mark.parametrize("name", TRANSFORMS)
@@ -27,7 +28,7 @@ def test_shapes_and_dtypes(name: str) -> None:
         assert made.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "fastai-224"])
+@pytest.mark.parametrize("name", ["cifar10", "cifar10-cutout", "cifar100", "fastai-224"])
 def test_training_transform_follows_the_seed(name: str) -> None:
     def draw(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
