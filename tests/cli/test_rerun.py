@@ -12,7 +12,7 @@ from fake_gpu import UUID
 from castwise.orchestrator import machine_cache
 from castwise.records.schema import Environment
 from castwise.records.store import load_folder
-from castwise.spec.user_model import digest_of
+from castwise.spec.user_model import UserModel, digest_of
 from castwise.telemetry.gpu import GpuUnreadableError
 
 Ask = Callable[..., Outcome]
@@ -200,3 +200,11 @@ def test_a_users_model_that_may_depend_on_anything_is_run_again(ask: Ask, tmp_pa
     again = ask(*words, sources=None)
     assert len(again.engine.sessions) == 2
     assert again.engine.measured == []
+
+
+def test_what_is_known_of_a_script_is_of_how_it_is_started_and_counted() -> None:
+    alone = UserModel(kind="script", path="/train.py", name="", arguments=("--lr", "1"))
+    others = ({"launcher": ("torchrun", "--nproc-per-node", "2")}, {"unit": "tokens"}, {"scratch": "/elsewhere"})
+    keys = {machine_cache._user_model_key("cpu", alone.model_copy(update=each)) for each in ({}, *others)}
+    assert len(keys) == 4
+    assert machine_cache._user_model_key("cpu", alone.model_copy(update={"digest": "0123456789ab"})) in keys

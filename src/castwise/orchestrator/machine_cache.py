@@ -147,8 +147,8 @@ def _read() -> dict[str, CachedMachine]:
 
 
 def _user_model_key(device: str, model: UserModel) -> str:
-    counted = model.units_per_step, model.scratch
-    return repr((device, model.kind, model.path, model.name, model.arguments, *counted, os.getcwd()))
+    # All of a model but what only its process finds out.
+    return repr((device, model.model_copy(update={"digest": ""}), os.getcwd()))
 
 
 def _machine_key() -> str:
