@@ -222,10 +222,9 @@ def real_table(name: str) -> str:
 
 def planted_table(name: str) -> str:
     """Return how often the verdict on eight pairs of runs was right, for each planted fault and without one."""
-    records = {case: json.loads((RECORDS / "accuracy" / f"{name}-{case}.json").read_text()) for case in PLANTED}
     cells = []
     for case, (precision, title, right) in PLANTED.items():
-        record = records[case]
+        record = json.loads((RECORDS / "accuracy" / f"{name}-{case}.json").read_text())
         theirs, own = scores_of(record, "fp32"), scores_of(record, precision)
         cells.append([title, *_counted(record, theirs, own, right)])
         for each, scores in (("fp32", theirs), (precision, own)) if case == "sound" else ():
