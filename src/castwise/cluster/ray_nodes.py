@@ -169,25 +169,24 @@ class RayBackend:
     def start(self, waiting: deque[Task]) -> Mapping[Task, str]:
         """Start a task on each node that is free, or on as many as share it."""
         started: dict[Task, str] = {}
-        for name, first in self._nodes.items():
-            if first.task is not None or first.reply is not None:
+        teams: dict[str, list[str]] = {}  # names of free nodes, by kind, until enough for a task are there
+        for name, last in self._nodes.items():
+            if last.task is not None or last.reply is not None:
                 continue
-            free = [each for each in self._nodes.values() if each.task is None and each.reply is None]
-            team = [first, *(each for each in free if each is not first and each.kind == first.kind)][: self._num_nodes]
-            task = next((each for each in waiting if each.kind in ("", first.kind)), None)
-            if len(team) < self._num_nodes or task is None:
+            names = teams.setdefault(last.kind, [])
+            names.append(name)
+            task = next((each for each in waiting if each.kind in ("", last.kind)), None)
+            if len(names) < self._num_nodes or task is None:
                 continue
             waiting.remove(task)
-            files, extra = self._files_of(task), list[str]()
-            address = ""
-            if len(team) > 1:
-                address = f"{first.address}:{self._ray.get(first.actor.free_port.remote())}"
+            team = [self._nodes[each] for each in teams.pop(last.kind)]
+            first, files = team[0], self._files_of(task)
+            address = f"{first.address}:{self._ray.get(first.actor.free_port.remote())}" if len(team) > 1 else ""
             for rank, node in enumerate(team):
-                extra = rendezvous_arguments(address, rank) if address else extra
                 node.task, node.leads = task, node is first
-                node.actor.start.remote(files, extra)
+                node.actor.start.remote(files, rendezvous_arguments(address, rank) if address else [])
                 node.reply = node.actor.news.remote()
-            started[task] = name
+            started[task] = names[0]
         return started
 
     def poll(self) -> list[Ended]:
