@@ -20,6 +20,7 @@ from castwise.registry.precisions import (
     BASELINE,
     BESIDE_FP8,
     DEFAULT,
+    REFERENCE_WORDS,
     find_precision,
     is_same_as_fp32,
     precision_row,
@@ -404,10 +405,8 @@ def _name(row: Row) -> str:
 
 
 def _reference_name(row: Row) -> str:
-    if row.trial.spec.precision == DEFAULT:
-        return "PyTorch's default"
-    if row.trial.spec.precision == AS_WRITTEN:
-        return "your script as written"
+    if row.trial.spec.precision in REFERENCE_WORDS:
+        return REFERENCE_WORDS[row.trial.spec.precision]
     is_default = is_same_as_fp32(find_precision(DEFAULT), row.trial.environment.hardware)
     return "fp32 (PyTorch's default here)" if is_default else "fp32"
 

@@ -336,6 +336,8 @@ _EIGHT_BIT_NAMES = ("fp8", "float8", "int8")
 BASELINE = "fp32"
 # The loop that users have before they change anything.
 DEFAULT = "default"
+# What a gain is over, in words, if it is not a precision that is named.
+REFERENCE_WORDS = {DEFAULT: "PyTorch's default", AS_WRITTEN: "your script as written"}
 BESIDE_FP8 = "bf16-mixed"  # what FP8 has to be faster than, in the same loop
 
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from castwise.analysis import steady_metrics
 from castwise.analysis.code_snippets import loop_patch
-from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, precision_row
+from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, REFERENCE_WORDS, precision_row
 from castwise.registry.techniques import join, loop_changes
 from castwise.render.console import print_line, took_words
 from castwise.render.fields import (
@@ -146,8 +146,7 @@ def speedup_words(result: TuningResult, row: FlatRow) -> str:
     start, over_fp32 = result.start, row["fp32_speedup"]
     if row["total_speedup"] is None or key_of(row["spec"]) == key_of(start):
         return ""
-    known = {DEFAULT: "PyTorch's default", AS_WRITTEN: "your script as written"}
-    base = known.get(start.precision, f"the plain {start.precision} loop's")
+    base = REFERENCE_WORDS.get(start.precision, f"the plain {start.precision} loop's")
     words = f"{format_ratio(row['total_speedup'])} {base}"
     is_over_both = start.precision != BASELINE and over_fp32 is not None
     return f"{words} ({format_ratio(over_fp32)} fp32)" if is_over_both else words
