@@ -27,8 +27,6 @@ _OF_AUTOCAST = ("torch.amp.", "torch.cuda.amp.", "torch.cpu.amp.")
 _KEPT_DTYPES = {torch.float16, torch.bfloat16, torch.float64}  # weights in one of them are not taken back
 # Whose layers have a precision of their own, that no autocast changes.
 _LAYERS_OF_OTHERS = ("torchao.", "transformer_engine.", "bitsandbytes.", "msamp.")
-
-
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 
 

@@ -456,9 +456,8 @@ class ScriptTrial:
         def run(count: int, recorded: AbstractContextManager[Any]) -> int:
             lead_in = max(1, self._hooks.num_prefetched)
 
-            def next_mark(
-                moments: Sequence[_Moment],
-            ) -> int | None:  # in the script's thread: it is recorded
+            def next_mark(moments: Sequence[_Moment]) -> int | None:
+                # In the script's thread: it is what is recorded.
                 if len(moments) == 1:
                     recorded.__enter__()
                 elif moments:
