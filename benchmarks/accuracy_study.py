@@ -23,16 +23,17 @@ from typing import Any
 from stored import RECORDS, load, markdown
 
 from castwise.accuracy.options import AccuracyOptions
-from castwise.accuracy.result import curve_of, metric_of, seconds_per_step
+from castwise.accuracy.result import Metric, curve_of, metric_of, seconds_per_step
 from castwise.accuracy.search import prepare_accuracy
 from castwise.analysis.equivalence import AccuracyVerdict, verdict_after
 from castwise.orchestrator.runner import CachedMeasure
 from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
+from castwise.registry.suites import find_suite
 
 _MODELS = str(Path(__file__).parent / "accuracy_models.py")
-_MIXED = ("fp32", "tf32", "fp16-mixed", "bf16-mixed")
-_EVERY = (*_MIXED, "fp16-master", "bf16-master", "fp16-true", "bf16-true")
+_EVERY = ("fp32", "tf32", "fp16-mixed", "bf16-mixed", "fp16-master", "bf16-master", "fp16-true", "bf16-true")
+APEX = ("fp32", "fp16-mixed", "fp16-master", "fp16-true")  # its levels O0 to O3
 PAIRS = 8  # of one verdict on a planted fault
 _PLANTED_MARGIN = 0.003
 _WORSE, _NO_CLAIM = ("worse", "diverged"), ("as good", "not enough runs")
@@ -56,6 +57,11 @@ class Job:
     epochs: int | None = None
     loss_scale: str | None = None
     suite: str | None = None
+    fp32_seeds: int | None = None  # None trains all seeds in fp32, too
+
+    def trains(self, precision: str, seed: int) -> bool:
+        """Return whether a seed is trained in a precision: not in a slow baseline that has enough runs."""
+        return precision != "fp32" or self.fp32_seeds is None or seed < self.fp32_seeds
 
     @property
     def options(self) -> dict[str, Any]:
@@ -75,11 +81,9 @@ def _planted(name: str, precision: str, loss_scale: str | None = None) -> Job:
 JOBS = {
     "fast-mnist": Job("mnist-cnn", _EVERY, 30, "tuned", suite="fast-mnist"),
     "mnist": Job("mnist-cnn", _EVERY, 30, "resident-data+cuda-graph"),
-    "fast-cifar10": Job("resnet9", _EVERY, 30, "tuned"),
-    "wrn-cifar10": Job(
-        "wrn-28-10", ("fp32", "fp16-mixed", "fp16-master", "fp16-true"), 8, "tuned", loss_scale="dynamic-apex"
-    ),
-    "wikitext-2": Job("lstm-lm", _MIXED, 8, "tuned", epochs=6),
+    "fast-cifar10": Job("resnet9", _EVERY, 30, "tuned", fp32_seeds=6),
+    "wrn-cifar10": Job("wrn-28-10", APEX, 8, "tuned", loss_scale="dynamic-apex", fp32_seeds=4),
+    "fast-wikitext2": Job("lstm-lm", _EVERY, 8, "tuned", suite="fast-wikitext2"),
     "sound": _planted("sound", "bf16-mixed"),
     "small_gradients": _planted("small_gradients", "fp16-mixed", "1"),
     "small_updates": _planted("small_updates", "bf16-true"),
@@ -128,6 +132,8 @@ def _train(folder: Path, names: Iterable[str], seeds: range, seconds: float) -> 
             if seed >= job.seeds:
                 break
             for spec in search.specs if seed % 2 == 0 else reversed(search.specs):
+                if not job.trains(spec.precision, seed):
+                    continue
                 if time.monotonic() > end:
                     return
                 trial = measure(spec.model_copy(update={"seed": seed}))
@@ -190,34 +196,72 @@ def verdict_of(record: Mapping[str, Any], theirs: Scores, own: Scores, margin: f
 def real_table(name: str) -> str:
     """Return the scores and verdicts of each precision on a data set."""
     record = json.loads((RECORDS / "accuracy" / f"{name}.json").read_text())
-    baseline = scores_of(record, "fp32")
-    paces = {
-        precision: statistics.median(
-            run["seconds_per_step"] for run in record["runs"] if run["precision"] == precision and run["status"] == "ok"
-        )
-        for precision in dict.fromkeys(run["precision"] for run in record["runs"])
-    }
-    cells = []
+    baseline, paces, cells = scores_of(record, "fp32"), paces_of(record), []
+    metric = Metric(record["metric"], larger_is_better=record["larger_is_better"])
+    of_accuracy, has_pace = metric.name == "accuracy", record["lanes"] == 1
     for precision in sorted(paces, key=precision_sort_key):
         own = scores_of(record, precision)
-        known = [score for score in own.values() if score is not None]
         verdict = verdict_of(record, baseline, own, record["margin"])
         gap, is_baseline = verdict.difference, precision == "fp32"
         difference = (
             "–"
             if is_baseline or gap is None
-            else "{:+.2f} [{:+.2f}, {:+.2f}]".format(*(100 * value for value in (gap.value, gap.low, gap.high)))
+            else "{:+.2f} [{:+.2f}, {:+.2f}]".format(
+                *(100 * metric.shown_difference(value) for value in (gap.value, gap.low, gap.high))
+            )
         )
-        row = [
-            f"`{precision}`",
-            f"{len(own)}",
-            f"{100 * statistics.fmean(known):.2f} ± {100 * statistics.stdev(known):.2f}",
-        ]
-        row += [difference, "baseline" if is_baseline else verdict.kind, "–" if is_baseline else f"{verdict.num_pairs}"]
-        cells.append([*row, *([f"{paces['fp32'] / paces[precision]:.2f}×"] if record["lanes"] == 1 else [])])
-    heading = "precision | runs | accuracy, % | difference, points | verdict | pairs"
-    heading += " | step" if record["lanes"] == 1 else ""
-    return "\n".join(markdown(heading, "lrrrlr" + "r" * (record["lanes"] == 1), cells)) + "\n"
+        known = [(100 if of_accuracy else 1) * metric.shown(score) for score in own.values() if score is not None]
+        row = [f"`{precision}`", f"{len(own)}", spread_text(known), difference]
+        row += ["baseline", "–"] if is_baseline else [verdict.kind, f"{verdict.num_pairs}"]
+        pace = paces[precision]
+        cells.append(
+            [*row, *(["–" if pace is None else f"{paces['fp32'] / pace:.2f}×"] if record["lanes"] == 1 else [])]
+        )
+    heading = f"precision | runs | {'accuracy, %' if of_accuracy else metric.name} | difference, "
+    heading += f"{'points' if of_accuracy else '%'} | verdict | pairs"
+    heading += " | step" if has_pace else ""
+    return "\n".join(markdown(heading, "lrrrlr" + "r" * has_pace, cells)) + "\n"
+
+
+def paces_of(record: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the median seconds of a step by precision; None if all its runs diverged."""
+    paces: dict[str, list[float]] = {}
+    for run in record["runs"]:
+        paces.setdefault(run["precision"], []).extend([run["seconds_per_step"]] if run["status"] == "ok" else [])
+    return {precision: statistics.median(known) if known else None for precision, known in paces.items()}
+
+
+def spread_text(known: Sequence[float]) -> str:
+    """Return mean ± standard deviation of scores."""
+    if not known:
+        return "diverged"
+    return f"{statistics.fmean(known):.2f}" + (f" ± {statistics.stdev(known):.2f}" if len(known) > 1 else "")
+
+
+def sources_table(name: str) -> str:
+    """Return the single figures that were published for Apex's opt levels, beside runs with several seeds."""
+    record = json.loads((RECORDS / "accuracy" / f"{name}.json").read_text())
+    published = [each for each in find_suite("wrn-cifar10").published if each.accuracy is not None]
+    cells = []
+    for level, precision in enumerate(APEX):
+        runs = [score for score in scores_of(record, precision).values() if score is not None]
+        theirs = ", ".join(
+            f"{100 * (each.accuracy or 0):.2f} ({each.gpu.removeprefix('Tesla ')})"
+            for each in published
+            if each.precision == precision
+        )
+        known = [100 * score for score in runs]
+        cells.append(
+            [
+                f"O{level} (`{precision}`)",
+                theirs or "diverged (T4)",
+                spread_text(known),
+                f"{min(known):.2f} to {max(known):.2f}" if known else "–",
+                f"{len(scores_of(record, precision))}",
+            ]
+        )
+    heading = "level | published, one run each, % | here, % | from, to | runs"
+    return "\n".join(markdown(heading, "llrrr", cells)) + "\n"
 
 
 def planted_table(name: str) -> str:

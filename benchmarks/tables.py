@@ -296,6 +296,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),
     "accuracy_errors": accuracy_errors.table,
     "accuracy": accuracy_study.real_table,
+    "accuracy_sources": accuracy_study.sources_table,
     "planted_faults": accuracy_study.planted_table,
     "advice": advice,
     "aa": lambda _: aa.table(sorted((RECORDS / "aa").glob("*.json"))),

@@ -35,6 +35,7 @@ SUITE_NAMES = (
     "dpn-cifar10",
     "fastai-cifar100",
     "rnn-lm",
+    "fast-wikitext2",
     "amd-nvidia",
 )
 
