@@ -27,6 +27,7 @@ import emitted
 import max_batch_tables
 import nsight
 import reference_tables
+import script_agreement
 import search_tables
 from rich.console import Console
 from stored import RECORDS, by_place, costs_of, load, markdown, place_of, where_of
@@ -315,6 +316,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "max_batch_sources": lambda _: max_batch_tables.beside_sources(max_batches()),
     "max_batch_loops": lambda _: max_batch_tables.loops_table(max_batches()),
     "max_batch_predictions": lambda _: max_batch_tables.predictions(max_batches()),
+    "scripts": script_agreement.table,
     "searches": lambda _: search_tables.summary(),
     "search": search_tables.accepted,
     "search_sentence": search_tables.sentence,

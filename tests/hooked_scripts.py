@@ -1,6 +1,7 @@
 """Run training scripts alone and hooked, each in a fork of this process, and print all their losses as JSON.
 
-Its argument is a JSON list of [file, precision or "alone", value of --amp]; the answer has a list of losses for each.
+Its argument is a JSON list of [file, precision or "alone", value of --amp]; the answer has a list of losses for each,
+or null and exit code 1.
 With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error; with
 "measure" it is what it measures, in the precision that stands last.
 """
@@ -88,7 +89,7 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     thread.join()
 
 
-def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
+def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str | None:
     with tempfile.NamedTemporaryFile() as log:
         arguments = ["--log", log.name, "--amp", amp, *MORE_ARGUMENTS]
         children, num_ranks = [], NUM_RANKS.get(Path(file).stem, 1)
@@ -99,7 +100,7 @@ def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
             if children[-1]:
                 continue
             if num_ranks > 1:  # as torchrun sets it
-                os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks))
+                os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks))
                 os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
             try:
                 if how in ("inspect", "measure"):
@@ -112,7 +113,9 @@ def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)
-        assert all(os.waitpid(child, 0)[1] == 0 for child in children), (file, how, amp)
+        if sum(os.waitpid(child, 0)[1] for child in children):
+            print("failed:", file, how, amp, file=sys.stderr)
+            return None
         if how in ("inspect", "measure"):
             return Path(log.name).read_text()
         return [list(map(float, line.split())) for line in Path(log.name).read_text().splitlines()]
@@ -125,4 +128,6 @@ if __name__ == "__main__":
         for module in SLOW_IMPORTS[script]:
             importlib.import_module(module)
     gc.freeze()  # no child looks through all these modules
-    print(json.dumps([losses_of(*job) for job in jobs]))
+    answers = [losses_of(*job) for job in jobs]
+    print(json.dumps(answers))
+    sys.exit(None in answers)
