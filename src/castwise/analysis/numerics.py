@@ -92,8 +92,11 @@ def _most_lost(modules: Sequence[ModuleNumerics], scale: float) -> tuple[ModuleN
     worst = max(modules, key=lambda module: lost_share(module, "float16", scale))
     lost = lost_share(worst, "float16", scale)
     of_outputs = lost > underflow_share(worst.weights, "float16", scale)
-    name = "the model" if worst.name == "(model)" else worst.name
-    return worst, lost, f"the gradients of {name}'s {'outputs' if of_outputs else 'weights'}"
+    return worst, lost, f"the gradients of {_in_words(worst)}'s {'outputs' if of_outputs else 'weights'}"
+
+
+def _in_words(module: ModuleNumerics) -> str:
+    return "the model" if module.name == "(model)" else module.name
 
 
 def findings_of(numerics: StepNumerics, precision: Precision, loss_scale: str) -> list[Finding]:
@@ -128,19 +131,19 @@ def _findings(numerics: StepNumerics, precision: Precision, moves: bool) -> Iter
         yield Finding("static-scale", f"{which}.")
     worst = max(modules, key=lambda module: module.overflow_share)
     if worst.overflow_share:
-        words = f"{format_share(worst.overflow_share)} of the gradients of {worst.name} overflow"
+        words = f"{format_share(worst.overflow_share)} of the gradients of {_in_words(worst)} overflow"
         words += "" if scale is None else f" with a loss scale of {scale:,.6g}"
         yield Finding("overflow", f"{words}{'; such a step is skipped' if moves else ''}.", worst.name)
     worst = min(modules, key=least_sqnr_db)
     if least_sqnr_db(worst) < _EXACT_DB:
         decibels = least_sqnr_db(worst)
         what = "outputs" if decibels == worst.output_sqnr_db else "weight gradients"
-        words = f"furthest from float32 are the {what} of {worst.name}: {decibels:.0f} dB, an error of "
+        words = f"furthest from float32 are the {what} of {_in_words(worst)}: {decibels:.0f} dB, an error of "
         yield Finding("rounding", f"{words}{format_share(10 ** (-decibels / 20))}.", worst.name)
     stepped = [(module.lost_update_share, module) for module in modules if module.lost_update_share is not None]
     if stepped:
         total = sum(share * module.num_weights for share, module in stepped)
         all_lost = total / max(1, sum(module.num_weights for _, module in stepped))
         most, worst = max(stepped, key=lambda each: each[0])
-        words = f"{format_share(all_lost)} of the weight updates round to nothing, in {worst.name} {format_share(most)}"
-        yield Finding("lost-updates", f"{words}.", worst.name)
+        words = f"{format_share(all_lost)} of the weight updates round to nothing, in {_in_words(worst)} "
+        yield Finding("lost-updates", f"{words}{format_share(most)}.", worst.name)
