@@ -82,6 +82,9 @@ class Host:
     """The process that scripts are forked from: it has imported what takes seconds, and nothing of castwise."""
 
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         command = [sys.executable, "-P", str(TESTS / "script_host.py")]
         # Else an import that asks whether there is a GPU begins CUDA.
         environment = os.environ | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -102,6 +105,10 @@ class Host:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             code = self._process.stdout.readline().strip()
+            if not code:
+                self._process.wait()
+                self._start()
+                raise Failed("its host died")
             if code != "0":
                 raise Failed(f"exit code {code}: {_last_line(Path(err.name).read_text())}")
 
