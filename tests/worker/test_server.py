@@ -432,3 +432,12 @@ def test_script_on_two_ranks(
         assert event["message"] == "rank 1: ValueError: no more (train.py:9, in <module>)"
     else:
         assert parent.result("inspect", model=model.model_dump(mode="json"))["batch_size"] == 4 + 5
+
+
+def test_a_gpu_without_a_number_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(server, "read_environment", lambda device, _: opened.append(device))
+    for name in ("cuda", "cuda:1", "auto"):
+        server.Worker(lambda _: None).open(name, None)
+    assert [device.index for device in opened] == [0, 1, 0]

@@ -127,8 +127,8 @@ class Worker:
             raise UsageError(
                 f"There is no device '{device}': torch sees no GPU. `castwise doctor` shows what there is."
             )
-        self.device = device
-        return read_environment(torch.device(device), commit)
+        self.device = "cuda:0" if device == "cuda" else device  # torch.cuda.set_device takes none without a number
+        return read_environment(torch.device(self.device), commit)
 
     def check(self, workloads: Sequence[str]) -> None:
         """Make sure that the zoos named have these models."""
