@@ -1,6 +1,6 @@
 """Hooks in a script's process: its steps, its model, its losses, and how long it waits for its data.
 
-What a model or an optimizer would carry into a copy or a file of its own is a plain function of this module.
+What a model would carry into a copy or a file of its own is a plain function of this module.
 """
 
 import os
@@ -63,8 +63,8 @@ class ScriptHooks:
         self._model_hooks: list[RemovableHandle] = []
         _installed.append(self)
         self._finder = register_module_forward_pre_hook(_find_model)
-        register_optimizer_step_pre_hook(_before_step)
-        register_optimizer_step_post_hook(_after_step_of)
+        register_optimizer_step_pre_hook(self.before_step)
+        register_optimizer_step_post_hook(self.after_step)
         self._replace_methods()
 
     @property
@@ -151,7 +151,7 @@ class ScriptHooks:
             return None
         return ((optimizer, prepared, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": prepared})
 
-    def after_step(self, optimizer: Optimizer, *, was_skipped: bool = False) -> None:
+    def after_step(self, optimizer: Optimizer, *_: object, was_skipped: bool = False) -> None:
         """Count a step of the first optimizer: further ones are of the same step of the script."""
         if self._is_elsewhere:
             return
@@ -242,12 +242,3 @@ def _find_model(module: nn.Module, args: Any) -> None:
 
 def _enter_model(module: nn.Module, args: Any) -> None:
     _installed[0].enter_model(module, args)
-
-
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    return _installed[0].before_step(optimizer, args, kwargs)
-
-
-def _after_step_of(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    del args, kwargs
-    _installed[0].after_step(optimizer)

@@ -94,9 +94,9 @@ class OutsidePrecision:
 
     def leave(self) -> None:
         """Switch autocast off, at the end of a forward pass."""
-        if self._autocast is not None:
-            self._autocast.__exit__(None, None, None)
-            self._autocast = None
+        autocast, self._autocast = self._autocast, None
+        if autocast is not None:
+            autocast.__exit__(None, None, None)
 
     def before_backward(self, loss: Tensor) -> Tensor:
         """Return what backward begins with: the loss, times its scale."""
