@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 from castwise.registry.precisions import AS_WRITTEN, find_precision
 from castwise.worker.script.hooks import ScriptHooks
 from castwise.worker.script.precision import OutsidePrecision
+from castwise.worker.script.techniques import OutsideTechniques
 
 _STEPS, _TURNS, _MODULES = 50, 200, 5
 _REPLACED = ((Tensor, "backward"), (dataloader._BaseDataLoaderIter, "__next__"))
@@ -44,7 +45,8 @@ def main() -> None:
     plain, hooked = make_loop(), make_loop()
     plain()
     originals = [getattr(owner, name) for owner, name in _REPLACED]
-    hooks = ScriptHooks(OutsidePrecision(find_precision(AS_WRITTEN), "cpu"), queue.SimpleQueue().empty)
+    as_written = OutsidePrecision(find_precision(AS_WRITTEN), "cpu")
+    hooks = ScriptHooks(as_written, OutsideTechniques((), torch.device("cpu")), queue.SimpleQueue().empty)
     hooked()
     hooks.stop_looking()
     replaced = [getattr(owner, name) for owner, name in _REPLACED]

@@ -12,7 +12,7 @@ from fake_gpu import UUID
 from castwise.orchestrator import machine_cache
 from castwise.records.schema import Environment
 from castwise.records.store import load_folder
-from castwise.spec.user_model import UserModel, digest_of
+from castwise.spec.user_model import UserModel, UserWorkload, digest_of, locate
 from castwise.telemetry.gpu import GpuUnreadableError
 
 Ask = Callable[..., Outcome]
@@ -208,3 +208,20 @@ def test_what_is_known_of_a_script_is_of_how_it_is_started_and_counted() -> None
     keys = {machine_cache._user_model_key("cpu", alone.model_copy(update=each)) for each in ({}, *others)}
     assert len(keys) == 4
     assert machine_cache._user_model_key("cpu", alone.model_copy(update={"digest": "0123456789ab"})) in keys
+
+
+def test_secret_arguments_of_a_script_are_not_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    script, other = (locate(f"python train.py --lr 0.1 --token {token}") for token in ("abc123", "def456"))
+    found = script.model_copy(update={"digest": "fedcba"})
+    known = {"train": UserWorkload(model=found, batch_size=8, sources={})}
+    machine_cache.remember(None, "cpu", fake_environment(None), user_workloads=known)
+    (cache,) = tmp_path.rglob("machines.json")
+    assert "0.1" in cache.read_text()
+    assert "abc123" not in cache.read_text()
+    engine = machine_cache.CachedEngine()
+    assert engine.user_workload("cpu", script) == known["train"]
+    with pytest.raises(machine_cache.NotCachedError):
+        engine.user_workload("cpu", other)

@@ -57,8 +57,8 @@ def test_a_script_is_measured_from_the_command_line_to_the_record(run: Run) -> N
     assert code == 0, err
     assert [line.split()[0] for line in out.splitlines()[2:4]] == ["as-written", "bf16-mixed"]
     assert {trial.spec.precision for trial in records()} == {"as-written", "bf16-mixed"}
-    assert "tokens/s" in out
-    assert "timed alone, one after another" in out
+    assert "tokens/s  × written" in out
+    assert "timed one at a time" in out
     assert [path.name for path in Path("out/here").iterdir()] == ["log.txt"]
     assert "log.txt" not in {path.name for path in Path().iterdir()}
     for trial in records():

@@ -2,7 +2,7 @@
 
 import torch
 from accelerate import Accelerator
-from by_hand import args, log
+from by_hand import More, args, log
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,7 +15,7 @@ def main():
         mixed_precision="no" if args.amp == "none" else args.amp,
         gradient_accumulation_steps=2,
     )
-    model = nn.Sequential(nn.Linear(8, 32 * n), nn.GELU(), nn.Linear(32 * n, 4))
+    model = nn.Sequential(nn.Linear(8, 32 * n), nn.GELU(), More(32 * n), nn.Linear(32 * n, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
     data = TensorDataset(torch.randn(args.steps * 6 * n, 8), torch.randint(4, (args.steps * 6 * n,)))

@@ -1,7 +1,7 @@
 """Gradient accumulation that ends a step every third batch of a loader, with clipping by value and by norm."""
 
 import torch
-from by_hand import args, autocast, grad_scaler, log, moved
+from by_hand import More, args, autocast, grad_scaler, log, moved
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader, TensorDataset
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(4)
 n = args.size
 model = nn.Sequential(
-    nn.Embedding(30, 8 * n), nn.Flatten(), nn.Linear(48 * n, 16 * n), nn.Tanh(), nn.Linear(16 * n, 2)
+    nn.Embedding(30, 8 * n), nn.Flatten(), nn.Linear(48 * n, 16 * n), nn.Tanh(), More(16 * n), nn.Linear(16 * n, 2)
 ).to(args.device)
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
 scaler = grad_scaler()

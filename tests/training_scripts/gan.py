@@ -1,14 +1,14 @@
 """Two models with an optimizer each, in turn, as in PyTorch's DCGAN example."""
 
 import torch
-from by_hand import args, autocast, grad_scaler, log, moved
+from by_hand import More, args, autocast, grad_scaler, log, moved
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(7)
 n = args.size
-generator = nn.Sequential(nn.Linear(6, 16 * n), nn.ReLU(), nn.Linear(16 * n, 10 * n)).to(args.device)
-critic = nn.Sequential(nn.Linear(10 * n, 16 * n), nn.LeakyReLU(0.2), nn.Linear(16 * n, 1)).to(args.device)
+generator = nn.Sequential(nn.Linear(6, 16 * n), nn.ReLU(), More(16 * n), nn.Linear(16 * n, 10 * n)).to(args.device)
+critic = nn.Sequential(nn.Linear(10 * n, 16 * n), nn.LeakyReLU(0.2), More(16 * n), nn.Linear(16 * n, 1)).to(args.device)
 criterion = nn.BCEWithLogitsLoss()
 of_critic = torch.optim.Adam(critic.parameters(), lr=2e-3, betas=(0.5, 0.999))
 of_generator = torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.999))

@@ -1,7 +1,7 @@
 """In the style of PyTorch's ImageNet example on fake data: batch norm, momentum, a loader with a worker."""
 
 import torch
-from by_hand import args, autocast, grad_scaler, log, moved
+from by_hand import More, args, autocast, grad_scaler, log, moved
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -23,6 +23,7 @@ def main():
         nn.Conv2d(3, 8 * n, 3, stride=2),
         nn.BatchNorm2d(8 * n),
         nn.ReLU(),
+        More(8 * n, 3),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(8 * n, 5),

@@ -2,7 +2,7 @@
 
 import lightning.pytorch as pl
 import torch
-from by_hand import args, log
+from by_hand import More, args, log
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,7 +13,7 @@ n = args.size
 class Classifier(pl.LightningModule):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(9, 16 * n), nn.ReLU(), nn.Linear(16 * n, 3))
+        self.net = nn.Sequential(nn.Linear(9, 16 * n), nn.ReLU(), More(16 * n), nn.Linear(16 * n, 3))
 
     def training_step(self, batch, _):
         x, y = batch

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from by_hand import args, autocast, grad_scaler, log, moved
+from by_hand import More, args, autocast, grad_scaler, log, moved
 from torch import nn, optim
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,11 +16,11 @@ class Net(nn.Module):
         self.conv = nn.Conv2d(1, 4 * n, 3)
         self.dropout = nn.Dropout(0.25)
         self.fc1 = nn.Linear(4 * n * 5 * 5, 16 * n)
-        self.fc2 = nn.Linear(16 * n, 10)
+        self.more, self.fc2 = More(16 * n), nn.Linear(16 * n, 10)
 
     def forward(self, x):
         x = self.dropout(F.max_pool2d(F.relu(self.conv(x)), 2))
-        return F.log_softmax(self.fc2(F.relu(self.fc1(torch.flatten(x, 1)))), dim=1)
+        return F.log_softmax(self.fc2(self.more(F.relu(self.fc1(torch.flatten(x, 1))))), dim=1)
 
 
 def train(model, loader, optimizer, scaler):

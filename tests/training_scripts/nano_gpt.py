@@ -1,7 +1,7 @@
 """In the style of nanoGPT: get_batch, micro-batches, clipping, fused settings of AdamW by group, a closing estimate."""
 
 import torch
-from by_hand import args, autocast, grad_scaler, log
+from by_hand import More, args, autocast, grad_scaler, log
 from torch import nn
 from torch.nn import functional as F
 
@@ -20,6 +20,7 @@ class GPT(nn.Module):
     def __init__(self):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(40 * n, 16 * n), nn.Embedding(8 * n, 16 * n)
+        self.more = More(16 * n)
         self.attn, self.ln, self.head = (
             nn.Linear(16 * n, 48 * n),
             nn.LayerNorm(16 * n),
@@ -30,7 +31,7 @@ class GPT(nn.Module):
         x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1], device=idx.device))
         q, k, v = (part.unsqueeze(1) for part in self.attn(self.ln(x)).split(16 * n, dim=2))
         x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1)
-        logits = self.head(self.ln(x))
+        logits = self.head(self.ln(self.more(x)))
         return logits, F.cross_entropy(logits.view(-1, 40 * n), targets.view(-1))
 
 

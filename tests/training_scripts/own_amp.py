@@ -1,7 +1,7 @@
 """A script with AMP of its own: a decorator that a switch enables, and a loss that is kept out."""
 
 import torch
-from by_hand import DTYPES, args, grad_scaler, log
+from by_hand import DTYPES, More, args, grad_scaler, log
 from torch import nn
 
 torch.manual_seed(8)
@@ -12,11 +12,11 @@ is_on = args.amp != "none"
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.fc = nn.Conv2d(3, 8 * n, 3), nn.Linear(8 * n, 4)
+        self.conv, self.more, self.fc = nn.Conv2d(3, 8 * n, 3), More(8 * n, 3), nn.Linear(8 * n, 4)
 
     @torch.autocast(args.device, dtype=DTYPES.get(args.amp, torch.bfloat16), enabled=is_on)
     def forward(self, x):
-        return self.fc(self.conv(x).relu().mean((2, 3)))
+        return self.fc(self.more(self.conv(x).relu()).mean((2, 3)))
 
 
 model = Net().to(args.device)

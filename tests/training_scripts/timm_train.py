@@ -40,14 +40,16 @@ def train_one_epoch(model, loader, optimizer, scaler, ema, scheduler):
 def main():
     torch.manual_seed(42)
     n = args.size
-    model = timm.create_model("test_vit" if n == 1 else "vit_small_patch16_224", img_size=32, num_classes=4).to(
-        args.device
-    )
+    name, side = ("test_vit", 32) if n == 1 else ("vit_base_patch16_224", 112)
+    model = timm.create_model(name, img_size=side, num_classes=4).to(args.device)
     optimizer = create_optimizer_v2(model, opt="sgd", lr=0.05, momentum=0.9, weight_decay=1e-4)
-    images = TensorDataset(torch.randn(args.steps * 2 * n, 3, 32, 32), torch.randint(4, (args.steps * 2 * n,)))
+    count = min(args.steps, 10) * 2 * n
+    images = TensorDataset(torch.randn(count, 3, side, side), torch.randint(4, (count,)))
     scheduler = CosineLRScheduler(optimizer, t_initial=args.steps, t_in_epochs=False)
     loader = DataLoader(images, batch_size=2 * n, shuffle=True)
-    train_one_epoch(model, loader, optimizer, NativeScaler(), ModelEmaV2(model), scheduler)
+    scaler, ema = NativeScaler(), ModelEmaV2(model)
+    for _ in range(-(-args.steps // 10)):
+        train_one_epoch(model, loader, optimizer, scaler, ema, scheduler)
 
 
 if __name__ == "__main__":

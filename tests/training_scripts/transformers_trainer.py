@@ -18,7 +18,7 @@ n = args.size
 generator = torch.Generator().manual_seed(5)
 sentences = torch.randint(60, (args.steps * 4 * n, 7), generator=generator)
 sizes = {"vocab_size": 60, "hidden_size": 16 * n, "intermediate_size": 32 * n, "max_position_embeddings": 8}
-config = BertConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)
+config = BertConfig(num_hidden_layers=1 + args.depth, num_attention_heads=2, **sizes)
 with tempfile.TemporaryDirectory() as folder:
     training = TrainingArguments(
         folder,

@@ -441,3 +441,36 @@ def test_a_gpu_without_a_number_is_the_first(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("cuda", "cuda:1", "auto"):
         server.Worker(lambda _: None).open(name, None)
     assert [device.index for device in opened] == [0, 1, 0]
+
+
+_DDP = """
+import os, torch
+import torch.distributed as dist
+rank = os.environ["RANK"]
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/meeting", rank=int(rank), world_size=2)
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 6 * 6, 2))
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(ddp.parameters(), foreach=False)
+images = torch.randn(4000, 3, 8, 8)
+sampler = torch.utils.data.DistributedSampler(images)
+loader = torch.utils.data.DataLoader(images, 4, sampler=sampler)
+for batch in loader:
+    ddp(batch).sum().backward()
+    is_turned = model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    open(rank, "w").write(f"{is_turned} {optimizer.defaults['foreach']} {loader.num_workers > 0} {sampler.rank}")
+    optimizer.step()
+"""
+
+
+def test_every_rank_of_a_script_gets_the_techniques(
+    parent: Parent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "forking.py").write_text(_FORKING)
+    (tmp_path / "train.py").write_text(_DDP)
+    model = UserModel(kind="script", path="train.py", name="", launcher=("python", "forking.py"))
+    techniques = ("loader-workers", "channels-last", "foreach-optimizer")
+    script = {"workload": "torchrun train.py", "user_model": model, "techniques": techniques}
+    event = parent.set_up(SPEC.model_copy(update=script))
+    assert event["event"] == "returned", event
+    assert [(tmp_path / rank).read_text() for rank in "01"] == [f"True True True {rank}" for rank in "01"]

@@ -96,7 +96,7 @@ class CachedEngine:
         found = self._machine.user_workloads.get(_user_model_key(device, model))
         if found is None or found.sources is None or any(digest_of(p) != old for p, old in found.sources.items()):
             raise NotCachedError
-        return found
+        return found.model_copy(update={"model": model.model_copy(update={"digest": found.model.digest})})
 
 
 def remember(
@@ -118,7 +118,10 @@ def remember(
     with suppress(*_FAILURES):
         key, known = _machine_key(), _read()
         before = known.pop(key, CachedMachine())
-        own = {_user_model_key(device, each.model): each for each in (user_workloads or {}).values()}
+        own = {
+            _user_model_key(device, each.model): each.model_copy(update={"model": each.model.redacted})
+            for each in (user_workloads or {}).values()
+        }
         machine = CachedMachine(
             environments=before.environments | {asked or _AUTO: environment},
             zoo_models=before.zoo_models.union(zoo_models),
@@ -147,8 +150,9 @@ def _read() -> dict[str, CachedMachine]:
 
 
 def _user_model_key(device: str, model: UserModel) -> str:
-    # All of a model but what only its process finds out.
-    return repr((device, model.model_copy(update={"digest": ""}), os.getcwd()))
+    # All of a model but what only its process finds out; of secrets among its arguments only `folder_digest`.
+    hidden = model.redacted.model_copy(update={"digest": ""})
+    return repr((device, hidden, model.path, model.scratch, os.getcwd()))
 
 
 def _machine_key() -> str:

@@ -31,7 +31,7 @@ def measured_on(trials: Sequence[Trial], *, is_brief: bool = False) -> str:
     If the trials (at least one) differ, every device, version and commit is named. In brief it has device, torch and
     date alone. Of scripts it also says how they were timed.
     """
-    alone = "; timed alone, one after another" if any(trial.spec.is_script for trial in trials) else ""
+    alone = "; timed one at a time" if any(trial.spec.is_script for trial in trials) else ""
     environments = [trial.environment for trial in trials]
     commits = _and(each.commit for each in environments if each.commit)
     drivers = _and(each.driver for each in environments if each.driver)

@@ -153,13 +153,15 @@ def short_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
         spec = row.trial.spec
         groups.setdefault((spec.workload, spec.batch_size, spec.world_size), []).append(row)
     flat: list[FlatRow] = []
+    are_scripts = all(any(row.precision == AS_WRITTEN for row in group) for group in groups.values())
+    base, titles = (AS_WRITTEN, _SHORT | {"speedup": "× written"}) if are_scripts else (BASELINE, _SHORT)
     for group in groups.values():
-        references = {row.trial.spec.precision: row for row in references_among(group) if row.trial.status == "ok"}
-        flat += [_short_row(row, references) for row in group]
-    return short_table_of(_SHORT, flat, formats={"precision": precision_text})
+        references = {row.precision: row for row in references_among(group) if row.trial.status == "ok"}
+        flat += [_short_row(row, references, base) for row in group]
+    return short_table_of(titles, flat, formats={"precision": precision_text})
 
 
-def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
+def _short_row(row: Row, references: Mapping[str, Row], base: str) -> FlatRow:
     is_ok = row.trial.status == "ok"
     over = {name: _over(reference, row) for name, reference in references.items() if is_ok}
     first = next(iter(references.values()), None)
@@ -174,7 +176,7 @@ def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
         **trial_values(row.trial),
         "throughput_per_second": row.throughput if is_ok else None,
         **estimate_values("default_speedup", over.get(DEFAULT)),
-        **estimate_values("speedup", over.get(BASELINE)),
+        **estimate_values("speedup", over.get(base)),
         **estimate_values("bf16_speedup", row.bf16_estimate),
         "loop_speedup": None if over else row.loop_speedup,  # if there is nothing else to compare with
         "scaling_efficiency": row.scaling_efficiency if is_ok else None,

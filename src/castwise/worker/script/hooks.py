@@ -1,9 +1,8 @@
 """Hooks in a script's process: its steps, its model, its losses, and how long it waits for its data.
 
-What a model or an optimizer would carry into a copy or a file of its own is a plain function of this module.
+What a model would carry into a copy or a file of its own is a plain function of this module.
 """
 
-import functools
 import os
 import tempfile
 import time
@@ -24,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from castwise.worker.pytree import tree_tensors
 from castwise.worker.script.precision import OutsidePrecision
+from castwise.worker.script.replacing import replaces
 from castwise.worker.script.techniques import OutsideTechniques
 
 _installed: list["ScriptHooks"] = []  # one at the most
@@ -63,8 +63,8 @@ class ScriptHooks:
         self._model_hooks: list[RemovableHandle] = []
         _installed.append(self)
         self._finder = register_module_forward_pre_hook(_find_model)
-        register_optimizer_step_pre_hook(_before_step)
-        register_optimizer_step_post_hook(_after_step_of)
+        register_optimizer_step_pre_hook(self.before_step)
+        register_optimizer_step_post_hook(self.after_step)
         self._replace_methods()
 
     @property
@@ -151,7 +151,7 @@ class ScriptHooks:
             return None
         return ((optimizer, prepared, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": prepared})
 
-    def after_step(self, optimizer: Optimizer, *, was_skipped: bool = False) -> None:
+    def after_step(self, optimizer: Optimizer, *_: object, was_skipped: bool = False) -> None:
         """Count a step of the first optimizer: further ones are of the same step of the script."""
         if self._is_elsewhere:
             return
@@ -168,50 +168,45 @@ class ScriptHooks:
             self._after_step()
 
     def _replace_methods(self) -> None:
-        """Replace functions of torch by ones that tell of their calls, for the rest of the process."""
-        backward: Any = Tensor.backward
-        clip_norm, clip_value = nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_
-        make_optimizer: Any = Optimizer.__init__
-        scale_loss, step_scaled, save = torch.amp.GradScaler.scale, torch.amp.GradScaler.step, torch.save
-        next_batch: Any = dataloader._BaseDataLoaderIter.__next__
+        """Replace functions of torch by ones that tell of their calls."""
 
-        @functools.wraps(backward)
-        def noting_backward(loss: Tensor, *args: Any, **kwargs: Any) -> Any:
+        @replaces(Tensor, "backward")
+        def noting_backward(backward: Any, loss: Tensor, *args: Any, **kwargs: Any) -> Any:
             if not self._has_noted_loss:
                 self.loss = loss.detach()
             self._has_noted_loss = False
             return backward(self.precision.before_backward(loss), *args, **kwargs)
 
-        @functools.wraps(scale_loss)
-        def noting_scale(scaler: Any, loss: Any) -> Any:
+        @replaces(torch.amp.GradScaler, "scale")
+        def noting_scale(scale: Any, scaler: Any, loss: Any) -> Any:
             if isinstance(loss, Tensor):
                 self.loss, self._has_noted_loss = loss.detach(), True  # backward sees it times its scale
-            return scale_loss(scaler, loss)
+            return scale(scaler, loss)
 
-        @functools.wraps(step_scaled)
-        def noting_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        @replaces(torch.amp.GradScaler, "step")
+        def noting_step(step: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._has_stepped = False
-            result = step_scaled(scaler, optimizer, *args, **kwargs)
+            result = step(scaler, optimizer, *args, **kwargs)
             if not self._has_stepped and isinstance(optimizer, Optimizer):
                 self.after_step(optimizer, was_skipped=True)
             return result
 
-        def unscaling(clip: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(clip)
-            def call(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-                parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-                self.precision.before_clipping(parameters, self.optimizers)
-                return clip(parameters, *args, **kwargs)
+        def clip_unscaled(clip: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            self.precision.before_clipping(parameters, self.optimizers)
+            return clip(parameters, *args, **kwargs)
 
-            return call
+        for module in (nn.utils, nn.utils.clip_grad):
+            replaces(module, "clip_grad_norm_")(clip_unscaled)
+            replaces(module, "clip_grad_value_")(clip_unscaled)
 
-        @functools.wraps(make_optimizer)
-        def noting_init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        @replaces(Optimizer, "__init__")
+        def noting_init(make: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             self.optimizers.add(optimizer)
-            make_optimizer(optimizer, *args, **kwargs)
+            make(optimizer, *args, **kwargs)
 
-        @functools.wraps(next_batch)
-        def timed_next(batches: Any) -> Any:
+        @replaces(dataloader._BaseDataLoaderIter, "__next__")
+        def timed_next(next_batch: Any, batches: Any) -> Any:
             started = time.perf_counter()
             batch = next_batch(batches)
             self.data_seconds += time.perf_counter() - started
@@ -222,8 +217,8 @@ class ScriptHooks:
                 self._samples["loader"] += _num_samples(batch)
             return batch
 
-        @functools.wraps(save)
-        def save_elsewhere(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        @replaces(torch, "save")
+        def save_elsewhere(save: Any, content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
             """Write a file that has no name, in the same folder: that takes as long, and overwrites nothing."""
             if not isinstance(file, str | os.PathLike):
                 save(content, file, *args, **kwargs)
@@ -231,19 +226,6 @@ class ScriptHooks:
             self.saved[Path(file).name] = None
             with tempfile.TemporaryFile(dir=Path(file).absolute().parent) as nameless:
                 save(content, nameless, *args, **kwargs)
-
-        replacements: list[tuple[Any, str, Any]] = [
-            (Tensor, "backward", noting_backward),
-            (torch.amp.GradScaler, "scale", noting_scale),
-            (torch.amp.GradScaler, "step", noting_step),
-            *((module, "clip_grad_norm_", unscaling(clip_norm)) for module in (nn.utils, nn.utils.clip_grad)),
-            *((module, "clip_grad_value_", unscaling(clip_value)) for module in (nn.utils, nn.utils.clip_grad)),
-            (Optimizer, "__init__", noting_init),
-            (dataloader._BaseDataLoaderIter, "__next__", timed_next),
-            (torch, "save", save_elsewhere),
-        ]
-        for owner, name, replacement in replacements:
-            setattr(owner, name, replacement)
 
 
 def _num_samples(nested: Any) -> int:
@@ -260,12 +242,3 @@ def _find_model(module: nn.Module, args: Any) -> None:
 
 def _enter_model(module: nn.Module, args: Any) -> None:
     _installed[0].enter_model(module, args)
-
-
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    return _installed[0].before_step(optimizer, args, kwargs)
-
-
-def _after_step_of(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    del args, kwargs
-    _installed[0].after_step(optimizer)

@@ -20,6 +20,7 @@ from castwise.worker.precision import (
     restore_fp32_precision,
     set_fp32_precision,
 )
+from castwise.worker.script.replacing import replaces
 from castwise.worker.user_model.source import calling_line, is_users
 
 # Modules that hand a script's arguments on to `torch.autocast`: who called them decides.
@@ -93,9 +94,9 @@ class OutsidePrecision:
 
     def leave(self) -> None:
         """Switch autocast off, at the end of a forward pass."""
-        if self._autocast is not None:
-            self._autocast.__exit__(None, None, None)
-            self._autocast = None
+        autocast, self._autocast = self._autocast, None
+        if autocast is not None:
+            autocast.__exit__(None, None, None)
 
     def before_backward(self, loss: Tensor) -> Tensor:
         """Return what backward begins with: the loss, times its scale."""
@@ -175,17 +176,13 @@ class OutsidePrecision:
             if found:
                 self._converted_at.update(dict.fromkeys(found, calling_line()))
 
-        def noting(convert: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-            @functools.wraps(convert)
-            def call(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-                converted = convert(module, *args, **kwargs)
-                note(*converted.parameters())
-                return converted
-
-            return call
+        def convert_noted(convert: Any, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+            converted: nn.Module = convert(module, *args, **kwargs)
+            note(*converted.parameters())
+            return converted
 
         for name in ("to", "half", "bfloat16", "double"):
-            setattr(nn.Module, name, noting(getattr(nn.Module, name)))
+            replaces(nn.Module, name)(convert_noted)
         register_module_parameter_registration_hook(lambda *registered: note(registered[-1]))
 
 
@@ -195,39 +192,28 @@ def _switch_off_scripts_own() -> None:
     One of PyTorch's own autocasts keeps its effect, as in recomputing checkpoints, and so does one with a literal
     `enabled=False`. With `enabled=args.amp` it is the script's switch, and does nothing either way.
     """
-    make_scaler: Any = torch.amp.GradScaler.__init__
-    make_autocast: Any = torch.autocast.__init__
-    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
 
-    @functools.wraps(make_scaler)
-    def make_disabled(self: Any, *args: Any, **kwargs: Any) -> None:
-        make_scaler(self, *args[:5], **{**kwargs, "enabled": False})
+    @replaces(torch.amp.GradScaler, "__init__")
+    def make_disabled(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args[:5], **{**kwargs, "enabled": False})
 
-    @functools.wraps(make_autocast)
-    def make_marked(self: Any, *args: Any, **kwargs: Any) -> None:
-        make_autocast(self, *args, **kwargs)
-        frame = sys._getframe(1)
+    @replaces(torch.autocast, "__init__")
+    def make_marked(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        frame = sys._getframe(2)
         while frame.f_back is not None and _module_of(frame).startswith(_OF_AUTOCAST):
             frame = frame.f_back
         self.is_scripts_own = not _module_of(frame).startswith(("torch.", "castwise.")) and (
             self._enabled or not _says_false(frame.f_code, frame.f_lasti)
         )
 
-    def unless_scripts_own(method: Callable[..., Any], answer: Callable[[Any], Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def call(self: Any, *args: Any) -> Any:
-            return answer(self) if getattr(self, "is_scripts_own", False) else method(self, *args)
+    @replaces(torch.autocast, "__enter__")
+    def enter(method: Any, self: Any) -> Any:
+        return self if getattr(self, "is_scripts_own", False) else method(self)
 
-        return call
-
-    replacements: list[tuple[Any, str, Any]] = [
-        (torch.amp.GradScaler, "__init__", make_disabled),
-        (torch.autocast, "__init__", make_marked),
-        (torch.autocast, "__enter__", unless_scripts_own(enter, lambda self: self)),
-        (torch.autocast, "__exit__", unless_scripts_own(leave, lambda _: False)),
-    ]
-    for owner, name, replacement in replacements:
-        setattr(owner, name, replacement)
+    @replaces(torch.autocast, "__exit__")
+    def leave(method: Any, self: Any, *args: Any) -> Any:
+        return False if getattr(self, "is_scripts_own", False) else method(self, *args)
 
 
 def _policy_of_fsdp2(module: Any) -> Any:

@@ -98,6 +98,7 @@ class ScriptRun:
         self._order: _Order | None = None
         self._next_mark: float = math.inf  # the step at whose end something is to be done
         self.num_steps = 0
+        self.digest = ""  # of the script's files, once its first step is done
         self.ranks = Ranks()
         self.ending: BaseException | None = None  # how the script ended, once it has
         self._has_ended = threading.Event()
@@ -172,6 +173,8 @@ class ScriptRun:
     def _after_step(self) -> None:
         """Take a moment if one is due, and wait for the next order after the last one."""
         self.num_steps += 1
+        if self.num_steps == 1:
+            self.digest = digest(user_files([Path(self._script.path)], self._modules))
         if self.num_steps < self._next_mark:
             return
         order, hooks = self._order, self._hooks
@@ -197,14 +200,13 @@ class ScriptRun:
         self._take_order()
 
     def _now(self, *, synchronised: bool) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        if synchronised:
+        if self._device.type == "cuda" and not synchronised:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            return event
+        if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        return time.perf_counter()
 
     def _carry_out(self, order: _Order, limit_seconds: float | None = None) -> list[_Moment]:
         """Let the script go on until an order is over, its time is up, or the script has ended; return its moments.
@@ -243,24 +245,15 @@ class ScriptRun:
         return self._hooks.samples_per_step
 
     def inspect(self) -> UserWorkload:
-        """Run the script for two steps, and return what is known of it; its files' digest is that after the first."""
-        digests: list[str] = []
-
-        def next_mark(moments: Sequence[_Moment]) -> int | None:
-            digests.append(self._digest()) if len(moments) == 1 else None
-            return 1 if len(moments) < _INSPECTED_STEPS else None
-
-        self._carry_out(_Order(next_mark))
+        """Run the script for two steps, and return what is known of it."""
+        self._carry_out(_Order(lambda moments: 1 if len(moments) < _INSPECTED_STEPS else None))
         own = self.samples_per_step
         files = user_files([Path(self._script.path)], self._modules)
         return UserWorkload(
-            model=self._script.model_copy(update={"digest": digests[0]}),
+            model=self._script.model_copy(update={"digest": self.digest}),
             batch_size=self._script.units_per_step or (own and own + self.ranks.samples_of_others()) or 1,
             sources={str(file): digest_of(str(file)) for file in files},
         )
-
-    def _digest(self) -> str:
-        return digest(user_files([Path(self._script.path)], self._modules))
 
 
 class ScriptTrial:
@@ -273,7 +266,7 @@ class ScriptTrial:
 
     def __init__(self, spec: TrialSpec) -> None:
         assert spec.user_model is not None, "a script is one"
-        self._spec = spec
+        self._spec, self._script = spec, spec.user_model
         self.is_to_be_profiled = spec.protocol.profile_steps > 0
         self.run = ScriptRun(spec.user_model, spec.precision, spec.device, spec.techniques)
         self._memory = memory_meter(torch.device(spec.device))
@@ -300,20 +293,13 @@ class ScriptTrial:
             UsageError: It took none, or its files were changed.
         """
         started = time.perf_counter()
-        digests: list[str] = []
-
-        def next_mark(moments: Sequence[_Moment]) -> int | None:
-            digests.extend([self.run._digest()] if moments else [])
-            return None if moments else 1
-
-        if not self.run._carry_out(_Order(next_mark), self._limit_seconds):
+        if not self.run._carry_out(_Order(lambda moments: None if moments else 1), self._limit_seconds):
             raise UsageError(
                 f"{self.run._name} took no optimizer step within {self._limit_seconds:g} s. --timeout gives it longer."
             )
         hooks, spec = self._hooks, self._spec
         hooks.techniques.check_loaders()
-        assert spec.user_model is not None, "a script is one"
-        if spec.user_model.digest not in ("", digests[0]):
+        if self._script.digest not in ("", self.run.digest):
             raise UsageError(f"{self.run._name} was changed while it was being measured. Run castwise again.")
         parameters = [each for model in hooks.models for each in model.parameters()]
         elsewhere = {each.device.type for each in parameters} - {spec.device_type}
@@ -335,7 +321,7 @@ class ScriptTrial:
         self._facts = Facts(
             num_parameters=sum(dtypes.values()),
             units_per_sample=1,
-            unit=spec.user_model.unit or "samples",
+            unit=self._script.unit or "samples",
             param_dtypes=dtypes,
             optimizer="; ".join(map(_described, hooks.stepped)),
             fp32_precision=read_fp32_precision(),
@@ -435,8 +421,7 @@ class ScriptTrial:
         """Return everything measured, and stop the script unless it is profiled next."""
         saved = list(self._hooks.saved)
         if saved:
-            assert self._spec.user_model is not None, "a script is one"
-            apart = "" if self._spec.user_model.scratch else ". Other files it does: --scratch DIR keeps them apart"
+            apart = "" if self._script.scratch else ". Other files it does: --scratch DIR keeps them apart"
             note = f"torch.save wrote '{saved[0]}' to a file without a name: nothing was overwritten"
             self._notes.append(note + apart)
         samples = RankSamples(

@@ -1,8 +1,7 @@
 """Techniques that a script's own loop is given from outside: on its model, its optimizers and its loaders."""
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from castwise.errors import TechniqueError
 from castwise.registry.techniques import PLAIN, rows_of, step_config_of
 from castwise.spec.recipe import Recipe
 from castwise.worker.pytree import tree_map_tensors
+from castwise.worker.script.replacing import replaces
 from castwise.worker.techniques.compile import check_compiler
 
 
@@ -77,27 +77,23 @@ class OutsideTechniques:
         """Let torch's optimizers be made with arguments, such as `fused`."""
         others = dict.fromkeys({"fused", "foreach"} - {*arguments})
 
-        def making(kind: Any) -> Any:
-            make = kind.__init__
-
-            @functools.wraps(make)
-            def call(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        def change(kind: Any) -> None:
+            @replaces(kind, "__init__")
+            def making(make: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
                 # AdamW's calls Adam's.
                 self._has_arguments |= type(optimizer) is kind and all(map(kwargs.get, arguments))
                 make(optimizer, *args, **{**kwargs, **others, **arguments})
 
-            return call
-
         for kind in {each for each in vars(torch.optim).values() if isinstance(each, type)}:
             if {*arguments, *others} <= {*inspect.signature(kind).parameters}:
-                setattr(kind, "__init__", making(kind))  # noqa: B010  mypy takes it for an instance's
+                change(kind)
 
     def _change_loaders(self) -> None:
-        make: Any = DataLoader.__init__
-        signature, wanted = inspect.signature(make), self.config.recipe(Recipe(epochs=1)).loader
+        signature = inspect.signature(DataLoader.__init__)
+        wanted = self.config.recipe(Recipe(epochs=1)).loader
 
-        @functools.wraps(make)
-        def making(*args: Any, **kwargs: Any) -> None:
+        @replaces(DataLoader, "__init__")
+        def making(make: Any, *args: Any, **kwargs: Any) -> None:
             given = signature.bind(*args, **kwargs)
             named, is_iterable = given.arguments, isinstance(given.arguments["dataset"], IterableDataset)
             # Each worker would read all of an iterable data set.
@@ -109,23 +105,17 @@ class OutsideTechniques:
                 named["pin_memory"] = self._has_changed_loader = True
             make(*given.args, **given.kwargs)
 
-        DataLoader.__init__ = making  # type: ignore[method-assign]
         if self.config.pinned_transfer:
             for name in ("to", "cuda"):
-                setattr(Tensor, name, _not_blocking(getattr(Tensor, name)))
+                replaces(Tensor, name)(_not_blocking)
 
 
-def _not_blocking(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _not_blocking(method: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Let a method copy from page-locked memory while the host goes on."""
-
-    @functools.wraps(method)
-    def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        is_asked = "non_blocking" in kwargs or any(isinstance(each, bool) for each in args)
-        if tensor.device.type == "cpu" and not is_asked and not torch.compiler.is_compiling() and tensor.is_pinned():
-            kwargs["non_blocking"] = True
-        return method(tensor, *args, **kwargs)
-
-    return call
+    is_asked = "non_blocking" in kwargs or any(isinstance(each, bool) for each in args)
+    if tensor.device.type == "cpu" and not is_asked and not torch.compiler.is_compiling() and tensor.is_pinned():
+        kwargs["non_blocking"] = True
+    return method(tensor, *args, **kwargs)
 
 
 def _to_channels_last(module: nn.Module, args: Any, kwargs: Any) -> Any:
