@@ -1,10 +1,11 @@
 """Scripts under castwise beside the same scripts with the precision written by hand: their losses and their pace.
 
-    python benchmarks/script_agreement.py [--device cuda] [--size N] [--turns N] [--out FILE] [SCRIPT ...]
+    python benchmarks/script_agreement.py [--device cuda] [--turns N] [--out FILE] [SCRIPT ...]
 
-The scripts are those of tests/training_scripts/. In each turn every script runs alone, then under castwise; after the
-last turn it runs alone once more. Alone, a step's time is taken from when the script wrote its losses, and no code of
-castwise runs. CUDA_VISIBLE_DEVICES chooses the GPU; `ddp` needs two. What fails is null in the record.
+The scripts are those of tests/training_scripts/, so large that a GPU is busy; on a CPU they are small. In each turn
+every script runs alone, then under castwise; after the last turn it runs alone once more. Each run is a process of its
+own. Alone, a step's time is taken from when the script wrote its log, and no code of castwise runs. The variable
+CUDA_VISIBLE_DEVICES chooses the GPU; `ddp` needs two. What fails is null in the record.
 """
 
 import argparse
@@ -17,49 +18,71 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from stored import RECORDS, markdown, place_of, write
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
-SCRIPTS = TESTS / "training_scripts"
-# Losses that a script writes in an optimizer step, in lines of its log.
-LINES = {"accumulation": 3, "accelerate_loop": 2, "transformers_trainer": 2}
+SCRIPTS = Path(__file__).resolve().parent.parent / "tests" / "training_scripts"
 LAUNCHERS = {"ddp": ("torchrun", "--standalone", "--nproc-per-node", "2")}
-NAMES = tuple(sorted(each.stem for each in SCRIPTS.glob("*.py") if each.stem != "by_hand"))
+# Lines of the log that an optimizer step writes.
+LINES = {"accumulation": 3, "accelerate_loop": 2, "transformers_trainer": 2}
+# --size and --depth with which a step in bfloat16 is some TFLOP on a GPU.
+SIZES = {
+    "accelerate_loop": (256, 8),
+    "accumulation": (256, 32),
+    "ddp": (256, 16),
+    "gan": (192, 24),
+    "imagenet": (64, 16),
+    "lightning_module": (256, 48),
+    "mnist": (256, 24),
+    "nano_gpt": (128, 16),
+    "own_amp": (64, 12),
+    "timm_train": (64, 0),
+    "transformers_trainer": (128, 7),
+    "word_language_model": (320, 0),
+}
 WAYS = {"as-written": "none", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
-_STEPS, _TIMED = 400, 150  # of a run alone: those of its second half are timed
-_LIMIT_SECONDS = 240  # of a process, or of one under castwise
+_TIMED = 96  # optimizer steps: a multiple of the epochs' lengths
+_WARM_UP = 36  # more than those whose losses the log has, which wait for the device
+_NUM_COMPARED = 8  # optimizer steps whose losses are compared
+_LIMIT_SECONDS = 120  # of a process, or of one under castwise
 
 
 class Failed(Exception):  # noqa: N818  it is said, and the next one goes on
     """A script that did not run."""
 
 
+@dataclass(frozen=True)
+class Run:
+    """What a script's log says."""
+
+    losses: list[list[float]]  # of the first lines
+    seconds: float  # of an optimizer step
+
+
 def main() -> None:
     """Measure, print a line for each script and precision, and write the record after each script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scripts", nargs="*", metavar="SCRIPT", default=NAMES)
+    parser.add_argument("scripts", nargs="*", metavar="SCRIPT", default=tuple(SIZES))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     environment: dict[str, Any] = {}
-    host = Host()
     for name in arguments.scripts:
-        more = ["--device", arguments.device, "--size", str(arguments.size)]
-        gaps = loss_gaps(name, more)
-        alone: dict[str, list[float | None]] = {precision: [] for precision in WAYS}
-        hooked: dict[str, list[float | None]] = {precision: [] for precision in WAYS}
+        size, depth = SIZES[name] if arguments.device == "cuda" else (1, 0)
+        more = ["--device", arguments.device, "--size", f"{size}", "--depth", f"{depth}"]
+        alone: dict[str, list[Run | None]] = {precision: [] for precision in WAYS}
+        hooked: dict[str, list[Run | None]] = {precision: [] for precision in WAYS}
         for turn in range(arguments.turns + 1):
             for precision, amp in WAYS.items():
-                alone[precision].append(seconds_alone(host, name, [*more, "--amp", amp]))
+                alone[precision].append(run_alone(name, [*more, "--amp", amp]))
             if turn < arguments.turns:
-                found, where = seconds_under_castwise(name, more)
+                found, where = run_under_castwise(name, more)
                 environment = environment or where
                 for precision in WAYS:
                     hooked[precision].append(found.get(precision))
@@ -68,147 +91,111 @@ def main() -> None:
                 {
                     "script": name,
                     "precision": precision,
-                    "loss_gap": gaps[precision],
-                    "alone": alone[precision],
-                    "castwise": hooked[precision],
+                    "loss_gap": loss_gap(alone[precision], hooked[precision]),
+                    "alone": [run and run.seconds for run in alone[precision]],
+                    "castwise": [run and run.seconds for run in hooked[precision]],
                 }
             )
             print(rows[-1], flush=True)
         date = datetime.now(UTC).strftime("%Y-%m-%d")
-        write(arguments.out, {"environment": environment, "date": date, "size": arguments.size, "rows": rows})
+        write(arguments.out, {"environment": environment, "date": date, "rows": rows})
 
 
-class Host:
-    """The process that scripts are forked from: it has imported what takes seconds, and nothing of castwise."""
-
-    def __init__(self) -> None:
-        self._start()
-
-    def _start(self) -> None:
-        command = [sys.executable, "-P", str(TESTS / "script_host.py")]
-        # Else an import that asks whether there is a GPU begins CUDA.
-        environment = os.environ | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
-
-    def run(self, file: Path, arguments: list[str]) -> None:
-        """Run a script as `python FILE ARGUMENTS` does.
-
-        Raises:
-            Failed: It ended with another exit code than 0.
-        """
-        assert self._process.stdin is not None, "it is a pipe"
-        assert self._process.stdout is not None, "it is a pipe"
-        with tempfile.NamedTemporaryFile() as err:
-            request = {"command": [str(file), *arguments], "folder": str(file.parent), "text": file.read_text()}
-            request |= {"out": os.devnull, "err": err.name, "seconds": _LIMIT_SECONDS}
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            code = self._process.stdout.readline().strip()
-            if not code:
-                self._process.wait()
-                self._start()
-                raise Failed("its host died")
-            if code != "0":
-                raise Failed(f"exit code {code}: {_last_line(Path(err.name).read_text())}")
+def loss_gap(alone: list[Run | None], hooked: list[Run | None]) -> float | None:
+    """Return by how much the first losses differ from those by hand at the most, as a share; None if a side failed."""
+    theirs, own = (next((run.losses for run in side if run is not None), None) for side in (alone, hooked))
+    if theirs is None or own is None:
+        return None
+    pairs = [pair for lines in zip(theirs, own, strict=True) for pair in zip(*lines, strict=True)]
+    return max(abs(other - each) / max(abs(each), 1e-6) for each, other in pairs)
 
 
-def run(command: list[str], **environment: str) -> tuple[str, str]:
+def run_alone(name: str, more: list[str]) -> Run | None:
+    """Run a script by itself; None if it failed."""
+    launcher = LAUNCHERS.get(name, ("python",))
+    command = ["-m", "torch.distributed.run", *launcher[1:], "--"] if launcher[0] == "torchrun" else []
+    with tempfile.NamedTemporaryFile() as log:
+        command += [str(SCRIPTS / f"{name}.py"), "--log", log.name, "--times", "--steps", str(_WARM_UP + _TIMED), *more]
+        try:
+            _, err = run([sys.executable, *command])
+            return next(iter(runs_in(Path(log.name), name, err)))
+        except Failed as failed:
+            print(f"{name} {' '.join(more)}: alone: {failed}", flush=True)
+            return None
+
+
+def run_under_castwise(name: str, more: list[str]) -> tuple[dict[str, Run], dict[str, Any]]:
+    """Run a script as castwise measures it; return what became of each precision, and where it ran.
+
+    The losses are from the script's log, the time of a step is castwise's own.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "castwise", "run", "--precision", ",".join(WAYS), "--rounds", "1"]
+        command += ["--steps", str(_TIMED), "--warm-up", str(_WARM_UP), "--timeout", f"{_LIMIT_SECONDS}s"]
+        command += ["--format", "json", "--results", f"{folder}/results", "--device", more[1], "--"]
+        command += [*LAUNCHERS.get(name, ("python",)), str(SCRIPTS / f"{name}.py"), "--log", f"{folder}/log", "--times"]
+        try:
+            _, err = run([*command, "--steps", "1000", *more])
+            trials = [json.loads(path.read_text()) for path in Path(folder, "results").rglob("*.json")]
+            if not trials:
+                raise Failed(_last_line(err))
+            trials.sort(key=lambda trial: trial["started_at"])
+            # The first process of all finds out what the script trains.
+            logged = runs_in(Path(folder, "log"), name, err)[-len(trials) :]
+        except Failed as failed:
+            print(f"{name}: under castwise: {failed}", flush=True)
+            return {}, {}
+    found = {}
+    for trial, own in zip(trials, logged, strict=False):
+        blocks = [block for rank in trial["ranks"][:1] for block in rank["blocks"]]
+        precision = trial["spec"]["precision"]
+        if trial["status"] == "ok" and len(logged) == len(trials):
+            steps = sum(block["num_steps"] for block in blocks)
+            found[precision] = Run(own.losses, sum(block["seconds"] for block in blocks) / steps)
+        else:
+            print(f"{name} {precision}: under castwise: {trial.get('message') or trial['status']}", flush=True)
+    return found, trials[0]["environment"]
+
+
+def runs_in(log: Path, name: str, err: str) -> list[Run]:
+    """Return what each process wrote into a script's log, in the order in which they began.
+
+    Raises:
+        Failed: One of them did not get as far as the losses that are compared.
+    """
+    lines: dict[str, list[list[str]]] = {}
+    for line in log.read_text().splitlines() if log.exists() else ():
+        process, *values = line.split()
+        lines.setdefault(process, []).append(values)
+    if not lines:
+        raise Failed(_last_line(err))
+    per_step, found = LINES.get(name, 1), []
+    for written in lines.values():
+        losses = [[float(value) for value in values[1:]] for values in written[: _NUM_COMPARED * per_step]]
+        timed = [float(values[0]) for values in written[-_TIMED * per_step - 1 :]]
+        seconds = (timed[-1] - timed[0]) / max(1, len(timed) - 1) * per_step
+        found.append(Run(losses, seconds))
+    return found
+
+
+def run(command: list[str]) -> tuple[str, str]:
     """Return what a command prints, on standard output and on standard error.
 
     Raises:
         Failed: It took too long; all that it started is ended.
     """
+    limit = (len(WAYS) + 1) * _LIMIT_SECONDS
     process = subprocess.Popen(
-        command,
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        return process.communicate(timeout=len(WAYS) * _LIMIT_SECONDS)
+        return process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        raise Failed(f"no end within {len(WAYS) * _LIMIT_SECONDS} s") from None
+        raise Failed(f"no end within {limit} s") from None
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def loss_gaps(name: str, more: list[str]) -> dict[str, float | None]:
-    """Return by how much the first losses differ from those by hand, as a share; None if a run failed."""
-    file = str(SCRIPTS / f"{name}.py")
-    jobs = [[file, *way] for precision, amp in WAYS.items() for way in ((precision, "none"), ("alone", amp))]
-    path = os.pathsep.join(filter(None, [str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH")]))
-    gaps: dict[str, float | None] = dict.fromkeys(WAYS)
-    try:
-        command = [sys.executable, "-P", str(TESTS / "hooked_scripts.py"), json.dumps(jobs)]
-        out, err = run(command, SCRIPT_ARGUMENTS=" ".join(more), PYTHONPATH=path)
-        if not out:
-            raise Failed(_last_line(err))
-        losses = json.loads(out.splitlines()[-1])
-        for precision, under, by_hand in zip(WAYS, losses[::2], losses[1::2], strict=True):
-            if under is None or by_hand is None:
-                raised = [line for line in err.splitlines() if "Error" in line]
-                print(f"{name} {precision}: no losses to compare: {_last_line(chr(10).join(raised))}", flush=True)
-                continue
-            pairs = [pair for lines in zip(under, by_hand, strict=False) for pair in zip(*lines, strict=True)]
-            gaps[precision] = max(abs(own - other) / max(abs(other), 1e-6) for own, other in pairs)
-    except (Failed, ValueError) as error:
-        print(f"{name}: no losses to compare: {error}", flush=True)
-    return gaps
-
-
-def seconds_alone(host: Host, name: str, more: list[str]) -> float | None:
-    """Return the seconds of an optimizer step of a script that runs by itself; None if it failed."""
-    file = SCRIPTS / f"{name}.py"
-    count = _TIMED * LINES.get(name, 1)
-    with tempfile.NamedTemporaryFile() as log:
-        arguments = ["--log", log.name, "--times", "--steps", str(_STEPS), *more]
-        try:
-            if name in LAUNCHERS:
-                program, *options = LAUNCHERS[name]
-                assert program == "torchrun", "the only one here"
-                _, err = run([sys.executable, "-m", "torch.distributed.run", *options, "--", str(file), *arguments])
-            else:
-                host.run(file, arguments)
-                err = ""
-            times = [float(line.split()[-1]) for line in Path(log.name).read_text().splitlines()][-count:]
-            if len(times) < count:
-                raise Failed(f"{len(times)} losses in its log; {_last_line(err)}")
-        except (Failed, ValueError) as error:
-            print(f"{name} {' '.join(more)}: alone: {error}", flush=True)
-            return None
-    return (times[-1] - times[0]) / (count - 1) * LINES.get(name, 1)
-
-
-def seconds_under_castwise(name: str, more: list[str]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the seconds of a step by precision as castwise measures them in one process each, and where it ran."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "castwise", "run", "--precision", ",".join(WAYS), "--rounds", "1"]
-        command += ["--steps", str(_TIMED), "--warm-up", "30", "--timeout", f"{_LIMIT_SECONDS}s"]
-        command += ["--format", "json", "--results", f"{folder}/results", "--device", more[1], "--"]
-        command += [*LAUNCHERS.get(name, ("python",)), str(SCRIPTS / f"{name}.py"), "--log", f"{folder}/log", "--times"]
-        try:
-            _, err = run([*command, "--steps", str(_STEPS), *more])
-            trials = [json.loads(path.read_text()) for path in Path(folder, "results").rglob("*.json")]
-            if not trials:
-                raise Failed(_last_line(err))
-        except (Failed, ValueError) as error:
-            print(f"{name}: under castwise: {error}", flush=True)
-            return {}, {}
-    found = {}
-    for trial in trials:
-        blocks = [block for rank in trial["ranks"] for block in rank["blocks"]]
-        if trial["status"] == "ok" and blocks:
-            steps = sum(block["num_steps"] for block in blocks)
-            found[trial["spec"]["precision"]] = sum(block["seconds"] for block in blocks) / steps
-        else:
-            said = trial.get("message") or trial["status"]
-            print(f"{name} {trial['spec']['precision']}: under castwise: {said}", flush=True)
-    return found, trials[0]["environment"]
 
 
 def _last_line(text: str) -> str:
