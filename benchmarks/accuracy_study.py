@@ -33,7 +33,7 @@ from castwise.registry.suites import find_suite
 
 _MODELS = str(Path(__file__).parent / "accuracy_models.py")
 _EVERY = ("fp32", "tf32", "fp16-mixed", "bf16-mixed", "fp16-master", "bf16-master", "fp16-true", "bf16-true")
-APEX = ("fp32", "fp16-mixed", "fp16-master", "fp16-true")  # its levels O0 to O3
+APEX = ("tf32", "fp16-mixed", "fp16-master", "fp16-true")  # its levels O0 to O3; a run in fp32 takes 9 minutes
 PAIRS = 8  # of one verdict on a planted fault
 _PLANTED_MARGIN = 0.003
 _WORSE, _NO_CLAIM = ("worse", "diverged"), ("as good", "not enough runs")
@@ -82,7 +82,7 @@ JOBS = {
     "fast-mnist": Job("mnist-cnn", _EVERY, 30, "tuned", suite="fast-mnist"),
     "mnist": Job("mnist-cnn", _EVERY, 30, "resident-data+cuda-graph"),
     "fast-cifar10": Job("resnet9", _EVERY, 30, "tuned", fp32_seeds=6),
-    "wrn-cifar10": Job("wrn-28-10", APEX, 8, "tuned", loss_scale="dynamic-apex", fp32_seeds=4),
+    "wrn-cifar10": Job("wrn-28-10", APEX, 8, "tuned", loss_scale="dynamic-apex"),
     "fast-wikitext2": Job("lstm-lm", _EVERY, 8, "tuned", suite="fast-wikitext2"),
     "sound": _planted("sound", "bf16-mixed"),
     "small_gradients": _planted("small_gradients", "fp16-mixed", "1"),
@@ -100,11 +100,13 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=1, help="runs at once on each GPU")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no run begins")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--precision", help="train this one alone, so that each GPU compiles one loop")
     parser.add_argument("--lane", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args()
     count = arguments.gpus * arguments.lanes
     if arguments.lane is not None:
-        _train(arguments.folder, arguments.jobs, range(arguments.lane, 10**6, count), arguments.seconds)
+        seeds = range(arguments.lane, 10**6, count)
+        _train(arguments.folder, arguments.jobs, seeds, arguments.seconds, arguments.precision)
         return 0
     lanes = [
         subprocess.Popen(
@@ -121,8 +123,8 @@ def main() -> int:
     return max(codes)
 
 
-def _train(folder: Path, names: Iterable[str], seeds: range, seconds: float) -> None:
-    """Train some seeds of each job until the time is up."""
+def _train(folder: Path, names: Iterable[str], seeds: range, seconds: float, only: str | None) -> None:
+    """Train some seeds of each job until the time is up, in only one precision if it is named."""
     end = time.monotonic() + seconds
     for name in names:
         job = JOBS[name]
@@ -132,7 +134,7 @@ def _train(folder: Path, names: Iterable[str], seeds: range, seconds: float) -> 
             if seed >= job.seeds:
                 break
             for spec in search.specs if seed % 2 == 0 else reversed(search.specs):
-                if not job.trains(spec.precision, seed):
+                if only not in (None, spec.precision) or not job.trains(spec.precision, seed):
                     continue
                 if time.monotonic() > end:
                     return
@@ -193,9 +195,15 @@ def verdict_of(record: Mapping[str, Any], theirs: Scores, own: Scores, margin: f
     )
 
 
+def record_named(name: str) -> dict[str, Any]:
+    """Return the record of a name, with the runs of all of its dates."""
+    records = [json.loads(path.read_text()) for path in sorted((RECORDS / "accuracy").glob(f"*-{name}.json"))]
+    return {**records[-1], "runs": [run for record in records for run in record["runs"]]}
+
+
 def real_table(name: str) -> str:
     """Return the scores and verdicts of each precision on a data set."""
-    record = json.loads((RECORDS / "accuracy" / f"{name}.json").read_text())
+    record = record_named(name)
     baseline, paces, cells = scores_of(record, "fp32"), paces_of(record), []
     metric = Metric(record["metric"], larger_is_better=record["larger_is_better"])
     of_accuracy, has_pace = metric.name == "accuracy", record["lanes"] == 1
@@ -240,7 +248,7 @@ def spread_text(known: Sequence[float]) -> str:
 
 def sources_table(name: str) -> str:
     """Return the single figures that were published for Apex's opt levels, beside runs with several seeds."""
-    record = json.loads((RECORDS / "accuracy" / f"{name}.json").read_text())
+    record = record_named(name)
     published = [each for each in find_suite("wrn-cifar10").published if each.accuracy is not None]
     cells = []
     for level, precision in enumerate(APEX):
@@ -248,7 +256,7 @@ def sources_table(name: str) -> str:
         theirs = ", ".join(
             f"{100 * (each.accuracy or 0):.2f} ({each.gpu.removeprefix('Tesla ')})"
             for each in published
-            if each.precision == precision
+            if each.precision == precision.replace("tf32", "fp32")
         )
         known = [100 * score for score in runs]
         cells.append(
@@ -268,7 +276,7 @@ def planted_table(name: str) -> str:
     """Return how often the verdict on eight pairs of runs was right, for each planted fault and without one."""
     cells = []
     for case, (precision, title, right) in PLANTED.items():
-        record = json.loads((RECORDS / "accuracy" / f"{name}-{case}.json").read_text())
+        record = record_named(f"{name}-{case}")
         theirs, own = scores_of(record, "fp32"), scores_of(record, precision)
         cells.append([title, *_counted(record, theirs, own, right)])
         for each, scores in (("fp32", theirs), (precision, own)) if case == "sound" else ():
