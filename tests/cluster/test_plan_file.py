@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castwise._version import __version__
+from castwise.errors import UsageError
 from castwise.records.store import Store, load_folder
 from castwise.spec.plan_file import PlanFile, parse_shard, read_plan
 
@@ -155,11 +156,10 @@ def test_options_that_exclude_each_other(
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/0", "a/b", "-1/2", "1/2/3"])
-def test_what_is_no_shard(text: str, command: CommandLine, plan: Path) -> None:
-    found = command.run("--plan", plan, f"--shard={text}")
-    assert found.code == 2
-    assert f"'{text}' is none" in found.error_lines[-1]
-    assert parse_shard("--shard", "2/8") == (2, 8)
+def test_what_is_no_shard(text: str) -> None:
+    assert parse_shard("2/8") == (2, 8)
+    with pytest.raises(UsageError, match=f"'{text}' is none"):
+        parse_shard(text)
 
 
 def test_a_gpu_plan_needs_a_gpu(command: CommandLine, plan: Path, tmp_path: Path) -> None:

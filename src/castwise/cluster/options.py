@@ -1,6 +1,7 @@
 """On which machines `castwise run` measures."""
 
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,69 +13,49 @@ if TYPE_CHECKING:
     from castwise.spec.trial import TrialSpec
 
 
+_Option = partial(Option, panel="Many machines")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ManyMachinesOptions:
     """How the trials of `castwise run` are divided among machines."""
 
     plan_only: Annotated[
-        Path | None,
-        Option(
-            "Write the plan, for a GPU unless --device is cpu, and measure nothing.", "Many machines", metavar="FILE"
-        ),
+        Path | None, _Option("Write the plan, for a GPU unless --device is cpu, and measure nothing.", metavar="FILE")
     ] = None
     plan: Annotated[
         Path | None,
-        Option(
-            "Measure the plan in this file, in the place of a workload and its options.",
-            "Many machines",
-            metavar="FILE",
-        ),
+        _Option("Measure the plan in this file, in the place of a workload and its options.", metavar="FILE"),
     ] = None
-    shard: Annotated[
-        str | None, Option("Measure only this part of --plan: 1/8 to 8/8.", "Many machines", metavar="I/N")
-    ] = None
-
+    shard: Annotated[str | None, _Option("Measure only this part of --plan: 1/8 to 8/8.", metavar="I/N")] = None
     rendezvous: Annotated[
         str | None,
-        Option(
-            "Where the nodes of --nodes-per-trial meet: the first one's name.", "Many machines", metavar="HOST:PORT"
-        ),
+        _Option("Where the nodes of --nodes-per-trial meet: the first one's name.", metavar="HOST:PORT"),
     ] = None
     node_rank: Annotated[
-        int | None,
-        Option("This node's number among them, from 0; 0 keeps the records.", "Many machines", metavar="I"),
+        int | None, _Option("This node's number among them, from 0; 0 keeps the records.", metavar="I")
     ] = None
-
     on: Annotated[
         str | None,
-        Option(
+        _Option(
             "Measure on other machines: slurm, where jobs are submitted; ray, the cluster of this machine or of "
             "RAY_ADDRESS; or ray://HEAD:10001.",
-            "Many machines",
             metavar="ENGINE",
         ),
     ] = None
-    nodes: Annotated[
-        int | None, Option("Nodes that measure at the same time, at the most.", "Many machines", **COUNT)
-    ] = None
+    nodes: Annotated[int | None, _Option("Nodes that measure at the same time, at the most.", **COUNT)] = None
     per: Annotated[
         Literal["gpu-model", "node"] | None,
-        Option("Measure the whole plan on each (ray): every GPU model, or every node.", "Many machines"),
+        _Option("Measure the whole plan on each (ray): every GPU model, or every node."),
     ] = None
-    pack: Annotated[
-        bool,
-        Option("Allow a trial on each GPU of a node at the same time; records say so.", "Many machines"),
-    ] = False
-    partition: Annotated[str | None, Option("Slurm's partition.", "Many machines")] = None
+    pack: Annotated[bool, _Option("Allow a trial on each GPU of a node at the same time; records say so.")] = False
+    partition: Annotated[str | None, _Option("Slurm's partition.")] = None
     gres: Annotated[
-        str | None,
-        Option("Slurm's gres. Without it: as many GPUs as the plan needs, gpu:1.", "Many machines", metavar="GRES"),
+        str | None, _Option("Slurm's gres. Without it: as many GPUs as the plan needs, gpu:1.", metavar="GRES")
     ] = None
     sbatch: Annotated[
         tuple[str, ...] | None,
-        Option(
-            "Other options of sbatch, comma-separated: time=60,account=mine.", "Many machines", metavar="KEY=VALUE,…"
-        ),
+        _Option("Other options of sbatch, comma-separated: time=60,account=mine.", metavar="KEY=VALUE,…"),
     ] = None
 
     def check(self, options: RunOptions) -> None:  # noqa: PLR0912  a rule each
@@ -119,5 +100,5 @@ class ManyMachinesOptions:
         from castwise.spec.plan_file import parse_shard, read_plan
 
         plan = read_plan(self.plan)
-        number, count = parse_shard("--shard", self.shard or "1/1")
+        number, count = parse_shard(self.shard or "1/1")
         return plan, plan.shards(count)[number - 1]
