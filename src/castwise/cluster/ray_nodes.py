@@ -122,7 +122,10 @@ class RayBackend:
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise EngineError(f"The Ray cluster '{machines.on}' cannot be reached: {shortened(str(error))}") from None
+            raise EngineError(
+                f"The Ray cluster '{machines.on}' cannot be reached: {shortened(str(error))}. If its nodes ask for a "
+                "token, as Ray's newer versions let them, set RAY_AUTH_MODE=token."
+            ) from None
         self._nodes: dict[str, _Node] = {}
         self._next_look, self._last_seen = 0.0, time.monotonic()
         self._look()
