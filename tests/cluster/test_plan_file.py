@@ -169,6 +169,24 @@ def test_a_gpu_plan_needs_a_gpu(command: CommandLine, plan: Path, tmp_path: Path
     assert "'cuda:0' cannot be opened" in found.error_lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("planned", "arguments", "message"),
+    [
+        (("--device", "cpu"), ("--pack",), "--pack is for trials that leave GPUs"),
+        (("--gpus", "2", "--nodes-per-trial", "2"), ("--nodes", "1"), "--nodes 1 is fewer than the 2"),
+        (("--gpus", "2", "--nodes-per-trial", "2"), ("--per", "node"), "--per node measures each node alone"),
+    ],
+)
+def test_a_plan_that_cannot_be_divided_so(
+    planned: tuple[str, ...], arguments: tuple[str, ...], message: str, command: CommandLine, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    assert command.run(*REQUEST, *planned, "--plan-only", file).code == 0
+    found = command.run("--plan", file, "--on", "ray", *arguments)
+    assert found.code == 2
+    assert message in found.error_lines[-1]
+
+
 # merge
 
 

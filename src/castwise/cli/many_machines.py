@@ -55,6 +55,7 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
         raise UsageError("--on prints a table or Markdown; castwise export writes other formats of the records.")
     with looking():
         plan = make_plan(options) if machines.plan is None else read_plan(machines.plan)
+    machines.check_trials(plan.device, plan.num_nodes)
     results = (options.results or DEFAULT_RESULTS).absolute()
     store = Store(results)
     digest = hashlib.sha256(_content(plan)).hexdigest()[:12] + ("-packed" if machines.pack else "")

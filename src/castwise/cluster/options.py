@@ -58,7 +58,7 @@ class ManyMachinesOptions:
         _Option("Other options of sbatch, comma-separated: time=60,account=mine.", metavar="KEY=VALUE,…"),
     ] = None
 
-    def check(self, options: RunOptions) -> None:  # noqa: PLR0912  a rule each
+    def check(self, options: RunOptions) -> None:
         """Raise a UsageError if options exclude each other."""
         names = {each.name: each.label for each in options_of(RunOptions)}
         if self.shard is not None and self.plan is None:
@@ -70,12 +70,7 @@ class ManyMachinesOptions:
             )
         if (self.rendezvous is None) != (self.node_rank is None):
             raise UsageError("--rendezvous and --node-rank go together.")
-        if self.nodes is not None and self.nodes < (options.nodes_per_trial or 1):
-            raise UsageError(f"--nodes {self.nodes} is fewer than --nodes-per-trial {options.nodes_per_trial}.")
-        if self.pack and (options.device == "cpu" or (options.nodes_per_trial or 1) > 1):
-            raise UsageError("--pack is for trials that leave GPUs of their node free. Leave it out.")
-        if self.per == "node" and (options.nodes_per_trial or 1) > 1:
-            raise UsageError("--per node measures each node alone. Leave it or --nodes-per-trial out.")
+        self.check_trials(options.device, options.nodes_per_trial or 1)
         if self.on is not None:
             if self.on not in ("slurm", "ray") and not self.on.startswith("ray://"):
                 raise UsageError(f"--on takes slurm, ray or ray://HEAD:10001; '{self.on}' is none of them.")
@@ -92,6 +87,15 @@ class ManyMachinesOptions:
         for each in fields(RunOptions) if self.plan is not None else ():
             if each.name not in OF_MACHINE and getattr(options, each.name) != each.default:
                 raise UsageError(f"The plan '{self.plan}' says what is measured. Leave {names[each.name]} out.")
+
+    def check_trials(self, device: str | None, num_nodes: int) -> None:
+        """Raise a UsageError if trials on a device of so many nodes cannot be divided so."""
+        if self.nodes is not None and self.nodes < num_nodes:
+            raise UsageError(f"--nodes {self.nodes} is fewer than the {num_nodes} of --nodes-per-trial.")
+        if self.pack and (device == "cpu" or num_nodes > 1):
+            raise UsageError("--pack is for trials that leave GPUs of their node free. Leave it out.")
+        if self.per == "node" and num_nodes > 1:
+            raise UsageError("--per node measures each node alone. Leave it or --nodes-per-trial out.")
 
     def read_shard(self) -> "tuple[PlanFile | None, tuple[TrialSpec, ...]]":
         """Return the plan and those of its trials that are measured here; None and nothing without a plan."""

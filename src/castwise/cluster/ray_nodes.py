@@ -175,7 +175,7 @@ class RayBackend:
         """Start a task on each node that is free, or on as many as share it."""
         started: dict[Task, str] = {}
         teams: dict[str, list[str]] = {}  # names of free nodes, by kind, until enough for a task are there
-        for name, last in self._nodes.items():
+        for name, last in list(self._nodes.items()):
             if last.task is not None or last.reply is not None:
                 continue
             names = teams.setdefault(last.kind, [])
@@ -183,13 +183,19 @@ class RayBackend:
             task = next((each for each in waiting if each.kind in ("", last.kind)), None)
             if len(names) < self._num_nodes or task is None:
                 continue
-            waiting.remove(task)
             team = [self._nodes[each] for each in teams.pop(last.kind)]
-            first, specs = team[0], tuple(self._shards[task.shard - 1])
+            first, address = team[0], ""
+            if len(team) > 1:
+                try:
+                    address = f"{first.address}:{self._ray.get(first.actor.free_port.remote(), timeout=30.0)}"
+                except self._ray.exceptions.RayError:  # it was lost
+                    del self._nodes[names[0]]
+                    continue
+            waiting.remove(task)
+            specs = tuple(self._shards[task.shard - 1])
             plan = self._plan.model_copy(update={"specs": specs}).model_dump_json().encode()
             files = [path for spec in specs for path in self._known.get(spec.configuration, [])]
             records = {str(path.relative_to(self._store.folder)): path.read_bytes() for path in files}
-            address = f"{first.address}:{self._ray.get(first.actor.free_port.remote())}" if len(team) > 1 else ""
             for rank, node in enumerate(team):
                 node.task, node.leads = task, node is first
                 extra = rendezvous_arguments(address, rank) if address else []
