@@ -91,13 +91,13 @@ class Journal:
         """Append what became of tasks: one of `_ENDINGS`, submitting, started, lost or cancelled; and job or reason."""
         if not entries:
             return
+        for entry in entries:  # first, as Ctrl-C may interrupt the rest
+            self._apply(*entry)
         lines = [json.dumps({"task": task, "event": event, "detail": detail}) for task, event, detail in entries]
         with self._file.open("a") as file:
             file.write("".join(f"\n{line}" for line in lines))  # behind a line that may have been cut off
             file.flush()
             os.fsync(file.fileno())
-        for entry in entries:
-            self._apply(*entry)
 
     def _apply(self, task: Task, event: str, detail: str) -> None:
         if event == "submitting":
