@@ -85,10 +85,9 @@ class Node:
         now, value = self._ray.now, None
         at = now + START_SECONDS if name == "__ray_ready__" else now
         if name == "start":
-            files, *_ = arguments
-            pickle.dumps(files)  # as Ray does in this process
+            pickle.dumps(arguments)  # as Ray does in this process
             with self._ray.not_counted():
-                specs = PlanFile.model_validate_json(files.plan).specs
+                specs = PlanFile.model_validate_json(arguments[0]).specs
                 self._ends, at_end = [], now + SHARD_SECONDS
                 for spec in specs:
                     at_end += self._ray.seconds_of[spec.key]
@@ -175,7 +174,6 @@ class Counts:
 
 def simulate(scenario: Scenario, num_nodes: int, num_trials: int) -> dict[str, Any]:
     """Return what a scenario came to."""
-    from castwise.cli import many_machines
     from castwise.cluster import ray_nodes
     from castwise.cluster.dispatch import Journal, Task, dispatch
     from castwise.cluster.options import ManyMachinesOptions
@@ -205,10 +203,9 @@ def simulate(scenario: Scenario, num_nodes: int, num_trials: int) -> dict[str, A
     listener = Counts()
     with tempfile.TemporaryDirectory() as folder:
         began = time.process_time()
-        store, journal = Store(Path(folder)), Journal.open(Path(folder) / ".cluster")
+        store, journal = Store(Path(folder)), Journal(Path(folder) / ".cluster")
         shards = plan.shards(len(plan.comparisons))
-        options = ManyMachinesOptions(on="ray")
-        backend = many_machines.ray_backend(options, plan, shards, store, _no_arguments)
+        backend = ray_nodes.RayBackend(ManyMachinesOptions(on="ray"), plan, shards, store, [])
         tasks = [Task(number) for number in range(1, len(shards) + 1)]
         dispatch(tasks, journal, backend, listener.gave_up, listener.counts, listener.remark)
         cpu_seconds = time.process_time() - began - ray.uncounted_seconds
@@ -229,10 +226,6 @@ def simulate(scenario: Scenario, num_nodes: int, num_trials: int) -> dict[str, A
         "shards_given_up": listener.num_given_up,
         "trials_on_record": len(records),
     }
-
-
-def _no_arguments(plan: str, results: str) -> list[str]:
-    return [plan, results]
 
 
 def main() -> None:

@@ -1,10 +1,9 @@
-"""A Slurm of one machine: `python fake_slurm.py sbatch SCRIPT`, and sacct, squeue, scancel, srun.
+"""A Slurm of one machine: `python fake_slurm.py sbatch SCRIPT`, and squeue, scancel, srun.
 
 FAKE_SLURM   the folder of its state: for each task of a job a file JOB_TASK with its state, or its process and node.
-It holds `halt` if jobs are to do nothing, and `no accounting` if sacct fails.
+It holds `halt` if jobs are to do nothing, and `forgets` if squeue lists no job that is over.
 """
 
-import itertools
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ import time
 from pathlib import Path
 
 STATE = Path(os.environ.get("FAKE_SLURM", "."))
-NAMES = ("sbatch", "sacct", "squeue", "scancel", "srun")
+NAMES = ("sbatch", "squeue", "scancel", "srun")
 
 
 def install(folder: Path) -> None:
@@ -85,21 +84,13 @@ def _is_of(task: Path, jobs: list[str]) -> bool:
     return task.name in jobs or task.name.partition("_")[0] in jobs
 
 
-def sacct(*arguments: str) -> None:
-    if (STATE / "no accounting").exists():
-        sys.exit("Slurm accounting storage is disabled")
-    print("JobID|State|NodeList")
-    for task in tasks_of([value for flag, value in itertools.pairwise(arguments) if flag == "-j"]):
-        print(f"{task.name}|{task.read_text().partition(' ')[0]}|node{task.name}")
-
-
 def squeue(*arguments: str) -> None:
     (name,) = (each.partition("=")[2] for each in arguments if each.startswith("--name="))
     jobs = [each.stem for each in STATE.glob("*.name") if each.read_text() == name]
     for task in tasks_of(jobs):
         state = task.read_text().partition(" ")[0]
-        if state in ("PENDING", "RUNNING"):
-            print(f"{task.name}|{state}|{f'node{task.name}' * (state == 'RUNNING')}")
+        if state in ("PENDING", "RUNNING") or not (STATE / "forgets").exists():
+            print(f"{task.name}|{state}|{f'node{task.name}' * (state != 'PENDING')}")
 
 
 def srun(*arguments: str) -> None:

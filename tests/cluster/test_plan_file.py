@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castwise._version import __version__
+from castwise.errors import UsageError
 from castwise.records.store import Store, load_folder
 from castwise.spec.plan_file import PlanFile, parse_shard, read_plan
 
@@ -155,11 +156,10 @@ def test_options_that_exclude_each_other(
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/0", "a/b", "-1/2", "1/2/3"])
-def test_what_is_no_shard(text: str, command: CommandLine, plan: Path) -> None:
-    found = command.run("--plan", plan, f"--shard={text}")
-    assert found.code == 2
-    assert f"'{text}' is none" in found.error_lines[-1]
-    assert parse_shard("--shard", "2/8") == (2, 8)
+def test_what_is_no_shard(text: str) -> None:
+    assert parse_shard("2/8") == (2, 8)
+    with pytest.raises(UsageError, match=f"'{text}' is none"):
+        parse_shard(text)
 
 
 def test_a_gpu_plan_needs_a_gpu(command: CommandLine, plan: Path, tmp_path: Path) -> None:
@@ -167,6 +167,24 @@ def test_a_gpu_plan_needs_a_gpu(command: CommandLine, plan: Path, tmp_path: Path
     found = command("run", "--plan", plan, "--results", tmp_path / "results", engine=engine)
     assert found.code == 2
     assert "'cuda:0' cannot be opened" in found.error_lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("planned", "arguments", "message"),
+    [
+        (("--device", "cpu"), ("--pack",), "--pack is for trials that leave GPUs"),
+        (("--gpus", "2", "--nodes-per-trial", "2"), ("--nodes", "1"), "--nodes 1 is fewer than the 2"),
+        (("--gpus", "2", "--nodes-per-trial", "2"), ("--per", "node"), "--per node measures each node alone"),
+    ],
+)
+def test_a_plan_that_cannot_be_divided_so(
+    planned: tuple[str, ...], arguments: tuple[str, ...], message: str, command: CommandLine, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    assert command.run(*REQUEST, *planned, "--plan-only", file).code == 0
+    found = command.run("--plan", file, "--on", "ray", *arguments)
+    assert found.code == 2
+    assert message in found.error_lines[-1]
 
 
 # merge

@@ -3,8 +3,10 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import fake_cli
 import fake_slurm
@@ -13,7 +15,6 @@ from conftest import CommandLine, Outcome
 from programs import MEETS, SOURCES, Program, wait_until
 
 from castwise.cluster import shard, slurm
-from castwise.cluster.shard import run_shard
 from castwise.records.store import load_folder
 
 submitit = pytest.importorskip("submitit")
@@ -32,7 +33,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(fake_slurm, "STATE", folder)
     monkeypatch.setattr(shard, "PROGRAM", (fake_cli.__file__,))
     monkeypatch.setattr(slurm, "_LATE_SECONDS", 0.3)
-    submitit.SlurmJob.watcher.clear()  # of other tests' jobs with the same numbers
     yield folder
     fake_slurm.scancel(*(file.stem for file in folder.glob("*.sh")))
 
@@ -53,6 +53,7 @@ def test_an_array_measures_the_plan(command: CommandLine, state: Path) -> None:
     assert found.engine.measured == [], "not here"
     assert len(set(keys(command.results))) == len(keys(command.results)) == 4
     assert "resnet50" in found.out
+    assert "shards: 0 wait, 0 run, 2 ended; 4 records" in found.err
     script = (state / "100.sh").read_text()
     for line in ("--array=0-1%1", "--partition=gpu", "--exclusive", "--gres=gpu:1", "--time=30", "--x"):
         assert f"#SBATCH {line}\n" in script.replace("'", "")
@@ -66,9 +67,9 @@ def test_an_array_measures_the_plan(command: CommandLine, state: Path) -> None:
 def test_a_lost_job_is_tried_once_more(
     num_losses: int, calls: str, command: CommandLine, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch script kills itself, as the end of a node would; Slurm has accounting or not."""
+    """The batch script kills itself, as the end of a node would; Slurm lists jobs that are over, or not."""
     if calls.startswith("gone"):
-        (state / "no accounting").touch()
+        (state / "forgets").touch()
     as_it_is = fake_slurm.__file__
     script = (
         Path(as_it_is)
@@ -93,8 +94,24 @@ def test_a_lost_job_is_tried_once_more(
     again = on_slurm(command, "--batch-size", "8")
     assert (again.code, len(list(state.glob("*.sh")))) == (1, 2), "a crash is a result"
     retried = on_slurm(command, "--batch-size", "8", "--retry")
-    assert (retried.code, len(list(state.glob("*.sh")))) == (1, 3)
+    assert (retried.code, len(list(state.glob("*.sh")))) == (0, 3)
     assert len(keys(command.results)) == 2
+
+
+def test_a_result_that_a_shared_folder_shows_late(
+    command: CommandLine, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_LATE_SECONDS", 60.0)
+    now, first_seen = os.listdir, dict[str, float]()
+
+    def late(folder: Path) -> list[str]:
+        return [name for name in now(folder) if time.monotonic() - first_seen.setdefault(name, time.monotonic()) > 2.0]
+
+    monkeypatch.setattr(slurm, "os", SimpleNamespace(listdir=late, getcwd=os.getcwd, getuid=os.getuid))
+    found = on_slurm(command, "--batch-size", "8")
+    assert (found.code, len(list(state.glob("*.sh")))) == (0, 1)
+    assert len(keys(command.results)) == 2
+    assert "lost" not in found.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
@@ -228,10 +245,3 @@ time.sleep(600)
     assert len(program.alive()) == 2
     process.kill()
     wait_until(lambda: not program.alive(), "the end of the shard")
-
-
-def test_a_result_comes_back_through_submitits_own_executor(tmp_path: Path) -> None:
-    executor = submitit.LocalExecutor(tmp_path / "jobs")
-    code = "import sys; print('{}'); print('one\\ntwo', file=sys.stderr); sys.exit(1)"
-    result = executor.submit(run_shard, ["-c", code], str(tmp_path)).result()
-    assert (result.code, result.is_answered, result.said) == (1, True, "one\ntwo")

@@ -131,10 +131,14 @@ def test_a_name_that_is_not_in_utf8_is_refused(ranks: Ranks) -> None:
     assert caught.value.refused
 
 
-def test_different_gpus_are_not_measured_together(ranks: Ranks) -> None:
-    other = ENVIRONMENT.model_copy(update={"cpu": "Other CPU"})
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [("cpu", "the ranks' devices differ: Fake CPU, other"), ("torch", "the nodes differ in torch: .*, other")],
+)
+def test_different_gpus_or_software_are_not_measured_together(ranks: Ranks, field: str, message: str) -> None:
+    other = ENVIRONMENT.model_copy(update={field: "other"})
     ranks.processes[1].events["open"] = [returned("open", other)]
-    with pytest.raises(TrialFailedError, match="Fake CPU, Other CPU") as caught:
+    with pytest.raises(TrialFailedError, match=message) as caught:
         ranks.session.open("cpu")
     assert caught.value.status == "unsupported"
 

@@ -110,6 +110,7 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     with measuring(options, output) as progress, ExitStack() as ends:
         on_nodes: EngineFactory | None = None
         if machines.rendezvous is not None:
+            say(f"Waiting for the other nodes at {machines.rendezvous}.")
             nodes = ends.enter_context(closing(Nodes(machines.rendezvous, num_nodes)))
             on_nodes = partial(ForkserverEngine, nodes=nodes)
         if machines.pack:  # what is known of the machine is without it

@@ -3,12 +3,11 @@
 All that must outlive this process is in a journal next to the records, so that the same command goes on.
 """
 
-import fcntl
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -17,9 +16,10 @@ from castwise._version import __version__
 from castwise.cluster.shard import ShardResult
 from castwise.errors import StoreError, UsageError
 from castwise.records.schema import Environment, Trial
-from castwise.records.store import NO_LOCKS, Store
+from castwise.records.store import NO_LOCKS, Store, lock_all
 from castwise.spec.trial import TrialSpec
 
+UNKNOWN = "unknown"  # the host of trials whose jobs were lost
 MOST_TRIES = 2  # of a shard whose job was lost
 _REFUSED = (2, 3)  # exit codes that another try would not change
 
@@ -38,22 +38,14 @@ class Task(NamedTuple):
         return f"shard {self.shard}" + (f" on {self.kind}" if self.kind else "")
 
 
-class Ended(NamedTuple):
-    """What became of a task's job."""
-
-    task: Task
-    result: ShardResult | None  # None if the job was lost
-    why: str = ""  # it was lost
-
-
 class Backend(Protocol):
     """An engine that runs jobs."""
 
     def start(self, waiting: deque[Task]) -> Mapping[Task, str]:
         """Take as many tasks off the queue as there is room for, start them, and return their jobs' names."""
 
-    def poll(self) -> list[Ended]:
-        """Wait for a moment, and return what has ended since the last call."""
+    def poll(self) -> list[tuple[Task, ShardResult | str]]:
+        """Wait for a moment; return what has ended since the last call: its result, or why its job was lost."""
 
     def running(self) -> int:
         """Return how many of the started tasks do not wait for a node."""
@@ -62,60 +54,58 @@ class Backend(Protocol):
         """Leave the engine."""
 
 
-@dataclass
 class Journal:
-    """What became of each task, in a file that is only appended to."""
+    """What became of each task, in a file that is only appended to, and that one process at a time has open.
 
-    file: Path
-    lock: int = -1
-    tries: Counter[Task] = field(default_factory=Counter)  # how often each task was started
-    jobs: dict[Task, str] = field(default_factory=dict)  # of the tasks that were started, and have not ended yet
-    endings: dict[Task, tuple[str, str]] = field(default_factory=dict)  # one of `_ENDINGS`, with host or reason
-    is_submitting: bool = False  # a process died while it handed tasks in: jobs may exist that nothing names
+    Attributes:
+        tries: How often each task was started.
+        jobs: Of the tasks that were started, and have not ended yet.
+        endings: One of `_ENDINGS`, with host or reason.
+        is_submitting: A process died while it handed tasks in: jobs may exist that nothing names.
 
-    @classmethod
-    def open(cls, folder: Path) -> "Journal":
-        """Read the journal of a folder; raise a UsageError if another process has it open."""
-        journal = cls(folder / "journal")
+    Raises:
+        UsageError: Another process has it open.
+        StoreError: The folder cannot be used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.tries: Counter[Task] = Counter()
+        self.jobs: dict[Task, str] = {}
+        self.endings: dict[Task, tuple[str, str]] = {}
+        self.is_submitting = False
+        self._file, self._lock = folder / "journal", ExitStack()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            journal.lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(journal.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    raise
-            lines = journal.file.read_text().splitlines() if journal.file.exists() else []
-        except BlockingIOError:
-            raise UsageError(f"Another command is at work on this plan, with its journal in '{folder}'.") from None
+            if owner := lock_all([folder / "lock"], self._lock):
+                raise UsageError(f"{owner}, with its journal in '{folder}'.")
         except OSError as error:
-            raise StoreError(f"'{folder}' cannot be used: {error.strerror or error}.") from None
-        for line in lines:
+            if error.errno not in NO_LOCKS:
+                raise StoreError(f"'{folder}' cannot be used: {error.strerror or error}.") from None
+        for line in self._file.read_text().splitlines() if self._file.exists() else []:
             try:
                 entry = json.loads(line)
             except ValueError:  # cut off when its writer was killed
                 continue
-            journal._apply(Task(*entry["task"]), entry["event"], entry["detail"])
-        return journal
+            self._apply(Task(*entry["task"]), entry["event"], entry["detail"])
 
-    def write(self, entries: Iterable[tuple[Task, str, str]]) -> None:
+    def write(self, *entries: tuple[Task, str, str]) -> None:
         """Append what became of tasks: one of `_ENDINGS`, submitting, started, lost or cancelled; and job or reason."""
-        entries = list(entries)
         if not entries:
             return
+        for entry in entries:  # first, as Ctrl-C may interrupt the rest
+            self._apply(*entry)
         lines = [json.dumps({"task": task, "event": event, "detail": detail}) for task, event, detail in entries]
-        with self.file.open("a") as file:
+        with self._file.open("a") as file:
             file.write("".join(f"\n{line}" for line in lines))  # behind a line that may have been cut off
             file.flush()
             os.fsync(file.fileno())
-        for entry in entries:
-            self._apply(*entry)
 
     def _apply(self, task: Task, event: str, detail: str) -> None:
         if event == "submitting":
             self.is_submitting = True
         elif event == "started":
             self.is_submitting = False
+            if self.endings.pop(task, None):  # it was forgotten
+                self.tries[task] = 0
             self.tries[task] += 1
             self.jobs[task] = detail
         else:
@@ -124,16 +114,18 @@ class Journal:
             if event in _ENDINGS:
                 self.endings[task] = (event, detail)
 
-    def forget(self, endings: Sequence[str]) -> None:
+    def cancelled(self) -> None:
+        """Note that no job runs any more."""
+        self.write(*((task, "cancelled", "") for task in self.jobs))
+
+    def forget(self, endings: Collection[str]) -> None:
         """Let tasks that ended in one of these ways be tried anew."""
-        gone = [task for task, (ending, _) in self.endings.items() if ending in endings]
-        for task in gone:
-            del self.endings[task]
-            del self.tries[task]
+        for task in [task for task, (ending, _) in self.endings.items() if ending in endings]:
+            del self.endings[task], self.tries[task]
 
     def close(self) -> None:
         """Let other processes have it."""
-        os.close(self.lock)
+        self._lock.close()
 
 
 def dispatch(
@@ -154,34 +146,37 @@ def dispatch(
         show: Receives how many tasks wait for a node, run, and have ended.
         remark: Receives what is worth a line.
     """
-    tasks = list(tasks)
     waiting = deque(task for task in tasks if task not in journal.endings and task not in journal.jobs)
     while waiting or journal.jobs:
         if waiting:
-            journal.write((task, "started", job) for task, job in backend.start(waiting).items())
-        for task, result, reason in backend.poll():
-            if result is not None and result.is_answered:
-                journal.write([(task, "done", result.host)])
-            elif result is not None and result.code in _REFUSED:
-                journal.write([(task, "refused", result.said)])
+            journal.write(*((task, "started", job) for task, job in backend.start(waiting).items()))
+        for task, result in backend.poll():
+            if isinstance(result, str):
+                why = result
+            elif result.is_answered:
+                journal.write((task, "done", result.host))
+                continue
+            elif result.code in _REFUSED:
+                journal.write((task, "refused", result.said))
                 remark(f"{task.label} was refused on {result.host}: {result.said}")
+                continue
             else:
-                why = reason if result is None else f"castwise ended with {result.code} on {result.host}: {result.said}"
-                if journal.tries[task] < MOST_TRIES:
-                    journal.write([(task, "lost", why)])
-                    waiting.append(task)
-                    remark(f"{task.label} was lost and is tried again: {why}")
-                else:
-                    give_up(task, why)
-                    journal.write([(task, "crashed", why)])
-                    remark(f"{task.label} was lost twice and is recorded as crashed: {why}")
+                why = f"castwise ended with {result.code} on {result.host}: {result.said}"
+            if journal.tries[task] < MOST_TRIES:
+                journal.write((task, "lost", why))
+                waiting.append(task)
+                remark(f"{task.label} was lost and is tried again: {why}")
+            else:
+                give_up(task, why)
+                journal.write((task, "crashed", why))
+                remark(f"{task.label} was lost twice and is recorded as crashed: {why}")
         running = backend.running()
         show(len(waiting) + len(journal.jobs) - running, running, len(journal.endings))
 
 
 def save_crashed(store: Store, specs: Iterable[TrialSpec], why: str) -> None:
     """Record trials as crashed whose machine is not known, as it was lost."""
-    no = "unknown"
+    no = UNKNOWN
     environment = Environment(castwise=__version__, python=no, torch=no, host=no, system=no, cpu=no, num_threads=0)
     message = f"its job was lost {MOST_TRIES} times: {why}"
     now = datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,6 +1,7 @@
 """On which machines `castwise run` measures."""
 
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,72 +13,52 @@ if TYPE_CHECKING:
     from castwise.spec.trial import TrialSpec
 
 
+_Option = partial(Option, panel="Many machines")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ManyMachinesOptions:
     """How the trials of `castwise run` are divided among machines."""
 
     plan_only: Annotated[
-        Path | None,
-        Option(
-            "Write the plan, for a GPU unless --device is cpu, and measure nothing.", "Many machines", metavar="FILE"
-        ),
+        Path | None, _Option("Write the plan, for a GPU unless --device is cpu, and measure nothing.", metavar="FILE")
     ] = None
     plan: Annotated[
         Path | None,
-        Option(
-            "Measure the plan in this file, in the place of a workload and its options.",
-            "Many machines",
-            metavar="FILE",
-        ),
+        _Option("Measure the plan in this file, in the place of a workload and its options.", metavar="FILE"),
     ] = None
-    shard: Annotated[
-        str | None, Option("Measure only this part of --plan: 1/8 to 8/8.", "Many machines", metavar="I/N")
-    ] = None
-
+    shard: Annotated[str | None, _Option("Measure only this part of --plan: 1/8 to 8/8.", metavar="I/N")] = None
     rendezvous: Annotated[
         str | None,
-        Option(
-            "Where the nodes of --nodes-per-trial meet: the first one's name.", "Many machines", metavar="HOST:PORT"
-        ),
+        _Option("Where the nodes of --nodes-per-trial meet: the first one's name.", metavar="HOST:PORT"),
     ] = None
     node_rank: Annotated[
-        int | None,
-        Option("This node's number among them, from 0; 0 keeps the records.", "Many machines", metavar="I"),
+        int | None, _Option("This node's number among them, from 0; 0 keeps the records.", metavar="I")
     ] = None
-
     on: Annotated[
         str | None,
-        Option(
+        _Option(
             "Measure on other machines: slurm, where jobs are submitted; ray, the cluster of this machine or of "
             "RAY_ADDRESS; or ray://HEAD:10001.",
-            "Many machines",
             metavar="ENGINE",
         ),
     ] = None
-    nodes: Annotated[
-        int | None, Option("Nodes that measure at the same time, at the most.", "Many machines", **COUNT)
-    ] = None
+    nodes: Annotated[int | None, _Option("Nodes that measure at the same time, at the most.", **COUNT)] = None
     per: Annotated[
         Literal["gpu-model", "node"] | None,
-        Option("Measure the whole plan on each (ray): every GPU model, or every node.", "Many machines"),
+        _Option("Measure the whole plan on each (ray): every GPU model, or every node."),
     ] = None
-    pack: Annotated[
-        bool,
-        Option("Allow a trial on each GPU of a node at the same time; records say so.", "Many machines"),
-    ] = False
-    partition: Annotated[str | None, Option("Slurm's partition.", "Many machines")] = None
+    pack: Annotated[bool, _Option("Allow a trial on each GPU of a node at the same time; records say so.")] = False
+    partition: Annotated[str | None, _Option("Slurm's partition.")] = None
     gres: Annotated[
-        str | None,
-        Option("Slurm's gres. Without it: as many GPUs as the plan needs, gpu:1.", "Many machines", metavar="GRES"),
+        str | None, _Option("Slurm's gres. Without it: as many GPUs as the plan needs, gpu:1.", metavar="GRES")
     ] = None
     sbatch: Annotated[
         tuple[str, ...] | None,
-        Option(
-            "Other options of sbatch, comma-separated: time=60,account=mine.", "Many machines", metavar="KEY=VALUE,…"
-        ),
+        _Option("Other options of sbatch, comma-separated: time=60,account=mine.", metavar="KEY=VALUE,…"),
     ] = None
 
-    def check(self, options: RunOptions) -> None:  # noqa: PLR0912  a rule each
+    def check(self, options: RunOptions) -> None:
         """Raise a UsageError if options exclude each other."""
         names = {each.name: each.label for each in options_of(RunOptions)}
         if self.shard is not None and self.plan is None:
@@ -89,12 +70,7 @@ class ManyMachinesOptions:
             )
         if (self.rendezvous is None) != (self.node_rank is None):
             raise UsageError("--rendezvous and --node-rank go together.")
-        if self.nodes is not None and self.nodes < (options.nodes_per_trial or 1):
-            raise UsageError(f"--nodes {self.nodes} is fewer than --nodes-per-trial {options.nodes_per_trial}.")
-        if self.pack and (options.device == "cpu" or (options.nodes_per_trial or 1) > 1):
-            raise UsageError("--pack is for trials that leave GPUs of their node free. Leave it out.")
-        if self.per == "node" and (options.nodes_per_trial or 1) > 1:
-            raise UsageError("--per node measures each node alone. Leave it or --nodes-per-trial out.")
+        self.check_trials(options.device, options.nodes_per_trial or 1)
         if self.on is not None:
             if self.on not in ("slurm", "ray") and not self.on.startswith("ray://"):
                 raise UsageError(f"--on takes slurm, ray or ray://HEAD:10001; '{self.on}' is none of them.")
@@ -112,6 +88,15 @@ class ManyMachinesOptions:
             if each.name not in OF_MACHINE and getattr(options, each.name) != each.default:
                 raise UsageError(f"The plan '{self.plan}' says what is measured. Leave {names[each.name]} out.")
 
+    def check_trials(self, device: str | None, num_nodes: int) -> None:
+        """Raise a UsageError if trials on a device of so many nodes cannot be divided so."""
+        if self.nodes is not None and self.nodes < num_nodes:
+            raise UsageError(f"--nodes {self.nodes} is fewer than the {num_nodes} of --nodes-per-trial.")
+        if self.pack and (device == "cpu" or num_nodes > 1):
+            raise UsageError("--pack is for trials that leave GPUs of their node free. Leave it out.")
+        if self.per == "node" and num_nodes > 1:
+            raise UsageError("--per node measures each node alone. Leave it or --nodes-per-trial out.")
+
     def read_shard(self) -> "tuple[PlanFile | None, tuple[TrialSpec, ...]]":
         """Return the plan and those of its trials that are measured here; None and nothing without a plan."""
         if self.plan is None:
@@ -119,5 +104,5 @@ class ManyMachinesOptions:
         from castwise.spec.plan_file import parse_shard, read_plan
 
         plan = read_plan(self.plan)
-        number, count = parse_shard("--shard", self.shard or "1/1")
+        number, count = parse_shard(self.shard or "1/1")
         return plan, plan.shards(count)[number - 1]

@@ -5,29 +5,29 @@ that no file system is shared.
 """
 
 import logging
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from castwise.cluster.dispatch import Ended, Task
-from castwise.cluster.shard import ShardProcess, ShardResult, free_port, rendezvous_arguments
+from castwise.cluster.dispatch import Task
+from castwise.cluster.options import ManyMachinesOptions
+from castwise.cluster.shard import ShardProcess, ShardResult, rendezvous_arguments
 from castwise.errors import EngineError, UsageError, shortened
+from castwise.orchestrator.nodes import free_port
 from castwise.orchestrator.temporary_files import TemporaryFolder, make_folder
+from castwise.records.schema import Trial
+from castwise.records.store import Store, read_records
+from castwise.spec.plan_file import PlanFile
+from castwise.spec.trial import TrialSpec
 
 _LOOK_SECONDS = 5.0  # from one look at the nodes to the next
 _REPLY_SECONDS = 2.0  # after which a node says what is new
 _PATIENCE_SECONDS = 300.0  # in which a node must come if there is none
-
-
-class ShardFiles(NamedTuple):
-    """What a node needs to measure a shard, and to go on with one that was begun."""
-
-    plan: bytes
-    records: Mapping[str, bytes]  # by their paths in the results folder
-    arguments: Callable[[str, str], list[str]]  # from the names of the plan and of the results folder
-    folder: str  # where it runs, if the node has it
 
 
 class NodeActor:
@@ -42,16 +42,19 @@ class NodeActor:
         """Return a port at which other nodes can meet this one."""
         return free_port()
 
-    def start(self, files: ShardFiles, extra: Sequence[str] = ()) -> None:
-        """Start castwise on a shard, with extra arguments."""
+    def start(
+        self, plan: bytes, records: Mapping[str, bytes], arguments: Sequence[str], extra: Sequence[str], folder: str
+    ) -> None:
+        """Start castwise on a shard, with its records so far by their paths in the results folder."""
         self._folder = make_folder()
-        plan, results = self._folder.path / "plan", self._folder.path / "results"
-        plan.write_bytes(files.plan)
-        for name, content in files.records.items():
+        results = self._folder.path / "results"
+        (self._folder.path / "plan").write_bytes(plan)
+        for name, content in records.items():
             (results / name).parent.mkdir(parents=True, exist_ok=True)
             (results / name).write_bytes(content)
-        self._sent = set(files.records)
-        self._process = ShardProcess([*files.arguments(str(plan), str(results)), *extra], files.folder)
+        self._sent = set(records)
+        own = ["--plan", str(self._folder.path / "plan"), "--results", str(results)]
+        self._process = ShardProcess([*arguments, *own, *extra], folder)
 
     def news(self) -> tuple[list[bytes], ShardResult | None]:
         """Wait a moment; return the records that are new, and how castwise ended if it has."""
@@ -77,62 +80,61 @@ class NodeActor:
             self._folder.remove()
 
 
+@dataclass(eq=False)
 class _Node:
-    """A node, its actor, and what is waited for: that the actor starts, or news of a shard."""
+    """A node and its actor."""
 
-    def __init__(self, actor: Any, name: str, kind: str, address: str) -> None:
-        self.actor, self.name, self.kind, self.address = actor, name, kind, address
-        self.task: Task | None = None
-        self.leads = True  # of the nodes that share the task: its castwise keeps the records
-        self.reply: Any = actor.__ray_ready__.remote()
+    actor: Any
+    name: str
+    kind: str  # the model of its GPUs, or itself, by --per
+    address: str
+    reply: Any  # what is waited for: that the actor starts, or news of a shard
+    task: Task | None = None
+    leads: bool = True  # the nodes that share the task: its castwise keeps the records
 
 
 class RayBackend:
-    """The nodes of a Ray cluster.
+    """The nodes of a Ray cluster, whose records go into a store; a node gets those that a shard has by then.
 
-    Args:
-        address: The cluster's; None takes RAY_ADDRESS, or else this machine's cluster, or starts one.
-        files_of: Returns what a node needs for a task.
-        save: Keeps records, as they were written.
-        num_gpus: Of a node at least; 0 for a plan of the CPU.
-        nodes: How many are taken at the most; None takes all.
-        per: Whether a task's kind is the model of a node's GPUs, or the node itself.
-        num_nodes: How many nodes of one kind share a task.
-        pack: Whether a node counts as several, each with as many GPUs as a task needs.
+    `arguments` are those of Python that measure a plan.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
-        address: str | None,
-        files_of: Callable[[Task], ShardFiles],
-        save: Callable[[Sequence[bytes]], None],
-        num_gpus: int,
-        nodes: int | None = None,
-        *,
-        per: Literal["gpu-model", "node"] = "gpu-model",
-        num_nodes: int = 1,
-        pack: bool = False,
+        machines: ManyMachinesOptions,
+        plan: PlanFile,
+        shards: Sequence[Sequence[TrialSpec]],
+        store: Store,
+        arguments: Sequence[str],
     ) -> None:
         try:
             import ray
         except ImportError:
             raise UsageError("--on ray needs Ray: pip install 'castwise[ray]'.") from None
         self._ray: Any = ray
-        self._files_of, self._save, self._num_gpus, self._most, self._per = files_of, save, num_gpus, nodes, per
+        self._machines, self._plan, self._shards = machines, plan, shards
+        self._store, self._arguments = store, arguments
+        self._num_gpus, self._num_nodes = plan.num_gpus, plan.num_nodes  # of a node at least; that share a task
+        self._known: dict[str, list[Path]] = {}  # files of records, by configuration
+        for record in read_records(sorted(store.folder.rglob("*.json")))[0]:
+            self._known.setdefault(record.trial.spec.configuration, []).append(record.path)
+        address = None if machines.on == "ray" else machines.on  # None takes RAY_ADDRESS, this machine's, or a new one
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise EngineError(
-                f"The Ray cluster '{address or 'auto'}' cannot be reached: {shortened(str(error))}"
+                f"The Ray cluster '{machines.on}' cannot be reached: {shortened(str(error))}. If its nodes ask for a "
+                "token, as Ray's newer versions let them, set RAY_AUTH_MODE=token."
             ) from None
         self._nodes: dict[str, _Node] = {}
-        self._num_nodes, self._pack = num_nodes, pack
         self._next_look, self._last_seen = 0.0, time.monotonic()
         self._look()
-        if len(self._nodes) < num_nodes:
+        if len(self._nodes) < self._num_nodes:
             self.close()
-            what = f"{num_gpus} GPUs" if num_gpus else "a CPU"
-            which = "No node of the Ray cluster has" if num_nodes == 1 else f"No {num_nodes} nodes of Ray have"
+            what = f"{self._num_gpus} GPUs" if self._num_gpus else "a CPU"
+            which = (
+                "No node of the Ray cluster has" if self._num_nodes == 1 else f"No {self._num_nodes} nodes of Ray have"
+            )
             raise UsageError(f"{which} {what}, as the plan needs. `ray status` shows the nodes.")
 
     @property
@@ -141,36 +143,39 @@ class RayBackend:
         return sorted({node.kind for node in self._nodes.values()})
 
     def _look(self) -> None:
-        """Take nodes that have come: all of their CPUs and GPUs, so that nothing of Ray's runs beside a trial."""
+        """Take nodes that have come: all of their CPUs and GPUs, so that nothing of Ray's runs beside a trial.
+
+        With --pack a node counts as several, each with as many GPUs as a task needs.
+        """
         self._next_look = time.monotonic() + _LOOK_SECONDS
+        most, pack = self._machines.nodes, self._machines.pack
         for found in self._ray.nodes():
             resources, name = found["Resources"], found["NodeID"]
             has = resources.get("GPU", 0) >= self._num_gpus if self._num_gpus else resources.get("CPU", 0) >= 1
-            others = {key.partition("/")[0] for key in self._nodes if self._most is not None} - {name}
-            is_full = self._most is not None and len(others) >= self._most
-            if not found["Alive"] or not has or is_full:
+            others = {key.partition("/")[0] for key in self._nodes if most is not None} - {name}
+            if not found["Alive"] or not has or (most is not None and len(others) >= most):
                 continue
             host = found.get("NodeManagerHostname", name)
             models = (key.partition(":")[2] for key in resources if key.startswith("accelerator_type:"))
-            kind = host if self._per == "node" else next(models, "CPU")
-            strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(name, soft=False)
+            kind = host if self._machines.per == "node" else next(models, "CPU")
             gpus = resources.get("GPU", 0) if self._num_gpus else 0
-            parts = int(gpus // self._num_gpus) if self._pack else 1
-            for part in range(parts):
-                key = f"{name}/{part}" if part else name
+            parts = int(gpus // self._num_gpus) if pack else 1
+            for key in (f"{name}/{part}" if part else name for part in range(parts)):
                 if key not in self._nodes:
-                    actor = self._ray.remote(NodeActor).options(
+                    strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(name, soft=False)
+                    made = self._ray.remote(NodeActor).options(
                         num_cpus=resources.get("CPU", 0) // parts,
-                        num_gpus=self._num_gpus if self._pack else gpus,
+                        num_gpus=self._num_gpus if pack else gpus,
                         scheduling_strategy=strategy,
                     )
-                    self._nodes[key] = _Node(actor.remote(), host, kind, found.get("NodeManagerAddress", host))
+                    actor, address = made.remote(), found.get("NodeManagerAddress", host)
+                    self._nodes[key] = _Node(actor, host, kind, address, actor.__ray_ready__.remote())
 
     def start(self, waiting: deque[Task]) -> Mapping[Task, str]:
         """Start a task on each node that is free, or on as many as share it."""
         started: dict[Task, str] = {}
         teams: dict[str, list[str]] = {}  # names of free nodes, by kind, until enough for a task are there
-        for name, last in self._nodes.items():
+        for name, last in list(self._nodes.items()):
             if last.task is not None or last.reply is not None:
                 continue
             names = teams.setdefault(last.kind, [])
@@ -178,18 +183,28 @@ class RayBackend:
             task = next((each for each in waiting if each.kind in ("", last.kind)), None)
             if len(names) < self._num_nodes or task is None:
                 continue
-            waiting.remove(task)
             team = [self._nodes[each] for each in teams.pop(last.kind)]
-            first, files = team[0], self._files_of(task)
-            address = f"{first.address}:{self._ray.get(first.actor.free_port.remote())}" if len(team) > 1 else ""
+            first, address = team[0], ""
+            if len(team) > 1:
+                try:
+                    address = f"{first.address}:{self._ray.get(first.actor.free_port.remote(), timeout=30.0)}"
+                except self._ray.exceptions.RayError:  # it was lost
+                    del self._nodes[names[0]]
+                    continue
+            waiting.remove(task)
+            specs = tuple(self._shards[task.shard - 1])
+            plan = self._plan.model_copy(update={"specs": specs}).model_dump_json().encode()
+            files = [path for spec in specs for path in self._known.get(spec.configuration, [])]
+            records = {str(path.relative_to(self._store.folder)): path.read_bytes() for path in files}
             for rank, node in enumerate(team):
                 node.task, node.leads = task, node is first
-                node.actor.start.remote(files, rendezvous_arguments(address, rank) if address else [])
+                extra = rendezvous_arguments(address, rank) if address else []
+                node.actor.start.remote(plan, records, self._arguments, extra, os.getcwd())
                 node.reply = node.actor.news.remote()
             started[task] = names[0]
         return started
 
-    def poll(self) -> list[Ended]:
+    def poll(self) -> list[tuple[Task, ShardResult | str]]:
         """Wait for news of any node, and return the tasks that ended or whose node was lost.
 
         Raises:
@@ -206,7 +221,7 @@ class RayBackend:
             time.sleep(0.1)
             return []
         ready, _ = self._ray.wait(list(replies), num_returns=len(replies), timeout=0.2)
-        ended: list[Ended] = []
+        ended: list[tuple[Task, ShardResult | str]] = []
         for reply in ready:
             node = self._nodes[name := replies[reply]]
             try:
@@ -217,17 +232,18 @@ class RayBackend:
                     self._ray.kill(node.actor)
                 if node.task is not None and node.leads:  # without a node the one that leads ends by itself
                     why = (str(error).strip() or type(error).__name__).splitlines()[0]
-                    ended.append(Ended(node.task, None, f"{node.name} was lost: {shortened(why)}"))
+                    ended.append((node.task, f"{node.name} was lost: {shortened(why)}"))
                 continue
             node.reply = None
             if node.task is None:  # the actor has started
                 continue
             records, result = news
-            self._save(records)
+            for trial in map(Trial.model_validate_json, records):
+                self._known.setdefault(trial.spec.configuration, []).append(self._store.save(trial))
             if result is None:
                 node.reply = node.actor.news.remote()
             else:
-                ended += [Ended(node.task, result)] if node.leads else []
+                ended += [(node.task, result)] if node.leads else []
                 node.task = None
         return ended
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from castwise.orchestrator.nodes import free_port
+
 PROGRAM = ("-m", "castwise")  # what Python runs
 
 # Asks the kernel for SIGTERM when the parent is gone, and becomes the program; without such a call it only becomes it.
@@ -18,11 +20,6 @@ _BECOME = (
     "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
 )
 _LAST_LINES = 5
-
-
-def shard_arguments(program: Sequence[str], extra: Sequence[str], plan: str, results: str) -> list[str]:
-    """Return the arguments of Python that measure the plan in a file."""
-    return [*program, "run", "--plan", plan, "--results", results, "--format", "json", *extra]
 
 
 class ShardResult(NamedTuple):
@@ -63,12 +60,6 @@ class ShardProcess:
         """Interrupt it, as Ctrl-C would, and wait for its end."""
         self._process.terminate()
         self._process.wait()
-
-
-def free_port() -> int:
-    """Return a port of this node that nothing listens at."""
-    with socket.create_server(("", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def rendezvous_arguments(address: str, node_rank: int) -> list[str]:

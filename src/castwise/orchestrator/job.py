@@ -260,13 +260,11 @@ def prepare_shard(
         for spec in specs
     ]
     here = {spec.configuration: spec for spec in job.specs}
-    for spec in wanted:
-        reason = why_unsupported(find_precision(spec.precision), job.runner.environment.hardware)
-        same = is_same_as_fp32(find_precision(spec.precision), job.runner.environment.hardware)
-        if spec.configuration not in here and not reason and not same:
-            raise UsageError(
-                f"This machine makes other trials of the plan: it has no {spec.label}. Make the plan anew."
-            )
+    lacking = [spec for spec in wanted if spec.configuration not in here]
+    if others := _supported(lacking, job.runner.environment, explicit=False):
+        raise UsageError(
+            f"This machine makes other trials of the plan: it has no {others[0].label}. Make the plan anew."
+        )
     kept = tuple(here[spec.configuration] for spec in wanted if spec.configuration in here)
     configurations = {spec.configuration for spec in kept}
     return replace(

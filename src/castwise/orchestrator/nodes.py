@@ -31,15 +31,16 @@ class Nodes:
 
     Args:
         rendezvous: HOST:PORT, by which the others reach this node.
-        num_nodes: This one included.
+        count: How many nodes share a trial, this one included.
 
     Raises:
         UsageError: The port cannot be used, or a node has another castwise.
         EngineError: The others do not come.
     """
 
-    def __init__(self, rendezvous: str, num_nodes: int) -> None:
+    def __init__(self, rendezvous: str, count: int) -> None:
         self.host, port = _parse(rendezvous)
+        self.count = count
         self._followers: list[tuple[str, Connection]] = []
         try:
             self._server = socket.create_server(("", port))
@@ -47,8 +48,8 @@ class Nodes:
             raise UsageError(f"Port {port} cannot be used here: {error.strerror}. Give --rendezvous another.") from None
         try:
             deadline = time.monotonic() + _PATIENCE_SECONDS
-            while len(self._followers) < num_nodes - 1:
-                hello, connection = self._accept(deadline, num_nodes)
+            while len(self._followers) < count - 1:
+                hello, connection = self._accept(deadline)
                 if hello.get("castwise") != __version__:
                     raise UsageError(f"{hello.get('host')} has another castwise than {__version__}. Install the same.")
                 connection.send_bytes(json.dumps(len(self._followers)).encode())
@@ -56,11 +57,6 @@ class Nodes:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def count(self) -> int:
-        """Return how many nodes share a trial."""
-        return len(self._followers) + 1
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -80,7 +76,7 @@ class Nodes:
         found: dict[tuple[int, int], RemoteProcess] = {}
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while len(found) < num_processes * len(self._followers):
-            hello, connection = self._accept(deadline, self.count)
+            hello, connection = self._accept(deadline)
             if "process" in hello:
                 node = int(hello["node"])
                 found[node, int(hello["process"])] = RemoteProcess(connection, self._followers[node][0])
@@ -88,8 +84,7 @@ class Nodes:
 
     def free_rendezvous(self) -> str:
         """Return where the ranks of a trial meet: rank 0 is on this node, and listens there."""
-        with socket.create_server(("", 0)) as server:
-            return f"tcp://{self.host}:{server.getsockname()[1]}"
+        return f"tcp://{self.host}:{free_port()}"
 
     def close(self) -> None:
         """Let the other nodes end."""
@@ -97,7 +92,7 @@ class Nodes:
             connection.close()
         self._server.close()
 
-    def _accept(self, deadline: float, num_nodes: int) -> tuple[dict[str, Any], Connection]:
+    def _accept(self, deadline: float) -> tuple[dict[str, Any], Connection]:
         """Return the next connection of a follower, with what it says first."""
         while True:
             controls = {control: host for host, control in self._followers}
@@ -113,7 +108,7 @@ class Nodes:
                     pass
                 connection.close()  # whoever it is
             if time.monotonic() > deadline:
-                there = f"{self.count} of {num_nodes} nodes are there"
+                there = f"{len(self._followers) + 1} of {self.count} nodes are there"
                 raise EngineError(f"{there} after {_PATIENCE_SECONDS:g} s. Start the same command on each.")
 
 
@@ -206,6 +201,12 @@ def _relay(process: Any, channel: Connection, folder: TemporaryFolder) -> None:
     process.close()
     channel.close()
     folder.remove()
+
+
+def free_port() -> int:
+    """Return a port of this host that nothing listens at."""
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def _parse(rendezvous: str) -> tuple[str, int]:

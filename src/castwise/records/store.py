@@ -121,7 +121,7 @@ class Store:
             held.callback(_remove_empty, folder, self.folder)
             is_waiting = False
             try:
-                while (taken := _lock_all(paths, held)) is not None:
+                while (taken := lock_all(paths, held)) is not None:
                     if not is_waiting:
                         say(f"{taken}, writing to '{self.folder}': waiting for its records.")
                     is_waiting = True
@@ -260,7 +260,7 @@ def try_to_write(folder: Path) -> None:
                 each.rmdir()
 
 
-def _lock_all(paths: Sequence[Path], held: ExitStack) -> str | None:
+def lock_all(paths: Sequence[Path], held: ExitStack) -> str | None:
     """Lock all of some files, to be released at `held`'s end; or else none, and return who has one."""
     with ExitStack() as locks:
         for path in paths:

@@ -79,21 +79,14 @@ def read_plan(path: Path) -> PlanFile:
         UsageError: There is none, or another castwise made it.
     """
     try:
-        content = path.read_bytes()
+        plan = PlanFile.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise UsageError(
-            f"The plan '{path}' cannot be read: {error.strerror or error}. `castwise run WORKLOAD --plan-only {path}` "
-            "writes one."
-        ) from None
-    try:
-        plan = PlanFile.model_validate_json(content)
+        why = f"cannot be read: {error.strerror or error}"
+        raise UsageError(f"'{path}' {why}. `castwise run WORKLOAD --plan-only {path}` writes one.") from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise UsageError(
-            f"'{path}' is no plan of castwise ({shortened(where)}: {first['msg']}). `castwise run WORKLOAD --plan-only "
-            f"{path}` writes one."
-        ) from None
+        why = f"is no plan of castwise ({shortened('.'.join(map(str, first['loc'])) or 'the file')}: {first['msg']})"
+        raise UsageError(f"'{path}' {why}. `castwise run WORKLOAD --plan-only {path}` writes one.") from None
     if plan.castwise != __version__:
         raise UsageError(
             f"The plan '{path}' was made by castwise {plan.castwise}, and this is castwise {__version__}: their "
@@ -104,9 +97,9 @@ def read_plan(path: Path) -> PlanFile:
     return plan
 
 
-def parse_shard(option: str, text: str) -> tuple[int, int]:
+def parse_shard(text: str) -> tuple[int, int]:
     """Return number and count of `2/8`; raise a UsageError if a text is nothing like it."""
     first, _, second = text.partition("/")
     if first.strip().isdecimal() and second.strip().isdecimal() and 1 <= int(first) <= int(second) <= 1_000_000:
         return int(first), int(second)
-    raise UsageError(f"{option} takes a part of the plan as i/n, from 1/n to n/n, such as 2/8; '{text}' is none.")
+    raise UsageError(f"--shard takes a part of the plan as i/n, from 1/n to n/n, such as 2/8; '{text}' is none.")
