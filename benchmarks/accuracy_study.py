@@ -81,14 +81,15 @@ def _planted(name: str, precision: str, loss_scale: str | None = None) -> Job:
 JOBS = {
     "fast-mnist": Job("mnist-cnn", _EVERY, 30, "tuned", suite="fast-mnist"),
     "mnist": Job("mnist-cnn", _EVERY, 30, "resident-data+cuda-graph"),
-    "fast-cifar10": Job("resnet9", _EVERY, 30, "tuned", fp32_seeds=6),
-    "wrn-cifar10": Job("wrn-28-10", APEX, 8, "tuned", loss_scale="dynamic-apex"),
+    "fast-cifar10": Job("resnet9", _EVERY, 8, "tuned", fp32_seeds=6),
+    "wrn-cifar10": Job("wrn-28-10", APEX, 6, "tuned", loss_scale="dynamic-apex"),
     "fast-wikitext2": Job("lstm-lm", _EVERY, 8, "tuned", suite="fast-wikitext2"),
     "sound": _planted("sound", "bf16-mixed"),
     "small_gradients": _planted("small_gradients", "fp16-mixed", "1"),
     "small_updates": _planted("small_updates", "bf16-true"),
     "rounding_bug": _planted("rounding_bug", "bf16-mixed"),
 }
+DATA_SETS = tuple(name for name in JOBS if name not in PLANTED)
 
 
 def main() -> int:
