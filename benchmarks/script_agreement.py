@@ -45,8 +45,9 @@ SIZES = {
     "word_language_model": (320, 0),
 }
 WAYS = {"as-written": "none", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
-_TIMED = 96  # optimizer steps: a multiple of the epochs' lengths
-_WARM_UP = 36  # more than those whose losses the log has, which wait for the device
+_TIMED = 72  # optimizer steps: a multiple of the epochs' lengths
+_WARM_UP = 36  # under castwise: more than those whose losses the log has, which wait for the device
+_STEPS = 112  # of the whole run, the same everywhere: scripts draw as much data
 _NUM_COMPARED = 8  # optimizer steps whose losses are compared
 _LIMIT_SECONDS = 120  # of a process, or of one under castwise
 
@@ -68,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scripts", nargs="*", metavar="SCRIPT", default=tuple(SIZES))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -115,7 +116,7 @@ def run_alone(name: str, more: list[str]) -> Run | None:
     launcher = LAUNCHERS.get(name, ("python",))
     command = ["-m", "torch.distributed.run", *launcher[1:], "--"] if launcher[0] == "torchrun" else []
     with tempfile.NamedTemporaryFile() as log:
-        command += [str(SCRIPTS / f"{name}.py"), "--log", log.name, "--times", "--steps", str(_WARM_UP + _TIMED), *more]
+        command += [str(SCRIPTS / f"{name}.py"), "--log", log.name, "--times", "--steps", str(_STEPS), *more]
         try:
             _, err = run([sys.executable, *command])
             return next(iter(runs_in(Path(log.name), name, err)))
@@ -135,7 +136,7 @@ def run_under_castwise(name: str, more: list[str]) -> tuple[dict[str, Run], dict
         command += ["--format", "json", "--results", f"{folder}/results", "--device", more[1], "--"]
         command += [*LAUNCHERS.get(name, ("python",)), str(SCRIPTS / f"{name}.py"), "--log", f"{folder}/log", "--times"]
         try:
-            _, err = run([*command, "--steps", "1000", *more])
+            _, err = run([*command, "--steps", str(_STEPS), *more])
             trials = [json.loads(path.read_text()) for path in Path(folder, "results").rglob("*.json")]
             if not trials:
                 raise Failed(_last_line(err))
