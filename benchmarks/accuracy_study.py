@@ -101,12 +101,13 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=1, help="runs at once on each GPU")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no run begins")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--precision", help="train this one alone, so that each GPU compiles one loop")
     parser.add_argument("--lane", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args()
     count = arguments.gpus * arguments.lanes
     if arguments.lane is not None:
-        seeds = range(arguments.lane, 10**6, count)
+        seeds = range(arguments.first + arguments.lane, 10**6, count)
         _train(arguments.folder, arguments.jobs, seeds, arguments.seconds, arguments.precision)
         return 0
     lanes = [
