@@ -95,6 +95,13 @@ def test_the_same_command_goes_on_from_records_and_measures_nothing_twice(comman
     assert "10 trials, all of them on record already" in again.out
 
 
+def test_the_headline_says_that_runs_were_cut_short(command: CommandLine) -> None:
+    done = asked(
+        command, "--suite", "fast-mnist", "--epochs", "2", "--max-steps", "20", "--precision", "fp32,bf16-mixed"
+    )
+    assert "2 of 14 epochs of 20 steps" in done.out.splitlines()[0]
+
+
 def test_the_answer_says_by_how_much_and_how_fast_in_80_columns(
     command: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +131,7 @@ def test_a_run_that_crashes_ends_its_precision_alone(command: CommandLine) -> No
     engine = FakeEngine(learns=learning(), faults={"fp16-mixed": Fault("oom")})
     done = asked(command, "--precision", "fp32,fp16-mixed,bf16-mixed", engine=engine)
     assert done.code == 1
-    assert "fp16-mixed gave no score: oom: CUDA out of memory" in done.out
+    assert "fp16-mixed gave no score: CUDA out of memory" in done.out
     assert "bf16-mixed is as good as fp32" in done.out
     assert sum(spec.precision == "fp16-mixed" for spec in engine.measured) == 1
 
@@ -138,6 +145,7 @@ def test_without_the_baseline_nothing_is_compared(command: CommandLine) -> None:
     engine = FakeEngine(faults={"fp32": Fault("nan"), "bf16-mixed": Fault("nan")})
     done = asked(command, "--precision", "fp32,bf16-mixed", "--again", engine=engine)
     assert "fp32, the baseline, diverged in every run" in done.out
+    assert done.code == 1
     assert len(engine.measured) == 4
     assert "as good" not in done.out
 
@@ -192,7 +200,10 @@ def test_a_users_own_model_needs_a_training_set_and_validate(
     arguments = ("accuracy", f"{file}:build", "--precision", "fp32,bf16-mixed", "--epochs", "3")
     done = command(*arguments)
     assert (done.code, len(done.error_lines)) == (2, 1)
-    assert "gives no training_set and validate" in done.err
+    assert "does not return both training_set and validate" in done.err
+    done = command(*arguments, "--suite", "fast-mnist")
+    assert (done.code, len(done.error_lines)) == (2, 1)
+    assert "--suite is for workloads of castwise" in done.err
     own = UserWorkload(model=locate(f"{file}:build"), batch_size=16, can_be_judged=True)
     monkeypatch.setattr(search, "inspect_user_model", lambda *_: own)
     done = command(*arguments, "--results", command.results, engine=FakeEngine(learns=learning()))

@@ -154,8 +154,8 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
     ("script", "words"),
     [
         ("raises", "crashed: ValueError: no such file"),
-        ("no-step", "unsupported: no-step.py ended after 0 optimizer steps"),
-        ("exits", "unsupported: exits.py ended with sys.exit(3) after 1 optimizer steps"),
+        ("no-step", "unsupported: no-step.py ended before an optimizer of torch.optim took a step"),
+        ("exits", "unsupported: exits.py ended with sys.exit(3) after optimizer step 1"),
         ("asks", "unsupported: asks.py asks for input"),
         ("ends as-written", "unsupported: ends.py took 2 steps, too few"),
         (

@@ -1,9 +1,11 @@
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from castwise.api import compare
 from castwise.errors import UsageError
@@ -13,6 +15,11 @@ MODEL = nn.Linear(2, 2)
 FROZEN = nn.Linear(1, 1).requires_grad_(False)
 LOSS, BATCH = nn.MSELoss(), torch.ones(1)
 PAIR = (BATCH, BATCH)
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
 
 
 def make_batch(size: int) -> Any:
@@ -69,6 +76,10 @@ def test_returned_forms(returned: Any, parts: dict[str, Any]) -> None:
         ({"model": MODEL, "accumulate": 0}, "accumulate of x.py:build is 0, not a whole number from 1"),
         ({"model": MODEL, "batch_size": 2.5}, "batch_size of x.py:build is 2.5"),
         ({"model": MODEL, "clip_grad_norm": 0}, "clip_grad_norm of x.py:build is 0, not a number above 0"),
+        ({"model": MODEL, "training_set": iter([BATCH])}, "without a length. It must be batches with a length"),
+        ({"model": MODEL, "training_set": DataLoader(Endless(), 4)}, "is a DataLoader without a length"),
+        ({"model": MODEL, "training_set": []}, "training_set of x.py:build has no batches"),
+        ({"model": MODEL, "higher_is_better": "no"}, "higher_is_better of x.py:build is 'no', not True or False"),
         ({"model": MODEL, "unit": "frames"}, "unit of x.py:build is 'frames'. It may be: images, tokens, samples"),
     ],
 )

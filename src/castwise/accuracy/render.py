@@ -85,8 +85,10 @@ def flat_row(runs: Runs) -> dict[str, Any]:
 def verdict_text(runs: Runs) -> str:
     """Return the verdict in a few words."""
     verdict = runs.verdict
+    if verdict is None and runs.failed is not None:
+        return runs.failed.status
     if verdict is None:
-        return "baseline" if runs.failed is None else runs.failed.status
+        return "baseline" if runs.mean is not None else "baseline, diverged"
     return f"diverged {verdict.num_diverged} of {verdict.num_runs}" if verdict.num_diverged else verdict.kind
 
 
@@ -95,7 +97,7 @@ def sentences(result: AccuracyResult) -> list[str]:
     lines = [_sentence(each, result) for each in result.runs[1:]]
     first = result.baseline
     if first.failed is not None:
-        lines.insert(0, f"{first.spec.precision}, the baseline, gave no score: {first.failed.message}.")
+        lines.insert(0, f"{first.spec.precision}, the baseline, gave no score: {first.failed.message.rstrip('.')}.")
     elif first.mean is None:
         lines.insert(
             0, f"{first.spec.precision}, the baseline, diverged in every run: nothing can be compared with it."
@@ -112,7 +114,7 @@ def _sentence(runs: Runs, result: AccuracyResult) -> str:
     verdict, metric = runs.verdict, runs.metric
     if verdict is None:
         assert runs.failed is not None
-        return f"{name} gave no score: {runs.failed.status}: {runs.failed.message}."
+        return f"{name} gave no score: {runs.failed.message.rstrip('.')}."
     pairs = pluralize(verdict.num_pairs, "pair") + " of runs"
     compared = compared_text(runs) if verdict.difference else ""
     match verdict.kind:
@@ -161,9 +163,12 @@ def headline(result: AccuracyResult) -> str:
     """Return what was trained, in a line."""
     spec = result.baseline.spec
     loop = f", {join(spec.techniques).replace('+', ' + ')}" if spec.techniques else ""
-    epochs = spec.recipe.num_epochs if spec.recipe is not None else 0
     data = f"on {spec.data_set}, batch {spec.batch_size}" if spec.user_model is None else "on its training set"
-    return f"{spec.workload} {data}, {pluralize(epochs, 'epoch')}{loop}"
+    recipe = spec.recipe
+    assert recipe is not None
+    short = "" if recipe.num_epochs == recipe.epochs else f"{recipe.num_epochs} of "
+    steps = "" if recipe.max_steps is None else f" of {pluralize(recipe.max_steps, 'step')}"
+    return f"{spec.workload} {data}, {short}{pluralize(recipe.epochs, 'epoch')}{steps}{loop}"
 
 
 def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow]:

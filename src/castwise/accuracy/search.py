@@ -85,8 +85,9 @@ class AccuracyJob:
         if left is not None and needed > left:
             whole = self.options.budget_seconds or 0.0
             raise UsageError(
-                f"A budget of {whole:.0f} s is too short: one run took {first.duration_seconds:.0f} s, and two runs of "
-                f"each of {len(self.specs)} precisions take about {whole - left + needed:.0f} s. It is on record."
+                f"A budget of {whole:.0f} s is too short: start and first run took {whole - left:.0f} s, and two runs "
+                f"of each of {len(self.specs)} precisions take about {whole - left + needed:.0f} s. That run is on "
+                "record."
             )
 
 
@@ -104,6 +105,9 @@ def prepare_accuracy(
     began = time.perf_counter()
     _check(options)
     is_own = find_workload(options.workload).family == "own"
+    if is_own and (options.suite or options.data_set):
+        named = "--suite" if options.suite else "--data-set"
+        raise UsageError(f"{named} is for workloads of castwise: '{options.workload}' trains on its own training_set.")
     recipe = None if is_own else find_recipe(options.workload, options.data_set, options.suite)
     own = locate(options.workload) if is_own else None
     import_once(slow_imports([options.workload] if is_own else []))
@@ -111,8 +115,8 @@ def prepare_accuracy(
     user_workload = None if own is None else inspect_user_model(machine, own, options.timeout_seconds)
     if user_workload is not None and not user_workload.can_be_judged:
         raise UsageError(
-            f"'{options.workload}' gives no training_set and validate, and without them there is no accuracy. "
-            "docs/accuracy.md shows how."
+            f"'{options.workload}' does not return both training_set and validate, and without them there is no "
+            "accuracy. docs/accuracy.md shows how."
         )
     names = _precisions(options, machine.environment)
     specs = tuple(

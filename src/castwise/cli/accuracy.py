@@ -48,5 +48,5 @@ def accuracy(options: AccuracyOptions, output: PrintOptions) -> int:
     )
     if output.format == "table":
         print_ending(result_console(), next_step(options.results, len(found.trials)))
-    # That a precision diverges is what the command is there to find out.
-    return FAILED if any(each.failed is not None for each in found.runs) else 0
+    # That a precision diverges is what the command is there to find out; without a baseline it finds out nothing.
+    return FAILED if found.baseline.mean is None or any(each.failed is not None for each in found.runs) else 0

@@ -228,9 +228,13 @@ class ScriptRun:
             raise UsageError(f"{self._name} asks for input, and a trial has no terminal. Give it all by arguments.")
         if isinstance(ending, SystemExit):
             how = f"ended with sys.exit({ending.code!r})" if ending.code else "ended"
+            if not self.num_steps:
+                raise UsageError(
+                    f"{self._name} {how} before an optimizer of torch.optim took a step. --verbose prints its output."
+                )
             raise UsageError(
-                f"{self._name} {how} after {self.num_steps} optimizer steps. castwise measures steps of torch.optim's "
-                "optimizers, and needs more: let the script train for longer."
+                f"{self._name} {how} after optimizer step {self.num_steps}. castwise needs more: let the script train "
+                "for longer."
             )
         raise ending if isinstance(ending, Exception) else RuntimeError(repr(ending))
 
@@ -392,8 +396,8 @@ class ScriptTrial:
         moments = moments[1:] if len(moments) > 2 or self.run.ending is not None else moments
         if len(moments) < 2:
             raise UsageError(
-                f"{self.run._name} ended, or its time was up, before a block of {length} steps was timed. Let it train "
-                "for longer, or take fewer --steps."
+                f"{self.run._name} ended, or its time was up, before any block of steps was timed. Let it "
+                "train for longer, or take fewer --steps."
             )
         if len(moments) <= num_blocks:
             self._notes.append(f"the script ended, or its time was up, after {len(moments) - 1} of {num_blocks} blocks")
@@ -421,7 +425,7 @@ class ScriptTrial:
         """Return everything measured, and stop the script unless it is profiled next."""
         saved = list(self._hooks.saved)
         if saved:
-            apart = "" if self._script.scratch else ". Other files it does: --scratch DIR keeps them apart"
+            apart = "" if self._script.scratch else "; other files are: --scratch DIR keeps them apart"
             note = f"torch.save wrote '{saved[0]}' to a file without a name: nothing was overwritten"
             self._notes.append(note + apart)
         samples = RankSamples(

@@ -128,13 +128,27 @@ def _check_parts(contract: Contract, source: str) -> None:
     norm = contract.clip_grad_norm
     if norm is not None and not (isinstance(norm, int | float) and norm > 0):
         raise UsageError(f"The clip_grad_norm of {source} is {norm!r}, not a number above 0.")
-    training_set = contract.training_set
-    if training_set is not None and not (hasattr(training_set, "__iter__") and hasattr(training_set, "__len__")):
-        raise UsageError(
-            f"The training_set of {source} is {_a(training_set)}, not batches with a length, such as a DataLoader."
-        )
+    _check_training_set(contract.training_set, source)
+    if not isinstance(contract.higher_is_better, bool):
+        raise UsageError(f"The higher_is_better of {source} is {contract.higher_is_better!r}, not True or False.")
     if contract.unit not in _UNITS:
         raise UsageError(f"The unit of {source} is {contract.unit!r}. It may be: {', '.join(_UNITS)}.")
+
+
+def _check_training_set(training_set: Any, source: str) -> None:
+    if training_set is None:
+        return
+    try:
+        num_batches = len(training_set) if hasattr(training_set, "__iter__") else None
+    except TypeError:  # a DataLoader of an IterableDataset has the method, and no length
+        num_batches = None
+    if num_batches is None:
+        raise UsageError(
+            f"The training_set of {source} is {_a(training_set)} without a length. It must be batches with a length, "
+            "such as a DataLoader."
+        )
+    if not num_batches:
+        raise UsageError(f"The training_set of {source} has no batches.")
 
 
 def _check_arguments(contract: Contract, source: str) -> None:

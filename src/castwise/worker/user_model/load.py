@@ -36,7 +36,7 @@ _FILE_MODULE = "castwise_user_file"
 _TRAINING_NAMES = ("main", "train", "fit", "train_model", "training_loop")
 _ONLY_BUILDS = (
     "castwise calls a function that only builds: it returns the model and a batch, and castwise trains. "
-    "`castwise init FILE` writes one to start from."
+    "`castwise init FILE` writes one to start from; `castwise run -- python FILE.py` measures a script as it is."
 )
 _MOST_NAMES = 6  # of a module's functions that an error lists
 
