@@ -7,6 +7,7 @@ from fake_records import every_kind, steady
 from castwise.records.schema import Trial
 from castwise.registry.suites import LIMIT_STEPS, is_search
 from castwise.report.collection import ComparisonGroup, collect
+from castwise.spec.user_model import UserModel
 
 
 def only_group(*trials: Trial) -> ComparisonGroup:
@@ -68,6 +69,14 @@ def test_configurations_of_a_group_are_ordered_and_named_by_what_differs() -> No
     assert group.label(group.configurations[0], "batch_size", "world_size") == "fp32"
     alike = only_group(steady("bf16-mixed"), steady("fp32"))
     assert [alike.label(config) for config in alike.configurations] == ["fp32", "bf16-mixed"]
+
+
+def test_a_users_model_has_its_own_data() -> None:
+    own = UserModel(kind="file", path="own.py", name="build")
+    assert only_group(steady("fp32", workload="own.py:build", user_model=own)).description.startswith(
+        "batch 256, its own data"
+    )
+    assert only_group(steady("fp32")).description.startswith("batch 256, synthetic data")
 
 
 def test_loss_scale_is_named_if_a_precision_has_several() -> None:

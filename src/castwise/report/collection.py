@@ -183,6 +183,7 @@ class ComparisonGroup:
         batches = sorted({config.trial.spec.batch_size for config in self.configurations})
         batch = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
         data = "synthetic data" if spec.data_set == SYNTHETIC else f"data {spec.data_set}"
+        data = data if spec.user_model is None else "its own data"
         driver = f", driver {environment.driver}" if environment.driver else ""
         software = f"torch {environment.torch}{driver}, castwise {environment.castwise}"
         return f"{batch}, {data}, {environment.device_name}, {software}"

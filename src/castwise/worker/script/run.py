@@ -425,7 +425,9 @@ class ScriptTrial:
         """Return everything measured, and stop the script unless it is profiled next."""
         saved = list(self._hooks.saved)
         if saved:
-            apart = "" if self._script.scratch else "; other files are: --scratch DIR keeps them apart"
+            apart = (
+                "" if self._script.scratch else ". Other files are written as always: --scratch DIR keeps them apart"
+            )
             note = f"torch.save wrote '{saved[0]}' to a file without a name: nothing was overwritten"
             self._notes.append(note + apart)
         samples = RankSamples(
