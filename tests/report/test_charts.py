@@ -246,6 +246,12 @@ def test_runs_that_differ_in_their_seeds_are_one_curve_with_its_range() -> None:
         assert "means over up to 3 seeds" in made.summary
     (alone,) = {len(list(drawn(chart("loss", *every[:1])).iter("polygon")))}
     assert alone == 0
+    for name in ("throughput", "time"):
+        assert len(rows(chart(name, *every))) == 2, "a row for each precision, with the mean of its seeds"
+    (answer,) = answers_of(collect(every))
+    assert answer.advice.how_sure == "3 runs"
+    assert answer.config is not None
+    assert len(answer.config.trials) == 3
 
 
 def test_the_equivalence_plot_has_a_dot_for_each_precision_compared_with_the_margin() -> None:

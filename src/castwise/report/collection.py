@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,7 @@ from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.causes import Diagnosis, diagnose
 from castwise.analysis.energy import joules_per_unit
 from castwise.analysis.result_table import MARGIN, Row, compare
-from castwise.analysis.statistics import Estimate, Verdict, has_interval
+from castwise.analysis.statistics import Estimate, Verdict, estimate, has_interval
 from castwise.analysis.training_metrics import Run
 from castwise.max_batch.result import MaxBatch, is_max_batch_trial, max_batches_of
 from castwise.records.schema import Environment, Trial
@@ -133,6 +133,18 @@ class ComparisonGroup:
         scales = {(config.precision, config.trial.spec.loss_scale) for config in self.configurations}
         # A loss scale that a precision has in all its configurations does not tell them apart.
         return (*varying, "loss_scale") if len(scales) > len(self.precisions) else tuple(varying)
+
+    @cached_property
+    def over_seeds(self) -> "ComparisonGroup":
+        """Return the group with one configuration for training runs that differ in their seed alone."""
+        if not self.is_training:
+            return self
+        runs: dict[tuple[str, str], list[Configuration]] = {}
+        for config in self.configurations:
+            runs.setdefault((self.label(config, "seed"), config.trial.spec.loss_scale), []).append(config)
+        if len(runs) == len(self.configurations):
+            return self
+        return replace(self, configurations=tuple(map(_mean, runs.values())))
 
     def setting(self, config: Configuration, *without: str) -> str:
         """Return how a configuration differs from the others, without precision and some axes: "batch 128, 4 GPUs"."""
@@ -350,6 +362,22 @@ def _groups(trials: Sequence[Trial], margin: float) -> tuple[ComparisonGroup, ..
         title = free_name(title, groups)  # groups with the same title so far differ in protocol or recipe
         groups[title] = ComparisonGroup(title, tuple(sorted(configurations, key=_sort_key)))
     return tuple(groups.values())
+
+
+def _mean(runs: Sequence[Configuration]) -> Configuration:
+    """Return runs that differ in their seed as one: that of the first seed that ended well, with the means of all."""
+    ended = [each for each in runs if each.trial.status == "ok"]
+    if len(ended) < 2:
+        return (ended or runs)[0]
+    return replace(
+        ended[0],
+        trials=tuple(each.trial for each in ended),
+        throughput=estimate([each.throughput.value for each in ended if each.throughput is not None]),
+        speedup=estimate([each.speedup.value for each in ended if each.speedup is not None]),
+        peak_allocated_bytes=steady_metrics.largest(each.peak_allocated_bytes for each in ended),
+        peak_reserved_bytes=steady_metrics.largest(each.peak_reserved_bytes for each in ended),
+        driver_used_bytes=steady_metrics.largest(each.driver_used_bytes for each in ended),
+    )
 
 
 def _title(trial: Trial, has_devices: bool) -> str:

@@ -1,6 +1,7 @@
 """The conclusions from a collection of records: an answer for each setting in it, their table, and a title for all."""
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -216,12 +217,10 @@ def _all_of_steady_state(group: ComparisonGroup) -> Iterator[Answer]:
 def _answers_of_runs(group: ComparisonGroup) -> Iterator[Answer]:
     """Yield the answers from training runs; their times include data loading and validation."""
     settings: dict[tuple[object, ...], list[Configuration]] = {}
-    for config in group.configurations:
+    for config in group.over_seeds.configurations:
         spec = config.trial.spec
         settings.setdefault((spec.batch_size, spec.world_size, spec.parallelism), []).append(config)
-    for every in settings.values():
-        seed = min(config.trial.spec.seed for config in every)  # others are for accuracy
-        configurations = [config for config in every if config.trial.spec.seed == seed]
+    for configurations in settings.values():
         ended = [config for config in configurations if config.trial.status == "ok" and config.speedup is not None]
         plain = [config for config in ended if config.precision == BASELINE]
         baseline = min(plain, key=lambda config: len(config.trial.spec.techniques), default=None)
@@ -237,16 +236,18 @@ def _answer_of_runs(
 ) -> Answer:
     """Return the answer of runs: `best` of those that keep float32 weights, compared with fp32 in the plain loop."""
     spec = best.trial.spec
-    speedup = value_of(best.speedup)
+    over = best.speedup or Estimate(math.nan, math.nan, math.nan, 1)
     if spec.techniques != baseline.trial.spec.techniques:
-        speedup = value_of(best.throughput) / value_of(baseline.throughput)
+        over = Estimate(value_of(best.throughput) / value_of(baseline.throughput), math.nan, math.nan, 1)
+    speedup = over.value
+    count = min(len(best.trials), len(baseline.trials))
+    how_sure = f"{count} runs" if count > 1 else "one run"
     cut = next((length_in_words(config.trial) for config in (best, baseline) if not is_whole(config.trial)), "")
     in_cut_runs = f" in runs that were cut short ({cut}), so that their end is unknown" if cut else ""
     spread = f" on {spec.world_size_label}" if spec.world_size_label else ""
     loop = f" with {', '.join(spec.techniques)}" if spec.techniques else ""
     setting = f"{group.title}, batch {spec.batch_size}{spread}"
     words = (spec.workload, spec.batch_size, spec.world_size)
-    over = Estimate(speedup, math.nan, math.nan, 1)
     memory = None
     if best.peak_allocated_bytes and baseline.peak_allocated_bytes:
         memory = best.peak_allocated_bytes / baseline.peak_allocated_bytes
@@ -259,17 +260,21 @@ def _answer_of_runs(
         sentence = f"{setting}: stay with fp32. {comes}"
         if waiting < _WAITS:
             why = f"{best.precision}, the next, trains {speedup:.2f}× as fast"
-        advice = Advice(*words, "stay", BASELINE, sentence, why=why, how_sure="one run")
+        advice = Advice(*words, "stay", BASELINE, sentence, why=why, how_sure=how_sure)
         return Answer(group, advice, baseline.trial.spec, baseline, baseline, cut=cut)
-    pairs = list(zip(epochs_of(best.trial), epochs_of(baseline.trial), strict=False))
-    learned = ""  # by both runs after as many epochs, if their data is real
-    if pairs and imitated_data_set(spec.data_set) is None:
-        own, other = pairs[-1]
-        after = f"after {len(pairs)} epoch{'s' if len(pairs) > 1 else ''}"
-        if own.accuracy is not None and other.accuracy is not None:
-            learned = f", at {100 * own.accuracy:.1f} % accuracy compared with {100 * other.accuracy:.1f} % {after}"
-        elif perplexity(own) is not None and perplexity(other) is not None:
-            learned = f", at perplexity {perplexity(own):.4g} compared with {perplexity(other):.4g} {after}"
+    learned = ""  # by both, on the mean of their runs, after as many epochs, if their data is real
+    sides = [[epochs_of(trial) for trial in config.trials] for config in (best, baseline)]
+    done = min(len(epochs) for side in sides for epochs in side)
+    if done and imitated_data_set(spec.data_set) is None:
+        after = f"after {done} epoch{'s' if done > 1 else ''}"
+        ends = [[epochs[done - 1] for epochs in side] for side in sides]
+        own, other = (_mean([epoch.accuracy for epoch in side]) for side in ends)
+        if own is not None and other is not None:
+            learned = f", at {100 * own:.1f} % accuracy compared with {100 * other:.1f} % {after}"
+        else:
+            own, other = (_mean([perplexity(epoch) for epoch in side]) for side in ends)
+            if own is not None and other is not None:
+                learned = f", at perplexity {own:.4g} compared with {other:.4g} {after}"
     trains = f"trains {speedup:.2f} times as fast as fp32{learned}{in_cut_runs}."
     name = f"{best.precision}{loop}"
     sentence = f"{setting}: {name} {trains}" if cut else f"{setting}: take {name}. It {trains}"
@@ -282,6 +287,11 @@ def _answer_of_runs(
         over_fp32=over,
         memory_ratio=memory,
         why=why,
-        how_sure="one run",
+        how_sure=how_sure,
     )
     return Answer(group, advice, spec, best, baseline, cut=cut)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

@@ -32,7 +32,7 @@ _MAX_LOOPS = 14  # bars if techniques differ: names are long then
 
 def throughput(subject: GroupSubject) -> Chart | None:
     """Return the throughput of each configuration, with its speed-up over the plain loop."""
-    group = subject.group
+    group = subject.group.over_seeds
     best = max(group.configurations, key=lambda c: value_of(c.throughput))
     if best.throughput is None:
         return None
@@ -68,7 +68,7 @@ def throughput(subject: GroupSubject) -> Chart | None:
 
 def memory(subject: GroupSubject) -> Chart | None:
     """Return the peak memory of each configuration, in the order of the throughput chart."""
-    group = subject.group
+    group = subject.group.over_seeds
     measured = [config for config in group.configurations if config.peak_allocated_bytes is not None]
     if not measured:
         return None
@@ -127,12 +127,12 @@ def bar_names(group: ComparisonGroup, shown: Sequence[Configuration]) -> tuple[d
 
 def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
     """Return the proven changes from the plain loop to the one to take, each with its factor over the one before."""
-    group = subject.group
+    group = subject.group.over_seeds
     taken = [answer for answer in answers if answer.advice.decision == "take" and answer.advice.techniques]
     answer = max(taken, key=lambda each: value_of(each.config.throughput if each.config else None), default=None)
     steps = (
         []
-        if answer is None or answer.reference is None or answer.config is None
+        if answer is None or answer.config is None or answer.reference is None or answer.reference.trial.spec.techniques
         else proven_steps(group, answer.reference, answer.config)
     )
     if len(steps) < 2:
@@ -143,20 +143,22 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
     for before, config in pairwise(steps):
         new = [name for name in config.trial.spec.techniques if name not in before.trial.spec.techniques]
         names.append("+ " + " + ".join([*([config.precision] if config.precision != before.precision else []), *new]))
-    factors = [measured.shown_ratio(b.trial.spec, c.trial.spec) for b, c in pairwise(steps)]
+    factors = [value_of(measured.shown_ratio(b.trial.spec, c.trial.spec)) for b, c in pairwise(steps)]
+    if group.is_training:  # whose rates may be of several seeds
+        factors = [own / before for before, own in pairwise(rates)]
     bars = []
     for place, (config, rate) in enumerate(zip(steps, rates, strict=True)):
         tip = subject.tip(config, f"{format_rate(rate)} {group.unit}/s", interval_text(config.throughput, format_rate))
         colour = look_of(config.precision).colour
         below = rates[place - 1] if place else 0.0
         parts = [Segment(below, FAINT, tip)] if place else []
-        words = f"{format_rate(rate)} · ×{value_of(factors[place - 1]):.2f}" if place else format_rate(rate)
+        words = f"{format_rate(rate)} · ×{factors[place - 1]:.2f}" if place else format_rate(rate)
         bars.append(Bar(names[place], [*parts, Segment(rate - below, colour, tip)], words))
     assert answer is not None
     total = answer.advice.over_default or answer.advice.over_fp32
     over = f"{value_of(total):.2f}× {steps[0].precision}"
     name_of = dict(zip(steps, names, strict=True))
-    factor_of = dict(zip(steps[1:], map(value_of, factors), strict=True))
+    factor_of = dict(zip(steps[1:], factors, strict=True))
     return Chart(
         name="ladder",
         title=f"What each change adds: {over}",

@@ -95,8 +95,8 @@ perplexity = partial(
 
 
 def time_split(subject: GroupSubject) -> Chart | None:
-    """Return where the wall time of each run went."""
-    group = subject.group
+    """Return where the wall time of each run went; of runs that differ in their seeds, of the first."""
+    group = subject.group.over_seeds
     splits = {config: split for config in group.configurations if (split := training_metrics.split(config.trial))}
     if not splits:
         return None
@@ -119,7 +119,7 @@ def time_split(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="time",
         title="Where the time went",
-        summary=f"Wall time of each run{waits}.",
+        summary=f"Wall time of {'each run' if group == subject.group else 'one run each'}{waits}.",
         draw=lambda width: bar_chart(bars, width, "seconds", keys),
         table=subject.table(
             list(splits), fields, lambda c: {f"{name}_seconds": getattr(splits[c], name) for name in _PARTS.values()}

@@ -170,7 +170,7 @@ def _tiles(collection: Collection, answers: Sequence[Answer]) -> list[tuple[str,
     words = truncate_list(names, most=1) if names else "all ended well"
     tiles.append(("failed configurations", f"{len(failed)} of {len(configurations)}", words))
     once = sum(each.advice.how_sure.startswith("one run") for each in answers)
-    words = "--within 1% measures more" if once else "intervals are over processes"
+    words = "more processes or seeds give an interval" if once else "intervals are over processes"
     tiles.append(("rest on one run", f"{once} of {len(answers)}", words))
     return tiles
 
