@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from multiprocessing import Pipe
@@ -46,6 +47,32 @@ def test_two_nodes_train_one_model(program: Program, rendezvous: str) -> None:
     assert [len(rank.blocks) for rank in trial.ranks] == [len(trial.ranks[0].blocks)] * 2
     assert trial.environment.other_hosts == (socket.gethostname(),)
     assert not program.alive()
+
+
+def test_a_node_without_the_device_waits_for_no_other(program: Program, rendezvous: str) -> None:
+    request = ["run", "mnist-cnn", "--device", "cuda:99", "--gpus", "2", "--nodes-per-trial", "2"]
+    request += ["--rendezvous", rendezvous, "--results", "results", "--node-rank"]
+    leader = program.start("-m", "castwise", *request, "0")
+    _, said = leader.communicate(timeout=60)
+    assert (leader.returncode, "cuda:99" in said.splitlines()[-1]) == (2, True), said
+    assert not (program.folder / "results").exists()
+
+
+def test_nodes_that_have_come_end_with_a_refusal(rendezvous: str) -> None:
+    def refuse() -> None:
+        with pytest.raises(UsageError, match="does not take this node: it has ended"):
+            follow(rendezvous, lambda _: FakeProcess())
+
+    def check() -> None:
+        thread.start()
+        time.sleep(0.3)
+        raise UsageError("no GPU")
+
+    thread = threading.Thread(target=refuse)
+    with pytest.raises(UsageError, match="no GPU"):
+        Nodes(rendezvous, 2, check)
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 class FakeProcess:
@@ -175,19 +202,20 @@ def test_nodes_of_a_slurm_job_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (result.code, result.said) == (0, "3 nodes")
 
 
-def test_packed_records_are_of_another_machine(program: Program) -> None:
+def test_records_of_packed_trials_and_of_other_nodes_are_of_another_machine(program: Program) -> None:
     code = """
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.report.machine_names import names_by_fingerprint
+from types import SimpleNamespace
 if __name__ == "__main__":
     environments = []
-    for packed in (False, True):
-        session = ForkserverEngine(packed=packed).start(60.0)
+    for nodes, packed in ((None, False), (None, True), (SimpleNamespace(hosts=("node2",)), False)):
+        session = ForkserverEngine(nodes=nodes, packed=packed).start(60.0)
         environments.append(session.open("cpu"))
         session.close()
-    first, second = names_by_fingerprint(environments).values()
-    assert second == first + ", packed", (first, second)
-    assert environments[0].machine != environments[1].machine
+    first, second, third = names_by_fingerprint(environments).values()
+    assert second == first + ", packed" and third.endswith("+node2"), (first, second, third)
+    assert len({each.machine for each in environments}) == 3
 """
     process = program.start_script(code)
     assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)

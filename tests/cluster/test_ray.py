@@ -112,6 +112,7 @@ def test_nodes_of_one_kind_share_a_trial(
 ) -> None:
     found = on_ray("--gpus", "3", "--nodes-per-trial", "3")
     assert "No 3 nodes of Ray have 1 GPUs" in found.err
+    assert not command.results.exists()
     (tmp_path / "meets.py").write_text(MEETS.format(count=2))
     monkeypatch.setattr(shard, "PROGRAM", (str(tmp_path / "meets.py"),))
     third = nodes.cluster.add_node(num_cpus=1, num_gpus=1, resources={"accelerator_type:H200": 1})
@@ -139,6 +140,19 @@ print("--pack" in sys.argv)
     nodes.cluster.remove_node(third)
     assert "4 done" in found.err
     assert sorted(file.name[:4] for file in tmp_path.glob("gpu*")) == ["gpu0", "gpu0", "gpu0", "gpu1"]
+
+
+@pytest.mark.parametrize("seen", ["", "0,1"])
+def test_no_process_on_a_node_sees_rays_empty_list_of_gpus(
+    seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    actor, result = ray_nodes.NodeActor(), None
+    code = "import os, sys; print(os.environ.get('CUDA_VISIBLE_DEVICES'), file=sys.stderr)"
+    actor.start(b"", {}, ["-c", code], [], str(tmp_path))
+    while result is None:
+        _, result = actor.news()
+    assert result.said == (seen or "None")
 
 
 def journal_of(command: CommandLine) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,10 +16,24 @@ from conftest import CommandLine, Outcome
 from programs import MEETS, SOURCES, Program, wait_until
 
 from castwise.cluster import shard, slurm
-from castwise.records.store import load_folder
+from castwise.records.store import load_folder, lock_all
 
 submitit = pytest.importorskip("submitit")
 REQUEST = ("resnet50", "--precision", "fp32,bf16-mixed", "--rounds", "1")
+
+SKEWED = """
+import atexit, os, runpy, sys, time
+from datetime import UTC, datetime
+from pathlib import Path
+from castwise.orchestrator import runner
+off, clock = (-1) ** int(os.environ["SLURM_ARRAY_TASK_ID"]) * 86400, time.time
+time.time = lambda: clock() + off
+runner._now = lambda: datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
+results = Path(sys.argv[sys.argv.index("--results") + 1])
+atexit.register(lambda: [os.utime(file, (time.time(),) * 2) for file in results.rglob("*") if file.is_file()])
+sys.argv[0] = {fake_cli!r}
+runpy.run_path({fake_cli!r}, run_name="__main__")
+"""
 
 
 @pytest.fixture
@@ -112,6 +127,27 @@ def test_a_result_that_a_shared_folder_shows_late(
     assert (found.code, len(list(state.glob("*.sh")))) == (0, 1)
     assert len(keys(command.results)) == 2
     assert "lost" not in found.err
+
+
+def test_clocks_of_nodes_may_differ(
+    command: CommandLine, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clocks of the two jobs are a day before and behind this one, and times of files are, too."""
+    (tmp_path / "skewed.py").write_text(SKEWED.format(fake_cli=fake_cli.__file__))
+    monkeypatch.setattr(shard, "PROGRAM", (str(tmp_path / "skewed.py"),))
+    for again in (False, True):
+        found = on_slurm(command, "--batch-size", "8,16", *(["--again"] if again else []))
+        assert (found.code, "lost" in found.err) == (0, False)
+    assert len(keys(command.results)) == 8
+    days = {trial.started_at[:10] for trial in load_folder(command.results)[0]}
+    assert len(days) >= 2
+    followed = on_slurm(command, "--batch-size", "8,16")
+    assert "2 of 2 shards have ended already" in followed.err
+    with ExitStack() as first, ExitStack() as second:
+        assert lock_all([tmp_path / "lock"], first) is None
+        for moment in (1, time.time() + 1e6):
+            os.utime(tmp_path / "lock", (moment, moment))
+            assert "measures the same" in str(lock_all([tmp_path / "lock"], second)), "no lock grows old"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
@@ -210,6 +246,7 @@ def test_what_slurm_needs(command: CommandLine, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "submitit", None)
     found = on_slurm(command)
     assert (found.code, found.err) == (2, "castwise: --on slurm needs submitit: pip install 'castwise[slurm]'.\n")
+    assert not command.results.exists()
 
 
 @pytest.mark.parametrize(

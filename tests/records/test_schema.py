@@ -20,6 +20,7 @@ FINGERPRINTED: dict[str, object] = {
     "num_threads": 99,
     "power_limit_watts": 300.0,
     "packed": True,
+    "other_hosts": ("node2",),
 }
 
 
@@ -51,6 +52,13 @@ def test_the_fingerprint_tells_machines_apart(name: str) -> None:
 def test_the_fingerprint_leaves_out_what_does_not_move_figures() -> None:
     same = fake_environment(commit=None, python="9.9", system="Linux 9.9", gpu_uuids=("GPU-0", "GPU-1"))
     assert same.fingerprint == fake_environment().fingerprint
+    two_on_one_host = fake_environment(other_hosts=(fake_environment().host,))
+    assert two_on_one_host.fingerprint == fake_environment().fingerprint
+
+
+def test_the_nodes_of_a_trial_have_no_order_but_for_the_first() -> None:
+    one, other = (fake_environment(host="node1", other_hosts=each) for each in (("node3", "node2"), ("node2", "node3")))
+    assert (one.hosts, one.fingerprint) == ("node1+node2+node3", other.fingerprint)
 
 
 def test_the_gpus_of_a_trial_are_as_many_from_its_device_on() -> None:

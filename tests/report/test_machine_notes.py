@@ -100,11 +100,11 @@ PRECISIONS = ("fp32", "tf32", "bf16-mixed")
 PEERS = [fake_environment(host=f"node{n}", gpu_uuid=f"GPU-{n}{n}{n}{n}") for n in range(4)]
 
 
-def on_peers(*factors: float, noise: float = 0.001) -> list[Trial]:
+def on_peers(*factors: float, noise: float = 0.001, peers: Sequence[Environment] = PEERS) -> list[Trial]:
     """Return three precisions of three processes on each of several nodes, which are so many times as fast."""
     return [
         trial
-        for environment, factor in zip(PEERS, factors, strict=False)
+        for environment, factor in zip(peers, factors, strict=False)
         for precision in PRECISIONS
         for trial in measured(
             environment, *(100_000 * factor * (1 + noise * n) for n in (-1, 0, 1)), precision=precision
@@ -122,6 +122,9 @@ def test_a_node_slower_than_its_peers_is_named() -> None:
         "Fake GPU, host node2 (GPU-2222) is slower than its peers: by 4 % of the median of 3 machines "
         "with the same model, beyond its interval in 3 of 3 configurations."
     )
+    pairs = [fake_environment(host="node0", other_hosts=(f"node{n}",)) for n in range(1, 5)]
+    (line,) = outliers(on_peers(1.0, 1.001, 0.96, 0.999, peers=pairs))
+    assert line.startswith("Fake GPU, host node0+node3 is slower than its peers: by 4 %")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,6 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
         # --again begins anew, unless it goes on with jobs that it has begun.
         begins = options.again and not journal.jobs
         journal.forget(["refused", *(["crashed"] if options.retry or begins else []), *(["done"] if begins else [])])
-        atomic_write(folder / "plan", _content(plan))
         flags = {"--pack": machines.pack, "--again": options.again, "--retry": options.retry}
         arguments = [*shard.PROGRAM, "run", "--format", "json", *(flag for flag, is_given in flags.items() if is_given)]
         arguments += ["--data", str(options.data_dir.absolute())] if options.data_dir is not None else []
@@ -92,6 +91,7 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
             journal.cancelled()  # an earlier process took its nodes' actors along
             backend = RayBackend(machines, plan, shards, store, arguments)
             kinds = backend.kinds if machines.per is not None else kinds
+        atomic_write(folder / "plan", _content(plan))
         tasks = [Task(number, kind) for number in range(1, len(shards) + 1) for kind in kinds]
         ended = sum(task in journal.endings for task in tasks)
         if ended or journal.jobs:
@@ -151,7 +151,6 @@ def _show_records(plan: PlanFile, results: Path, journal: Journal, output: Print
     trials = [trial for trial in load_folder(results)[0] if trial.spec.configuration in configurations]
     if trials:
         found = find([results], SelectionOptions())
-
         emit(
             output.format,
             table=lambda console: print_report(found.collection, console),

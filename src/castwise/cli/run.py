@@ -60,6 +60,7 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     from castwise.cli.measuring import announce, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit, say
     from castwise.orchestrator.job import CPU_BUDGET_SECONDS, prepare, prepare_shard
+    from castwise.orchestrator.machine import choose_device
     from castwise.orchestrator.nodes import Nodes
     from castwise.orchestrator.processes import ForkserverEngine
     from castwise.render import run_report
@@ -94,9 +95,9 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":
         with looking():
             if plan is None:
-                job = prepare(options, progress, make_engine or on_nodes)
+                job = prepare(options, progress, make_engine)
             else:
-                job = prepare_shard(plan, specs, options, progress, make_engine or on_nodes)
+                job = prepare_shard(plan, specs, options, progress, make_engine)
         if prices and job.specs and job.specs[0].device_type == "cpu":
             raise UsageError("Prices are for GPUs, and this is a CPU. Leave --price-kwh and --price-gpu-hour out.")
         announce(job)
@@ -108,13 +109,13 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
             return job, job.run()
 
     with measuring(options, output) as progress, ExitStack() as ends:
-        on_nodes: EngineFactory | None = None
+        nodes: Nodes | None = None
         if machines.rendezvous is not None:
             say(f"Waiting for the other nodes at {machines.rendezvous}.")
-            nodes = ends.enter_context(closing(Nodes(machines.rendezvous, num_nodes)))
-            on_nodes = partial(ForkserverEngine, nodes=nodes)
-        if machines.pack:  # what is known of the machine is without it
-            job, trials = work(partial(ForkserverEngine, packed=True))
+            open_device = partial(choose_device, ForkserverEngine(), options.device or "cuda")
+            nodes = ends.enter_context(closing(Nodes(machines.rendezvous, num_nodes, open_device)))
+        if machines.pack or nodes is not None:  # what is known of the machine is without them
+            job, trials = work(partial(ForkserverEngine, nodes=nodes, packed=machines.pack))
         else:
             job, trials = answer(options, work)
     rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)

@@ -16,13 +16,12 @@ from castwise._version import __version__
 from castwise.cluster.shard import ShardResult
 from castwise.errors import StoreError, UsageError
 from castwise.records.schema import Environment, Trial
-from castwise.records.store import NO_LOCKS, Store, lock_all
+from castwise.records.store import NO_LOCKS, Store, lock_all, remove_empty
 from castwise.spec.trial import TrialSpec
 
 UNKNOWN = "unknown"  # the host of trials whose jobs were lost
 MOST_TRIES = 2  # of a shard whose job was lost
 _REFUSED = (2, 3)  # exit codes that another try would not change
-
 _ENDINGS = ("done", "refused", "crashed")
 
 
@@ -74,6 +73,7 @@ class Journal:
         self.endings: dict[Task, tuple[str, str]] = {}
         self.is_submitting = False
         self._file, self._lock = folder / "journal", ExitStack()
+        self._lock.callback(remove_empty, folder, *folder.parents[:2])  # after a refusal
         try:
             if owner := lock_all([folder / "lock"], self._lock):
                 raise UsageError(f"{owner}, with its journal in '{folder}'.")

@@ -54,6 +54,8 @@ class NodeActor:
             (results / name).write_bytes(content)
         self._sent = set(records)
         own = ["--plan", str(self._folder.path / "plan"), "--results", str(results)]
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # Ray's, for an actor without GPUs
+            del os.environ["CUDA_VISIBLE_DEVICES"]
         self._process = ShardProcess([*arguments, *own, *extra], folder)
 
     def news(self) -> tuple[list[bytes], ShardResult | None]:
@@ -132,9 +134,7 @@ class RayBackend:
         if len(self._nodes) < self._num_nodes:
             self.close()
             what = f"{self._num_gpus} GPUs" if self._num_gpus else "a CPU"
-            which = (
-                "No node of the Ray cluster has" if self._num_nodes == 1 else f"No {self._num_nodes} nodes of Ray have"
-            )
+            which = "No node of Ray has" if self._num_nodes == 1 else f"No {self._num_nodes} nodes of Ray have"
             raise UsageError(f"{which} {what}, as the plan needs. `ray status` shows the nodes.")
 
     @property
@@ -178,8 +178,7 @@ class RayBackend:
         for name, last in list(self._nodes.items()):
             if last.task is not None or last.reply is not None:
                 continue
-            names = teams.setdefault(last.kind, [])
-            names.append(name)
+            (names := teams.setdefault(last.kind, [])).append(name)
             task = next((each for each in waiting if each.kind in ("", last.kind)), None)
             if len(names) < self._num_nodes or task is None:
                 continue

@@ -32,13 +32,14 @@ class Nodes:
     Args:
         rendezvous: HOST:PORT, by which the others reach this node.
         count: How many nodes share a trial, this one included.
+        check: Raises an error if the wait would be in vain; nodes that have come by then end, too.
 
     Raises:
         UsageError: The port cannot be used, or a node has another castwise.
         EngineError: The others do not come.
     """
 
-    def __init__(self, rendezvous: str, count: int) -> None:
+    def __init__(self, rendezvous: str, count: int, check: Callable[[], object] = lambda: None) -> None:
         self.host, port = _parse(rendezvous)
         self.count = count
         self._followers: list[tuple[str, Connection]] = []
@@ -47,6 +48,7 @@ class Nodes:
         except OSError as error:
             raise UsageError(f"Port {port} cannot be used here: {error.strerror}. Give --rendezvous another.") from None
         try:
+            check()
             deadline = time.monotonic() + _PATIENCE_SECONDS
             while len(self._followers) < count - 1:
                 hello, connection = self._accept(deadline)
@@ -169,7 +171,7 @@ def follow(rendezvous: str, start_process: Callable[[TemporaryFolder], Any]) -> 
         node = json.loads(control.recv_bytes(_HELLO_BYTES))
     except (EOFError, OSError):
         raise UsageError(
-            f"The leader at {rendezvous} does not take this node: it has all that it needs, or "
+            f"The leader at {rendezvous} does not take this node: it has ended, has all that it needs, or "
             f"another castwise than {__version__}."
         ) from None
     threads: list[threading.Thread] = []

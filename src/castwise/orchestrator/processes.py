@@ -102,7 +102,10 @@ class ForkserverEngine:
         start_process = partial(TrialProcess, self._context, self._target)
         nodes = self._nodes if num_processes > 1 else None
         session = RpcSession(start_process, num_processes, timeout_seconds, self._data_dir, self._commit, nodes)
-        session.packed = self._packed
+        hosts = (
+            () if self._nodes is None else self._nodes.hosts
+        )  # of all trials, as those on one node are compared, too
+        session.circumstances = {"other_hosts": hosts, "packed": self._packed}
         return session
 
     def follow(self, rendezvous: str) -> None:
@@ -141,7 +144,7 @@ class RpcSession:
     Attributes:
         ready_seconds: From the request for the processes until their devices were open.
         processes: The processes, by rank.
-        packed: What the environment says of trials on other GPUs.
+        circumstances: What the environment says of other nodes, and of trials on other GPUs.
         timeout_seconds: How long one call may take.
     """
 
@@ -155,7 +158,7 @@ class RpcSession:
         nodes: Nodes | None = None,
     ) -> None:
         self.ready_seconds = 0.0
-        self.packed = False
+        self.circumstances: Mapping[str, Any] = {}
         self._started = time.perf_counter()
         self.timeout_seconds = timeout_seconds
         self._data_dir = data_dir
@@ -193,8 +196,7 @@ class RpcSession:
             if len(found) > 1:
                 raise TrialFailedError("unsupported", f"the nodes differ in {name}: {', '.join(found)}")
         self.ready_seconds = time.perf_counter() - self._started
-        others = () if self._nodes is None else self._nodes.hosts
-        return environments[0].model_copy(update={"other_hosts": others, "packed": self.packed})
+        return environments[0].model_copy(update=self.circumstances)
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         """Build model, data and optimizer in every rank; a training trial resumes from an existing checkpoint."""

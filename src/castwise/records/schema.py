@@ -102,11 +102,16 @@ class Environment(FrozenModel):
         return self.gpu or self.cpu
 
     @property
+    def hosts(self) -> str:
+        """Return the names of its nodes: "node1", and "node1+node2" of a trial over several."""
+        return "+".join((self.host, *sorted({*self.other_hosts} - {self.host})))
+
+    @property
     def machine(self) -> tuple[str | float | None, ...]:
-        """Return what tells machines apart; containers of several may all have one host name."""
+        """Return what tells machines, and sets of nodes, apart; containers of several may all have one host name."""
         # A GPU with another limit, or with busy neighbours, is another.
         limit = () if self.power_limit_watts is None else (self.power_limit_watts,)
-        return (self.host, self.cpu, self.gpu_uuid, *limit, *(["packed"] if self.packed else []))
+        return (self.hosts, self.cpu, self.gpu_uuid, *limit, *(["packed"] if self.packed else []))
 
     @property
     def hardware(self) -> Hardware:

@@ -118,7 +118,7 @@ class Store:
         names = {spec.configuration: stem_of(spec.model_copy(update={"repeat": 0})) for spec in specs}
         paths = sorted(folder / f".{name}.lock" for name in names.values())
         with ExitStack() as held:
-            held.callback(_remove_empty, folder, self.folder)
+            held.callback(remove_empty, folder, self.folder)
             is_waiting = False
             try:
                 while (taken := lock_all(paths, held)) is not None:
@@ -288,7 +288,8 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _remove_empty(*folders: Path) -> None:
+def remove_empty(*folders: Path) -> None:
+    """Remove folders, each in the next, as far as nothing is in them."""
     with suppress(OSError):  # something is in one, which is how it should be
         for folder in folders:
             folder.rmdir()

@@ -294,7 +294,7 @@ def machine_traits(machine: Environment) -> dict[str, str]:
         "device": machine.device_name,
         "memory": format_bytes(machine.gpu_memory_bytes),
         "GPUs": str(machine.num_gpus),
-        "host": machine.host,
+        "host": machine.hosts,
         "CPU": machine.cpu,
         "GPU": machine.gpu_uuid,
         "power limit": "" if machine.power_limit_watts is None else f"{machine.power_limit_watts:.0f} W",

@@ -61,7 +61,7 @@ def _traits(machine: Environment) -> list[str]:
     cores = _CORES.search(machine.cpu)
     commit = f" at {machine.commit.rstrip('+')[:8]}" if machine.commit else ""
     return [
-        "" if _CONTAINER.fullmatch(machine.host) else f"host {machine.host}",
+        "" if _CONTAINER.fullmatch(machine.hosts) else f"host {machine.hosts}",
         f"{cores[1]}-core host" if cores else "",
         f"{machine.num_gpus} GPU{'' if machine.num_gpus == 1 else 's'}",
         _BESIDES.sub("", _CORES.sub("", machine.cpu)),

@@ -106,7 +106,7 @@ def _slow_machines(deficits: Mapping[_Machine, Sequence[_Deficit]]) -> Iterator[
         limits = {other: each.gpu_facts.power_limit_watts for other, each in newest.items() if each.gpu_facts}
         own, others = limits.get(machine), {limit for other, limit in limits.items() if other != machine and limit}
         name = names[trial.environment.fingerprint]
-        more = [each for each in (trial.environment.gpu_uuid, f"host {trial.environment.host}") if each]
+        more = [each for each in (trial.environment.gpu_uuid, f"host {trial.environment.hosts}") if each]
         if missing := ", ".join(each for each in more if each not in name):
             name += f" ({missing})"
         line = (
