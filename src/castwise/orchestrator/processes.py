@@ -102,9 +102,8 @@ class ForkserverEngine:
         start_process = partial(TrialProcess, self._context, self._target)
         nodes = self._nodes if num_processes > 1 else None
         session = RpcSession(start_process, num_processes, timeout_seconds, self._data_dir, self._commit, nodes)
-        hosts = (
-            () if self._nodes is None else self._nodes.hosts
-        )  # of all trials, as those on one node are compared, too
+        # Of trials on one node, too: they are compared with the others.
+        hosts = () if self._nodes is None else self._nodes.hosts
         session.circumstances = {"other_hosts": hosts, "packed": self._packed}
         return session
 
