@@ -498,3 +498,15 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_the_server_ends_though_nobody_has_waited_for_its_killed_parent() -> None:
+    child = "import time; time.sleep(1); from castwise.worker import server_lifetime; print('lives', flush=True)"
+    start = "import os, subprocess, sys, time; os.environ['CASTWISE_PARENT'] = str(os.getpid()); "
+    start += f"subprocess.Popen([sys.executable, '-c', {child!r}]); print('up', flush=True); time.sleep(60)"
+    parent = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "up\n"
+    parent.kill()  # it stays a zombie, whose children the kernel gave to another
+    assert parent.stdout.read() == "", "the child has the pipe until it ends"
+    parent.wait()

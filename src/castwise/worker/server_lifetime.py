@@ -18,8 +18,9 @@ _PARENT = int(os.environ.pop("CASTWISE_PARENT", os.getppid()))  # its parent now
 def _is_child_of_main_thread() -> bool:
     """Return whether the parent's main thread started this process: to the kernel, the parent is that thread."""
     with suppress(OSError):
-        return str(_SERVER) in Path(f"/proc/{_PARENT}/task/{_PARENT}/children").read_text().split()
-    return os.getppid() != _PARENT  # it has gone already
+        if str(_SERVER) in Path(f"/proc/{_PARENT}/task/{_PARENT}/children").read_text().split():
+            return True
+    return os.getppid() != _PARENT  # it has gone already, if only nobody has waited for it yet
 
 
 def _before_fork() -> None:
