@@ -223,10 +223,10 @@ def real_table(name: str) -> str:
         known = [(100 if of_accuracy else 1) * metric.shown(score) for score in own.values() if score is not None]
         row = [f"`{precision}`", f"{len(own)}", spread_text(known), difference]
         row += ["baseline", "–"] if is_baseline else [verdict.kind, f"{verdict.num_pairs}"]
-        pace = paces[precision]
-        cells.append(
-            [*row, *(["–" if pace is None else f"{paces['fp32'] / pace:.2f}×"] if record["lanes"] == 1 else [])]
-        )
+        if has_pace:
+            slow, pace = paces["fp32"], paces[precision]
+            row.append(f"{slow / pace:.2f}×" if slow and pace else "–")
+        cells.append(row)
     heading = f"precision | runs | {'accuracy, %' if of_accuracy else metric.name} | difference, "
     heading += f"{'points' if of_accuracy else '%'} | verdict | pairs"
     heading += " | step" if has_pace else ""

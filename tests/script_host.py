@@ -1,17 +1,14 @@
 """Runs scripts as `python FILE` does, each in a fork of a process that has imported what takes seconds.
 
-A line of JSON on stdin names the command, its folder, the files for its output and, if there is a limit, its seconds;
-a line on stdout says how it ended.
+A line of JSON on stdin names the command, its folder and the files for its output; a line on stdout says how it ended.
 """
 
 import importlib
 import json
 import os
 import runpy
-import signal
 import sys
 import traceback
-from contextlib import suppress
 from typing import Any, NoReturn
 
 _MODULES = ("torch", "torch._dynamo", "torch.optim")  # an optimizer imports the second
@@ -21,10 +18,7 @@ _MORE_MODULES = {
     "torchvision": "torchvision.models",
     "timm": "timm",
     "transformers": "transformers.modeling_utils",
-    "TrainingArguments": "transformers.trainer",
-    "BertConfig": "transformers.models.bert.modeling_bert",
     "lightning": "lightning",
-    "accelerate": "accelerate",
 }
 
 
@@ -36,8 +30,7 @@ def serve() -> None:
         request = json.loads(line)
         for text, name in _MORE_MODULES.items():
             if text in request["text"]:
-                with suppress(ImportError):  # the script says so itself
-                    importlib.import_module(name)
+                importlib.import_module(name)
         child = os.fork()
         if child == 0:
             _become(request)
@@ -50,9 +43,6 @@ def _become(request: dict[str, Any]) -> NoReturn:
     for number, name in ((0, os.devnull), (1, request["out"]), (2, request["err"])):
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
-    signal.alarm(request.get("seconds", 0))
-    if sys.modules["torch"].cuda._is_in_bad_fork():  # an import has begun CUDA, which no fork can go on with
-        os.execv(sys.executable, [sys.executable, *request["command"]])
     sys.argv = request["command"]
     sys.path.insert(0, os.path.dirname(sys.argv[0]))
     code = 1
