@@ -3,9 +3,10 @@
     python benchmarks/measure_again.py DIR [--gpus N] [--seconds S] [--list] JOB ...
 
 A JOB is a kind of records and a name, such as `trials/resnet50`; `--list` prints all. What it writes under DIR belongs
-under benchmarks/records/. Jobs run on N GPUs side by side, each on one GPU and its share of the cores, in the order in
-which they are named. After an interruption the same command goes on. Runs of `accuracy/NAME:PRECISION` are kept in
-DIR/accuracy/NAME, of which `accuracy_study.py DIR/accuracy NAME --seconds 0 --out FOLDER` makes the record.
+under benchmarks/records/. Jobs run on N GPUs side by side (of those that CUDA_VISIBLE_DEVICES names), each on one GPU
+and its share of the cores, in the order in which they are named. After an interruption the same command goes on. Runs
+of `accuracy/NAME:PRECISION` are kept in DIR/accuracy/NAME, of which `accuracy_study.py DIR/accuracy NAME --seconds 0
+--out FOLDER` makes the record.
 """
 
 import argparse
@@ -99,7 +100,8 @@ class Lane:
         """Take a GPU of some until a time of the monotonic clock."""
         self._out, self._end = out, end
         self._cores = sorted(os.sched_getaffinity(0))[gpu::num_gpus]
-        self._variables = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus)))).split(",")
+        self._variables = os.environ | {"CUDA_VISIBLE_DEVICES": visible[gpu]}
 
     def work(self, waiting: "SimpleQueue[str]", unfinished: list[str]) -> None:
         """Run jobs until none is left, or no time."""
