@@ -113,7 +113,7 @@ def main() -> int:
     lanes = [
         subprocess.Popen(
             [sys.executable, *sys.argv, "--lane", str(lane)],
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": str(lane % arguments.gpus)},
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": visible_gpus(arguments.gpus)[lane % arguments.gpus]},
         )
         for lane in range(count)
     ]
@@ -123,6 +123,11 @@ def main() -> int:
             arguments.out.mkdir(parents=True, exist_ok=True)
             (arguments.out / f"{name}.json").write_text(json.dumps(record_of(trials, arguments.lanes)) + "\n")
     return max(codes)
+
+
+def visible_gpus(num_gpus: int) -> list[str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, or else the first ones."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus)))).split(",")
 
 
 def _train(folder: Path, names: Iterable[str], seeds: range, seconds: float, only: str | None) -> None:

@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from accuracy_study import DATA_SETS, JOBS
+from accuracy_study import DATA_SETS, JOBS, visible_gpus
 from by_hand import ROWS
 from script_agreement import SIZES
 from search_tables import searches
@@ -100,8 +100,7 @@ class Lane:
         """Take a GPU of some until a time of the monotonic clock."""
         self._out, self._end = out, end
         self._cores = sorted(os.sched_getaffinity(0))[gpu::num_gpus]
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus)))).split(",")
-        self._variables = os.environ | {"CUDA_VISIBLE_DEVICES": visible[gpu]}
+        self._variables = os.environ | {"CUDA_VISIBLE_DEVICES": visible_gpus(num_gpus)[gpu]}
 
     def work(self, waiting: "SimpleQueue[str]", unfinished: list[str]) -> None:
         """Run jobs until none is left, or no time."""
