@@ -9,6 +9,7 @@ their times say nothing. --out writes a record for each job, which belongs under
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -154,15 +155,14 @@ def _train(folder: Path, names: Iterable[str], seeds: range, seconds: float, onl
 def record_of(trials: Sequence[Trial], lanes: int) -> dict[str, Any]:
     """Return what a table needs of a job's trials: each run's score after every epoch, and its time for a step."""
     first = min(trials, key=lambda trial: trial.started_at)
-    fp32 = [trial for trial in trials if trial.spec.precision == "fp32"]
-    metric = metric_of(fp32)
+    metric = metric_of([trial for trial in trials if trial.spec.precision == "fp32"] or trials)
     runs = [
         {
             "precision": trial.spec.precision,
             "seed": trial.spec.seed,
             "status": trial.status,
             "gpu": trial.environment.gpu_uuid,
-            "curve": [round(score, 6) for _, score in curve_of(trial, metric)],
+            "curve": [round(score, 6) for _, score in curve_of(trial, metric) if math.isfinite(score)],
             "seconds_per_step": seconds_per_step(trial),
         }
         for trial in sorted(trials, key=lambda trial: (trial.spec.precision, trial.spec.seed))
