@@ -137,7 +137,7 @@ class Lane:
         process = subprocess.Popen(
             ["taskset", "-c", ",".join(map(str, self._cores)), *command],
             env=self._variables | caches | _VARIABLES.get(kind, {}),
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE if verb else None,
             text=True,
             start_new_session=True,
         )
@@ -151,7 +151,7 @@ class Lane:
             (self._out / kind).mkdir(parents=True, exist_ok=True)
             account = account_of(json.loads(printed))
             (self._out / kind / f"{name}.json").write_text(json.dumps(account, separators=(",", ":")) + "\n")
-        return bool(printed)
+        return bool(printed) if verb else process.returncode == 0
 
 
 def account_of(document: dict[str, Any]) -> dict[str, Any]:

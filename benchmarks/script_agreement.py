@@ -29,20 +29,20 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "tests" / "training_scripts"
 LAUNCHERS = {"ddp": ("torchrun", "--standalone", "--nproc-per-node", "2")}
 # Lines of the log that an optimizer step writes.
 LINES = {"accumulation": 3, "accelerate_loop": 2, "transformers_trainer": 2}
-# --size and --depth with which a step in bfloat16 is some TFLOP on a GPU.
+# --size and --depth with which a step is some two TFLOP, so that a GPU is never idle.
 SIZES = {
-    "accelerate_loop": (256, 8),
-    "accumulation": (256, 32),
-    "ddp": (256, 16),
-    "gan": (192, 24),
-    "imagenet": (64, 16),
-    "lightning_module": (256, 48),
-    "mnist": (256, 24),
-    "nano_gpt": (128, 16),
+    "accelerate_loop": (192, 8),
+    "accumulation": (192, 32),
+    "ddp": (192, 16),
+    "gan": (144, 24),
+    "imagenet": (80, 16),
+    "lightning_module": (192, 48),
+    "mnist": (176, 24),
+    "nano_gpt": (96, 16),
     "own_amp": (64, 12),
-    "timm_train": (64, 0),
-    "transformers_trainer": (128, 7),
-    "word_language_model": (320, 0),
+    "timm_train": (48, 0),
+    "transformers_trainer": (96, 7),
+    "word_language_model": (224, 0),
 }
 WAYS = {"as-written": "none", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
 _TIMED = 72  # optimizer steps: a multiple of the epochs' lengths

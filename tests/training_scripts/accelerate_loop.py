@@ -16,7 +16,7 @@ def main():
         gradient_accumulation_steps=2,
     )
     model = nn.Sequential(nn.Linear(8, 32 * n), nn.GELU(), More(32 * n), nn.Linear(32 * n, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2 / n)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
     data = TensorDataset(torch.randn(args.steps * 6 * n, 8), torch.randint(4, (args.steps * 6 * n,)))
     loader = DataLoader(data, batch_size=3 * n, shuffle=True)

@@ -11,7 +11,7 @@ n = args.size
 model = nn.Sequential(
     nn.Embedding(30, 8 * n), nn.Flatten(), nn.Linear(48 * n, 16 * n), nn.Tanh(), More(16 * n), nn.Linear(16 * n, 2)
 ).to(args.device)
-optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
+optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3 / n)
 scaler = grad_scaler()
 data = TensorDataset(torch.randint(30, (args.steps * 6 * n, 6)), torch.randint(2, (args.steps * 6 * n,)))
 for index, (words, labels) in enumerate(moved(DataLoader(data, batch_size=2 * n))):

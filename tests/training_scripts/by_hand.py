@@ -53,7 +53,7 @@ class More(nn.Module):
 
     def forward(self, x):
         for layer in self.layers:
-            x = x + nn.functional.gelu(layer(x))
+            x = x + nn.functional.gelu(layer(x)) / args.depth
         return x
 
 

@@ -20,7 +20,7 @@ def main():
     model = DistributedDataParallel(
         nn.Sequential(nn.Linear(5, 24 * n), nn.ReLU(), More(24 * n), nn.Linear(24 * n, 3)).to(args.device)
     )
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), grad_scaler()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1 / n, momentum=0.9), grad_scaler()
     for inputs, targets in moved(DataLoader(data, batch_size=4 * n, sampler=DistributedSampler(data))):
         optimizer.zero_grad(set_to_none=True)
         with autocast():

@@ -10,8 +10,8 @@ n = args.size
 generator = nn.Sequential(nn.Linear(6, 16 * n), nn.ReLU(), More(16 * n), nn.Linear(16 * n, 10 * n)).to(args.device)
 critic = nn.Sequential(nn.Linear(10 * n, 16 * n), nn.LeakyReLU(0.2), More(16 * n), nn.Linear(16 * n, 1)).to(args.device)
 criterion = nn.BCEWithLogitsLoss()
-of_critic = torch.optim.Adam(critic.parameters(), lr=2e-3, betas=(0.5, 0.999))
-of_generator = torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.999))
+of_critic = torch.optim.Adam(critic.parameters(), lr=2e-3 / n, betas=(0.5, 0.999))
+of_generator = torch.optim.Adam(generator.parameters(), lr=2e-3 / n, betas=(0.5, 0.999))
 scaler = grad_scaler()
 for (real,) in moved(DataLoader(TensorDataset(torch.randn(args.steps * 4 * n, 10 * n)), batch_size=4 * n)):
     ones, zeros = torch.ones(4 * n, 1).to(args.device), torch.zeros(4 * n, 1).to(args.device)

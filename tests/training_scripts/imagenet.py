@@ -29,7 +29,7 @@ def main():
         nn.Linear(8 * n, 5),
     ).to(args.device)
     criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1 / n, momentum=0.9, weight_decay=1e-4)
     scaler = grad_scaler()
     model.train()
     loader = DataLoader(FakeImages(), batch_size=4 * n, shuffle=True, num_workers=min(n, 8))

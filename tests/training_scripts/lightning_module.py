@@ -25,7 +25,7 @@ class Classifier(pl.LightningModule):
         self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
 
     def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2 / n)
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)]
 
 

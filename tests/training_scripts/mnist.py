@@ -46,7 +46,7 @@ def main():
     images = TensorDataset(torch.randn(32 * n, 1, 12, 12), torch.randint(10, (32 * n,)))
     loader = DataLoader(images, batch_size=8 * n, shuffle=True)
     model, scaler = Net().to(args.device), grad_scaler()
-    optimizer = optim.Adadelta(model.parameters(), lr=0.5)
+    optimizer = optim.Adadelta(model.parameters(), lr=0.5 / n)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.7)
     for _ in range(args.steps // 4):
         train(model, loader, optimizer, scaler)

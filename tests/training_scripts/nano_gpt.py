@@ -40,7 +40,7 @@ groups = [
     {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
     {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
 ]
-optimizer, scaler = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95)), grad_scaler()
+optimizer, scaler = torch.optim.AdamW(groups, lr=1e-3 / n, betas=(0.9, 0.95)), grad_scaler()
 x, y = get_batch()
 for _ in range(args.steps):
     losses = []

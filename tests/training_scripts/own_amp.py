@@ -20,7 +20,7 @@ class Net(nn.Module):
 
 
 model = Net().to(args.device)
-optimizer, scaler = torch.optim.NAdam(model.parameters(), lr=1e-2), grad_scaler()
+optimizer, scaler = torch.optim.NAdam(model.parameters(), lr=1e-2 / n), grad_scaler()
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 images, labels = torch.randn(6 * n, 3, 10, 10).to(args.device), torch.randint(4, (6 * n,)).to(args.device)
 for _ in range(args.steps):
