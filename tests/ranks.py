@@ -13,7 +13,7 @@ from castwise.spec.trial import MeasurementProtocol, TrialSpec, device_of_rank
 from castwise.worker.distributed import Peers, join_peers
 from castwise.worker.lifetime import kill_when_parent_dies
 
-PATIENCE_SECONDS = 600.0  # two ranks compile at once, on a busy machine, and torch 2.6 is slow at that
+PATIENCE_SECONDS = 600.0  # two ranks compile at once, on a busy machine
 Work = Callable[[Peers, Path], Any]
 
 

@@ -170,14 +170,6 @@ def test_doctor_names_the_device_once_and_pads_no_line(command: CommandLine) -> 
     assert all(line == line.rstrip() for line in done.out.splitlines() if not line.strip() or "  " not in line.strip())
 
 
-def test_doctor_says_what_an_old_torch_lacks(command: CommandLine) -> None:
-    old = command("doctor", engine=FakeEngine(environment=fake_environment(torch="2.6.0+cu124")))
-    (line,) = (line for line in old.out.splitlines() if line.startswith("torch is too old"))
-    assert "batch-norm-kernel needs 2.8" in line
-    new = command("doctor", engine=FakeEngine(environment=fake_environment(torch="2.8.0")))
-    assert "too old" not in new.out
-
-
 def test_doctor_shows_every_gpu_or_the_cpu(command: CommandLine) -> None:
     two = FakeEngine(environment=fake_environment(num_gpus=2), devices=("cuda:1",))
     assert command("doctor", engine=two).out.count("This machine") == 2

@@ -200,15 +200,6 @@ def test_triton_needs_a_volta() -> None:
     assert "7.0 or newer, for Triton; this GPU has 6.0" in str(why_unsupported(spec_of("compile"), P100))
 
 
-def test_an_old_torch_is_named() -> None:
-    spec = spec_of("channels-last", "batch-norm-kernel")
-    for version in ("2.6.0+cu124", "2.7.1"):
-        words = f"batch-norm-kernel needs torch 2.8 or newer; this is torch {version}"
-        assert why_unsupported(spec, V100, version) == words
-    for version in ("2.8.0", "2.10.0", "3.0.0a0+git1", "unknown", ""):
-        assert why_unsupported(spec, V100, version) is None
-
-
 SGD = Optimizer(name="SGD", arguments={"lr": 0.1, "momentum": 0.9})
 
 

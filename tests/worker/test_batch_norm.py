@@ -16,17 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from castwise.errors import UsageError
-from castwise.registry.techniques import find_technique, why_torch_is_too_old
 from castwise.registry.workloads import find_workload
 from castwise.worker.kernels.batch_norm.fusion import use_batch_norm_kernel
 from castwise.worker.kernels.batch_norm.module import fits_kernels, update_running_statistics
 from castwise.worker.kernels.batch_norm.types import HARDSWISH, NO_ACTIVATION, RELU, SILU
 from castwise.worker.models import build_task
 
-pytestmark = pytest.mark.skipif(
-    why_torch_is_too_old(find_technique("batch-norm-kernel"), torch.__version__) is not None,
-    reason="batch-norm-kernel needs a newer torch",
-)
 Forward = Callable[..., Any]
 
 # The expected values are float64's.

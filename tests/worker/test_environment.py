@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import castwise
-from castwise.worker import environment, torch_version
+from castwise.worker import environment, float8
 from castwise.worker.environment import read_environment
 from castwise.worker.precision import read_fp32_precision
 
@@ -79,6 +79,6 @@ def test_torchvision_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_none(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(torch_version, "version", find_none)
+    monkeypatch.setattr(float8, "version", find_none)
     found = read_environment(CPU, None)
     assert (found.torchvision, found.torchao) == (None, None)

@@ -10,11 +10,9 @@ import torch
 
 from castwise.registry.precisions import find_precision
 from castwise.worker.precision import numeric_state, read_fp32_precision
-from castwise.worker.torch_version import FP32_SWITCHES
 from castwise.worker.user_model import global_state
 from castwise.worker.user_model.global_state import changes_while_training, read_process_state, user_code
 
-newer = pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch has had it since 2.9")
 MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
 
 
@@ -46,8 +44,8 @@ def test_unchanged_settings_have_no_note() -> None:
         lambda: setattr(MATMUL, "allow_tf32", True),
         lambda: torch.set_float32_matmul_precision("medium"),
         lambda: setattr(CUDNN, "allow_tf32", False),
-        pytest.param(lambda: setattr(CUDNN.conv, "fp32_precision", "ieee"), marks=newer),
-        pytest.param(lambda: setattr(torch.backends, "fp32_precision", "tf32"), marks=newer),
+        lambda: setattr(CUDNN.conv, "fp32_precision", "ieee"),
+        lambda: setattr(torch.backends, "fp32_precision", "tf32"),
     ],
 )
 def test_tf32_is_noted_and_restored(code: Callable[[], None]) -> None:
@@ -137,8 +135,7 @@ def test_changes_while_training() -> None:
     with numeric_state(find_precision("fp32")):
         before = read_process_state()
         assert changes_while_training(before) == []
-        matmul = next(switch for switch in FP32_SWITCHES if switch.name == "cuda.matmul")
-        matmul.write("tf32")
+        MATMUL.fp32_precision = "tf32"
         torch.set_default_dtype(torch.float64)
         notes = changes_while_training(before)
     assert notes == [

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from pkgutil import resolve_name
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,14 +11,12 @@ from small_step import compute_dtype, cross_entropy, make_batch, make_net
 from torch import Tensor, nn
 
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
-from castwise.worker import torch_version
 from castwise.worker.precision import (
     MasterWeights,
     autocast_maker,
     convert_weights,
     numeric_state,
     read_fp32_precision,
-    restore_fp32_precision,
 )
 
 FP32, TF32 = find_precision("fp32"), find_precision("tf32")
@@ -27,7 +24,6 @@ BACKENDS: Any = torch.backends
 CUDA_PRODUCTS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn")
 CPU_PRODUCTS = ("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 
-newer = pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch has had it since 2.9")
 every_row = pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
 every_row_with_products = pytest.mark.parametrize(
     "row", [row for row in PRECISIONS if row.float32_matmul is not None], ids=lambda row: row.name
@@ -56,7 +52,6 @@ def switches() -> Iterator[None]:
 # The global switches
 
 
-@newer
 @every_row_with_products
 @pytest.mark.parametrize("conv", ["ieee", "tf32", "none"])
 @pytest.mark.parametrize("matmul", ["ieee", "tf32", "none"])
@@ -74,7 +69,6 @@ def test_numeric_state_is_set_and_restored(row: Precision, matmul: str, conv: st
     assert (before["cuda.matmul"], before["cudnn.conv"], before["cudnn.rnn"]) == (matmul, conv, "tf32")
 
 
-@newer
 @pytest.mark.parametrize("row", [FP32, TF32], ids=lambda row: row.name)
 def test_switches_follow_their_parent_after_numeric_state(row: Precision, switches: None) -> None:
     """A switch that was never written follows `torch.backends.fp32_precision`; it must not stop doing so."""
@@ -86,7 +80,6 @@ def test_switches_follow_their_parent_after_numeric_state(row: Precision, switch
     assert set(read_fp32_precision().values()) == {"ieee"}
 
 
-@newer
 @every_row_with_products
 @pytest.mark.parametrize("older", ["highest", "high", "medium"])
 def test_older_matmul_switch_agrees(row: Precision, older: str, switches: None) -> None:
@@ -102,7 +95,6 @@ def test_older_matmul_switch_agrees(row: Precision, older: str, switches: None) 
     assert read_fp32_precision() == before
 
 
-@newer
 @pytest.mark.parametrize(
     ("older", "path", "value"),
     [("highest", "cuda.matmul", "tf32"), ("high", "mkldnn.matmul", "bf16"), ("medium", "mkldnn.matmul", "tf32")],
@@ -117,70 +109,6 @@ def test_contradictory_older_matmul_switch(older: str, path: str, value: str, sw
         with numeric_state(row):
             assert BACKENDS.cuda.matmul.allow_tf32 == (row is TF32)
     assert switch.fp32_precision == value
-
-
-class OlderTorch:
-    """What torch before 2.9 has of `torch`: one flag for all that cuDNN does, and one for oneDNN since 2.7."""
-
-    def __init__(self, *, has_mkldnn_flag: bool) -> None:
-        self.matmul = "highest"
-        older = self
-
-        class Matmul:
-            allow_tf32 = property(
-                lambda _: older.matmul != "highest",
-                lambda _, value: older.set_float32_matmul_precision("high" if value else "highest"),
-            )
-
-        mkldnn = SimpleNamespace(allow_tf32=True) if has_mkldnn_flag else SimpleNamespace()
-        cuda = SimpleNamespace(matmul=Matmul())
-        self.backends = SimpleNamespace(cuda=cuda, cudnn=SimpleNamespace(allow_tf32=True), mkldnn=mkldnn)
-
-    def get_float32_matmul_precision(self) -> str:
-        return self.matmul
-
-    def set_float32_matmul_precision(self, value: str) -> None:
-        self.matmul = value
-
-
-@pytest.fixture(params=["torch 2.6", "torch 2.7", "this torch"])
-def older_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    if request.param == "this torch":
-        if hasattr(BACKENDS, "fp32_precision"):
-            pytest.skip("this is a newer torch")
-        before = read_fp32_precision()
-        yield torch
-        restore_fp32_precision(before)
-        return
-    older = OlderTorch(has_mkldnn_flag=request.param == "torch 2.7")
-    monkeypatch.setattr(torch_version, "torch", older)
-    monkeypatch.setattr(torch_version, "FP32_SWITCHES", torch_version.older_switches())
-    for name in ("get_float32_matmul_precision", "set_float32_matmul_precision"):
-        monkeypatch.setattr(torch, name, getattr(older, name))
-    yield older
-
-
-@every_row_with_products
-@pytest.mark.parametrize("cudnn", [False, True])
-@pytest.mark.parametrize("matmul", ["highest", "high", "medium"])
-def test_older_switches_are_set_and_restored(row: Precision, matmul: str, cudnn: bool, older_torch: Any) -> None:
-    older_torch.set_float32_matmul_precision(matmul)
-    backends, is_tf32 = older_torch.backends, row.float32_matmul == "tf32"
-    backends.cudnn.allow_tf32 = cudnn
-    before, inside = read_fp32_precision(), {}
-    with suppress(ZeroDivisionError), numeric_state(row):
-        inside.update(read_fp32_precision())
-        assert older_torch.get_float32_matmul_precision() == ("high" if is_tf32 else "highest")
-        assert backends.cuda.matmul.allow_tf32 == backends.cudnn.allow_tf32 == is_tf32
-        assert not getattr(backends.mkldnn, "allow_tf32", False)
-        backends.cudnn.allow_tf32 = not is_tf32  # whatever the body leaves, and even if it raises
-        raise ZeroDivisionError
-    assert (older_torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32) == (matmul, cudnn)
-    assert read_fp32_precision() == before
-    assert {inside.pop(path) for path in CUDA_PRODUCTS} == {row.float32_matmul}
-    assert set(inside.values()) == {"ieee"}
-    assert before["cudnn.conv"] == before["cudnn.rnn"] == ("tf32" if cudnn else "ieee")
-    assert before["mkldnn.matmul"] == ("bf16" if matmul == "medium" else "ieee")
 
 
 # What a row makes of the weights

@@ -278,7 +278,7 @@ class Diagnosis:
                 continue
             tried = spec.model_copy(update={"techniques": (*spec.techniques, row.name)})
             try:
-                reason = why_unsupported(tried, self.trial.environment.capability, self.trial.environment.torch)
+                reason = why_unsupported(tried, self.trial.environment.capability)
             except UsageError:
                 return ""  # another castwise's record names what this one does not know
             if reason is None:

@@ -15,7 +15,6 @@ from castwise.registry.precisions import (
     why_unsupported,
     why_without_torchao,
 )
-from castwise.registry.techniques import TECHNIQUES, why_torch_is_too_old
 from castwise.render.console import print_line, result_console
 from castwise.render.units import format_bytes
 from castwise.telemetry.gpu import GpuUnreadableError
@@ -68,12 +67,6 @@ def foreign_processes(environment: Environment) -> list[str]:
 def _facts(environment: Environment) -> list[tuple[str, str]]:
     facts = [("CPU", environment.cpu), ("system", f"{environment.system}, Python {environment.python}")]
     facts.append(("torch", f"{environment.torch}, torchvision {environment.torchvision or 'not installed'}"))
-    lacking = [
-        f"{row.name} needs {'.'.join(map(str, row.needs_torch))}"
-        for row in TECHNIQUES
-        if why_torch_is_too_old(row, environment.torch) is not None
-    ]
-    facts += [("torch is too old", ", ".join(lacking))] if lacking else []
     facts.append(("castwise", f"{environment.castwise} ({environment.commit or 'commit unknown'})"))
     if environment.gpu is None:
         return [*facts, ("GPU", "none that torch can use")]

@@ -714,7 +714,7 @@ def _close(measurements: Sequence[_Measurement]) -> None:
 
 def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:
     """Return why a machine cannot run a spec (for techniques, packages, the number of GPUs), or None."""
-    reason = why_unsupported(spec, environment.capability, environment.torch)
+    reason = why_unsupported(spec, environment.capability)
     reason = reason or why_without_torchao(precision_row(spec.precision), environment.torchao)
     if reason is not None or spec.device_type == "cpu" or spec.world_size == 1:
         return reason

@@ -6,7 +6,6 @@ and how `castwise tune` searches with it. Nothing else names a technique. To add
 
 import math
 import os
-import re
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -27,7 +26,6 @@ PRECISION = "precision"  # stands for a change of precision in `tried_with` and 
 TUNED, COMPILED = "tuned", "compiled"  # names for several techniques at once
 _MOST_WORKERS = 8  # more loader processes were not seen to help one GPU, and each holds batches; chosen here
 _BATCHES_AHEAD = 4
-OLDEST_TORCH = (2, 6)  # that castwise runs on
 _TRITON_CAPABILITY = (7, 0)  # Source: triton-lang/triton README, "Compatibility"
 
 
@@ -148,7 +146,6 @@ class Technique:
     fits_user_models: bool = True  # nothing is known of one before it is built; unfit layers are refused then
     excludes: tuple[str, ...] = ()
     needs_triton: bool = False
-    needs_torch: tuple[int, int] = OLDEST_TORCH
     only_on_several_gpus: bool = False
     why_not: WhyNot | None = None  # the reason, for conditions beyond membership
     sets: tuple[str, ...] = ()
@@ -591,7 +588,6 @@ TECHNIQUES: list[Technique] = [
         absent_in=("mnist_cnn", "mlp"),
         requires="channels-last",
         needs_triton=True,
-        needs_torch=(2, 8),  # whose hooks on saved tensors can be read: tracing would lose a checkpoint otherwise
         why_not=_is_replicated,
         rank=Rank.COMPILE,
         tried_after="compile",  # alone its launches cost more than it saves
@@ -912,8 +908,6 @@ def needs_of(row: Technique) -> str:
         needs.append("a CUDA device")
     if row.optimizers:
         needs.append(f"one of the optimizers {', '.join(row.optimizers)}")
-    if row.needs_torch > OLDEST_TORCH:
-        needs.append(f"torch {_dotted(row.needs_torch)} or newer")
     if row.families:
         needs.append("a language model" if "transformer" in row.families else "a recurrent language model")
     if row.required_on_several_gpus:
@@ -950,12 +944,12 @@ def resolve(names: Sequence[str], spec: TrialSpec, sets: Mapping[str, Sequence[s
     return spec.model_copy(update={"techniques": in_order(named | taken)})
 
 
-def why_unsupported(spec: TrialSpec, capability: tuple[int, int] | None = None, torch: str = "") -> str | None:
+def why_unsupported(spec: TrialSpec, capability: tuple[int, int] | None = None) -> str | None:
     """Return why a trial cannot have one of its techniques, or lacks one that its precision needs; None if it is fine.
 
-    The GPU's capability and torch's version are left out of account if they are not known.
+    The GPU's capability is left out of account if it is not known.
     """
-    reason = _why_unfit(spec, capability, torch)
+    reason = _why_unfit(spec, capability)
     row = precision_row(spec.precision)
     if reason is None and spec.parallelism == "fsdp":
         if spec.kind != "steady":
@@ -971,25 +965,13 @@ def why_unsupported(spec: TrialSpec, capability: tuple[int, int] | None = None, 
     return None
 
 
-def _why_unfit(spec: TrialSpec, capability: tuple[int, int] | None = None, torch: str = "") -> str | None:
+def _why_unfit(spec: TrialSpec, capability: tuple[int, int] | None = None) -> str | None:
     for name in spec.techniques:
         row = find_technique(name)
-        reason = next(_reasons(row, spec, capability), None) or why_torch_is_too_old(row, torch)
+        reason = next(_reasons(row, spec, capability), None)
         if reason is not None:
             return f"{name} {reason}"
     return None
-
-
-def why_torch_is_too_old(row: Technique, torch: str) -> str | None:
-    """Return why a version of torch, such as `2.6.0+cu124`, cannot run a technique; None if it can or is not known."""
-    release = re.match(r"(\d+)\.(\d+)\.", torch)
-    if release is None or (int(release[1]), int(release[2])) >= row.needs_torch:
-        return None
-    return f"needs torch {_dotted(row.needs_torch)} or newer; this is torch {torch}"
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
 
 
 def _reasons(row: Technique, spec: TrialSpec, capability: tuple[int, int] | None) -> Iterator[str]:
@@ -1019,7 +1001,7 @@ def _reasons(row: Technique, spec: TrialSpec, capability: tuple[int, int] | None
     if reason is not None:
         yield reason
     if row.needs_triton and capability is not None and capability < _TRITON_CAPABILITY:
-        yield f"needs CUDA compute capability 7.0 or newer, for Triton; this GPU has {_dotted(capability)}"
+        yield f"needs CUDA compute capability 7.0 or newer, for Triton; this GPU has {capability[0]}.{capability[1]}"
 
 
 def _misfits(row: Technique, spec: TrialSpec, workload: Workload) -> Iterator[str]:

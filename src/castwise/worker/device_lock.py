@@ -84,9 +84,8 @@ def device_lock(*, alone: bool, compiles: bool) -> Iterator[DeviceLock]:
         if compiles:
             from torch._dynamo import callback  # imported already: by preload.py, and by torch for the first optimizer
 
-            # Before torch 2.7 the functions get no argument.
-            begin = callback.on_compile_start(lambda *_: lock.release())
+            begin = callback.on_compile_start(lambda _: lock.release())
             stack.callback(callback.callback_handler.remove_start_callback, begin)
-            end = callback.on_compile_end(lambda *_: lock.acquire())
+            end = callback.on_compile_end(lambda _: lock.acquire())
             stack.callback(callback.callback_handler.remove_end_callback, end)
         yield lock

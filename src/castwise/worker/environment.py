@@ -11,8 +11,8 @@ from castwise._version import __version__
 from castwise.records.schema import Environment
 from castwise.registry.precisions import KNOWN_CPU_FEATURES, Hardware
 from castwise.telemetry.nvml import driver_version, power_limit
+from castwise.worker.float8 import version_of
 from castwise.worker.precision import read_fp32_precision
-from castwise.worker.torch_version import version_of
 
 
 def read_environment(device: torch.device, commit: str | None) -> Environment:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from castwise.errors import TechniqueError
 from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import Precision, why_without_torchao
 from castwise.worker.techniques.padding import PaddedDecoder, find_decoder, hide_words
-from castwise.worker.torch_version import version_of
 
 # cuBLASLt takes FP8 matrices whose dimensions are multiples of this; of the tokens, too, for the weight's gradient.
 _MULTIPLE = 16
@@ -24,6 +24,14 @@ _LONGEST_REASON = 200
 
 _UNITS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _NO_PRODUCT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm)
+
+
+def version_of(package: str) -> str | None:
+    """Return a package's version without importing it, None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def convert_to_float8(model: nn.Module, row: Precision) -> Float8Facts:

@@ -23,9 +23,9 @@ from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.worker.loss_scaling import stepped_by
 from castwise.worker.models.task import ComputeLoss, FakeCopy, Task
+from castwise.worker.precision import FP32_SWITCHES
 from castwise.worker.pytree import tree_tensors
 from castwise.worker.step import TrainingStep
-from castwise.worker.torch_version import FP32_SWITCHES
 
 _aten: Any = torch.ops.aten
 _TF32_CAPABILITY = (8, 0)
@@ -43,7 +43,6 @@ _SWITCHES = {
     **dict.fromkeys(("convolution", "grouped_convolution"), "cudnn.conv"),
     "recurrent": "cudnn.rnn",
 }
-_READ_SWITCH = {switch.name: switch.read for switch in FP32_SWITCHES}
 
 # What an operator multiplies: the kind of product, FLOPs, and a tensor whose dtype is the factors'.
 _Found = tuple[str, int, Tensor]
@@ -188,7 +187,7 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _format(self, kind: str, dtype: torch.dtype) -> str:
         """Return the name of the format that products of a dtype are computed in, as `PEAK_DTYPES` has it."""
         if dtype == torch.float32:
-            is_tf32 = self._has_tf32 and kind in _SWITCHES and _READ_SWITCH[_SWITCHES[kind]]() == "tf32"
+            is_tf32 = self._has_tf32 and kind in _SWITCHES and FP32_SWITCHES[_SWITCHES[kind]].fp32_precision == "tf32"
             return "tf32" if is_tf32 else "fp32"
         name = str(dtype).removeprefix("torch.")
         return _FORMATS.get(dtype, "fp8" if name.startswith("float8") else name)

@@ -13,7 +13,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import Precision
 from castwise.registry.techniques import ATTENTION_KERNELS
-from castwise.worker import torch_version
 from castwise.worker.float8 import convert_to_float8
 from castwise.worker.pytree import tree_map_tensors
 
@@ -22,9 +21,18 @@ from castwise.worker.pytree import tree_map_tensors
 _OLDER_WRITES = ("cuda.matmul", "mkldnn.matmul")
 
 
+# Where torch decides how float32 products are computed, parents first: `cudnn` is also cuda.matmul's. `mkldnn` itself
+# is left out: writing it writes the one for all.
+_PARTS = ("cudnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+FP32_SWITCHES: dict[str, Any] = {
+    "all": torch.backends,
+    **{part: functools.reduce(getattr, part.split("."), torch.backends) for part in _PARTS},
+}
+
+
 def read_fp32_precision() -> dict[str, str]:
     """Return what float32 products compute in, by PyTorch's name of each switch."""
-    return {switch.name: switch.read() for switch in torch_version.FP32_SWITCHES}
+    return {name: str(switch.fp32_precision) for name, switch in FP32_SWITCHES.items()}
 
 
 @contextmanager
@@ -43,13 +51,13 @@ def numeric_state(row: Precision) -> Iterator[None]:
 def set_fp32_precision(products: str) -> list[str]:
     """Set every switch for float32 products; return those that this wrote."""
     written = _set_older("high" if products == "tf32" else "highest")
-    for switch in torch_version.FP32_SWITCHES:
+    for name, switch in FP32_SWITCHES.items():
         # oneDNN on CPUs has no TF32 of its own; the switch would be refused there.
-        wanted = "ieee" if switch.name.startswith("mkldnn") else products
+        wanted = "ieee" if name.startswith("mkldnn") else products
         # A switch that follows its parent already is not written: torch's default would not come back.
-        if switch.read() != wanted:
-            switch.write(wanted)
-            written.append(switch.name)
+        if switch.fp32_precision != wanted:
+            switch.fp32_precision = wanted
+            written.append(name)
     return written
 
 
@@ -61,11 +69,11 @@ def restore_fp32_precision(before: dict[str, str], written: Sequence[str] = ()) 
     matmuls = {before[name] for name in _OLDER_WRITES}
     older = "medium" if "bf16" in matmuls else "high" if "tf32" in matmuls else "highest"
     written = [*written, *_set_older(older)]
-    for switch in torch_version.FP32_SWITCHES:
-        if switch.name in written:
-            switch.write("none")  # follows its parent again
-        if switch.read() != before[switch.name]:
-            switch.write(before[switch.name])
+    for name, switch in FP32_SWITCHES.items():
+        if name in written:
+            switch.fp32_precision = "none"  # follows its parent again
+        if switch.fp32_precision != before[name]:
+            switch.fp32_precision = before[name]
 
 
 def _set_older(wanted: str) -> list[str]:

@@ -261,7 +261,7 @@ def _check_possible(spec: TrialSpec) -> None:
         raise UsageError(
             f"{spec.workload} is a model of the user's own, which `castwise run` and castwise.compare take."
         )
-    reason = why_unsupported(spec, torch=torch.__version__)
+    reason = why_unsupported(spec)
     if reason is not None:
         raise UsageError(reason)
     if spec.memory_limit_bytes is not None and spec.kind != "steady":
