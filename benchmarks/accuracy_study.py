@@ -1,22 +1,24 @@
 """Train many seeds in every precision, on several GPUs: what README and docs say about accuracy.
 
-    python benchmarks/accuracy_study.py DIR [--gpus N] [--lanes N] [--seconds S] [--out FOLDER] JOB ...
+    python benchmarks/accuracy_study.py DIR [--gpus N] [--lanes N] [--seconds S] [--beyond NAME] [--out FOLDER] JOB ...
 
-A JOB is a key of `JOBS`. GPU n of N trains seeds n, n + N, …: all precisions of a seed on one GPU, in turns. Trials are
-kept under DIR, and the same command goes on from them. --lanes trains several at once on each GPU, for scores alone:
-their times say nothing. --out writes a record for each job, which belongs under benchmarks/records/accuracy/.
+A JOB is a key of `JOBS`. Each GPU trains all seeds in one precision before the next, so that it compiles few loops, and
+takes what no other has begun. Trials are kept under DIR, and the same command goes on from them. --lanes trains several
+at once on each GPU, for scores alone: their times say nothing. --beyond h100 leaves out the runs that the records
+h100-JOB have. --out writes a record for each job, which belongs under benchmarks/records/accuracy/.
 """
 
 import argparse
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ _MODELS = str(Path(__file__).parent / "accuracy_models.py")
 _EVERY = ("fp32", "tf32", "fp16-mixed", "bf16-mixed", "fp16-master", "bf16-master", "fp16-true", "bf16-true")
 APEX = ("tf32", "fp16-mixed", "fp16-master", "fp16-true")  # its levels O0 to O3; a run in fp32 takes 9 minutes
 PAIRS = 8  # of one verdict on a planted fault
+CLAIMS = "claims"  # a file for each run that a lane has begun
 _PLANTED_MARGIN = 0.003
 _WORSE, _NO_CLAIM = ("worse", "diverged"), ("as good", "not enough runs")
 # The precision of each case, what it is, and which verdicts are right.
@@ -84,13 +87,12 @@ JOBS = {
     "mnist": Job("mnist-cnn", _EVERY, 30, "resident-data+cuda-graph"),
     "fast-cifar10": Job("resnet9", _EVERY, 8, "tuned", fp32_seeds=6),
     "wrn-cifar10": Job("wrn-28-10", APEX, 6, "tuned", loss_scale="dynamic-apex"),
-    "fast-wikitext2": Job("lstm-lm", _EVERY, 8, "tuned", suite="fast-wikitext2"),
+    "fast-wikitext2": Job("lstm-lm", _EVERY, 12, "tuned", suite="fast-wikitext2"),
     "sound": _planted("sound", "bf16-mixed"),
     "small_gradients": _planted("small_gradients", "fp16-mixed", "1"),
     "small_updates": _planted("small_updates", "bf16-true"),
     "rounding_bug": _planted("rounding_bug", "bf16-mixed"),
 }
-DATA_SETS = tuple(name for name in JOBS if name not in PLANTED)
 
 
 def main() -> int:
@@ -102,15 +104,15 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=1, help="runs at once on each GPU")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no run begins")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--precision", help="train this one alone, so that each GPU compiles one loop")
+    parser.add_argument("--beyond", metavar="NAME")
     parser.add_argument("--lane", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args()
     count = arguments.gpus * arguments.lanes
     if arguments.lane is not None:
-        seeds = range(arguments.first + arguments.lane, 10**6, count)
-        _train(arguments.folder, arguments.jobs, seeds, arguments.seconds, arguments.precision)
+        _train(arguments)
         return 0
+    for name in arguments.jobs:
+        shutil.rmtree(arguments.folder / name / CLAIMS, ignore_errors=True)
     lanes = [
         subprocess.Popen(
             [sys.executable, *sys.argv, "--lane", str(lane)],
@@ -131,21 +133,27 @@ def visible_gpus(num_gpus: int) -> list[str]:
     return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus)))).split(",")
 
 
-def _train(folder: Path, names: Iterable[str], seeds: range, seconds: float, only: str | None) -> None:
-    """Train some seeds of each job until the time is up, in only one precision if it is named."""
-    end = time.monotonic() + seconds
-    for name in names:
-        job = JOBS[name]
-        search = prepare_accuracy(AccuracyOptions(results=folder / name, **job.options))
+def _train(arguments: argparse.Namespace) -> None:
+    """Train what no other lane has begun, until the time is up."""
+    end = time.monotonic() + arguments.seconds
+    for name in arguments.jobs:
+        job, claims = JOBS[name], arguments.folder / name / CLAIMS
+        recorded = record_named(f"{arguments.beyond}-{name}")["runs"] if arguments.beyond else []
+        known = {(run["precision"], run["seed"]) for run in recorded}
+        search = prepare_accuracy(AccuracyOptions(results=arguments.folder / name, **job.options))
         measure = CachedMeasure(search.job.runner)
-        for seed in seeds:
-            if seed >= job.seeds:
-                break
-            for spec in search.specs if seed % 2 == 0 else reversed(search.specs):
-                if only not in (None, spec.precision) or not job.trains(spec.precision, seed):
+        claims.mkdir(parents=True, exist_ok=True)
+        start = arguments.lane % len(search.specs)
+        for spec in (*search.specs[start:], *search.specs[:start]):
+            for seed in range(job.seeds):
+                if (spec.precision, seed) in known or not job.trains(spec.precision, seed):
                     continue
                 if time.monotonic() > end:
                     return
+                try:
+                    (claims / f"{spec.precision}-{seed}").touch(exist_ok=False)
+                except FileExistsError:
+                    continue
                 trial = measure(spec.model_copy(update={"seed": seed}))
                 print(
                     f"{name} {spec.precision} seed {seed}: {trial.status}, {trial.duration_seconds:.0f} s", flush=True

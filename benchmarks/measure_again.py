@@ -4,9 +4,7 @@
 
 A JOB is a kind of records and a name, such as `trials/resnet50`; `--list` prints all. What it writes under DIR belongs
 under benchmarks/records/. Jobs run on N GPUs side by side (of those that CUDA_VISIBLE_DEVICES names), each on one GPU
-and its share of the cores, in the order in which they are named. After an interruption the same command goes on. Runs
-of `accuracy/NAME:PRECISION` are kept in DIR/accuracy/NAME, of which `accuracy_study.py DIR/accuracy NAME --seconds 0
---out FOLDER` makes the record.
+and its share of the cores, in the order in which they are named. After an interruption the same command goes on.
 """
 
 import argparse
@@ -21,7 +19,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from accuracy_study import DATA_SETS, JOBS, visible_gpus
+from accuracy_study import visible_gpus
 from by_hand import ROWS
 from script_agreement import SIZES
 from search_tables import searches
@@ -49,10 +47,8 @@ KINDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "fit": (TRANSFORMERS, "max-batch", ("--precision", "bf16-mixed", "--no-curve", "--techniques", _SMALLER)),
     "by_hand": (tuple(ROWS), "", ()),
     "scripts": (tuple(name for name in SIZES if name != "ddp"), "", ()),  # which needs two GPUs
-    "accuracy": (tuple(f"{name}:{precision}" for name in DATA_SETS for precision in JOBS[name].precisions), "", ()),
     "emitted": (tuple(searches()), "", ("--rounds", "5")),
 }
-_FILES = {"scripts": "script_agreement.py", "accuracy": "accuracy_study.py"}  # of other names than their kinds
 # Each process of a comparison with an emitted script chooses its kernels anew.
 _VARIABLES = {"emitted": {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}}
 # Sessions of the two largest models take half a minute each.
@@ -124,10 +120,8 @@ class Lane:
         if not verb:
             if record.exists():
                 return True
-            study, _, precision = name.partition(":")
-            command = [sys.executable, str(HERE / _FILES.get(kind, f"{kind}.py"))]
-            command += [str(record.parent), "--precision", precision] if precision else ["--out", str(record)]
-            command += [study, *options]
+            file = "script_agreement.py" if kind == "scripts" else f"{kind}.py"
+            command = [sys.executable, str(HERE / file), "--out", str(record), name, *options]
         else:
             results = self._out / {"searches": f"results/{name}", "fit": f"fit/{name}"}.get(kind, kind)
             command = [sys.executable, "-m", "castwise", verb, OWN_MODELS.get(name, name), "--results", str(results)]
