@@ -227,6 +227,15 @@ def test_the_command_that_decides(name: str) -> None:
     assert shlex.split(advice.command)[2] == trials[0].spec.workload
 
 
+def test_a_script_s_command_keeps_what_was_asked_for() -> None:
+    script = UserModel(kind="script", path="train.py", name="", units_per_step=2240, unit="tokens")
+    named = {"workload": "python train.py --lr 1", "user_model": script}
+    counted = {"protocol": fake_spec("fp32").protocol.model_copy(update={"num_steps": 50})}
+    advice = advise(*(at(name, 1, **named, **counted) for name in ("as-written", "tf32")))
+    options = "--precision as-written,tf32 --within 1% --steps 50 --units-per-step 2240 --unit tokens"
+    assert advice.command == f"castwise run {options} -- python train.py --lr 1"
+
+
 def test_a_call_decides_on_objects() -> None:
     advice = advise(*(at(name, 1, workload="own:Net", device="cpu") for name in ("fp32", "tf32")))
     call = 'castwise.compare(..., precision="fp32,tf32", batch_size=256, device="cpu", within="1%")'

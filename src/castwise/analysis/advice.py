@@ -1,6 +1,5 @@
 """Decide which loop to take, from the intervals of the speed-ups, and say it in words: one answer everywhere."""
 
-import itertools
 import json
 import math
 import shlex
@@ -462,16 +461,14 @@ def _command(rows: Sequence[Row]) -> str:
     if is_object(spec.workload):
         written = (f"{name}={json.dumps(value)}" for name, value in options.items())
         return f"castwise.compare(..., {', '.join(written)})"
-    flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
-    if spec.is_script:
-        flags = (
-            (f"--{name.replace('_', '-')}", str(options[name]))
-            for name in ("precision", "techniques", "within")
-            if name in options
-        )
-        script = shlex.split(spec.workload)
-        return shlex.join(["castwise", "run", *itertools.chain.from_iterable(flags), "--", *script])
-    return shlex.join(["castwise", "run", spec.workload, *itertools.chain.from_iterable(flags)])
+    script = spec.user_model if spec.is_script else None
+    if script is not None:
+        asked = {"steps": spec.protocol.num_steps, "units_per_step": script.units_per_step, "unit": script.unit}
+        options = {name: options[name] for name in ("precision", "techniques", "within") if name in options}
+        options |= {name: value for name, value in asked.items() if value is not None}
+    flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    before, after = ([], ["--", *shlex.split(spec.workload)]) if script is not None else ([spec.workload], [])
+    return shlex.join(["castwise", "run", *before, *flags, *after])
 
 
 def _keeps_float32_weights(row: Row) -> bool:
