@@ -117,6 +117,14 @@ def test_the_answer_says_by_how_much_and_how_fast_in_80_columns(
         assert "as good" in asked(command, "--precision", "fp32,bf16-mixed", "--format", kind).out
 
 
+def test_scores_that_never_differ_prove_nothing(command: CommandLine) -> None:
+    words = "Every run has the same score, whatever its seed"
+    for epochs, learns in (("1", lambda _: 0.5), ("2", learning())):
+        engine = FakeEngine(learns=learns)
+        done = asked(command, "--precision", "fp32,bf16-mixed", "--epochs", epochs, engine=engine)
+        assert (words in done.out) is (epochs == "1")
+
+
 def test_perplexity_is_judged_in_per_cent(command: CommandLine) -> None:
     engine = FakeEngine(learns=learning(0.002, bf16_mixed=-0.1))
     arguments = ("accuracy", "lstm-lm", "--precision", "fp32,tf32,bf16-mixed", "--format", "json")

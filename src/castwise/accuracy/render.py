@@ -102,6 +102,9 @@ def sentences(result: AccuracyResult) -> list[str]:
         lines.insert(
             0, f"{first.spec.precision}, the baseline, diverged in every run: nothing can be compared with it."
         )
+    scores = [score for each in result.runs for score in each.scores]
+    if len(scores) > len(result.runs) and len(set(scores)) == 1 and scores[0] is not None:
+        lines.append("Every run has the same score, whatever its seed: it does not depend on what the model learned.")
     if find_workload(first.spec.workload).pretrained and first.spec.weights is None:
         lines.append("The weights were random at first, and not the source's pretrained ones.")
     if result.budget_ended:
