@@ -230,6 +230,12 @@ def test_bf16_mixed_is_the_baseline_of_fp8_if_nothing_else_is() -> None:
     assert compare(engine(), configurations("bf16-mixed", "bf16-true"))._baseline is None
 
 
+def test_a_script_as_written_is_the_baseline() -> None:
+    baseline = compare(engine(), configurations("fp32", "default", "as-written"))._baseline
+    assert baseline is not None
+    assert baseline.precision == "as-written"
+
+
 @pytest.mark.parametrize(
     ("capability", "order"),
     [

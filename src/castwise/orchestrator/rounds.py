@@ -15,7 +15,7 @@ from castwise.analysis.steady_metrics import block_lengths, block_means, was_at_
 from castwise.orchestrator.block_schedule import PriorStats
 from castwise.orchestrator.runner import TrialRunner, fails_alike, run_session
 from castwise.records.schema import Trial
-from castwise.registry.precisions import BASELINE, BESIDE_FP8, DEFAULT, precision_row, why_emulated
+from castwise.registry.precisions import AS_WRITTEN, BASELINE, BESIDE_FP8, DEFAULT, precision_row, why_emulated
 from castwise.registry.techniques import join, times_kernels, times_kernels_while_compiling
 from castwise.spec.options import DurationOptions
 from castwise.spec.trial import TrialSpec
@@ -70,8 +70,8 @@ class Rounds:
         specs: The configurations, as specs with repeat 0.
         rule: When to end.
         recorded: Trials of these configurations that need not be measured again.
-        baseline: The configuration that the others are compared with; None takes PyTorch's default, or else fp32, or
-                else bf16-mixed beside FP8.
+        baseline: The configuration that the others are compared with; None takes a script as it is written, or else
+                PyTorch's default, or fp32, or bf16-mixed beside FP8.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class Rounds:
     ) -> None:
         self._runner, self._rule = runner, rule
         by_precision = {spec.precision: spec for spec in reversed(specs)}
-        self._baseline = baseline or by_precision.get(DEFAULT) or by_precision.get(BASELINE)
+        usual = (by_precision[name] for name in (AS_WRITTEN, DEFAULT, BASELINE) if name in by_precision)
+        self._baseline = baseline or next(usual, None)
         if self._baseline is None and any(precision_row(name).float8_recipe for name in by_precision):
             self._baseline = by_precision.get(BESIDE_FP8)
         # The baseline is set up first: without it nothing can be compared.
