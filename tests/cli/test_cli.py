@@ -71,12 +71,12 @@ def test_without_a_command_the_next_steps_are_shown(command: CommandLine) -> Non
     done = command()
     assert (done.code, done.err, done.engine.sessions) == (0, "", [])
     assert len(done.out.splitlines()) <= 12
-    for words in ("doctor", "run", "run FILE.py:build", "tune FILE.py:build", "report", "--help"):
+    for words in ("doctor", "run -- python train.py", "run FILE.py:build", "tune FILE.py:build", "report", "--help"):
         assert f"castwise {words}" in done.out
 
 
 HELP_GROUPS = {
-    "run": ["Arguments", "What to measure", "How long", "Machine", "Many machines", "Output", "Records", "Prices"],
+    "run": ["Arguments", "What to measure", "How long", "Machine", "Output", "Records", "Prices", "Many machines"],
     "tune": ["Arguments", "What to measure", "How long", "Machine", "Output", "Records"],
     "max-batch": ["Arguments", "What to measure", "How long", "Machine", "Output", "Records"],
     "suite": ["Arguments", "What to measure", "How long", "Machine", "Output", "Records"],

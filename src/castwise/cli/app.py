@@ -23,11 +23,13 @@ _PARSING_ERROR: type[Any] = typer.BadParameter.__bases__[0]
 _START = """\
 castwise measures in which numeric precision to train a model on this machine.
 
-  castwise doctor               what this machine can do
-  castwise run                  a short job, to begin with
-  castwise run FILE.py:build    your own model, in every precision
-  castwise tune FILE.py:build   the fastest training loop for it
-  castwise report               what was measured, as a page with charts
+  castwise doctor                   what this machine can do
+  castwise run                      a short job, to begin with
+  castwise run -- python train.py   your own script, in every precision
+  castwise why -- python train.py   why one is no faster
+  castwise run FILE.py:build        your own model, without its script
+  castwise tune FILE.py:build       the fastest training loop for it
+  castwise report                   what was measured, as a page with charts
 
 `castwise init FILE.py` writes a model of your own to start from.
 `castwise --help` shows every command, `castwise run --help` one with its options.
@@ -39,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode="rich",  # markdown would cost `castwise --help` 0.1 s
     pretty_exceptions_enable=False,
     help="In which numeric precision should this model be trained on this GPU, and why? castwise measures it.",
-    epilog="Exit codes: 0 done, 1 a trial failed, 2 usage, 3 store, 4 output, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 a trial failed, 2 usage, 3 records, 4 standard output, 130 interrupted.",
 )
 
 

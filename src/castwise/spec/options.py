@@ -17,7 +17,7 @@ from castwise.spec.quantities import parse_count, parse_duration, parse_list, pa
 _Options = TypeVar("_Options")
 
 # The groups of a command's help, in their order.
-Panel = Literal["What to measure", "How long", "Machine", "Many machines", "Output", "Records", "Prices"]
+Panel = Literal["What to measure", "How long", "Machine", "Output", "Records", "Prices", "Many machines"]
 
 DEFAULT_RESULTS = Path("castwise-results")
 
