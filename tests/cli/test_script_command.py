@@ -1,7 +1,7 @@
 """`castwise run`, `why` and `tune` of a script, from the command line to the table and the record, on the CPU."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,10 +36,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(_SCRIPT)
 
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(
-            sys, "argv", ["castwise", *arguments, "--", "python", "train.py", "--lr", "0.1", "--token", "abc"]
-        )
+    def call(*arguments: str, start: Sequence[str] = ("python", "train.py")) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["castwise", *arguments, "--", *start, "--lr", "0.1", "--token", "abc"])
         with pytest.raises(SystemExit) as stop:
             app.main()
         assert isinstance(stop.value.code, int)
@@ -66,6 +64,16 @@ def test_a_script_is_measured_from_the_command_line_to_the_record(run: Run) -> N
         assert "abc" not in trial.spec.model_dump_json()
         assert trial.spec.batch_size == 8
         assert sum(block.num_steps for block in trial.ranks[0].blocks) == 8
+
+
+def test_a_module_is_run_as_python_does(run: Run) -> None:
+    Path("package").mkdir()
+    Path("package/sizes.py").write_text("WIDTH = 32")
+    text = "from package import sizes as found\nfrom . import sizes\nassert found is sizes and __package__\n"
+    Path("package/train.py").write_text(text + _SCRIPT)
+    code, _, err = run("run", *_SHORT, "--rounds", "1", start=("python", "-u", "-m", "package.train"))
+    assert code == 0, err
+    assert {trial.spec.workload for trial in records()} == {"python -m package.train --lr 0.1 --token HIDDEN"}
 
 
 def test_why_says_what_a_step_of_a_script_takes(run: Run) -> None:

@@ -213,19 +213,50 @@ def test_a_launcher_is_part_of_the_command(start: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["deepspeed", "train.py"], "does not start 'deepspeed' yet"),
-        (["accelerate", "config"], "does not start 'accelerate' yet"),
-        (["torchrun", "--nproc-per-node", "2"], "is no script"),
+        (["deepspeed", "train.py"], "cannot start 'deepspeed'"),
+        (["uv", "run", "train.py"], "cannot start 'uv'"),
+        (["./train.py", "--lr", "1"], "cannot start './train.py'"),
+        (["accelerate", "config"], "cannot start 'accelerate'"),
+        (["torchrun", "--nproc-per-node", "2"], "names no script"),
         (["torchrun", "--nnodes=2", "train.py"], "on this host alone: '--nnodes=2'"),
-        (["torchrun", "-m", "package.train", "train.py"], "'-m' is not possible"),
+        (["torchrun", "--no-python", "train.py"], "'--no-python' is not possible"),
         (["python"], "names no script"),
-        (["python", "-m", "train"], "'-m' is no script"),
+        (["python", "-m"], "names no script"),
+        (["python", "-O", "train.py"], "'-O' is no script"),
         (["/no/such/python3", "train.py"], "by its own Python"),
     ],
 )
 def test_what_runs_no_script_is_refused(words: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         script_command(words)
+
+
+@pytest.mark.parametrize("start", [["python", "-m"], ["torchrun", "--nproc-per-node", "2", "-m"]])
+@pytest.mark.parametrize("name", ["package.train", "package"])
+def test_a_module_is_found_and_not_imported(
+    start: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package").mkdir()
+    for file in ("__init__", "train", "__main__"):
+        (tmp_path / "package" / f"{file}.py").write_text("raise AssertionError")
+    command = script_command([*start, name, "--lr", "1"])
+    assert command == f"{' '.join(start)} {name} --lr 1" == shown_name(command)
+    model = locate(command)
+    file = "train.py" if name == "package.train" else "__main__.py"
+    assert (Path(model.path), model.name) == (tmp_path / "package" / file, name)
+    assert (model.arguments, model.launcher) == (("--lr", "1"), tuple(start[:-1] if start[0] == "torchrun" else []))
+
+
+@pytest.mark.parametrize("name", ["no_such_module", "json.no_such_part", "json", "not-a-name", "sys"])
+def test_a_module_that_cannot_be_run_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"The module '{name}' does not exist"):
+        locate(f"python -m {name}")
+
+
+def test_options_of_python_that_change_nothing_are_left_out() -> None:
+    words = ["python3", "-u", "-W", "ignore", "-Wdefault", "-B", "train.py", "-u"]
+    assert script_command(words) == "python train.py -u"
 
 
 def test_names_of_workloads_are_no_command() -> None:

@@ -1,12 +1,13 @@
 """How a user's own model is named, where it comes from, and what is known of it before it is measured.
 
-Users write `python FILE.py ARGUMENTS` for a script that trains by itself, `FILE.py:FUNCTION`,
-`module.path:FUNCTION` or `transformers:CONFIG`; `castwise.compare` writes
-`pickle:FILE`. The user's code runs only in the trial's process: here are only names and files.
+Users write `python FILE.py ARGUMENTS` or `python -m MODULE ARGUMENTS` for a script that trains by itself,
+`FILE.py:FUNCTION`, `module.path:FUNCTION` or `transformers:CONFIG`; `castwise.compare` writes `pickle:FILE`. The user's
+code runs only in the trial's process: here are only names and files.
 """
 
 import functools
 import hashlib
+import importlib.util
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal, Self
 
@@ -39,7 +41,13 @@ _LAUNCHERS = (
     ("python", "-m", "torch.distributed.run"),
     ("python", "-m", "accelerate.commands.launch"),
 )
-_OTHER_LAUNCHERS = ("accelerate", "deepspeed", "mpirun", "srun", "lightning")
+_OTHER_LAUNCHERS = (
+    *("accelerate", "deepspeed", "mpirun", "srun", "lightning"),
+    *("uv", "poetry", "conda", "env", "bash", "sh"),
+)
+_RUNS_MODULE = ("-m", "--module")
+# Options of Python before a script that change nothing here; -W has a value, which may be a word of its own.
+_HARMLESS_OPTION = re.compile(r"-[uB]|-W(.*)")
 # Names of arguments whose values are in no record. Not those of `--tokenizer` or `--max-tokens`.
 _SECRET = re.compile(r"password|passwd|secret|credential|(^|[-_.+])(token|auth|(api_?)?key)([-_.]|$)", re.IGNORECASE)
 _ROUNDS = 200_000  # a tenth of a second; chosen here
@@ -55,7 +63,7 @@ class UserModel(FrozenModel):
     # The absolute file; of a module the folder that is searched first; of a model type of transformers ("bert") empty.
     # Records name no folder: the file's name, and nothing of a module.
     path: str
-    name: str  # the function, MODULE:FUNCTION, or the configuration's model type or file name
+    name: str  # the function, MODULE:FUNCTION, the configuration's model type or file name, or a script's module
     arguments: tuple[str, ...] = ()  # of a script; in records a file's is its name
     launcher: tuple[str, ...] = ()  # what starts a script on several ranks: ("torchrun", "--nproc-per-node", "2")
     units_per_step: int | None = None  # of a script, as the user counts them; None counts samples of its loader
@@ -176,22 +184,23 @@ def script_command(words: Sequence[str]) -> str | None:
     program = Path(words[0]).name if words else ""
     is_python = re.fullmatch(r"python[\d.]*", program) is not None
     named = ["python" if is_python else program, *words[1:]]
+    while is_python and len(named) > 1 and (option := _HARMLESS_OPTION.fullmatch(named[1])):
+        del named[1 : 3 if option[1] == "" else 2]
     launcher = next((each for each in _LAUNCHERS if tuple(named[: len(each)]) == each), ())
-    if program in _OTHER_LAUNCHERS and not launcher:
-        raise UsageError(f"castwise does not start '{program}' yet. Name the script: castwise run -- python train.py …")
     if not is_python and not launcher:
+        if program in _OTHER_LAUNCHERS or any(word.startswith("-") for word in words[1:]):
+            raise UsageError(f"castwise cannot start '{words[0]}'. Name the script: castwise run -- python train.py")
         return None
     found = shutil.which(words[0])
     same = found is not None and os.path.realpath(found) == os.path.realpath(sys.executable)
     if is_python and words[0] not in ("python", "python3") and not same:
         raise UsageError(f"castwise runs scripts by its own Python, '{sys.executable}', and not by '{words[0]}'.")
-    own, _, _ = _parse_script(shlex.join(named))
-    if len(named) == len(own) or (not launcher and not named[1].endswith(".py")):
-        what = f"'{words[1]}' is no script" if len(words) > 1 else "it names no script"
+    own, file, _ = _parse_script(shlex.join(named))
+    if not file or not (launcher or file.endswith(".py") or own[-1] in _RUNS_MODULE):
+        what = f"'{file}' is no script" if file else "it names no script"
         raise UsageError(f"'{shlex.join(words)}': {what}. Write: castwise run -- python train.py --lr 1e-3")
     refused = re.search(
-        r" (-m|--module|--no[-_]python|--(nnodes|num[-_]machines)[ =](?!1\b)\S+)",
-        " " + shlex.join(own[len(launcher) :]),
+        r" (--no[-_]python|--(nnodes|num[-_]machines)[ =](?!1\b)\S+)", " " + shlex.join(own[len(launcher) :])
     )
     if launcher and refused is not None:
         raise UsageError(f"castwise starts a script's ranks on this host alone: '{refused[1]}' is not possible here.")
@@ -199,12 +208,31 @@ def script_command(words: Sequence[str]) -> str | None:
 
 
 def _parse_script(command: str) -> tuple[list[str], str, list[str]]:
-    """Return what starts a script (`["python"]`, or a launcher with its options), the file, and its arguments."""
+    """Return what starts a script (python, or a launcher with its options), the file, and its arguments.
+
+    If what starts it ends with `-m`, it is not a file but a module.
+    """
     words = shlex.split(command)
-    launched = any(tuple(words[: len(each)]) == each for each in _LAUNCHERS)
-    is_file = [index == 1 if not launched else word.endswith(".py") for index, word in enumerate(words)]
-    first = is_file.index(True) if True in is_file else len(words)
+    launcher = next((each for each in _LAUNCHERS if tuple(words[: len(each)]) == each), ())
+    first = 2 if words[1:2] == ["-m"] else 1
+    if launcher:
+        after = range(len(launcher), len(words))
+        first = next((i for i in after if words[i].endswith(".py") or words[i - 1] in _RUNS_MODULE), len(words))
     return words[:first], "".join(words[first : first + 1]), words[first + 1 :]
+
+
+def _file_of_module(name: str) -> str | None:
+    """Return the file that `python -m NAME` runs, None if there is none. Nothing of it is imported."""
+    spec = None
+    if all(part.isidentifier() for part in name.split(".")):
+        top, *rest = name.split(".")
+        spec = PathFinder.find_spec(top, [os.getcwd()]) or importlib.util.find_spec(top)
+        for part in rest:
+            inside = spec and spec.submodule_search_locations
+            spec = PathFinder.find_spec(f"{spec.name}.{part}", inside) if spec and inside else None
+        if spec is not None and spec.submodule_search_locations is not None:  # a package
+            spec = PathFinder.find_spec(f"{name}.__main__", spec.submodule_search_locations)
+    return None if spec is None else spec.origin
 
 
 @functools.cache
@@ -287,11 +315,19 @@ def locate(reference: str) -> UserModel:
     """
     if is_script(reference):
         start, where, arguments = _parse_script(reference)
-        script = Path(where).expanduser().absolute()
+        is_module = start[-1] in _RUNS_MODULE
+        script = Path((_file_of_module(where) or "") if is_module else where).expanduser().absolute()
         if not script.is_file():
-            raise UsageError(f"The script '{where}' {'is a folder' if script.is_dir() else 'does not exist'}.")
-        launcher = () if start == ["python"] else tuple(start)
-        return UserModel(kind="script", path=str(script), name="", arguments=tuple(arguments), launcher=launcher)
+            what = "is a folder" if script.is_dir() and not is_module else "does not exist"
+            raise UsageError(f"The {'module' if is_module else 'script'} '{where}' {what}.")
+        launcher = tuple(start[:-1] if is_module else start)
+        return UserModel(
+            kind="script",
+            path=str(script),
+            name=where if is_module else "",
+            arguments=tuple(arguments),
+            launcher=() if launcher == ("python",) else launcher,
+        )
     kind, where, name = _parse(reference.strip())
     if kind == "module":
         return UserModel(kind=kind, path=str(Path.cwd()), name=f"{where}:{name}")

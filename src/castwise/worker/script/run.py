@@ -106,7 +106,7 @@ class ScriptRun:
         self._modules = set(sys.modules)
 
     def run(self) -> None:
-        """Run the script, as `python FILE ARGUMENTS` would, until it ends or is stopped."""
+        """Run the script until it ends or is stopped, as Python would by `python FILE` or `python -m MODULE`."""
         script = self._script
         # This process is a fork server's child, and would start a loader's workers by it, without the script's classes.
         multiprocessing.set_start_method(None, force=True)
@@ -115,7 +115,7 @@ class ScriptRun:
         else:
             torch.cuda.set_device(self._device)
         sys.argv = [script.path, *script.arguments]
-        sys.path.insert(0, str(Path(script.path).parent))
+        sys.path.insert(0, os.getcwd() if script.name else str(Path(script.path).parent))
         if script.scratch:
             os.chdir(script.scratch)
         process = os.getpid()
@@ -127,7 +127,10 @@ class ScriptRun:
                 OutsideTechniques(self._techniques, self._device),
                 self._after_step,
             )
-            runpy.run_path(script.path, run_name="__main__")
+            if script.name:
+                runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script.path, run_name="__main__")
         except ScriptStopped:
             pass
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it raises is its end
