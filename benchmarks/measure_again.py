@@ -31,7 +31,9 @@ HERE = Path(__file__).parent
 WORKLOADS = ("resnet50", "wrn-28-10", "lstm-lm", "lstm-lm-1500", "mlp-4096", "mnist-cnn", "dpn92")
 TRANSFORMERS = ("gpt2", "gpt2-xl", "gpt-d4096", "llama-1b", "bert-base", "vit-b16")
 WIDTHS = ("gpt-d768x12", "gpt-d1024x12", "gpt-d1536x8", "gpt-d2048x8", "gpt-d4096", "gpt-d8192x2")
-OWN_MODELS = {"own-gpt2": str(HERE / "gpt2.py")}
+TUNED = ("gpt2", "gpt2-b64", "gpt-d2048x12", "gpt-d4096", "gpt-d4096-fp8", "vit-b16")  # rows of by_hand
+# What is measured under another name than the workload's.
+NAMES = {"own-gpt2": str(HERE / "gpt2.py")} | {name: row.workload for name, row in ROWS.items()}
 _WIDE = "fused-optimizer+pad-vocabulary+compile"
 _SMALLER = "none,activation-checkpointing,selective-checkpointing,chunked-loss"  # loops that differ in memory
 # By kind of records: the names, the command, and its options.
@@ -45,6 +47,13 @@ KINDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
         ("--precision", "bf16-mixed,fp8-tensorwise", "--rounds", "3", "--techniques", _WIDE),
     ),
     "fit": (TRANSFORMERS, "max-batch", ("--precision", "bf16-mixed", "--no-curve", "--techniques", _SMALLER)),
+    "tuned": (TUNED, "why", ()),
+    # How long the first step takes, all layers compiled or one for all alike.
+    "compile": (
+        ("gpt2-xl", "llama-1b"),
+        "run",
+        ("--precision", "bf16-mixed", "--rounds", "1", "--techniques", "none,compile,compile-blocks"),
+    ),
     "by_hand": (tuple(ROWS), "", ()),
     "scripts": (tuple(name for name in SIZES if name != "ddp"), "", ()),  # which needs two GPUs
     "emitted": (tuple(searches()), "", ("--rounds", "5")),
@@ -57,6 +66,10 @@ _OPTIONS = {
     "transformers/llama-1b": ("--rounds", "2"),
     "transformers/gpt2-xl": ("--rounds", "2"),
 }
+for _name in TUNED:  # profiled without a CUDA graph, whose kernels have no names of modules
+    _row, _loop = ROWS[_name], ROWS[_name].techniques.replace("compiled-update", "fused-optimizer")
+    _OPTIONS[f"tuned/{_name}"] = ("--batch-size", f"{_row.batch_size}", "--precision", _row.precision)
+    _OPTIONS[f"tuned/{_name}"] += ("--techniques", _loop.removesuffix("+cuda-graph"))
 _LEAST_SECONDS = 20.0  # that a job is worth beginning for
 
 
@@ -124,7 +137,7 @@ class Lane:
             command = [sys.executable, str(HERE / file), "--out", str(record), name, *options]
         else:
             results = self._out / {"searches": f"results/{name}", "fit": f"fit/{name}"}.get(kind, kind)
-            command = [sys.executable, "-m", "castwise", verb, OWN_MODELS.get(name, name), "--results", str(results)]
+            command = [sys.executable, "-m", "castwise", verb, NAMES.get(name, name), "--results", str(results)]
             command += ["--format", "json", *options, *_OPTIONS.get(job, ())]
         cache = self._out / "compiled" / job.replace("/", "-")
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
