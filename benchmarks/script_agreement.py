@@ -17,8 +17,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,7 @@ class Run:
 
     losses: list[list[float]]  # of the first lines
     seconds: float  # of an optimizer step
+    megahertz: float | None = None  # the GPU's clock, which heat and power lower
 
 
 def main() -> None:
@@ -95,6 +98,10 @@ def main() -> None:
                     "loss_gap": loss_gap(alone[precision], hooked[precision]),
                     "alone": [run and run.seconds for run in alone[precision]],
                     "castwise": [run and run.seconds for run in hooked[precision]],
+                    "megahertz": {
+                        side: [run and run.megahertz for run in runs[precision]]
+                        for side, runs in (("alone", alone), ("castwise", hooked))
+                    },
                 }
             )
             print(rows[-1], flush=True)
@@ -118,8 +125,12 @@ def run_alone(name: str, more: list[str]) -> Run | None:
     with tempfile.NamedTemporaryFile() as log:
         command += [str(SCRIPTS / f"{name}.py"), "--log", log.name, "--times", "--steps", str(_STEPS), *more]
         try:
-            _, err = run([sys.executable, *command])
-            return next(iter(runs_in(Path(log.name), name, err)))
+            with clock(more[1]) as megahertz:
+                _, err = run([sys.executable, *command])
+            found = next(iter(runs_in(Path(log.name), name, err)))
+            # The second half of a process, or the end of it, is timed.
+            late = megahertz[len(megahertz) // 2 :]
+            return replace(found, megahertz=statistics.median(late) if late else None)
         except Failed as failed:
             print(f"{name} {' '.join(more)}: alone: {failed}", flush=True)
             return None
@@ -152,7 +163,9 @@ def run_under_castwise(name: str, more: list[str]) -> tuple[dict[str, Run], dict
         precision = trial["spec"]["precision"]
         if trial["status"] == "ok" and len(logged) == len(trials):
             steps = sum(block["num_steps"] for block in blocks)
-            found[precision] = Run(own.losses, sum(block["seconds"] for block in blocks) / steps)
+            hertz = [reading["sm_clock_hertz"] for reading in trial["readings"] if reading["sm_clock_hertz"]]
+            megahertz = statistics.median(hertz) / 1e6 if hertz else None
+            found[precision] = Run(own.losses, sum(block["seconds"] for block in blocks) / steps, megahertz)
         else:
             print(f"{name} {precision}: under castwise: {trial.get('message') or trial['status']}", flush=True)
     return found, trials[0]["environment"]
@@ -177,6 +190,32 @@ def runs_in(log: Path, name: str, err: str) -> list[Run]:
         seconds = (timed[-1] - timed[0]) / max(1, len(timed) - 1) * per_step
         found.append(Run(losses, seconds))
     return found
+
+
+@contextmanager
+def clock(device: str) -> Iterator[list[float]]:
+    """Yield a list that has, once the block is left, the clock of the first GPU in each fifth of a second."""
+    megahertz: list[float] = []
+    if device != "cuda":
+        yield megahertz
+        return
+    import pynvml
+
+    pynvml.nvmlInit()
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(int(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]))
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.wait(0.2):
+            megahertz.append(pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        yield megahertz
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def run(command: list[str]) -> tuple[str, str]:
