@@ -48,6 +48,7 @@ KINDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     ),
     "fit": (TRANSFORMERS, "max-batch", ("--precision", "bf16-mixed", "--no-curve", "--techniques", _SMALLER)),
     "tuned": (TUNED, "why", ()),
+    "variants": (TUNED, "run", ("--rounds", "1")),  # of these loops, that might be faster
     # How long the first step takes, all layers compiled or one for all alike.
     "compile": (
         ("gpt2-xl", "llama-1b"),
@@ -68,8 +69,12 @@ _OPTIONS = {
 }
 for _name in TUNED:  # profiled without a CUDA graph, whose kernels have no names of modules
     _row, _loop = ROWS[_name], ROWS[_name].techniques.replace("compiled-update", "fused-optimizer")
-    _OPTIONS[f"tuned/{_name}"] = ("--batch-size", f"{_row.batch_size}", "--precision", _row.precision)
-    _OPTIONS[f"tuned/{_name}"] += ("--techniques", _loop.removesuffix("+cuda-graph"))
+    _loop = _loop.removesuffix("+cuda-graph")
+    _of_row = ("--batch-size", f"{_row.batch_size}", "--precision", _row.precision, "--techniques")
+    _more = ("cudnn-attention", "flash-attention", *(["chunked-loss"] if _row.padded else []))
+    _autotuned = _loop.replace("+compile", "+compile-max-autotune")
+    _OPTIONS[f"tuned/{_name}"] = (*_of_row, _loop)
+    _OPTIONS[f"variants/{_name}"] = (*_of_row, ",".join((_loop, *(f"{_loop}+{each}" for each in _more), _autotuned)))
 _LEAST_SECONDS = 20.0  # that a job is worth beginning for
 
 
