@@ -57,6 +57,14 @@ def _nothing_compiled() -> None:
         torch._dynamo.reset()
 
 
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make no code of what is compiled; of each way to compile a test does without."""
+    from traced import compile_fx, run_graph
+
+    monkeypatch.setattr(compile_fx, "compile_fx", run_graph)
+
+
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 

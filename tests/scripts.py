@@ -12,9 +12,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from fake_engine import fake_spec
+from traced import traces_only
 
 from castwise.registry.workloads import find_workload
 from castwise.render.emit.script import script_of
@@ -66,8 +68,13 @@ def output_of(files: dict[Path, str], *options: str) -> str:
     file = next(iter(files))
     folder = file.parent
     out, err = folder / "out.txt", folder / "err.txt"
-    request = {"command": [str(file), *options], "folder": str(folder), "out": str(out), "err": str(err)}
-    request["text"] = "".join(files.values())
+    request: dict[str, Any] = {
+        "command": [str(file), *options],
+        "folder": str(folder),
+        "out": str(out),
+        "err": str(err),
+    }
+    request |= {"text": "".join(files.values()), "traced": traces_only()}
     host = _host()
     assert host.stdin is not None
     assert host.stdout is not None

@@ -54,6 +54,7 @@ def written(folder: Path, *, scheduled: bool) -> Path:
     return file
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(
     ("model", "precision", "techniques"),
     [
@@ -78,6 +79,7 @@ def test_scripts_of_models_that_nobody_here_wrote_compute_what_was_measured(
     assert {epoch.unit for epoch in epochs} == {"images" if model is six_models.torchvision_segmentation else "samples"}
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(
     ("precision", "techniques", "scheduled", "tolerance"),
     [

@@ -97,7 +97,7 @@ def test_losses_and_state_are_those_of_the_plain_loop(
     assert (fewer.recomputed_flops == 0) == selective
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("selective", [False, True])
 def test_compiled_losses(selective: bool) -> None:
     plain, losses = bert(), list[list[float]]()

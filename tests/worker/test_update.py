@@ -75,12 +75,12 @@ def test_compiled_update_equals_the_plain_update(
         assert torch.allclose(tensor, other, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(
     ("workload", "precision", "loss_scale"),
     [(ADADELTA, "fp32", "dynamic"), (IMAGES, "bf16-master", "none")],
 )
 def test_losses_of_20_compiled_updates(workload: str, precision: str, loss_scale: str) -> None:
-    """Compiled for real."""
     found = losses_of(spec_of(workload, precision, "compiled-update", loss_scale=loss_scale))
     expected = losses_of(spec_of(workload, precision, loss_scale=loss_scale))
     bound = 500 * 2.0**-23 if precision == "fp32" else 0.5 * 2.0**-7
