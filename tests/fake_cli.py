@@ -41,7 +41,7 @@ def main() -> None:
     if "--on" in sys.argv:
         from castwise.cluster import shard, slurm
 
-        shard.PROGRAM, slurm._LATE_SECONDS = (__file__,), 0.3
+        shard.PROGRAM, slurm._LATE_SECONDS, slurm._LOOK_SECONDS = (__file__,), 0.3, 0.1
     if descriptor is not None:
         engine.on_hang = announce_on(int(descriptor))
     machine.ForkserverEngine = lambda data_dir, commit: engine  # type: ignore[misc, assignment]

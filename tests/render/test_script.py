@@ -172,16 +172,17 @@ def _combinations() -> list[TrialSpec]:
     return made
 
 
-@pytest.mark.parametrize("spec", _combinations(), ids=lambda spec: spec.label)
-def test_every_script_is_whole_and_imports_no_castwise(spec: TrialSpec) -> None:
-    files = script_of(spec)
-    for text in files.values():
-        check_whole(text, wrapped={"compute_loss", "train_step"})
-    lengths = [len(text.splitlines()) for text in files.values()]
-    assert lengths[0] <= 150
-    names = [change.function for row in spec.techniques for change in step_config_of([row]).model_changes]
-    # Without layers of castwise's there is a second file only if the first would be longer.
-    assert (len(files) == 2) is (bool(names) or sum(lengths) > 150)
+def test_every_script_is_whole_and_imports_no_castwise(tmp_path: Path) -> None:
+    texts: list[str] = []
+    for spec in _combinations():
+        files = [*script_of(spec).values()]
+        texts += files
+        lengths = [len(text.splitlines()) for text in files]
+        assert lengths[0] <= 150, spec.label
+        names = [change.function for row in spec.techniques for change in step_config_of([row]).model_changes]
+        # Without layers of castwise's there is a second file only if the first would be longer.
+        assert (len(files) == 2) is (bool(names) or sum(lengths) > 150), spec.label
+    check_whole(texts, {"compute_loss", "train_step"}, tmp_path)
 
 
 @pytest.mark.parametrize("name", sorted({row.optimizer.name for row in WORKLOADS if row.family != "fastai_resnet"}))
@@ -294,12 +295,11 @@ def test_the_script_of_a_training_run_trains(
 
 @pytest.mark.parametrize("graph", [(), ("cuda-graph",), ("compiled-update", "compile", "cuda-graph-8")])
 @pytest.mark.parametrize("data_set", ["mnist", "cifar10", "synthetic:mnist"])
-def test_every_script_of_a_training_run_is_whole(data_set: str, graph: tuple[str, ...]) -> None:
+def test_every_script_of_a_training_run_is_whole(data_set: str, graph: tuple[str, ...], tmp_path: Path) -> None:
     schedule = Schedule(kind="step", arguments={"gamma": 0.5})
     spec = training_of("resident-data", *graph, data_set=data_set, precision="fp16-master", schedule=schedule)
     files = script_of(spec.model_copy(update={"device": "cuda:0"}))
-    for text in files.values():
-        check_whole(text, wrapped={"compute_loss", "train_step"})
+    check_whole(files.values(), {"compute_loss", "train_step"}, tmp_path)
     text = next(iter(files.values()))
     assert len(text.splitlines()) <= 150
     assert ("step.flush()" in text) is ("cuda-graph-8" in graph)

@@ -152,10 +152,9 @@ def _combinations() -> list[TrialSpec]:
     return made
 
 
-@pytest.mark.parametrize("spec", _combinations(), ids=lambda spec: spec.label)
-def test_every_script_is_whole_and_imports_no_castwise(spec: TrialSpec) -> None:
-    for text in script_of(spec, parts=VIT).values():
-        check_whole(text, wrapped={"compute_loss", "train_step", "stepped"})
+def test_every_script_is_whole_and_imports_no_castwise(tmp_path: Path) -> None:
+    texts = [text for spec in _combinations() for text in script_of(spec, parts=VIT).values()]
+    check_whole(texts, {"compute_loss", "train_step", "stepped"}, tmp_path)
 
 
 @pytest.mark.parametrize(

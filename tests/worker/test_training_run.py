@@ -198,7 +198,7 @@ def test_resumed_run_equals_uninterrupted_run(
     precision: str, scale: str, techniques: tuple[str, ...], tmp_path: Path
 ) -> None:
     schedule = Schedule(kind="triangular", arguments={"max_mul": 10.0, "ratio": 2.0})
-    a_spec = spec(precision, epochs=3, schedule=schedule, loss_scale=scale)
+    a_spec = spec(precision, epochs=3, schedule=schedule, loss_scale=scale, max_steps=2)
     a_spec = a_spec.model_copy(update={"techniques": techniques})
     whole = run(a_spec, tmp_path).finish().epochs
     checkpoint = tmp_path / "checkpoints" / "run.pt"
