@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 
-sys.dont_write_bytecode = True  # cut off by a test's limit of a file's size, it would fail all later imports
 MEASURE_ONLY = ("torch", "torchvision", "timm", "pynvml")
 MISSING = os.environ.get("CASTWISE_FAKE_MISSING", "").split(",")
 UNCLEAN = 99
@@ -29,6 +28,7 @@ class _NoTorch(MetaPathFinder):
 
 
 def main() -> None:
+    sys.dont_write_bytecode = True  # cut off by a test's limit of a file's size, it would fail all later imports
     sys.meta_path.insert(0, _NoTorch())
     from fake_engine import FakeEngine, announce_on, parse_faults
 
