@@ -47,7 +47,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     known_workload.cache_clear()
 
 
-@pytest.mark.usefixtures("narrow")
+@pytest.mark.usefixtures("narrow", "traced")
 @pytest.mark.parametrize(
     ("workload", "precision", "techniques", "loss_scale"),
     [
@@ -67,17 +67,10 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_a_script_computes_what_was_measured_over_20_steps(
-    workload: str,
-    precision: str,
-    techniques: tuple[str, ...],
-    loss_scale: str,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+    workload: str, precision: str, techniques: tuple[str, ...], loss_scale: str, tmp_path: Path
 ) -> None:
     spec = spec_of(workload, precision, techniques, loss_scale=loss_scale)
     assert why_unsupported(spec) is None
-    if "compiled-update" in techniques:
-        request.getfixturevalue("traced")
     epochs = run_script(spec, tmp_path)
     assert [epoch.loss for epoch in epochs] == pytest.approx(measured_losses(spec), rel=1e-5)
     assert all(epoch.speed > 0 for epoch in epochs)

@@ -62,7 +62,6 @@ def written(folder: Path, *, scheduled: bool) -> Path:
         (six_models.timm_vit, "bf16-master", ("fused-optimizer",)),
         (six_models.torchvision_segmentation, "fp32", ("foreach-optimizer",)),
         (six_models.transformers_bert, "fp16-mixed", ()),
-        (six_models.transformers_bert, "fp16-master", ("compiled-update",)),
         (six_models.transformers_gpt2, "bf16-true", ()),
         (six_models.transformers_gpt2, "bf16-mixed", ("fused-optimizer",)),
         (six_models.lightning_module, "bf16-mixed", ()),
