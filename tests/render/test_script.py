@@ -53,9 +53,10 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("mnist-cnn", "fp32", (), "none"),
         ("mnist-cnn", "bf16-mixed", ("channels-last",), "none"),
-        ("timm:test_vit", "fp16-mixed", (), "dynamic"),
-        ("timm:test_vit", "fp16-mixed", ("no-step-sync",), "dynamic-apex"),
-        ("mnist-cnn", "fp16-mixed", ("compiled-update",), "dynamic"),
+        ("timm:test_vit", "fp32", (), "none"),
+        ("mlp-4096", "fp16-mixed", (), "dynamic"),
+        ("mlp-4096", "fp16-mixed", ("no-step-sync",), "dynamic-apex"),
+        ("mlp-4096", "fp16-mixed", ("compiled-update",), "dynamic"),
         ("mnist-cnn", "fp16-true", (), "dynamic"),
         ("mnist-cnn", "fp16-master", ("foreach-optimizer",), "128"),
         ("mnist-cnn", "bf16-master", ("compiled-update",), "none"),
@@ -367,7 +368,7 @@ torch.cuda.synchronize = lambda: None
     ("workload", "precision", "techniques"),
     [
         ("mnist-cnn", "bf16-master", ("compiled-update", "cuda-graph")),
-        ("timm:test_vit", "fp16-mixed", ("cuda-graph",)),
+        ("mlp-4096", "fp16-mixed", ("cuda-graph",)),
         ("lstm-lm", "fp32", ("cuda-graph",)),
         ("lstm-lm", "fp32", ("cuda-graph-8",)),
     ],
