@@ -33,10 +33,10 @@ heed_signals()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """In xdist, start slow tests first, so that no worker waits for them in the end, and keep groups together."""
+    """In xdist, start slow tests and groups first, so that no worker waits for them, and keep groups together."""
     yield
     if getattr(config.option, "loadgroup", False):
-        items.sort(key=lambda item: "slow" not in item.keywords)
+        items.sort(key=lambda item: "slow" not in item.keywords and "xdist_group" not in item.keywords)
         for item in items:
             # xdist 3.8 writes a test's group where pytest 9.2 does not read it any more.
             if (name := vars(item).get("_nodeid", item.nodeid)) != item.nodeid:
@@ -55,6 +55,14 @@ def _nothing_compiled() -> None:
         import torch
 
         torch._dynamo.reset()
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make no code of what is compiled; of each way to compile a test does without."""
+    from traced import compile_fx, run_graph
+
+    monkeypatch.setattr(compile_fx, "compile_fx", run_graph)
 
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

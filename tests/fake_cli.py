@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 
-sys.dont_write_bytecode = True  # cut off by a test's limit of a file's size, it would fail all later imports
 MEASURE_ONLY = ("torch", "torchvision", "timm", "pynvml")
 MISSING = os.environ.get("CASTWISE_FAKE_MISSING", "").split(",")
 UNCLEAN = 99
@@ -29,6 +28,7 @@ class _NoTorch(MetaPathFinder):
 
 
 def main() -> None:
+    sys.dont_write_bytecode = True  # cut off by a test's limit of a file's size, it would fail all later imports
     sys.meta_path.insert(0, _NoTorch())
     from fake_engine import FakeEngine, announce_on, parse_faults
 
@@ -41,7 +41,7 @@ def main() -> None:
     if "--on" in sys.argv:
         from castwise.cluster import shard, slurm
 
-        shard.PROGRAM, slurm._LATE_SECONDS = (__file__,), 0.3
+        shard.PROGRAM, slurm._LATE_SECONDS, slurm._LOOK_SECONDS = (__file__,), 0.3, 0.1
     if descriptor is not None:
         engine.on_hang = announce_on(int(descriptor))
     machine.ForkserverEngine = lambda data_dir, commit: engine  # type: ignore[misc, assignment]

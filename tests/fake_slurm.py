@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 STATE = Path(os.environ.get("FAKE_SLURM", "."))
@@ -109,7 +110,8 @@ def scancel(*arguments: str) -> None:
         if state in ("PENDING", "RUNNING"):
             task.write_text("CANCELLED")
         if process:
-            os.killpg(int(process), signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.killpg(int(process), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import os
 import runpy
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 _MODULES = ("torch", "torch._dynamo", "torch.optim")  # an optimizer imports the second
@@ -46,6 +47,8 @@ def _become(request: dict[str, Any]) -> NoReturn:
     sys.argv = request["command"]
     sys.path.insert(0, os.path.dirname(sys.argv[0]))
     code = 1
+    if request["traced"]:
+        runpy.run_path(str(Path(__file__).with_name("traced.py")))["trace_only"]()
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
         code = 0

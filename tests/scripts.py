@@ -8,13 +8,16 @@ import signal
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from fake_engine import fake_spec
+from traced import traces_only
 
 from castwise.registry.workloads import find_workload
 from castwise.render.emit.script import script_of
@@ -66,8 +69,13 @@ def output_of(files: dict[Path, str], *options: str) -> str:
     file = next(iter(files))
     folder = file.parent
     out, err = folder / "out.txt", folder / "err.txt"
-    request = {"command": [str(file), *options], "folder": str(folder), "out": str(out), "err": str(err)}
-    request["text"] = "".join(files.values())
+    request: dict[str, Any] = {
+        "command": [str(file), *options],
+        "folder": str(folder),
+        "out": str(out),
+        "err": str(err),
+    }
+    request |= {"text": "".join(files.values()), "traced": traces_only()}
     host = _host()
     assert host.stdin is not None
     assert host.stdout is not None
@@ -108,21 +116,24 @@ def measured_losses(spec: TrialSpec, steps: int = STEPS) -> list[float]:
         return [cell.step(batches[index % len(batches)]).item() for index in range(steps)]
 
 
-def check_whole(text: str, wrapped: set[str]) -> None:
-    """Make sure that a script imports no castwise, binds every name that it reads, and no name to two things.
+def check_whole(texts: Iterable[str], wrapped: set[str], folder: Path) -> None:
+    """Make sure that scripts import no castwise, bind every name that they read, and no name to two things.
 
     Args:
-        text: The script.
-        wrapped: Names that it may bind again, to what wraps what they were.
+        texts: The scripts.
+        wrapped: Names that they may bind again, to what wraps what they were.
+        folder: An empty one.
     """
-    tree = ast.parse(text)
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    modules = {str(getattr(node, "module", None) or alias.name) for node in imports for alias in node.names}
-    assert not any(name.startswith("castwise") for name in modules)
-    undefined_names = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "-"]
-    done = subprocess.run(undefined_names, input=text, capture_output=True, text=True, check=False)
+    for number, text in enumerate(set(texts)):
+        (folder / f"{number}.py").write_text(text)
+        tree = ast.parse(text)
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        modules = {str(getattr(node, "module", None) or alias.name) for node in imports for alias in node.names}
+        assert not any(name.startswith("castwise") for name in modules), text
+        assert _rebound_names(tree) <= wrapped, text
+    undefined_names = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F821", folder]
+    done = subprocess.run(undefined_names, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert _rebound_names(tree) <= wrapped
 
 
 def _rebound_names(tree: ast.Module) -> set[str]:

@@ -130,6 +130,7 @@ WITH: dict[str, Callable[[str, SmallNet, dict[str, Any], tuple[str, ...]], None]
 }
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(
     ("precision", "techniques"),
     [

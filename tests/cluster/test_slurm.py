@@ -48,6 +48,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(fake_slurm, "STATE", folder)
     monkeypatch.setattr(shard, "PROGRAM", (fake_cli.__file__,))
     monkeypatch.setattr(slurm, "_LATE_SECONDS", 0.3)
+    monkeypatch.setattr(slurm, "_LOOK_SECONDS", 0.1)
     yield folder
     fake_slurm.scancel(*(file.stem for file in folder.glob("*.sh")))
 
@@ -120,7 +121,7 @@ def test_a_result_that_a_shared_folder_shows_late(
     now, first_seen = os.listdir, dict[str, float]()
 
     def late(folder: Path) -> list[str]:
-        return [name for name in now(folder) if time.monotonic() - first_seen.setdefault(name, time.monotonic()) > 2.0]
+        return [name for name in now(folder) if time.monotonic() - first_seen.setdefault(name, time.monotonic()) > 1.0]
 
     monkeypatch.setattr(slurm, "os", SimpleNamespace(listdir=late, getcwd=os.getcwd, getuid=os.getuid))
     found = on_slurm(command, "--batch-size", "8")

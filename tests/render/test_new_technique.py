@@ -64,8 +64,7 @@ def test_a_new_row_is_carried_out_by_the_worker() -> None:
 @pytest.mark.usefixtures("registered")
 def test_a_new_row_is_emitted(tmp_path: Path) -> None:
     spec = script_spec("mnist-cnn", "bf16-mixed", (NAME,))
-    for text in script_of(spec).values():
-        check_whole(text, wrapped=set())
+    check_whole(script_of(spec).values(), set(), tmp_path)
     losses = [epoch.loss for epoch in run_script(spec, tmp_path)]
     assert losses == pytest.approx(measured_losses(spec), rel=1e-5)
     plain = spec.model_copy(update={"techniques": ()})
@@ -103,8 +102,8 @@ def test_a_row_names_rows(row: Technique) -> None:
 
 
 @every_technique
-def test_functions_that_change_a_model_exist_and_can_be_copied(row: Technique) -> None:
+def test_functions_that_change_a_model_exist_and_can_be_copied(row: Technique, tmp_path: Path) -> None:
     for change in step_config_of([row.name]).model_changes:
         assert callable(resolve_name(change.function))
         imports, text = copy_definitions([change.function])
-        check_whole("\n".join([*imports, text]), wrapped=set())
+        check_whole(["\n".join([*imports, text])], set(), tmp_path)

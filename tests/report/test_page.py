@@ -27,6 +27,7 @@ from castwise.report.html.report_page import MAX_SECTIONS, render
 from castwise.report.machine_comparison import compare_machines
 from castwise.report.machines import Origin, measured_machines
 
+pytestmark = pytest.mark.xdist_group("pages")  # one process has the browser
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 WIDE, PHONE = 1440, 360
 PAGES = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}

@@ -15,6 +15,7 @@ from castwise.registry.workloads import OptimizerSpec
 from castwise.worker.flops import ProductCounter
 from castwise.worker.models.task import Batch
 from castwise.worker.models.transformer import Architecture, Transformer
+from castwise.worker.models.wide_resnet import WideResNet
 from castwise.worker.techniques.activation_checkpointing import checkpoint_blocks
 
 TOKENS = torch.arange(64).view(4, 16) % 50
@@ -26,9 +27,7 @@ def bert() -> nn.Module:  # it has dropout
 
 
 def resnet() -> nn.Module:  # it has running statistics
-    from torchvision.models import resnet18
-
-    return resnet18(num_classes=10)
+    return WideResNet(depth=16, widen=1, dropout=0.0)
 
 
 def densenet() -> nn.Module:  # its blocks share a list
@@ -97,7 +96,7 @@ def test_losses_and_state_are_those_of_the_plain_loop(
     assert (fewer.recomputed_flops == 0) == selective
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("selective", [False, True])
 def test_compiled_losses(selective: bool) -> None:
     plain, losses = bert(), list[list[float]]()

@@ -79,6 +79,7 @@ def _switches_restored() -> Iterator[None]:
         yield
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(
     ("precision", "techniques"),
     [

@@ -88,11 +88,12 @@ def test_gradients_can_be_used_once() -> None:
         loss.backward()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("autocast", [False, True])
-def test_compiled_gradients(autocast: bool) -> None:
+def test_compiled_gradients(autocast: bool, request: pytest.FixtureRequest) -> None:
+    if not autocast:
+        request.getfixturevalue("traced")
     dtype = torch.bfloat16 if autocast else torch.float32
-    num_chunks = 5  # leaves a remainder; each chunk is compiled
+    num_chunks = 2 if autocast else 5  # 5 leave a remainder; each chunk is compiled
     _, expected = gradients_of("padded", num_chunks, dtype, autocast, 1.0)
     model = model_of("padded")
     with torch.autocast("cpu", dtype=dtype, enabled=autocast):

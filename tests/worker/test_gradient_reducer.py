@@ -15,6 +15,7 @@ from ranks import answers_of
 from small_step import CPU, MOMENTUM_SGD, make_batch, make_net, make_step, make_task
 from torch import Tensor, nn
 from torch.optim import SGD
+from traced import trace_only
 
 from castwise.errors import UsageError
 from castwise.orchestrator.processes import ForkserverEngine
@@ -148,6 +149,7 @@ def run(peers: Peers, checkpoint: Path | None, epochs: int) -> list[Any]:
 
 def compiled(peers: Peers) -> list[list[float]]:
     """Return the losses of steps that are compiled, and of steps that are not."""
+    trace_only()
     return [
         take_steps(peers, "fp16-master", "dynamic", names)["losses"]
         for names in (("compile", "compiled-update", REDUCE), ("no-step-sync", REDUCE))

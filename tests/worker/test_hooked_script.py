@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("hooked scripts")  # one process runs them
 TESTS = Path(__file__).parents[1]
 SCRIPTS = {
     file.stem: ("bf16",) if file.stem in ("transformers_trainer", "accelerate_loop") else ("bf16", "fp16")

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("outside techniques")  # one process runs the scripts
+
 _SCRIPT = """
 import sys, torch
 from torch import nn

@@ -57,7 +57,7 @@ def test_losses_of_20_steps_equal_the_plain_loop(technique: str, dynamic: bool, 
     assert expected[-1] < expected[0]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
 def test_compiled_update_with_parameter_groups() -> None:
     parts = {"optimizer": in_groups, "clip_grad_norm": 1.0, "accumulate": 2}
     images, labels = make_batch()
@@ -169,11 +169,11 @@ def with_its_own(net: nn.Module) -> dict[str, Any]:
         *itertools.product(
             (("cuda-graph",), ("fused-optimizer", "cuda-graph")), ("by functions", "before"), (False, True)
         ),
-        pytest.param(("compiled-update",), "by functions", True, marks=pytest.mark.slow),
-        pytest.param(("compiled-update",), "before", False, marks=pytest.mark.slow),
+        (("compiled-update",), "by functions", True),
+        (("compiled-update",), "before", False),
     ],
 )
-@pytest.mark.usefixtures("captures")
+@pytest.mark.usefixtures("captures", "traced")
 def test_rates_are_read_on_the_device(names: tuple[str, ...], made: str, dynamic: bool) -> None:
     parts = {"optimizer": in_groups, "scheduler": halving} if made == "by functions" else {"parts_of": with_its_own}
     step, plain = (step_of("fp32", *each, dynamic=dynamic, **parts) for each in (names, ()))

@@ -42,12 +42,15 @@ def test_what_a_users_model_needs_is_imported_too(tmp_path: Path, monkeypatch: p
     assert "CASTWISE_IMPORTS" not in os.environ, "a trial's process sees the user's own environment"
 
 
-def test_torchao_is_not_imported_before_the_fork() -> None:
+def test_torchao_is_not_imported_before_the_fork_nor_for_other_precisions() -> None:
     """It opens the GPU."""
     pytest.importorskip("transformers")
     pytest.importorskip("torchao")
     program = (
-        "import sys, castwise.worker.preload, transformers.utils as utils\n"
+        "import sys, castwise.worker.preload, castwise.worker.server, torch, transformers.utils as utils\n"
+        "from castwise.registry.precisions import find_precision\n"
+        "from castwise.worker.precision import convert_weights\n"
+        "convert_weights(torch.nn.Linear(16, 16), find_precision('bf16-mixed'))\n"
         "assert 'transformers.modeling_utils' in sys.modules and 'torchao' not in sys.modules\n"
         "assert utils.is_torchao_available(), 'a trial may use it'\n"
     )

@@ -80,6 +80,13 @@ def message(method: str, **arguments: object) -> bytes:
     return json.dumps({"method": method, "arguments": arguments}).encode()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_objects() -> None:
+    """Let each test's collection of garbage look through its own objects, not through all modules'."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def switches() -> Iterator[None]:
     """Restore the float32 switches: a worker that fails leaves them as its trial had them, and ends."""

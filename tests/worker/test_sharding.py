@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD
+from traced import trace_only
 
 from castwise.errors import TechniqueError, UsageError
 from castwise.orchestrator.processes import ForkserverEngine
@@ -187,6 +188,7 @@ def all_of_it(peers: Peers, _: Path) -> dict[str, Any]:
 
 
 def compiled(peers: Peers, _: Path) -> dict[str, Any]:
+    trace_only()
     return {"cells": {cell: [train(peers, on_two(way, *cell)) for way in WAYS] for cell in COMPILED}}
 
 
@@ -220,7 +222,6 @@ def test_losses_and_weights_equal_ddps_and_a_rank_holds_half(
     check(ranks, cell, tolerance)
 
 
-@pytest.mark.slow
 def test_compiled_losses_and_weights_equal_ddps(tmp_path: Path) -> None:
     results = answers_of(compiled, on_two("fsdp"), tmp_path)
     for cell in COMPILED:

@@ -1,5 +1,6 @@
 """A user's file, module, pickle or configuration, from its name to training steps, and errors on the way."""
 
+import functools
 import importlib
 import multiprocessing
 import os
@@ -58,6 +59,9 @@ def write(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
+inspected = functools.cache(inspect_model)  # of files that stay as they are
+
+
 def spec_of(reference: str, precision: str = "fp32", batch_size: int = 4) -> TrialSpec:
     row = find_precision(precision)
     return TrialSpec(
@@ -66,7 +70,7 @@ def spec_of(reference: str, precision: str = "fp32", batch_size: int = 4) -> Tri
         loss_scale=row.loss_scale,
         batch_size=batch_size,
         device="cpu",
-        own=inspect_model(locate(reference)).model,
+        own=(inspected if reference.startswith(str(SIX)) else inspect_model)(locate(reference)).model,
     )
 
 
