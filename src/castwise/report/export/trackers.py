@@ -22,11 +22,9 @@ from castwise.report.series import Point, epoch_ends, losses
 MLFLOW_DATABASE = "mlflow.db"
 # Limits of the trackers.
 _MOST_METRICS = 1000  # that MLflow takes at once
-_LONGEST_TAG = 5000
-_LONGEST_PARAMETER = 500
+_LONGEST_TAG, _LONGEST_PARAMETER = 5000, 500
 _LONGEST_FOLDER = 100
-_LONGEST_NAME = 120
-_LONGEST_GROUP = 64
+_LONGEST_NAME, _LONGEST_GROUP = 120, 64
 
 _PARAMETERS = (*(name for name in QUESTION if name not in ("key", "cell")), "repeat")
 _TAGS = ("status", "message", "key", "device_name", "driver", "torch", "castwise")
@@ -70,12 +68,10 @@ def _tracked_run(name: str, group: str, trial: Trial, file: str) -> TrackedRun:
         started = 0.0
     row, split = trial_row(trial), training_metrics.split(trial)
     figures = {**{figure: row[figure] for figure in _FIGURES}, "wall_seconds": None if split is None else split.total}
+    series = _block_series(trial)
     if trial.spec.kind == "training":
-        series = {"loss": list(losses(trial))}
-        for value in ("accuracy", "validation_loss", "learning_rate"):
-            series[value] = list(epoch_ends(trial, attrgetter(value)))
-    else:
-        series = _block_series(trial)
+        ends = ("accuracy", "validation_loss", "learning_rate")
+        series = {"loss": list(losses(trial)), **{name: list(epoch_ends(trial, attrgetter(name))) for name in ends}}
     return TrackedRun(
         name=name,
         group=group,
