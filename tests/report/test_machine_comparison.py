@@ -104,7 +104,7 @@ class TestMachines:
         in_key = {"workload", "precision", "loss_scale", "batch_size", "data_set", "techniques", "world_size"}
         in_key |= {"num_nodes", "parallelism", "kind", "recipe", "seed"}
         not_in_key = {"device", "weights", "protocol", "repeat", "user_model", "memory_limit_bytes"}
-        assert in_key | not_in_key == set(TrialSpec.model_fields), "does the new field belong to KEY_FIELDS?"
+        assert in_key | not_in_key == set(TrialSpec.model_fields), "does the new field belong to Entry.key?"
 
     def test_each_process_and_each_whole_run_gives_a_value(self) -> None:
         ((machine,),) = measured_machines([Origin("here", [steady(repeat=repeat) for repeat in range(3)])])
@@ -151,8 +151,9 @@ def test_ratio_is_that_of_independent_means_with_welchs_interval() -> None:
 def test_verdicts(there: tuple[float, ...], margin: float, kind: str) -> None:
     others = [elsewhere(trial) for trial in rounds(*there)]
     comparison = compare(rounds(0.1, 0.1001, 0.0999), others, margin=margin)
-    (verdict,) = comparison.verdicts
-    assert verdict.kind == kind
+    ((_, result),) = (row.results for row in comparison.rows)
+    assert result.verdict is not None
+    assert result.verdict.kind == kind
     assert bool(comparison.slower) == (kind == "slower")
 
 

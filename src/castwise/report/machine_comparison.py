@@ -13,23 +13,15 @@ from statistics import geometric_mean
 
 from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR
 from castwise.analysis.result_table import MARGIN
-from castwise.analysis.statistics import (
-    MIN_PROCESSES,
-    Estimate,
-    Verdict,
-    estimate,
-    independent_ratio,
-    verdict_of,
-)
+from castwise.analysis.statistics import MIN_PROCESSES, Estimate, Verdict, estimate, independent_ratio, verdict_of
 from castwise.records.store import free_name
 from castwise.registry.precisions import BASELINE, precision_sort_key
 from castwise.registry.workloads import unit_of
 from castwise.report.machine_notes import MachineNote, machine_notes
-from castwise.report.machines import KEY_FIELDS, ComparedMachine, Entry
+from castwise.report.machines import ComparedMachine, Entry, Key
 from castwise.spec.trial import TrialSpec
 
 _FAILED = ("oom", "timeout", "crashed", "diverged")
-_MAX_CANDIDATES = 50  # entries of other machines that are searched for the one that differs least
 
 
 @dataclass(frozen=True)
@@ -140,11 +132,6 @@ class MachineComparison:
         )
 
     @property
-    def verdicts(self) -> list[Verdict]:
-        """Return all verdicts."""
-        return [result.verdict for row in self.rows for result in row.results if result.verdict is not None]
-
-    @property
     def slower(self) -> list[tuple[ComparisonRow, MachineResult]]:
         """Return the results that are proven slower than on the first machine, or that ended well only there."""
         return [
@@ -171,7 +158,7 @@ class MachineComparison:
     @property
     def is_without_intervals(self) -> bool:
         """Return whether no ratio has an interval, as each configuration was measured in one process."""
-        ratios = [verdict.ratio for verdict in self.verdicts if verdict.ratio is not None]
+        ratios = [result.ratio for row in self.rows for result in row.results if result.ratio is not None]
         return bool(ratios) and all(ratio.n < MIN_PROCESSES for ratio in ratios)
 
 
@@ -180,7 +167,7 @@ def compare_machines(
 ) -> MachineComparison:
     """Compare at least two machines with the first one; a ratio within the margin of 1 is "the same"."""
     counts = Counter(key for machine in machines for key in machine.entries)
-    groups: dict[tuple[object, ...], list[ComparisonRow]] = {}
+    groups: dict[Key, list[ComparisonRow]] = {}
     for key, count in counts.items():
         if count > 1:
             groups.setdefault(key[3:], []).append(_row(machines, key, margin, prices))
@@ -196,9 +183,7 @@ def compare_machines(
     return MachineComparison(tuple(machines), titled, tuple(_incomparable(machines, alone)), margin, prices)
 
 
-def _row(
-    machines: Sequence[ComparedMachine], key: tuple[object, ...], margin: float, prices: MachinePrices
-) -> ComparisonRow:
+def _row(machines: Sequence[ComparedMachine], key: Key, margin: float, prices: MachinePrices) -> ComparisonRow:
     present = [(machine, machine.entries[key]) for machine in machines if key in machine.entries]
     first, base, spec = machines[0], machines[0].entries.get(key), present[0][1].spec
     timed = [entry for _, entry in present if entry.is_timed]
@@ -293,7 +278,7 @@ def _speedup(machine: ComparedMachine, entry: Entry, batch: int) -> Estimate | N
     return None
 
 
-def _incomparable(machines: Sequence[ComparedMachine], alone: set[tuple[object, ...]]) -> Iterator[Incomparable]:
+def _incomparable(machines: Sequence[ComparedMachine], alone: set[Key]) -> Iterator[Incomparable]:
     by_workload: dict[str, list[tuple[ComparedMachine, Entry]]] = {}
     for machine in machines:
         for entry in machine.entries.values():
@@ -303,7 +288,8 @@ def _incomparable(machines: Sequence[ComparedMachine], alone: set[tuple[object, 
         for key, entry in machine.entries.items():
             if key in alone:
                 others = [each for each in by_workload[entry.spec.workload] if each[0] is not machine]
-                labels.setdefault(_why_alone(entry, others[:_MAX_CANDIDATES]), []).append(entry.spec.label)
+                reason = _why_alone(entry, others[:50])  # of many, the first are near enough
+                labels.setdefault(reason, []).append(entry.spec.label)
         for reason, names in labels.items():
             yield Incomparable(machine, reason, tuple(dict.fromkeys(names)))
 
@@ -314,8 +300,8 @@ def _why_alone(entry: Entry, others: Sequence[tuple[ComparedMachine, Entry]]) ->
         return "no other machine has this workload"
     candidates = []
     for machine, other in others:
-        pairs = zip(KEY_FIELDS, entry.key, other.key, strict=True)
-        candidates.append(([name for name, own, theirs in pairs if own != theirs], machine, other))
+        pairs = zip(entry.key, other.key, strict=True)
+        candidates.append(([own[0] for own, theirs in pairs if own != theirs], machine, other))
     differences, machine, other = min(candidates, key=lambda candidate: len(candidate[0]))
     if "kind" in differences:
         kinds = {"steady": "steady-state steps", "training": "a training run"}

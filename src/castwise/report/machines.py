@@ -20,12 +20,8 @@ from castwise.spec.trial import TrialSpec
 
 # What of a recipe says how much of a run is done and counted; runs that differ in it only are of one configuration.
 _LENGTH = ("stop_after", "max_steps", "skip_batches", "skip_epochs")
-# What `Entry.key` is made of. The rest of a spec may differ: the device of the machine, the weights, the memory limit,
-# the protocol; and the code of a user's model, as its versions are what one compares.
-KEY_FIELDS = (
-    *("precision", "loss scale", "batch size", "workload", "kind", "data set", "techniques"),
-    *("number of GPUs", "number of nodes", "parallelism", "seed", "recipe"),
-)
+
+Key = tuple[tuple[str, object], ...]  # values with their names
 
 
 @dataclass(frozen=True)
@@ -50,29 +46,33 @@ class Entry:
         return bool(self.unit_seconds or self.run_seconds)
 
     @cached_property
-    def key(self) -> tuple[object, ...]:
-        """Return what entries share that can be compared: a value for each of `KEY_FIELDS`."""
+    def key(self) -> Key:
+        """Return what entries share that can be compared, each with its name in words.
+
+        The rest of a spec may differ: the device of the machine, the weights, the memory limit, the protocol; and the
+        code of a user's model, as its versions are what one compares.
+        """
         spec, recipe = self.spec, None
         if spec.recipe is not None:
             exclude: dict[str, Any] = {**training_metrics.NO_TIME, **dict.fromkeys(_LENGTH, True)}
             recipe = repr(spec.recipe.model_dump(exclude=exclude))
         return (
-            spec.precision,
-            spec.loss_scale,
-            spec.batch_size,
-            spec.workload,
-            spec.kind,
-            imitated_data_set(spec.data_set) or spec.data_set,
-            spec.techniques,
-            spec.world_size,
-            spec.num_nodes,
-            spec.parallelism,
-            spec.seed if spec.kind == "steady" else None,  # training runs of several seeds are repetitions
-            recipe,
+            ("precision", spec.precision),
+            ("loss scale", spec.loss_scale),
+            ("batch size", spec.batch_size),
+            ("workload", spec.workload),
+            ("kind", spec.kind),
+            ("data set", imitated_data_set(spec.data_set) or spec.data_set),
+            ("techniques", spec.techniques),
+            ("number of GPUs", spec.world_size),
+            ("number of nodes", spec.num_nodes),
+            ("parallelism", spec.parallelism),
+            ("seed", spec.seed if spec.kind == "steady" else None),  # training runs of several seeds are repetitions
+            ("recipe", recipe),
         )
 
     @property
-    def group_key(self) -> tuple[object, ...]:
+    def group_key(self) -> Key:
         """Return the key without precision, loss scale and batch size."""
         return self.key[3:]
 
@@ -82,7 +82,7 @@ class ComparedMachine:
     """One side of a comparison."""
 
     name: str  # no two sides share one
-    entries: dict[tuple[object, ...], Entry]  # by their keys
+    entries: dict[Key, Entry]  # by their keys
     traits: dict[str, str]  # hardware, software and how it was measured, in words, by name
     is_published: bool = False
     notes: tuple[str, ...] = ()  # what was left out, a line each
@@ -131,13 +131,12 @@ def published_machine(
     precisions: Names[str] | None = None,
 ) -> ComparedMachine:
     """Return a GPU's published figures as a machine: of these workloads and precisions only; None takes all."""
-    entries: dict[tuple[object, ...], Entry] = {}
+    entries: dict[Key, Entry] = {}
     notes = list(published.notes)
     for figure in published.figures:
         source, baseline = figure.published, figure.baseline
-        if workloads is not None and source.workload not in workloads:
-            continue
-        if precisions is not None and source.precision not in precisions:
+        wanted = ((workloads, source.workload), (precisions, source.precision))
+        if any(names is not None and name not in names for names, name in wanted):
             continue
         if figure.spec is None:
             label = f"{source.workload} {source.precision} batch {source.batch_size}"
@@ -162,7 +161,7 @@ def published_machine(
 
 
 def _measured(name: str, origin: Origin, collection: Collection) -> ComparedMachine:
-    by_key: dict[tuple[object, ...], dict[str, list[Configuration]]] = {}
+    by_key: dict[Key, dict[str, list[Configuration]]] = {}
     for config in collection.configurations:
         spec = config.trial.spec
         # Seeds of one training run are repetitions; other protocols and lengths are other measurements.

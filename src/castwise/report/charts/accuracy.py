@@ -62,7 +62,6 @@ def equivalence(subject: GroupSubject) -> Chart | None:
     fields += [find_field(name, title) for name, title in SHORT.items() if name != "precision"]
     fields.append(find_field("file"))
     return Chart(
-        name="equivalence",
         title=f"Is the {metric.name} as good as in {baseline}?",
         summary=f"Shaded is a margin of {margin:.2g}{unit}; lines are 95 % intervals. {verdicts}.",
         draw=draw,

@@ -42,7 +42,6 @@ def blocks(subject: GroupSubject) -> Chart | None:
     first = "The lines are the first process of each configuration." if any(len(c.trials) > 1 for c in shown) else ""
     panel = Panel("difference from the median, %", varied(lines), "timed block", least_span=_LEAST_SPAN)
     return Chart(
-        name="blocks",
         title="Step time over the run",
         summary=f"Step time of each timed block relative to the median{spread_text}.",
         draw=lambda width: line_chart([panel], width),
@@ -73,7 +72,6 @@ def telemetry(subject: GroupSubject) -> Chart | None:
     several = "Of several GPUs the slowest one's clock, the mean power of one, and the hottest one's temperature."
     means = several if any(config.trial.spec.world_size > 1 for config in shown) else ""
     return Chart(
-        name="telemetry",
         title="GPU clock, power and temperature",
         summary=f"SM clock, power and temperature of the GPU while it was timed, {what} by {what}.",
         draw=lambda width: line_chart(panels, width),

@@ -30,7 +30,6 @@ RATE_FIELDS = (
 class Chart:
     """One chart."""
 
-    name: str  # of its files, and its place in the registry
     title: str
     summary: str  # what it shows, in a sentence, for those who do not see it
     draw: Callable[[int], Drawing]  # for a width in pixels

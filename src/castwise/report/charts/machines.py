@@ -101,7 +101,6 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
         return dot_chart(short, width, axis, f"speed relative to {first.name}", keys)
 
     return Chart(
-        name="ratios",
         title=f"Speed, {title_of(comparison)}",
         summary=_summary(comparison),
         draw=draw,
@@ -114,7 +113,7 @@ def pictures_of_machines(comparison: MachineComparison, file_of: FileOf) -> Iter
     """Yield the file name and the SVG of the chart of compared machines, if they have a ratio."""
     chart = ratios(comparison, file_of)
     if chart is not None:
-        yield f"{chart.name}.svg", chart.as_file(chart.summary)
+        yield "ratios.svg", chart.as_file(chart.summary)
 
 
 def _speed_axis(low: float, high: float, most: int) -> Axis:

@@ -1,18 +1,21 @@
-"""Profiles: what the time of a step goes to, and how far a step is from the roofline."""
+"""Profiles: what the time of a step goes to, how far it is from the roofline, and its gradients by their exponent."""
 
+import math
+from collections import Counter
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from castwise.analysis.causes import UPDATE, Diagnosis
 from castwise.analysis.model_flops import flops_of, model_flops_per_second
 from castwise.analysis.roofline import least_bytes, roofline
-from castwise.records.schema import StepFlops
+from castwise.records.schema import StepFlops, StepNumerics
 from castwise.registry.gpus import GpuModel, find_gpu_model, peak
 from castwise.render.fields import Field, find_fields
 from castwise.render.theme import FAINT, KERNELS, SOFT, look_of
 from castwise.render.units import format_number, format_rate, format_seconds
+from castwise.render.why_report import numerics_lines, numerics_table
 from castwise.report.charts.chart import MAX_LINES, Chart, GroupSubject, left_out, varied
-from castwise.report.charts.memory import stack_keys, stacked
+from castwise.report.charts.memory import stacked
 from castwise.report.charts.svg import Line, Panel, bar_chart, line_chart, log_ticks
 from castwise.report.charts.throughput import bar_names, highest
 from castwise.report.collection import Configuration, value_of
@@ -31,9 +34,9 @@ PARTS: dict[str, tuple[str, ...]] = {
     "optimizer and loss scaling": UPDATE,
     "communication": ("communication",),
 }
-_HEIGHT = 200  # pixels, of the roofline
-_COLOURS = (*KERNELS, SOFT, FAINT)
 _LEAST_FORMAT = 0.01  # of the FLOPs: a format with less has no roof of its own
+_EDGES = (-25, 16)  # the exponents between which float16 makes no number 0 or infinite
+_TICK = 8  # exponents
 
 
 def step_time(subject: GroupSubject) -> Chart | None:
@@ -44,27 +47,21 @@ def step_time(subject: GroupSubject) -> Chart | None:
     parts = {
         config: [
             found.seconds * share
-            for share in (*(found.share_of(*classes) for classes in PARTS.values()), found.idle_share or 0.0)
+            for share in (*(found.share_of(*each) for each in PARTS.values()), found.idle_share or 0.0)
         ]
         for config, found in profiled.items()
     }
     titles = [*PARTS, "idle"]
     shown = highest(list(profiled))
     names, base = bar_names(group, shown)
-    bars = [
-        stacked(
-            names[config],
-            [
-                (title, own, f"{format_seconds(own)}, {format_share(own / profiled[config].seconds)}")
-                for title, own in zip(titles, parts[config], strict=True)
-            ],
-            format_seconds(profiled[config].seconds),
-            1e-3,
-            colours=_COLOURS,
-        )
-        for config in shown
-    ]
-    keys = stack_keys(bars, titles)
+    rows = [(names[c], parts[c], format_seconds(profiled[c].seconds), False) for c in shown]
+    bars, keys = stacked(
+        rows,
+        titles,
+        lambda row, own: f"{format_seconds(own)}, {format_share(own / profiled[shown[row]].seconds)}",
+        1e-3,
+        (*KERNELS, SOFT, FAINT),
+    )
     fastest = max(profiled, key=lambda config: value_of(config.throughput))
     on_cpu = group.first.spec.device_type == "cpu"
     fields = [Field(f"part_{place}", title, "seconds") for place, title in enumerate(titles)]
@@ -74,7 +71,6 @@ def step_time(subject: GroupSubject) -> Chart | None:
         left_out("The {} highest of {:,} configurations are drawn; the table has all.", shown, profiled),
     )
     return Chart(
-        name="profile",
         title="Where the time of a step goes",
         summary=f"By the {'operators' if on_cpu else 'kernels'} of a profile. The fastest, "
         f"{group.label(fastest)}: {profiled[fastest].bound}.",
@@ -156,11 +152,10 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
         log_ticks(low, high, 9),
         is_log=True,
         is_log_y=True,
-        height=_HEIGHT,
+        height=200,
     )
     bound = "the peak of its formats" if best.bound == "compute" else "the memory's bandwidth"
     return Chart(
-        name="roofline",
         title="Roofline",
         summary=f"The fastest, {group.label(fastest)}, reaches {format_share(best.of_roof)} of its roof, {bound}.",
         draw=lambda width: line_chart([panel], width),
@@ -171,3 +166,43 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
         ),
         note=f"Lines are the datasheet's limits, by format; bytes are the least that a step moves. {base}".strip(),
     )
+
+
+def exponents(subject: GroupSubject) -> Chart | None:
+    """Return the gradients of each configuration that was compared with float32, by exponent; None if none was."""
+    found = {config: each for config, each in subject.group.profiled.items() if each.numerics}
+    compared = {config: each.numerics for config, each in found.items() if each.numerics and each.numerics.modules}
+    if not compared:
+        return None
+    lines = []
+    for config in highest(list(compared), MAX_LINES // 2):
+        look, scale = look_of(config.precision), compared[config].loss_scale
+        for factor in (1.0, scale) if scale else (1.0,):
+            name = subject.group.label(config) + (f", scaled by {factor:,.6g}" if factor != 1 else "")
+            points = [(each + math.log2(factor), share) for each, share in _shares(compared[config])]
+            lines.append(Line(name, points, look.colour, look.marker, look.dash, subject.tip(config)))
+    high = max((share for line in lines for _, share in line.points), default=0.0)
+    edges = [Line("float16's range", [(x, 0.0), (x, high)], SOFT, marker="", dash="dot") for x in _EDGES]
+    places = [*_EDGES, *(x for line in lines for x, _ in line.points)]
+    ticks = range(math.ceil(min(places) / _TICK) * _TICK, int(max(places)) + 1, _TICK)
+    panel = Panel("% of gradients", [*varied(lines), *edges], "log2 of the absolute value", ticks, from_zero=True)
+    return Chart(
+        title="Gradients by exponent",
+        summary=" ".join(numerics_lines([found[config] for config in compared])[:1]),
+        draw=lambda width: line_chart([panel], width),
+        table=numerics_table([found[config] for config in compared]),
+        note="Of one step in float32: weights' and outputs' gradients, each module with the same weight. float16 makes "
+        "0 of what is left of its range.",
+    )
+
+
+def _shares(numerics: StepNumerics) -> list[tuple[int, float]]:
+    """Return the percentage of nonzero gradients that have each exponent, from the least to the largest."""
+    histograms = [
+        own for each in numerics.modules for own in (each.weights.by_exponent, each.outputs.by_exponent) if own
+    ]
+    shares: Counter[int] = Counter()
+    for own in histograms:
+        for exponent, count in own.items():
+            shares[exponent] += 100 * count / sum(own.values()) / len(histograms)  # type: ignore[assignment]
+    return [(each, shares[each]) for each in range(min(shares), max(shares) + 1)] if shares else []

@@ -70,7 +70,6 @@ def batch(subject: GroupSubject) -> Chart | None:
     has_energy = any(joules_per_unit(config.trial) is not None for config in configurations)
     others = (*(("joules_per_unit",) if has_energy else ()), "peak_allocated_bytes", "peak_reserved_bytes")
     return Chart(
-        name="batch",
         title="Throughput and memory over the batch size",
         summary=(
             f"Throughput and peak memory over batch sizes from {min(batches)} to {max(batches)}; "
@@ -112,7 +111,6 @@ def scaling(subject: GroupSubject) -> Chart | None:
         for title, own in ((f"{group.unit} per second", above), ("efficiency, %", below))
     ]
     return Chart(
-        name="scaling",
         title="Scaling over GPUs",
         summary=f"Throughput on up to {most} GPUs{reached}.",
         draw=lambda width: line_chart(panels, width),

@@ -53,7 +53,6 @@ def throughput(subject: GroupSubject) -> Chart | None:
     references = dict.fromkeys(r.precision for c in shown if (r := group.reference_of(c)) is not None)
     over = f"; × is over {' or '.join(references)}" if references else ""
     return Chart(
-        name="throughput",
         title="Throughput and speed-up",
         summary=f"The highest is {format_rate(best.throughput.value)} {group.unit} a second, with {name}.",
         draw=lambda width: bar_chart(bars, width, f"{group.unit} per second{over}"),
@@ -88,7 +87,6 @@ def memory(subject: GroupSubject) -> Chart | None:
     peak_text, name = format_bytes(least.peak_allocated_bytes), names.get(least, group.label(least))
     bound = "On a CPU it is the growth of the process, an upper bound." if group.first.spec.device_type == "cpu" else ""
     return Chart(
-        name="memory",
         title="Peak memory",
         summary=f"Tensors hold least with {name}, {peak_text} at the peak.",
         draw=lambda width: bar_chart(bars, width, "peak allocated, GiB"),
@@ -160,7 +158,6 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
     name_of = dict(zip(steps, names, strict=True))
     factor_of = dict(zip(steps[1:], factors, strict=True))
     return Chart(
-        name="ladder",
         title=f"What each change adds: {over}",
         summary=(
             f"From {format_rate(rates[0])} to {format_rate(rates[-1])} {group.unit} a second: {over}, plain loop. "

@@ -12,7 +12,7 @@ from castwise.render.fields import Field
 from castwise.render.units import format_percent, format_seconds
 from castwise.report import series
 from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, downsample, left_out, varied
-from castwise.report.charts.memory import stack_keys, stacked
+from castwise.report.charts.memory import stacked
 from castwise.report.charts.svg import Panel, bar_chart, line_chart
 from castwise.report.collection import Configuration
 from castwise.report.series import Point
@@ -22,7 +22,7 @@ _LEAST_WAIT = 0.0005  # of the training: less is shown as nothing
 
 
 def _curves(
-    subject: GroupSubject, name: str, title: str, y_title: str, points_of: Callable[[Trial], Iterator[Point]]
+    subject: GroupSubject, title: str, y_title: str, points_of: Callable[[Trial], Iterator[Point]]
 ) -> Chart | None:
     """Return a value of each run over time and over epochs; of runs that differ in their seeds, mean and range."""
     group = subject.group
@@ -53,7 +53,6 @@ def _curves(
     most = max(len(seeds) for _, seeds in shown)
     about = f" Lines are means over up to {most} seeds, areas their ranges." if most > 1 else ""
     return Chart(
-        name=name,
         title=f"{title} over time and epochs",
         summary=f"At the end: {', '.join(last)}.{about}",
         draw=lambda width: line_chart(panels, width),
@@ -75,10 +74,9 @@ def _means(runs: Iterable[Sequence[Point]]) -> list[tuple[Point, float, float]]:
     return found
 
 
-loss = partial(_curves, name="loss", title="Training loss", y_title="training loss", points_of=series.losses)
+loss = partial(_curves, title="Training loss", y_title="training loss", points_of=series.losses)
 accuracy = partial(
     _curves,
-    name="accuracy",
     title="Validation accuracy",
     y_title="accuracy, %",
     points_of=partial(
@@ -87,7 +85,6 @@ accuracy = partial(
 )
 perplexity = partial(
     _curves,
-    name="perplexity",
     title="Validation perplexity",
     y_title="perplexity",
     points_of=partial(series.epoch_ends, value_of=training_metrics.perplexity),
@@ -101,27 +98,19 @@ def time_split(subject: GroupSubject) -> Chart | None:
     if not splits:
         return None
     shown = list(splits)[:MAX_BARS]
-    bars = [
-        stacked(
-            group.label(config),
-            [(title, own := getattr(splits[config], name), format_seconds(own)) for title, name in _PARTS.items()],
-            format_seconds(splits[config].total),
-            is_failed=config.trial.status != "ok",
-        )
-        for config in shown
-    ]
-    keys = stack_keys(bars, list(_PARTS))
+    seconds = {config: [getattr(split, name) for name in _PARTS.values()] for config, split in splits.items()}
+    rows = [(group.label(c), seconds[c], format_seconds(splits[c].total), c.trial.status != "ok") for c in shown]
+    bars, keys = stacked(rows, list(_PARTS), lambda _, own: format_seconds(own))
     fields = [Field(f"{name}_seconds", title, "seconds") for title, name in _PARTS.items()]
     shares = [share for config in shown if (share := training_metrics.data_share(config.trial)) is not None]
     waits = "; none of it waits for data" if len(shares) == len(shown) else ""  # some records do not know
     if shares and max(shares) >= _LEAST_WAIT:
         waits = f"; up to {format_percent(max(shares))} of the training is waiting for data"
     return Chart(
-        name="time",
         title="Where the time went",
         summary=f"Wall time of {'each run' if group == subject.group else 'one run each'}{waits}.",
         draw=lambda width: bar_chart(bars, width, "seconds", keys),
         table=subject.table(
-            list(splits), fields, lambda c: {f"{name}_seconds": getattr(splits[c], name) for name in _PARTS.values()}
+            list(splits), fields, lambda c: {field.name: own for field, own in zip(fields, seconds[c], strict=True)}
         ),
     )

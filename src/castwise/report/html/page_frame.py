@@ -43,12 +43,11 @@ class PageData:
         self.charts: dict[str, dict[str, Any]] = {}
         self.tables: dict[str, dict[str, Any]] = {}
 
-    def add_chart(self, chart: Chart, prefix: str, context: str, *, is_folded: bool = False) -> str:
-        """Add a chart and return its id; the context says of which model, machine and date it is.
+    def add_chart(self, name: str, chart: Chart, context: str, *, is_folded: bool = False) -> str:
+        """Add a chart under an id, and return it; the context says of which model, machine and date it is.
 
         What is folded is drawn once, and scrolls on a phone.
         """
-        name = f"{prefix}-{chart.name}"
         label = f"{chart.title}. {chart.summary}"
         drawn = chart.draw(WIDE).inline(label, "wide")
         drawn += "" if is_folded else chart.draw(NARROW).inline(label, "narrow")

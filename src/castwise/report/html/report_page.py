@@ -99,10 +99,9 @@ def _section(
         table = _steady_table(group, {each.advice.key for each in answers if each.advice.decision == "take"})
         lines = remarks(group.rows)
     subject = GroupSubject(group, source.file_of)
-    charts = charts_of(subject, answers)
     ids = {
-        chart.name: data.add_chart(chart, anchor, subject.context, is_folded=chart.name in DIAGNOSTICS)
-        for chart in charts
+        name: data.add_chart(f"{anchor}-{name}", chart, subject.context, is_folded=name in DIAGNOSTICS)
+        for name, chart in charts_of(subject, answers).items()
     }
     return {
         "anchor": anchor,
