@@ -23,6 +23,7 @@ from castwise.render.run_report import json_estimate
 from castwise.render.table import DataTable, json_document, json_text, markdown_grid, markdown_text, print_data_table
 from castwise.render.units import format_rate, pluralize
 from castwise.report.machine_comparison import ComparisonRow, MachineComparison, MachineResult
+from castwise.report.text_report import bullets
 from castwise.spec.quantities import truncate_list
 
 _MAX_LABELS = 4  # configurations that a line names
@@ -362,13 +363,13 @@ def markdown_comparison(comparison: MachineComparison) -> str:
     table = result_table(comparison)
     parts = [
         f"**{markdown_text(headline(comparison))}** {markdown_text(verdict_counts(comparison))}",
-        _bullets(mean_lines(comparison)),
+        bullets(mean_lines(comparison)),
         "\n".join(f"- ▼ {markdown_text(line)}" for line in slower_lines(comparison)),
         "\n".join(markdown_grid(table.columns, table.rows)) if table.rows else "",
-        _bullets(remark_lines(comparison)),
+        bullets(remark_lines(comparison)),
     ]
     for title, part in _parts_below(comparison).items():
-        content = "\n".join(markdown_grid(part.columns, part.rows)) if isinstance(part, DataTable) else _bullets(part)
+        content = "\n".join(markdown_grid(part.columns, part.rows)) if isinstance(part, DataTable) else bullets(part)
         parts.append(f"<details><summary>{title}</summary>\n\n{content}\n\n</details>")
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -441,7 +442,3 @@ def verdict_text(result: MachineResult) -> str:
     if result.words.startswith("one run"):
         return result.words
     return f"{'▼' if result.broke else _MARKS[result.verdict.kind]} {result.words}"
-
-
-def _bullets(lines: list[str]) -> str:
-    return "\n".join(f"- {markdown_text(line)}" for line in lines)

@@ -4,7 +4,6 @@ from castwise.report import machine_report
 from castwise.report.charts.machines import ratios
 from castwise.report.html.page_frame import PageData, Source, assemble
 from castwise.report.machine_comparison import MachineComparison
-from castwise.report.machines import ComparedMachine
 
 
 def render_comparison(comparison: MachineComparison, source: Source, title: str | None = None) -> str:
@@ -14,6 +13,10 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
         UsageError: jinja2 is not installed.
     """
     data = PageData()
+    machines = []  # each with its device, and when it was measured
+    for machine in comparison.machines:
+        device, when = machine.traits.get("device", "–"), machine.traits.get("measured", "")
+        machines.append(f"{machine.name}: {device}" + (f", {when}" if when else ""))
     chart = ratios(comparison, source.file_of)
     traits, costs = machine_report.trait_table(comparison), machine_report.cost_table(comparison)
     choices = ("workload", "precision", "machine", "verdict")
@@ -23,7 +26,7 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
     if traits.rows:
         data.add_table("traits", traits)
     context = {
-        "summary": " · ".join(_measured(machine) for machine in comparison.machines),
+        "summary": " · ".join(machines),
         "sentence": "",
         "result": machine_report.headline(comparison),
         "means": machine_report.mean_lines(comparison),
@@ -40,11 +43,3 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
         "notes": machine_report.note_lines(comparison),
     }
     return assemble("versus.html.j2", title or machine_report.title_of(comparison), context, data, source)
-
-
-def _measured(machine: ComparedMachine) -> str:
-    """Return a machine's name and device, and when it was measured."""
-    when = machine.traits.get("measured", "")
-    return ", ".join(
-        part for part in (f"{machine.name}: {machine.traits.get('device', '–')}", when) if part not in ("", "–")
-    )
