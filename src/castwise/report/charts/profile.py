@@ -1,14 +1,14 @@
 """Profiles: what the time of a step goes to, how far it is from the roofline, and its gradients by their exponent."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any
 
 from castwise.analysis.causes import UPDATE, Diagnosis
 from castwise.analysis.model_flops import flops_of, model_flops_per_second
 from castwise.analysis.roofline import least_bytes, roofline
-from castwise.records.schema import StepFlops, StepNumerics
+from castwise.records.schema import StepNumerics
 from castwise.registry.gpus import GpuModel, find_gpu_model, peak
 from castwise.render.fields import Field, find_fields
 from castwise.render.theme import FAINT, KERNELS, SOFT, look_of
@@ -34,9 +34,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "optimizer and loss scaling": UPDATE,
     "communication": ("communication",),
 }
-_LEAST_FORMAT = 0.01  # of the FLOPs: a format with less has no roof of its own
 _EDGES = (-25, 16)  # the exponents between which float16 makes no number 0 or infinite
-_TICK = 8  # exponents
 
 
 def step_time(subject: GroupSubject) -> Chart | None:
@@ -87,44 +85,40 @@ def step_time(subject: GroupSubject) -> Chart | None:
     )
 
 
-class _Point(NamedTuple):
-    """A configuration under the roofs."""
-
-    flops: StepFlops
-    bound: Literal["compute", "memory"]
-    intensity: float  # FLOPs for each byte that a step moves at least
-    model_flops_per_second: float  # of one GPU
-    of_roof: float  # the rate's share of what the roof allows
-
-
-def _point(config: Configuration, found: Diagnosis, gpu: GpuModel | None) -> _Point | None:
+def _under_roof(config: Configuration, found: Diagnosis, gpu: GpuModel | None) -> dict[str, Any] | None:
+    """Return where a configuration is under the roofs, of one GPU; None if that is not known."""
     flops, rate = flops_of(config.trials), model_flops_per_second(config.trials, found.row.step_seconds)
     least = roofline(flops, gpu) if flops is not None else None
     if flops is None or least is None or rate is None or not least_bytes(flops):
         return None
     rate /= config.trial.spec.world_size
-    return _Point(flops, least.bound, flops.total / least_bytes(flops), rate, rate * least.seconds / flops.total)
+    return {
+        "bound": least.bound,  # "compute" or "memory"
+        "intensity": flops.total / least_bytes(flops),  # FLOPs for each byte that a step moves at least
+        "model_flops_per_second": rate,
+        "of_roof": rate * least.seconds / flops.total,  # the rate's share of what the roof allows
+    }
 
 
 def step_roofline(subject: GroupSubject) -> Chart | None:
     """Return the model FLOP/s of profiled configurations under the roofs of their GPU; None if those are not known."""
     group = subject.group
     gpu = find_gpu_model(group.first.environment.gpu or "")
-    found = {config: point for config, each in group.profiled.items() if (point := _point(config, each, gpu))}
+    found = {config: point for config, each in group.profiled.items() if (point := _under_roof(config, each, gpu))}
     if gpu is None or not found:
         return None
     shown = highest(list(found), MAX_LINES)
     names, base = bar_names(group, shown)
     bandwidth = gpu.bandwidth_bytes_per_second
     formats: dict[float, list[str]] = {}
-    for point in found.values():
-        for name, own in point.flops.by_format.items():
+    for flops in filter(None, (flops_of(config.trials) for config in found)):
+        for name, own in flops.by_format.items():
             limit = peak(gpu, name)
-            if limit is not None and own >= _LEAST_FORMAT * point.flops.total:
+            if limit is not None and own >= 0.01 * flops.total:  # one with less has no roof of its own
                 formats.setdefault(limit, []).append(name)
     ridges = [limit / bandwidth for limit in formats]
-    low = min(*ridges, *(point.intensity for point in found.values())) / 2
-    high = max(*ridges, *(point.intensity for point in found.values())) * 4
+    intensities = [*ridges, *(point["intensity"] for point in found.values())]
+    low, high = min(intensities) / 2, max(intensities) * 4
     roofs = [((low, low * bandwidth), (max(ridges), max(formats)), f"memory: {bandwidth / 1e12:.3g} TB/s")]
     for limit, used in sorted(formats.items()):
         name = f"{', '.join(dict.fromkeys(used))}: {format_number(limit / 1e12)}"
@@ -132,10 +126,10 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
     points = []
     for config in shown:
         point, look = found[config], look_of(config.precision)
-        teraflops = point.model_flops_per_second / 1e12
-        words = f"{format_rate(teraflops)} TFLOP/s, {format_share(point.of_roof)} of its roof"
-        tip = subject.tip(config, words, f"{format_rate(point.intensity)} FLOPs per byte")
-        points.append(Line(names[config], [(point.intensity, teraflops)], look.colour, look.marker, tips=[tip]))
+        teraflops = point["model_flops_per_second"] / 1e12
+        words = f"{format_rate(teraflops)} TFLOP/s, {format_share(point['of_roof'])} of its roof"
+        tip = subject.tip(config, words, f"{format_rate(point['intensity'])} FLOPs per byte")
+        points.append(Line(names[config], [(point["intensity"], teraflops)], look.colour, look.marker, tips=[tip]))
     lines = varied(Line(name, [(x, y / 1e12) for x, y in ends], SOFT, marker="") for *ends, name in roofs)
     lines += [replace(each, dash="") for each in varied(points)]
     fastest = max(found, key=lambda config: value_of(config.throughput))
@@ -154,16 +148,12 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
         is_log_y=True,
         height=200,
     )
-    bound = "the peak of its formats" if best.bound == "compute" else "the memory's bandwidth"
+    bound = "the peak of its formats" if best["bound"] == "compute" else "the memory's bandwidth"
     return Chart(
         title="Roofline",
-        summary=f"The fastest, {group.label(fastest)}, reaches {format_share(best.of_roof)} of its roof, {bound}.",
+        summary=f"The fastest, {group.label(fastest)}, reaches {format_share(best['of_roof'])} of its roof, {bound}.",
         draw=lambda width: line_chart([panel], width),
-        table=subject.table(
-            list(found),
-            fields,
-            lambda config: {field.name: getattr(found[config], field.name) for field in fields},
-        ),
+        table=subject.table(list(found), fields, lambda config: found[config]),
         note=f"Lines are the datasheet's limits, by format; bytes are the least that a step moves. {base}".strip(),
     )
 
@@ -184,7 +174,7 @@ def exponents(subject: GroupSubject) -> Chart | None:
     high = max((share for line in lines for _, share in line.points), default=0.0)
     edges = [Line("float16's range", [(x, 0.0), (x, high)], SOFT, marker="", dash="dot") for x in _EDGES]
     places = [*_EDGES, *(x for line in lines for x, _ in line.points)]
-    ticks = range(math.ceil(min(places) / _TICK) * _TICK, int(max(places)) + 1, _TICK)
+    ticks = range(math.ceil(min(places) / 8) * 8, int(max(places)) + 1, 8)
     panel = Panel("% of gradients", [*varied(lines), *edges], "log2 of the absolute value", ticks, from_zero=True)
     return Chart(
         title="Gradients by exponent",
@@ -198,11 +188,9 @@ def exponents(subject: GroupSubject) -> Chart | None:
 
 def _shares(numerics: StepNumerics) -> list[tuple[int, float]]:
     """Return the percentage of nonzero gradients that have each exponent, from the least to the largest."""
-    histograms = [
-        own for each in numerics.modules for own in (each.weights.by_exponent, each.outputs.by_exponent) if own
-    ]
-    shares: Counter[int] = Counter()
-    for own in histograms:
+    every = [own for each in numerics.modules for own in (each.weights.by_exponent, each.outputs.by_exponent) if own]
+    shares: dict[int, float] = defaultdict(float)
+    for own in every:
         for exponent, count in own.items():
-            shares[exponent] += 100 * count / sum(own.values()) / len(histograms)  # type: ignore[assignment]
+            shares[exponent] += 100 * count / sum(own.values()) / len(every)
     return [(each, shares[each]) for each in range(min(shares), max(shares) + 1)] if shares else []

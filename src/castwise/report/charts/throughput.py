@@ -27,7 +27,6 @@ from castwise.tune.measurements import Measurements
 _GIB = 2**30
 _LEFT_OUT = "The {} highest of {:,} configurations are drawn; the table has all."
 _LONG = 4  # techniques in a name
-_MAX_LOOPS = 14  # bars if techniques differ: names are long then
 
 
 def throughput(subject: GroupSubject) -> Chart | None:
@@ -98,7 +97,7 @@ def memory(subject: GroupSubject) -> Chart | None:
 def highest(configurations: Sequence[Configuration], most: int = MAX_BARS) -> list[Configuration]:
     """Return as many configurations as a chart has room for, in their order: references, and the fastest ones."""
     if len({config.trial.spec.techniques for config in configurations}) > 1:
-        most = min(most, _MAX_LOOPS)
+        most = min(most, 14)  # names are long then
 
     def rank(config: Configuration) -> tuple[bool, float]:
         is_reference = config.precision in (BASELINE, DEFAULT) and not config.trial.spec.techniques
@@ -128,11 +127,9 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
     group = subject.group.over_seeds
     taken = [answer for answer in answers if answer.advice.decision == "take" and answer.advice.techniques]
     answer = max(taken, key=lambda each: value_of(each.config.throughput if each.config else None), default=None)
-    steps = (
-        []
-        if answer is None or answer.config is None or answer.reference is None or answer.reference.trial.spec.techniques
-        else proven_steps(group, answer.reference, answer.config)
-    )
+    if answer is None or answer.config is None or answer.reference is None or answer.reference.trial.spec.techniques:
+        return None
+    steps = proven_steps(group, answer.reference, answer.config)
     if len(steps) < 2:
         return None
     measured = Measurements().plus(trial for config in steps for trial in config.trials)
@@ -141,22 +138,22 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
     for before, config in pairwise(steps):
         new = [name for name in config.trial.spec.techniques if name not in before.trial.spec.techniques]
         names.append("+ " + " + ".join([*([config.precision] if config.precision != before.precision else []), *new]))
-    factors = [value_of(measured.shown_ratio(b.trial.spec, c.trial.spec)) for b, c in pairwise(steps)]
     if group.is_training:  # whose rates may be of several seeds
         factors = [own / before for before, own in pairwise(rates)]
+    else:
+        factors = [value_of(measured.shown_ratio(b.trial.spec, c.trial.spec)) for b, c in pairwise(steps)]
     bars = []
-    for place, (config, rate) in enumerate(zip(steps, rates, strict=True)):
+    for name, config, below, rate, factor in zip(names, steps, [0.0, *rates], rates, [None, *factors], strict=False):
         tip = subject.tip(config, f"{format_rate(rate)} {group.unit}/s", interval_text(config.throughput, format_rate))
-        colour = look_of(config.precision).colour
-        below = rates[place - 1] if place else 0.0
-        parts = [Segment(below, FAINT, tip)] if place else []
-        words = f"{format_rate(rate)} · ×{factors[place - 1]:.2f}" if place else format_rate(rate)
-        bars.append(Bar(names[place], [*parts, Segment(rate - below, colour, tip)], words))
-    assert answer is not None
+        parts = [Segment(below, FAINT, tip), Segment(rate - below, look_of(config.precision).colour, tip)]
+        words = format_rate(rate) if factor is None else f"{format_rate(rate)} · ×{factor:.2f}"
+        bars.append(Bar(name, parts[factor is None :], words))
     total = answer.advice.over_default or answer.advice.over_fp32
     over = f"{value_of(total):.2f}× {steps[0].precision}"
-    name_of = dict(zip(steps, names, strict=True))
-    factor_of = dict(zip(steps[1:], factors, strict=True))
+    values = {
+        config: {"change": name, "factor": factor}
+        for config, name, factor in zip(steps, names, [None, *factors], strict=True)
+    }
     return Chart(
         title=f"What each change adds: {over}",
         summary=(
@@ -167,7 +164,7 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
         table=subject.table(
             steps,
             [Field("change", "change"), *RATE_FIELDS, Field("factor", "× before", "ratio")],
-            lambda c: {"change": name_of[c], "factor": factor_of.get(c)},
+            lambda config: values[config],
         ),
     )
 

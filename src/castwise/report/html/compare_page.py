@@ -7,11 +7,7 @@ from castwise.report.machine_comparison import MachineComparison
 
 
 def render_comparison(comparison: MachineComparison, source: Source, title: str | None = None) -> str:
-    """Return the comparison as HTML; without a title it has the machines' names.
-
-    Raises:
-        UsageError: jinja2 is not installed.
-    """
+    """Return the comparison as HTML; without a title it has the machines' names."""
     data = PageData()
     machines = []  # each with its device, and when it was measured
     for machine in comparison.machines:
