@@ -285,7 +285,7 @@ def test_large_groups_are_drawn_in_part_and_the_table_has_all() -> None:
     made = chart("throughput", *trials)
     assert len(bars(made)) == MAX_BARS
     assert len(rows(made)) == 700
-    assert f"{MAX_BARS} highest of 700" in made.note
+    assert f"{MAX_BARS} fastest of 700" in made.note
     assert f"{MAX_LINES} fastest of 700" in chart("blocks", *trials).note
 
 

@@ -122,17 +122,13 @@ class ComparisonGroup:
         """Return the searches for the largest batch."""
         return max_batches_of(trial for config in self.configurations for trial in config.trials)
 
-    @property
-    def precisions(self) -> list[str]:
-        """Return the precisions among its configurations, in the registry's order."""
-        return sorted({config.precision for config in self.configurations}, key=precision_sort_key)
-
     @cached_property
     def _varying(self) -> tuple[str, ...]:
         varying = [name for name in AXES[2:] if len({_axis_text(c.trial, name) for c in self.configurations}) > 1]
         scales = {(config.precision, config.trial.spec.loss_scale) for config in self.configurations}
         # A loss scale that a precision has in all its configurations does not tell them apart.
-        return (*varying, "loss_scale") if len(scales) > len(self.precisions) else tuple(varying)
+        num_precisions = len({precision for precision, _ in scales})
+        return (*varying, "loss_scale") if len(scales) > num_precisions else tuple(varying)
 
     @cached_property
     def over_seeds(self) -> "ComparisonGroup":

@@ -45,27 +45,13 @@ class MachineResult:
     broke: bool = False  # it ended well on the first machine and did not here
     joules: Estimate | None = None  # GPU energy per unit of throughput; None if unknown, or if it did not end well
     energy_ratio: Estimate | None = None  # relative to the first machine, < 1 takes less
-    prices: MachinePrices = MachinePrices()
+    units_per_price: float | None = None  # of throughput, for one of the currency, by the machine's hourly price
+    units_per_energy_price: float | None = None  # the same by the price of the GPUs' energy; None if unknown
 
     @property
     def ratio(self) -> Estimate | None:
         """Return the speed relative to the first machine, > 1 is faster; None if the times cannot be compared."""
         return None if self.verdict is None else self.verdict.ratio
-
-    @property
-    def units_per_price(self) -> float | None:
-        """Return the units of throughput for one of the currency by the machine's hourly price; None if unknown."""
-        price = self.prices.per_hour.get(self.machine.name)
-        if price is None or self.throughput is None or self.entry.status != "ok":
-            return None
-        return SECONDS_PER_HOUR * self.throughput.value / price
-
-    @property
-    def units_per_energy_price(self) -> float | None:
-        """Return the units of throughput for one of the currency by the price of the GPUs' energy; None if unknown."""
-        if self.prices.per_kwh is None or self.joules is None:
-            return None
-        return JOULES_PER_KWH / self.joules.value / self.prices.per_kwh
 
 
 @dataclass(frozen=True)
@@ -202,7 +188,8 @@ def _row(machines: Sequence[ComparedMachine], key: Key, margin: float, prices: M
             throughput = estimate([units / seconds for seconds in entry.run_seconds])
         else:
             throughput = estimate([1 / seconds for seconds in entry.unit_seconds])
-        joules, energy_ratio = estimate(entry.unit_joules) if entry.status == "ok" else None, None
+        is_ok, per_hour, per_kwh = entry.status == "ok", prices.per_hour.get(machine.name), prices.per_kwh
+        joules, energy_ratio = estimate(entry.unit_joules) if is_ok else None, None
         if joules and verdict is not None and verdict.ratio is not None and base is not None and base.unit_joules:
             energy_ratio = independent_ratio(entry.unit_joules, base.unit_joules)
         results.append(
@@ -216,7 +203,10 @@ def _row(machines: Sequence[ComparedMachine], key: Key, margin: float, prices: M
                 broke=is_other and base is not None and base.status == "ok" and entry.status in _FAILED,
                 joules=joules,
                 energy_ratio=energy_ratio,
-                prices=prices,
+                units_per_price=SECONDS_PER_HOUR * throughput.value / per_hour
+                if throughput and per_hour and is_ok
+                else None,
+                units_per_energy_price=JOULES_PER_KWH / joules.value / per_kwh if joules and per_kwh else None,
             )
         )
     return ComparisonRow(spec, tuple(results), batch, is_whole)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -21,7 +22,7 @@ from castwise.render.fields import (
 )
 from castwise.render.run_report import json_estimate
 from castwise.render.table import DataTable, json_document, json_text, markdown_grid, markdown_text, print_data_table
-from castwise.render.units import format_rate, pluralize
+from castwise.render.units import pluralize
 from castwise.report.machine_comparison import ComparisonRow, MachineComparison, MachineResult
 from castwise.report.text_report import bullets
 from castwise.spec.quantities import truncate_list
@@ -154,13 +155,13 @@ def result_table(comparison: MachineComparison) -> DataTable[FlatRow]:
     on = "" if there == "there" else "on "
     fields = [
         *_row_fields(lines),
-        Field("throughput_first", first, "rate", _marked("throughput_first", _rate_text)),
-        Field("throughput", there, "rate", _marked("throughput", _rate_text)),
+        _marked(Field("throughput_first", first, "rate")),
+        _marked(Field("throughput", there, "rate")),
         Field("unit", "unit", format=lambda row: f"{row['unit']}/s"),
         Field("ratio", "ratio", "ratio", difference_text("ratio")),
         Field("verdict", "verdict"),
-        Field("speedup_first", f"speed-up on {first}", "ratio", _marked("speedup_first", interval_text)),
-        Field("speedup", f"speed-up {on}{there}", "ratio", _marked("speedup", interval_text)),
+        _marked(Field("speedup_first", f"speed-up on {first}", "ratio", interval_text("speedup_first"))),
+        _marked(Field("speedup", f"speed-up {on}{there}", "ratio", interval_text("speedup"))),
     ]
     return DataTable(worth_showing(fields, lines, ("precision", "batch_size", "ratio", "verdict")), lines)
 
@@ -232,20 +233,16 @@ def _rate_or_status(result: MachineResult | None) -> float | str | None:
     return None if result is None or result.entry.status == "ok" else result.entry.status
 
 
-def _marked(name: str, form: Callable[[str], Callable[[FlatRow], str]]) -> Callable[[FlatRow], str]:
-    """Return the format of a figure, or of a status in its place, with a mark if the run did not end well."""
-    status = "status_first" if name.endswith("_first") else "status"
+def _marked(field: Field) -> Field:
+    """Return a field that shows a status in the place of a figure, and a mark if the run did not end well."""
+    status = "status_first" if field.name.endswith("_first") else "status"
 
     def text(row: FlatRow) -> str:
-        if isinstance(row[name], str):
-            return str(row[name])
-        return f"{'' if row[status] == 'ok' else f'{_FAILED} '}{form(name)(row)}"
+        if isinstance(row[field.name], str):
+            return str(row[field.name])
+        return f"{'' if row[status] == 'ok' else f'{_FAILED} '}{field.text(row)}"
 
-    return text
-
-
-def _rate_text(name: str) -> Callable[[FlatRow], str]:
-    return lambda row: format_rate(row[name])
+    return replace(field, format=text)
 
 
 def _energy_text(name: str) -> Callable[[FlatRow], str]:

@@ -26,7 +26,12 @@ def print_report(collection: Collection, console: Console) -> None:
     if len(answers) > 1:
         console.print()
         print_data_table(console, answer_table(answers), drop_first=("memory_ratio", "why"), elsewhere=_MORE)
-    _print_notes(collection.machine_notes, console)
+
+    def print_notes(notes: Sequence[MachineNote]) -> None:
+        for note in notes:
+            print_line(console, f"  {note.text}", "yellow" if note.is_warning else None)
+
+    print_notes(collection.machine_notes)
     for group in collection.groups:
         print_line(console, f"\n{group.title}", "bold underline")
         if group.is_max_batch:
@@ -37,14 +42,9 @@ def print_report(collection: Collection, console: Console) -> None:
             run_report.print_table(group.rows, _advice(group, answers), console, more=_MORE)
             for line in _why_lines(group):
                 print_line(console, f"  {line}")
-        _print_notes(collection.machine_notes_of(*group.configurations), console)
+        print_notes(collection.machine_notes_of(*group.configurations))
     for note in collection.notes:
         print_line(console, f"  {note}", "yellow")
-
-
-def _print_notes(notes: Sequence[MachineNote], console: Console) -> None:
-    for note in notes:
-        print_line(console, f"  {note.text}", "yellow" if note.is_warning else None)
 
 
 def markdown_report(collection: Collection) -> str:

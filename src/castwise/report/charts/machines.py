@@ -9,17 +9,7 @@ from castwise.render.table import DataTable
 from castwise.render.theme import INK, STACK, look_of
 from castwise.render.units import format_ratio, pluralize
 from castwise.report.charts.chart import Chart, interval_of, interval_text, left_out
-from castwise.report.charts.svg import (
-    NARROW,
-    Axis,
-    Dot,
-    Drawing,
-    Key,
-    cut_off,
-    dot_chart,
-    log_ticks,
-    nice_ticks,
-)
+from castwise.report.charts.svg import NARROW, Axis, Dot, Drawing, Key, cut_off, dot_chart, log_ticks, nice_ticks
 from castwise.report.collection import FileOf
 from castwise.report.machine_comparison import MachineComparison, MachineResult
 from castwise.report.machine_report import flat_row, short_ratio, title_of, verdict_text

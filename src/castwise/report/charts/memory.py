@@ -9,7 +9,7 @@ from castwise.render.theme import STACK, look_of
 from castwise.render.units import format_bytes
 from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.svg import Bar, Key, Segment, bar_chart
-from castwise.report.charts.throughput import bar_names, highest
+from castwise.report.charts.throughput import pick
 from castwise.report.collection import Configuration
 
 _GIB = 2**30
@@ -53,21 +53,14 @@ def stacked(
 
 def holders(subject: GroupSubject) -> Chart | None:
     """Return the peak memory of each configuration, by what holds it."""
-    group = subject.group
-    measured = [config for config in group.configurations if config.peak_allocated_bytes is not None]
+    measured = [config for config in subject.group.configurations if config.peak_allocated_bytes is not None]
     if not measured:
         return None
     held = {config: _memory_parts(config) for config in measured}
-    shown = highest(measured)
-    names, note = bar_names(group, shown)
+    names, note = pick(subject.group, measured)
     rows = [
-        (
-            names[c],
-            [held[c].get(name, 0) for name in _PARTS],
-            format_bytes(sum(held[c].values())),
-            c.trial.status != "ok",
-        )
-        for c in shown
+        (name, [held[c].get(part, 0) for part in _PARTS], format_bytes(sum(held[c].values())), c.trial.status != "ok")
+        for c, name in names.items()
     ]
     bars, keys = stacked(rows, list(_PARTS.values()), lambda _, own: format_bytes(round(own)), _GIB)
     fields = [

@@ -14,10 +14,10 @@ from castwise.render.fields import Field, find_fields
 from castwise.render.theme import FAINT, KERNELS, SOFT, look_of
 from castwise.render.units import format_number, format_rate, format_seconds
 from castwise.render.why_report import numerics_lines, numerics_table
-from castwise.report.charts.chart import MAX_LINES, Chart, GroupSubject, left_out, varied
+from castwise.report.charts.chart import MAX_LINES, Chart, GroupSubject, varied
 from castwise.report.charts.memory import stacked
 from castwise.report.charts.svg import Line, Panel, bar_chart, line_chart, log_ticks
-from castwise.report.charts.throughput import bar_names, highest
+from castwise.report.charts.throughput import highest, pick
 from castwise.report.collection import Configuration, value_of
 from castwise.spec.quantities import format_share
 
@@ -50,24 +50,20 @@ def step_time(subject: GroupSubject) -> Chart | None:
         for config, found in profiled.items()
     }
     titles = [*PARTS, "idle"]
-    shown = highest(list(profiled))
-    names, base = bar_names(group, shown)
-    rows = [(names[c], parts[c], format_seconds(profiled[c].seconds), False) for c in shown]
+    names, note = pick(group, list(profiled))
+    rows = [(name, parts[c], format_seconds(profiled[c].seconds), False) for c, name in names.items()]
+    seconds = [profiled[config].seconds for config in names]
     bars, keys = stacked(
         rows,
         titles,
-        lambda row, own: f"{format_seconds(own)}, {format_share(own / profiled[shown[row]].seconds)}",
+        lambda row, own: f"{format_seconds(own)}, {format_share(own / seconds[row])}",
         1e-3,
         (*KERNELS, SOFT, FAINT),
     )
     fastest = max(profiled, key=lambda config: value_of(config.throughput))
     on_cpu = group.first.spec.device_type == "cpu"
     fields = [Field(f"part_{place}", title, "seconds") for place, title in enumerate(titles)]
-    notes = (
-        "On a CPU it is the profiled step, whose operators take longer." if on_cpu else "",
-        base,
-        left_out("The {} highest of {:,} configurations are drawn; the table has all.", shown, profiled),
-    )
+    on_cpu_note = "On a CPU it is the profiled step, whose operators take longer. " if on_cpu else ""
     return Chart(
         title="Where the time of a step goes",
         summary=f"By the {'operators' if on_cpu else 'kernels'} of a profile. The fastest, "
@@ -81,7 +77,7 @@ def step_time(subject: GroupSubject) -> Chart | None:
                 **{f"part_{place}": own for place, own in enumerate(parts[config])},
             },
         ),
-        note=" ".join(filter(None, notes)),
+        note=f"{on_cpu_note}{note}".strip(),
     )
 
 
@@ -107,8 +103,7 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
     found = {config: point for config, each in group.profiled.items() if (point := _under_roof(config, each, gpu))}
     if gpu is None or not found:
         return None
-    shown = highest(list(found), MAX_LINES)
-    names, base = bar_names(group, shown)
+    names, note = pick(group, list(found), MAX_LINES)
     bandwidth = gpu.bandwidth_bytes_per_second
     formats: dict[float, list[str]] = {}
     for flops in filter(None, (flops_of(config.trials) for config in found)):
@@ -124,12 +119,12 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
         name = f"{', '.join(dict.fromkeys(used))}: {format_number(limit / 1e12)}"
         roofs.append(((limit / bandwidth, limit), (high, limit), name))
     points = []
-    for config in shown:
+    for config, name in names.items():
         point, look = found[config], look_of(config.precision)
         teraflops = point["model_flops_per_second"] / 1e12
         words = f"{format_rate(teraflops)} TFLOP/s, {format_share(point['of_roof'])} of its roof"
         tip = subject.tip(config, words, f"{format_rate(point['intensity'])} FLOPs per byte")
-        points.append(Line(names[config], [(point["intensity"], teraflops)], look.colour, look.marker, tips=[tip]))
+        points.append(Line(name, [(point["intensity"], teraflops)], look.colour, look.marker, tips=[tip]))
     lines = varied(Line(name, [(x, y / 1e12) for x, y in ends], SOFT, marker="") for *ends, name in roofs)
     lines += [replace(each, dash="") for each in varied(points)]
     fastest = max(found, key=lambda config: value_of(config.throughput))
@@ -154,7 +149,7 @@ def step_roofline(subject: GroupSubject) -> Chart | None:
         summary=f"The fastest, {group.label(fastest)}, reaches {format_share(best['of_roof'])} of its roof, {bound}.",
         draw=lambda width: line_chart([panel], width),
         table=subject.table(list(found), fields, lambda config: found[config]),
-        note=f"Lines are the datasheet's limits, by format; bytes are the least that a step moves. {base}".strip(),
+        note=f"Lines are the datasheet's limits, by format; bytes are the least that a step moves. {note}".strip(),
     )
 
 

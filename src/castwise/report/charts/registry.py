@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from castwise.records.store import free_name, slug
-from castwise.report.charts import accuracy, blocks, memory, profile, scaling, throughput, training
+from castwise.report.charts import blocks, memory, profile, scaling, throughput, training
 from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.collection import Collection, FileOf
 from castwise.report.conclusions import Answer, answers_of
@@ -14,7 +14,7 @@ GROUP_CHARTS: dict[str, Callable[[GroupSubject], Chart | None]] = {
     "memory": throughput.memory,
     "batch": scaling.batch,
     "scaling": scaling.scaling,
-    "equivalence": accuracy.equivalence,
+    "equivalence": training.equivalence,
     "loss": training.loss,
     "accuracy": training.accuracy,
     "perplexity": training.perplexity,

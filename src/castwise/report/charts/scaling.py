@@ -7,17 +7,9 @@ from castwise.analysis.steady_metrics import throughput
 from castwise.render.fields import find_field, find_fields
 from castwise.render.theme import INK, look_of
 from castwise.render.units import format_bytes, format_percent, format_rate
-from castwise.report.charts.chart import (
-    MAX_LINES,
-    RATE_FIELDS,
-    Chart,
-    GroupSubject,
-    interval_of,
-    interval_text,
-    varied,
-)
+from castwise.report.charts.chart import MAX_LINES, RATE_FIELDS, Chart, GroupSubject, interval_of, interval_text, varied
 from castwise.report.charts.svg import Line, Panel, line_chart
-from castwise.report.collection import ComparisonGroup, Configuration, value_of
+from castwise.report.collection import Configuration, value_of
 
 _GIB = 2**30
 
@@ -81,7 +73,17 @@ def batch(subject: GroupSubject) -> Chart | None:
 def scaling(subject: GroupSubject) -> Chart | None:
     """Return throughput and scaling efficiency over the number of GPUs, for lines of at least two numbers."""
     group = subject.group
-    lines = _drawable(_by_parallelism(group), "world_size")
+    single: dict[str, Configuration] = {}
+    named: dict[str, list[Configuration]] = {}  # by number of GPUs, the single GPU first
+    measured = [config for config in group.configurations if config.throughput is not None]
+    for config in sorted(measured, key=lambda c: c.trial.spec.world_size):
+        name = group.label(config, "world_size", "parallelism")
+        if config.trial.spec.world_size == 1:
+            single.setdefault(name, config)
+        else:
+            first = [single[name]] if name in single else []
+            named.setdefault(f"{name} {config.trial.spec.parallelism}", first).append(config)
+    lines = _drawable(named, "world_size")
     if not lines:
         return None
 
@@ -112,21 +114,6 @@ def scaling(subject: GroupSubject) -> Chart | None:
         table=subject.table(configurations, [*RATE_FIELDS, find_field("scaling_efficiency")]),
         note="The batch size is one GPU's: a step on N of them trains on N times as many samples.",
     )
-
-
-def _by_parallelism(group: ComparisonGroup) -> dict[str, list[Configuration]]:
-    """Return the configurations of each kind of parallelism, by number of GPUs, the single GPU first."""
-    single: dict[str, Configuration] = {}
-    lines: dict[str, list[Configuration]] = {}
-    measured = [config for config in group.configurations if config.throughput is not None]
-    for config in sorted(measured, key=lambda c: c.trial.spec.world_size):
-        name = group.label(config, "world_size", "parallelism")
-        if config.trial.spec.world_size == 1:
-            single.setdefault(name, config)
-        else:
-            first = [single[name]] if name in single else []
-            lines.setdefault(f"{name} {config.trial.spec.parallelism}", first).append(config)
-    return lines
 
 
 def _drawable(lines: Lines, option: str) -> Lines:

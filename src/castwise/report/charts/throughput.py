@@ -10,22 +10,13 @@ from castwise.registry.techniques import TECHNIQUES
 from castwise.render.fields import Field, find_field, find_fields
 from castwise.render.theme import FAINT, look_of
 from castwise.render.units import format_bytes, format_rate, format_ratio
-from castwise.report.charts.chart import (
-    MAX_BARS,
-    RATE_FIELDS,
-    Chart,
-    GroupSubject,
-    interval_of,
-    interval_text,
-    left_out,
-)
+from castwise.report.charts.chart import MAX_BARS, RATE_FIELDS, Chart, GroupSubject, interval_of, interval_text
 from castwise.report.charts.svg import Bar, Segment, bar_chart
 from castwise.report.collection import ComparisonGroup, Configuration, value_of
 from castwise.report.conclusions import Answer
 from castwise.tune.measurements import Measurements
 
 _GIB = 2**30
-_LEFT_OUT = "The {} highest of {:,} configurations are drawn; the table has all."
 _LONG = 4  # techniques in a name
 
 
@@ -35,11 +26,9 @@ def throughput(subject: GroupSubject) -> Chart | None:
     best = max(group.configurations, key=lambda c: value_of(c.throughput))
     if best.throughput is None:
         return None
-    shown = highest(group.configurations)
-    names, base = bar_names(group, shown)
-    name = names.get(best, group.label(best))
-    bars = []
-    for config in shown:
+    names, note = pick(group, group.configurations)
+    fastest, bars = names.get(best, group.label(best)), []
+    for config, name in names.items():
         found, speedup = config.throughput, group.times_reference(config)
         status = "" if config.trial.status == "ok" else config.trial.status
         figure = format_rate(found.value) if found else ""
@@ -48,19 +37,19 @@ def throughput(subject: GroupSubject) -> Chart | None:
         ratio = format_ratio(speedup) if speedup is not None else ""
         segment = Segment(value_of(found), look_of(config.precision).colour, subject.tip(config, *lines))
         words = " · ".join(each for each in (figure, status or ratio) if each)
-        bars.append(Bar(names[config], [segment], words, interval_of(found), bool(status)))
-    references = dict.fromkeys(r.precision for c in shown if (r := group.reference_of(c)) is not None)
+        bars.append(Bar(name, [segment], words, interval_of(found), bool(status)))
+    references = dict.fromkeys(r.precision for c in names if (r := group.reference_of(c)) is not None)
     over = f"; × is over {' or '.join(references)}" if references else ""
     return Chart(
         title="Throughput and speed-up",
-        summary=f"The highest is {format_rate(best.throughput.value)} {group.unit} a second, with {name}.",
+        summary=f"The highest is {format_rate(best.throughput.value)} {group.unit} a second, with {fastest}.",
         draw=lambda width: bar_chart(bars, width, f"{group.unit} per second{over}"),
         table=subject.table(
             group.configurations,
             [*RATE_FIELDS, Field("times_reference", "speed-up", "ratio"), find_field("verdict")],
             lambda config: {"times_reference": group.times_reference(config)},
         ),
-        note=f"{base} {left_out(_LEFT_OUT, shown, group.configurations)}".strip(),
+        note=note,
     )
 
 
@@ -70,10 +59,9 @@ def memory(subject: GroupSubject) -> Chart | None:
     measured = [config for config in group.configurations if config.peak_allocated_bytes is not None]
     if not measured:
         return None
-    shown = [config for config in highest(group.configurations) if config in measured]
-    names, note = bar_names(group, shown)
+    names, note = pick(group, measured)
     bars = []
-    for config in shown:
+    for config in names:
         peak, reference = config.peak_allocated_bytes or 0, group.reference_of(config)
         base = reference.peak_allocated_bytes if reference is not None else None
         ratio = format_ratio(peak / base) if base else ""
@@ -107,19 +95,32 @@ def highest(configurations: Sequence[Configuration], most: int = MAX_BARS) -> li
     return [config for config in configurations if config in kept]
 
 
-def bar_names(group: ComparisonGroup, shown: Sequence[Configuration]) -> tuple[dict[Configuration, str], str]:
-    """Return the names of bars, and what the word "base" in them stands for; empty if names are short without it."""
+def pick(
+    group: ComparisonGroup,
+    configurations: Sequence[Configuration],
+    most: int = MAX_BARS,
+    elsewhere: str = "the table",
+) -> tuple[dict[Configuration, str], str]:
+    """Return the configurations that a chart has room for with their names, and what a reader must know of these.
+
+    That is what the word "base" in names stands for, if they would be long without it, and how many are left out.
+    """
+    shown = highest(configurations, most)
     loops = [set(config.trial.spec.techniques) for config in shown]
     base = min(loops, key=lambda one: sum(len(one ^ other) for other in loops if len(other) >= _LONG), default=set())
     names = {config: group.label(config) for config in shown}
-    if len(base) < _LONG:
-        return names, ""
-    for config, loop in zip(shown, loops, strict=True):
-        if len(loop ^ base) < len(loop):
-            words = ", ".join(filter(None, (config.precision, group.setting(config, "techniques"), "base")))
-            added = [f" + {name}" for name in config.trial.spec.techniques if name not in base]
-            names[config] = "".join([words, *added, *(f" − {name}" for name in sorted(base - loop))])
-    return names, f"Base: {', '.join(row.name for row in TECHNIQUES if row.name in base)}."
+    notes = []
+    if len(base) >= _LONG:
+        notes.append(f"Base: {', '.join(row.name for row in TECHNIQUES if row.name in base)}.")
+        for config, loop in zip(shown, loops, strict=True):
+            if len(loop ^ base) < len(loop):
+                words = ", ".join(filter(None, (config.precision, group.setting(config, "techniques"), "base")))
+                added = [f" + {name}" for name in config.trial.spec.techniques if name not in base]
+                names[config] = "".join([words, *added, *(f" − {name}" for name in sorted(base - loop))])
+    if len(shown) < len(configurations):
+        of = f"{len(shown)} fastest of {len(configurations):,}"
+        notes.append(f"The {of} configurations are drawn; {elsewhere} has all.")
+    return names, " ".join(notes)
 
 
 def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
