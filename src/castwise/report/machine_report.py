@@ -28,8 +28,6 @@ from castwise.report.text_report import bullets
 from castwise.spec.quantities import truncate_list
 
 _MAX_LABELS = 4  # configurations that a line names
-# Shown if published machines, which a source describes in a line, are compared with measured ones.
-_ALWAYS_SHOWN = ("device", "published in", "source's machine", "driver", "torch", "measured", "processes")
 _ONE_DECIMAL_FROM = 1.995  # ratios in sentences
 _MARKS = {"faster": "▲", "slower": "▼", "same": "=", "inconclusive": "?", "incomparable": "–"}
 COSTS = "Energy and price"  # the heading of the cost table
@@ -257,11 +255,13 @@ def trait_table(comparison: MachineComparison) -> DataTable[FlatRow]:
     """Return the table of what differs between the machines."""
     machines = comparison.machines
     measured = [machine.traits for machine in machines if not machine.is_published]
+    # Shown if published machines, which a source describes in a line, are compared with measured ones.
+    always = ("device", "published in", "source's machine", "driver", "torch", "measured", "processes")
     rows: list[FlatRow] = []
     for name in dict.fromkeys(name for machine in machines for name in machine.traits):
         values = [machine.traits.get(name, "–") for machine in machines]
         # What a source does not say of its machine is no difference.
-        differs = len({traits.get(name) for traits in measured}) > 1 or name in _ALWAYS_SHOWN
+        differs = len({traits.get(name) for traits in measured}) > 1 or name in always
         if differs and len(set(values)) > 1:
             rows.append({"trait": name} | {f"machine_{number}": value for number, value in enumerate(values, start=1)})
     fields = [Field(f"machine_{number}", machine.name, wraps=True) for number, machine in enumerate(machines, start=1)]

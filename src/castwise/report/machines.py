@@ -18,9 +18,6 @@ from castwise.report.collection import Collection, Configuration, collect, machi
 from castwise.report.machine_names import machine_names, short_name
 from castwise.spec.trial import TrialSpec
 
-# What of a recipe says how much of a run is done and counted; runs that differ in it only are of one configuration.
-_LENGTH = ("stop_after", "max_steps", "skip_batches", "skip_epochs")
-
 Key = tuple[tuple[str, object], ...]  # values with their names
 
 
@@ -54,7 +51,9 @@ class Entry:
         """
         spec, recipe = self.spec, None
         if spec.recipe is not None:
-            exclude: dict[str, Any] = {**training_metrics.NO_TIME, **dict.fromkeys(_LENGTH, True)}
+            # Runs that differ only in how much of them is done and counted are of one configuration.
+            length = ("stop_after", "max_steps", "skip_batches", "skip_epochs")
+            exclude: dict[str, Any] = {**training_metrics.NO_TIME, **dict.fromkeys(length, True)}
             recipe = repr(spec.recipe.model_dump(exclude=exclude))
         return (
             ("precision", spec.precision),
@@ -102,27 +101,28 @@ def measured_machines(origins: Sequence[Origin]) -> list[list[ComparedMachine]]:
 
     Machines with one GPU model that share no workload are one side: each figure still is of one machine.
     """
-    found: list[tuple[int, Origin, list[Trial]]] = []
-    for number, origin in enumerate(origins):
+    sides: list[list[list[Trial]]] = []  # of each origin, the trials of each
+    for origin in origins:
         by_machine: dict[str, list[Trial]] = {}
         for trial in origin.trials:
             by_machine.setdefault(trial.environment.fingerprint, []).append(trial)
-        sides: list[list[Trial]] = []
+        own: list[list[Trial]] = []
         for trials in by_machine.values():
             device, workloads = trials[0].environment.device_name, {trial.spec.workload for trial in trials}
-            partners = (side for side in sides if side[0].environment.device_name == device)
+            partners = (side for side in own if side[0].environment.device_name == device)
             partner = next((s for s in partners if workloads.isdisjoint(t.spec.workload for t in s)), None)
             if partner is None:
-                sides.append(list(trials))
+                own.append(list(trials))
             else:
                 partner.extend(trials)
-        found += [(number, origin, trials) for trials in sides]
-    environments = [[trial.environment for trial in trials] for _, _, trials in found]
-    names = machine_names(environments, [origin.name for _, origin, _ in found])
-    machines: list[list[ComparedMachine]] = [[] for _ in origins]
-    for name, (number, origin, trials) in zip(names, found, strict=True):
-        machines[number].append(_measured(name, origin, collect(trials)))
-    return machines
+        sides.append(own)
+    environments = [[trial.environment for trial in trials] for own in sides for trials in own]
+    folders = [origin.name for origin, own in zip(origins, sides, strict=True) for _ in own]
+    names = iter(machine_names(environments, folders))
+    return [
+        [_measured(next(names), origin, collect(trials)) for trials in own]
+        for origin, own in zip(origins, sides, strict=True)
+    ]
 
 
 def published_machine(

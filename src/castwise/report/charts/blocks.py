@@ -1,7 +1,6 @@
 """The timed blocks: their step times, and the GPU's clock, power and temperature meanwhile."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from castwise.analysis import steady_metrics
 from castwise.records.schema import TelemetrySummary
@@ -32,8 +31,7 @@ def blocks(subject: GroupSubject) -> Chart | None:
         times = steady_metrics.step_times(config.trial)
         median = steady_metrics.step_seconds(config.trial) or 1.0
         points = [(float(place), 100 * (each / median - 1)) for place, each in enumerate(times, start=1)]
-        line = subject.line(config, points, f"median {format_seconds(median)} a step")
-        lines.append(replace(line, name=name))
+        lines.append(subject.line(name, config, points, f"median {format_seconds(median)} a step"))
     spreads = [spread for config in names if (spread := steady_metrics.spread(config.trial)) is not None]
     ends = dict.fromkeys(format_share(each) for each in (min(spreads), max(spreads))) if spreads else {}
     spread_text = f"; they vary by {' to '.join(ends)}" if ends else ""
@@ -64,7 +62,7 @@ def telemetry(subject: GroupSubject) -> Chart | None:
             reasons = dict.fromkeys(reason for reading in readings for reason in reading.throttle_reasons or ())
             held = f"clock held down by {', '.join(reasons)}" if reasons else ""
             points = [(float(place), value(reading)) for place, reading in enumerate(readings, start=1)]
-            lines.append(replace(subject.line(config, points, held), name=name))
+            lines.append(subject.line(name, config, points, held))
         x_title = f"{what}s" if title == _READINGS[-1][0] else ""
         panels.append(Panel(title, varied(lines), x_title, least_span=_LEAST_SPAN))
     several = "Of several GPUs the slowest one's clock, the mean power of one, and the hottest one's temperature."

@@ -36,7 +36,6 @@ from castwise.report.collection import Configuration
 from castwise.report.series import Point
 
 _PARTS = {"first step": "start", "waiting for data": "data", "training": "train", "validation": "validation"}
-_LEAST_WAIT = 0.0005  # of the training: less is shown as nothing
 
 
 def _curves(
@@ -58,13 +57,13 @@ def _curves(
             means = _means(points for _, points in seeds)
             kept = [means[number] for number in downsample(len(means))]
             over = [(point.seconds if unit == "seconds" else point.epoch, point.value) for point, _, _ in kept]
-            line = subject.line(seeds[0][0], over, f"at the end {means[-1][0].value:.4g}")
+            end = f"at the end {means[-1][0].value:.4g}"
+            line = subject.line(group.label(seeds[0][0]), seeds[0][0], over, end)
             if len(seeds) > 1:
-                tip = f"{label}, {len(seeds)} seeds\nat the end {means[-1][0].value:.4g}"
                 ranges = [(low, high) for _, low, high in kept]
-                line = replace(line, name=label, tip=tip, band=ranges)
-                if len(ranges) == 1:  # an area of one point has no width
-                    line = replace(line, band=(), intervals=ranges)
+                line = replace(line, name=label, tip=f"{label}, {len(seeds)} seeds\n{end}")
+                # An area of one point has no width.
+                line = replace(line, band=ranges) if len(ranges) > 1 else replace(line, intervals=ranges)
             lines.append(line)
         panels.append(Panel(y_title, varied(lines), unit))
     last = [f"{label} {_means(points for _, points in seeds)[-1][0].value:.4g}" for label, seeds in shown[:8]]
@@ -122,7 +121,7 @@ def time_split(subject: GroupSubject) -> Chart | None:
     fields = [Field(f"{name}_seconds", title, "seconds") for title, name in _PARTS.items()]
     shares = [share for config in shown if (share := training_metrics.data_share(config.trial)) is not None]
     waits = "; none of it waits for data" if len(shares) == len(shown) else ""  # some records do not know
-    if shares and max(shares) >= _LEAST_WAIT:
+    if shares and max(shares) >= 0.0005:  # less is shown as nothing
         waits = f"; up to {format_percent(max(shares))} of the training is waiting for data"
     return Chart(
         title="Where the time went",

@@ -178,13 +178,9 @@ def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str
         label = f"Speed of all configurations of {answer.group.title}, {answer.setting}, relative to the plain loop"
         rows.append(
             {
-                "title": answer.group.title,
-                "setting": answer.setting,
+                "answer": answer,
                 "anchor": anchors.get(id(answer.group), ""),
                 "take": row["take"],
-                "decision": answer.advice.decision,
-                "techniques": ", ".join(answer.advice.techniques),
-                "limit": answer.advice.limit,
                 "mark": _mark(precision) if precision else "",
                 # The interval goes below its figure.
                 "cells": {column.name: column.text(row).partition(" [") for column in columns},
