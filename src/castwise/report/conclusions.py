@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from castwise.accuracy.advice import UNTESTED, with_accuracy
@@ -64,7 +64,7 @@ def answers_of(collection: Collection) -> list[Answer]:
     for group in collection.groups:
         if group.is_max_batch or is_search(group.first.spec):
             continue
-        found = list(_answers_of_runs(group)) if group.is_training else _answers_of_steady_state(group)
+        found = _answers_of_runs(group) if group.is_training else _answers_of_steady_state(group)
         advised = with_accuracy([each.advice for each in found], collection.trials)
         answers += [replace(each, advice=advice) for each, advice in zip(found, advised, strict=True)]
     return answers
@@ -192,27 +192,25 @@ def _answers_of_steady_state(group: ComparisonGroup) -> list[Answer]:
     return [each for each in answers if not is_probe(each)]
 
 
-def _answers_of_runs(group: ComparisonGroup) -> Iterator[Answer]:
-    """Yield the answers from training runs; their times include data loading and validation."""
+def _answers_of_runs(group: ComparisonGroup) -> list[Answer]:
+    """Return the answers from training runs; their times include data loading and validation."""
     settings: dict[tuple[object, ...], list[Configuration]] = {}
     for config in group.over_seeds.configurations:
         spec = config.trial.spec
         settings.setdefault((spec.batch_size, spec.world_size, spec.parallelism), []).append(config)
-    for configurations in settings.values():
-        ended = [config for config in configurations if config.trial.status == "ok" and config.speedup is not None]
-        plain = [config for config in ended if config.precision == BASELINE]
-        baseline = min(plain, key=lambda config: len(config.trial.spec.techniques), default=None)
-        others = [config for config in ended if config.precision != BASELINE]
-        safe = [config for config in others if precision_row(config.precision).keeps_float32_weights]
-        if baseline is not None and safe:
-            answer = _answer_of_runs(group, baseline, max(safe, key=lambda c: value_of(c.throughput)), others)
-            yield replace(answer, configurations=configurations)
+    return [answer for own in settings.values() if (answer := _answer_of_runs(group, own)) is not None]
 
 
-def _answer_of_runs(
-    group: ComparisonGroup, baseline: Configuration, best: Configuration, others: Sequence[Configuration]
-) -> Answer:
-    """Return the answer of runs: `best` of those that keep float32 weights, compared with fp32 in the plain loop."""
+def _answer_of_runs(group: ComparisonGroup, configurations: Sequence[Configuration]) -> Answer | None:
+    """Return the answer of a setting: the best that keeps float32 weights, compared with fp32 in the plain loop."""
+    ended = [config for config in configurations if config.trial.status == "ok" and config.speedup is not None]
+    plain = [config for config in ended if config.precision == BASELINE]
+    others = [config for config in ended if config.precision != BASELINE]
+    safe = [config for config in others if precision_row(config.precision).keeps_float32_weights]
+    if not plain or not safe:
+        return None
+    baseline = min(plain, key=lambda config: len(config.trial.spec.techniques))
+    best = max(safe, key=lambda config: value_of(config.throughput))
     spec = best.trial.spec
     over = best.speedup or Estimate(math.nan, math.nan, math.nan, 1)
     if spec.techniques != baseline.trial.spec.techniques:
@@ -239,7 +237,7 @@ def _answer_of_runs(
         if waiting < _WAITS:
             why = f"{best.precision}, the next, trains {speedup:.2f}× as fast"
         advice = Advice(*words, "stay", BASELINE, sentence, why=why, how_sure=how_sure)
-        return Answer(group, advice, baseline.trial.spec, baseline, baseline, cut=cut)
+        return Answer(group, advice, baseline.trial.spec, baseline, baseline, configurations, cut)
     trains = f"trains {speedup:.2f} times as fast as fp32{_learned(best, baseline)}{in_cut_runs}."
     name = f"{best.precision}{loop}"
     sentence = f"{setting}: {name} {trains}" if cut else f"{setting}: take {name}. It {trains}"
@@ -254,7 +252,7 @@ def _answer_of_runs(
         why=why,
         how_sure=how_sure,
     )
-    return Answer(group, advice, spec, best, baseline, cut=cut)
+    return Answer(group, advice, spec, best, baseline, configurations, cut)
 
 
 def _learned(best: Configuration, baseline: Configuration) -> str:

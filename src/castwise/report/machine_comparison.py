@@ -110,22 +110,17 @@ class MachineComparison:
         return [row for rows in self.groups.values() for row in rows]
 
     @property
+    def results(self) -> list[tuple[ComparisonRow, MachineResult]]:
+        """Return the results of all rows."""
+        return [(row, result) for row in self.rows for result in row.results]
+
+    @property
     def machine_notes(self) -> list[MachineNote]:
         """Return what must be said of configurations that several machines with the same GPU model measured."""
         return machine_notes(
             [(each.entry.trials[0], each.throughput) for each in row.results if each.entry.trials and each.throughput]
             for row in self.rows
         )
-
-    @property
-    def slower(self) -> list[tuple[ComparisonRow, MachineResult]]:
-        """Return the results that are proven slower than on the first machine, or that ended well only there."""
-        return [
-            (row, result)
-            for row in self.rows
-            for result in row.results
-            if result.broke or (result.verdict is not None and result.verdict.kind == "slower")
-        ]
 
     def means_of(self, machine: ComparedMachine) -> GeometricMeans:
         """Return the geometric means of another machine's figures relative to the first machine's."""
@@ -144,7 +139,7 @@ class MachineComparison:
     @property
     def is_without_intervals(self) -> bool:
         """Return whether no ratio has an interval, as each configuration was measured in one process."""
-        ratios = [result.ratio for row in self.rows for result in row.results if result.ratio is not None]
+        ratios = [result.ratio for _, result in self.results if result.ratio is not None]
         return bool(ratios) and all(ratio.n < MIN_PROCESSES for ratio in ratios)
 
 
@@ -192,6 +187,7 @@ def _row(machines: Sequence[ComparedMachine], key: Key, margin: float, prices: M
         joules, energy_ratio = estimate(entry.unit_joules) if is_ok else None, None
         if joules and verdict is not None and verdict.ratio is not None and base is not None and base.unit_joules:
             energy_ratio = independent_ratio(entry.unit_joules, base.unit_joules)
+        per_price = SECONDS_PER_HOUR * throughput.value / per_hour if throughput and per_hour and is_ok else None
         results.append(
             MachineResult(
                 machine=machine,
@@ -203,9 +199,7 @@ def _row(machines: Sequence[ComparedMachine], key: Key, margin: float, prices: M
                 broke=is_other and base is not None and base.status == "ok" and entry.status in _FAILED,
                 joules=joules,
                 energy_ratio=energy_ratio,
-                units_per_price=SECONDS_PER_HOUR * throughput.value / per_hour
-                if throughput and per_hour and is_ok
-                else None,
+                units_per_price=per_price,
                 units_per_energy_price=JOULES_PER_KWH / joules.value / per_kwh if joules and per_kwh else None,
             )
         )

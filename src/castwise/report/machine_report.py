@@ -72,7 +72,7 @@ def headline(comparison: MachineComparison) -> str:
         means = comparison.means_of(machine)
         if means.speed is not None and means.num_speeds > 1:
             text += f"; geometric mean {short_ratio(means.speed)} over {means.num_speeds} configurations"
-        words = {result.words for row in comparison.rows for result in row.results if result.ratio is not None}
+        words = {result.words for _, result in comparison.results if result.ratio is not None}
         once = "one run on a side" if words == {"one run on a side"} else "one run each"
         sentences.append(text + (f", {once}." if comparison.is_without_intervals else "."))
     return " ".join(sentences)
@@ -113,8 +113,7 @@ def verdict_counts(comparison: MachineComparison) -> str:
     """Return how many ratios have which verdict."""
     counts = Counter(
         result.words if result.verdict.kind != "incomparable" else "not comparable"
-        for row in comparison.rows
-        for result in row.results
+        for _, result in comparison.results
         if result.verdict is not None
     )
     order = (*_MARKS, "one run each", "one run on a side", "not comparable")
@@ -286,7 +285,7 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
     rows, lines = comparison.rows, [note.text for note in comparison.machine_notes]
     if any(row.is_whole for row in rows):
         lines.append("Throughput and ratio of whole training runs are by their wall time, validation included.")
-    if any(result.entry.status != "ok" and result.throughput for row in rows for result in row.results):
+    if any(result.entry.status != "ok" and result.throughput for _, result in comparison.results):
         lines.append(f"{_FAILED}: this run did not end well, so that its speed is no result.")
     if any(not row.is_whole and row.spec.kind == "training" for row in rows):
         lines.append("Throughput of runs that were cut short is that of their steps, without validation.")
@@ -301,10 +300,9 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
         pairs = dict.fromkeys(f"{row.spec.label} over batch {row.baseline_batch}" for row in other)
         lines.append(f"Speed-ups over fp32 at another batch, as the source has them: {', '.join(pairs)}.")
     reasons: dict[str, dict[str, None]] = {}
-    for row in rows:
-        for result in row.results:
-            if result.verdict is not None and result.verdict.kind == "incomparable":
-                reasons.setdefault(result.verdict.reason, {})[row.spec.label] = None
+    for row, result in comparison.results:
+        if result.verdict is not None and result.verdict.kind == "incomparable":
+            reasons.setdefault(result.verdict.reason, {})[row.spec.label] = None
     return lines + [
         f"{truncate_list(list(labels), most=_MAX_LABELS)}: not comparable: {why}" for why, labels in reasons.items()
     ]
@@ -316,9 +314,11 @@ def note_lines(comparison: MachineComparison) -> list[str]:
 
 
 def slower_lines(comparison: MachineComparison) -> list[str]:
-    """Return the configurations that are slower, or do not end well any more, a line each."""
+    """Return the configurations that are proven slower, or do not end well any more, a line each."""
     lines = []
-    for row, result in comparison.slower:
+    for row, result in comparison.results:
+        if not result.broke and (result.verdict is None or result.verdict.kind != "slower"):
+            continue
         where = f" on {result.machine.name}" if len(comparison.machines) > 2 else ""
         what = f"{result.entry.status}, and ended well before" if result.broke else ratio_text(result.ratio)
         lines.append(f"{row.spec.label}{where}: {what}")

@@ -34,10 +34,10 @@ def stacked(
 
     Args:
         rows: Each bar's name, parts and figure, and whether its run did not end well.
-        titles: Of the parts.
+        titles: What the parts are.
         text: Returns the figure of a part, from the number of its row and its value.
         scale: What is 1 on the axis.
-        colours: Of the parts.
+        colours: As many as a bar has parts, or the first ones again.
     """
     parts = list(zip(titles, itertools.cycle(colours), strict=False))
     bars = []

@@ -73,15 +73,15 @@ def batch(subject: GroupSubject) -> Chart | None:
 def scaling(subject: GroupSubject) -> Chart | None:
     """Return throughput and scaling efficiency over the number of GPUs, for lines of at least two numbers."""
     group = subject.group
-    single: dict[str, Configuration] = {}
+    on_one: dict[str, Configuration] = {}
     named: dict[str, list[Configuration]] = {}  # by number of GPUs, the single GPU first
     measured = [config for config in group.configurations if config.throughput is not None]
     for config in sorted(measured, key=lambda c: c.trial.spec.world_size):
         name = group.label(config, "world_size", "parallelism")
         if config.trial.spec.world_size == 1:
-            single.setdefault(name, config)
+            on_one.setdefault(name, config)
         else:
-            first = [single[name]] if name in single else []
+            first = [on_one[name]] if name in on_one else []
             named.setdefault(f"{name} {config.trial.spec.parallelism}", first).append(config)
     lines = _drawable(named, "world_size")
     if not lines:

@@ -146,9 +146,9 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
     bars = []
     for name, config, below, rate, factor in zip(names, steps, [0.0, *rates], rates, [None, *factors], strict=False):
         tip = subject.tip(config, f"{format_rate(rate)} {group.unit}/s", interval_text(config.throughput, format_rate))
-        parts = [Segment(below, FAINT, tip), Segment(rate - below, look_of(config.precision).colour, tip)]
+        parts = [Segment(below, FAINT, tip)] if below else []
         words = format_rate(rate) if factor is None else f"{format_rate(rate)} · ×{factor:.2f}"
-        bars.append(Bar(name, parts[factor is None :], words))
+        bars.append(Bar(name, [*parts, Segment(rate - below, look_of(config.precision).colour, tip)], words))
     total = answer.advice.over_default or answer.advice.over_fp32
     over = f"{value_of(total):.2f}× {steps[0].precision}"
     values = {
