@@ -28,7 +28,6 @@ def picture() -> str:
     keys = [Key("fastest precision alone", FAINT)]
     keys += [Key(f"{name} and changes to the loop, by castwise tune", look_of(name).colour) for name in taken]
     chart = Chart(
-        name="speedups",
         title="How many times as fast as PyTorch's default",
         summary="",
         draw=lambda _: bar_chart(bars, 900, "times as fast as PyTorch's default", keys),

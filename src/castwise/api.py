@@ -29,7 +29,7 @@ from castwise.orchestrator.runner import Listener, NullListener
 from castwise.records.schema import Trial
 from castwise.render import run_report, why_report
 from castwise.render.progress import LiveProgress
-from castwise.render.table import json_document, plain
+from castwise.render.table import DataTable, json_document, plain
 from castwise.report.files import ReportOptions, find, write_pictures, write_report
 from castwise.spec.options import RunOptions, WhyOptions, options_of, parse_options
 from castwise.spec.trial import TrialSpec
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from castwise.accuracy.result import AccuracyResult, Runs
     from castwise.max_batch.result import MaxBatch, MaxBatchResult
     from castwise.report.collection import Collection, FileOf
-    from castwise.report.export.tables import FlatTable
     from castwise.tune.search import TuningResult
 
 _WIDTH = 120  # of str(result), which has no terminal to ask
@@ -212,12 +211,11 @@ class Result:
             UsageError: pandas is not installed.
         """
         from castwise.report.export.formats import to_pandas
-        from castwise.report.export.tables import FlatTable
 
         table = self._configurations()
-        return to_pandas(FlatTable([each for each in table.fields if each.name != "file"], table.rows))
+        return to_pandas(DataTable([each for each in table.columns if each.name != "file"], table.rows))
 
-    def _configurations(self) -> "FlatTable":
+    def _configurations(self) -> DataTable[Any]:
         from castwise.report.collection import collect
         from castwise.report.export.tables import flat_table
 
@@ -476,7 +474,7 @@ class Report(Result):
         return json_document(
             summary=self.collection.summary,
             notes=list(self.collection.notes),
-            cells=[plain(table.fields, row) for row in table.rows],
+            cells=[plain(table.columns, row) for row in table.rows],
         )
 
     def __repr__(self) -> str:
@@ -484,7 +482,7 @@ class Report(Result):
         where = "" if self.output is None else f", in '{self.output}'"
         return f"Report({self.collection.summary}{where})"
 
-    def _configurations(self) -> "FlatTable":
+    def _configurations(self) -> DataTable[Any]:
         from castwise.report.export.tables import flat_table
 
         return flat_table("cells", self.collection, self.file_of)

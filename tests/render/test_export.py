@@ -49,16 +49,16 @@ def test_each_level_has_a_row_for_each_of_its_things() -> None:
 def test_values_have_the_kind_of_their_column(level: str) -> None:
     kinds: dict[str, tuple[type, ...]] = {"text": (str,), "integer": (int,), "number": (int, float), "truth": (bool,)}
     table = flat_table(level, COLLECTION, file_of)
-    assert len({field.name for field in table.fields}) == len(table.fields)
+    assert len({field.name for field in table.columns}) == len(table.columns)
     for row in table.rows:
-        assert set(row) == {field.name for field in table.fields}
-        for field in table.fields:
+        assert set(row) == {field.name for field in table.columns}
+        for field in table.columns:
             assert row[field.name] is None or isinstance(row[field.name], kinds[field.kind]), field.name
 
 
 @pytest.mark.parametrize(("level", "document"), [("blocks", Block), ("epochs", Epoch), ("readings", TelemetrySummary)])
 def test_every_field_of_a_part_is_there(level: str, document: type[Any]) -> None:
-    names = {field.name for field in flat_table(level, COLLECTION, file_of).fields}
+    names = {field.name for field in flat_table(level, COLLECTION, file_of).columns}
     assert {info.serialization_alias or name for name, info in document.model_fields.items()} - {
         "losses",
         "missing",

@@ -9,13 +9,15 @@ from fake_records import other_machine, steady
 from castwise.analysis.statistics import independent_ratio
 from castwise.records.schema import Trial
 from castwise.registry.published import find_published
-from castwise.report.machine_comparison import (
-    ComparisonRow,
-    MachineComparison,
-    MachinePrices,
-    compare_machines,
+from castwise.report.machine_comparison import ComparisonRow, MachineComparison, MachinePrices, compare_machines
+from castwise.report.machine_report import (
+    headline,
+    mean_lines,
+    remark_lines,
+    slower_lines,
+    verdict_counts,
+    verdict_text,
 )
-from castwise.report.machine_report import headline, mean_lines, remark_lines, verdict_counts, verdict_text
 from castwise.report.machines import ComparedMachine, Entry, Origin, measured_machines, published_machine
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 
@@ -104,7 +106,7 @@ class TestMachines:
         in_key = {"workload", "precision", "loss_scale", "batch_size", "data_set", "techniques", "world_size"}
         in_key |= {"num_nodes", "parallelism", "kind", "recipe", "seed"}
         not_in_key = {"device", "weights", "protocol", "repeat", "user_model", "memory_limit_bytes"}
-        assert in_key | not_in_key == set(TrialSpec.model_fields), "does the new field belong to KEY_FIELDS?"
+        assert in_key | not_in_key == set(TrialSpec.model_fields), "does the new field belong to Entry.key?"
 
     def test_each_process_and_each_whole_run_gives_a_value(self) -> None:
         ((machine,),) = measured_machines([Origin("here", [steady(repeat=repeat) for repeat in range(3)])])
@@ -151,9 +153,10 @@ def test_ratio_is_that_of_independent_means_with_welchs_interval() -> None:
 def test_verdicts(there: tuple[float, ...], margin: float, kind: str) -> None:
     others = [elsewhere(trial) for trial in rounds(*there)]
     comparison = compare(rounds(0.1, 0.1001, 0.0999), others, margin=margin)
-    (verdict,) = comparison.verdicts
-    assert verdict.kind == kind
-    assert bool(comparison.slower) == (kind == "slower")
+    ((_, result),) = (row.results for row in comparison.rows)
+    assert result.verdict is not None
+    assert result.verdict.kind == kind
+    assert bool(slower_lines(comparison)) == (kind == "slower")
 
 
 def test_one_process_gives_a_ratio_without_a_verdict() -> None:
@@ -263,10 +266,10 @@ def test_whole_runs_are_compared_by_wall_time_and_cut_ones_by_throughput() -> No
 def test_configuration_that_no_longer_ends_well_is_a_regression() -> None:
     failed = fake_trial(steady().spec, status="oom", message="no memory", step_seconds=())
     comparison = compare([steady(), steady("tf32")], [elsewhere(failed), elsewhere(steady("tf32"))])
-    ((row, result),) = comparison.slower
-    assert (row.spec.precision, result.broke) == ("fp32", True)
+    assert slower_lines(comparison) == ["resnet50 fp32 batch 256: oom, and ended well before"]
+    (result,) = (result for _, result in comparison.results if result.broke)
     assert result.verdict.reason == "oom on Other GPU: no memory"
-    assert compare([failed, steady("tf32")], [elsewhere(failed), elsewhere(steady("tf32"))]).slower == []
+    assert slower_lines(compare([failed, steady("tf32")], [elsewhere(failed), elsewhere(steady("tf32"))])) == []
 
 
 def test_three_machines_are_each_compared_with_the_first() -> None:

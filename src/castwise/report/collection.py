@@ -122,17 +122,13 @@ class ComparisonGroup:
         """Return the searches for the largest batch."""
         return max_batches_of(trial for config in self.configurations for trial in config.trials)
 
-    @property
-    def precisions(self) -> list[str]:
-        """Return the precisions among its configurations, in the registry's order."""
-        return sorted({config.precision for config in self.configurations}, key=precision_sort_key)
-
     @cached_property
     def _varying(self) -> tuple[str, ...]:
         varying = [name for name in AXES[2:] if len({_axis_text(c.trial, name) for c in self.configurations}) > 1]
         scales = {(config.precision, config.trial.spec.loss_scale) for config in self.configurations}
         # A loss scale that a precision has in all its configurations does not tell them apart.
-        return (*varying, "loss_scale") if len(scales) > len(self.precisions) else tuple(varying)
+        num_precisions = len({precision for precision, _ in scales})
+        return (*varying, "loss_scale") if len(scales) > num_precisions else tuple(varying)
 
     @cached_property
     def over_seeds(self) -> "ComparisonGroup":
@@ -179,12 +175,9 @@ class ComparisonGroup:
         reference = self.reference_of(config)
         if reference is None or reference.throughput is None or config.throughput is None:
             return None
-        is_paired = config.trial.spec.techniques == () and reference.precision == BASELINE
-        if (
-            is_paired
-            and config.speedup is not None
-            and config.trial.spec.parallelism == reference.trial.spec.parallelism
-        ):
+        spec, plain = config.trial.spec, reference.trial.spec
+        is_paired = spec.techniques == () and plain.precision == BASELINE and spec.parallelism == plain.parallelism
+        if is_paired and config.speedup is not None:
             return config.speedup.value
         return config.throughput.value / reference.throughput.value
 
@@ -314,7 +307,7 @@ def machine_traits(machine: Environment) -> dict[str, str]:
 
 
 def _groups(trials: Sequence[Trial], margin: float) -> tuple[ComparisonGroup, ...]:
-    steady = [
+    found = [
         Configuration(
             trial=row.trial,
             trials=row.trials,
@@ -329,7 +322,7 @@ def _groups(trials: Sequence[Trial], margin: float) -> tuple[ComparisonGroup, ..
         )
         for row in compare([trial for trial in trials if trial.spec.kind == "steady"], margin)
     ]
-    runs = [
+    found += [
         Configuration(
             trial=run.trial,
             trials=(run.trial,),
@@ -345,22 +338,20 @@ def _groups(trials: Sequence[Trial], margin: float) -> tuple[ComparisonGroup, ..
         for run in training_metrics.runs([trial for trial in trials if trial.spec.kind == "training"])
     ]
     by_key: dict[tuple[str, ...], list[Configuration]] = {}
-    for config in (*steady, *runs):
+    for config in found:
         key: tuple[str, ...] = (config.trial.spec.kind, *training_metrics.run_comparison_key(config.trial, *AXES))
         by_key.setdefault(key, []).append(config)
     has_devices = len({trial.environment.device_name for trial in trials}) > 1
+    titles = {key: _title(own[0].trial, has_devices) for key, own in by_key.items()}
     machines: dict[str, list[Environment]] = {}
-    for configurations in by_key.values():
-        first = configurations[0].trial
-        machines.setdefault(_title(first, has_devices), []).append(first.environment)
+    for key, own in by_key.items():
+        machines.setdefault(titles[key], []).append(own[0].trial.environment)
     groups: dict[str, ComparisonGroup] = {}
-    for configurations in by_key.values():
-        first = configurations[0].trial
-        title = _title(first, has_devices)
-        if words := distinctions(machines[title])[first.environment.fingerprint]:
-            title += f", {words}"
-        title = free_name(title, groups)  # groups with the same title so far differ in protocol or recipe
-        groups[title] = ComparisonGroup(title, tuple(sorted(configurations, key=_sort_key)))
+    for key, own in by_key.items():
+        words = distinctions(machines[titles[key]])[own[0].trial.environment.fingerprint]
+        # Groups with the same title so far differ in protocol or recipe.
+        title = free_name(f"{titles[key]}, {words}" if words else titles[key], groups)
+        groups[title] = ComparisonGroup(title, tuple(sorted(own, key=_sort_key)))
     return tuple(groups.values())
 
 
@@ -396,17 +387,9 @@ def _title(trial: Trial, has_devices: bool) -> str:
 
 def _sort_key(config: Configuration) -> tuple[object, ...]:
     spec = config.trial.spec
-    return (
-        spec.batch_size,
-        spec.world_size,
-        spec.num_nodes,
-        spec.parallelism,
-        len(spec.techniques),
-        spec.techniques,
-        spec.seed,
-        precision_sort_key(spec.precision),
-        spec.loss_scale,
-    )
+    gpus = (spec.world_size, spec.num_nodes, spec.parallelism)
+    loop = (len(spec.techniques), spec.techniques, spec.seed)
+    return (spec.batch_size, *gpus, *loop, precision_sort_key(spec.precision), spec.loss_scale)
 
 
 def _axis_text(trial: Trial, name: str) -> str:

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from castwise.accuracy.advice import UNTESTED, with_accuracy
@@ -11,6 +11,7 @@ from castwise.analysis.advice import WORTHWHILE, Advice, Decision, recommend
 from castwise.analysis.statistics import Estimate
 from castwise.analysis.training_metrics import data_share, epochs_of, is_whole, length_in_words, perplexity
 from castwise.max_batch.result import max_batches_of
+from castwise.records.schema import Epoch
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import BASELINE, DEFAULT, precision_row
 from castwise.registry.suites import is_search
@@ -63,7 +64,7 @@ def answers_of(collection: Collection) -> list[Answer]:
     for group in collection.groups:
         if group.is_max_batch or is_search(group.first.spec):
             continue
-        found = list(_answers_of_runs(group)) if group.is_training else _answers_of_steady_state(group)
+        found = _answers_of_runs(group) if group.is_training else _answers_of_steady_state(group)
         advised = with_accuracy([each.advice for each in found], collection.trials)
         answers += [replace(each, advice=advice) for each, advice in zip(found, advised, strict=True)]
     return answers
@@ -71,10 +72,16 @@ def answers_of(collection: Collection) -> list[Answer]:
 
 def headline(collection: Collection, answers: Sequence[Answer]) -> str:
     """Return all answers in a line, the title of a report: what trains how many times as fast, on what."""
+    if not answers:
+        largest: dict[str, list[str]] = {}  # batches, by workload
+        for each in max_batches_of(collection.trials):
+            loop = ", ".join((each.spec.precision, *each.spec.techniques))
+            size = "none" if each.largest is None else f"{each.largest.spec.batch_size:,}"
+            largest.setdefault(each.spec.workload, []).append(f"{size} in {loop}")
+        named = [f"{name} {', '.join(sizes)}" for name, sizes in largest.items()][:_MAX_NAMES]
+        return f"Largest batches that train: {'; '.join(named)}" if named else "No trial was measured"
     devices = list(dict.fromkeys(short_name(machine.device_name) for machine in collection.machines.values()))
     where = " on " + truncate_list(devices, most=_MAX_NAMES)
-    if not answers:
-        return _largest_batches(collection) or "No trial was measured"
     models = list(dict.fromkeys(answer.spec.workload for answer in answers))
     best = ranked(answers)[0]
     if len(models) == 1:
@@ -125,6 +132,8 @@ def answer_table(answers: Sequence[Answer]) -> DataTable[FlatRow]:
     for answer in ranked(answers):
         advice = answer.advice
         take = _name(loop_of(answer)) or WORDS[advice.decision]
+        accuracy = advice.accuracy.partition(":")[0]
+        how_sure = advice.how_sure + (f"; accuracy {accuracy}" if accuracy and accuracy != UNTESTED else "")
         rows.append(
             {
                 "workload": answer.group.title,
@@ -134,7 +143,7 @@ def answer_table(answers: Sequence[Answer]) -> DataTable[FlatRow]:
                 **estimate_values("speedup", advice.over_fp32),
                 "memory_ratio": advice.memory_ratio,
                 "why": advice.why,
-                "how_sure": _how_sure(answer),
+                "how_sure": f"cut short: {answer.cut}" if answer.cut else how_sure,
             }
         )
     fields = [
@@ -150,48 +159,30 @@ def answer_table(answers: Sequence[Answer]) -> DataTable[FlatRow]:
     return DataTable(worth_showing(fields, rows, always=("workload", "setting", "take", "why", "how_sure")), rows)
 
 
-def _largest_batches(collection: Collection) -> str:
-    """Return the largest batches found, by workload; empty if none was searched for."""
-    found: dict[str, list[str]] = {}
-    for each in max_batches_of(collection.trials):
-        loop = ", ".join((each.spec.precision, *each.spec.techniques))
-        size = "none" if each.largest is None else f"{each.largest.spec.batch_size:,}"
-        found.setdefault(each.spec.workload, []).append(f"{size} in {loop}")
-    named = [f"{name} {', '.join(sizes)}" for name, sizes in found.items()][:_MAX_NAMES]
-    return f"Largest batches that train: {'; '.join(named)}" if named else ""
-
-
 def loop_of(answer: Answer) -> str | None:
     """Return the precision to take, with the number of techniques of its loop: "fp16-master with 6 techniques"."""
     techniques = answer.advice.techniques
-    if not techniques:
-        return answer.advice.precision
-    return (
-        f"{answer.advice.precision} with {techniques[0] if len(techniques) == 1 else f'{len(techniques)} techniques'}"
-    )
+    what = f"{len(techniques)} techniques" if len(techniques) > 1 else "".join(techniques)
+    return f"{answer.advice.precision} with {what}" if what else answer.advice.precision
 
 
 def _name(precision: str | None) -> str:
     return "PyTorch's default" if precision == DEFAULT else precision or ""
 
 
-def _how_sure(answer: Answer) -> str:
-    if answer.cut:
-        return f"cut short: {answer.cut}"
-    accuracy = answer.advice.accuracy.partition(":")[0]
-    return answer.advice.how_sure + (f"; accuracy {accuracy}" if accuracy and accuracy != UNTESTED else "")
-
-
 def _answers_of_steady_state(group: ComparisonGroup) -> list[Answer]:
     """Return the answers, without those for the half batches that a search measures to find what bounds a loop."""
-    answers = list(_all_of_steady_state(group))
-    decided = {
-        (each.spec.batch_size, each.spec.world_size): {
-            (c.precision, c.trial.spec.techniques) for c in each.configurations
-        }
-        for each in answers
-        if each.advice.decision in ("take", "stay")
-    }
+    answers = []
+    decided: dict[tuple[int, int], set[tuple[object, ...]]] = {}  # loops, by batch size and GPUs
+    for advice in recommend(group.rows):
+        setting = (advice.batch_size, advice.num_gpus)
+        own = [c for c in group.configurations if (c.trial.spec.batch_size, c.trial.spec.world_size) == setting]
+        based_on = next((each for each in own if each.trial.spec.key == advice.key), None)
+        ended = {each.precision: each for each in own if each.trial.status == "ok" and not each.trial.spec.techniques}
+        reference = ended.get(DEFAULT) or ended.get(BASELINE)
+        answers.append(Answer(group, advice, (based_on or own[0]).trial.spec, based_on, reference, own))
+        if advice.decision in ("take", "stay"):
+            decided[setting] = {(each.precision, each.trial.spec.techniques) for each in own}
 
     def is_probe(answer: Answer) -> bool:
         loops = {(each.precision, each.trial.spec.techniques) for each in answer.configurations}
@@ -201,40 +192,25 @@ def _answers_of_steady_state(group: ComparisonGroup) -> list[Answer]:
     return [each for each in answers if not is_probe(each)]
 
 
-def _all_of_steady_state(group: ComparisonGroup) -> Iterator[Answer]:
-    for advice in recommend(group.rows):
-        own = [
-            config
-            for config in group.configurations
-            if (config.trial.spec.batch_size, config.trial.spec.world_size) == (advice.batch_size, advice.num_gpus)
-        ]
-        based_on = next((each for each in own if each.trial.spec.key == advice.key), None)
-        ended = {each.precision: each for each in own if each.trial.status == "ok" and not each.trial.spec.techniques}
-        reference = ended.get(DEFAULT) or ended.get(BASELINE)
-        yield Answer(group, advice, (based_on or own[0]).trial.spec, based_on, reference, own)
-
-
-def _answers_of_runs(group: ComparisonGroup) -> Iterator[Answer]:
-    """Yield the answers from training runs; their times include data loading and validation."""
+def _answers_of_runs(group: ComparisonGroup) -> list[Answer]:
+    """Return the answers from training runs; their times include data loading and validation."""
     settings: dict[tuple[object, ...], list[Configuration]] = {}
     for config in group.over_seeds.configurations:
         spec = config.trial.spec
         settings.setdefault((spec.batch_size, spec.world_size, spec.parallelism), []).append(config)
-    for configurations in settings.values():
-        ended = [config for config in configurations if config.trial.status == "ok" and config.speedup is not None]
-        plain = [config for config in ended if config.precision == BASELINE]
-        baseline = min(plain, key=lambda config: len(config.trial.spec.techniques), default=None)
-        others = [config for config in ended if config.precision != BASELINE]
-        safe = [config for config in others if precision_row(config.precision).keeps_float32_weights]
-        if baseline is not None and safe:
-            answer = _answer_of_runs(group, baseline, max(safe, key=lambda c: value_of(c.throughput)), others)
-            yield replace(answer, configurations=configurations)
+    return [answer for own in settings.values() if (answer := _answer_of_runs(group, own)) is not None]
 
 
-def _answer_of_runs(
-    group: ComparisonGroup, baseline: Configuration, best: Configuration, others: Sequence[Configuration]
-) -> Answer:
-    """Return the answer of runs: `best` of those that keep float32 weights, compared with fp32 in the plain loop."""
+def _answer_of_runs(group: ComparisonGroup, configurations: Sequence[Configuration]) -> Answer | None:
+    """Return the answer of a setting: the best that keeps float32 weights, compared with fp32 in the plain loop."""
+    ended = [config for config in configurations if config.trial.status == "ok" and config.speedup is not None]
+    plain = [config for config in ended if config.precision == BASELINE]
+    others = [config for config in ended if config.precision != BASELINE]
+    safe = [config for config in others if precision_row(config.precision).keeps_float32_weights]
+    if not plain or not safe:
+        return None
+    baseline = min(plain, key=lambda config: len(config.trial.spec.techniques))
+    best = max(safe, key=lambda config: value_of(config.throughput))
     spec = best.trial.spec
     over = best.speedup or Estimate(math.nan, math.nan, math.nan, 1)
     if spec.techniques != baseline.trial.spec.techniques:
@@ -261,21 +237,8 @@ def _answer_of_runs(
         if waiting < _WAITS:
             why = f"{best.precision}, the next, trains {speedup:.2f}× as fast"
         advice = Advice(*words, "stay", BASELINE, sentence, why=why, how_sure=how_sure)
-        return Answer(group, advice, baseline.trial.spec, baseline, baseline, cut=cut)
-    learned = ""  # by both, on the mean of their runs, after as many epochs, if their data is real
-    sides = [[epochs_of(trial) for trial in config.trials] for config in (best, baseline)]
-    done = min(len(epochs) for side in sides for epochs in side)
-    if done and imitated_data_set(spec.data_set) is None:
-        after = f"after {done} epoch{'s' if done > 1 else ''}"
-        ends = [[epochs[done - 1] for epochs in side] for side in sides]
-        own, other = (_mean([epoch.accuracy for epoch in side]) for side in ends)
-        if own is not None and other is not None:
-            learned = f", at {100 * own:.1f} % accuracy compared with {100 * other:.1f} % {after}"
-        else:
-            own, other = (_mean([perplexity(epoch) for epoch in side]) for side in ends)
-            if own is not None and other is not None:
-                learned = f", at perplexity {own:.4g} compared with {other:.4g} {after}"
-    trains = f"trains {speedup:.2f} times as fast as fp32{learned}{in_cut_runs}."
+        return Answer(group, advice, baseline.trial.spec, baseline, baseline, configurations, cut)
+    trains = f"trains {speedup:.2f} times as fast as fp32{_learned(best, baseline)}{in_cut_runs}."
     name = f"{best.precision}{loop}"
     sentence = f"{setting}: {name} {trains}" if cut else f"{setting}: take {name}. It {trains}"
     advice = Advice(
@@ -289,9 +252,25 @@ def _answer_of_runs(
         why=why,
         how_sure=how_sure,
     )
-    return Answer(group, advice, spec, best, baseline, cut=cut)
+    return Answer(group, advice, spec, best, baseline, configurations, cut)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+def _learned(best: Configuration, baseline: Configuration) -> str:
+    """Return what both reached, in the mean of their runs, after as many epochs; empty if their data is made up."""
+    sides = [[epochs_of(trial) for trial in config.trials] for config in (best, baseline)]
+    done = min(len(epochs) for side in sides for epochs in side)
+    if not done or imitated_data_set(best.trial.spec.data_set) is not None:
+        return ""
+    after = f"after {done} epoch{'s' if done > 1 else ''}"
+
+    def means(value: Callable[[Epoch], float | None]) -> list[float]:
+        known = [[v for epochs in side if (v := value(epochs[done - 1])) is not None] for side in sides]
+        return [statistics.fmean(each) for each in known if each]
+
+    if len(accuracies := means(lambda epoch: epoch.accuracy)) == 2:
+        own, other = accuracies
+        return f", at {100 * own:.1f} % accuracy compared with {100 * other:.1f} % {after}"
+    if len(perplexities := means(perplexity)) == 2:
+        own, other = perplexities
+        return f", at perplexity {own:.4g} compared with {other:.4g} {after}"
+    return ""

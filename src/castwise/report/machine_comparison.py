@@ -13,23 +13,15 @@ from statistics import geometric_mean
 
 from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR
 from castwise.analysis.result_table import MARGIN
-from castwise.analysis.statistics import (
-    MIN_PROCESSES,
-    Estimate,
-    Verdict,
-    estimate,
-    independent_ratio,
-    verdict_of,
-)
+from castwise.analysis.statistics import MIN_PROCESSES, Estimate, Verdict, estimate, independent_ratio, verdict_of
 from castwise.records.store import free_name
 from castwise.registry.precisions import BASELINE, precision_sort_key
 from castwise.registry.workloads import unit_of
 from castwise.report.machine_notes import MachineNote, machine_notes
-from castwise.report.machines import KEY_FIELDS, ComparedMachine, Entry
+from castwise.report.machines import ComparedMachine, Entry, Key
 from castwise.spec.trial import TrialSpec
 
 _FAILED = ("oom", "timeout", "crashed", "diverged")
-_MAX_CANDIDATES = 50  # entries of other machines that are searched for the one that differs least
 
 
 @dataclass(frozen=True)
@@ -53,27 +45,13 @@ class MachineResult:
     broke: bool = False  # it ended well on the first machine and did not here
     joules: Estimate | None = None  # GPU energy per unit of throughput; None if unknown, or if it did not end well
     energy_ratio: Estimate | None = None  # relative to the first machine, < 1 takes less
-    prices: MachinePrices = MachinePrices()
+    units_per_price: float | None = None  # of throughput, for one of the currency, by the machine's hourly price
+    units_per_energy_price: float | None = None  # the same by the price of the GPUs' energy; None if unknown
 
     @property
     def ratio(self) -> Estimate | None:
         """Return the speed relative to the first machine, > 1 is faster; None if the times cannot be compared."""
         return None if self.verdict is None else self.verdict.ratio
-
-    @property
-    def units_per_price(self) -> float | None:
-        """Return the units of throughput for one of the currency by the machine's hourly price; None if unknown."""
-        price = self.prices.per_hour.get(self.machine.name)
-        if price is None or self.throughput is None or self.entry.status != "ok":
-            return None
-        return SECONDS_PER_HOUR * self.throughput.value / price
-
-    @property
-    def units_per_energy_price(self) -> float | None:
-        """Return the units of throughput for one of the currency by the price of the GPUs' energy; None if unknown."""
-        if self.prices.per_kwh is None or self.joules is None:
-            return None
-        return JOULES_PER_KWH / self.joules.value / self.prices.per_kwh
 
 
 @dataclass(frozen=True)
@@ -132,27 +110,17 @@ class MachineComparison:
         return [row for rows in self.groups.values() for row in rows]
 
     @property
+    def results(self) -> list[tuple[ComparisonRow, MachineResult]]:
+        """Return the results of all rows."""
+        return [(row, result) for row in self.rows for result in row.results]
+
+    @property
     def machine_notes(self) -> list[MachineNote]:
         """Return what must be said of configurations that several machines with the same GPU model measured."""
         return machine_notes(
             [(each.entry.trials[0], each.throughput) for each in row.results if each.entry.trials and each.throughput]
             for row in self.rows
         )
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """Return all verdicts."""
-        return [result.verdict for row in self.rows for result in row.results if result.verdict is not None]
-
-    @property
-    def slower(self) -> list[tuple[ComparisonRow, MachineResult]]:
-        """Return the results that are proven slower than on the first machine, or that ended well only there."""
-        return [
-            (row, result)
-            for row in self.rows
-            for result in row.results
-            if result.broke or (result.verdict is not None and result.verdict.kind == "slower")
-        ]
 
     def means_of(self, machine: ComparedMachine) -> GeometricMeans:
         """Return the geometric means of another machine's figures relative to the first machine's."""
@@ -171,7 +139,7 @@ class MachineComparison:
     @property
     def is_without_intervals(self) -> bool:
         """Return whether no ratio has an interval, as each configuration was measured in one process."""
-        ratios = [verdict.ratio for verdict in self.verdicts if verdict.ratio is not None]
+        ratios = [result.ratio for _, result in self.results if result.ratio is not None]
         return bool(ratios) and all(ratio.n < MIN_PROCESSES for ratio in ratios)
 
 
@@ -180,7 +148,7 @@ def compare_machines(
 ) -> MachineComparison:
     """Compare at least two machines with the first one; a ratio within the margin of 1 is "the same"."""
     counts = Counter(key for machine in machines for key in machine.entries)
-    groups: dict[tuple[object, ...], list[ComparisonRow]] = {}
+    groups: dict[Key, list[ComparisonRow]] = {}
     for key, count in counts.items():
         if count > 1:
             groups.setdefault(key[3:], []).append(_row(machines, key, margin, prices))
@@ -196,9 +164,7 @@ def compare_machines(
     return MachineComparison(tuple(machines), titled, tuple(_incomparable(machines, alone)), margin, prices)
 
 
-def _row(
-    machines: Sequence[ComparedMachine], key: tuple[object, ...], margin: float, prices: MachinePrices
-) -> ComparisonRow:
+def _row(machines: Sequence[ComparedMachine], key: Key, margin: float, prices: MachinePrices) -> ComparisonRow:
     present = [(machine, machine.entries[key]) for machine in machines if key in machine.entries]
     first, base, spec = machines[0], machines[0].entries.get(key), present[0][1].spec
     timed = [entry for _, entry in present if entry.is_timed]
@@ -217,9 +183,11 @@ def _row(
             throughput = estimate([units / seconds for seconds in entry.run_seconds])
         else:
             throughput = estimate([1 / seconds for seconds in entry.unit_seconds])
-        joules, energy_ratio = estimate(entry.unit_joules) if entry.status == "ok" else None, None
+        is_ok, per_hour, per_kwh = entry.status == "ok", prices.per_hour.get(machine.name), prices.per_kwh
+        joules, energy_ratio = estimate(entry.unit_joules) if is_ok else None, None
         if joules and verdict is not None and verdict.ratio is not None and base is not None and base.unit_joules:
             energy_ratio = independent_ratio(entry.unit_joules, base.unit_joules)
+        per_price = SECONDS_PER_HOUR * throughput.value / per_hour if throughput and per_hour and is_ok else None
         results.append(
             MachineResult(
                 machine=machine,
@@ -231,7 +199,8 @@ def _row(
                 broke=is_other and base is not None and base.status == "ok" and entry.status in _FAILED,
                 joules=joules,
                 energy_ratio=energy_ratio,
-                prices=prices,
+                units_per_price=per_price,
+                units_per_energy_price=JOULES_PER_KWH / joules.value / per_kwh if joules and per_kwh else None,
             )
         )
     return ComparisonRow(spec, tuple(results), batch, is_whole)
@@ -293,7 +262,7 @@ def _speedup(machine: ComparedMachine, entry: Entry, batch: int) -> Estimate | N
     return None
 
 
-def _incomparable(machines: Sequence[ComparedMachine], alone: set[tuple[object, ...]]) -> Iterator[Incomparable]:
+def _incomparable(machines: Sequence[ComparedMachine], alone: set[Key]) -> Iterator[Incomparable]:
     by_workload: dict[str, list[tuple[ComparedMachine, Entry]]] = {}
     for machine in machines:
         for entry in machine.entries.values():
@@ -303,7 +272,8 @@ def _incomparable(machines: Sequence[ComparedMachine], alone: set[tuple[object, 
         for key, entry in machine.entries.items():
             if key in alone:
                 others = [each for each in by_workload[entry.spec.workload] if each[0] is not machine]
-                labels.setdefault(_why_alone(entry, others[:_MAX_CANDIDATES]), []).append(entry.spec.label)
+                reason = _why_alone(entry, others[:50])  # of many, the first are near enough
+                labels.setdefault(reason, []).append(entry.spec.label)
         for reason, names in labels.items():
             yield Incomparable(machine, reason, tuple(dict.fromkeys(names)))
 
@@ -314,8 +284,8 @@ def _why_alone(entry: Entry, others: Sequence[tuple[ComparedMachine, Entry]]) ->
         return "no other machine has this workload"
     candidates = []
     for machine, other in others:
-        pairs = zip(KEY_FIELDS, entry.key, other.key, strict=True)
-        candidates.append(([name for name, own, theirs in pairs if own != theirs], machine, other))
+        pairs = zip(entry.key, other.key, strict=True)
+        candidates.append(([own[0] for own, theirs in pairs if own != theirs], machine, other))
     differences, machine, other = min(candidates, key=lambda candidate: len(candidate[0]))
     if "kind" in differences:
         kinds = {"steady": "steady-state steps", "training": "a training run"}

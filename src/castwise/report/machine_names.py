@@ -10,9 +10,6 @@ _CORES = re.compile(r" \((\d+) cores\)$")
 _CONTAINER = re.compile(r"[0-9a-f]{12}")  # the host name that a container gets if nobody names it
 # What a name has besides the model: the vendor, and the memory of a board that comes with one size.
 _BESIDES = re.compile(r"\((?:R|TM)\)|^(?:NVIDIA |AMD )?(?:GeForce |Tesla )?| 80GB HBM3$")
-_HASHES = 3  # the last of `_traits` are hashes
-_LONG = 16  # a device's name that all sides share is left out if it is longer
-_MOST_VALUES = 2  # of a trait, among the machines of one side
 
 
 def short_name(device: str) -> str:
@@ -30,15 +27,17 @@ def machine_names(sides: Sequence[Sequence[Environment]], folders: Sequence[str]
     traits = []
     for environments, folder in zip(sides, folders, strict=True):
         values = [list(dict.fromkeys(each)) for each in zip(*map(_traits, environments), strict=True)]
-        found = [" / ".join(each) if len(each) <= _MOST_VALUES else "" for each in values]
+        found = [" / ".join(each) if len(each) <= 2 else "" for each in values]
         last_part = PurePath(folder).name
         device = " / ".join(dict.fromkeys(short_name(each.device_name) for each in environments))
-        traits.append([device, *found[:-_HASHES], last_part, folder, *found[-_HASHES:]])
+        *known, version, gpu, fingerprint = found
+        traits.append([device, *known, last_part, folder, version, gpu, fingerprint])
     words = [", ".join(each) for each in _distinctions(traits, first=1)]
-    is_long = len({side[0] for side in traits}) == 1 and len(traits[0][0]) > _LONG and all(words)
+    # A device's name that all sides share is left out if it is long.
+    is_long = len({side[0] for side in traits}) == 1 and len(traits[0][0]) > 16 and all(words)
     names = [
-        each if is_long else f"{side[0]} ({each})" if each else side[0]
-        for side, each in zip(traits, words, strict=True)
+        own if is_long else f"{device} ({own})" if own else device
+        for (device, *_), own in zip(traits, words, strict=True)
     ]
     return [f"{name} #{names[:n].count(name) + 1}" if names.count(name) > 1 else name for n, name in enumerate(names)]
 

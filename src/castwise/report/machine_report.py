@@ -1,8 +1,8 @@
 """Compared machines as tables for a terminal, as Markdown and as JSON."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -21,21 +21,13 @@ from castwise.render.fields import (
     worth_showing,
 )
 from castwise.render.run_report import json_estimate
-from castwise.render.table import SCHEMA_VERSION, DataTable, markdown_grid, markdown_text, print_data_table
-from castwise.render.units import format_rate, pluralize
-from castwise.report.machine_comparison import (
-    ComparisonRow,
-    Incomparable,
-    MachineComparison,
-    MachineResult,
-)
-from castwise.report.machines import ComparedMachine
+from castwise.render.table import DataTable, json_document, json_text, markdown_grid, markdown_text, print_data_table
+from castwise.render.units import pluralize
+from castwise.report.machine_comparison import ComparisonRow, MachineComparison, MachineResult
+from castwise.report.text_report import bullets
 from castwise.spec.quantities import truncate_list
 
 _MAX_LABELS = 4  # configurations that a line names
-# Shown if published machines, which a source describes in a line, are compared with measured ones.
-_ALWAYS_SHOWN = ("device", "published in", "source's machine", "driver", "torch", "measured", "processes")
-_MAX_PRECISIONS = 4  # in the headline
 _ONE_DECIMAL_FROM = 1.995  # ratios in sentences
 _MARKS = {"faster": "▲", "slower": "▼", "same": "=", "inconclusive": "?", "incomparable": "–"}
 COSTS = "Energy and price"  # the heading of the cost table
@@ -43,10 +35,8 @@ _FAILED = "✕"  # before the figure of a run that did not end well
 _STYLES = {"faster": "green", "slower": "red", "incomparable": "dim"}
 _DROP_FIRST = (("speedup_first", "speedup"), "unit", ("throughput_first", "throughput"))
 _DROP_COSTS_FIRST = (
-    ("units_per_energy_price_first", "units_per_energy_price"),
-    "unit",
-    ("units_per_price_first", "units_per_price"),
-    "batch_size",
+    *(("units_per_energy_price_first", "units_per_energy_price"), "unit"),
+    *(("units_per_price_first", "units_per_price"), "batch_size"),
 )
 
 
@@ -59,31 +49,33 @@ def title_of(comparison: MachineComparison) -> str:
 
 def headline(comparison: MachineComparison) -> str:
     """Return the result in words: how many times as fast each machine is in each precision, and in the mean."""
-    return " ".join(_sentence(machine, comparison) for machine in comparison.machines[1:])
-
-
-def _sentence(machine: ComparedMachine, comparison: MachineComparison) -> str:
-    first = comparison.machines[0]
-    ratios: dict[str, list[Estimate]] = {}
-    for row in comparison.rows:
-        result = row.result_on(machine)
-        if result is not None and result.ratio is not None:
-            ratios.setdefault(row.spec.precision, []).append(result.ratio)
-    if not ratios:
-        return f"Nothing of {machine.name} can be compared with {first.name}."
-    spans = []
-    for precision in sorted(ratios, key=precision_sort_key)[:_MAX_PRECISIONS]:
-        found = ratios[precision]
-        is_interval = len(found) == 1 and has_interval(found[0])
-        spans.append(f"{ratio_text(found[0]) if is_interval else _span([each.value for each in found])} ({precision})")
-    more = len(ratios) - len(spans)
-    text = f"{machine.name} over {first.name}: {', '.join(spans)}{f', {more} more precisions below' if more else ''}"
-    means = comparison.means_of(machine)
-    if means.speed is not None and means.num_speeds > 1:
-        text += f"; geometric mean {short_ratio(means.speed)} over {means.num_speeds} configurations"
-    words = {result.words for row in comparison.rows for result in row.results if result.ratio is not None}
-    once = "one run on a side" if words == {"one run on a side"} else "one run each"
-    return text + (f", {once}." if comparison.is_without_intervals else ".")
+    first, *others = comparison.machines
+    sentences = []
+    for machine in others:
+        ratios: dict[str, list[Estimate]] = {}
+        for row in comparison.rows:
+            result = row.result_on(machine)
+            if result is not None and result.ratio is not None:
+                ratios.setdefault(row.spec.precision, []).append(result.ratio)
+        if not ratios:
+            sentences.append(f"Nothing of {machine.name} can be compared with {first.name}.")
+            continue
+        spans = []
+        for precision in sorted(ratios, key=precision_sort_key)[:4]:
+            found = ratios[precision]
+            is_interval = len(found) == 1 and has_interval(found[0])
+            span = ratio_text(found[0]) if is_interval else _span([each.value for each in found])
+            spans.append(f"{span} ({precision})")
+        if len(ratios) > len(spans):
+            spans.append(f"{len(ratios) - len(spans)} more precisions below")
+        text = f"{machine.name} over {first.name}: {', '.join(spans)}"
+        means = comparison.means_of(machine)
+        if means.speed is not None and means.num_speeds > 1:
+            text += f"; geometric mean {short_ratio(means.speed)} over {means.num_speeds} configurations"
+        words = {result.words for _, result in comparison.results if result.ratio is not None}
+        once = "one run on a side" if words == {"one run on a side"} else "one run each"
+        sentences.append(text + (f", {once}." if comparison.is_without_intervals else "."))
+    return " ".join(sentences)
 
 
 def short_ratio(value: float) -> str:
@@ -121,8 +113,7 @@ def verdict_counts(comparison: MachineComparison) -> str:
     """Return how many ratios have which verdict."""
     counts = Counter(
         result.words if result.verdict.kind != "incomparable" else "not comparable"
-        for row in comparison.rows
-        for result in row.results
+        for _, result in comparison.results
         if result.verdict is not None
     )
     order = (*_MARKS, "one run each", "one run on a side", "not comparable")
@@ -158,20 +149,16 @@ def result_table(comparison: MachineComparison) -> DataTable[FlatRow]:
     """Return the table of ratios and verdicts: a row for each configuration on each of the other machines."""
     lines = _lines(comparison)
     first, there = _places(comparison, lines)
+    on = "" if there == "there" else "on "
     fields = [
         *_row_fields(lines),
-        Field("throughput_first", first, "rate", _marked("throughput_first", _rate_text)),
-        Field("throughput", there, "rate", _marked("throughput", _rate_text)),
+        _marked(Field("throughput_first", first, "rate")),
+        _marked(Field("throughput", there, "rate")),
         Field("unit", "unit", format=lambda row: f"{row['unit']}/s"),
         Field("ratio", "ratio", "ratio", difference_text("ratio")),
         Field("verdict", "verdict"),
-        Field("speedup_first", f"speed-up on {first}", "ratio", _marked("speedup_first", interval_text)),
-        Field(
-            "speedup",
-            f"speed-up {'' if there == 'there' else 'on '}{there}",
-            "ratio",
-            _marked("speedup", interval_text),
-        ),
+        _marked(Field("speedup_first", f"speed-up on {first}", "ratio", interval_text("speedup_first"))),
+        _marked(Field("speedup", f"speed-up {on}{there}", "ratio", interval_text("speedup"))),
     ]
     return DataTable(worth_showing(fields, lines, ("precision", "batch_size", "ratio", "verdict")), lines)
 
@@ -243,20 +230,16 @@ def _rate_or_status(result: MachineResult | None) -> float | str | None:
     return None if result is None or result.entry.status == "ok" else result.entry.status
 
 
-def _marked(name: str, form: Callable[[str], Callable[[FlatRow], str]]) -> Callable[[FlatRow], str]:
-    """Return the format of a figure, or of a status in its place, with a mark if the run did not end well."""
-    status = "status_first" if name.endswith("_first") else "status"
+def _marked(field: Field) -> Field:
+    """Return a field that shows a status in the place of a figure, and a mark if the run did not end well."""
+    status = "status_first" if field.name.endswith("_first") else "status"
 
     def text(row: FlatRow) -> str:
-        if isinstance(row[name], str):
-            return str(row[name])
-        return f"{'' if row[status] == 'ok' else f'{_FAILED} '}{form(name)(row)}"
+        if isinstance(row[field.name], str):
+            return str(row[field.name])
+        return f"{'' if row[status] == 'ok' else f'{_FAILED} '}{field.text(row)}"
 
-    return text
-
-
-def _rate_text(name: str) -> Callable[[FlatRow], str]:
-    return lambda row: format_rate(row[name])
+    return replace(field, format=text)
 
 
 def _energy_text(name: str) -> Callable[[FlatRow], str]:
@@ -271,11 +254,13 @@ def trait_table(comparison: MachineComparison) -> DataTable[FlatRow]:
     """Return the table of what differs between the machines."""
     machines = comparison.machines
     measured = [machine.traits for machine in machines if not machine.is_published]
+    # Shown if published machines, which a source describes in a line, are compared with measured ones.
+    always = ("device", "published in", "source's machine", "driver", "torch", "measured", "processes")
     rows: list[FlatRow] = []
     for name in dict.fromkeys(name for machine in machines for name in machine.traits):
         values = [machine.traits.get(name, "–") for machine in machines]
         # What a source does not say of its machine is no difference.
-        differs = len({traits.get(name) for traits in measured}) > 1 or name in _ALWAYS_SHOWN
+        differs = len({traits.get(name) for traits in measured}) > 1 or name in always
         if differs and len(set(values)) > 1:
             rows.append({"trait": name} | {f"machine_{number}": value for number, value in enumerate(values, start=1)})
     fields = [Field(f"machine_{number}", machine.name, wraps=True) for number, machine in enumerate(machines, start=1)]
@@ -289,9 +274,10 @@ def shared_traits(comparison: MachineComparison) -> str:
     return f"The same on all machines: {', '.join(shared)}." if shared else ""
 
 
-def incomparable_line(found: Incomparable) -> str:
-    """Return what could not be compared, and why, in a line."""
-    return f"{found.machine.name}: {truncate_list(found.labels, most=_MAX_LABELS)}: {found.reason}"
+def refused_lines(comparison: MachineComparison) -> list[str]:
+    """Return what could not be compared, and why, a line each."""
+    found = comparison.incomparable
+    return [f"{each.machine.name}: {truncate_list(each.labels, most=_MAX_LABELS)}: {each.reason}" for each in found]
 
 
 def remark_lines(comparison: MachineComparison) -> list[str]:
@@ -299,7 +285,7 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
     rows, lines = comparison.rows, [note.text for note in comparison.machine_notes]
     if any(row.is_whole for row in rows):
         lines.append("Throughput and ratio of whole training runs are by their wall time, validation included.")
-    if any(result.entry.status != "ok" and result.throughput for row in rows for result in row.results):
+    if any(result.entry.status != "ok" and result.throughput for _, result in comparison.results):
         lines.append(f"{_FAILED}: this run did not end well, so that its speed is no result.")
     if any(not row.is_whole and row.spec.kind == "training" for row in rows):
         lines.append("Throughput of runs that were cut short is that of their steps, without validation.")
@@ -314,10 +300,9 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
         pairs = dict.fromkeys(f"{row.spec.label} over batch {row.baseline_batch}" for row in other)
         lines.append(f"Speed-ups over fp32 at another batch, as the source has them: {', '.join(pairs)}.")
     reasons: dict[str, dict[str, None]] = {}
-    for row in rows:
-        for result in row.results:
-            if result.verdict is not None and result.verdict.kind == "incomparable":
-                reasons.setdefault(result.verdict.reason, {})[row.spec.label] = None
+    for row, result in comparison.results:
+        if result.verdict is not None and result.verdict.kind == "incomparable":
+            reasons.setdefault(result.verdict.reason, {})[row.spec.label] = None
     return lines + [
         f"{truncate_list(list(labels), most=_MAX_LABELS)}: not comparable: {why}" for why, labels in reasons.items()
     ]
@@ -329,13 +314,24 @@ def note_lines(comparison: MachineComparison) -> list[str]:
 
 
 def slower_lines(comparison: MachineComparison) -> list[str]:
-    """Return the configurations that are slower, or do not end well any more, a line each."""
+    """Return the configurations that are proven slower, or do not end well any more, a line each."""
     lines = []
-    for row, result in comparison.slower:
+    for row, result in comparison.results:
+        if not result.broke and (result.verdict is None or result.verdict.kind != "slower"):
+            continue
         where = f" on {result.machine.name}" if len(comparison.machines) > 2 else ""
         what = f"{result.entry.status}, and ended well before" if result.broke else ratio_text(result.ratio)
         lines.append(f"{row.spec.label}{where}: {what}")
     return lines
+
+
+def _parts_below(comparison: MachineComparison) -> dict[str, DataTable[FlatRow] | list[str]]:
+    """Return what comes after the result by its title: tables, and lists of lines."""
+    tables = {COSTS: cost_table(comparison), "What differs": trait_table(comparison)}
+    lists = {"Not compared": refused_lines(comparison), "Left out": note_lines(comparison)}
+    return {title: table for title, table in tables.items() if table.rows} | {
+        title: lines for title, lines in lists.items() if lines
+    }
 
 
 def print_comparison(comparison: MachineComparison, console: Console) -> None:
@@ -343,49 +339,45 @@ def print_comparison(comparison: MachineComparison, console: Console) -> None:
     print_line(console, headline(comparison), "bold")
     for line in (*mean_lines(comparison), verdict_counts(comparison)):
         print_line(console, line)
-    table, costs, traits = result_table(comparison), cost_table(comparison), trait_table(comparison)
+    elsewhere = "--format json has all"
+    table = result_table(comparison)
     if table.rows:
         console.print()
-        print_data_table(
-            console, table, drop_first=_DROP_FIRST, style=lambda line: line["style"], elsewhere="--format json has all"
-        )
+        print_data_table(console, table, drop_first=_DROP_FIRST, style=lambda line: line["style"], elsewhere=elsewhere)
     for line in remark_lines(comparison):
         print_line(console, f"  {line}", "yellow")
-    if costs.rows:
-        print_line(console, f"\n{COSTS}", "bold")
-        print_data_table(console, costs, drop_first=_DROP_COSTS_FIRST, elsewhere="--format json has all")
-    if traits.rows:
-        print_line(console, "\nWhat differs", "bold")
-        print_data_table(console, traits)
-    for title, lines in _lists(comparison):
+    for title, part in _parts_below(comparison).items():
         print_line(console, f"\n{title}", "bold")
-        for line in lines:
+        if isinstance(part, DataTable):
+            print_data_table(console, part, drop_first=_DROP_COSTS_FIRST, elsewhere=elsewhere)
+            continue
+        for line in part:
             print_line(console, f"  {line}")
 
 
 def markdown_comparison(comparison: MachineComparison) -> str:
     """Return the comparison as GitHub's Markdown: the result, the table, and the rest folded."""
-    table, costs, traits = result_table(comparison), cost_table(comparison), trait_table(comparison)
+    table = result_table(comparison)
     parts = [
         f"**{markdown_text(headline(comparison))}** {markdown_text(verdict_counts(comparison))}",
-        _bullets(mean_lines(comparison)),
+        bullets(mean_lines(comparison)),
         "\n".join(f"- ▼ {markdown_text(line)}" for line in slower_lines(comparison)),
         "\n".join(markdown_grid(table.columns, table.rows)) if table.rows else "",
-        _bullets(remark_lines(comparison)),
-        _folded(COSTS, "\n".join(markdown_grid(costs.columns, costs.rows))) if costs.rows else "",
-        _folded("What differs", "\n".join(markdown_grid(traits.columns, traits.rows))) if traits.rows else "",
-        *(_folded(title, _bullets(lines)) for title, lines in _lists(comparison)),
+        bullets(remark_lines(comparison)),
     ]
+    for title, part in _parts_below(comparison).items():
+        content = "\n".join(markdown_grid(part.columns, part.rows)) if isinstance(part, DataTable) else bullets(part)
+        parts.append(f"<details><summary>{title}</summary>\n\n{content}\n\n</details>")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def json_comparison(comparison: MachineComparison) -> str:
     """Return the comparison as JSON: figures with intervals, verdicts, what differs and what could not be compared."""
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "headline": headline(comparison),
-        "margin": comparison.margin,
-        "geometric_means": [
+    names = ("workload", "precision", "loss_scale", "batch_size", "world_size", "parallelism", "kind")
+    document = json_document(
+        headline=headline(comparison),
+        margin=comparison.margin,
+        geometric_means=[
             {
                 "machine": means.machine.name,
                 "ratio": means.speed,
@@ -396,48 +388,47 @@ def json_comparison(comparison: MachineComparison) -> str:
             }
             for means in map(comparison.means_of, comparison.machines[1:])
         ],
-        "prices": {"per_hour": dict(comparison.prices.per_hour), "per_kwh": comparison.prices.per_kwh},
-        "machines": [
+        prices={"per_hour": dict(comparison.prices.per_hour), "per_kwh": comparison.prices.per_kwh},
+        machines=[
             {"name": each.name, "published": each.is_published, "traits": each.traits, "notes": list(each.notes)}
             for each in comparison.machines
         ],
-        "cells": [_json_row(title, row) for title, rows in comparison.groups.items() for row in rows],
-        "slower": slower_lines(comparison),
-        "machine_notes": [{"text": note.text, "is_warning": note.is_warning} for note in comparison.machine_notes],
-        "refused": [
+        cells=[
+            {
+                "topic": title,
+                **{name: getattr(row.spec, name) for name in names},
+                "unit": row.unit,
+                "speedup_over_batch": row.baseline_batch,
+                "of_whole_runs": row.is_whole,
+                "places": [_json_result(result) for result in row.results],
+            }
+            for title, rows in comparison.groups.items()
+            for row in rows
+        ],
+        slower=slower_lines(comparison),
+        machine_notes=[{"text": note.text, "is_warning": note.is_warning} for note in comparison.machine_notes],
+        refused=[
             {"machine": each.machine.name, "reason": each.reason, "cells": list(each.labels)}
             for each in comparison.incomparable
         ],
-    }
-    return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    )
+    return json_text(document) + "\n"
 
 
-def _json_row(title: str, row: ComparisonRow) -> dict[str, Any]:
-    spec = row.spec
-    names = ("workload", "precision", "loss_scale", "batch_size", "world_size", "parallelism", "kind")
+def _json_result(result: MachineResult) -> dict[str, Any]:
     return {
-        "topic": title,
-        **{name: getattr(spec, name) for name in names},
-        "unit": row.unit,
-        "speedup_over_batch": row.baseline_batch,
-        "of_whole_runs": row.is_whole,
-        "places": [
-            {
-                "machine": result.machine.name,
-                "status": result.entry.status,
-                "throughput_per_second": json_estimate(result.throughput),
-                "ratio": json_estimate(result.ratio),
-                "verdict": result.verdict and result.verdict.kind,
-                "verdict_text": result.words or None,
-                "why": result.verdict and result.verdict.reason,
-                "speedup": json_estimate(result.speedup),
-                "joules_per_unit": json_estimate(result.joules),
-                "energy_ratio": json_estimate(result.energy_ratio),
-                "units_per_price": result.units_per_price,
-                "units_per_energy_price": result.units_per_energy_price,
-            }
-            for result in row.results
-        ],
+        "machine": result.machine.name,
+        "status": result.entry.status,
+        "throughput_per_second": json_estimate(result.throughput),
+        "ratio": json_estimate(result.ratio),
+        "verdict": result.verdict and result.verdict.kind,
+        "verdict_text": result.words or None,
+        "why": result.verdict and result.verdict.reason,
+        "speedup": json_estimate(result.speedup),
+        "joules_per_unit": json_estimate(result.joules),
+        "energy_ratio": json_estimate(result.energy_ratio),
+        "units_per_price": result.units_per_price,
+        "units_per_energy_price": result.units_per_energy_price,
     }
 
 
@@ -448,17 +439,3 @@ def verdict_text(result: MachineResult) -> str:
     if result.words.startswith("one run"):
         return result.words
     return f"{'▼' if result.broke else _MARKS[result.verdict.kind]} {result.words}"
-
-
-def _lists(comparison: MachineComparison) -> list[tuple[str, list[str]]]:
-    refused = [incomparable_line(each) for each in comparison.incomparable]
-    lists = [("Not compared", refused), ("Left out", note_lines(comparison))]
-    return [(title, lines) for title, lines in lists if lines]
-
-
-def _bullets(lines: list[str]) -> str:
-    return "\n".join(f"- {markdown_text(line)}" for line in lines)
-
-
-def _folded(title: str, content: str) -> str:
-    return f"<details><summary>{title}</summary>\n\n{content}\n\n</details>"

@@ -18,14 +18,7 @@ from castwise.report.collection import Collection, Configuration, collect, machi
 from castwise.report.machine_names import machine_names, short_name
 from castwise.spec.trial import TrialSpec
 
-# What of a recipe says how much of a run is done and counted; runs that differ in it only are of one configuration.
-_LENGTH = ("stop_after", "max_steps", "skip_batches", "skip_epochs")
-# What `Entry.key` is made of. The rest of a spec may differ: the device of the machine, the weights, the memory limit,
-# the protocol; and the code of a user's model, as its versions are what one compares.
-KEY_FIELDS = (
-    *("precision", "loss scale", "batch size", "workload", "kind", "data set", "techniques"),
-    *("number of GPUs", "number of nodes", "parallelism", "seed", "recipe"),
-)
+Key = tuple[tuple[str, object], ...]  # values with their names
 
 
 @dataclass(frozen=True)
@@ -50,29 +43,35 @@ class Entry:
         return bool(self.unit_seconds or self.run_seconds)
 
     @cached_property
-    def key(self) -> tuple[object, ...]:
-        """Return what entries share that can be compared: a value for each of `KEY_FIELDS`."""
+    def key(self) -> Key:
+        """Return what entries share that can be compared, each with its name in words.
+
+        The rest of a spec may differ: the device of the machine, the weights, the memory limit, the protocol; and the
+        code of a user's model, as its versions are what one compares.
+        """
         spec, recipe = self.spec, None
         if spec.recipe is not None:
-            exclude: dict[str, Any] = {**training_metrics.NO_TIME, **dict.fromkeys(_LENGTH, True)}
+            # Runs that differ only in how much of them is done and counted are of one configuration.
+            length = ("stop_after", "max_steps", "skip_batches", "skip_epochs")
+            exclude: dict[str, Any] = {**training_metrics.NO_TIME, **dict.fromkeys(length, True)}
             recipe = repr(spec.recipe.model_dump(exclude=exclude))
         return (
-            spec.precision,
-            spec.loss_scale,
-            spec.batch_size,
-            spec.workload,
-            spec.kind,
-            imitated_data_set(spec.data_set) or spec.data_set,
-            spec.techniques,
-            spec.world_size,
-            spec.num_nodes,
-            spec.parallelism,
-            spec.seed if spec.kind == "steady" else None,  # training runs of several seeds are repetitions
-            recipe,
+            ("precision", spec.precision),
+            ("loss scale", spec.loss_scale),
+            ("batch size", spec.batch_size),
+            ("workload", spec.workload),
+            ("kind", spec.kind),
+            ("data set", imitated_data_set(spec.data_set) or spec.data_set),
+            ("techniques", spec.techniques),
+            ("number of GPUs", spec.world_size),
+            ("number of nodes", spec.num_nodes),
+            ("parallelism", spec.parallelism),
+            ("seed", spec.seed if spec.kind == "steady" else None),  # training runs of several seeds are repetitions
+            ("recipe", recipe),
         )
 
     @property
-    def group_key(self) -> tuple[object, ...]:
+    def group_key(self) -> Key:
         """Return the key without precision, loss scale and batch size."""
         return self.key[3:]
 
@@ -82,7 +81,7 @@ class ComparedMachine:
     """One side of a comparison."""
 
     name: str  # no two sides share one
-    entries: dict[tuple[object, ...], Entry]  # by their keys
+    entries: dict[Key, Entry]  # by their keys
     traits: dict[str, str]  # hardware, software and how it was measured, in words, by name
     is_published: bool = False
     notes: tuple[str, ...] = ()  # what was left out, a line each
@@ -102,27 +101,28 @@ def measured_machines(origins: Sequence[Origin]) -> list[list[ComparedMachine]]:
 
     Machines with one GPU model that share no workload are one side: each figure still is of one machine.
     """
-    found: list[tuple[int, Origin, list[Trial]]] = []
-    for number, origin in enumerate(origins):
+    sides: list[list[list[Trial]]] = []  # of each origin, the trials of each
+    for origin in origins:
         by_machine: dict[str, list[Trial]] = {}
         for trial in origin.trials:
             by_machine.setdefault(trial.environment.fingerprint, []).append(trial)
-        sides: list[list[Trial]] = []
+        own: list[list[Trial]] = []
         for trials in by_machine.values():
             device, workloads = trials[0].environment.device_name, {trial.spec.workload for trial in trials}
-            partners = (side for side in sides if side[0].environment.device_name == device)
+            partners = (side for side in own if side[0].environment.device_name == device)
             partner = next((s for s in partners if workloads.isdisjoint(t.spec.workload for t in s)), None)
             if partner is None:
-                sides.append(list(trials))
+                own.append(list(trials))
             else:
                 partner.extend(trials)
-        found += [(number, origin, trials) for trials in sides]
-    environments = [[trial.environment for trial in trials] for _, _, trials in found]
-    names = machine_names(environments, [origin.name for _, origin, _ in found])
-    machines: list[list[ComparedMachine]] = [[] for _ in origins]
-    for name, (number, origin, trials) in zip(names, found, strict=True):
-        machines[number].append(_measured(name, origin, collect(trials)))
-    return machines
+        sides.append(own)
+    environments = [[trial.environment for trial in trials] for own in sides for trials in own]
+    folders = [origin.name for origin, own in zip(origins, sides, strict=True) for _ in own]
+    names = iter(machine_names(environments, folders))
+    return [
+        [_measured(next(names), origin, collect(trials)) for trials in own]
+        for origin, own in zip(origins, sides, strict=True)
+    ]
 
 
 def published_machine(
@@ -131,13 +131,12 @@ def published_machine(
     precisions: Names[str] | None = None,
 ) -> ComparedMachine:
     """Return a GPU's published figures as a machine: of these workloads and precisions only; None takes all."""
-    entries: dict[tuple[object, ...], Entry] = {}
+    entries: dict[Key, Entry] = {}
     notes = list(published.notes)
     for figure in published.figures:
         source, baseline = figure.published, figure.baseline
-        if workloads is not None and source.workload not in workloads:
-            continue
-        if precisions is not None and source.precision not in precisions:
+        wanted = ((workloads, source.workload), (precisions, source.precision))
+        if any(names is not None and name not in names for names, name in wanted):
             continue
         if figure.spec is None:
             label = f"{source.workload} {source.precision} batch {source.batch_size}"
@@ -162,7 +161,7 @@ def published_machine(
 
 
 def _measured(name: str, origin: Origin, collection: Collection) -> ComparedMachine:
-    by_key: dict[tuple[object, ...], dict[str, list[Configuration]]] = {}
+    by_key: dict[Key, dict[str, list[Configuration]]] = {}
     for config in collection.configurations:
         spec = config.trial.spec
         # Seeds of one training run are repetitions; other protocols and lengths are other measurements.

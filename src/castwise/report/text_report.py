@@ -16,7 +16,6 @@ from castwise.report.machine_notes import MachineNote
 
 _MORE = "in the HTML report"
 _MAX_LENGTH = 60_000  # characters; GitHub takes 65,536
-_MAX_ANSWERS = 100
 
 
 def print_report(collection: Collection, console: Console) -> None:
@@ -27,7 +26,12 @@ def print_report(collection: Collection, console: Console) -> None:
     if len(answers) > 1:
         console.print()
         print_data_table(console, answer_table(answers), drop_first=("memory_ratio", "why"), elsewhere=_MORE)
-    _print_notes(collection.machine_notes, console)
+
+    def print_notes(notes: Sequence[MachineNote]) -> None:
+        for note in notes:
+            print_line(console, f"  {note.text}", "yellow" if note.is_warning else None)
+
+    print_notes(collection.machine_notes)
     for group in collection.groups:
         print_line(console, f"\n{group.title}", "bold underline")
         if group.is_max_batch:
@@ -38,14 +42,9 @@ def print_report(collection: Collection, console: Console) -> None:
             run_report.print_table(group.rows, _advice(group, answers), console, more=_MORE)
             for line in _why_lines(group):
                 print_line(console, f"  {line}")
-        _print_notes(collection.machine_notes_of(*group.configurations), console)
+        print_notes(collection.machine_notes_of(*group.configurations))
     for note in collection.notes:
         print_line(console, f"  {note}", "yellow")
-
-
-def _print_notes(notes: Sequence[MachineNote], console: Console) -> None:
-    for note in notes:
-        print_line(console, f"  {note.text}", "yellow" if note.is_warning else None)
 
 
 def markdown_report(collection: Collection) -> str:
@@ -55,14 +54,14 @@ def markdown_report(collection: Collection) -> str:
     parts = [
         f"**{markdown_text(headline(collection, answers))}**",
         markdown_text(collection.summary),
-        "\n".join(markdown_grid(table.columns, table.rows[:_MAX_ANSWERS])) if answers else "",
-        _bullets(note.text for note in collection.machine_notes),
-        _bullets(collection.notes),
+        "\n".join(markdown_grid(table.columns, table.rows[:100])) if answers else "",
+        bullets(note.text for note in collection.machine_notes),
+        bullets(collection.notes),
     ]
     length = sum(map(len, parts))
     folds = len(collection.groups) > 1
     for number, group in enumerate(collection.groups):
-        notes = _bullets((*_why_lines(group), *(n.text for n in collection.machine_notes_of(*group.configurations))))
+        notes = bullets((*_why_lines(group), *(n.text for n in collection.machine_notes_of(*group.configurations))))
         content = "\n\n".join(part for part in (_markdown_group(group, answers).strip(), notes) if part)
         title = markdown_text(group.title)
         part = f"### {title}\n\n{content}"
@@ -89,7 +88,8 @@ def _why_lines(group: ComparisonGroup) -> list[str]:
     ]
 
 
-def _bullets(lines: Iterable[str]) -> str:
+def bullets(lines: Iterable[str]) -> str:
+    """Return lines as a list in Markdown."""
     return "\n".join(f"- {markdown_text(line)}" for line in lines)
 
 
@@ -100,5 +100,5 @@ def _markdown_group(group: ComparisonGroup, answers: Sequence[Answer]) -> str:
         return run_report.to_markdown(group.rows, _advice(group, answers), more=_MORE)
     table = training_table.data_table(group.runs)
     failed = [run.trial for run in group.runs if run.trial.status != "ok"]
-    notes = [f"- {markdown_text(f'{t.spec.label}: {t.status}: {t.message}')}" for t in failed]
-    return "\n".join([markdown_text(group.description), "", *markdown_grid(table.columns, table.rows), "", *notes])
+    notes = bullets(f"{trial.spec.label}: {trial.status}: {trial.message}" for trial in failed)
+    return "\n".join([markdown_text(group.description), "", *markdown_grid(table.columns, table.rows), "", notes])

@@ -1,18 +1,16 @@
 """The timed blocks: their step times, and the GPU's clock, power and temperature meanwhile."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from castwise.analysis import steady_metrics
 from castwise.records.schema import TelemetrySummary
 from castwise.render.units import format_seconds
-from castwise.report.charts.chart import MAX_LINES, Chart, GroupSubject, left_out, varied
+from castwise.report.charts.chart import MAX_LINES, Chart, GroupSubject, varied
 from castwise.report.charts.svg import Panel, line_chart
-from castwise.report.charts.throughput import bar_names, highest
+from castwise.report.charts.throughput import pick
 from castwise.spec.quantities import format_share
 
 _LEAST_SPAN = 0.05  # of an axis, as a share of the highest value on it
-_LEFT_OUT = "The {} fastest of {:,} configurations are drawn; castwise export has all."
 # Title, and the value in the title's unit.
 _READINGS: tuple[tuple[str, Callable[[TelemetrySummary], float | None]], ...] = (
     ("SM clock, MHz", lambda reading: reading.sm_clock_hertz and reading.sm_clock_hertz / 1e6),
@@ -27,26 +25,23 @@ def blocks(subject: GroupSubject) -> Chart | None:
     timed = [config for config in group.configurations if len(steady_metrics.step_times(config.trial)) > 1]
     if not timed:
         return None
-    shown = highest(timed, MAX_LINES)
-    names, base = bar_names(group, shown)
+    names, note = pick(group, timed, MAX_LINES, "castwise export")
     lines = []
-    for config in shown:
+    for config, name in names.items():
         times = steady_metrics.step_times(config.trial)
         median = steady_metrics.step_seconds(config.trial) or 1.0
         points = [(float(place), 100 * (each / median - 1)) for place, each in enumerate(times, start=1)]
-        line = subject.line(config, points, f"median {format_seconds(median)} a step")
-        lines.append(replace(line, name=names[config]))
-    spreads = [spread for config in shown if (spread := steady_metrics.spread(config.trial)) is not None]
+        lines.append(subject.line(name, config, points, f"median {format_seconds(median)} a step"))
+    spreads = [spread for config in names if (spread := steady_metrics.spread(config.trial)) is not None]
     ends = dict.fromkeys(format_share(each) for each in (min(spreads), max(spreads))) if spreads else {}
     spread_text = f"; they vary by {' to '.join(ends)}" if ends else ""
-    first = "The lines are the first process of each configuration." if any(len(c.trials) > 1 for c in shown) else ""
+    first = "The lines are the first process of each configuration." if any(len(c.trials) > 1 for c in names) else ""
     panel = Panel("difference from the median, %", varied(lines), "timed block", least_span=_LEAST_SPAN)
     return Chart(
-        name="blocks",
         title="Step time over the run",
         summary=f"Step time of each timed block relative to the median{spread_text}.",
         draw=lambda width: line_chart([panel], width),
-        note=" ".join(filter(None, (first, base, left_out(_LEFT_OUT, shown, timed)))),
+        note=" ".join(filter(None, (first, note))),
     )
 
 
@@ -57,25 +52,24 @@ def telemetry(subject: GroupSubject) -> Chart | None:
     watched = {c: own for c, own in every if any(value(each) is not None for each in own for *_, value in _READINGS)}
     if not watched:
         return None
-    shown, what = highest(list(watched), MAX_LINES), "epoch" if group.is_training else "block"
-    names, base = bar_names(group, shown)
+    names, note = pick(group, list(watched), MAX_LINES, "castwise export")
+    what = "epoch" if group.is_training else "block"
     panels = []
     for title, value in _READINGS:
         lines = []
-        for config in shown:
+        for config, name in names.items():
             readings = watched[config]
             reasons = dict.fromkeys(reason for reading in readings for reason in reading.throttle_reasons or ())
             held = f"clock held down by {', '.join(reasons)}" if reasons else ""
             points = [(float(place), value(reading)) for place, reading in enumerate(readings, start=1)]
-            lines.append(replace(subject.line(config, points, held), name=names[config]))
+            lines.append(subject.line(name, config, points, held))
         x_title = f"{what}s" if title == _READINGS[-1][0] else ""
         panels.append(Panel(title, varied(lines), x_title, least_span=_LEAST_SPAN))
     several = "Of several GPUs the slowest one's clock, the mean power of one, and the hottest one's temperature."
-    means = several if any(config.trial.spec.world_size > 1 for config in shown) else ""
+    means = several if any(config.trial.spec.world_size > 1 for config in names) else ""
     return Chart(
-        name="telemetry",
         title="GPU clock, power and temperature",
         summary=f"SM clock, power and temperature of the GPU while it was timed, {what} by {what}.",
         draw=lambda width: line_chart(panels, width),
-        note=" ".join(filter(None, (means, base, left_out(_LEFT_OUT, shown, watched)))),
+        note=" ".join(filter(None, (means, note))),
     )

@@ -30,7 +30,6 @@ RATE_FIELDS = (
 class Chart:
     """One chart."""
 
-    name: str  # of its files, and its place in the registry
     title: str
     summary: str  # what it shows, in a sentence, for those who do not see it
     draw: Callable[[int], Drawing]  # for a width in pixels
@@ -74,13 +73,12 @@ class GroupSubject:
         """Return the text at the pointer for a configuration: its label, these lines, and its file."""
         return "\n".join(each for each in (self.group.label(config), *lines, self.file_of(config.trial)) if each)
 
-    def line(self, config: Configuration, points: Sequence[tuple[float, float | None]], *lines: str) -> Line:
+    def line(self, name: str, config: Configuration, points: Sequence[tuple[float, float | None]], words: str) -> Line:
         """Return a configuration's line in its precision's look, with as many points as a screen shows."""
         kept = [points[number] for number in downsample(len(points))]
         look = look_of(config.precision)
         known = [(x, y) for x, y in kept if y is not None]
-        tip = self.tip(config, *lines)
-        return Line(self.group.label(config), known, look.colour, look.marker, look.dash, tip)
+        return Line(name, known, look.colour, look.marker, look.dash, self.tip(config, words))
 
     def table(
         self,
@@ -89,16 +87,12 @@ class GroupSubject:
         more_values: Callable[[Configuration], FlatRow] = lambda _: {},
     ) -> DataTable[FlatRow]:
         """Return the table below a chart: which configurations, these fields, and the files."""
+        settings = [self.group.setting(config) for config in configurations]
         rows: list[FlatRow] = [
-            {
-                **config.values,
-                "setting": self.group.setting(config),
-                "file": self.file_of(config.trial),
-                **more_values(config),
-            }
-            for config in configurations
+            {**config.values, "setting": setting, "file": self.file_of(config.trial), **more_values(config)}
+            for config, setting in zip(configurations, settings, strict=True)
         ]
-        setting = [Field("setting", "setting")] if any(row["setting"] for row in rows) else []
+        setting = [Field("setting", "setting")] if any(settings) else []
         return DataTable([find_field("precision"), *setting, *fields, *find_fields(("status", "file"))], rows)
 
 

@@ -4,41 +4,26 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from castwise.analysis.statistics import Estimate
 from castwise.render.fields import Field, FlatRow, difference_text, find_fields, ratio_text
 from castwise.render.table import DataTable
 from castwise.render.theme import INK, STACK, look_of
 from castwise.render.units import format_ratio, pluralize
 from castwise.report.charts.chart import Chart, interval_of, interval_text, left_out
-from castwise.report.charts.svg import (
-    NARROW,
-    Axis,
-    Dot,
-    Drawing,
-    Key,
-    cut_off,
-    dot_chart,
-    log_ticks,
-    nice_ticks,
-)
+from castwise.report.charts.svg import NARROW, Axis, Dot, Drawing, Key, cut_off, dot_chart, log_ticks, nice_ticks
 from castwise.report.collection import FileOf
-from castwise.report.machine_comparison import ComparisonRow, MachineComparison, MachineResult
+from castwise.report.machine_comparison import MachineComparison, MachineResult
 from castwise.report.machine_report import flat_row, short_ratio, title_of, verdict_text
 
 _MAX_ROWS = 40
 # Of machines: a colour and a marker each.
 _LOOKS = ((STACK[3], "circle"), (STACK[0], "square"), (STACK[2], "diamond"), (STACK[4], "triangle-up"))
-_EVEN_STEPS = 2.5  # of the axis' ends: below it, numbers are at even steps
 _LEAST_SPAN = 1.02  # of the axis: noise is not magnified
-_IN_PERCENT = 1.12  # of the axis' ends, or 1 over it
-
-_Found = tuple[str, ComparisonRow, MachineResult, Estimate]  # the group's title, and a result with its ratio
 
 
 def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
     """Return the ratio of each configuration on each of the other machines, and their geometric means, if any."""
-    found: list[_Found] = [
-        (title, row, result, result.ratio)
+    found = [
+        (title, row, result)
         for title, rows in comparison.groups.items()
         for row in rows
         for result in row.results
@@ -49,9 +34,13 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
     first = comparison.machines[0]
     others = [machine for machine in comparison.machines[1:] if any(each[2].machine is machine for each in found)]
     looks = list(zip(others, itertools.cycle(_LOOKS), strict=False))
-    rows = list({id(row): (title, row) for title, row, _, _ in found}.values())
+    rows = list({id(row): (title, row) for title, row, _ in found}.values())
     shown = rows[:_MAX_ROWS]
     is_alone = len(others) == 1
+
+    def file(result: MachineResult) -> str:
+        return file_of(result.entry.trials[0]) if result.entry.trials else "published"
+
     lines: list[tuple[str, list[Dot], str]] = []
     for title, row in shown:
         dots, text = [], ""
@@ -60,7 +49,9 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
             if result is None or result.ratio is None:
                 continue
             colour = look_of(row.spec.precision).colour if is_alone else own_colour
-            tip = _tip(row, result, result.ratio, file_of)
+            where, interval = f"{row.spec.label} on {machine.name}", interval_text(result.ratio, format_ratio)
+            tips = (where, ratio_text(result.ratio), interval, verdict_text(result), file(result))
+            tip = "\n".join(each for each in tips if each)
             dots.append(Dot(result.ratio.value, colour, symbol, tip, interval_of(result.ratio)))
             text = ratio_text(result.ratio) if is_alone else ""
         lines.append((f"{title}, {row.spec.precision}, batch {row.spec.batch_size}", dots, text))
@@ -91,19 +82,21 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
         *find_fields(("verdict", "file")),
     ]
     table_rows: list[FlatRow] = [
-        {**flat_row(row, result), "workload": title, "file": _file(result, file_of)} for title, row, result, _ in found
+        {**flat_row(row, result), "workload": title, "file": file(result)} for title, row, result in found
     ]
+    words = [f"{short_ratio(each.speed)} ({each.machine.name})" for each, _ in means if each.speed]
+    words = [words[0].split(" (")[0]] if is_alone else words
+    intervals = "" if comparison.is_without_intervals else ", lines are 95 % intervals"
 
     def draw(width: int) -> Drawing:
         is_narrow = width <= NARROW
         short = [(name, dots, text.split(" [")[0] if is_narrow else text) for name, dots, text in lines]
-        axis = _speed_axis(min(ends) / (margin or 1), max(ends) * (margin or 1), 4 if is_narrow else 6)
+        axis = _speed_axis(min(ends) / margin, max(ends) * margin, 4 if is_narrow else 6)
         return dot_chart(short, width, axis, f"speed relative to {first.name}", keys)
 
     return Chart(
-        name="ratios",
         title=f"Speed, {title_of(comparison)}",
-        summary=_summary(comparison),
+        summary=f"To the right of the dotted line is faster{intervals}. Geometric mean: {', '.join(words)}.",
         draw=draw,
         table=DataTable(fields, table_rows),
         note=left_out("{} of {:,} configurations are drawn; the table has all.", shown, rows),
@@ -114,13 +107,13 @@ def pictures_of_machines(comparison: MachineComparison, file_of: FileOf) -> Iter
     """Yield the file name and the SVG of the chart of compared machines, if they have a ratio."""
     chart = ratios(comparison, file_of)
     if chart is not None:
-        yield f"{chart.name}.svg", chart.as_file(chart.summary)
+        yield "ratios.svg", chart.as_file(chart.summary)
 
 
 def _speed_axis(low: float, high: float, most: int) -> Axis:
     """Return a logarithmic axis with at most so many numbers, in per cent if all are near 1."""
-    in_percent = max(high, 1 / low) < _IN_PERCENT
-    ticks = nice_ticks(low, high, most) if high / low < _EVEN_STEPS else log_ticks(low, high, most)
+    in_percent = max(high, 1 / low) < 1.12
+    ticks = nice_ticks(low, high, most) if high / low < 2.5 else log_ticks(low, high, most)
 
     def label(tick: float) -> str:
         if in_percent:
@@ -128,22 +121,3 @@ def _speed_axis(low: float, high: float, most: int) -> Axis:
         return f"{tick:g}×"
 
     return Axis(low, high, ticks, label, rule=1.0, is_log=True)
-
-
-def _tip(row: ComparisonRow, result: MachineResult, ratio: Estimate, file_of: FileOf) -> str:
-    where = f"{row.spec.label} on {result.machine.name}"
-    interval = interval_text(ratio, format_ratio)
-    lines = (where, ratio_text(ratio), interval, verdict_text(result), _file(result, file_of))
-    return "\n".join(each for each in lines if each)
-
-
-def _summary(comparison: MachineComparison) -> str:
-    means = [comparison.means_of(machine) for machine in comparison.machines[1:]]
-    words = [f"{short_ratio(each.speed)} ({each.machine.name})" for each in means if each.speed]
-    words = [words[0].split(" (")[0]] if len(words) == 1 else words
-    lines = "" if comparison.is_without_intervals else ", lines are 95 % intervals"
-    return f"To the right of the dotted line is faster{lines}. Geometric mean: {', '.join(words)}."
-
-
-def _file(result: MachineResult, file_of: FileOf) -> str:
-    return file_of(result.entry.trials[0]) if result.entry.trials else "published"

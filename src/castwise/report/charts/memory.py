@@ -1,6 +1,7 @@
 """Memory: what holds it at the peak, what a step's peak is made of, and the largest batch that fits into it."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 from castwise.max_batch.render import breakdown_table, breakdowns_of, curve_row, loop_name, part_titles, summary_table
 from castwise.render.fields import Field, find_field, find_fields
@@ -8,7 +9,7 @@ from castwise.render.theme import STACK, look_of
 from castwise.render.units import format_bytes
 from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.svg import Bar, Key, Segment, bar_chart
-from castwise.report.charts.throughput import bar_names, highest
+from castwise.report.charts.throughput import pick
 from castwise.report.collection import Configuration
 
 _GIB = 2**30
@@ -23,60 +24,50 @@ _PARTS = {
 
 
 def stacked(
-    name: str,
-    parts: Sequence[tuple[str, float, str]],
-    text: str = "",
+    rows: Sequence[tuple[str, Sequence[float], str, bool]],
+    titles: Sequence[str],
+    text: Callable[[int, float], str],
     scale: float = 1.0,
-    *,
-    is_failed: bool = False,
     colours: Sequence[str] = STACK,
-) -> Bar:
-    """Return a bar of parts, each with its title, its value and its figure; equal places have equal colours."""
-    segments = [
-        Segment(value / scale, colours[place % len(colours)], f"{name}\n{title}: {figure}")
-        for place, (title, value, figure) in enumerate(parts)
-    ]
-    return Bar(name, segments, text, is_hatched=is_failed)
+) -> tuple[list[Bar], list[Key]]:
+    """Return stacked bars, and their legend without parts that are 0 everywhere.
 
-
-def stack_keys(bars: Sequence[Bar], titles: Sequence[str]) -> list[Key]:
-    """Return the legend of stacked bars, without parts that are 0 everywhere."""
-    return [
-        Key(title, bars[0].segments[place].colour)
-        for place, title in enumerate(titles)
-        if any(bar.segments[place].value > 0 for bar in bars)
-    ]
+    Args:
+        rows: Each bar's name, parts and figure, and whether its run did not end well.
+        titles: What the parts are.
+        text: Returns the figure of a part, from the number of its row and its value.
+        scale: What is 1 on the axis.
+        colours: As many as a bar has parts, or the first ones again.
+    """
+    parts = list(zip(titles, itertools.cycle(colours), strict=False))
+    bars = []
+    for number, (name, values, figure, is_failed) in enumerate(rows):
+        segments = [
+            Segment(own / scale, colour, f"{name}\n{title}: {text(number, own)}")
+            for own, (title, colour) in zip(values, parts, strict=True)
+        ]
+        bars.append(Bar(name, segments, figure, is_hatched=is_failed))
+    keys = [Key(*part) for place, part in enumerate(parts) if any(values[place] > 0 for _, values, *_ in rows)]
+    return bars, keys
 
 
 def holders(subject: GroupSubject) -> Chart | None:
     """Return the peak memory of each configuration, by what holds it."""
-    group = subject.group
-    measured = [config for config in group.configurations if config.peak_allocated_bytes is not None]
+    measured = [config for config in subject.group.configurations if config.peak_allocated_bytes is not None]
     if not measured:
         return None
     held = {config: _memory_parts(config) for config in measured}
-    shown = highest(measured)
-    names, note = bar_names(group, shown)
-    bars = [
-        stacked(
-            names[config],
-            [
-                (title, held[config].get(name, 0), format_bytes(held[config].get(name)))
-                for name, title in _PARTS.items()
-            ],
-            format_bytes(sum(held[config].values())),
-            _GIB,
-            is_failed=config.trial.status != "ok",
-        )
-        for config in shown
+    names, note = pick(subject.group, measured)
+    rows = [
+        (name, [held[c].get(part, 0) for part in _PARTS], format_bytes(sum(held[c].values())), c.trial.status != "ok")
+        for c, name in names.items()
     ]
-    keys = stack_keys(bars, list(_PARTS.values()))
+    bars, keys = stacked(rows, list(_PARTS.values()), lambda _, own: format_bytes(round(own)), _GIB)
     fields = [
         *(Field(name, title, "bytes") for name, title in _PARTS.items()),
         *find_fields(("peak_allocated_bytes", "peak_reserved_bytes")),
     ]
     return Chart(
-        name="holders",
         title="Memory, by what holds it",
         summary="Memory at the peak of each configuration. Weights are counted; gradients and the like are the rest.",
         draw=lambda width: bar_chart(bars, width, "GiB", keys),
@@ -111,21 +102,15 @@ def memory_breakdown(subject: GroupSubject) -> Chart | None:
     if not breakdowns:
         return None
     titles = part_titles(breakdowns)
-    bars = [
-        stacked(
-            loop_name(each.trial.spec),
-            [(title, each.bytes_of(name), format_bytes(each.bytes_of(name))) for name, title in titles.items()],
-            format_bytes(each.seen_bytes),
-            _GIB,
-        )
+    rows = [
+        (loop_name(each.trial.spec), [each.bytes_of(name) for name in titles], format_bytes(each.seen_bytes), False)
         for each in breakdowns
     ]
-    keys = stack_keys(bars, list(titles.values()))
+    bars, keys = stacked(rows, list(titles.values()), lambda _, own: format_bytes(round(own)), _GIB)
     least = min(breakdowns, key=lambda each: each.seen_bytes)
     batches = {each.trial.spec.batch_size for each in breakdowns}
     batch = f" at batch {batches.pop()}" if len(batches) == 1 else " at each one's largest batch"
     return Chart(
-        name="parts",
         title=f"Where the memory goes{batch}",
         summary=f"{loop_name(least.trial.spec)} holds least, {format_bytes(least.seen_bytes)} at the peak of a step.",
         draw=lambda width: bar_chart(bars, width, "GiB", keys),
@@ -149,7 +134,6 @@ def max_batch(subject: GroupSubject) -> Chart | None:
         tip = "\n".join(part for part in (name, f"batch {size:,}", rate, *files) if part)
         bars.append(Bar(name, [Segment(size, look_of(each.spec.precision).colour, tip)], f"{size:,} · {rate}"))
     return Chart(
-        name="largest",
         title="Largest batch that trains",
         summary=f"The largest batch that trained is {largest.spec.batch_size:,}, with {loop_name(best.spec)}.",
         draw=lambda width: bar_chart(bars, width, "largest batch that trains"),

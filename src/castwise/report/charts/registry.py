@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from castwise.records.store import free_name, slug
-from castwise.report.charts import accuracy, blocks, memory, numerics, profile, scaling, throughput, training
+from castwise.report.charts import blocks, memory, profile, scaling, throughput, training
 from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.collection import Collection, FileOf
 from castwise.report.conclusions import Answer, answers_of
@@ -14,14 +14,14 @@ GROUP_CHARTS: dict[str, Callable[[GroupSubject], Chart | None]] = {
     "memory": throughput.memory,
     "batch": scaling.batch,
     "scaling": scaling.scaling,
-    "equivalence": accuracy.equivalence,
+    "equivalence": training.equivalence,
     "loss": training.loss,
     "accuracy": training.accuracy,
     "perplexity": training.perplexity,
     "time": training.time_split,
     "profile": profile.step_time,
     "roofline": profile.step_roofline,
-    "numerics": numerics.exponents,
+    "numerics": profile.exponents,
     "parts": memory.memory_breakdown,
     "holders": memory.holders,
     "blocks": blocks.blocks,
@@ -32,14 +32,13 @@ DIAGNOSTICS = ("parts", "holders", "blocks", "telemetry")
 WHY = ("profile", "roofline", "numerics")
 # Of a search for the largest batch; bars of every batch that it tried would be too many.
 _OF_MAX_BATCH = ("largest", "batch", "parts")
-_NAME_LENGTH = 80
 
 
-def charts_of(subject: GroupSubject, answers: Sequence[Answer]) -> list[Chart]:
-    """Return the charts that the records have something for."""
-    makers = [make for name, make in GROUP_CHARTS.items() if not subject.group.is_max_batch or name in _OF_MAX_BATCH]
-    found = [throughput.ladder(subject, answers), *(make(subject) for make in makers)]
-    return [chart for chart in found if chart is not None]
+def charts_of(subject: GroupSubject, answers: Sequence[Answer]) -> dict[str, Chart]:
+    """Return the charts that the records have something for, by name."""
+    names = _OF_MAX_BATCH if subject.group.is_max_batch else GROUP_CHARTS
+    found = {"ladder": throughput.ladder(subject, answers), **{name: GROUP_CHARTS[name](subject) for name in names}}
+    return {name: chart for name, chart in found.items() if chart is not None}
 
 
 def pictures_of(collection: Collection, file_of: FileOf) -> Iterator[tuple[str, str]]:
@@ -47,8 +46,8 @@ def pictures_of(collection: Collection, file_of: FileOf) -> Iterator[tuple[str, 
     answers = answers_of(collection)
     taken = set[str]()
     for group in collection.groups:
-        name = free_name(slug(group.title)[:_NAME_LENGTH] or "group", taken, "-")
+        name = free_name(slug(group.title)[:80] or "group", taken, "-")
         taken.add(name)
         subject = GroupSubject(group, file_of)
-        for chart in charts_of(subject, [each for each in answers if each.group is group]):
-            yield f"{name}-{chart.name}.svg", chart.as_file(subject.context)
+        for kind, chart in charts_of(subject, [each for each in answers if each.group is group]).items():
+            yield f"{name}-{kind}.svg", chart.as_file(subject.context)

@@ -7,20 +7,11 @@ from castwise.analysis.steady_metrics import throughput
 from castwise.render.fields import find_field, find_fields
 from castwise.render.theme import INK, look_of
 from castwise.render.units import format_bytes, format_percent, format_rate
-from castwise.report.charts.chart import (
-    MAX_LINES,
-    RATE_FIELDS,
-    Chart,
-    GroupSubject,
-    interval_of,
-    interval_text,
-    varied,
-)
+from castwise.report.charts.chart import MAX_LINES, RATE_FIELDS, Chart, GroupSubject, interval_of, interval_text, varied
 from castwise.report.charts.svg import Line, Panel, line_chart
-from castwise.report.collection import ComparisonGroup, Configuration, value_of
+from castwise.report.collection import Configuration, value_of
 
 _GIB = 2**30
-_LOGARITHMIC_FROM = 8  # largest batch over smallest
 
 Lines = Mapping[str, Sequence[Configuration]]  # by their names
 
@@ -38,15 +29,13 @@ def batch(subject: GroupSubject) -> Chart | None:
     if is_search or not any(config.throughput for config in configurations):
         return None
 
-    def held_gib(config: Configuration) -> float | None:
-        held = config.peak_allocated_bytes if config.peak_reserved_bytes is None else config.peak_reserved_bytes
-        return None if held is None else held / _GIB
+    def held(config: Configuration) -> tuple[float | None, str]:
+        allocated, reserved = config.peak_allocated_bytes, config.peak_reserved_bytes
+        most = allocated if reserved is None else reserved
+        text = f"peak reserved {format_bytes(reserved)}, allocated {format_bytes(allocated)}"
+        return None if most is None else most / _GIB, text
 
-    def held_text(config: Configuration) -> str:
-        reserved, allocated = format_bytes(config.peak_reserved_bytes), format_bytes(config.peak_allocated_bytes)
-        return f"peak reserved {reserved}, allocated {allocated}"
-
-    above, below = _two_panels(subject, lines, "batch_size", held_gib, held_text)
+    above, below = _two_panels(subject, lines, "batch_size", held)
     notes = []
     capacity = group.first.spec.memory_limit_bytes or group.first.environment.gpu_memory_bytes
     failed = [config for config in configurations if config.trial.status == "oom"]
@@ -61,7 +50,7 @@ def batch(subject: GroupSubject) -> Chart | None:
         above.append(Line("knee", points, INK, "ring", "", tips=tips))
         notes.append("Knees: the smallest batch within 2 % of the best throughput.")
     batches = [config.trial.spec.batch_size for config in configurations]
-    is_log = max(batches) >= _LOGARITHMIC_FROM * min(batches)
+    is_log = max(batches) >= 8 * min(batches)
     panels = [
         Panel(title, own, "batch size", sorted(set(batches)), is_log=is_log, from_zero=True)
         for title, own in ((f"{group.unit} per second", above), ("peak reserved, GiB", below))
@@ -70,7 +59,6 @@ def batch(subject: GroupSubject) -> Chart | None:
     has_energy = any(joules_per_unit(config.trial) is not None for config in configurations)
     others = (*(("joules_per_unit",) if has_energy else ()), "peak_allocated_bytes", "peak_reserved_bytes")
     return Chart(
-        name="batch",
         title="Throughput and memory over the batch size",
         summary=(
             f"Throughput and peak memory over batch sizes from {min(batches)} to {max(batches)}; "
@@ -85,19 +73,27 @@ def batch(subject: GroupSubject) -> Chart | None:
 def scaling(subject: GroupSubject) -> Chart | None:
     """Return throughput and scaling efficiency over the number of GPUs, for lines of at least two numbers."""
     group = subject.group
-    lines = _drawable(_by_parallelism(group), "world_size")
+    on_one: dict[str, Configuration] = {}
+    named: dict[str, list[Configuration]] = {}  # by number of GPUs, the single GPU first
+    measured = [config for config in group.configurations if config.throughput is not None]
+    for config in sorted(measured, key=lambda c: c.trial.spec.world_size):
+        name = group.label(config, "world_size", "parallelism")
+        if config.trial.spec.world_size == 1:
+            on_one.setdefault(name, config)
+        else:
+            first = [on_one[name]] if name in on_one else []
+            named.setdefault(f"{name} {config.trial.spec.parallelism}", first).append(config)
+    lines = _drawable(named, "world_size")
     if not lines:
         return None
 
-    def efficiency(config: Configuration) -> float | None:
-        share = 1.0 if config.trial.spec.world_size == 1 else config.scaling_efficiency
-        return None if share is None else 100 * share
-
-    def efficiency_text(config: Configuration) -> str:
+    def efficiency(config: Configuration) -> tuple[float | None, str]:
         share = config.scaling_efficiency
-        return "" if share is None else f"{format_percent(share)} of the ideal"
+        text = "" if share is None else f"{format_percent(share)} of the ideal"
+        share = 1.0 if config.trial.spec.world_size == 1 else share
+        return None if share is None else 100 * share, text
 
-    above, below = _two_panels(subject, lines, "world_size", efficiency, efficiency_text)
+    above, below = _two_panels(subject, lines, "world_size", efficiency)
     configurations = list(dict.fromkeys(config for own in lines.values() for config in own))
     most = max(config.trial.spec.world_size for config in configurations)
     single = max((value_of(c.throughput) for c in configurations if c.trial.spec.world_size == 1), default=None)
@@ -105,35 +101,19 @@ def scaling(subject: GroupSubject) -> Chart | None:
         above.append(Line("ideal, of the fastest", [(1, single), (most, single * most)], INK, "", "dot"))
     efficient = [config for config in configurations if config.scaling_efficiency is not None]
     best = max(efficient, key=lambda c: (c.trial.spec.world_size, c.scaling_efficiency), default=None)
-    reached = "" if best is None else f"; {efficiency_text(best)} with {group.label(best)}"
+    reached = "" if best is None else f"; {efficiency(best)[1]} with {group.label(best)}"
     ticks = list(range(1, most + 1))
     panels = [
         Panel(title, own, "GPUs", ticks, from_zero=True)
         for title, own in ((f"{group.unit} per second", above), ("efficiency, %", below))
     ]
     return Chart(
-        name="scaling",
         title="Scaling over GPUs",
         summary=f"Throughput on up to {most} GPUs{reached}.",
         draw=lambda width: line_chart(panels, width),
         table=subject.table(configurations, [*RATE_FIELDS, find_field("scaling_efficiency")]),
         note="The batch size is one GPU's: a step on N of them trains on N times as many samples.",
     )
-
-
-def _by_parallelism(group: ComparisonGroup) -> dict[str, list[Configuration]]:
-    """Return the configurations of each kind of parallelism, by number of GPUs, the single GPU first."""
-    single: dict[str, Configuration] = {}
-    lines: dict[str, list[Configuration]] = {}
-    measured = [config for config in group.configurations if config.throughput is not None]
-    for config in sorted(measured, key=lambda c: c.trial.spec.world_size):
-        name = group.label(config, "world_size", "parallelism")
-        if config.trial.spec.world_size == 1:
-            single.setdefault(name, config)
-        else:
-            first = [single[name]] if name in single else []
-            lines.setdefault(f"{name} {config.trial.spec.parallelism}", first).append(config)
-    return lines
 
 
 def _drawable(lines: Lines, option: str) -> Lines:
@@ -143,28 +123,26 @@ def _drawable(lines: Lines, option: str) -> Lines:
 
 
 def _two_panels(
-    subject: GroupSubject,
-    lines: Lines,
-    option: str,
-    below: Callable[[Configuration], float | None],
-    below_text: Callable[[Configuration], str],
+    subject: GroupSubject, lines: Lines, option: str, below: Callable[[Configuration], tuple[float | None, str]]
 ) -> tuple[list[Line], list[Line]]:
-    """Return lines of throughput with intervals, and lines of other values to go below them."""
+    """Return lines of throughput with intervals, and lines of other values, each with its words, to go below them."""
     rates: list[Line] = []
     others: list[Line] = []
     for name, own in lines.items():
-        timed = [config for config in own if config.throughput]
-        x = [float(getattr(config.trial.spec, option)) for config in timed]
-        tips = []
-        for config in timed:
-            rate, interval = format_rate(value_of(config.throughput)), interval_text(config.throughput, format_rate)
-            tips.append(subject.tip(config, f"{rate} {subject.group.unit}/s", interval, below_text(config)))
+        points, lower, intervals, tips, lower_tips = [], [], [], [], []
+        for config in own:
+            if config.throughput is None:
+                continue
+            x, rate = float(getattr(config.trial.spec, option)), config.throughput
+            value, words = below(config)
+            figure = f"{format_rate(rate.value)} {subject.group.unit}/s"
+            tips.append(subject.tip(config, figure, interval_text(rate, format_rate), words))
+            points.append((x, rate.value))
+            intervals.append(interval_of(rate))
+            if value is not None:
+                lower.append((x, value))
+                lower_tips.append(tips[-1])
         look = look_of(own[0].precision)
-        rate_points = list(zip(x, (value_of(config.throughput) for config in timed), strict=True))
-        intervals = [interval_of(config.throughput) for config in timed]
-        rates.append(Line(name, rate_points, look.colour, look.marker, look.dash, tips=tips, intervals=intervals))
-        pairs = zip(x, timed, tips, strict=True)
-        known = [(place, found, tip) for place, config, tip in pairs if (found := below(config)) is not None]
-        points, kept = [(place, found) for place, found, _ in known], [tip for *_, tip in known]
-        others.append(Line(name, points, look.colour, look.marker, look.dash, tips=kept))
+        rates.append(Line(name, points, look.colour, look.marker, look.dash, tips=tips, intervals=intervals))
+        others.append(Line(name, lower, look.colour, look.marker, look.dash, tips=lower_tips))
     return varied(rates), varied(others)

@@ -19,12 +19,8 @@ _SIZE = 13  # pixels, of letters
 _LETTER = 0.56 * _SIZE  # mean width
 _ROW, _LINE, _BAR = 24, 15, 16  # pixels: a row of bars or dots, a further line of its label, the bar
 _LEAST_SEGMENT = 0.5  # pixels: of a thinner part of a bar one would see its outline alone
-_LABEL_SHARE = 0.42  # of the width, at most, that labels take
-_LABEL_LINES = 5
 _MAY_BREAK = "\u200b"
 _LEGEND_ROW, _MARK = 20, 24
-_PANEL = 150  # pixels, of lines over one axis
-_MARKERS = 8  # on a line
 _LONGEST_WHISKER = 2.0  # times the largest value that is drawn
 _MAX_TEXT = 240  # characters
 _DASHES = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "12 4", "longdashdot": "12 3 2 3"}
@@ -116,7 +112,7 @@ class Panel:
     x_ticks: Sequence[float] = ()  # empty for even ones
     is_log: bool = False  # the horizontal axis
     is_log_y: bool = False  # the vertical axis
-    height: int = _PANEL
+    height: int = 150  # pixels
     from_zero: bool = False
     least_span: float = 0.0  # of the vertical axis, as a share of the highest value: noise is not magnified
 
@@ -198,14 +194,12 @@ def markers(places: Sequence[tuple[float, float]], shape: str, colour: str, radi
     fill, stroke, width = (PAGE, colour, 2) if is_open else (colour, INK, 0.5)
     if name == "ring":
         radius, fill, stroke, width = 9, "none", INK, 2
-    pairs = [
-        (radius * float(a), radius * float(b)) for a, _, b in (p.partition(",") for p in _SHAPES.get(name, "").split())
-    ]
+    points = (point.split(",") for point in _SHAPES.get(name, "").split())
+    pairs = [(radius * float(a), radius * float(b)) for a, b in points]
     if pairs:
-        (left, top), *_ = pairs
-        outline = (
-            "l" + " ".join(f"{x2 - x1:.1f} {y2 - y1:.1f}" for (x1, y1), (x2, y2) in itertools.pairwise(pairs)) + "z"
-        )
+        left, top = pairs[0]
+        steps = (f"{x2 - x1:.1f} {y2 - y1:.1f}" for (x1, y1), (x2, y2) in itertools.pairwise(pairs))
+        outline = f"l{' '.join(steps)}z"
     else:
         left, top, arc = -radius, 0.0, f"a{radius:g} {radius:g} 0 1 0"
         outline = f"{arc} {2 * radius:g} 0{arc} {-2 * radius:g} 0z"
@@ -309,8 +303,8 @@ def _rows(  # noqa: PLR0913, PLR0917  all that a chart of rows is made of
     """Return rows with their names on the left, drawn between those and their figures, over a grid."""
     head, top = legend(keys, width)
     room = max(map(len, figures), default=0) * _LETTER + 14
-    most = max(8, int(min(_LABEL_SHARE * width, width - room - 60) / _LETTER))
-    wrapper = textwrap.TextWrapper(most, max_lines=_LABEL_LINES, placeholder=" …")
+    most = max(8, int(min(0.42 * width, width - room - 60) / _LETTER))  # letters of a label
+    wrapper = textwrap.TextWrapper(most, max_lines=5, placeholder=" …")
     wrapper.wordsep_re = re.compile(rf"(?<!batch)(\s+)|{_MAY_BREAK}")
     labels = [wrapper.wrap(mark_breaks(name, most, _MAY_BREAK)) or ["–"] for name in names]
     left = max((len(each) for own in labels for each in own), default=0) * _LETTER + 10
@@ -330,8 +324,8 @@ def _rows(  # noqa: PLR0913, PLR0917  all that a chart of rows is made of
         if x - len(words) * _LETTER / 2 > free:  # numbers do not touch each other
             grid.append(text(x, y + 15, words, "middle", 12))
             free = x + len(words) * _LETTER / 2 + 4
-    rule = [] if axis.rule is None else [axis.at(axis.rule, left, span)]
-    grid += [path(f"M{x:g} {top:g}V{y:g}", INK, 1, "2 3") for x in rule]
+    if axis.rule is not None:
+        grid.append(path(f"M{axis.at(axis.rule, left, span):g} {top:g}V{y:g}", INK, 1, "2 3"))
     grid.append(text(min(left + span / 2, width - len(title) * _LETTER / 2), y + 33, title, "middle", fill=SOFT))
     return Drawing(width, y + 40, head + "".join(grid + rows))
 
@@ -394,7 +388,7 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
             if entry.tips:
                 parts.append(marker(x, y, entry.marker, entry.colour, 4.5, entry.tips[n]))
         if entry.marker and known and not entry.tips:
-            every = -(-len(known) // _MARKERS) if entry.dash else 1
+            every = -(-len(known) // 8) if entry.dash else 1
             parts.append(markers([(x, y) for _, x, y in known[::every]], entry.marker, entry.colour, 4.5))
     parts.append(path(f"M{left:g} {bottom:g}h{span:g}"))
     last = -math.inf if panel.x_title else math.inf

@@ -10,24 +10,14 @@ from castwise.registry.techniques import TECHNIQUES
 from castwise.render.fields import Field, find_field, find_fields
 from castwise.render.theme import FAINT, look_of
 from castwise.render.units import format_bytes, format_rate, format_ratio
-from castwise.report.charts.chart import (
-    MAX_BARS,
-    RATE_FIELDS,
-    Chart,
-    GroupSubject,
-    interval_of,
-    interval_text,
-    left_out,
-)
+from castwise.report.charts.chart import MAX_BARS, RATE_FIELDS, Chart, GroupSubject, interval_of, interval_text
 from castwise.report.charts.svg import Bar, Segment, bar_chart
 from castwise.report.collection import ComparisonGroup, Configuration, value_of
 from castwise.report.conclusions import Answer
 from castwise.tune.measurements import Measurements
 
 _GIB = 2**30
-_LEFT_OUT = "The {} highest of {:,} configurations are drawn; the table has all."
 _LONG = 4  # techniques in a name
-_MAX_LOOPS = 14  # bars if techniques differ: names are long then
 
 
 def throughput(subject: GroupSubject) -> Chart | None:
@@ -36,11 +26,9 @@ def throughput(subject: GroupSubject) -> Chart | None:
     best = max(group.configurations, key=lambda c: value_of(c.throughput))
     if best.throughput is None:
         return None
-    shown = highest(group.configurations)
-    names, base = bar_names(group, shown)
-    name = names.get(best, group.label(best))
-    bars = []
-    for config in shown:
+    names, note = pick(group, group.configurations)
+    fastest, bars = names.get(best, group.label(best)), []
+    for config, name in names.items():
         found, speedup = config.throughput, group.times_reference(config)
         status = "" if config.trial.status == "ok" else config.trial.status
         figure = format_rate(found.value) if found else ""
@@ -49,20 +37,19 @@ def throughput(subject: GroupSubject) -> Chart | None:
         ratio = format_ratio(speedup) if speedup is not None else ""
         segment = Segment(value_of(found), look_of(config.precision).colour, subject.tip(config, *lines))
         words = " · ".join(each for each in (figure, status or ratio) if each)
-        bars.append(Bar(names[config], [segment], words, interval_of(found), bool(status)))
-    references = dict.fromkeys(r.precision for c in shown if (r := group.reference_of(c)) is not None)
+        bars.append(Bar(name, [segment], words, interval_of(found), bool(status)))
+    references = dict.fromkeys(r.precision for c in names if (r := group.reference_of(c)) is not None)
     over = f"; × is over {' or '.join(references)}" if references else ""
     return Chart(
-        name="throughput",
         title="Throughput and speed-up",
-        summary=f"The highest is {format_rate(best.throughput.value)} {group.unit} a second, with {name}.",
+        summary=f"The highest is {format_rate(best.throughput.value)} {group.unit} a second, with {fastest}.",
         draw=lambda width: bar_chart(bars, width, f"{group.unit} per second{over}"),
         table=subject.table(
             group.configurations,
             [*RATE_FIELDS, Field("times_reference", "speed-up", "ratio"), find_field("verdict")],
             lambda config: {"times_reference": group.times_reference(config)},
         ),
-        note=f"{base} {left_out(_LEFT_OUT, shown, group.configurations)}".strip(),
+        note=note,
     )
 
 
@@ -72,10 +59,9 @@ def memory(subject: GroupSubject) -> Chart | None:
     measured = [config for config in group.configurations if config.peak_allocated_bytes is not None]
     if not measured:
         return None
-    shown = [config for config in highest(group.configurations) if config in measured]
-    names, note = bar_names(group, shown)
+    names, note = pick(group, measured)
     bars = []
-    for config in shown:
+    for config in names:
         peak, reference = config.peak_allocated_bytes or 0, group.reference_of(config)
         base = reference.peak_allocated_bytes if reference is not None else None
         ratio = format_ratio(peak / base) if base else ""
@@ -88,7 +74,6 @@ def memory(subject: GroupSubject) -> Chart | None:
     peak_text, name = format_bytes(least.peak_allocated_bytes), names.get(least, group.label(least))
     bound = "On a CPU it is the growth of the process, an upper bound." if group.first.spec.device_type == "cpu" else ""
     return Chart(
-        name="memory",
         title="Peak memory",
         summary=f"Tensors hold least with {name}, {peak_text} at the peak.",
         draw=lambda width: bar_chart(bars, width, "peak allocated, GiB"),
@@ -100,7 +85,7 @@ def memory(subject: GroupSubject) -> Chart | None:
 def highest(configurations: Sequence[Configuration], most: int = MAX_BARS) -> list[Configuration]:
     """Return as many configurations as a chart has room for, in their order: references, and the fastest ones."""
     if len({config.trial.spec.techniques for config in configurations}) > 1:
-        most = min(most, _MAX_LOOPS)
+        most = min(most, 14)  # names are long then
 
     def rank(config: Configuration) -> tuple[bool, float]:
         is_reference = config.precision in (BASELINE, DEFAULT) and not config.trial.spec.techniques
@@ -110,19 +95,32 @@ def highest(configurations: Sequence[Configuration], most: int = MAX_BARS) -> li
     return [config for config in configurations if config in kept]
 
 
-def bar_names(group: ComparisonGroup, shown: Sequence[Configuration]) -> tuple[dict[Configuration, str], str]:
-    """Return the names of bars, and what the word "base" in them stands for; empty if names are short without it."""
+def pick(
+    group: ComparisonGroup,
+    configurations: Sequence[Configuration],
+    most: int = MAX_BARS,
+    elsewhere: str = "the table",
+) -> tuple[dict[Configuration, str], str]:
+    """Return the configurations that a chart has room for with their names, and what a reader must know of these.
+
+    That is what the word "base" in names stands for, if they would be long without it, and how many are left out.
+    """
+    shown = highest(configurations, most)
     loops = [set(config.trial.spec.techniques) for config in shown]
     base = min(loops, key=lambda one: sum(len(one ^ other) for other in loops if len(other) >= _LONG), default=set())
     names = {config: group.label(config) for config in shown}
-    if len(base) < _LONG:
-        return names, ""
-    for config, loop in zip(shown, loops, strict=True):
-        if len(loop ^ base) < len(loop):
-            words = ", ".join(filter(None, (config.precision, group.setting(config, "techniques"), "base")))
-            added = [f" + {name}" for name in config.trial.spec.techniques if name not in base]
-            names[config] = "".join([words, *added, *(f" − {name}" for name in sorted(base - loop))])
-    return names, f"Base: {', '.join(row.name for row in TECHNIQUES if row.name in base)}."
+    notes = []
+    if len(base) >= _LONG:
+        notes.append(f"Base: {', '.join(row.name for row in TECHNIQUES if row.name in base)}.")
+        for config, loop in zip(shown, loops, strict=True):
+            if len(loop ^ base) < len(loop):
+                words = ", ".join(filter(None, (config.precision, group.setting(config, "techniques"), "base")))
+                added = [f" + {name}" for name in config.trial.spec.techniques if name not in base]
+                names[config] = "".join([words, *added, *(f" − {name}" for name in sorted(base - loop))])
+    if len(shown) < len(configurations):
+        of = f"{len(shown)} fastest of {len(configurations):,}"
+        notes.append(f"The {of} configurations are drawn; {elsewhere} has all.")
+    return names, " ".join(notes)
 
 
 def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
@@ -130,11 +128,9 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
     group = subject.group.over_seeds
     taken = [answer for answer in answers if answer.advice.decision == "take" and answer.advice.techniques]
     answer = max(taken, key=lambda each: value_of(each.config.throughput if each.config else None), default=None)
-    steps = (
-        []
-        if answer is None or answer.config is None or answer.reference is None or answer.reference.trial.spec.techniques
-        else proven_steps(group, answer.reference, answer.config)
-    )
+    if answer is None or answer.config is None or answer.reference is None or answer.reference.trial.spec.techniques:
+        return None
+    steps = proven_steps(group, answer.reference, answer.config)
     if len(steps) < 2:
         return None
     measured = Measurements().plus(trial for config in steps for trial in config.trials)
@@ -143,24 +139,23 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
     for before, config in pairwise(steps):
         new = [name for name in config.trial.spec.techniques if name not in before.trial.spec.techniques]
         names.append("+ " + " + ".join([*([config.precision] if config.precision != before.precision else []), *new]))
-    factors = [value_of(measured.shown_ratio(b.trial.spec, c.trial.spec)) for b, c in pairwise(steps)]
     if group.is_training:  # whose rates may be of several seeds
         factors = [own / before for before, own in pairwise(rates)]
+    else:
+        factors = [value_of(measured.shown_ratio(b.trial.spec, c.trial.spec)) for b, c in pairwise(steps)]
     bars = []
-    for place, (config, rate) in enumerate(zip(steps, rates, strict=True)):
+    for name, config, below, rate, factor in zip(names, steps, [0.0, *rates], rates, [None, *factors], strict=False):
         tip = subject.tip(config, f"{format_rate(rate)} {group.unit}/s", interval_text(config.throughput, format_rate))
-        colour = look_of(config.precision).colour
-        below = rates[place - 1] if place else 0.0
-        parts = [Segment(below, FAINT, tip)] if place else []
-        words = f"{format_rate(rate)} · ×{factors[place - 1]:.2f}" if place else format_rate(rate)
-        bars.append(Bar(names[place], [*parts, Segment(rate - below, colour, tip)], words))
-    assert answer is not None
+        parts = [Segment(below, FAINT, tip)] if below else []
+        words = format_rate(rate) if factor is None else f"{format_rate(rate)} · ×{factor:.2f}"
+        bars.append(Bar(name, [*parts, Segment(rate - below, look_of(config.precision).colour, tip)], words))
     total = answer.advice.over_default or answer.advice.over_fp32
     over = f"{value_of(total):.2f}× {steps[0].precision}"
-    name_of = dict(zip(steps, names, strict=True))
-    factor_of = dict(zip(steps[1:], factors, strict=True))
+    values = {
+        config: {"change": name, "factor": factor}
+        for config, name, factor in zip(steps, names, [None, *factors], strict=True)
+    }
     return Chart(
-        name="ladder",
         title=f"What each change adds: {over}",
         summary=(
             f"From {format_rate(rates[0])} to {format_rate(rates[-1])} {group.unit} a second: {over}, plain loop. "
@@ -170,7 +165,7 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
         table=subject.table(
             steps,
             [Field("change", "change"), *RATE_FIELDS, Field("factor", "× before", "ratio")],
-            lambda c: {"change": name_of[c], "factor": factor_of.get(c)},
+            lambda config: values[config],
         ),
     )
 

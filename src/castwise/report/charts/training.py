@@ -1,4 +1,7 @@
-"""Loss, accuracy and perplexity of training runs, over time and over epochs, and where the wall time went."""
+"""Loss, accuracy and perplexity of training runs, over time and over epochs, and where the wall time went.
+
+The equivalence plot: how far each precision's score is from the baseline's, with its interval, and the margin.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -6,23 +9,37 @@ from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
+from castwise.accuracy.render import SHORT, difference_unit, flat_row, verdict_text
+from castwise.accuracy.result import Runs, runs_of
 from castwise.analysis import training_metrics
 from castwise.records.schema import Trial
-from castwise.render.fields import Field
+from castwise.render.fields import Field, find_field
+from castwise.render.table import DataTable
+from castwise.render.theme import look_of
 from castwise.render.units import format_percent, format_seconds
 from castwise.report import series
 from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, downsample, left_out, varied
-from castwise.report.charts.memory import stack_keys, stacked
-from castwise.report.charts.svg import Panel, bar_chart, line_chart
+from castwise.report.charts.memory import stacked
+from castwise.report.charts.svg import (
+    NARROW,
+    Axis,
+    Dot,
+    Drawing,
+    Panel,
+    bar_chart,
+    dot_chart,
+    line_chart,
+    nice_ticks,
+    number,
+)
 from castwise.report.collection import Configuration
 from castwise.report.series import Point
 
 _PARTS = {"first step": "start", "waiting for data": "data", "training": "train", "validation": "validation"}
-_LEAST_WAIT = 0.0005  # of the training: less is shown as nothing
 
 
 def _curves(
-    subject: GroupSubject, name: str, title: str, y_title: str, points_of: Callable[[Trial], Iterator[Point]]
+    subject: GroupSubject, title: str, y_title: str, points_of: Callable[[Trial], Iterator[Point]]
 ) -> Chart | None:
     """Return a value of each run over time and over epochs; of runs that differ in their seeds, mean and range."""
     group = subject.group
@@ -40,20 +57,19 @@ def _curves(
             means = _means(points for _, points in seeds)
             kept = [means[number] for number in downsample(len(means))]
             over = [(point.seconds if unit == "seconds" else point.epoch, point.value) for point, _, _ in kept]
-            line = subject.line(seeds[0][0], over, f"at the end {means[-1][0].value:.4g}")
+            end = f"at the end {means[-1][0].value:.4g}"
+            line = subject.line(group.label(seeds[0][0]), seeds[0][0], over, end)
             if len(seeds) > 1:
-                tip = f"{label}, {len(seeds)} seeds\nat the end {means[-1][0].value:.4g}"
                 ranges = [(low, high) for _, low, high in kept]
-                line = replace(line, name=label, tip=tip, band=ranges)
-                if len(ranges) == 1:  # an area of one point has no width
-                    line = replace(line, band=(), intervals=ranges)
+                line = replace(line, name=label, tip=f"{label}, {len(seeds)} seeds\n{end}")
+                # An area of one point has no width.
+                line = replace(line, band=ranges) if len(ranges) > 1 else replace(line, intervals=ranges)
             lines.append(line)
         panels.append(Panel(y_title, varied(lines), unit))
     last = [f"{label} {_means(points for _, points in seeds)[-1][0].value:.4g}" for label, seeds in shown[:8]]
     most = max(len(seeds) for _, seeds in shown)
     about = f" Lines are means over up to {most} seeds, areas their ranges." if most > 1 else ""
     return Chart(
-        name=name,
         title=f"{title} over time and epochs",
         summary=f"At the end: {', '.join(last)}.{about}",
         draw=lambda width: line_chart(panels, width),
@@ -75,10 +91,9 @@ def _means(runs: Iterable[Sequence[Point]]) -> list[tuple[Point, float, float]]:
     return found
 
 
-loss = partial(_curves, name="loss", title="Training loss", y_title="training loss", points_of=series.losses)
+loss = partial(_curves, title="Training loss", y_title="training loss", points_of=series.losses)
 accuracy = partial(
     _curves,
-    name="accuracy",
     title="Validation accuracy",
     y_title="accuracy, %",
     points_of=partial(
@@ -87,7 +102,6 @@ accuracy = partial(
 )
 perplexity = partial(
     _curves,
-    name="perplexity",
     title="Validation perplexity",
     y_title="perplexity",
     points_of=partial(series.epoch_ends, value_of=training_metrics.perplexity),
@@ -101,27 +115,79 @@ def time_split(subject: GroupSubject) -> Chart | None:
     if not splits:
         return None
     shown = list(splits)[:MAX_BARS]
-    bars = [
-        stacked(
-            group.label(config),
-            [(title, own := getattr(splits[config], name), format_seconds(own)) for title, name in _PARTS.items()],
-            format_seconds(splits[config].total),
-            is_failed=config.trial.status != "ok",
-        )
-        for config in shown
-    ]
-    keys = stack_keys(bars, list(_PARTS))
+    seconds = {config: [getattr(split, name) for name in _PARTS.values()] for config, split in splits.items()}
+    rows = [(group.label(c), seconds[c], format_seconds(splits[c].total), c.trial.status != "ok") for c in shown]
+    bars, keys = stacked(rows, list(_PARTS), lambda _, own: format_seconds(own))
     fields = [Field(f"{name}_seconds", title, "seconds") for title, name in _PARTS.items()]
     shares = [share for config in shown if (share := training_metrics.data_share(config.trial)) is not None]
     waits = "; none of it waits for data" if len(shares) == len(shown) else ""  # some records do not know
-    if shares and max(shares) >= _LEAST_WAIT:
+    if shares and max(shares) >= 0.0005:  # less is shown as nothing
         waits = f"; up to {format_percent(max(shares))} of the training is waiting for data"
     return Chart(
-        name="time",
         title="Where the time went",
         summary=f"Wall time of {'each run' if group == subject.group else 'one run each'}{waits}.",
         draw=lambda width: bar_chart(bars, width, "seconds", keys),
         table=subject.table(
-            list(splits), fields, lambda c: {f"{name}_seconds": getattr(splits[c], name) for name in _PARTS.values()}
+            list(splits), fields, lambda c: {field.name: own for field, own in zip(fields, seconds[c], strict=True)}
         ),
+    )
+
+
+def equivalence(subject: GroupSubject) -> Chart | None:
+    """Return how far scores are from the baseline's, over pairs of runs with the same seeds."""
+    trials: dict[str, list[Trial]] = {}  # by setting, such as a batch size
+    for config in subject.group.configurations:
+        trials.setdefault(subject.group.setting(config, "seed", "loss_scale"), []).append(config.trial)
+    every: list[tuple[str, Runs]] = []
+    for setting, own in trials.items():
+        judged = [
+            runs for runs in runs_of(own, None, None, max(t.spec.seed for t in own) + 1) if runs.verdict is not None
+        ]
+        if any(runs.verdict is not None and runs.verdict.difference is not None for runs in judged):
+            every += [(setting, runs) for runs in judged]
+    if not every:
+        return None
+    metric = every[0][1].metric
+    baseline = every[0][1].baseline[0].spec.precision
+    unit = difference_unit(metric)
+    margin = 100 * every[0][1].margin_share
+    rows: list[tuple[str, list[Dot], str]] = []
+    for setting, runs in every[:MAX_BARS]:
+        row, verdict = flat_row(runs), verdict_text(runs)
+        label = f"{runs.spec.precision}, {setting}" if setting else runs.spec.precision
+        dots = []
+        if row["difference"] is not None:
+            look = look_of(runs.spec.precision)
+            ends = (100 * row["difference_low"], 100 * row["difference_high"])
+            tip = f"{label}\n{row['difference_text']}{unit}\n{verdict}, {len(runs.trials)} runs"
+            tip += f"\n{subject.file_of(runs.trials[0])}"
+            dots = [Dot(100 * row["difference"], look.colour, look.marker, tip, ends, is_ringed=verdict == "as good")]
+        rows.append((label, dots, verdict))
+    values = [abs(dot.value) for _, dots, _ in rows for dot in dots]
+    reach = max(1.5 * margin, 1.1 * max(values, default=0.0))
+    farthest = max((abs(end) for _, dots, _ in rows for dot in dots for end in dot.interval or ()), default=0.0)
+    reach = max(reach, min(farthest, 2 * reach))
+
+    def draw(width: int) -> Drawing:
+        axis = Axis(
+            -reach, reach, nice_ticks(-reach, reach, 5 if width > NARROW else 3), number, 0.0, (-margin, margin)
+        )
+        return dot_chart(rows, width, axis, f"difference from {baseline}:{unit}, above 0 is better")
+
+    verdicts = ", ".join(f"{label} {verdict}" for label, _, verdict in rows[:8])
+    fields = [find_field("precision"), *([Field("setting", "setting")] if any(each for each, _ in every) else [])]
+    fields += [find_field(name, title) for name, title in SHORT.items() if name != "precision"]
+    fields.append(find_field("file"))
+    return Chart(
+        title=f"Is the {metric.name} as good as in {baseline}?",
+        summary=f"Shaded is a margin of {margin:.2g}{unit}; lines are 95 % intervals. {verdicts}.",
+        draw=draw,
+        table=DataTable(
+            fields,
+            [
+                {**flat_row(runs), "setting": setting, "file": subject.file_of(runs.trials[0])}
+                for setting, runs in every
+            ],
+        ),
+        note=left_out("{} of {:,} precisions are drawn; the table has all.", rows, every),
     )

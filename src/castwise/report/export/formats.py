@@ -7,23 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from castwise.errors import UsageError, printable, unknown_name
-from castwise.render.table import csv_grid, plain
-from castwise.report.export.tables import FlatTable
+from castwise.render.table import DataTable, csv_grid, plain
 from castwise.report.export.trackers import TrackedRun, write_mlflow, write_tensorboard, write_wandb
 
 
-def to_csv(table: FlatTable) -> bytes:
+def to_csv(table: DataTable[Any]) -> bytes:
     """Return a header line and a line a row; None is empty, and NaN is "nan"."""
-    return printable(csv_grid(table.fields, table.rows)).encode()
+    return printable(csv_grid(table.columns, table.rows)).encode()
 
 
-def to_json(table: FlatTable) -> bytes:
+def to_json(table: DataTable[Any]) -> bytes:
     """Return a list of objects, one a row; JSON has no NaN, so a string says what a figure was."""
-    rows = [plain(table.fields, row) for row in table.rows]
+    rows = [plain(table.columns, row) for row in table.rows]
     return printable(json.dumps(rows, indent=1, allow_nan=False, ensure_ascii=False)).encode() + b"\n"
 
 
-def to_parquet(table: FlatTable) -> bytes:
+def to_parquet(table: DataTable[Any]) -> bytes:
     """Return a Parquet file whose types are the fields', even if a column holds nothing.
 
     Raises:
@@ -41,15 +40,15 @@ def to_parquet(table: FlatTable) -> bytes:
         "truth": pyarrow.bool_(),
     }
     arrays = {
-        field.name: pyarrow.array([field.value(row) for row in table.rows], type=types[field.kind])
-        for field in table.fields
+        column.name: pyarrow.array([column.value(row) for row in table.rows], type=types[column.kind])
+        for column in table.columns
     }
     out = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(arrays), out)
     return out.getvalue()
 
 
-def to_pandas(table: FlatTable) -> Any:
+def to_pandas(table: DataTable[Any]) -> Any:
     """Return a pandas data frame whose types are the fields', even if a column holds nothing.
 
     Raises:
@@ -60,14 +59,15 @@ def to_pandas(table: FlatTable) -> Any:
     except ImportError:
         raise UsageError("A data frame needs pandas: pip install 'castwise[pandas]'.") from None
     types = {"text": "string", "integer": "Int64", "number": "float64", "truth": "boolean"}
-    columns = {
-        field.name: pandas.Series([field.value(row) for row in table.rows], dtype=types[field.kind])
-        for field in table.fields
-    }
-    return pandas.DataFrame(columns)
+    return pandas.DataFrame(
+        {
+            column.name: pandas.Series([column.value(row) for row in table.rows], dtype=types[column.kind])
+            for column in table.columns
+        }
+    )
 
 
-FILE_FORMATS: dict[str, Callable[[FlatTable], bytes]] = {"csv": to_csv, "json": to_json, "parquet": to_parquet}
+FILE_FORMATS: dict[str, Callable[[DataTable[Any]], bytes]] = {"csv": to_csv, "json": to_json, "parquet": to_parquet}
 # What fills a folder and returns the number of runs, and the command that shows them.
 TRACKER_FORMATS: dict[str, tuple[Callable[[Iterable[TrackedRun], Path], int], str]] = {
     "tensorboard": (write_tensorboard, "tensorboard --logdir {folder}"),

@@ -5,7 +5,7 @@ is None. To add a column: one line here, and its field in `render/fields.py`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -15,7 +15,8 @@ from castwise.analysis.energy import joules_per_unit, power_watts
 from castwise.analysis.model_flops import model_flops_values
 from castwise.errors import unknown_name
 from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
-from castwise.render.fields import Field, FlatRow, Unit, counter_values, find_fields
+from castwise.render.fields import Field, Unit, counter_values, find_fields
+from castwise.render.table import DataTable
 from castwise.render.why_report import share_values
 from castwise.report.collection import Collection, FileOf, throughput_of
 
@@ -24,17 +25,8 @@ QUESTION = (
     *("techniques", "data_set", "device", "seed"),
 )
 _MACHINE = (
-    "device_name",
-    "fingerprint",
-    "host",
-    "cpu",
-    "gpu_uuid",
-    "driver",
-    "cuda",
-    "cudnn",
-    "torch",
-    "castwise",
-    "commit",
+    *("device_name", "fingerprint", "host", "cpu", "gpu_uuid"),
+    *("driver", "cuda", "cudnn", "torch", "castwise", "commit"),
 )
 _FACTS = ("num_parameters", "optimizer", "warm_up_seconds", "warm_up_steps", "settled")
 # The figures of a configuration, over all its processes.
@@ -45,15 +37,10 @@ _FIGURES = (
 )
 
 
-@dataclass(frozen=True)
-class FlatTable:
-    """Fields, and rows that have a value for each."""
-
-    fields: Sequence[Field]
-    rows: Sequence[FlatRow]
+_PART_OF = ("key", "workload", "precision", "batch_size", "fingerprint", "repeat", "rank")  # of a block, an epoch, …
 
 
-def flat_table(level: str, collection: Collection, file_of: FileOf) -> FlatTable:
+def flat_table(level: str, collection: Collection, file_of: FileOf) -> DataTable[Any]:
     """Return records as a flat table; the level is a name of `LEVELS`.
 
     Raises:
@@ -107,52 +94,35 @@ def trial_row(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _trials(collection: Collection, file_of: FileOf) -> FlatTable:
+def _trials(collection: Collection, file_of: FileOf) -> DataTable[Any]:
     rows = [{**trial_row(trial), "file": file_of(trial)} for trial in collection.trials]
-    return FlatTable(find_fields(rows[0] if rows else ()), rows)
+    return DataTable(find_fields(rows[0] if rows else ()), rows)
 
 
-def _configurations(collection: Collection, file_of: FileOf) -> FlatTable:
+def _configurations(collection: Collection, file_of: FileOf) -> DataTable[Any]:
     rows = []
     why = {id(found.row): found for group in collection.groups for found in group.diagnoses}
     for config in collection.configurations:
         found = why.get(id(config.source))
         trial, values = config.trial, config.values
-        notes = collection.machine_notes_of(config)
-        row = {
-            **_question(trial),
-            **{name: values[name] for name in _FIGURES},
-            **model_flops_values(config.trials, getattr(config.source, "step_seconds", None)),
-            **share_values(found),
-            "cause": found.causes[0].name if found is not None and found.causes else None,
-            "status": trial.status,
-            "message": trial.message,
-            **_machine(trial),
-            "machine_note": " ".join(note.text for note in notes) or None,
-            "file": file_of(trial),
-        }
-        rows.append(row)
-    return FlatTable(find_fields(rows[0] if rows else ()), rows)
+        rows.append(
+            {
+                **_question(trial),
+                **{name: values[name] for name in _FIGURES},
+                **model_flops_values(config.trials, getattr(config.source, "step_seconds", None)),
+                **share_values(found),
+                "cause": found.causes[0].name if found is not None and found.causes else None,
+                "status": trial.status,
+                "message": trial.message,
+                **_machine(trial),
+                "machine_note": " ".join(note.text for note in collection.machine_notes_of(config)) or None,
+                "file": file_of(trial),
+            }
+        )
+    return DataTable(find_fields(rows[0] if rows else ()), rows)
 
 
-_PART_OF = ("key", "workload", "precision", "batch_size", "fingerprint", "repeat", "rank")
-
-
-def _blocks(collection: Collection, file_of: FileOf) -> FlatTable:
-    return _documents(collection, file_of, "block", Block, lambda trial: [rank.blocks for rank in trial.ranks])
-
-
-def _epochs(collection: Collection, file_of: FileOf) -> FlatTable:
-    return _documents(
-        collection, file_of, "epoch", Epoch, lambda trial: [rank.epochs for rank in trial.ranks], "losses"
-    )
-
-
-def _readings(collection: Collection, file_of: FileOf) -> FlatTable:
-    return _documents(collection, file_of, "turn", TelemetrySummary, lambda trial: [trial.readings], "missing")
-
-
-def _losses(collection: Collection, file_of: FileOf) -> FlatTable:
+def _losses(collection: Collection, file_of: FileOf) -> DataTable[Any]:
     rows = [
         {**_part_row(trial, rank, file_of), "epoch": number, "step_of_epoch": step, "loss": loss}
         for trial in collection.trials
@@ -160,27 +130,17 @@ def _losses(collection: Collection, file_of: FileOf) -> FlatTable:
         for number, epoch in enumerate(samples.epochs, start=1)
         for step, loss in epoch.losses
     ]
-    return FlatTable(find_fields((*_PART_OF, "epoch", "file", "step_of_epoch", "loss")), rows)
+    return DataTable(find_fields((*_PART_OF, "epoch", "file", "step_of_epoch", "loss")), rows)
 
 
-LEVELS: dict[str, Callable[[Collection, FileOf], FlatTable]] = {
-    "cells": _configurations,
-    "trials": _trials,
-    "blocks": _blocks,
-    "epochs": _epochs,
-    "losses": _losses,
-    "readings": _readings,
-}
-
-
-def _documents(
-    collection: Collection,
-    file_of: FileOf,
+def _parts(
     number: str,
     document: type[BaseModel],
+    without: str,
     parts_of: Callable[[Trial], Sequence[Sequence[BaseModel]]],
-    without: str = "",
-) -> FlatTable:
+    collection: Collection,
+    file_of: FileOf,
+) -> DataTable[Any]:
     """Return a table of parts of trials, by rank and counted from 1, with all fields of their document but one."""
     # Columns are called as in the records' JSON, whose names do not change.
     infos = {name: info for name, info in document.model_fields.items() if name != without}
@@ -196,22 +156,23 @@ def _documents(
         for place, part in enumerate(parts, start=1)
     ]
     fields = [Field(names[name], unit=_unit_of(info.annotation)) for name, info in infos.items()]
-    return FlatTable([*find_fields((*_PART_OF, number, "file")), *fields], rows)
+    return DataTable([*find_fields((*_PART_OF, number, "file")), *fields], rows)
 
 
 def _part_row(trial: Trial, rank: int, file_of: FileOf) -> dict[str, Any]:
     """Return which trial and rank a part is of."""
-    spec = trial.spec
-    return {
-        "key": spec.key,
-        "workload": spec.workload,
-        "precision": spec.precision,
-        "batch_size": spec.batch_size,
-        "fingerprint": trial.environment.fingerprint,
-        "repeat": spec.repeat,
-        "rank": rank,
-        "file": file_of(trial),
-    }
+    of_spec = {name: getattr(trial.spec, name) for name in ("key", "workload", "precision", "batch_size", "repeat")}
+    return {**of_spec, "fingerprint": trial.environment.fingerprint, "rank": rank, "file": file_of(trial)}
+
+
+LEVELS: dict[str, Callable[[Collection, FileOf], DataTable[Any]]] = {
+    "cells": _configurations,
+    "trials": _trials,
+    "blocks": partial(_parts, "block", Block, "", lambda trial: [rank.blocks for rank in trial.ranks]),
+    "epochs": partial(_parts, "epoch", Epoch, "losses", lambda trial: [rank.epochs for rank in trial.ranks]),
+    "losses": _losses,
+    "readings": partial(_parts, "turn", TelemetrySummary, "missing", lambda trial: [trial.readings]),
+}
 
 
 def _unit_of(annotation: Any) -> Unit:

@@ -20,13 +20,6 @@ from castwise.report.export.tables import QUESTION, trial_row
 from castwise.report.series import Point, epoch_ends, losses
 
 MLFLOW_DATABASE = "mlflow.db"
-# Limits of the trackers.
-_MOST_METRICS = 1000  # that MLflow takes at once
-_LONGEST_TAG = 5000
-_LONGEST_PARAMETER = 500
-_LONGEST_FOLDER = 100
-_LONGEST_NAME = 120
-_LONGEST_GROUP = 64
 
 _PARAMETERS = (*(name for name in QUESTION if name not in ("key", "cell")), "repeat")
 _TAGS = ("status", "message", "key", "device_name", "driver", "torch", "castwise")
@@ -70,12 +63,10 @@ def _tracked_run(name: str, group: str, trial: Trial, file: str) -> TrackedRun:
         started = 0.0
     row, split = trial_row(trial), training_metrics.split(trial)
     figures = {**{figure: row[figure] for figure in _FIGURES}, "wall_seconds": None if split is None else split.total}
+    series = _block_series(trial)
     if trial.spec.kind == "training":
-        series = {"loss": list(losses(trial))}
-        for value in ("accuracy", "validation_loss", "learning_rate"):
-            series[value] = list(epoch_ends(trial, attrgetter(value)))
-    else:
-        series = _block_series(trial)
+        ends = ("accuracy", "validation_loss", "learning_rate")
+        series = {"loss": list(losses(trial)), **{name: list(epoch_ends(trial, attrgetter(name))) for name in ends}}
     return TrackedRun(
         name=name,
         group=group,
@@ -123,7 +114,7 @@ def write_tensorboard(runs: Iterable[TrackedRun], folder: Path) -> int:
         raise UsageError("TensorBoard's files need tensorboard: pip install 'castwise[tensorboard]'.") from None
 
     def safe(name: str) -> str:  # as a folder's name, which TensorBoard shows
-        return re.sub(r"[^A-Za-z0-9._ ,:=+-]+", "_", name).strip(" .")[:_LONGEST_FOLDER] or "run"
+        return re.sub(r"[^A-Za-z0-9._ ,:=+-]+", "_", name).strip(" .")[:100] or "run"
 
     count = 0
     for run in runs:
@@ -179,13 +170,14 @@ def write_mlflow(runs: Iterable[TrackedRun], folder: Path) -> int:
                 Metric(name, point.value, round(1000 * (run.started + point.seconds)), point.step)
                 for name, point in run.finite_points()
             ]
+            # MLflow's limits: 500 characters a parameter, 5,000 a tag, 1,000 metrics at once.
             client.log_batch(
                 made,
-                params=[Param(name, str(value)[:_LONGEST_PARAMETER]) for name, value in run.parameters.items()],
-                tags=[RunTag(name, value[:_LONGEST_TAG]) for name, value in run.tags.items()],
+                params=[Param(name, str(value)[:500]) for name, value in run.parameters.items()],
+                tags=[RunTag(name, value[:5000]) for name, value in run.tags.items()],
             )
-            for begin in range(0, len(metrics), _MOST_METRICS):
-                client.log_batch(made, metrics=metrics[begin : begin + _MOST_METRICS])
+            for begin in range(0, len(metrics), 1000):
+                client.log_batch(made, metrics=metrics[begin : begin + 1000])
             client.set_terminated(
                 made,
                 status="FINISHED" if run.tags["status"] == "ok" else "FAILED",
@@ -227,8 +219,8 @@ def write_wandb(runs: Iterable[TrackedRun], folder: Path) -> int:
             mode="offline",
             project="castwise",
             dir=str(folder),
-            name=run.name[:_LONGEST_NAME],
-            group=run.group[:_LONGEST_GROUP],
+            name=run.name[:120],  # what Weights & Biases takes
+            group=run.group[:64],
             config={**run.parameters, **run.tags},
             settings=settings,
             reinit="finish_previous",

@@ -4,16 +4,15 @@ from castwise.report import machine_report
 from castwise.report.charts.machines import ratios
 from castwise.report.html.page_frame import PageData, Source, assemble
 from castwise.report.machine_comparison import MachineComparison
-from castwise.report.machines import ComparedMachine
 
 
 def render_comparison(comparison: MachineComparison, source: Source, title: str | None = None) -> str:
-    """Return the comparison as HTML; without a title it has the machines' names.
-
-    Raises:
-        UsageError: jinja2 is not installed.
-    """
+    """Return the comparison as HTML; without a title it has the machines' names."""
     data = PageData()
+    machines = []  # each with its device, and when it was measured
+    for machine in comparison.machines:
+        device, when = machine.traits.get("device", "–"), machine.traits.get("measured", "")
+        machines.append(f"{machine.name}: {device}" + (f", {when}" if when else ""))
     chart = ratios(comparison, source.file_of)
     traits, costs = machine_report.trait_table(comparison), machine_report.cost_table(comparison)
     choices = ("workload", "precision", "machine", "verdict")
@@ -23,28 +22,20 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
     if traits.rows:
         data.add_table("traits", traits)
     context = {
-        "summary": " · ".join(_measured(machine) for machine in comparison.machines),
+        "summary": " · ".join(machines),
         "sentence": "",
         "result": machine_report.headline(comparison),
         "means": machine_report.mean_lines(comparison),
         "verdict_counts": machine_report.verdict_counts(comparison).replace("`", ""),
         "slower": machine_report.slower_lines(comparison),
         "remarks": machine_report.remark_lines(comparison),
-        "chart": data.add_chart(chart, "comparison", chart.summary) if chart is not None else "",
+        "chart": data.add_chart("comparison-ratios", chart, chart.summary) if chart is not None else "",
         "costs": bool(costs.rows) and machine_report.COSTS,
         "traits": bool(traits.rows),
         "shared_traits": machine_report.shared_traits(comparison),
-        "incomparable": [machine_report.incomparable_line(each) for each in comparison.incomparable],
+        "incomparable": machine_report.refused_lines(comparison),
         "first": comparison.machines[0].name,
         "margin": f"{100 * comparison.margin:.3g} %",
         "notes": machine_report.note_lines(comparison),
     }
     return assemble("versus.html.j2", title or machine_report.title_of(comparison), context, data, source)
-
-
-def _measured(machine: ComparedMachine) -> str:
-    """Return a machine's name and device, and when it was measured."""
-    when = machine.traits.get("measured", "")
-    return ", ".join(
-        part for part in (f"{machine.name}: {machine.traits.get('device', '–')}", when) if part not in ("", "–")
-    )

@@ -24,9 +24,6 @@ from castwise.report.charts.svg import HATCH, NARROW, WIDE, mark_breaks
 from castwise.report.collection import FileOf
 from castwise.spec.quantities import truncate_list
 
-_LONGEST_WORD = 19  # that a phone shows in a line of the table of answers
-_MAX_STATIC_ROWS = 20  # of a table, for readers without scripts; the page's script has all
-
 
 @dataclass(frozen=True)
 class Source:
@@ -43,12 +40,11 @@ class PageData:
         self.charts: dict[str, dict[str, Any]] = {}
         self.tables: dict[str, dict[str, Any]] = {}
 
-    def add_chart(self, chart: Chart, prefix: str, context: str, *, is_folded: bool = False) -> str:
-        """Add a chart and return its id; the context says of which model, machine and date it is.
+    def add_chart(self, name: str, chart: Chart, context: str, *, is_folded: bool = False) -> str:
+        """Add a chart under an id, and return it; the context says of which model, machine and date it is.
 
         What is folded is drawn once, and scrolls on a phone.
         """
-        name = f"{prefix}-{chart.name}"
         label = f"{chart.title}. {chart.summary}"
         drawn = chart.draw(WIDE).inline(label, "wide")
         drawn += "" if is_folded else chart.draw(NARROW).inline(label, "narrow")
@@ -78,13 +74,13 @@ def assemble(template: str, title: str, context: Mapping[str, Any], data: PageDa
         raise UsageError("Reports need jinja2: pip install 'castwise[report]'.") from None
 
     def breakable(value: Any) -> Any:
-        """Return text in which no unit leaves its number, and long words break after a separator.
+        """Return text in which no unit leaves its number, and words too long for a phone break after a separator.
 
         Attributes have no such breaks: they escape their text themselves, and escaped text stays as it is.
         """
         if type(value) is not str:
             return value
-        return Markup(mark_breaks(str(escape(keep_units(value))), _LONGEST_WORD, "<wbr>"))
+        return Markup(mark_breaks(str(escape(keep_units(value))), 19, "<wbr>"))
 
     environment = Environment(
         autoescape=True,
@@ -97,13 +93,14 @@ def assemble(template: str, title: str, context: Mapping[str, Any], data: PageDa
     environment.filters["few"] = truncate_list
     script = _read("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    document = {"tables": data.tables, "light": LIGHT}
+    shown = {"tables": data.tables, "light": LIGHT}
+    document = json.dumps(shown, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     frame = {
         "title": title,
         "version": __version__,
         "problems": source.problems,
         "tables": data.tables,
-        "max_rows": _MAX_STATIC_ROWS,
+        "max_rows": 20,  # of a table, for readers without scripts; the page's script has all
         "charts": data.charts,
         "defs": HATCH,
         "style": _read("page.css"),
@@ -113,7 +110,8 @@ def assemble(template: str, title: str, context: Mapping[str, Any], data: PageDa
             f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:; "
             "base-uri 'none'; form-action 'none'"
         ),
-        "data": _packed(json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))),
+        # Base64 is safe inside a script element.
+        "data": base64.b64encode(gzip.compress(document.encode(), compresslevel=6, mtime=0)).decode(),
     }
     return str(environment.get_template(template).render(frame | dict(context)))
 
@@ -122,9 +120,11 @@ def _table(table: DataTable[Any]) -> dict[str, Any]:
     """Return a table for the script: a cell is its text, or its value and its text if the value is no text."""
 
     def cell(value: Any, text: str) -> Any:
-        # A union in the check would be made anew for each of a million cells.
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return [_finite(value), text] if is_number or value is None else text
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):  # which JSON does not have
+            return [None, text]
+        if isinstance(value, float):
+            return [float(f"{value:.7g}"), text]
+        return [value, text] if isinstance(value, int) and not isinstance(value, bool) else text
 
     best = {number: sorted(places) for number, column in enumerate(table.columns) if (places := table.best(column))}
     return {
@@ -132,18 +132,6 @@ def _table(table: DataTable[Any]) -> dict[str, Any]:
         "columns": [{"name": column.name, "title": column.title, "left": column.left} for column in table.columns],
         "rows": [[cell(column.value(row), column.text(row)) for column in table.columns] for row in table.rows],
     }
-
-
-def _finite(value: float | None) -> float | None:
-    """Return a figure of seven digits, and None for NaN and infinity, which JSON does not have."""
-    if value is None or not math.isfinite(value):
-        return None
-    return value if isinstance(value, int) else float(f"{value:.7g}")
-
-
-def _packed(text: str) -> str:
-    """Return text as gzip in base64, which is safe inside a script element."""
-    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
 def _read(name: str) -> str:

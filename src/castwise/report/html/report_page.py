@@ -27,10 +27,6 @@ from castwise.report.machine_names import names_by_fingerprint
 from castwise.spec.quantities import truncate_list
 
 MAX_SECTIONS = 40  # with charts: more would make a page that no one reads and no phone opens
-_MAX_UNFOLDED = 8
-_MAX_WHY_UNFOLDED = 2  # sections whose part "Why no faster" is open
-_MAX_WHY = 12  # configurations whose causes are listed
-_MAX_MACHINE_COLUMNS = 4
 _SPAN, _MARGIN = 402, 9  # pixels of the axis that all answers share, and left and right of it
 _QUESTION = (
     *("workload", "kind", "data_set", "precision", "loss_scale", "batch_size"),
@@ -40,11 +36,7 @@ _RESULT = ("throughput_per_second", "step_seconds", "peak_allocated_bytes", "sta
 
 
 def render(collection: Collection, source: Source, title: str | None = None) -> str:
-    """Return the report as HTML; without a title the answers in a line are its title.
-
-    Raises:
-        UsageError: jinja2 is not installed.
-    """
+    """Return the report as HTML; without a title the answers in a line are its title."""
     data = PageData()
     answers = answers_of(collection)
     said = headline(collection, answers)
@@ -52,7 +44,10 @@ def render(collection: Collection, source: Source, title: str | None = None) -> 
     sections = []
     anchors = dict[int, str]()
     for group in collection.groups[:MAX_SECTIONS]:
-        anchor = free_name(_anchor(group), anchors.values(), "-")
+        # Title and batch sizes stay the same as records are added, and so do links.
+        batches = sorted({config.trial.spec.batch_size for config in group.configurations})
+        name = f"{slug(group.title)[:60]}-b{'-'.join(map(str, dict.fromkeys((batches[0], batches[-1]))))}"
+        anchor = free_name(name, anchors.values(), "-")
         anchors[id(group)] = anchor
         own = [each for each in answers if each.group is group]
         sections.append(_section(anchor, group, own, collection, source, data))
@@ -71,16 +66,10 @@ def render(collection: Collection, source: Source, title: str | None = None) -> 
         "machine_notes": collection.machine_notes,
         "machines": data.add_table("machines", _machine_table(collection)),
         "notes": collection.notes,
-        "folded": len(sections) > _MAX_UNFOLDED,
-        "why_folded": len(sections) > _MAX_WHY_UNFOLDED,
+        "folded": len(sections) > 8,
+        "why_folded": len(sections) > 2,
     }
     return assemble("page.html.j2", title or said, context, data, source)
-
-
-def _anchor(group: ComparisonGroup) -> str:
-    """Return what links name a group by: its title and its batch sizes, which stay the same as records are added."""
-    batches = sorted({config.trial.spec.batch_size for config in group.configurations})
-    return f"{slug(group.title)[:60]}-b{batches[0]}" + (f"-{batches[-1]}" if len(batches) > 1 else "")
 
 
 def _section(
@@ -99,10 +88,9 @@ def _section(
         table = _steady_table(group, {each.advice.key for each in answers if each.advice.decision == "take"})
         lines = remarks(group.rows)
     subject = GroupSubject(group, source.file_of)
-    charts = charts_of(subject, answers)
     ids = {
-        chart.name: data.add_chart(chart, anchor, subject.context, is_folded=chart.name in DIAGNOSTICS)
-        for chart in charts
+        name: data.add_chart(f"{anchor}-{name}", chart, subject.context, is_folded=name in DIAGNOSTICS)
+        for name, chart in charts_of(subject, answers).items()
     }
     return {
         "anchor": anchor,
@@ -127,11 +115,11 @@ def _why(group: ComparisonGroup) -> dict[str, Any]:
     profiled = group.profiled
     found = list(profiled.values())
     causes = []
-    for config in highest(list(profiled))[:_MAX_WHY]:
+    for config in highest(list(profiled))[:12]:
         first, *others = why_report.lines_of(profiled[config], most_causes=2, name=group.label(config))
         # Evidence and what to try; of the second cause its name before them.
-        parts = (others[:2], others[2:])
-        causes.append((first, [" ".join(map(str.strip, part)) for part in parts if part]))
+        parts = filter(None, (others[:2], others[2:]))
+        causes.append((first, [" ".join(map(str.strip, part)) for part in parts]))
     return {
         "causes": causes,
         "num_more": len(profiled) - len(causes),
@@ -190,25 +178,24 @@ def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str
         label = f"Speed of all configurations of {answer.group.title}, {answer.setting}, relative to the plain loop"
         rows.append(
             {
-                "title": answer.group.title,
-                "setting": answer.setting,
+                "answer": answer,
                 "anchor": anchors.get(id(answer.group), ""),
                 "take": row["take"],
-                "decision": answer.advice.decision,
-                "techniques": ", ".join(answer.advice.techniques),
-                "limit": answer.advice.limit,
                 "mark": _mark(precision) if precision else "",
                 # The interval goes below its figure.
                 "cells": {column.name: column.text(row).partition(" [") for column in columns},
                 "strip": _strip(dots[id(answer)], axis, label),
             }
         )
+    ticks = "".join(
+        text(axis.at(tick, _MARGIN, _SPAN), 12, axis.label(tick), "middle", 12, SOFT) for tick in axis.ticks
+    )
     shown = {c.precision for answer in answers for c in answer.configurations}
     over = {r.precision for a in answers for c in a.configurations if (r := a.group.reference_of(c)) is not None}
     return {
         "columns": [(column.name, column.title) for column in columns],
         "rows": rows,
-        "axis": _strip_axis(axis),
+        "axis": Drawing(_SPAN + 2 * _MARGIN, 16, ticks).inline("times as fast"),
         "over": "fp32" if over == {BASELINE} else "fp32 or default",
         "legend": [(name, _mark(name)) for name in sorted(shown, key=precision_sort_key)],
     }
@@ -221,13 +208,6 @@ def _strip(dots: Sequence[Dot], axis: Axis, label: str) -> str:
     ordered = sorted(dots, key=lambda dot: (dot.is_ringed, dot.is_crossed))
     parts += [draw_dot(dot, axis, _MARGIN, _SPAN, 13) for dot in ordered]
     return Drawing(_SPAN + 2 * _MARGIN, 26, "".join(parts)).inline(label) if dots else ""
-
-
-def _strip_axis(axis: Axis) -> str:
-    """Return the numbers above the lines of a table of strips."""
-    places = ((axis.at(tick, _MARGIN, _SPAN), axis.label(tick)) for tick in axis.ticks)
-    numbers = "".join(text(x, 12, words, "middle", 12, SOFT) for x, words in places)
-    return Drawing(_SPAN + 2 * _MARGIN, 16, numbers).inline("times as fast")
 
 
 def _mark(precision: str) -> str:
@@ -275,15 +255,10 @@ def _trial_table(collection: Collection, file_of: FileOf) -> tuple[DataTable[Fla
         }
         for trial in collection.trials
     ]
-    fields = [
-        *find_fields((*_QUESTION, *_RESULT, "message")),
-        Field("machine", "machine"),
-        *find_fields(("started_at", "file")),
-    ]
+    fields = find_fields((*_QUESTION, *_RESULT, "message", "started_at", "file"))
+    fields.insert(-2, Field("machine", "machine"))
     alike = [
-        field
-        for field in fields
-        if len(rows) > 1 and field.name != "file" and len({field.text(row) for row in rows}) == 1
+        each for each in fields if len(rows) > 1 and each.name != "file" and len({each.text(r) for r in rows}) == 1
     ]
     known = [field for field in alike if field.value(rows[0]) not in (None, "", *field.default)]
     same = ", ".join(f"{field.title} {field.text(rows[0])}" for field in known)
@@ -295,7 +270,7 @@ def _machine_table(collection: Collection) -> DataTable[FlatRow]:
     names = names_by_fingerprint(collection.machines.values())
     traits = {fingerprint: machine_traits(machine) for fingerprint, machine in collection.machines.items()}
     shown = [name for name in next(iter(traits.values())) if name != "fingerprint"]
-    if len(names) > _MAX_MACHINE_COLUMNS:
+    if len(names) > 4:
         rows: list[FlatRow] = [{"machine": names[key], **own} for key, own in traits.items()]
         return DataTable([Field(name, name) for name in ("machine", *shown)], rows)
     fields = [Field("trait", "property"), *(Field(key, names[key]) for key in traits)]
