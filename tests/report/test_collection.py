@@ -79,6 +79,16 @@ def test_a_users_model_has_its_own_data() -> None:
     assert only_group(steady("fp32")).description.startswith("batch 256, synthetic data")
 
 
+def test_scripts_are_compared_with_themselves_as_written() -> None:
+    paces = {"fp32": 0.2, "bf16-mixed": 0.05, "as-written": 0.1}
+    specs = {name: fake_spec(name, workload="python train.py") for name in paces}
+    (group,) = collect(fake_trial(specs[name], step_seconds=(pace,) * 6) for name, pace in paces.items()).groups
+    assert [config.precision for config in group.configurations] == ["as-written", "fp32", "bf16-mixed"]
+    assert {config.precision: group.times_reference(config) for config in group.configurations} == pytest.approx(
+        {"as-written": 1.0, "fp32": 0.5, "bf16-mixed": 2.0}
+    )
+
+
 def test_loss_scale_is_named_if_a_precision_has_several() -> None:
     alone = only_group(steady("fp32"), steady("fp16-master", loss_scale="128.0"))
     assert [alone.label(config) for config in alone.configurations] == ["fp32", "fp16-master"]

@@ -363,7 +363,7 @@ def known_precision(name: str) -> Precision | None:
 
 
 def _all_rows() -> tuple[Precision, ...]:
-    return (*PRECISIONS, *NARROW_PRECISIONS, _AS_WRITTEN_ROW)
+    return (_AS_WRITTEN_ROW, *PRECISIONS, *NARROW_PRECISIONS)
 
 
 def precision_row(name: str) -> Precision:

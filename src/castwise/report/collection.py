@@ -10,12 +10,13 @@ from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.causes import Diagnosis, diagnose
 from castwise.analysis.energy import joules_per_unit
 from castwise.analysis.result_table import MARGIN, Row, compare
+from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, Verdict, estimate, has_interval
 from castwise.analysis.training_metrics import Run
 from castwise.max_batch.result import MaxBatch, is_max_batch_trial, max_batches_of
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import free_name
-from castwise.registry.precisions import BASELINE, DEFAULT, known_precision, precision_sort_key
+from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, known_precision, precision_sort_key
 from castwise.registry.suites import is_search
 from castwise.render.fields import interval_values, trial_values
 from castwise.render.units import format_bytes, pluralize
@@ -28,6 +29,8 @@ FileOf = Callable[[Trial], str]  # names the file that a trial was read from
 
 # What differs between the configurations of a group; precision and loss scale come first.
 AXES = ("precision", "loss_scale", "batch_size", "world_size", "num_nodes", "parallelism", "techniques", "seed")
+# What others are compared with, the first that was measured.
+REFERENCES = (AS_WRITTEN, BASELINE, DEFAULT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,22 +156,23 @@ class ComparisonGroup:
         return f"{config.precision}, {setting}" if setting else config.precision
 
     def reference_of(self, config: Configuration) -> Configuration | None:
-        """Return the plain loop in fp32, or else in PyTorch's default, of a configuration's batch size and GPUs."""
+        """Return the script as written, or the plain loop in fp32 or else the default, of one batch size and GPUs."""
         spec = config.trial.spec
         same = [
             each
             for each in self.configurations
-            if each.precision in (BASELINE, DEFAULT)
+            if each.precision in REFERENCES
             and each.throughput is not None
             and each.trial.status == "ok"
             and not each.trial.spec.techniques
             and (each.trial.spec.batch_size, each.trial.spec.world_size) == (spec.batch_size, spec.world_size)
         ]
-        return min(
-            same,
-            key=lambda c: (c.precision != BASELINE, c.trial.spec.parallelism == "dp", c.trial.spec.seed != spec.seed),
-            default=None,
-        )
+
+        def rank(each: Configuration) -> tuple[int, bool, bool]:
+            own = each.trial.spec
+            return REFERENCES.index(each.precision), own.parallelism == "dp", own.seed != spec.seed
+
+        return min(same, key=rank, default=None)
 
     def times_reference(self, config: Configuration) -> float | None:
         """Return how many times as fast as its reference a configuration is; None without one."""
@@ -179,6 +183,8 @@ class ComparisonGroup:
         is_paired = spec.techniques == () and plain.precision == BASELINE and spec.parallelism == plain.parallelism
         if is_paired and config.speedup is not None:
             return config.speedup.value
+        if plain.precision == AS_WRITTEN and (ratio := speedup_estimate(reference.trials, config.trials)) is not None:
+            return ratio.value
         return config.throughput.value / reference.throughput.value
 
     @property

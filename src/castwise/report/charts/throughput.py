@@ -5,14 +5,13 @@ from itertools import pairwise
 from math import inf
 
 from castwise.analysis.advice import WORTHWHILE
-from castwise.registry.precisions import BASELINE, DEFAULT
 from castwise.registry.techniques import TECHNIQUES
 from castwise.render.fields import Field, find_field, find_fields
 from castwise.render.theme import FAINT, look_of
 from castwise.render.units import format_bytes, format_rate, format_ratio
 from castwise.report.charts.chart import MAX_BARS, RATE_FIELDS, Chart, GroupSubject, interval_of, interval_text
 from castwise.report.charts.svg import Bar, Segment, bar_chart
-from castwise.report.collection import ComparisonGroup, Configuration, value_of
+from castwise.report.collection import REFERENCES, ComparisonGroup, Configuration, value_of
 from castwise.report.conclusions import Answer
 from castwise.tune.measurements import Measurements
 
@@ -88,7 +87,7 @@ def highest(configurations: Sequence[Configuration], most: int = MAX_BARS) -> li
         most = min(most, 14)  # names are long then
 
     def rank(config: Configuration) -> tuple[bool, float]:
-        is_reference = config.precision in (BASELINE, DEFAULT) and not config.trial.spec.techniques
+        is_reference = config.precision in REFERENCES and not config.trial.spec.techniques
         return not is_reference, -value_of(config.throughput)
 
     kept = sorted(configurations, key=rank)[:most]

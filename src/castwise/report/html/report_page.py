@@ -8,7 +8,7 @@ from castwise.analysis import steady_metrics
 from castwise.analysis.warnings import TrialWarning, warnings_of
 from castwise.max_batch import render as max_batch_render
 from castwise.records.store import free_name, slug
-from castwise.registry.precisions import BASELINE, precision_sort_key
+from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import is_search
 from castwise.render import run_report, training_table, why_report
 from castwise.render.fields import Field, FlatRow, find_fields, trial_values, worth_showing
@@ -20,7 +20,7 @@ from castwise.report.charts.chart import GroupSubject
 from castwise.report.charts.registry import DIAGNOSTICS, WHY, charts_of
 from castwise.report.charts.svg import Axis, Dot, Drawing, draw_dot, marker, nice_ticks, path, text
 from castwise.report.charts.throughput import highest
-from castwise.report.collection import Collection, ComparisonGroup, FileOf, machine_traits, throughput_of
+from castwise.report.collection import REFERENCES, Collection, ComparisonGroup, FileOf, machine_traits, throughput_of
 from castwise.report.conclusions import WORDS, Answer, answer_table, answers_of, headline, loop_of, ranked
 from castwise.report.html.page_frame import PageData, Source, assemble
 from castwise.report.machine_names import names_by_fingerprint
@@ -196,7 +196,7 @@ def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str
         "columns": [(column.name, column.title) for column in columns],
         "rows": rows,
         "axis": Drawing(_SPAN + 2 * _MARGIN, 16, ticks).inline("times as fast"),
-        "over": "fp32" if over == {BASELINE} else "fp32 or default",
+        "over": " or ".join(each for each in REFERENCES if each in over),
         "legend": [(name, _mark(name)) for name in sorted(shown, key=precision_sort_key)],
     }
 
