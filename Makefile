@@ -59,6 +59,7 @@ tables: .venv/installed-dev
 # Takes the pictures of the docs anew, of the same records; needs a browser.
 pictures: .venv/installed-dev browser
 	$(BIN)/python benchmarks/hero.py
+	$(BIN)/python benchmarks/own_script/picture.py draw
 	$(BIN)/python benchmarks/screenshots.py
 
 .venv/installed-%: pyproject.toml constraints.txt

@@ -15,6 +15,7 @@ import pytest
 import search_tables
 import tables
 import torch
+from own_script import picture
 
 from castwise.cluster import ray_nodes
 from castwise.orchestrator.machine import detect_machine
@@ -41,8 +42,9 @@ def test_the_simulated_cluster_measures_each_trial_once(monkeypatch: pytest.Monk
     assert found["makespan_seconds"] < 1.8 * found["bound_seconds"]
 
 
-def test_the_picture_of_the_readme_is_up_to_date() -> None:
+def test_the_pictures_of_the_readme_are_up_to_date() -> None:
     assert hero.TARGET.read_text() == hero.picture()
+    assert picture.TARGET.read_text() == picture.draw()
 
 
 def test_no_document_has_an_empty_table() -> None:

@@ -1,8 +1,9 @@
 """Record what a command prints on a terminal of 80 columns, and draw it: docs/images/own-script.svg.
 
     python benchmarks/own_script/picture.py record FILE COMMAND ...
-    python benchmarks/own_script/picture.py draw FILE
+    python benchmarks/own_script/picture.py draw    # the newest under benchmarks/records/own_script/
 
+In README: `castwise run -- python train.py`, with a copy of the train.py beside this file, in an empty folder.
 Standard output is a terminal, standard error is not: castwise reports its progress there, and no line is written over.
 """
 
@@ -18,7 +19,8 @@ import termios
 from pathlib import Path
 
 WIDTH = 80
-TARGET = Path(__file__).resolve().parents[2] / "docs" / "images" / "own-script.svg"
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = ROOT / "docs" / "images" / "own-script.svg"
 
 
 def record(file: Path, command: list[str]) -> int:
@@ -38,11 +40,12 @@ def record(file: Path, command: list[str]) -> int:
     return process.wait()
 
 
-def draw(text: str) -> str:
-    """Return a recording as SVG that loads nothing: no font either."""
+def draw() -> str:
+    """Return the newest recording as SVG that loads nothing: no font either."""
     from rich.console import Console  # recording needs none
     from rich.text import Text
 
+    text = max((ROOT / "benchmarks" / "records" / "own_script").glob("*.ansi")).read_text()
     console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     lines = Text.from_ansi(text.strip()).split(allow_blank=True)
     for line in lines:
@@ -53,10 +56,10 @@ def draw(text: str) -> str:
 
 def main() -> int:
     """Record or draw."""
-    what, file, *command = sys.argv[1:]
+    what, *words = sys.argv[1:]
     if what == "record":
-        return record(Path(file), command)
-    TARGET.write_text(draw(Path(file).read_text()))
+        return record(Path(words[0]), words[1:])
+    TARGET.write_text(draw())
     return 0
 
 
