@@ -98,6 +98,13 @@ def test_a_script_of_a_transformer_computes_what_was_measured_over_20_steps(
     assert [epoch.loss for epoch in epochs] == pytest.approx(measured_losses(spec), rel=1e-5)
 
 
+@pytest.mark.usefixtures("narrow")
+def test_a_script_runs_inductor_s_code(tmp_path: Path) -> None:
+    spec = spec_of("mlp-4096", "fp32", ("compile", "compiled-update"))
+    losses = [epoch.loss for epoch in run_script(spec, tmp_path, steps=5)]
+    assert losses == pytest.approx(measured_losses(spec, steps=5), rel=1e-5)
+
+
 @pytest.mark.parametrize("technique", ["fused-optimizer", "space-to-depth", "activation-checkpointing"])
 def test_a_script_of_a_residual_network_computes_what_was_measured(technique: str, tmp_path: Path) -> None:
     spec = spec_of("resnet18", "fp32", ("channels-last", technique))
