@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stored import RECORDS, load, markdown
+from stored import RECORDS, load, markdown, visible_gpus
 
 from castwise.accuracy.options import AccuracyOptions
 from castwise.accuracy.result import Metric, curve_of, metric_of, seconds_per_step
@@ -126,11 +126,6 @@ def main() -> int:
             arguments.out.mkdir(parents=True, exist_ok=True)
             (arguments.out / f"{name}.json").write_text(json.dumps(record_of(trials, arguments.lanes)) + "\n")
     return max(codes)
-
-
-def visible_gpus(num_gpus: int) -> list[str]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names, or else the first ones."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus)))).split(",")
 
 
 def _train(arguments: argparse.Namespace) -> None:

@@ -19,10 +19,10 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from accuracy_study import visible_gpus
 from by_hand import ROWS
 from script_agreement import SIZES
 from search_tables import searches
+from stored import visible_gpus
 
 from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial

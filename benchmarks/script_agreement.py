@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stored import RECORDS, markdown, place_of, write
+from stored import RECORDS, markdown, place_of, visible_gpus, write
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "tests" / "training_scripts"
 LAUNCHERS = {"ddp": ("torchrun", "--standalone", "--nproc-per-node", "2")}
@@ -202,7 +202,7 @@ def clock(device: str) -> Iterator[list[float]]:
     import pynvml
 
     pynvml.nvmlInit()
-    gpu = pynvml.nvmlDeviceGetHandleByIndex(int(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]))
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(int(visible_gpus(1)[0]))
     is_over = threading.Event()
 
     def read() -> None:

@@ -1,6 +1,7 @@
-"""What benchmarks share: writing records under benchmarks/records/, reading them, and tables of them."""
+"""What benchmarks share: their GPUs, writing records under benchmarks/records/, reading them, and tables of them."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,11 @@ from castwise.records.schema import Trial
 from castwise.records.store import load_folder
 
 RECORDS = Path(__file__).resolve().parent / "records"
+
+
+def visible_gpus(num_gpus: int) -> list[str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, or else the first ones."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus)))).split(",")
 
 
 def load(folder: Path) -> list[Trial]:

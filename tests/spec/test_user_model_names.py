@@ -1,5 +1,7 @@
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from fake_engine import fake_spec, fake_trial
@@ -239,8 +241,10 @@ def test_a_module_is_found_and_not_imported(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "package").mkdir()
     for file in ("__init__", "train", "__main__"):
-        (tmp_path / "package" / f"{file}.py").write_text("raise AssertionError")
+        (tmp_path / "package" / f"{file}.py").write_text("raise AssertionError\nimport timm\n")
     command = script_command([*start, name, "--lr", "1"])
+    assert command is not None
+    assert slow_imports([command]) == ["timm"]
     assert command == f"{' '.join(start)} {name} --lr 1" == shown_name(command)
     model = locate(command)
     file = "train.py" if name == "package.train" else "__main__.py"
@@ -248,8 +252,9 @@ def test_a_module_is_found_and_not_imported(
     assert (model.arguments, model.launcher) == (("--lr", "1"), tuple(start[:-1] if start[0] == "torchrun" else []))
 
 
-@pytest.mark.parametrize("name", ["no_such_module", "json.no_such_part", "json", "not-a-name", "sys"])
-def test_a_module_that_cannot_be_run_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["no_such_module", "json.no_such_part", "json", "not-a-name", "sys", "of_no_file"])
+def test_a_module_that_cannot_be_run_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "of_no_file", ModuleType("of_no_file"))
     with pytest.raises(UsageError, match=f"The module '{name}' does not exist"):
         locate(f"python -m {name}")
 

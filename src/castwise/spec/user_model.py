@@ -226,13 +226,19 @@ def _file_of_module(name: str) -> str | None:
     spec = None
     if all(part.isidentifier() for part in name.split(".")):
         top, *rest = name.split(".")
-        spec = PathFinder.find_spec(top, [os.getcwd()]) or importlib.util.find_spec(top)
+        with suppress(ValueError):  # a module that is imported already, but of no file: __main__
+            spec = PathFinder.find_spec(top, [os.getcwd()]) or importlib.util.find_spec(top)
         for part in rest:
             inside = spec and spec.submodule_search_locations
             spec = PathFinder.find_spec(f"{spec.name}.{part}", inside) if spec and inside else None
         if spec is not None and spec.submodule_search_locations is not None:  # a package
             spec = PathFinder.find_spec(f"{name}.__main__", spec.submodule_search_locations)
     return None if spec is None else spec.origin
+
+
+def _file_of_script(start: Sequence[str], where: str) -> Path:
+    """Return the file that a command's start runs, also if it is named as a module; "." for a module without one."""
+    return Path((_file_of_module(where) or "") if start[-1] in _RUNS_MODULE else where).expanduser()
 
 
 @functools.cache
@@ -289,8 +295,8 @@ def slow_imports(names: Iterable[str]) -> list[str]:
     """Return what users' and zoos' models import that takes seconds, by the files' text or by what is imported here."""
     found = set[str]()
     for name in names:
-        written = _parse_script(name)[1] if is_script(name) else name.rpartition(":")[0] or name
-        file = Path(written).expanduser()
+        start, where, _ = _parse_script(name) if is_script(name) else ([""], name.rpartition(":")[0] or name, [])
+        file = _file_of_script(start, where)
         text = ""
         with suppress(OSError, UnicodeError):
             text = file.read_text() if file.suffix == ".py" else ""
@@ -316,7 +322,7 @@ def locate(reference: str) -> UserModel:
     if is_script(reference):
         start, where, arguments = _parse_script(reference)
         is_module = start[-1] in _RUNS_MODULE
-        script = Path((_file_of_module(where) or "") if is_module else where).expanduser().absolute()
+        script = _file_of_script(start, where).absolute()
         if not script.is_file():
             what = "is a folder" if script.is_dir() and not is_module else "does not exist"
             raise UsageError(f"The {'module' if is_module else 'script'} '{where}' {what}.")
