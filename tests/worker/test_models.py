@@ -8,6 +8,7 @@ import pytest
 import torch
 from loops import lstm_anywhere
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from castwise.errors import DataError, UsageError
 from castwise.registry.precisions import find_precision
@@ -25,18 +26,18 @@ from castwise.worker.precision import convert_weights
 CPU = torch.device("cpu")
 META = torch.device("meta")
 
-# The weights that torchvision publishes (Weights.meta["num_params"]), of Inception without its auxiliary classifier.
-# test_flops.py has the multiply-accumulates.
+# What torchvision publishes: weights (Weights.meta["num_params"]), of Inception without its auxiliary classifier, and
+# 10⁹ multiply-accumulates (Weights.meta["_ops"]); those of b4 and b7 are for another image size.
 PUBLISHED = {
-    "resnet18": 11_689_512,
-    "resnet34": 21_797_672,
-    "resnet50": 25_557_032,
-    "resnet101": 44_549_160,
-    "resnet152": 60_192_808,
-    "inception_v3": 27_161_264 - 3_326_696,
-    "efficientnet_b0": 5_288_548,
-    "efficientnet_b4": 19_341_616,
-    "efficientnet_b7": 66_347_960,
+    "resnet18": (11_689_512, 1.814),
+    "resnet34": (21_797_672, 3.664),
+    "resnet50": (25_557_032, 4.089),
+    "resnet101": (44_549_160, 7.801),
+    "resnet152": (60_192_808, 11.514),
+    "inception_v3": (27_161_264 - 3_326_696, 5.713),
+    "efficientnet_b0": (5_288_548, 0.386),
+    "efficientnet_b4": (19_341_616, None),
+    "efficientnet_b7": (66_347_960, None),
 }
 # Images of 32² keep a step on a CPU short; Inception's stem takes no less than 75².
 SMALL_SIDE = 32
@@ -56,6 +57,15 @@ def build_on_meta(row: Workload) -> Task:
 
 def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_macs(task: Task, batch_size: int = 1) -> float:
+    """Return multiply-accumulates of one sample's forward pass; the model must be on the meta device."""
+    batch = task.make_batches(1, batch_size, CPU, generator())[0]
+    with FlopCounterMode(display=False) as counter:
+        task.compute_loss(task.model, tuple(part.to(META) for part in batch))
+    flops: int = counter.get_total_flops()
+    return flops / 2 / batch_size
 
 
 def small(row: Workload) -> Workload:
@@ -79,11 +89,15 @@ def small(row: Workload) -> Workload:
 def test_model_size_matches_row(row: Workload) -> None:
     task = build_on_meta(row)
     assert count_parameters(task.model) == row.num_parameters
+    assert row.macs_per_sample in (None, count_macs(task))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_torchvision_model_size_is_the_published_one(name: str) -> None:
-    assert count_parameters(build_on_meta(find_workload(name)).model) == PUBLISHED[name]
+    num_parameters, gmacs = PUBLISHED[name]
+    task = build_on_meta(find_workload(name))
+    assert count_parameters(task.model) == num_parameters
+    assert gmacs is None or count_macs(task) / 1e9 == pytest.approx(gmacs, abs=5e-4)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +109,7 @@ def test_language_model_size_follows_width(name: str, gates: int, width: int) ->
     recurrent = 2 * gates * 2 * width * width
     biases = 2 * gates * 2 * width
     assert count_parameters(task.model) == 2 * 33_278 * width + 33_278 + recurrent + biases
+    assert count_macs(task, batch_size=3) == 35 * (recurrent + 33_278 * width)
 
 
 def test_a_shorter_sequence_leaves_a_model_its_positions() -> None:
