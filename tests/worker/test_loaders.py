@@ -105,7 +105,8 @@ for _, (pid,) in make_loader(EndlessSamples(), Loader(num_workers=2), 1, seed=0)
 """
 
 
-def test_loader_processes_end_with_a_killed_trial() -> None:
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_loader_processes_end_with_the_trial(end: str) -> None:
     alive, held_open = os.pipe()  # the trial and its loader's processes hold its other end
     command = [sys.executable, "-c", LOAD_FOR_EVER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[held_open], text=True) as trial:
@@ -114,7 +115,7 @@ def test_loader_processes_end_with_a_killed_trial() -> None:
         try:
             assert len(trial.stdout.readline().split()) == 2
             assert not select.select([alive], [], [], 0.0)[0]
-            trial.kill()
+            getattr(trial, end)()
             # Below the five seconds after which torch's own watchdog would look.
             assert select.select([alive], [], [], 4.0)[0], "a process outlived the trial"
             assert os.read(alive, 1) == b"", "nobody holds the other end"
