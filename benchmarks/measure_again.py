@@ -10,6 +10,7 @@ and its share of the cores, in the order in which they are named. After an inter
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -84,7 +85,7 @@ def main() -> int:
     parser.add_argument("out", type=Path, metavar="DIR")
     parser.add_argument("jobs", nargs="*", metavar="JOB")
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which all jobs are interrupted")
+    parser.add_argument("--seconds", type=float, default=86400.0, help="after which all jobs are interrupted")
     parser.add_argument("--list", action="store_true", help="print all jobs")
     arguments = parser.parse_intermixed_args()
     every = [f"{kind}/{name}" for kind, (names, _, _) in KINDS.items() for name in names]
@@ -113,7 +114,9 @@ class Lane:
     def __init__(self, gpu: int, num_gpus: int, out: Path, end: float) -> None:
         """Take a GPU of some until a time of the monotonic clock."""
         self._out, self._end = out, end
-        self._cores = sorted(os.sched_getaffinity(0))[gpu::num_gpus]
+        cores = sorted(os.sched_getaffinity(0), key=_core_of_thread)
+        share = len(cores) // num_gpus
+        self._cores = cores[gpu * share : (gpu + 1) * share]
         self._variables = os.environ | {"CUDA_VISIBLE_DEVICES": visible_gpus(num_gpus)[gpu]}
 
     def work(self, waiting: "SimpleQueue[str]", unfinished: list[str]) -> None:
@@ -164,6 +167,13 @@ class Lane:
             account = account_of(json.loads(printed))
             (self._out / kind / f"{name}.json").write_text(json.dumps(account, separators=(",", ":")) + "\n")
         return bool(printed) if verb else process.returncode == 0
+
+
+def _core_of_thread(thread: int) -> tuple[int, int]:
+    """Return a key by which the threads of one core are neighbours."""
+    siblings = Path(f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list")
+    first = re.match(r"\d+", siblings.read_text()) if siblings.exists() else None
+    return (int(first[0]) if first else thread), thread
 
 
 def account_of(document: dict[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,15 @@
 
 The scripts are those of tests/training_scripts/, so large that a GPU is busy; on a CPU they are small. In each turn
 every script runs alone, then under castwise; after the last turn it runs alone once more. Each run is a process of its
-own. Alone, a step's time is taken from when the script wrote its log, and no code of castwise runs. The variable
+own. Alone, a step's time is taken from two lines of the script's log that wait for the device, and no code of castwise
+runs. The variable
 CUDA_VISIBLE_DEVICES chooses the GPU; `ddp` needs two. What fails is null in the record.
 """
 
 import argparse
 import itertools
 import json
+import math
 import os
 import signal
 import statistics
@@ -31,19 +33,19 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "tests" / "training_scripts"
 LAUNCHERS = {"ddp": ("torchrun", "--standalone", "--nproc-per-node", "2")}
 # Lines of the log that an optimizer step writes.
 LINES = {"accumulation": 3, "accelerate_loop": 2, "transformers_trainer": 2}
-# --size and --depth with which a step is some two TFLOP, so that a GPU is never idle.
+# --size and --depth with which a GPU has work for at least 10 ms a step, and the CPU for less.
 SIZES = {
-    "accelerate_loop": (192, 8),
-    "accumulation": (192, 32),
+    "accelerate_loop": (128, 12),
+    "accumulation": (256, 12),
     "ddp": (192, 16),
-    "gan": (144, 24),
+    "gan": (256, 8),
     "imagenet": (80, 16),
-    "lightning_module": (192, 48),
-    "mnist": (176, 24),
+    "lightning_module": (256, 24),
+    "mnist": (256, 12),
     "nano_gpt": (96, 16),
     "own_amp": (64, 12),
-    "timm_train": (48, 0),
-    "transformers_trainer": (96, 7),
+    "timm_train": (192, 4),
+    "transformers_trainer": (192, 3),
     "word_language_model": (224, 0),
 }
 WAYS = {"as-written": "none", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
@@ -60,7 +62,7 @@ class Failed(Exception):  # noqa: N818  it is said, and the next one goes on
 
 @dataclass(frozen=True)
 class Run:
-    """What a script's log says."""
+    """What a script's log says; the seconds are nan if it was stopped before its end."""
 
     losses: list[list[float]]  # of the first lines
     seconds: float  # of an optimizer step
@@ -123,11 +125,14 @@ def run_alone(name: str, more: list[str]) -> Run | None:
     launcher = LAUNCHERS.get(name, ("python",))
     command = ["-m", "torch.distributed.run", *launcher[1:], "--"] if launcher[0] == "torchrun" else []
     with tempfile.NamedTemporaryFile() as log:
-        command += [str(SCRIPTS / f"{name}.py"), "--log", log.name, "--times", "--steps", str(_STEPS), *more]
+        ends = [str(line) for line in _timed_lines(name)]
+        command += [str(SCRIPTS / f"{name}.py"), "--log", log.name, "--times", *ends, "--steps", str(_STEPS), *more]
         try:
             with clock(more[1]) as megahertz:
                 _, err = run([sys.executable, *command])
-            found = next(iter(runs_in(Path(log.name), name, err)))
+            found = runs_in(Path(log.name), name, err)[0]
+            if math.isnan(found.seconds):
+                raise Failed(_last_line(err))
             # The second half of a process, or the end of it, is timed.
             late = megahertz[len(megahertz) // 2 :]
             return replace(found, megahertz=statistics.median(late) if late else None)
@@ -186,10 +191,17 @@ def runs_in(log: Path, name: str, err: str) -> list[Run]:
     per_step, found = LINES.get(name, 1), []
     for written in lines.values():
         losses = [[float(value) for value in values[1:]] for values in written[: _NUM_COMPARED * per_step]]
-        timed = [float(values[0]) for values in written[-_TIMED * per_step - 1 :]]
-        seconds = (timed[-1] - timed[0]) / max(1, len(timed) - 1) * per_step
+        first, last = _timed_lines(name)
+        is_complete = len(written) > last
+        seconds = (float(written[last][0]) - float(written[first][0])) / _TIMED if is_complete else math.nan
         found.append(Run(losses, seconds))
     return found
+
+
+def _timed_lines(name: str) -> tuple[int, int]:
+    """Return the lines of a log, from 0, between which a script's steps are timed."""
+    per_step = LINES.get(name, 1)
+    return (_STEPS - _TIMED) * per_step - 1, _STEPS * per_step - 1
 
 
 @contextmanager

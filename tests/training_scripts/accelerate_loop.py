@@ -2,7 +2,7 @@
 
 import torch
 from accelerate import Accelerator
-from by_hand import More, args, log
+from by_hand import SAMPLES, More, args, log
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,8 +18,9 @@ def main():
     model = nn.Sequential(nn.Linear(8, 32 * n), nn.GELU(), More(32 * n), nn.Linear(32 * n, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2 / n)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
-    data = TensorDataset(torch.randn(args.steps * 6 * n, 8), torch.randint(4, (args.steps * 6 * n,)))
-    loader = DataLoader(data, batch_size=3 * n, shuffle=True)
+    count = args.steps * 6 * SAMPLES
+    data = TensorDataset(torch.randn(count, 8), torch.randint(4, (count,)))
+    loader = DataLoader(data, batch_size=3 * SAMPLES, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     model.train()
     for inputs, targets in loader:

@@ -1,7 +1,7 @@
 """Gradient accumulation that ends a step every third batch of a loader, with clipping by value and by norm."""
 
 import torch
-from by_hand import More, args, autocast, grad_scaler, log, moved
+from by_hand import SAMPLES, More, args, autocast, grad_scaler, log, moved
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,8 +13,9 @@ model = nn.Sequential(
 ).to(args.device)
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3 / n)
 scaler = grad_scaler()
-data = TensorDataset(torch.randint(30, (args.steps * 6 * n, 6)), torch.randint(2, (args.steps * 6 * n,)))
-for index, (words, labels) in enumerate(moved(DataLoader(data, batch_size=2 * n))):
+count = args.steps * 6 * SAMPLES
+data = TensorDataset(torch.randint(30, (count, 6)), torch.randint(2, (count,)))
+for index, (words, labels) in enumerate(moved(DataLoader(data, batch_size=2 * SAMPLES))):
     with autocast():
         loss = nn.functional.cross_entropy(model(words), labels)
     scaler.scale(loss / 3).backward()

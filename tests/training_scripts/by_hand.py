@@ -1,7 +1,8 @@
 """What the scripts here share: their arguments, autocast and loss scaling as they are written by hand, and a log.
 
-`--size` multiplies widths and batches, and `--depth` adds layers, so that a GPU has something to do. With `--times`
-lines of the log name the process and when they were written; but for the first, nothing then waits for a loss.
+`--size` multiplies widths, and batches as long as their samples take the CPU little time, and `--depth` adds layers, so
+that a GPU has something to do. With `--times` lines of the log name the process and when they were written. But for the
+first, nothing then waits for a loss, and only the lines that are named wait for the device.
 """
 
 import argparse
@@ -21,10 +22,11 @@ parser.add_argument("--amp", choices=("none", "bf16", "fp16"), default="none")
 parser.add_argument("--device", default="cpu")
 parser.add_argument("--size", type=int, default=1)
 parser.add_argument("--depth", type=int, default=0)
-parser.add_argument("--times", action="store_true")
+parser.add_argument("--times", type=int, nargs="*", metavar="LINE")
 args, _ = parser.parse_known_args()
 
 NUM_LOSSES = 32  # of a log with times
+SAMPLES = min(args.size, 32)  # by which a batch of single samples is multiplied
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -63,8 +65,11 @@ counted = itertools.count()
 def log(*losses):
     if os.environ.get("RANK", "0") != "0":
         return
+    line = next(counted)
     with open(args.log, "a") as file:
-        if args.times:
+        if args.times is not None:
+            if line in args.times and args.device == "cuda":
+                torch.cuda.synchronize()
             print(os.getpid(), time.perf_counter(), file=file, end=" ")
-        has_losses = not args.times or next(counted) < NUM_LOSSES
+        has_losses = args.times is None or line < NUM_LOSSES
         print(*([loss.item() for loss in losses] if has_losses else []), file=file)

@@ -4,7 +4,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from by_hand import More, args, autocast, grad_scaler, log, moved
+from by_hand import SAMPLES, More, args, autocast, grad_scaler, log, moved
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -16,12 +16,13 @@ def main():
     if args.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.manual_seed(9)
-    data = TensorDataset(torch.randn(args.steps * 8 * n, 5), torch.randint(3, (args.steps * 8 * n,)))
+    count = args.steps * 8 * SAMPLES
+    data = TensorDataset(torch.randn(count, 5), torch.randint(3, (count,)))
     model = DistributedDataParallel(
         nn.Sequential(nn.Linear(5, 24 * n), nn.ReLU(), More(24 * n), nn.Linear(24 * n, 3)).to(args.device)
     )
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1 / n, momentum=0.9), grad_scaler()
-    for inputs, targets in moved(DataLoader(data, batch_size=4 * n, sampler=DistributedSampler(data))):
+    for inputs, targets in moved(DataLoader(data, batch_size=4 * SAMPLES, sampler=DistributedSampler(data))):
         optimizer.zero_grad(set_to_none=True)
         with autocast():
             loss = nn.functional.cross_entropy(model(inputs), targets)

@@ -1,7 +1,7 @@
 """Two models with an optimizer each, in turn, as in PyTorch's DCGAN example."""
 
 import torch
-from by_hand import More, args, autocast, grad_scaler, log, moved
+from by_hand import SAMPLES, More, args, autocast, grad_scaler, log, moved
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -13,14 +13,15 @@ criterion = nn.BCEWithLogitsLoss()
 of_critic = torch.optim.Adam(critic.parameters(), lr=2e-3 / n, betas=(0.5, 0.999))
 of_generator = torch.optim.Adam(generator.parameters(), lr=2e-3 / n, betas=(0.5, 0.999))
 scaler = grad_scaler()
-for (real,) in moved(DataLoader(TensorDataset(torch.randn(args.steps * 4 * n, 10 * n)), batch_size=4 * n)):
-    ones, zeros = torch.ones(4 * n, 1).to(args.device), torch.zeros(4 * n, 1).to(args.device)
+batch = 4 * SAMPLES
+for (real,) in moved(DataLoader(TensorDataset(torch.randn(args.steps * batch, 10 * n)), batch_size=batch)):
+    ones, zeros = torch.ones(batch, 1).to(args.device), torch.zeros(batch, 1).to(args.device)
     critic.zero_grad()
     with autocast():
         loss_real = criterion(critic(real), ones)
     scaler.scale(loss_real).backward()
     with autocast():
-        fake = generator(torch.randn(4 * n, 6).to(args.device))
+        fake = generator(torch.randn(batch, 6).to(args.device))
         loss_fake = criterion(critic(fake.detach()), zeros)
     scaler.scale(loss_fake).backward()
     scaler.step(of_critic)

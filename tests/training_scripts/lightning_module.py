@@ -2,7 +2,7 @@
 
 import lightning.pytorch as pl
 import torch
-from by_hand import More, args, log
+from by_hand import SAMPLES, More, args, log
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -30,7 +30,7 @@ class Classifier(pl.LightningModule):
 
 
 pl.seed_everything(3)
-data = TensorDataset(torch.randn(24 * n, 9), torch.randint(3, (24 * n,)))
+data = TensorDataset(torch.randn(24 * SAMPLES, 9), torch.randint(3, (24 * SAMPLES,)))
 # Lightning takes bf16 for fp16 on a CPU, unless a plug-in is given.
 own = {"none": {}, "bf16": {"precision": "bf16-mixed"}, "fp16": {"plugins": MixedPrecision("16-mixed", args.device)}}
 trainer = pl.Trainer(
@@ -45,4 +45,8 @@ trainer = pl.Trainer(
     num_sanity_val_steps=1,
     **own[args.amp],
 )
-trainer.fit(Classifier(), DataLoader(data, batch_size=4 * n, shuffle=True), DataLoader(data, batch_size=8 * n))
+trainer.fit(
+    Classifier(),
+    DataLoader(data, batch_size=4 * SAMPLES, shuffle=True),
+    DataLoader(data, batch_size=8 * SAMPLES),
+)

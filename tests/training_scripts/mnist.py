@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from by_hand import More, args, autocast, grad_scaler, log, moved
+from by_hand import SAMPLES, More, args, autocast, grad_scaler, log, moved
 from torch import nn, optim
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -43,8 +43,8 @@ def test(model, loader):
 
 def main():
     torch.manual_seed(1)
-    images = TensorDataset(torch.randn(32 * n, 1, 12, 12), torch.randint(10, (32 * n,)))
-    loader = DataLoader(images, batch_size=8 * n, shuffle=True)
+    images = TensorDataset(torch.randn(32 * SAMPLES, 1, 12, 12), torch.randint(10, (32 * SAMPLES,)))
+    loader = DataLoader(images, batch_size=8 * SAMPLES, shuffle=True)
     model, scaler = Net().to(args.device), grad_scaler()
     optimizer = optim.Adadelta(model.parameters(), lr=0.5 / n)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.7)

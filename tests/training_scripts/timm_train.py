@@ -2,7 +2,7 @@
 
 import timm
 import torch
-from by_hand import args, autocast, grad_scaler, log, moved
+from by_hand import SAMPLES, args, autocast, grad_scaler, log, moved
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
@@ -39,14 +39,14 @@ def train_one_epoch(model, loader, optimizer, scaler, ema, scheduler):
 
 def main():
     torch.manual_seed(42)
-    n = args.size
-    name, side = ("test_vit", 32) if n == 1 else ("vit_base_patch16_224", 112)
-    model = timm.create_model(name, img_size=side, num_classes=4).to(args.device)
+    small, large = {"model_name": "test_vit", "img_size": 32}, {"model_name": "vit_base_patch16_224", "img_size": 64}
+    large |= {"embed_dim": 16 * args.size, "depth": args.depth, "num_heads": args.size // 4}
+    model = timm.create_model(num_classes=4, **(large if args.depth else small)).to(args.device)
     optimizer = create_optimizer_v2(model, opt="sgd", lr=0.05, momentum=0.9, weight_decay=1e-4)
-    count = min(args.steps, 10) * 2 * n
+    count, side = min(args.steps, 10) * 2 * SAMPLES, model.patch_embed.img_size[0]
     images = TensorDataset(torch.randn(count, 3, side, side), torch.randint(4, (count,)))
     scheduler = CosineLRScheduler(optimizer, t_initial=args.steps, t_in_epochs=False)
-    loader = DataLoader(images, batch_size=2 * n, shuffle=True)
+    loader = DataLoader(images, batch_size=2 * SAMPLES, shuffle=True)
     scaler, ema = NativeScaler(), ModelEmaV2(model)
     for _ in range(-(-args.steps // 10)):
         train_one_epoch(model, loader, optimizer, scaler, ema, scheduler)

@@ -3,7 +3,7 @@
 import tempfile
 
 import torch
-from by_hand import args, log
+from by_hand import SAMPLES, args, log
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 
@@ -16,7 +16,7 @@ class LoggingTrainer(Trainer):
 
 n = args.size
 generator = torch.Generator().manual_seed(5)
-sentences = torch.randint(60, (args.steps * 4 * n, 7), generator=generator)
+sentences = torch.randint(60, (args.steps * 4 * SAMPLES, 7), generator=generator)
 sizes = {"vocab_size": 60, "hidden_size": 16 * n, "intermediate_size": 32 * n, "max_position_embeddings": 8}
 config = BertConfig(num_hidden_layers=1 + args.depth, num_attention_heads=2, **sizes)
 with tempfile.TemporaryDirectory() as folder:
@@ -26,7 +26,7 @@ with tempfile.TemporaryDirectory() as folder:
         bf16=args.amp == "bf16",
         fp16=args.amp == "fp16",
         max_steps=args.steps,
-        per_device_train_batch_size=2 * n,
+        per_device_train_batch_size=2 * SAMPLES,
         gradient_accumulation_steps=2,
         max_grad_norm=0.5,
         report_to=[],
