@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -33,19 +34,19 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "tests" / "training_scripts"
 LAUNCHERS = {"ddp": ("torchrun", "--standalone", "--nproc-per-node", "2")}
 # Lines of the log that an optimizer step writes.
 LINES = {"accumulation": 3, "accelerate_loop": 2, "transformers_trainer": 2}
-# --size and --depth with which a GPU has work for at least 10 ms a step, and the CPU for less.
+# --size and --depth: few wide layers, so that a GPU has work for at least 10 ms a step, and the CPU for less.
 SIZES = {
-    "accelerate_loop": (128, 12),
-    "accumulation": (256, 12),
-    "ddp": (192, 16),
-    "gan": (256, 8),
-    "imagenet": (80, 16),
-    "lightning_module": (256, 24),
-    "mnist": (256, 12),
-    "nano_gpt": (96, 16),
+    "accelerate_loop": (256, 3),
+    "accumulation": (512, 4),
+    "ddp": (320, 3),
+    "gan": (512, 3),
+    "imagenet": (112, 8),
+    "lightning_module": (512, 5),
+    "mnist": (384, 5),
+    "nano_gpt": (176, 2),
     "own_amp": (64, 12),
-    "timm_train": (192, 4),
-    "transformers_trainer": (192, 3),
+    "timm_train": (384, 1),
+    "transformers_trainer": (256, 1),
     "word_language_model": (224, 0),
 }
 WAYS = {"as-written": "none", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
@@ -62,10 +63,11 @@ class Failed(Exception):  # noqa: N818  it is said, and the next one goes on
 
 @dataclass(frozen=True)
 class Run:
-    """What a script's log says; the seconds are nan if it was stopped before its end."""
+    """What a script's log says."""
 
     losses: list[list[float]]  # of the first lines
-    seconds: float  # of an optimizer step
+    times: tuple[float, float] | None  # between which steps were timed; None if it was stopped before
+    seconds: float = math.nan  # of an optimizer step
     megahertz: float | None = None  # the GPU's clock, which heat and power lower
 
 
@@ -98,6 +100,7 @@ def main() -> None:
                     "script": name,
                     "precision": precision,
                     "loss_gap": loss_gap(alone[precision], hooked[precision]),
+                    "loss_gap_alone": loss_gap(alone[precision][:1], alone[precision][1:]),
                     "alone": [run and run.seconds for run in alone[precision]],
                     "castwise": [run and run.seconds for run in hooked[precision]],
                     "megahertz": {
@@ -128,14 +131,14 @@ def run_alone(name: str, more: list[str]) -> Run | None:
         ends = [str(line) for line in _timed_lines(name)]
         command += [str(SCRIPTS / f"{name}.py"), "--log", log.name, "--times", *ends, "--steps", str(_STEPS), *more]
         try:
-            with clock(more[1]) as megahertz:
+            with clock(more[1]) as readings:
                 _, err = run([sys.executable, *command])
             found = runs_in(Path(log.name), name, err)[0]
-            if math.isnan(found.seconds):
+            if found.times is None:
                 raise Failed(_last_line(err))
-            # The second half of a process, or the end of it, is timed.
-            late = megahertz[len(megahertz) // 2 :]
-            return replace(found, megahertz=statistics.median(late) if late else None)
+            begin, end = found.times
+            timed = [megahertz for moment, megahertz in readings if begin <= moment <= end]
+            return replace(found, seconds=(end - begin) / _TIMED, megahertz=statistics.fmean(timed) if timed else None)
         except Failed as failed:
             print(f"{name} {' '.join(more)}: alone: {failed}", flush=True)
             return None
@@ -169,8 +172,8 @@ def run_under_castwise(name: str, more: list[str]) -> tuple[dict[str, Run], dict
         if trial["status"] == "ok" and len(logged) == len(trials):
             steps = sum(block["num_steps"] for block in blocks)
             hertz = [reading["sm_clock_hertz"] for reading in trial["readings"] if reading["sm_clock_hertz"]]
-            megahertz = statistics.median(hertz) / 1e6 if hertz else None
-            found[precision] = Run(own.losses, sum(block["seconds"] for block in blocks) / steps, megahertz)
+            megahertz = statistics.fmean(hertz) / 1e6 if hertz else None
+            found[precision] = Run(own.losses, None, sum(block["seconds"] for block in blocks) / steps, megahertz)
         else:
             print(f"{name} {precision}: under castwise: {trial.get('message') or trial['status']}", flush=True)
     return found, trials[0]["environment"]
@@ -192,9 +195,7 @@ def runs_in(log: Path, name: str, err: str) -> list[Run]:
     for written in lines.values():
         losses = [[float(value) for value in values[1:]] for values in written[: _NUM_COMPARED * per_step]]
         first, last = _timed_lines(name)
-        is_complete = len(written) > last
-        seconds = (float(written[last][0]) - float(written[first][0])) / _TIMED if is_complete else math.nan
-        found.append(Run(losses, seconds))
+        found.append(Run(losses, (float(written[first][0]), float(written[last][0])) if len(written) > last else None))
     return found
 
 
@@ -205,11 +206,11 @@ def _timed_lines(name: str) -> tuple[int, int]:
 
 
 @contextmanager
-def clock(device: str) -> Iterator[list[float]]:
-    """Yield a list that has, once the block is left, the clock of the first GPU in each fifth of a second."""
-    megahertz: list[float] = []
+def clock(device: str) -> Iterator[list[tuple[float, float]]]:
+    """Yield a list to which times and the clock of the first GPU then are added, twenty a second."""
+    readings: list[tuple[float, float]] = []
     if device != "cuda":
-        yield megahertz
+        yield readings
         return
     import pynvml
 
@@ -218,13 +219,13 @@ def clock(device: str) -> Iterator[list[float]]:
     is_over = threading.Event()
 
     def read() -> None:
-        while not is_over.wait(0.2):
-            megahertz.append(pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM))
+        while not is_over.wait(0.05):
+            readings.append((time.perf_counter(), pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)))
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     try:
-        yield megahertz
+        yield readings
     finally:
         is_over.set()
         thread.join()
@@ -262,16 +263,20 @@ def table(name: str) -> str:
     cells = []
     for row in sorted(rows, key=lambda row: row["script"]):  # the precisions of one stay in their order
         alone, own = ([each for each in row[side] if each is not None] for side in ("alone", "castwise"))
-        gap = "failed" if row["loss_gap"] is None else "equal" if row["loss_gap"] == 0 else f"{row['loss_gap']:.1e}"
+        gaps = [_in_words(row["loss_gap"]), _in_words(row["loss_gap_alone"])]
         pace = ["failed"] * 4
         if alone and own:
             by_hand, hooked = statistics.median(alone), statistics.median(own)
             apart = max((abs(second / first - 1) for first, second in itertools.pairwise(alone)), default=0.0)
             pace = [f"{1000 * by_hand:.2f} ms", f"{1000 * hooked:.2f} ms", f"{100 * (hooked / by_hand - 1):+.1f} %"]
             pace.append(f"{100 * apart:.1f} %")
-        cells.append([f"`{row['script']}`", f"`{row['precision']}`", gap, *pace])
-    heading = "script | precision | losses | by hand | castwise | difference | by hand, twice"
-    return "\n".join(["; ".join(places), "", *markdown(heading, "lllrrrr", cells)]) + "\n"
+        cells.append([f"`{row['script']}`", f"`{row['precision']}`", *gaps, *pace])
+    heading = "script | precision | losses | by hand, twice | by hand | castwise | difference | by hand, twice"
+    return "\n".join(["; ".join(places), "", *markdown(heading, "llllrrrr", cells)]) + "\n"
+
+
+def _in_words(gap: float | None) -> str:
+    return "failed" if gap is None else "equal" if gap == 0 else f"{gap:.0e}"
 
 
 if __name__ == "__main__":

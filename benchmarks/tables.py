@@ -34,9 +34,10 @@ from stored import RECORDS, by_place, costs_of, load, markdown, place_of, where_
 
 from castwise.accuracy.advice import with_accuracy
 from castwise.analysis.advice import recommend
-from castwise.analysis.causes import diagnose
+from castwise.analysis.causes import MEMORY, PRODUCTS, UPDATE, diagnose
 from castwise.analysis.model_flops import float8_of, fp8_share
 from castwise.analysis.result_table import Row, compare
+from castwise.analysis.steady_metrics import throughput
 from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import find_suite, is_search, specs_of
@@ -44,6 +45,7 @@ from castwise.registry.workloads import find_workload
 from castwise.render.fields import ratio_text
 from castwise.render.run_report import markdown_table, print_table
 from castwise.render.table import markdown_text
+from castwise.render.units import format_rate
 from castwise.render.why_report import print_why
 from castwise.spec.trial import TrialSpec
 from castwise.suites.render import markdown_suite
@@ -278,6 +280,50 @@ def max_batches() -> max_batch_tables.Measured:
     return max_batch_tables.measured_fits(RECORDS / "fit")
 
 
+# Units per second that were to be reached on an H200.
+GOALS = {
+    ("gpt2", "bf16-master"): 600_000,
+    ("gpt-d2048x12", "bf16-master"): 135_000,
+    ("gpt-d4096", "bf16-master"): 95_000,
+    ("gpt-d4096", "fp8-tensorwise"): 125_000,
+    ("vit-b16", "bf16-master"): 4_200,
+}
+
+
+def goals(_: str) -> str:
+    """Return what a step at each goal has to consist of, beside the profile of the fastest loop."""
+    best: dict[tuple[str, str], float] = {}
+    for path in sorted((RECORDS / "by_hand").glob("*.json")):
+        for row in json.loads(path.read_text())["rows"]:
+            key = row.get("workload", row["name"]), row["loops"][by_hand.CASTWISE].partition(",")[0]
+            speeds = [turn["per_second"] for turn in row["turns"] if turn["side"] == by_hand.CASTWISE]
+            best[key] = max(best.get(key, 0.0), *speeds)
+    for search in search_tables.searches().values():
+        key = search["workload"], search["fastest"]["precision"]
+        best[key] = max(best.get(key, 0.0), search_tables.fastest_row(search)["throughput_per_second"])
+    cells = []
+    for found in diagnose(rows("tuned")):
+        spec, speed, step = found.row.trial.spec, throughput(found.row.trial), found.row.step_seconds
+        assert speed is not None
+        assert step is not None
+        goal, measured = GOALS[spec.workload, spec.precision], max(speed, best[spec.workload, spec.precision])
+        shares = [found.share_of(*PRODUCTS), found.share_of(*UPDATE), found.share_of(*MEMORY)]
+        products, update, rest = (1000 * step * (share or 0.0) for share in shares)
+        allowed = 1000 * step * speed / goal
+        cells.append(
+            [
+                f"{spec.workload}, batch {spec.batch_size}, {spec.precision}",
+                f"{goal:,}",
+                f"{format_rate(measured)} ({100 * measured / goal:.0f} %)",
+                *(f"{value:.1f} ms" for value in (allowed, products, update, allowed - products - update, rest)),
+            ]
+        )
+    heading = (
+        "loop | goal, units/s | reached | step at the goal | products, attention | update | leaves | all else takes"
+    )
+    return "\n".join(markdown(heading, "lrrrrrrr", cells)) + "\n"
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
     "terminal": terminal,
@@ -317,6 +363,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "max_batch_loops": lambda _: max_batch_tables.loops_table(max_batches()),
     "max_batch_predictions": lambda _: max_batch_tables.predictions(max_batches()),
     "scripts": script_agreement.table,
+    "goals": goals,
     "searches": lambda _: search_tables.summary(),
     "search": search_tables.accepted,
     "search_sentence": search_tables.sentence,
