@@ -30,6 +30,8 @@ from typing import Any
 
 from stored import RECORDS, markdown, place_of, visible_gpus, write
 
+from castwise.analysis.statistics import estimate
+
 SCRIPTS = Path(__file__).resolve().parent.parent / "tests" / "training_scripts"
 LAUNCHERS = {"ddp": ("torchrun", "--standalone", "--nproc-per-node", "2")}
 # Lines of the log that an optimizer step writes.
@@ -54,6 +56,7 @@ _TIMED = 72  # optimizer steps: a multiple of the epochs' lengths
 _WARM_UP = 36  # under castwise: more than those whose losses the log has, which wait for the device
 _STEPS = 112  # of the whole run, the same everywhere: scripts draw as much data
 _NUM_COMPARED = 8  # optimizer steps whose losses are compared
+_STEADY = 0.01  # by which runs by hand may differ in lines whose mean difference is given
 _LIMIT_SECONDS = 120  # of a process, or of one under castwise
 
 
@@ -260,23 +263,31 @@ def table(name: str) -> str:
     records = [json.loads(path.read_text()) for path in sorted((RECORDS / "scripts").glob(f"{name}*.json"))]
     places = dict.fromkeys(place_of(each["environment"], each["date"]) for each in records)
     rows = [row for each in records for row in each["rows"]]
-    cells = []
+    cells, ratios = [], []
     for row in sorted(rows, key=lambda row: row["script"]):  # the precisions of one stay in their order
         alone, own = ([each for each in row[side] if each is not None] for side in ("alone", "castwise"))
-        gaps = [_in_words(row["loss_gap"]), _in_words(row["loss_gap_alone"])]
+        gaps = [_in_words(row["loss_gap"]), _in_words(row.get("loss_gap_alone", math.nan))]  # older records have none
         pace = ["failed"] * 4
         if alone and own:
             by_hand, hooked = statistics.median(alone), statistics.median(own)
             apart = max((abs(second / first - 1) for first, second in itertools.pairwise(alone)), default=0.0)
             pace = [f"{1000 * by_hand:.2f} ms", f"{1000 * hooked:.2f} ms", f"{100 * (hooked / by_hand - 1):+.1f} %"]
             pace.append(f"{100 * apart:.1f} %")
+            ratios += [hooked / by_hand] if apart < _STEADY else []
         cells.append([f"`{row['script']}`", f"`{row['precision']}`", *gaps, *pace])
-    heading = "script | precision | losses | by hand, twice | by hand | castwise | difference | by hand, twice"
-    return "\n".join(["; ".join(places), "", *markdown(heading, "llllrrrr", cells)]) + "\n"
+    heading = "script | precision | losses | losses by hand, twice | by hand | castwise | difference | by hand, twice"
+    lines = ["; ".join(places), "", *markdown(heading, "llllrrrr", cells)]
+    if found := estimate(ratios):
+        mean, low, high = (f"{100 * (ratio - 1):+.1f}" for ratio in (found.value, found.low, found.high))
+        said = f"In the {found.n} lines whose runs by hand agree within {_STEADY:.0%}, the mean difference is {mean} %"
+        lines += ["", f"{said} (95 % interval: {low} to {high} %)."]
+    return "\n".join(lines) + "\n"
 
 
 def _in_words(gap: float | None) -> str:
-    return "failed" if gap is None else "equal" if gap == 0 else f"{gap:.0e}"
+    if gap is None:
+        return "failed"
+    return "–" if math.isnan(gap) else "equal" if gap == 0 else f"{gap:.0e}"
 
 
 if __name__ == "__main__":
