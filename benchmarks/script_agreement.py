@@ -104,6 +104,10 @@ def main() -> None:
                     "precision": precision,
                     "loss_gap": loss_gap(alone[precision], hooked[precision]),
                     "loss_gap_alone": loss_gap(alone[precision][:1], alone[precision][1:]),
+                    "losses": {
+                        side: [run and run.losses for run in runs[precision]]
+                        for side, runs in (("alone", alone), ("castwise", hooked))
+                    },
                     "alone": [run and run.seconds for run in alone[precision]],
                     "castwise": [run and run.seconds for run in hooked[precision]],
                     "megahertz": {
@@ -112,7 +116,7 @@ def main() -> None:
                     },
                 }
             )
-            print(rows[-1], flush=True)
+            print({key: value for key, value in rows[-1].items() if key != "losses"}, flush=True)
         date = datetime.now(UTC).strftime("%Y-%m-%d")
         write(arguments.out, {"environment": environment, "date": date, "rows": rows})
 
