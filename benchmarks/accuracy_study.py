@@ -1,17 +1,18 @@
 """Train many seeds in every precision, on several GPUs: what README and docs say about accuracy.
 
-    python benchmarks/accuracy_study.py DIR [--gpus N] [--lanes N] [--seconds S] [--beyond NAME] [--out FOLDER] JOB ...
+    python benchmarks/accuracy_study.py DIR [--gpus N] [--lanes N] [--seconds S] [--more] [--out FOLDER] JOB ...
 
 A JOB is a key of `JOBS`. Each GPU trains all seeds in one precision before the next, so that it compiles few loops, and
 takes what no other has begun. Trials are kept under DIR, and the same command goes on from them. --lanes trains several
-at once on each GPU, for scores alone: their times say nothing. --beyond h100 leaves out the runs that the records
-h100-JOB have. --out writes a record for each job, which belongs under benchmarks/records/accuracy/.
+at once on each GPU, for scores alone: their times say nothing. --more leaves out the runs that are on record, of any
+GPU. --out writes a record for each job, which belongs under benchmarks/records/accuracy/.
 """
 
 import argparse
 import json
 import math
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -104,7 +105,7 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=1, help="runs at once on each GPU")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no run begins")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--beyond", metavar="NAME")
+    parser.add_argument("--more", action="store_true")
     parser.add_argument("--lane", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args()
     count = arguments.gpus * arguments.lanes
@@ -133,7 +134,7 @@ def _train(arguments: argparse.Namespace) -> None:
     end = time.monotonic() + arguments.seconds
     for name in arguments.jobs:
         job, claims = JOBS[name], arguments.folder / name / CLAIMS
-        recorded = record_named(f"{arguments.beyond}-{name}")["runs"] if arguments.beyond else []
+        recorded = record_named(name)["runs"] if arguments.more else []
         known = {(run["precision"], run["seed"]) for run in recorded}
         search = prepare_accuracy(AccuracyOptions(results=arguments.folder / name, **job.options))
         measure = CachedMeasure(search.job.runner)
@@ -206,8 +207,10 @@ def verdict_of(record: Mapping[str, Any], theirs: Scores, own: Scores, margin: f
 
 
 def record_named(name: str) -> dict[str, Any]:
-    """Return the record of a name, with the runs of all of its dates."""
-    records = [json.loads(path.read_text()) for path in sorted((RECORDS / "accuracy").glob(f"*-{name}.json"))]
+    """Return the last record of a name, such as `h200-mnist`, or of all GPUs `mnist`, with the runs of all dates."""
+    named = re.compile(rf"\d+-\d+-\d+-(\w-)?(h\d+-)?{re.escape(name)}")
+    paths = sorted(path for path in (RECORDS / "accuracy").glob("*.json") if named.fullmatch(path.stem))
+    records = [json.loads(path.read_text()) for path in paths]
     return {**records[-1], "runs": [run for record in records for run in record["runs"]]}
 
 
