@@ -38,9 +38,9 @@ LAUNCHERS = {"ddp": ("torchrun", "--standalone", "--nproc-per-node", "2")}
 LINES = {"accumulation": 3, "accelerate_loop": 2, "transformers_trainer": 2}
 # --size and --depth: few wide layers, so that a GPU has work for at least 10 ms a step, and the CPU for less.
 SIZES = {
-    "accelerate_loop": (256, 3),
+    "accelerate_loop": (256, 5),
     "accumulation": (512, 4),
-    "ddp": (320, 3),
+    "ddp": (320, 5),
     "gan": (512, 3),
     "imagenet": (112, 8),
     "lightning_module": (512, 5),
@@ -48,7 +48,7 @@ SIZES = {
     "nano_gpt": (176, 2),
     "own_amp": (64, 12),
     "timm_train": (384, 1),
-    "transformers_trainer": (256, 1),
+    "transformers_trainer": (320, 1),
     "word_language_model": (224, 0),
 }
 WAYS = {"as-written": "none", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
