@@ -3,17 +3,17 @@
     python benchmarks/accuracy_study.py DIR [--gpus N] [--lanes N] [--seconds S] [--more] [--out FOLDER] JOB ...
 
 A JOB is a key of `JOBS`. Each GPU trains all seeds in one precision before the next, so that it compiles few loops, and
-takes what no other has begun. Trials are kept under DIR, and the same command goes on from them. --lanes trains several
-at once on each GPU, for scores alone: their times say nothing. --more leaves out the runs that are on record, of any
-GPU. --out writes a record for each job, which belongs under benchmarks/records/accuracy/.
+takes what no other has begun, of this command or another. Trials are kept under DIR, and the same command goes on from
+them. --lanes trains several at once on each GPU, for scores alone: their times say nothing. --more leaves out the runs
+that are on record, of any GPU. --out writes a record for each job, which belongs under benchmarks/records/accuracy/.
 """
 
 import argparse
+import fcntl
 import json
 import math
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -39,7 +39,7 @@ _MODELS = str(Path(__file__).parent / "accuracy_models.py")
 _EVERY = ("fp32", "tf32", "fp16-mixed", "bf16-mixed", "fp16-master", "bf16-master", "fp16-true", "bf16-true")
 APEX = ("tf32", "fp16-mixed", "fp16-master", "fp16-true")  # its levels O0 to O3
 PAIRS = 8  # of one verdict on a planted fault
-CLAIMS = "claims"  # a file for each run that a lane has begun
+CLAIMS = "claims"  # a file for each run: locked by the lane that trains it, and not empty once that has ended
 _PLANTED_MARGIN = 0.003
 _WORSE, _NO_CLAIM = ("worse", "diverged"), ("as good", "not enough runs")
 # The precision of each case, what it is, and which verdicts are right.
@@ -113,8 +113,6 @@ def main() -> int:
     if arguments.lane is not None:
         _train(arguments)
         return 0
-    for name in arguments.jobs:
-        shutil.rmtree(arguments.folder / name / CLAIMS, ignore_errors=True)
     lanes = [
         subprocess.Popen(
             [sys.executable, *sys.argv, "--lane", str(lane)],
@@ -141,17 +139,24 @@ def _train(arguments: argparse.Namespace) -> None:
         measure = CachedMeasure(search.job.runner)
         claims.mkdir(parents=True, exist_ok=True)
         start = arguments.lane % len(search.specs)
-        for spec in (*search.specs[start:], *search.specs[:start]):
+        begun = Counter(path.name.rpartition("-")[0] for path in claims.iterdir())
+        in_turn = (*search.specs[start:], *search.specs[:start])
+        for spec in sorted(in_turn, key=lambda spec: begun[spec.precision]):
             for seed in range(job.seeds):
                 if (spec.precision, seed) in known or not job.trains(spec.precision, seed):
                     continue
                 if time.monotonic() > end:
                     return
-                try:
-                    (claims / f"{spec.precision}-{seed}").touch(exist_ok=False)
-                except FileExistsError:
-                    continue
-                trial = measure(spec.model_copy(update={"seed": seed}))
+                path = claims / f"{spec.precision}-{seed}"
+                with path.open("a") as claim:
+                    try:
+                        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except OSError:
+                        continue
+                    if path.stat().st_size:
+                        continue
+                    trial = measure(spec.model_copy(update={"seed": seed}))
+                    claim.write(f"{trial.status}\n")
                 print(
                     f"{name} {spec.precision} seed {seed}: {trial.status}, {trial.duration_seconds:.0f} s", flush=True
                 )
