@@ -49,7 +49,7 @@ SIZES = {
     "own_amp": (64, 12),
     "timm_train": (384, 1),
     "transformers_trainer": (320, 1),
-    "word_language_model": (224, 0),
+    "word_language_model": (320, 0),
 }
 WAYS = {"as-written": "none", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
 _TIMED = 72  # optimizer steps: a multiple of the epochs' lengths
