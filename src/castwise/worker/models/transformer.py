@@ -62,13 +62,15 @@ class Attention(nn.Module):
         self.out = nn.Linear(arch.width, arch.width, bias=has_bias)
 
     def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
-        """Return a tensor of x's shape (batch, length, width); `rotation` is of shape (2, length, head size)."""
-        heads = self.qkv(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
-        query, key, value = heads.split((self.heads, self.key_heads, self.key_heads), dim=1)
+        """Return a tensor of x's shape (batch, length, width); for `rotation` see `rotation_of`."""
+        # Split, rotated and only then transposed: no pass over memory for another layout.
+        widths = [count * self.size for count in (self.heads, self.key_heads, self.key_heads)]
+        query, key, value = (part.unflatten(-1, (-1, self.size)) for part in self.qkv(x).split(widths, dim=-1))
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
+        heads = [part.transpose(1, 2) for part in (query, key, value)]
         y = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=self.is_causal, enable_gqa=self.key_heads != self.heads
+            *heads, is_causal=self.is_causal, enable_gqa=self.key_heads != self.heads
         )
         return cast(Tensor, self.out(y.transpose(1, 2).flatten(2)))
 
@@ -77,13 +79,13 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Turn each pair of x's channels, half the head apart, by its token's angle. Source: Su et al. 2021."""
     cosine, sine = rotation.to(x.dtype)
     half, other = x.chunk(2, dim=-1)
-    return cast(Tensor, x * cosine + torch.cat((-other, half), dim=-1) * sine)
+    return torch.cat((half * cosine - other * sine, other * cosine + half * sine), dim=-1)
 
 
 def rotation_of(length: int, size: int) -> Tensor:
-    """Return cosines and sines of the angles by which Llama 3 turns a head of so many channels."""
+    """Return cosines and sines of Llama 3's angles for heads of so many channels, shape (2, length, 1, size / 2)."""
     rates = 500_000.0 ** -(torch.arange(0, size, 2) / size)
-    angles = torch.outer(torch.arange(length).float(), rates).repeat(1, 2)
+    angles = torch.outer(torch.arange(length).float(), rates).unsqueeze(1)
     return torch.stack((angles.cos(), angles.sin()))
 
 
