@@ -391,6 +391,17 @@ def test_the_script_of_a_user_model_imports_their_file(command: CommandLine, tmp
     compile(text, "train.py", "exec")
 
 
+def test_a_script_is_written_over_castwise_s_own_alone(command: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    arguments = ("tune", "resnet50", "--precision", "fp32", "--emit", file, "--results", command.results)
+    file.write_text("mine")
+    done = command(*arguments, engine=engine())
+    assert (done.code, file.read_text(), done.engine.measured) == (2, "mine", [])
+    assert done.error_lines == [f"castwise: '{file}' exists already, and is left as it is. Name another file."]
+    file.unlink()
+    assert [command(*arguments, engine=engine()).code for _ in range(2)] == [0, 0]
+
+
 @pytest.mark.parametrize(("limit", "code"), [("1.5GiB", 0), ("1MiB", 1)])
 def test_the_script_is_that_of_the_loop_that_fits(command: CommandLine, tmp_path: Path, limit: str, code: int) -> None:
     file = tmp_path / "train.py"

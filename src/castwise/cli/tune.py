@@ -67,6 +67,8 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
 
         if is_script(options.workload):
             raise UsageError("Your script stays as it is: --emit patch prints what to change in it.")
+        if output.emit.is_file() and render.MEASURED not in output.emit.read_text(errors="replace"):
+            raise UsageError(f"'{output.emit}' exists already, and is left as it is. Name another file.")
         data_set, recipe = source_of(options) or (options.data_set or "synthetic", None)
         check_script(options.workload, data_set, recipe, output.emit)
 

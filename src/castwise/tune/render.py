@@ -64,6 +64,7 @@ IN_FILES = (
     "peak_reserved_bytes",
     "reason",
 )
+MEASURED = "Measured by castwise"  # is in each script that is written
 _TITLES = {"peak_allocated_bytes": "peak memory", "peak_reserved_bytes": "memory held"}
 # The columns that fit into 80 characters.
 _SHORT = {
@@ -372,7 +373,7 @@ def measured_words(result: TuningResult, spec: TrialSpec) -> str:
     environment, row = trial.environment, _row(result, spec)
     faster = speedup_words(result, row)
     return (
-        f"Measured by castwise {environment.castwise}: {find_field('throughput_per_second').text(row)}"
+        f"{MEASURED} {environment.castwise}: {find_field('throughput_per_second').text(row)}"
         f"{faster and f', {faster}'}, on {environment.device_name}, torch {environment.torch}, {trial.started_at[:10]}."
     )
 
