@@ -393,6 +393,13 @@ def test_a_users_optimizer_step_takes_as_many_batches_as_are_accumulated(tmp_pat
     assert [epoch.num_steps for epoch in training.epochs] == [1, 1], "the last two batches are left out"
 
 
+def test_a_training_set_without_batches_is_refused(tmp_path: Path) -> None:
+    spec = own_spec(tmp_path)
+    (tmp_path / "own.py").write_text(OWN.replace('"training_set": loader', '"training_set": iter(loader)'))
+    with pytest.raises(UsageError, match=r"gave no batches in epoch 2\. It must give them in every epoch"):
+        run(spec, tmp_path)
+
+
 def test_a_score_that_is_no_number_is_refused(tmp_path: Path) -> None:
     spec = own_spec(tmp_path)
     (tmp_path / "own.py").write_text(OWN.replace(".float().mean()", ""))

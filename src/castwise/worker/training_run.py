@@ -159,6 +159,11 @@ class TrainingRun:
             reading = time.perf_counter()
             read = next(batches, None)
             data_seconds += time.perf_counter() - reading
+            if read is None and index == 0:
+                raise UsageError(
+                    f"The training set gave no batches in epoch {len(self._epochs) + 1}. It must give them in every "
+                    "epoch, as a DataLoader or a list does and an iterator does not."
+                )
             if read is None:
                 break
             placing = time.perf_counter()
