@@ -322,6 +322,8 @@ def test_what_is_clear_after_one_process_is_said() -> None:
     assert "at 0.46× its speed. Half the speed or less is clear after one process." in half.sentence
     assert "at 0.75× its speed. It is emulated here: slower is clear after one process." in emulated.sentence
     assert "after one process" not in advise(*rounds(FP32, at("bf16-mixed", 0.46))).sentence
+    disturbed = at("bf16-mixed", 0.46).model_copy(update={"readings": (fake_reading(cpu_pressure=0.9),) * 6})
+    assert advise(FP32, disturbed).decision == "undecided", "equal loops on a busy CPU differ by as much"
 
 
 def test_a_busy_cpu_comes_before_more_rounds() -> None:

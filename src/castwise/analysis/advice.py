@@ -35,6 +35,8 @@ WORTHWHILE = 1.03
 # One process that is slower than this share of the reference's speed needs no interval: processes of a configuration
 # were never seen to differ by so much. One of an emulated precision need only be slower, as is to be expected.
 _HOPELESS = 0.5
+# The same if the machine was disturbed. Source: equal loops on a busy CPU, which differed by 0.39 to 2.09.
+_HOPELESS_WITH_DOUBTS = 0.2
 
 Decision = Literal["take", "stay", "undecided", "nothing"]
 
@@ -383,7 +385,9 @@ def _is_open(ratio: Estimate) -> bool:
 def _may_be_faster_in_one(row: Row, ratio: Estimate) -> bool:
     """Return whether what one process showed, without an interval, leaves open that a precision is faster."""
     is_emulated = why_emulated(precision_row(row.trial.spec.precision), row.trial.environment.hardware) is not None
-    return not _is_known(ratio) and ratio.value > (1.0 if is_emulated else _HOPELESS)
+    has_doubts = any(warning.name in _DOUBTS for warning in warnings_of_all(row.trials))
+    hopeless = 1.0 if is_emulated else _HOPELESS_WITH_DOUBTS if has_doubts else _HOPELESS
+    return not _is_known(ratio) and ratio.value > hopeless
 
 
 def _times(ratio: Estimate) -> str:
