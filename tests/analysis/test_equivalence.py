@@ -51,7 +51,7 @@ def test_kinds(differences: list[float | None], kind: str) -> None:
 
 
 def test_a_smaller_perplexity_is_better() -> None:
-    baseline = [4.6, 4.61, 4.62, 4.63]
+    baseline = [4.6, 4.61, 4.62, 4.63, 4.64]
     lower = judge(baseline, [score - 0.1 for score in baseline], 0.01, larger_is_better=False)
     higher = judge(baseline, [score + 0.1 for score in baseline], 0.01, larger_is_better=False)
     assert (lower.kind, higher.kind) == ("better", "worse")
@@ -60,8 +60,9 @@ def test_a_smaller_perplexity_is_better() -> None:
 
 
 def test_a_seed_with_which_both_diverge_says_nothing() -> None:
-    found = judge([0.9, None, 0.91, 0.92], [0.9, None, 0.91, 0.92], MARGIN, larger_is_better=True)
-    assert (found.kind, found.num_pairs, found.num_diverged) == ("as good", 3, 0)
+    found = judge(scores := [0.9, None, 0.91, 0.92, 0.93, 0.9], scores, MARGIN, larger_is_better=True)
+    assert (found.kind, found.num_pairs, found.num_diverged) == ("as good", 5, 0)
+    assert judge(scores[:5], scores[:5], MARGIN, larger_is_better=True).kind == "not enough runs", "of 4 pairs"
     found = judge([0.9, None], [None, 0.9], MARGIN, larger_is_better=True)
     assert (found.kind, found.num_diverged, found.difference) == ("diverged", 1, None)
 

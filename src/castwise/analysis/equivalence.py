@@ -103,7 +103,8 @@ def judge(
     if len(pairs) >= _FEWEST:
         level = 1 - _ERROR / num_looks
         found = paired_difference([other for other, _ in pairs], [own for _, own in pairs], level)
-        kind = kind if num_diverged else _kind_of(found, margin)
+        # The spread of fewer pairs says little: two that differ by the same have an interval of no width.
+        kind = kind if num_diverged or len(pairs) < _LOOKS[0] else _kind_of(found, margin)
         if kind == "not enough runs":
             needed = _pairs_needed([own - other for other, own in pairs], margin, level)
     return AccuracyVerdict(kind, found, len(pairs), len(candidate), num_diverged, needed)
@@ -120,7 +121,7 @@ def _kind_of(found: Difference, margin: float) -> AccuracyKind:
 def _pairs_needed(values: Sequence[float], margin: float, level: float) -> int | None:
     """Return how many pairs decide if mean and spread stay what they are."""
     mean, spread = statistics.fmean(values), statistics.stdev(values)
-    for n in range(len(values) + 1, _MOST_PAIRS + 1):
+    for n in range(max(len(values) + 1, _LOOKS[0]), _MOST_PAIRS + 1):
         reach = student_quantile(n - 1, level) * spread / math.sqrt(n)
         if _kind_of(Difference(mean, mean - reach, mean + reach), margin) != "not enough runs":
             return n
