@@ -405,7 +405,7 @@ def trial_values(trial: Trial) -> dict[str, Any]:
     spec = trial.spec
     return {
         "workload": spec.workload,
-        "data_set": spec.data_set,
+        "data_set": spec.data_set if spec.user_model is None else "own",
         "precision": spec.precision,
         "batch_size": spec.batch_size,
         "gpus": spec.world_size,
