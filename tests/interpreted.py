@@ -1,19 +1,25 @@
 """Programs that run Triton's kernels on the CPU."""
 
-import os
-import subprocess
-import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 import pytest
+from programs import SOURCES
+from scripts import run_forked
+
+interpreted = pytest.mark.xdist_group("interpreted kernels")  # one process imports torch for all
 
 
-def run_interpreted(program: str) -> "subprocess.CompletedProcess[str]":
-    """Run a program in Triton's interpreter, in a process of its own: Triton decides at import whether it interprets.
+def run_interpreted(program: str) -> tuple[str, str]:
+    """Return what a program prints in Triton's interpreter, and its errors.
 
-    Skips the test where Triton is not installed.
+    It is run in a process of its own: Triton decides at import whether it interprets. Skips the test without Triton.
     """
     pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "program.py"
+        file.write_text(textwrap.dedent(program))
+        code, out, err = run_forked(file, text="", TRITON_INTERPRET="1", PYTHONPATH=str(SOURCES))
+    assert code == "0", err[-2000:]
+    return out, err

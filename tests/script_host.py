@@ -3,6 +3,7 @@
 A line of JSON on stdin names the command, its folder and the files for its output; a line on stdout says how it ended.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -15,12 +16,14 @@ from typing import Any, NoReturn
 _MODULES = ("torch", "torch._dynamo", "torch.optim")  # an optimizer imports the second
 # What scripts need besides, by the text that tells of it; imported before the first script that has the text.
 _MORE_MODULES = {
-    "torch.compile(": "torch._inductor.compile_fx",
+    ".compile(": "torch._inductor.compile_fx",
+    "torchao": "torchao.float8",
     "torchvision": "torchvision.models",
     "timm": "timm",
     "transformers": "transformers.modeling_utils",
     "lightning": "lightning",
 }
+_TRACED = str(Path(__file__).with_name("traced.py"))
 
 
 def serve() -> None:
@@ -32,6 +35,9 @@ def serve() -> None:
         for text, name in _MORE_MODULES.items():
             if text in request["text"]:
                 importlib.import_module(name)
+        if request["traced"]:
+            runpy.run_path(_TRACED)  # imports the rest of the compiler
+        gc.freeze()  # a child's collections leave these pages shared
         child = os.fork()
         if child == 0:
             _become(request)
@@ -48,7 +54,7 @@ def _become(request: dict[str, Any]) -> NoReturn:
     sys.path.insert(0, os.path.dirname(sys.argv[0]))
     code = 1
     if request["traced"]:
-        runpy.run_path(str(Path(__file__).with_name("traced.py")))["trace_only"]()
+        runpy.run_path(_TRACED)["trace_only"]()
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
         code = 0

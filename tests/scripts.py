@@ -66,17 +66,35 @@ def output_of(files: dict[Path, str], *options: str) -> str:
     """Return what a script prints, run to its end in a process that knows nothing of these tests."""
     for path, text in files.items():
         path.write_text(text)
-    file = next(iter(files))
-    folder = file.parent
-    out, err = folder / "out.txt", folder / "err.txt"
+    text = "".join(files.values())
+    code, out, err = run_forked(next(iter(files)), *options, text=text, traced=traces_only() and ".compile(" in text)
+    assert code == "0", (code, err)
+    return out
+
+
+def run_forked(file: Path, *options: str, text: str, traced: bool = False, **variables: str) -> tuple[str, str, str]:
+    """Run a file of Python in a fork of a process that has imported torch.
+
+    Args:
+        file: Its folder is the process's, and output goes there.
+        options: What follows the file on the command line.
+        text: It tells what else is imported before the fork.
+        traced: Make no code of what is compiled.
+        variables: Those of the environment that this process has not.
+
+    Returns:
+        Its exit code, what it printed, and its errors.
+    """
+    out, err = file.parent / "out.txt", file.parent / "err.txt"
     request: dict[str, Any] = {
         "command": [str(file), *options],
-        "folder": str(folder),
+        "folder": str(file.parent),
         "out": str(out),
         "err": str(err),
+        "text": text,
+        "traced": traced,
     }
-    request |= {"text": "".join(files.values()), "traced": traces_only()}
-    host = _host()
+    host = _host(**variables)
     assert host.stdin is not None
     assert host.stdout is not None
     try:
@@ -91,17 +109,22 @@ def output_of(files: dict[Path, str], *options: str) -> str:
         host.wait()
         _host.cache_clear()
         raise
-    assert code == "0", (code, err.read_text())
-    return out.read_text()
+    return code, out.read_text(), err.read_text()
 
 
 @cache
-def _host() -> "subprocess.Popen[str]":
+def _host(**variables: str) -> "subprocess.Popen[str]":
     """Return the process that scripts are forked from; it ends with this one, whose pipe it reads."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", str(Path(__file__).with_name("script_host.py"))]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment | variables,
+        start_new_session=True,
+    )
 
 
 def measured_losses(spec: TrialSpec, steps: int = STEPS) -> list[float]:

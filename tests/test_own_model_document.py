@@ -11,6 +11,7 @@ import pytest
 import castwise
 from castwise.cli import app
 from castwise.cli.init_template import write_starter
+from castwise.orchestrator import job
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "own-model.md").read_text()
@@ -23,6 +24,7 @@ HEAVY = ("lightning_bench.py",)
 def run(call: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what a call prints; the command line runs in this process, so that torch is imported once for all."""
     program, *arguments = call.split()
+    monkeypatch.setattr(job, "CPU_ROUND", job.CPU_ROUND.model_copy(update={"warm_up_seconds": 0.1}))
     if program == "python":
         quick = partial(castwise.compare, device="cpu", seconds=0.05, rounds=1)
         monkeypatch.setattr(castwise, "compare", quick)

@@ -132,6 +132,7 @@ def test_an_error_of_the_users_code_is_raised_with_its_traceback(monkeypatch: py
 SCRIPT = """\
 import castwise
 import torch
+from castwise.orchestrator import job
 from torch import nn
 
 class Net(nn.Module):
@@ -148,6 +149,7 @@ def loss(output, target):
     return nn.functional.cross_entropy(output, target)
 
 torch.set_num_threads(1)
+job.CPU_ROUND = job.CPU_ROUND.model_copy(update={"warm_up_seconds": 0.1})
 found = castwise.compare(
     Net(), lambda size: (torch.randn(size, 16), torch.randint(4, (size,))), loss,
     batch_size=8, precision="fp32,bf16-mixed", rounds=1, seconds=0.1, progress=False, device="cpu",

@@ -1,17 +1,20 @@
 """Samples, the loader's batches and processes, and the split of the source 003."""
 
+import multiprocessing
 import os
-import select
-import subprocess
-import sys
+import time
 from itertools import pairwise, product
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from programs import PATIENCE_SECONDS
 from torch import Tensor
+from torch.utils.data import Dataset
 
+from castwise.orchestrator.processes import _PRELOAD
 from castwise.spec.recipe import Loader
 from castwise.worker.data.sharding import seed_of
 from castwise.worker.data.training_data import ImageSamples, SyntheticSamples, fastai_split, make_loader
@@ -80,48 +83,48 @@ def test_epochs_differ_and_processes_draw_different_numbers() -> None:
 # Processes
 
 
-# A trial of its own making: forking this process, whose torch may have threads by now, would deadlock.
-LOAD_FOR_EVER = """
-import os, sys, time
-import torch
-from torch.utils.data import Dataset
-from castwise.worker.data.training_data import make_loader
-from castwise.spec.recipe import Loader
+class EndlessSamples(Dataset):  # type: ignore[type-arg]
+    """Says which process has loaded a sample."""
 
-class EndlessSamples(Dataset):
-    def __len__(self):
+    def __len__(self) -> int:
         return 10_000_000
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
         time.sleep(0.01)
         return torch.zeros(1), os.getpid()
 
-seen = set()
-for _, (pid,) in make_loader(EndlessSamples(), Loader(num_workers=2), 1, seed=0):
-    seen.add(int(pid))
-    if len(seen) == 2:
-        print(*seen, flush=True)
-        seen.add(0)
-"""
+
+def load_for_ever(loads: Connection) -> None:
+    """Load samples as a trial does, and answer once two processes have loaded one."""
+    seen: set[int] = set()
+    for _, (pid,) in make_loader(EndlessSamples(), Loader(num_workers=2), 1, seed=0):
+        seen.add(int(pid))
+        if len(seen) == 2:
+            loads.send_bytes(b"two")
+            seen.add(0)
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
 def test_loader_processes_end_with_the_trial(end: str) -> None:
-    alive, held_open = os.pipe()  # the trial and its loader's processes hold its other end
-    command = [sys.executable, "-c", LOAD_FOR_EVER]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[held_open], text=True) as trial:
-        os.close(held_open)
-        assert trial.stdout is not None
-        try:
-            assert len(trial.stdout.readline().split()) == 2
-            assert not select.select([alive], [], [], 0.0)[0]
-            getattr(trial, end)()
-            # Below the five seconds after which torch's own watchdog would look.
-            assert select.select([alive], [], [], 4.0)[0], "a process outlived the trial"
-            assert os.read(alive, 1) == b"", "nobody holds the other end"
-        finally:
-            trial.kill()
-            os.close(alive)
+    context = multiprocessing.get_context("forkserver")  # trials are forked from it, too
+    context.set_forkserver_preload(_PRELOAD)
+    alive, held_open = context.Pipe()  # the trial and its loader's processes hold its other end
+    trial = context.Process(target=load_for_ever, args=(held_open,))
+    trial.start()
+    held_open.close()
+    try:
+        assert alive.poll(PATIENCE_SECONDS)
+        assert alive.recv_bytes() == b"two"
+        assert not alive.poll()
+        getattr(trial, end)()
+        # Below the five seconds after which torch's own watchdog would look.
+        assert alive.poll(4.0), "a process outlived the trial"
+        with pytest.raises(EOFError):  # nobody holds the other end
+            alive.recv_bytes()
+    finally:
+        trial.kill()
+        trial.join()
+        alive.close()
 
 
 # 003's split

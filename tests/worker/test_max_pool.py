@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from interpreted import run_interpreted
+from interpreted import interpreted, run_interpreted
 from loops import spec_of
 from torch import nn
 
@@ -35,9 +35,10 @@ COMPARED_WITH_TORCH = """
 """
 
 
+@interpreted
 def test_kernels_match_torch() -> None:
-    done = run_interpreted(COMPARED_WITH_TORCH)
-    assert done.stdout == "same\n", done.stderr
+    out, err = run_interpreted(COMPARED_WITH_TORCH)
+    assert out == "same\n", err
 
 
 def test_fitting_poolings_are_replaced() -> None:
