@@ -49,7 +49,7 @@ def techniques() -> Table:
     table = _table("technique", "what it does", "needs, costs, numbers")
     for row in TECHNIQUES:
         facts = [f"needs {needs_of(row)}", f"costs {row.cost}", f"numbers: {NUMERICS[row.numerics]}"]
-        facts += [] if "steady" in row.kinds else ["in suites and scripts only" if row.fits_scripts else "in suites only"]
+        facts += [f"in suites{' and scripts' * row.fits_scripts} only"] if "steady" not in row.kinds else []
         table.add_row(row.name, row.summary, "; ".join(each for each in facts if not each.endswith((" –", " none"))))
     for name, members in SETS.items():
         own = "; in a suite, for the loop that its file names" if name == TUNED else ""

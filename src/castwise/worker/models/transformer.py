@@ -68,9 +68,9 @@ class Attention(nn.Module):
         query, key, value = (part.unflatten(-1, (-1, self.size)) for part in self.qkv(x).split(widths, dim=-1))
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
-        heads = [part.transpose(1, 2) for part in (query, key, value)]
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         y = functional.scaled_dot_product_attention(
-            *heads, is_causal=self.is_causal, enable_gqa=self.key_heads != self.heads
+            query, key, value, is_causal=self.is_causal, enable_gqa=self.key_heads != self.heads
         )
         return cast(Tensor, self.out(y.transpose(1, 2).flatten(2)))
 
