@@ -11,7 +11,7 @@ from castwise.analysis.code_snippets import Snippet, framework_snippets, pytorch
 from castwise.analysis.model_flops import why_inexact
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
-from castwise.analysis.statistics import Estimate
+from castwise.analysis.statistics import MOST_ROUNDS, Estimate
 from castwise.analysis.warnings import WarningName, warnings_of_all
 from castwise.registry.precisions import (
     AS_WRITTEN,
@@ -428,7 +428,13 @@ def _and(rows: Sequence[Row], addition: Callable[[Row], str] = lambda _: "") -> 
 
 
 def _undecided_sentence(where: str, seen: str, rows: Sequence[Row], command: str) -> str:
-    """Return what was seen and what decides; on a busy CPU first that nothing decides before that ends."""
+    """Return what was seen and what decides; on a busy CPU first that nothing decides before that ends.
+
+    Without a command nothing decides.
+    """
+    if not command:
+        many = f"after {min(len(row.trials) for row in rows)} rounds"
+        return f"{where}: undecided. {seen}. This machine is too noisy to tell them apart {many}."
     warnings = (each for row in rows for each in warnings_of_all(row.trials))
     busy = next((each.brief for each in warnings if each.name == "cpu-starved"), None)
     if busy is None:
@@ -449,7 +455,12 @@ def _why_clear(ratio: Estimate) -> str:
 
 
 def _command(rows: Sequence[Row], typed: TypedLine | None) -> str:
-    """Return what measures rows more closely: a command, or of a Python session's objects the call."""
+    """Return what measures rows more closely: a command, or of a Python session's objects the call.
+
+    It is empty if it would measure nothing, as they had the most rounds.
+    """
+    if min(len(row.trials) for row in rows) >= MOST_ROUNDS:
+        return ""
     specs = [row.trial.spec for row in rows]
     spec = specs[0]
     # A loss scale goes to the precisions that scale their loss; if none does, to all.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from castwise.analysis.speedup import process_stds, speedup_estimate, step_estimate
-from castwise.analysis.statistics import FEWEST_BLOCKS, Estimate, noise_of, student_quantile, verdict_of
+from castwise.analysis.statistics import FEWEST_BLOCKS, MOST_ROUNDS, Estimate, noise_of, student_quantile, verdict_of
 from castwise.analysis.steady_metrics import block_lengths, block_means, was_at_power_limit
 from castwise.orchestrator.block_schedule import PriorStats
 from castwise.orchestrator.runner import TrialRunner, fails_alike, run_session
@@ -39,7 +39,7 @@ class StopRule:
     half_width: float = 0.01
     margin: float = 0.01  # how far from 1 a speed-up still is "the same"
     min_rounds: int = 3  # before an interval counts
-    max_rounds: int = 12
+    max_rounds: int = MOST_ROUNDS
     budget_seconds: float | None = None  # wall time that the rounds may take; None for no such limit
 
     @classmethod
