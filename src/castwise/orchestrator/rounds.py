@@ -27,7 +27,7 @@ _USABLE = 0.95  # of the device's memory
 _FEW_ROUNDS = 5
 
 # Why no further round starts: every interval is narrow, the budget or the allowed rounds are spent, or all that could
-# be compared failed.
+# be compared failed or diverged.
 Ending = Literal["narrow", "budget", "rounds", "failed"]
 
 
@@ -153,11 +153,12 @@ class Rounds:
         self._runner.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}{why}{lacking}")
 
     def _find_ending(self) -> Ending:
+        well = self._not_failed()
+        left = [spec for spec in well if not self._has_diverged(spec)]
+        if len(left) < min(2, len(self._specs)) or _fail_alike(self.trials):
+            return "failed"
         if self._unfinished():
             return "budget"
-        well = self._not_failed()
-        if not well or _fail_alike(self.trials):
-            return "failed"
         return "narrow" if all(self._is_narrow(spec) for spec in well) else "rounds"
 
     def _affordable(self, specs: list[TrialSpec]) -> list[TrialSpec]:
@@ -205,7 +206,7 @@ class Rounds:
 
     def _is_narrow(self, spec: TrialSpec) -> bool:
         trials = self._of(spec)
-        if any(trial.status == "diverged" and trial.spec.recipe is None for trial in trials):
+        if self._has_diverged(spec):
             return True  # nobody takes it, so its time needs no interval
         if len(trials) < self._rule.min_rounds:
             return False
@@ -301,6 +302,9 @@ class Rounds:
 
     def _has_failed(self, spec: TrialSpec) -> bool:
         return any(trial.status not in ("ok", "diverged") for trial in self._of(spec))
+
+    def _has_diverged(self, spec: TrialSpec) -> bool:
+        return any(trial.status == "diverged" and trial.spec.recipe is None for trial in self._of(spec))
 
     def _not_failed(self) -> list[TrialSpec]:
         return [spec for spec in self._specs if not self._has_failed(spec)]
