@@ -339,6 +339,17 @@ def test_a_busy_cpu_comes_before_more_rounds() -> None:
     assert "busy" not in advise(FP32, at("bf16-mixed", 2)).sentence
 
 
+@pytest.mark.parametrize("update", [{}, {"readings": (fake_reading(cpu_pressure=0.97),) * 6}])
+def test_after_the_most_rounds_no_command_decides(update: dict[str, object]) -> None:
+    bf16 = at("bf16-mixed", 1).model_copy(update=update)
+    gains = (1, 1.5, 0.8) * 4
+    for pair in ((FP32, bf16), (at("tf32", 1), bf16)):
+        advice = advise(*rounds(*pair, gains=gains))
+        assert (advice.decision, advice.command) == ("undecided", "")
+        assert advice.sentence.endswith(" This machine is too noisy to tell them apart after 12 rounds.")
+        assert advise(*rounds(*pair, gains=gains[:11])).command.endswith("--within 1%")
+
+
 def test_an_interval_that_is_too_wide_is_not_shown_as_numbers() -> None:
     advice = advise(*rounds(FP32, at("bf16-mixed", 1), gains=(1.1, 1.5, 9)))
     assert "bf16-mixed was 2.46× (too noisy) as fast as" in advice.sentence

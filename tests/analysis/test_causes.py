@@ -11,6 +11,7 @@ from fake_gpu import fake_gpu_facts, fake_reading
 from castwise.analysis.causes import Diagnosis, diagnose, try_line
 from castwise.analysis.result_table import compare
 from castwise.records.schema import GpuCounters, StepFlops, Trial
+from castwise.spec.typed import TypedLine
 from castwise.spec.types import CauseName
 
 STEP = 0.1  # seconds
@@ -312,5 +313,7 @@ def test_what_the_evidence_does_not_tell_is_named_with_the_command_that_does() -
     own = last(step("fp16-mixed", {TENSOR: 75}, workload="own:Net", batch_size=16))
     call = 'castwise.compare(..., precision="fp16-mixed", techniques="none,no-step-sync")'
     assert any(call in line for line in own.missing)
+    named = diagnose(compare([step("fp16-mixed", {TENSOR: 75}, workload="m.py:build")]), typed=TypedLine(("sub/m.py",)))
+    assert any("`castwise run sub/m.py --precision fp16-mixed --batch" in line for line in named[-1].missing)
     by_products = last(step(classes=FULL, profile=product(40, "align1", WORDS[0], (768, 30522)), products={}))
     assert not any("space-to-depth" in line for line in by_products.missing)  # which changes a convolution

@@ -154,6 +154,13 @@ def test_a_list_keeps_its_names_whole_on_a_narrow_terminal() -> None:
             ("tune", "mnist-cnn,resnet50"),
             "WORKLOAD is one name here, and 'mnist-cnn,resnet50' is a list. Give one command for each.",
         ),
+        *(
+            (
+                (name, "--", "python", "early.py"),
+                "'python early.py' is a script. This command takes none; castwise run, why and tune do.",
+            )
+            for name in ("max-batch", "accuracy")
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -168,7 +175,7 @@ def test_a_mistyped_command_is_one_line(command: CommandLine, arguments: tuple[s
         (("run", "--seconds", "long"), "'--seconds': "),
         (("run", "--xyz", "60s"), "No such option: --xyz"),
         (("run", "--format", "xml"), "'xml' is not one of 'table', 'json', 'markdown', 'csv'"),
-        (("max-batch", "resnet50", "dpn92"), "unexpected extra argument"),
+        (("list", "suites", "devices"), "unexpected extra argument"),
         (("list", "foo"), "'what': 'foo' is not one of 'workloads'"),
         (("max-batch",), "Missing argument 'WORKLOAD'."),
     ],

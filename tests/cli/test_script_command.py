@@ -108,3 +108,15 @@ def test_what_a_script_cannot_be_given_is_refused(run: Run, arguments: tuple[str
     code, _, err = run(*arguments)
     assert code == 2
     assert words in err
+
+
+def test_what_is_advised_can_be_pasted(run: Run) -> None:
+    """Records name no folder."""
+    folder = Path("sub").absolute()
+    folder.mkdir()
+    Path("train.py").rename("sub/train.py")
+    _, out, err = run("run", *_SHORT, "--rounds", "1", start=("python", "sub/train.py", str(folder), "0.1"))
+    advised = [line for line in out.splitlines() if "castwise " in line and " -- python" in line]
+    assert advised, err
+    assert all(f"-- python sub/train.py {folder} 0.1 --lr 0.1 --token HIDDEN" in line for line in advised)
+    assert {trial.spec.workload for trial in records()} == {"python train.py sub 0.1 --lr 0.1 --token HIDDEN"}

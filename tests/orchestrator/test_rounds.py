@@ -486,6 +486,14 @@ def test_all_failed() -> None:
     assert len(compared.trials) == 3
 
 
+@pytest.mark.parametrize("kind", ["unsupported", "nan"])
+def test_without_another_precision_nothing_is_left_to_compare(kind: str) -> None:
+    notes, made = Notes(), engine()
+    made.faults = {name: Fault(kind) for name in NAMES if name != "fp32"}
+    assert compare(made, listener=notes).ending == "failed"
+    assert notes.lines[-1].endswith(": nothing is left to compare")
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_two_precisions_with_the_same_error_end_it(device: str) -> None:
     notes, made = Notes(), engine()

@@ -1,9 +1,11 @@
 import json
 
+import pytest
 import torch
 
 import castwise
-from castwise.worker.user_model.source import is_users, where
+from castwise.errors import UsageError
+from castwise.worker.user_model.source import is_users, print_error, where
 
 
 def test_is_users() -> None:
@@ -33,3 +35,25 @@ def test_where_of_a_syntax_error() -> None:
 
 def test_where_without_user_code() -> None:
     assert where(ValueError("never raised")) is None
+
+
+def test_a_traceback_begins_with_the_user_s_first_line(capsys: pytest.CaptureFixture[str]) -> None:
+    raised = raised_by("def load():\n    return json.loads('{')\n\nload()\n", "/home/me/train_me.py")
+    inner = raised.__traceback__
+    assert inner is not None
+    raised.__traceback__ = inner.tb_next  # the test's own line counts as the user's
+    library = raised_by("json.loads('{')", "<string>")
+    assert library.__traceback__ is not None
+    library.__traceback__ = library.__traceback__.tb_next
+    faulty = raised_by("y = = 2\n", "/home/me/train_me.py").with_traceback(None)
+    own = UsageError("It returned 3.")
+    own.__cause__ = raised
+    firsts = []
+    for error in (raised, library, faulty, own, UsageError("It returned 3.")):
+        print_error(error)
+        lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+        firsts.append(next((line for line in lines if line.startswith("File ")), ""))
+    assert firsts[0] == firsts[3] == 'File "/home/me/train_me.py", line 4, in <module>'
+    assert firsts[1] == 'File "<string>", line 1, in <module>'
+    assert firsts[2] == 'File "/home/me/train_me.py", line 1'
+    assert firsts[4] == ""

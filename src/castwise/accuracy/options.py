@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from castwise.spec.options import COUNT, DURATION, SHARE, Option, SharedOptions, Techniques, parse_workload
+from castwise.spec.options import COUNT, DURATION, SHARE, Option, SharedOptions, Techniques, parse_model
 
 SEEDS = 12
 
@@ -16,9 +16,10 @@ class AccuracyOptions(SharedOptions):
         str,
         Option(
             "A workload that a suite trains on real data (`castwise list suites`), or FILE.py:FUNCTION.",
-            parse=parse_workload,
+            parse=parse_model,
             completion="workloads",
             is_argument=True,
+            takes_many=True,
         ),
     ]
     precisions: Annotated[

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from castwise.analysis.code_snippets import Snippet, framework_snippets, pytorch
 from castwise.analysis.model_flops import why_inexact
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
-from castwise.analysis.statistics import Estimate
+from castwise.analysis.statistics import MOST_ROUNDS, Estimate
 from castwise.analysis.warnings import WarningName, warnings_of_all
 from castwise.registry.precisions import (
     AS_WRITTEN,
@@ -27,6 +26,7 @@ from castwise.registry.precisions import (
 )
 from castwise.registry.techniques import join, rows_of
 from castwise.spec.quantities import format_interval, with_interval
+from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import is_object
 
@@ -83,6 +83,7 @@ class Advice:
     key: str | None = None  # of the trial that it rests on
     snippets: tuple[Snippet, ...] = ()  # what to set in the frameworks around PyTorch
     command: str = ""  # decides what is undecided; of objects a call of castwise.compare
+    ask: str = ""  # the command, or the call, that says more of the limit
 
     def __repr__(self) -> str:
         """Return it in a line; `print` shows the sentence."""
@@ -93,17 +94,25 @@ class Advice:
         return self.sentence
 
 
-def recommend(rows: Sequence[Row]) -> list[Advice]:
+def recommend(rows: Sequence[Row], typed: TypedLine | None = None) -> list[Advice]:
     """Return one piece of advice for each workload, batch size and number of GPUs, in order.
 
     It is the fastest loop that keeps float32 weights, over all precisions and techniques that were measured, compared
-    with the plain loop.
+    with the plain loop. Its commands are built from what the user typed, if that is at hand.
     """
     groups: dict[tuple[str, int, int], list[Row]] = {}
     for row in rows:
         spec = row.trial.spec
         groups.setdefault((spec.workload, spec.batch_size, spec.world_size), []).append(row)
-    return [replace(item, limit=_limit(item, group)) for group in groups.values() for item in [_advise(group)]]
+    return [
+        replace(item, limit=_limit(item, group), ask=_ask(item.workload, typed))
+        for group in groups.values()
+        for item in [_advise(group, typed)]
+    ]
+
+
+def _ask(workload: str, typed: TypedLine | None) -> str:
+    return "castwise.why" if is_object(workload) else advised_line("why", workload, {}, typed)
 
 
 def _limit(advice: Advice, rows: Sequence[Row]) -> str:
@@ -124,7 +133,7 @@ def _limit(advice: Advice, rows: Sequence[Row]) -> str:
     return f"{said}. Try {try_line(cause, spec.techniques)}{line}" if spec.is_script else said
 
 
-def _advise(rows: list[Row]) -> Advice:
+def _advise(rows: list[Row], typed: TypedLine | None) -> Advice:
     spec = rows[0].trial.spec
     setting = (spec.workload, spec.batch_size, spec.world_size)
     where = f"{spec.workload}, batch {spec.batch_size}"
@@ -138,7 +147,7 @@ def _advise(rows: list[Row]) -> Advice:
     keeping = [row for row in measured if _keeps_float32_weights(row) and row is not reference]
     if reference is None:
         keeping = [row for row in keeping if _why_not_fp8(row, is_proven=True) is None]
-        return _without_reference(setting, where, references, keeping or measured, measured)
+        return _without_reference(setting, where, references, keeping or measured, measured, typed)
     name = _reference_name(reference)
     keeping = [row for row in keeping if _why_not_fp8(row) is None]
     ratios = [(row, ratio) for row in keeping if (ratio := speedup_estimate(reference.trials, row.trials)) is not None]
@@ -157,7 +166,7 @@ def _advise(rows: list[Row]) -> Advice:
     best, ratio = max(ratios, key=lambda pair: pair[1].value)
     may_be_faster = [(row, each) for row, each in ratios if _is_open(each) or _may_be_faster_in_one(row, each)]
     if may_be_faster:
-        return _undecided(setting, where, may_be_faster, reference, name)
+        return _undecided(setting, where, may_be_faster, reference, name, typed)
     found = f"{_name(best)} comes closest, at {_times(ratio)} its speed."
     if ratio.value > 1:
         found = f"{_name(best)} gains too little for a change of numerics: it trains {_times(ratio)} as fast."
@@ -271,13 +280,14 @@ def _undecided(
     candidates: Sequence[tuple[Row, Estimate]],
     reference: Row,
     reference_name: str,
+    typed: TypedLine | None,
 ) -> Advice:
     """Return what was seen, and the command that decides it."""
     best, ratio = max(candidates, key=lambda pair: pair[1].value)
     seen = f"{_name(best)} was {_times(ratio)} as fast as {reference_name}"
     doubt = "so it may be slower or faster" if _is_known(ratio) else _NO_INTERVAL
     rows = [reference, *(row for row, _ in candidates)]
-    command = _command(rows)
+    command = _command(rows, typed)
     sentence = _undecided_sentence(where, f"{seen}, {doubt}", rows, command)
     why = f"{_name(best)} was {_times(ratio)} as fast"
     return Advice(*setting, "undecided", None, sentence, why=why, how_sure=_how_sure(reference, best), command=command)
@@ -289,6 +299,7 @@ def _without_reference(
     references: Sequence[Row],
     candidates: Sequence[Row],
     measured: Sequence[Row],
+    typed: TypedLine | None,
 ) -> Advice:
     """Return the fastest of those that could be measured, if that is proven, and why there is nothing to compare."""
     why = "neither PyTorch's default nor fp32 was measured"
@@ -308,7 +319,7 @@ def _without_reference(
         rows = [fastest, *rest]
         if any(precision_row(row.precision).float8_recipe for row in rows):
             rows = [row for row in candidates if row.precision == BESIDE_FP8 and row not in rows] + rows
-        command = _command(rows)
+        command = _command(rows, typed)
         seen = f"{_name(fastest)} was the fastest{among}, {doubt}; {why}"
         sentence = _undecided_sentence(where, seen, [fastest, *rest], command)
         return Advice(*setting, "undecided", None, sentence, why=seen, how_sure=how_sure, command=command)
@@ -421,7 +432,13 @@ def _and(rows: Sequence[Row], addition: Callable[[Row], str] = lambda _: "") -> 
 
 
 def _undecided_sentence(where: str, seen: str, rows: Sequence[Row], command: str) -> str:
-    """Return what was seen and what decides; on a busy CPU first that nothing decides before that ends."""
+    """Return what was seen and what decides; on a busy CPU first that nothing decides before that ends.
+
+    Without a command nothing decides.
+    """
+    if not command:
+        many = f"after {min(len(row.trials) for row in rows)} rounds"
+        return f"{where}: undecided. {seen}. This machine is too noisy to tell them apart {many}."
     warnings = (each for row in rows for each in warnings_of_all(row.trials))
     busy = next((each.brief for each in warnings if each.name == "cpu-starved"), None)
     if busy is None:
@@ -441,8 +458,13 @@ def _why_clear(ratio: Estimate) -> str:
     return " It is emulated here: slower is clear after one process."
 
 
-def _command(rows: Sequence[Row]) -> str:
-    """Return what measures rows more closely: a command, or of a Python session's objects the call."""
+def _command(rows: Sequence[Row], typed: TypedLine | None) -> str:
+    """Return what measures rows more closely: a command, or of a Python session's objects the call.
+
+    It is empty if it would measure nothing, as they had the most rounds.
+    """
+    if min(len(row.trials) for row in rows) >= MOST_ROUNDS:
+        return ""
     specs = [row.trial.spec for row in rows]
     spec = specs[0]
     # A loss scale goes to the precisions that scale their loss; if none does, to all.
@@ -470,9 +492,7 @@ def _command(rows: Sequence[Row]) -> str:
         asked = {"steps": spec.protocol.num_steps, "units_per_step": script.units_per_step, "unit": script.unit}
         options = {name: options[name] for name in ("precision", "techniques", "within") if name in options}
         options |= {name: value for name, value in asked.items() if value is not None}
-    flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    before, after = ([], ["--", *shlex.split(spec.workload)]) if script is not None else ([spec.workload], [])
-    return shlex.join(["castwise", "run", *before, *flags, *after])
+    return advised_line("run", spec.workload, options, typed)
 
 
 def _keeps_float32_weights(row: Row) -> bool:

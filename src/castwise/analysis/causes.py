@@ -7,7 +7,6 @@ step are left out: they are hard to tell from noise.
 
 import math
 import re
-import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from castwise.registry.precisions import BASELINE, DEFAULT, precision_row, why_e
 from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join, why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_share
+from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.types import CauseName
 from castwise.spec.user_model import is_object
 
@@ -104,9 +104,9 @@ def power_limit_of(trials: Sequence[Trial]) -> PowerLimit | None:
 class Diagnosis:
     """What a configuration spends its step on, and why it is no faster. Shares are of its step's time."""
 
-    def __init__(self, row: Row, others: Mapping[str, Row]) -> None:
+    def __init__(self, row: Row, others: Mapping[str, Row], typed: TypedLine | None = None) -> None:
         """Gather the evidence; `others` are configurations of the same group, by precision."""
-        self.row, self.others = row, others
+        self.row, self.others, self.typed = row, others, typed
         # The process that was profiled, or else the first.
         profiled = (trial for trial in row.trials if trial.profile is not None and trial.profile.num_steps)
         self.trial = next(profiled, row.trials[0])
@@ -286,13 +286,18 @@ class Diagnosis:
         return ""
 
 
-def diagnose(rows: Sequence[Row], among: Sequence[Row] | None = None) -> list[Diagnosis]:
-    """Return a diagnosis of each row that was timed, compared with those of its group among others, or among them."""
+def diagnose(
+    rows: Sequence[Row], among: Sequence[Row] | None = None, typed: TypedLine | None = None
+) -> list[Diagnosis]:
+    """Return a diagnosis of each row that was timed, compared with those of its group among others, or among them.
+
+    Its commands are built from what the user typed, if that is at hand.
+    """
     groups: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows if among is None else among:
         groups.setdefault(group_of(row.trial), {}).setdefault(row.precision, row)
     timed = [row for row in rows if row.step_seconds or row.trial.spec.recipe is not None]
-    return [Diagnosis(row, groups[group_of(row.trial)]) for row in timed]
+    return [Diagnosis(row, groups[group_of(row.trial)], typed) for row in timed]
 
 
 def _missing(step: Diagnosis) -> Iterator[str]:
@@ -322,10 +327,10 @@ def _command(step: Diagnosis, technique: str) -> str:
     loops = ",".join((join(spec.techniques), join((*spec.techniques, technique))))
     if is_object(spec.workload):
         return f'castwise.compare(..., precision="{spec.precision}", techniques="{loops}")'
+    options = {"precision": spec.precision, "batch_size": spec.batch_size, "techniques": loops}
     if spec.is_script:
-        return f"castwise run --precision {spec.precision} --techniques {loops} -- {spec.workload}"
-    options = f"--precision {spec.precision} --batch-size {spec.batch_size} --techniques {loops}"
-    return f"castwise run {shlex.quote(spec.workload)} {options}"
+        del options["batch_size"]
+    return advised_line("run", spec.workload, options, step.typed)
 
 
 def _no_hardware(step: Diagnosis) -> Cause | None:

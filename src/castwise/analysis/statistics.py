@@ -21,6 +21,7 @@ VerdictKind = Literal["faster", "slower", "same", "inconclusive", "incomparable"
 LEVEL = 0.965
 MIN_PROCESSES = 2
 FEWEST_BLOCKS = 4  # for quartiles
+MOST_ROUNDS = 12  # of fresh processes, unless a number is asked for
 # The standard error at which a process's step time is known well enough, as a share of it.
 TOLERANCE = 0.0015
 _QUARTILES_OF_NORMAL = 1.349  # the interquartile range of a normal distribution, in standard deviations

@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -26,10 +26,16 @@ class PrintOptions:
         bool,
         Option("Print all notes in full, and what failed trials printed, tracebacks of your code included.", "Output"),
     ] = False
+    words: tuple[str, ...] = ()  # typed behind the command's name
 
 
 class HelpCommand(TyperCommand):
     """A command whose help shows no types: metavars say more."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words, and keep them as they were typed."""
+        ctx.obj = tuple(args)
+        return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters; --help is shown among others, if these are in groups."""
@@ -72,10 +78,14 @@ def add_command(
     found = [option for options in classes.values() for option in options_of(options)]
     found.sort(key=lambda option: get_args(Panel).index(option.panel))
     parameters = [_parameter(option) for option in found]
+    parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
 
-    def call(**given: Any) -> None:
+    def call(context: typer.Context, **given: Any) -> None:
         given = {key: value.value if isinstance(value, Enum) else value for key, value in given.items()}
         options = {key: parse_options(each, given, on_command_line=True) for key, each in classes.items()}
+        for key, each in options.items():
+            if isinstance(each, PrintOptions):
+                options[key] = replace(each, words=context.obj)
         raise typer.Exit(function(**options) or 0)
 
     call.__doc__ = function.__doc__

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from castwise.cli.options import PrintOptions
 from castwise.cluster.options import ManyMachinesOptions
 from castwise.errors import UsageError
-from castwise.spec.options import Option, RunOptions
+from castwise.spec.options import Option, RunOptions, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +65,7 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     from castwise.orchestrator.processes import ForkserverEngine
     from castwise.render import run_report
     from castwise.render.console import print_ending
+    from castwise.spec.typed import read_line
 
     prices = Prices(output.price_kwh, output.price_gpu_hour)
     prices.check()
@@ -120,7 +121,9 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
             job, trials = answer(options, work)
     rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
     store, machine = job.runner.store, job.runner.environment
-    advice = with_accuracy(recommend(rows), store.load(machine)[0].values() if store is not None else [])
+    kinds = (RunOptions, ManyMachinesOptions, RunPrintOptions)
+    typed = read_line(output.words, [each for kind in kinds for each in options_of(kind)])
+    advice = with_accuracy(recommend(rows, typed), store.load(machine)[0].values() if store is not None else [])
 
     def print_result(console: "Console") -> None:
         run_report.print_table(rows, advice, console, prices, wide=output.wide, verbose=output.verbose)

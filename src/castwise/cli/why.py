@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from castwise.cli.options import PrintOptions
-from castwise.spec.options import Option, WhyOptions
+from castwise.spec.options import Option, WhyOptions, options_of
 
 if TYPE_CHECKING:
     from castwise.orchestrator.job import Job
@@ -43,6 +43,7 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
     from castwise.cli.run import exit_code
     from castwise.orchestrator.job import prepare_profiles
     from castwise.render import why_report
+    from castwise.spec.typed import read_line
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":
         with looking():
@@ -54,7 +55,8 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
 
     with measuring(options, output) as progress:
         _, trials = answer(options, work)
-    found = diagnose(compare(trials))
+    typed = read_line(output.words, [*options_of(WhyOptions), *options_of(WhyPrintOptions)])
+    found = diagnose(compare(trials), typed=typed)
     for trial in trials:
         if trial.status != "ok":
             say(f"{trial.spec.label}: {trial.status}: {trial.message}")

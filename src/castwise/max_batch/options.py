@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from castwise.spec.options import COUNT, MEMORY, SHARE, WORKLOAD_NAMES, Option, StepOptions, Techniques, parse_workload
+from castwise.spec.options import COUNT, MEMORY, SHARE, WORKLOAD_NAMES, Option, StepOptions, Techniques, parse_model
 
 
 @dataclass(frozen=True)
@@ -11,7 +11,14 @@ class MaxBatchOptions(StepOptions):
     """What `castwise max-batch` searches; None is what suits the machine."""
 
     workload: Annotated[
-        str, Option(f"A workload {WORKLOAD_NAMES}.", parse=parse_workload, completion="workloads", is_argument=True)
+        str,
+        Option(
+            f"A workload {WORKLOAD_NAMES}.",
+            parse=parse_model,
+            completion="workloads",
+            is_argument=True,
+            takes_many=True,
+        ),
     ]
     precisions: Annotated[
         tuple[str, ...] | None,

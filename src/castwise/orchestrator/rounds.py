@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from castwise.analysis.speedup import process_stds, speedup_estimate, step_estimate
-from castwise.analysis.statistics import FEWEST_BLOCKS, Estimate, noise_of, student_quantile, verdict_of
+from castwise.analysis.statistics import FEWEST_BLOCKS, MOST_ROUNDS, Estimate, noise_of, student_quantile, verdict_of
 from castwise.analysis.steady_metrics import block_lengths, block_means, was_at_power_limit
 from castwise.orchestrator.block_schedule import PriorStats
 from castwise.orchestrator.runner import TrialRunner, fails_alike, run_session
@@ -27,7 +27,7 @@ _USABLE = 0.95  # of the device's memory
 _FEW_ROUNDS = 5
 
 # Why no further round starts: every interval is narrow, the budget or the allowed rounds are spent, or all that could
-# be compared failed.
+# be compared failed or diverged.
 Ending = Literal["narrow", "budget", "rounds", "failed"]
 
 
@@ -39,7 +39,7 @@ class StopRule:
     half_width: float = 0.01
     margin: float = 0.01  # how far from 1 a speed-up still is "the same"
     min_rounds: int = 3  # before an interval counts
-    max_rounds: int = 12
+    max_rounds: int = MOST_ROUNDS
     budget_seconds: float | None = None  # wall time that the rounds may take; None for no such limit
 
     @classmethod
@@ -153,11 +153,12 @@ class Rounds:
         self._runner.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}{why}{lacking}")
 
     def _find_ending(self) -> Ending:
+        well = self._not_failed()
+        left = [spec for spec in well if not self._has_diverged(spec)]
+        if len(left) < min(2, len(self._specs)) or _fail_alike(self.trials):
+            return "failed"
         if self._unfinished():
             return "budget"
-        well = self._not_failed()
-        if not well or _fail_alike(self.trials):
-            return "failed"
         return "narrow" if all(self._is_narrow(spec) for spec in well) else "rounds"
 
     def _affordable(self, specs: list[TrialSpec]) -> list[TrialSpec]:
@@ -205,7 +206,7 @@ class Rounds:
 
     def _is_narrow(self, spec: TrialSpec) -> bool:
         trials = self._of(spec)
-        if any(trial.status == "diverged" and trial.spec.recipe is None for trial in trials):
+        if self._has_diverged(spec):
             return True  # nobody takes it, so its time needs no interval
         if len(trials) < self._rule.min_rounds:
             return False
@@ -301,6 +302,9 @@ class Rounds:
 
     def _has_failed(self, spec: TrialSpec) -> bool:
         return any(trial.status not in ("ok", "diverged") for trial in self._of(spec))
+
+    def _has_diverged(self, spec: TrialSpec) -> bool:
+        return any(trial.status == "diverged" and trial.spec.recipe is None for trial in self._of(spec))
 
     def _not_failed(self) -> list[TrialSpec]:
         return [spec for spec in self._specs if not self._has_failed(spec)]

@@ -57,7 +57,6 @@ from castwise.render.table import (
     print_data_table,
     short_table_of,
 )
-from castwise.spec.user_model import dashes, is_object
 
 SHOWN = (
     *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
@@ -301,8 +300,7 @@ def _reason_lines(item: Advice) -> list[str]:
     The sentence of "stay" names the one that comes closest.
     """
     why = "" if item.decision == "stay" or item.why in item.sentence else f"Why: {item.why}."
-    ask = "castwise.why" if is_object(item.workload) else f"castwise why {dashes(item.workload)}{item.workload}"
-    limit = f"Why no faster: {item.limit}. `{ask}` says more." if item.limit else ""
+    limit = f"Why no faster: {item.limit}. `{item.ask}` says more." if item.limit else ""
     sure = f"How sure: {item.how_sure}." if item.how_sure else ""
     accuracy = f"Accuracy: {item.accuracy}." if item.accuracy else ""
     return list(filter(None, [why, sure, accuracy, limit]))

@@ -116,6 +116,16 @@ def parse_workload(option: str, value: Any) -> str:
     return names[0]
 
 
+def parse_model(option: str, value: Any) -> str:
+    """Return the name of one workload; a script is refused."""
+    from castwise.spec.user_model import is_script, shown_name
+
+    name = parse_workload(option, value)
+    if is_script(name):
+        raise UsageError(f"'{shown_name(name)}' is a script. This command takes none; castwise run, why and tune do.")
+    return name
+
+
 def parse_workloads(option: str, given: Any) -> tuple[str, ...]:
     """Return the names of workloads, or the one of a script's command: a text, or its words."""
     from castwise.spec.user_model import is_script, script_command  # it imports pydantic, and help needs none

@@ -83,7 +83,7 @@ class UserModel(FrozenModel):
             return self
         folder, name = (path, "") if self.kind == "module" else (path.parent, path.name)
         # A script reads files next to it, in the present folder, and those that its arguments name.
-        hidden = _without_secrets(self.arguments)
+        hidden = without_secrets(self.arguments)
         place = str(folder) if self.kind != "script" else repr((folder, os.getcwd(), self.arguments))
         digest = "" if self.kind == "pickle" else _place_digest(place, hides=hidden != [*self.arguments])
         update = {"path": name, "folder_digest": digest, "arguments": tuple(map(_without_folder, hidden))}
@@ -170,11 +170,6 @@ def is_script(name: str) -> bool:
     return name.lstrip().startswith(("python ", "torchrun ", "accelerate launch "))
 
 
-def dashes(name: str) -> str:
-    """Return what a command line has before a workload's name, so that a script's options are not castwise's."""
-    return "-- " if is_script(name) else ""
-
-
 def script_command(words: Sequence[str]) -> str | None:
     """Return the name of the workload that a command line is; None if its words are names of workloads.
 
@@ -248,7 +243,7 @@ def _place_digest(place: str, *, hides: bool) -> str:
     return (long.hex() or hashlib.sha256(place.encode()).hexdigest())[:12]
 
 
-def _without_secrets(arguments: Iterable[str]) -> list[str]:
+def without_secrets(arguments: Iterable[str]) -> list[str]:
     """Return a script's arguments with `HIDDEN` for the values of those whose names say that they are secret."""
     found: list[str] = []
     is_next = False
@@ -280,7 +275,7 @@ def shown_name(reference: str) -> str:
     if is_script(written):
         start, file, arguments = _parse_script(written)
         return shlex.join(
-            [*map(_without_folder, start), Path(file).name, *map(_without_folder, _without_secrets(arguments))]
+            [*map(_without_folder, start), Path(file).name, *map(_without_folder, without_secrets(arguments))]
         )
     kind, where, name = _parse(written)
     if kind == "pickle":

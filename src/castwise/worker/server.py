@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -31,7 +30,7 @@ from castwise.worker.script.run import Ranks, ScriptRun, ScriptTrial
 from castwise.worker.steady_run import SteadyRun
 from castwise.worker.training_run import TrainingRun
 from castwise.worker.user_model.load import error_location, inspect_model
-from castwise.worker.user_model.source import with_line
+from castwise.worker.user_model.source import print_error, with_line
 
 
 def serve(connection: Connection, device: str = "cpu", ranks: Ranks | None = None) -> None:
@@ -93,7 +92,7 @@ def _answer(worker: "Worker", message: bytes) -> bytes:
         return Returned(method=name, result=result).model_dump_json().encode()
     except Exception as error:  # noqa: BLE001  the one place: every process ends in a record
         worker.done = True
-        traceback.print_exc()
+        print_error(error)
         status, text = classify(error)
         place = error_location(error, worker.user_model) if worker.user_model is not None and status != "oom" else None
         text = with_line(text, place)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Self
 
+from castwise.errors import CastwiseError
 from castwise.spec.user_model import digest_of
 
 _CASTWISE = Path(__file__).parents[2]
@@ -43,6 +44,22 @@ def where(error: BaseException) -> str | None:
         if is_users(frame.filename):
             return f"{_shown(frame.filename)}:{frame.lineno}, in {frame.name}"
     return None
+
+
+def print_error(error: BaseException) -> None:
+    """Print an exception's traceback from the user's first line on.
+
+    Without a line of theirs it is whole, but an error that castwise raised is in words and has none.
+    """
+    own = error.__traceback__
+    while own is not None and not is_users(own.tb_frame.f_code.co_filename):
+        own = own.tb_next
+    if own is None and isinstance(error, CastwiseError):
+        if error.__cause__ is not None and where(error.__cause__) is not None:
+            print_error(error.__cause__)
+        return
+    is_faulty = isinstance(error, SyntaxError) and is_users(error.filename)  # it has the line itself
+    traceback.print_exception(type(error), error, own if own or is_faulty else error.__traceback__)
 
 
 def with_line(text: str, place: str | None) -> str:

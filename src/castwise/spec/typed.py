@@ -1,0 +1,81 @@
+"""Command lines that castwise advises, built from the words that the user typed.
+
+Records name no folders and no secrets. What is printed after a run is pasted into the same terminal, and needs the
+folders.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from castwise.spec.options import Option, ParameterGrid, ScriptOptions, StepOptions, options_of
+from castwise.spec.user_model import is_script, shown_name, without_secrets
+
+# What an advised command says itself, in the place of a plan, too; and `--again`, which forgets what was just measured.
+_REPLACED = {each.keyword for each in options_of(ParameterGrid)}
+_REPLACED |= {"nodes_per_trial", "plan", "shard", "rounds", "within", "again"}
+# What `castwise why` has in common with `castwise run`.
+_SHARED = {each.keyword for kind in (StepOptions, ScriptOptions) for each in options_of(kind)}
+
+
+@dataclass(frozen=True)
+class TypedLine:
+    """What a user typed behind the name of a command of castwise."""
+
+    workloads: tuple[str, ...] = ()  # names, or the words of a script's command
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the words of each, by keyword
+
+    def kept(self, command: str) -> dict[str, tuple[str, ...]]:
+        """Return the options that an advised command repeats."""
+        names = self.options.keys() - _REPLACED
+        names = names & _SHARED if command == "why" else names
+        return {name: words for name, words in self.options.items() if name in names}
+
+    def words_of(self, shown: str) -> list[str]:
+        """Return a workload as it was typed, from its name in records; secrets stay hidden."""
+        if is_script(shown):
+            one = "".join(self.workloads) or shown  # the command as one word, or not typed
+            return without_secrets(self.workloads if len(self.workloads) > 1 else shlex.split(one))
+        names = [name.strip() for word in self.workloads for name in word.split(",")]
+        own = [name for name in names if ".py" in name or name.startswith("transformers:")]
+        return [next((name for name in own if shown_name(name) == shown), shown)]
+
+
+def read_line(words: Sequence[str], options: Sequence[Option]) -> TypedLine:
+    """Return what the words behind a command's name say, which were parsed with these options."""
+    by_flag = {flag: option for option in options for flag in option.flags}
+    workloads: list[str] = []
+    found: dict[str, tuple[str, ...]] = {}
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            workloads += rest
+        elif not word.startswith("-"):
+            workloads.append(word)
+        else:
+            flag, equals, _ = word.partition("=")
+            if flag in by_flag:
+                has_value = by_flag[flag].type is not bool and not equals
+                found[by_flag[flag].keyword] = (word, next(rest, "")) if has_value else (word,)
+    return TypedLine(tuple(workloads), found)
+
+
+def advised_line(command: str, workload: str, options: Mapping[str, object], typed: TypedLine | None = None) -> str:
+    """Return a command line of castwise that can be pasted.
+
+    Args:
+        command: `run` or `why`.
+        workload: Its name in records.
+        options: By keyword.
+        typed: The command line that the answer is for, whose other options are kept; without it the workload has its
+            name in records.
+    """
+    kept = {} if typed is None else typed.kept(command)
+    flagged = {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()}
+    for words in kept.values():
+        flagged.pop(words[0].partition("=")[0], None)
+    flags = [word for each in flagged.items() for word in each]
+    flags += [word for words in kept.values() for word in words]
+    named = (typed or TypedLine()).words_of(workload)
+    before, after = ([], ["--", *named]) if is_script(workload) else (named, [])
+    return shlex.join(["castwise", command, *before, *flags, *after])
