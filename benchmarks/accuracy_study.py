@@ -87,7 +87,7 @@ JOBS = {
     "fast-mnist": Job("mnist-cnn", _EVERY, 30, "tuned", suite="fast-mnist"),
     "mnist": Job("mnist-cnn", _EVERY, 30, "resident-data+cuda-graph"),
     "fast-cifar10": Job("resnet9", _EVERY, 8, "tuned", fp32_seeds=6),
-    # A run in fp32 takes 9 minutes.
+    # Without fp32, in which a run takes 9 minutes.
     "wrn-cifar10": Job("wrn-28-10", _EVERY[1:], 3, "tuned", loss_scale="dynamic-apex"),
     "fast-wikitext2": Job("lstm-lm", _EVERY, 12, "tuned", suite="fast-wikitext2"),
     "sound": _planted("sound", "bf16-mixed"),

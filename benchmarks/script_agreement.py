@@ -5,8 +5,7 @@
 The scripts are those of tests/training_scripts/, so large that a GPU is busy; on a CPU they are small. In each turn
 every script runs alone, then under castwise; after the last turn it runs alone once more. Each run is a process of its
 own. Alone, a step's time is taken from two lines of the script's log that wait for the device, and no code of castwise
-runs. The variable
-CUDA_VISIBLE_DEVICES chooses the GPU; `ddp` needs two. What fails is null in the record.
+runs. The variable CUDA_VISIBLE_DEVICES chooses the GPU; `ddp` needs two. What fails is null in the record.
 """
 
 import argparse
@@ -31,6 +30,7 @@ from typing import Any
 from stored import RECORDS, markdown, place_of, visible_gpus, write
 
 from castwise.analysis.statistics import estimate
+from castwise.spec.quantities import format_share
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "tests" / "training_scripts"
 LAUNCHERS = {"ddp": ("torchrun", "--standalone", "--nproc-per-node", "2")}
@@ -283,8 +283,8 @@ def table(name: str) -> str:
     lines = ["; ".join(places), "", *markdown(heading, "llllrrrr", cells)]
     if found := estimate(ratios):
         mean, low, high = (f"{100 * (ratio - 1):+.1f}" for ratio in (found.value, found.low, found.high))
-        said = f"In the {found.n} lines whose runs by hand agree within {_STEADY:.0%}, the mean difference is {mean} %"
-        lines += ["", f"{said} (95 % interval: {low} to {high} %)."]
+        said = f"In the {found.n} lines whose runs by hand agree within {format_share(_STEADY)}, the mean difference is"
+        lines += ["", f"{said} {mean} % (95 % interval: {low} to {high} %)."]
     return "\n".join(lines) + "\n"
 
 

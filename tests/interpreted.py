@@ -20,6 +20,4 @@ def run_interpreted(program: str) -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "program.py"
         file.write_text(textwrap.dedent(program))
-        code, out, err = run_forked(file, text="", TRITON_INTERPRET="1", PYTHONPATH=str(SOURCES))
-    assert code == "0", err[-2000:]
-    return out, err
+        return run_forked(file, text="", TRITON_INTERPRET="1", PYTHONPATH=str(SOURCES))

@@ -80,6 +80,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
+def file_exists(path: object) -> UsageError:
+    """Return the error for a file that castwise was to write, and that is the user's."""
+    return UsageError(f"'{path}' exists already, and is left as it is. Name another file.")
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
     """Return the error for a name that is not among the known ones of its kind ("precision"), with the nearest names.
 

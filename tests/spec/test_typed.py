@@ -5,12 +5,12 @@ import shlex
 import pytest
 
 from castwise.cluster.options import ManyMachinesOptions
-from castwise.spec.options import RunOptions, options_of
+from castwise.spec.options import RunOptions
 from castwise.spec.typed import advised_line, read_line
 
 
 def advised(typed: str, shown: str, command: str = "run", **options: str) -> str:
-    line = read_line(shlex.split(typed), [*options_of(RunOptions), *options_of(ManyMachinesOptions)])
+    line = read_line(shlex.split(typed), RunOptions, ManyMachinesOptions)
     return advised_line(command, shown, {"precision": "fp32,tf32", **options}, line)
 
 

@@ -395,10 +395,11 @@ def _is_open(ratio: Estimate) -> bool:
 
 def _may_be_faster_in_one(row: Row, ratio: Estimate) -> bool:
     """Return whether what one process showed, without an interval, leaves open that a precision is faster."""
+    if _is_known(ratio):
+        return False
     is_emulated = why_emulated(precision_row(row.trial.spec.precision), row.trial.environment.hardware) is not None
-    has_doubts = any(warning.name in _DOUBTS for warning in warnings_of_all(row.trials))
-    hopeless = 1.0 if is_emulated else _HOPELESS_WITH_DOUBTS if has_doubts else _HOPELESS
-    return not _is_known(ratio) and ratio.value > hopeless
+    hopeless = 1.0 if is_emulated else _HOPELESS_WITH_DOUBTS if _doubts(row) else _HOPELESS
+    return ratio.value > hopeless
 
 
 def _times(ratio: Estimate) -> str:

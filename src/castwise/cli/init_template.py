@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from castwise.errors import UsageError, printable
+from castwise.errors import UsageError, file_exists, printable
 from castwise.spec.user_model import DEFAULT_FUNCTION
 
 STARTER = '''\
@@ -84,6 +84,6 @@ def write_starter(path: Path) -> None:
                 path.unlink(missing_ok=True)
                 raise
     except FileExistsError:
-        raise UsageError(f"'{path}' exists already, and is left as it is. Name another file.") from None
+        raise file_exists(path) from None
     except OSError as error:
         raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.") from None

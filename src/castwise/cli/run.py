@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from castwise.cli.options import PrintOptions
 from castwise.cluster.options import ManyMachinesOptions
 from castwise.errors import UsageError
-from castwise.spec.options import Option, RunOptions, options_of
+from castwise.spec.options import Option, RunOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,8 +121,7 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
             job, trials = answer(options, work)
     rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
     store, machine = job.runner.store, job.runner.environment
-    kinds = (RunOptions, ManyMachinesOptions, RunPrintOptions)
-    typed = read_line(output.words, [each for kind in kinds for each in options_of(kind)])
+    typed = read_line(output.words, RunOptions, ManyMachinesOptions, RunPrintOptions)
     advice = with_accuracy(recommend(rows, typed), store.load(machine)[0].values() if store is not None else [])
 
     def print_result(console: "Console") -> None:

@@ -62,13 +62,13 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     from castwise.tune.search import prepare_tuning, source_of
 
     if output.emit is not None and output.emit != _PATCH:
-        from castwise.errors import UsageError
+        from castwise.errors import UsageError, file_exists
         from castwise.render.emit.script import check_script
 
         if is_script(options.workload):
             raise UsageError("Your script stays as it is: --emit patch prints what to change in it.")
         if output.emit.is_file() and render.MEASURED not in output.emit.read_text(errors="replace"):
-            raise UsageError(f"'{output.emit}' exists already, and is left as it is. Name another file.")
+            raise file_exists(output.emit)
         data_set, recipe = source_of(options) or (options.data_set or "synthetic", None)
         check_script(options.workload, data_set, recipe, output.emit)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from castwise.cli.options import PrintOptions
-from castwise.spec.options import Option, WhyOptions, options_of
+from castwise.spec.options import Option, WhyOptions
 
 if TYPE_CHECKING:
     from castwise.orchestrator.job import Job
@@ -55,7 +55,7 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
 
     with measuring(options, output) as progress:
         _, trials = answer(options, work)
-    typed = read_line(output.words, [*options_of(WhyOptions), *options_of(WhyPrintOptions)])
+    typed = read_line(output.words, WhyOptions, WhyPrintOptions)
     found = diagnose(compare(trials), typed=typed)
     for trial in trials:
         if trial.status != "ok":

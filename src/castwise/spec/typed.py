@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from castwise.spec.options import Option, ParameterGrid, ScriptOptions, StepOptions, options_of
+from castwise.spec.options import ParameterGrid, ScriptOptions, StepOptions, options_of
 from castwise.spec.user_model import is_script, shown_name, without_secrets
 
 # What an advised command says itself, in the place of a plan, too; and `--again`, which forgets what was just measured.
@@ -41,9 +41,9 @@ class TypedLine:
         return [next((name for name in own if shown_name(name) == shown), shown)]
 
 
-def read_line(words: Sequence[str], options: Sequence[Option]) -> TypedLine:
-    """Return what the words behind a command's name say, which were parsed with these options."""
-    by_flag = {flag: option for option in options for flag in option.flags}
+def read_line(words: Sequence[str], *kinds: type) -> TypedLine:
+    """Return what the words behind a command's name say, which were parsed with these classes of options."""
+    by_flag = {flag: option for kind in kinds for option in options_of(kind) for flag in option.flags}
     workloads: list[str] = []
     found: dict[str, tuple[str, ...]] = {}
     rest = iter(words)
