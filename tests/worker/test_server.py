@@ -436,6 +436,8 @@ def test_script_on_two_ranks(
         trial = SPEC.model_copy(update={"user_model": model, "precision": "bf16-mixed"})
         event = parent.set_up(trial)
         event = event if event["event"] == "failed" else parent.call("warm_up")
+        while event["event"] != "failed":  # rank 0 may be ahead of the failure
+            event = parent.call("run_stretch", lead_in_seconds=0.0, num_blocks=1, block_seconds=0.01)
         assert event["message"] == "rank 1: ValueError: no more (train.py:9, in <module>)"
     else:
         assert parent.result("inspect", model=model.model_dump(mode="json"))["batch_size"] == 4 + 5
