@@ -187,7 +187,7 @@ def run_under_castwise(name: str, more: list[str]) -> tuple[dict[str, Run], dict
 
 
 def runs_in(log: Path, name: str, err: str) -> list[Run]:
-    """Return what each process wrote into a script's log, in the order in which they began.
+    """Return what each process wrote into a script's log, in the order in which they began: their numbers rise.
 
     Raises:
         Failed: One of them did not get as far as the losses that are compared.
@@ -199,7 +199,7 @@ def runs_in(log: Path, name: str, err: str) -> list[Run]:
     if not lines:
         raise Failed(_last_line(err))
     per_step, found = LINES.get(name, 1), []
-    for written in lines.values():
+    for written in (lines[process] for process in sorted(lines, key=int)):
         losses = [[float(value) for value in values[1:]] for values in written[: _NUM_COMPARED * per_step]]
         first, last = _timed_lines(name)
         found.append(Run(losses, (float(written[first][0]), float(written[last][0])) if len(written) > last else None))
@@ -270,7 +270,7 @@ def table(name: str) -> str:
     cells, ratios = [], []
     for row in sorted(rows, key=lambda row: row["script"]):  # the precisions of one stay in their order
         alone, own = ([each for each in row[side] if each is not None] for side in ("alone", "castwise"))
-        gaps = [_in_words(row["loss_gap"]), _in_words(row.get("loss_gap_alone", math.nan))]  # older records have none
+        gaps = [_in_words(row["loss_gap"]), _in_words(row["loss_gap_alone"])]
         pace = ["failed"] * 4
         if alone and own:
             by_hand, hooked = statistics.median(alone), statistics.median(own)
@@ -291,7 +291,7 @@ def table(name: str) -> str:
 def _in_words(gap: float | None) -> str:
     if gap is None:
         return "failed"
-    return "–" if math.isnan(gap) else "equal" if gap == 0 else f"{gap:.0e}"
+    return "equal" if gap == 0 else f"{gap:.0e}"
 
 
 if __name__ == "__main__":

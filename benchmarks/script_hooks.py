@@ -1,12 +1,18 @@
 """What the hooks of a script cost: a loop without and with them, in turn, in one process on the CPU.
 
-python benchmarks/script_hooks.py
+python benchmarks/script_hooks.py [PRECISION]
+
+By default `as-written`. The loop without hooks has autocast and loss scaling written by hand.
 """
 
+import contextlib
 import queue
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,27 +20,34 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 from castwise.registry.precisions import AS_WRITTEN, find_precision
+from castwise.worker.precision import autocast_maker
 from castwise.worker.script.hooks import ScriptHooks
 from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.techniques import OutsideTechniques
 
 _STEPS, _TURNS, _MODULES = 50, 200, 5
-_REPLACED = ((Tensor, "backward"), (dataloader._BaseDataLoaderIter, "__next__"))
+_OF_AUTOCAST = ((torch.autocast, name) for name in ("__init__", "__enter__", "__exit__"))
+_OF_SCALING = ((torch.amp.GradScaler, name) for name in ("scale", "step"))
+_REPLACED = ((Tensor, "backward"), (dataloader._BaseDataLoaderIter, "__next__"), *_OF_AUTOCAST, *_OF_SCALING)
 
 
-def make_loop() -> Callable[[], float]:
+def make_loop(autocast: Callable[[], AbstractContextManager[Any]], *, scales: bool = False) -> Callable[[], float]:
     """Return a function that takes steps of a model of small modules, and returns the seconds of one."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(_MODULES)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, foreach=True)  # the loss has no least value
+    scaler = torch.amp.GradScaler("cpu", enabled=scales)
     data = DataLoader(TensorDataset(torch.randn(_STEPS, 4)), batch_size=1)
 
     def loop() -> float:
         started = time.perf_counter()
         for (batch,) in data:
             optimizer.zero_grad()
-            model(batch).sum().backward()
-            optimizer.step()
+            with autocast():
+                loss = model(batch).sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
         return (time.perf_counter() - started) / _STEPS
 
     return loop
@@ -42,11 +55,13 @@ def make_loop() -> Callable[[], float]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    plain, hooked = make_loop(), make_loop()
+    row = find_precision(sys.argv[1] if sys.argv[1:] else AS_WRITTEN)
+    plain = make_loop(autocast_maker(row, "cpu"), scales=row.loss_scale != "none")
+    hooked = make_loop(contextlib.nullcontext)
     plain()
     originals = [getattr(owner, name) for owner, name in _REPLACED]
-    as_written = OutsidePrecision(find_precision(AS_WRITTEN), "cpu")
-    hooks = ScriptHooks(as_written, OutsideTechniques((), torch.device("cpu")), queue.SimpleQueue().empty)
+    techniques = OutsideTechniques((), torch.device("cpu"))
+    hooks = ScriptHooks(OutsidePrecision(row, "cpu"), techniques, queue.SimpleQueue().empty)
     hooked()
     hooks.stop_looking()
     replaced = [getattr(owner, name) for owner, name in _REPLACED]

@@ -60,6 +60,13 @@ def test_mixed_precision_from_outside_agrees_with_the_script_changed_by_hand(los
     assert hooked != losses[name, "fp32", "none"], "it is another precision"
 
 
+def test_lightning_validates_in_the_precision_as_it_does_by_itself(losses):
+    hooked = losses["lightning_module", "bf16-mixed", "none"]
+    by_hand = losses["lightning_module", "alone", "bf16"]
+    assert hooked == by_hand[: len(hooked)]
+    assert hooked[-1][1] != losses["lightning_module", "fp32", "none"][len(hooked) - 1][1], "its second value is that"
+
+
 _STEP = """
 import os, sys, time, torch
 from torch.utils.data import DataLoader

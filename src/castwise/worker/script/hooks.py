@@ -6,6 +6,7 @@ What a model would carry into a copy or a file of its own is a plain function of
 import os
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,11 +22,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
+from castwise.worker.precision import cast_floating
 from castwise.worker.pytree import tree_tensors
 from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.replacing import replaces
 from castwise.worker.script.techniques import OutsideTechniques
 
+_LIGHTNING = ("lightning.", "pytorch_lightning.")  # names of its modules
 _installed: list["ScriptHooks"] = []  # one at the most
 
 
@@ -58,6 +61,8 @@ class ScriptHooks:
         self._is_looking = True
         self._has_noted_loss = False
         self._has_stepped = False  # whether an optimizer's own step has begun since a GradScaler's
+        self._evaluated: WeakSet[nn.Module] = WeakSet()  # models that are evaluated in the precision, too
+        self._evaluating: nn.Module | None = None  # the model in whose forward pass autocast ends
         self._is_elsewhere = False  # whether this is a process that the script has forked
         os.register_at_fork(after_in_child=lambda: setattr(self, "_is_elsewhere", True))
         self._model_hooks: list[RemovableHandle] = []
@@ -127,15 +132,28 @@ class ScriptHooks:
         self.techniques.change_model(module)
         self.models.append(module)
         self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
+        if self.precision.row.autocast_dtype is not None and _is_evaluated_likewise(module):
+            module.register_forward_hook(_leave_model, always_call=True)
+            self._evaluated.add(module)
         self.enter_model(module, args)
 
     def enter_model(self, module: nn.Module, args: Any) -> None:
         """Begin a forward pass."""
         if not module.training:
+            if module in self._evaluated and self.precision.enter():
+                self._evaluating = module
             return
         if self._is_looking and module is self.models[0]:
             self._samples["model"] += _num_samples(args)
         self.precision.enter()
+
+    def leave_model(self, module: nn.Module, output: Any) -> Any:
+        """End a forward pass of an evaluation: what follows it gets float32, as Accelerate has it."""
+        if self._evaluating is not module:
+            return None
+        self._evaluating = None
+        self.precision.leave()
+        return cast_floating(output, torch.float32)
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Prepare gradients; return the step's arguments if they are others now."""
@@ -242,3 +260,16 @@ def _find_model(module: nn.Module, args: Any) -> None:
 
 def _enter_model(module: nn.Module, args: Any) -> None:
     _installed[0].enter_model(module, args)
+
+
+def _leave_model(module: nn.Module, _: Any, output: Any) -> Any:
+    return _installed[0].leave_model(module, output)
+
+
+def _is_evaluated_likewise(module: nn.Module) -> bool:
+    """Return whether Lightning, Accelerate or the Trainer of transformers runs a model: they evaluate in its precision.
+
+    A loop by hand has autocast around its training steps. Accelerate, which the Trainer uses, marks what it prepares.
+    """
+    callers = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(None))
+    return hasattr(module, "_is_accelerate_prepared") or any(name.startswith(_LIGHTNING) for name in callers)

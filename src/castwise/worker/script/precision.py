@@ -39,8 +39,8 @@ class OutsidePrecision:
 
     def __init__(self, row: Precision, device_type: str) -> None:
         self.row = row
-        self._make_autocast = autocast_maker(row, device_type)
-        self._autocast: Any = None  # while it is on
+        self._autocast: Any = autocast_maker(row, device_type)()  # entered and left time after time
+        self._is_on = False
         self._scaler = torch.amp.GradScaler(device_type) if row.loss_scale != "none" else None
         self._unscaled: set[int] = set()  # optimizers whose gradients are without the scale, until their step
         self._has_stepped = False  # since the last backward
@@ -86,17 +86,19 @@ class OutsidePrecision:
         else:
             set_fp32_precision(self.row.float32_matmul)
 
-    def enter(self) -> None:
-        """Switch autocast on, at the beginning of a forward pass, unless it is on already."""
-        if self._autocast is None and self.row.autocast_dtype is not None:
-            self._autocast = self._make_autocast()
-            self._autocast.__enter__()
+    def enter(self) -> bool:
+        """Switch autocast on, at the beginning of a forward pass; return False if it is on already, or never."""
+        if self._is_on or self.row.autocast_dtype is None:
+            return False
+        self._autocast.__enter__()
+        self._is_on = True
+        return True
 
     def leave(self) -> None:
         """Switch autocast off, at the end of a forward pass."""
-        autocast, self._autocast = self._autocast, None
-        if autocast is not None:
-            autocast.__exit__(None, None, None)
+        if self._is_on:
+            self._is_on = False
+            self._autocast.__exit__(None, None, None)
 
     def before_backward(self, loss: Tensor) -> Tensor:
         """Return what backward begins with: the loss, times its scale."""
