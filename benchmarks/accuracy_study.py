@@ -217,7 +217,8 @@ def record_named(name: str) -> dict[str, Any]:
     named = re.compile(rf"\d+-\d+-\d+-(\w-)?(h\d+-)?{re.escape(name)}")
     paths = sorted(path for path in (RECORDS / "accuracy").glob("*.json") if named.fullmatch(path.stem))
     records = [json.loads(path.read_text()) for path in paths]
-    return {**records[-1], "runs": [run for record in records for run in record["runs"]]}
+    lanes = records[0]["lanes"] if len(records) == 1 else None  # times on several GPUs are not compared
+    return {**records[-1], "lanes": lanes, "runs": [run for record in records for run in record["runs"]]}
 
 
 def real_table(name: str) -> str:
@@ -268,9 +269,11 @@ def spread_text(known: Sequence[float]) -> str:
 def sources_table(name: str) -> str:
     """Return the single figures that were published for Apex's opt levels, beside runs with several seeds."""
     record = record_named(name)
+    levels = {precision: f"O{level} (`{precision}`)" for level, precision in enumerate(APEX)}
+    levels |= {run["precision"]: f"`{run['precision']}`" for run in record["runs"] if run["precision"] not in levels}
     published = [each for each in find_suite("wrn-cifar10").published if each.accuracy is not None]
     cells = []
-    for level, precision in enumerate(APEX):
+    for precision, title in levels.items():
         runs = [score for score in scores_of(record, precision).values() if score is not None]
         theirs = ", ".join(
             f"{100 * (each.accuracy or 0):.2f} ({each.gpu.removeprefix('Tesla ')})"
@@ -280,8 +283,8 @@ def sources_table(name: str) -> str:
         known = [100 * score for score in runs]
         cells.append(
             [
-                f"O{level} (`{precision}`)",
-                theirs or "diverged (T4)",
+                title,
+                theirs or ("diverged (T4)" if precision in APEX else "–"),
                 spread_text(known),
                 f"{min(known):.2f} to {max(known):.2f}" if known else "–",
                 f"{len(scores_of(record, precision))}",

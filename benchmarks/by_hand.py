@@ -61,6 +61,7 @@ def _images(workload: str, batch_size: int, techniques: str) -> Row:
 _STRIDED = "fused-optimizer+compile+cuda-graph+batch-norm-kernel+space-to-depth"
 _UPDATED = "compiled-update+compile+cuda-graph"
 _WORDS = "compiled-update+pad-vocabulary+compile+cuda-graph"
+_CHUNKED = "cudnn-attention+compiled-update+pad-vocabulary+chunked-loss+compile+cuda-graph"
 _FP8 = "fp8-tensorwise"
 # By name: the workload's, and what tells a row from another of the same workload.
 ROWS = {
@@ -74,7 +75,7 @@ ROWS = {
     "lstm-lm": Row("lstm-lm", 20, "tf32", False, "bf16-mixed", f"{_UPDATED}-8"),
     "lstm-lm-1500": Row("lstm-lm-1500", 80, "bf16-mixed", False, "bf16-mixed", _UPDATED),
     "gpt2": Row("gpt2", 16, "bf16-mixed", True, "bf16-master", _WORDS, padded=True),
-    "gpt2-b64": Row("gpt2", 64, "bf16-mixed", True, "bf16-master", _WORDS, padded=True),
+    "gpt2-b64": Row("gpt2", 64, "bf16-mixed", True, "bf16-master", _CHUNKED, padded=True),
     "gpt-d2048x12": Row("gpt-d2048x12", 16, "bf16-mixed", True, "bf16-master", _WORDS, padded=True),
     "gpt-d2048x12-fp8": Row("gpt-d2048x12", 16, _FP8, True, _FP8, _WORDS, padded=True),
     "gpt-d2048x12-b64": Row("gpt-d2048x12", 64, "bf16-mixed", True, "bf16-master", _WORDS, padded=True),

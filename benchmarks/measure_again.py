@@ -76,7 +76,8 @@ for _name in TUNED:  # profiled without a CUDA graph, whose kernels have no name
     _row, _loop = ROWS[_name], ROWS[_name].techniques.replace("compiled-update", "fused-optimizer")
     _loop = _loop.removesuffix("+cuda-graph")
     _of_row = ("--batch-size", f"{_row.batch_size}", "--precision", _row.precision, "--techniques")
-    _more = ("cudnn-attention", "flash-attention", *(["chunked-loss"] if _row.padded else []))
+    _more = [] if "-attention" in _loop else ["cudnn-attention", "flash-attention"]
+    _more += ["chunked-loss"] if _row.padded and "chunked-loss" not in _loop else []
     _autotuned = _loop.replace("+compile", "+compile-max-autotune")
     _OPTIONS[f"tuned/{_name}"] = (*_of_row, _loop)
     _OPTIONS[f"variants/{_name}"] = (*_of_row, ",".join((_loop, *(f"{_loop}+{each}" for each in _more), _autotuned)))

@@ -106,6 +106,16 @@ def test_a_script_runs_inductor_s_code(tmp_path: Path) -> None:
     assert losses == pytest.approx(measured_losses(spec, steps=5), rel=1e-5)
 
 
+@pytest.mark.parametrize("technique", ["compile", "compile-blocks"])
+def test_a_script_keeps_compiled_code_apart_by_autocast_dtype(technique: str, tmp_path: Path) -> None:
+    tags = {
+        precision: re.findall("cache_key_tag = (.*)", "".join(files_of(spec, tmp_path).values()))
+        for precision in ("fp16-mixed", "bf16-mixed", "fp32")
+        for spec in [spec_of("resnet18", precision, (technique,))]
+    }
+    assert tags == {"fp16-mixed": ['"float16"'], "bf16-mixed": ['"bfloat16"'], "fp32": []}
+
+
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("technique", ["fused-optimizer", "space-to-depth", "activation-checkpointing"])
 def test_a_script_of_a_residual_network_computes_what_was_measured(technique: str, tmp_path: Path) -> None:

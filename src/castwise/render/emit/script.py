@@ -225,6 +225,11 @@ class _Writer:
         else:
             self.own.write_loss(self.script, dtype and f"torch.{dtype}")
         if self.config.compile_mode is not None:
+            if self.precision.autocast_dtype is not None:
+                self.script.add(
+                    "# Else torch 2.11 and 2.12 may run what was compiled under autocast to another dtype.",
+                    f"torch.compiler.config.cache_key_tag = {_quoted(self.precision.autocast_dtype)}",
+                )
             mode = "" if self.config.compile_mode == "default" else f", mode={_quoted(self.config.compile_mode)}"
             if self.config.compile_blocks:
                 self.write_compiled_blocks()
