@@ -147,6 +147,14 @@ def test_verdicts_are_over_pytorch_s_default_if_it_was_measured() -> None:
     assert [row.verdict and row.verdict.kind for row in over_fp32] == [None, "faster", "faster"]
 
 
+def test_a_script_is_compared_with_itself_as_written() -> None:
+    times = {"as-written": 0.1, "default": 0.2, "bf16-mixed": 0.05}
+    rows = compare([trial(name, seconds, repeat=repeat) for repeat in (0, 1) for name, seconds in times.items()])
+    assert [row.written_speedup for row in rows] == [1.0, pytest.approx(0.5), pytest.approx(2.0)]
+    assert [row.default_speedup for row in rows] == [pytest.approx(2.0), 1.0, pytest.approx(4.0)]
+    assert [row.verdict and row.verdict.kind for row in rows] == [None, "slower", "faster"]
+
+
 @pytest.mark.parametrize("status", ["oom", "crashed"])
 def test_without_a_default_that_ended_well_verdicts_are_over_fp32(status: str) -> None:
     failed = fake_trial(fake_spec("default"), step_seconds=()).model_copy(update={"status": status})

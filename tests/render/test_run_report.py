@@ -27,10 +27,11 @@ from castwise.render.table import SCHEMA_VERSION
 
 CSV_HEADER = (
     "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,techniques,throughput_per_second,"
-    "default_speedup,speedup,bf16_speedup,verdict,loop_speedup,scaling_efficiency,data_share,step_seconds,spread,"
-    "model_flops_per_second,model_flops_utilization,fp8_share,min_sqnr_db,peak_allocated_bytes,peak_reserved_bytes,"
+    "written_speedup,default_speedup,speedup,bf16_speedup,verdict,loop_speedup,scaling_efficiency,data_share,"
+    "step_seconds,spread,model_flops_per_second,model_flops_utilization,fp8_share,min_sqnr_db,peak_allocated_bytes,peak_reserved_bytes,"
     "joules_per_unit,power_watts,tensor_share,dram_share,final_loss,status,unit,processes,throughput_low,throughput_high,"
-    "default_speedup_low,default_speedup_high,speedup_low,speedup_high,bf16_speedup_low,bf16_speedup_high,memory_low,memory_high,verdict_reason,memory_ratio,final_step,skipped_steps,joules_per_unit_low,"
+    "default_speedup_low,default_speedup_high,written_speedup_low,written_speedup_high,speedup_low,speedup_high,"
+    "bf16_speedup_low,bf16_speedup_high,memory_low,memory_high,verdict_reason,memory_ratio,final_step,skipped_steps,joules_per_unit_low,"
     "joules_per_unit_high,energy_source,cold_start_seconds,ready_seconds,set_up_seconds,first_step_seconds,"
     "warm_up_seconds,warnings,telemetry_note,message,device,torch,key"
 )

@@ -16,7 +16,7 @@ from castwise.analysis.speedup import (
 )
 from castwise.analysis.statistics import Estimate, Verdict, estimate, verdict_of
 from castwise.records.schema import Trial
-from castwise.registry.precisions import BASELINE, BESIDE_FP8, DEFAULT, precision_row
+from castwise.registry.precisions import AS_WRITTEN, BASELINE, BESIDE_FP8, DEFAULT, precision_row
 
 MARGIN = 0.01  # how far from 1 a speed-up still is "the same"
 _MOST_BASELINES = 50  # among which the most similar one is looked for
@@ -46,10 +46,12 @@ class Row:
     throughput_estimate: Estimate | None  # units per second
     speedup_estimate: Estimate | None  # fp32's step time over this one's; above 1 is faster
     default_estimate: Estimate | None  # the same over PyTorch's default, if that was measured
+    written_estimate: Estimate | None  # the same over the user's script as written
     bf16_estimate: Estimate | None  # the same over bf16-mixed, for FP8
     memory_estimate: Estimate | None  # peak allocated over the baseline's
     unpaired_speedup: float | None  # the ratio of the throughputs, each over all blocks, drift included
-    # On the speed-up over PyTorch's default, or over fp32 without it; None for that one, and if nothing was measured.
+    # On the speed-up over the script as written, else over PyTorch's default, else over fp32; None for that one, and if
+    # nothing was measured.
     verdict: Verdict | None
     loop_speedup: float | None  # over the same configuration without techniques, if that is among the trials
     # Throughput over world size times the throughput of the same configuration on one GPU, if that is among the
@@ -99,6 +101,11 @@ class Row:
         return _value(self.default_estimate)
 
     @property
+    def written_speedup(self) -> float | None:
+        """Return the step time of the script as written over this one's. None of other workloads."""
+        return _value(self.written_estimate)
+
+    @property
     def bf16_speedup(self) -> float | None:
         """Return the step time of bf16-mixed over this one's, of FP8. None for others, and if it was not measured."""
         return _value(self.bf16_estimate)
@@ -122,7 +129,7 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     """Return a row for each configuration, in the order of their first trials.
 
     Each is compared with fp32 and with PyTorch's default in the same group, if they ended `ok`; FP8 with bf16-mixed,
-    too. A speed-up within the margin around 1 is "the same".
+    too, and a script with itself as written. A speed-up within the margin around 1 is "the same".
     """
     configurations: dict[tuple[str, str], list[Trial]] = {}
     groups: dict[tuple[str, str], list[Trial]] = {}
@@ -140,6 +147,7 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
             without_techniques.setdefault(comparison_key(trial, "techniques"), []).append(trial)
     baselines = {key: baselines_among(group) for key, group in groups.items()}
     defaults = {key: baselines_among(group, DEFAULT) for key, group in groups.items()}
+    written = {key: baselines_among(group, AS_WRITTEN) for key, group in groups.items()}
     have_fp8 = {key for key, group in groups.items() if any(_is_fp8(trial) for trial in group)}
     beside_fp8 = {key: baselines_among(groups[key], BESIDE_FP8) for key in have_fp8}
     rows = []
@@ -161,11 +169,15 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         bf16_trials = (
             beside_fp8.get(group_of(first), []) if _is_fp8(first) or first.spec.precision == BESIDE_FP8 else []
         )
-        speedup, default_speedup, bf16_speedup = (
-            _speedup(each, own) for each in (group_baselines, group_defaults, bf16_trials)
-        )
-        reference = DEFAULT if group_defaults else BASELINE if group_baselines or not bf16_trials else BESIDE_FP8
-        decisive = {DEFAULT: default_speedup, BASELINE: speedup, BESIDE_FP8: bf16_speedup}[reference]
+        references = {
+            AS_WRITTEN: written[group_of(first)],
+            DEFAULT: group_defaults,
+            BASELINE: group_baselines,
+            BESIDE_FP8: bf16_trials,
+        }
+        over = {name: _speedup(each, own) for name, each in references.items()}
+        reference = next((name for name, each in references.items() if each), BASELINE)
+        decisive = over[reference]
         verdict = None
         if step is not None and first.spec.precision != reference:
             verdict = verdict_of(decisive, margin) if decisive is not None else _incomparable(first, baselines.values())
@@ -178,9 +190,10 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
             step_seconds=_value(step),
             spread=statistics.median(spreads) if spreads else None,
             throughput_estimate=rate,
-            speedup_estimate=speedup,
-            default_estimate=default_speedup,
-            bf16_estimate=bf16_speedup,
+            speedup_estimate=over[BASELINE],
+            default_estimate=over[DEFAULT],
+            written_estimate=over[AS_WRITTEN],
+            bf16_estimate=over[BESIDE_FP8],
             memory_estimate=estimate(_memory_ratios(own, group_baselines)),
             unpaired_speedup=baseline_step.value / step.value if baseline_step and step else None,
             verdict=verdict,

@@ -184,7 +184,7 @@ def _loss_text(row: FlatRow) -> str:
     return f"{row['final_loss']:.4g}" + ("" if step is None else f" @ {step}")
 
 
-_ESTIMATED = ("throughput", "default_speedup", "speedup", "bf16_speedup", "memory")
+_ESTIMATED = ("throughput", "written_speedup", "default_speedup", "speedup", "bf16_speedup", "memory")
 
 FIELDS: tuple[Field, ...] = (
     # What was asked for.
@@ -223,6 +223,7 @@ FIELDS: tuple[Field, ...] = (
     Field("data_share", "waits for data", "share"),
     Field("validation_seconds", "validation", "seconds", default=(0.0,)),
     Field("throughput_per_second", "throughput", "rate", rate_text("throughput_per_second"), best="highest"),
+    Field("written_speedup", "over written", "ratio", interval_text("written_speedup"), best="highest"),
     Field("default_speedup", "over default", "ratio", interval_text("default_speedup"), best="highest"),
     Field("speedup", "speed-up", "ratio", interval_text("speedup"), best="highest"),
     Field("bf16_speedup", "over bf16-mixed", "ratio", interval_text("bf16_speedup"), best="highest"),

@@ -60,7 +60,7 @@ from castwise.render.table import (
 
 SHOWN = (
     *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
-    *("throughput_per_second", "default_speedup", "speedup", "bf16_speedup"),
+    *("throughput_per_second", "written_speedup", "default_speedup", "speedup", "bf16_speedup"),
     *("verdict", "loop_speedup", "scaling_efficiency"),
     *("data_share", "step_seconds", "spread", "model_flops_per_second", "model_flops_utilization"),
     *("fp8_share", "min_sqnr_db"),
@@ -71,7 +71,8 @@ SHOWN = (
 IN_FILES = (
     *(name for name in SHOWN if name != "skipped_steps"),
     *("unit", "processes", "throughput_low", "throughput_high", "default_speedup_low", "default_speedup_high"),
-    *("speedup_low", "speedup_high", "bf16_speedup_low", "bf16_speedup_high"),
+    *("written_speedup_low", "written_speedup_high", "speedup_low", "speedup_high"),
+    *("bf16_speedup_low", "bf16_speedup_high"),
     *("memory_low", "memory_high", "verdict_reason", "memory_ratio", "final_step", "skipped_steps"),
     *("joules_per_unit_low", "joules_per_unit_high", "energy_source"),
     *("cold_start_seconds", "ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_seconds"),
@@ -82,6 +83,7 @@ _SHORT = {
     "precision": "precision",
     "throughput_per_second": "throughput",
     "default_speedup": "× default",
+    "written_speedup": "× written",
     "speedup": "× fp32",
     "bf16_speedup": "× bf16-mixed",
     "loop_speedup": "× plain loop",
@@ -96,7 +98,8 @@ _COLOURS = {"faster": "green", "slower": "red", "inconclusive": "yellow", "one r
 
 # Figures of a row under the names of their fields.
 _OF_ROW = (
-    *("default_speedup", "speedup", "bf16_speedup", "loop_speedup", "scaling_efficiency", "step_seconds", "spread"),
+    *("written_speedup", "default_speedup", "speedup", "bf16_speedup", "loop_speedup", "scaling_efficiency"),
+    *("step_seconds", "spread"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "memory_ratio", "final_loss", "final_step", "skipped_steps"),
 )
 _OF_FACTS = ("ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_seconds")
@@ -110,6 +113,7 @@ def flat_row(row: Row) -> dict[str, Any]:
         **{name: getattr(row, name) for name in _OF_ROW},
         "throughput_per_second": row.throughput,
         **interval_values("throughput", row.throughput_estimate),
+        **interval_values("written_speedup", row.written_estimate),
         **interval_values("default_speedup", row.default_estimate),
         **interval_values("speedup", row.speedup_estimate),
         **interval_values("bf16_speedup", row.bf16_estimate),
@@ -152,21 +156,20 @@ def short_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
         spec = row.trial.spec
         groups.setdefault((spec.workload, spec.batch_size, spec.world_size), []).append(row)
     flat: list[FlatRow] = []
-    are_scripts = all(any(row.precision == AS_WRITTEN for row in group) for group in groups.values())
-    base, titles = (AS_WRITTEN, _SHORT | {"speedup": "× written"}) if are_scripts else (BASELINE, _SHORT)
     for group in groups.values():
         references = {row.precision: row for row in references_among(group) if row.trial.status == "ok"}
-        flat += [_short_row(row, references, base) for row in group]
+        flat += [_short_row(row, references) for row in group]
+    are_scripts = all(any(row.precision == AS_WRITTEN for row in group) for group in groups.values())
+    titles = {name: title for name, title in _SHORT.items() if not are_scripts or name != "speedup"}
     return short_table_of(titles, flat, formats={"precision": precision_text})
 
 
-def _short_row(row: Row, references: Mapping[str, Row], base: str) -> FlatRow:
+def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
     is_ok = row.trial.status == "ok"
     over = {name: _over(reference, row) for name, reference in references.items() if is_ok}
     first = next(iter(references.values()), None)
     verdict: str | None = row.verdict.kind if row.verdict else None
-    is_over_own = first is not None and first.precision == AS_WRITTEN  # and not over the default or fp32
-    if first is not None and (is_over_own or _loop(row) != _loop(first)):
+    if first is not None and _loop(row) != _loop(first):
         ratio = next(iter(over.values()), None)
         verdict = None if ratio is None or row is first else verdict_of(ratio).kind
     if verdict == "inconclusive" and len(row.trials) == 1:
@@ -175,7 +178,8 @@ def _short_row(row: Row, references: Mapping[str, Row], base: str) -> FlatRow:
         **trial_values(row.trial),
         "throughput_per_second": row.throughput if is_ok else None,
         **estimate_values("default_speedup", over.get(DEFAULT)),
-        **estimate_values("speedup", over.get(base)),
+        **estimate_values("written_speedup", over.get(AS_WRITTEN)),
+        **estimate_values("speedup", over.get(BASELINE)),
         **estimate_values("bf16_speedup", row.bf16_estimate),
         "loop_speedup": None if over else row.loop_speedup,  # if there is nothing else to compare with
         "scaling_efficiency": row.scaling_efficiency if is_ok else None,
