@@ -38,17 +38,17 @@ LAUNCHERS = {"ddp": ("torchrun", "--standalone", "--nproc-per-node", "2")}
 LINES = {"accumulation": 3, "accelerate_loop": 2, "transformers_trainer": 2}
 # --size and --depth: few wide layers, so that a GPU has work for at least 10 ms a step, and the CPU for less.
 SIZES = {
-    "accelerate_loop": (256, 5),
-    "accumulation": (512, 4),
-    "ddp": (320, 5),
-    "gan": (512, 3),
+    "accelerate_loop": (384, 5),
+    "accumulation": (768, 4),
+    "ddp": (448, 5),
+    "gan": (1024, 3),
     "imagenet": (112, 8),
-    "lightning_module": (512, 5),
-    "mnist": (384, 5),
-    "nano_gpt": (176, 2),
+    "lightning_module": (640, 5),
+    "mnist": (512, 5),
+    "nano_gpt": (208, 2),
     "own_amp": (64, 12),
     "timm_train": (384, 1),
-    "transformers_trainer": (320, 1),
+    "transformers_trainer": (480, 1),
     "word_language_model": (320, 0),
 }
 WAYS = {"as-written": "none", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
