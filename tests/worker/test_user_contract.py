@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from castwise.api import compare
 from castwise.errors import UsageError
@@ -78,6 +78,7 @@ def test_returned_forms(returned: Any, parts: dict[str, Any]) -> None:
         ({"model": MODEL, "clip_grad_norm": 0}, "clip_grad_norm of x.py:build is 0, not a number above 0"),
         ({"model": MODEL, "training_set": iter([BATCH])}, "without a length. It must be batches with a length"),
         ({"model": MODEL, "training_set": DataLoader(Endless(), 4)}, "is a DataLoader without a length"),
+        ({"model": MODEL, "training_set": TensorDataset(torch.ones(8, 4))}, "is a TensorDataset. It must be batches"),
         ({"model": MODEL, "training_set": []}, "training_set of x.py:build has no batches"),
         ({"model": MODEL, "higher_is_better": "no"}, "higher_is_better of x.py:build is 'no', not True or False"),
         ({"model": MODEL, "unit": "frames"}, "unit of x.py:build is 'frames'. It may be: images, tokens, samples"),

@@ -138,14 +138,15 @@ def _check_parts(contract: Contract, source: str) -> None:
 def _check_training_set(training_set: Any, source: str) -> None:
     if training_set is None:
         return
+    is_iterable = hasattr(training_set, "__iter__")
     try:
-        num_batches = len(training_set) if hasattr(training_set, "__iter__") else None
+        num_batches = len(training_set) if is_iterable else None
     except TypeError:  # a DataLoader of an IterableDataset has the method, and no length
         num_batches = None
     if num_batches is None:
         raise UsageError(
-            f"The training_set of {source} is {_a(training_set)} without a length. It must be batches with a length, "
-            "such as a DataLoader."
+            f"The training_set of {source} is {_a(training_set)}{' without a length' if is_iterable else ''}. "
+            "It must be batches with a length, such as a DataLoader."
         )
     if not num_batches:
         raise UsageError(f"The training_set of {source} has no batches.")
