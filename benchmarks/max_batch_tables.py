@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from stored import load, markdown, where_of
+from stored import by_place, load, markdown, where_of
 
 from castwise.analysis.steady_metrics import throughput
 from castwise.max_batch.render import (
@@ -106,7 +106,8 @@ def loops_table(measured: Measured) -> str:
             rate = f"{format_rate(speed)} {find_workload(fit.spec.workload).unit}/s"
             batch = f"{fit.largest.spec.batch_size:,}"
             rows.append([fit.spec.workload, loop_name(fit.spec), batch, rate, format_ratio(speed / plain)])
-    places = "\n\n".join(dict.fromkeys(where_of(fits[0].trials[0]) for fits in shown))
+    measured_at = [{"where": where_of(fits[0].trials[0]), "name": fits[0].spec.workload} for fits in shown]
+    places = "\n\n".join(where for where, _ in by_place(measured_at))
     return "\n".join([places, "", *markdown(heading, "llrrr", rows)]) + "\n"
 
 

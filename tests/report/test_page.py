@@ -23,7 +23,7 @@ from castwise.report.charts.registry import GROUP_CHARTS
 from castwise.report.collection import collect
 from castwise.report.html.compare_page import render_comparison
 from castwise.report.html.page_frame import Source
-from castwise.report.html.report_page import MAX_SECTIONS, render
+from castwise.report.html.report_page import MAX_SECTIONS, _steady_table, render
 from castwise.report.machine_comparison import compare_machines
 from castwise.report.machines import Origin, measured_machines
 
@@ -399,6 +399,19 @@ def test_answers_of_cut_runs_are_in_brackets_and_code_is_shown_once(open_page: O
     assert "not a recommendation" in made.page.locator("section[aria-label='What to take']").inner_text()
     group = made.page.locator("details.group").first
     assert len(group.locator("details.code summary").all_inner_texts()) == 1
+
+
+def test_ratios_over_a_script_as_written_go_with_their_verdicts() -> None:
+    times = [("as-written", (), 0.1), ("as-written", ("compile",), 0.08), ("bf16-mixed", ("compile",), 0.04)]
+    (group,) = collect(
+        fake_trial(fake_spec(name, techniques=techniques, repeat=repeat), step_seconds=(seconds,))
+        for repeat in (0, 1)
+        for name, techniques, seconds in times
+    ).groups
+    table = _steady_table(group, set())
+    found = [(row["written_speedup"], row["verdict"]) for row in table.rows]
+    assert found == [(1.0, None), (pytest.approx(1.25), "faster"), (pytest.approx(2.5), "faster")]
+    assert "speedup" not in [field.name for field in table.columns]
 
 
 def test_groups_without_charts_are_named() -> None:

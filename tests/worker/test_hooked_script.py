@@ -90,6 +90,26 @@ while True:
 """
 
 
+_EVALUATE = """
+import copy
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        self.seen = y.dtype
+        return {"y": y, "exact": x.double()}
+w = Model(3, 1)
+MARK
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+w(torch.randn(5, 3))["y"].sum().backward()
+optimizer.step()
+found = []
+for model in (w, copy.deepcopy(w)):
+    output = model.eval()(torch.randn(5, 3))
+    found += [model.seen, output["y"].dtype, output["exact"].dtype, torch.is_autocast_enabled("cpu")]
+raise ValueError(*found)
+"""
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return what castwise says of scripts: of the second half when it measures them, each in a precision."""
@@ -129,6 +149,8 @@ for _ in range(3): step(); torch.save(w.state_dict(), 'model.pt')
         "overflows fp16-mixed": _OVERFLOW,
         "overflows-fused as-written": _FUSED + _OVERFLOW,
         "overflows-fused fp16-mixed": _FUSED + _OVERFLOW,
+        "evaluates bf16-mixed": _EVALUATE.replace("MARK", ""),
+        "evaluates-prepared bf16-mixed": _EVALUATE.replace("MARK", "w._is_accelerate_prepared = True"),
         "halves fp32": "w.half()\nfor _ in range(9): step()",
         "made-in-bf16 bf16-mixed": "w = torch.nn.Linear(3, 1, dtype=torch.bfloat16)\nfor _ in range(9): step()",
         "quantised fp32": """
@@ -188,6 +210,12 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
         assert answers[script] == "batch 5"
     assert answers["file"] == "kept"
     assert answers["files"].count("model.pt") == 1
+
+
+@pytest.mark.parametrize(("script", "seen"), [("evaluates", "float32"), ("evaluates-prepared", "bfloat16")])
+def test_accelerate_s_models_are_evaluated_in_the_precision_and_copies_of_them(answers, script, seen):
+    each = f"torch.{seen}, torch.float32, torch.float64, False"
+    assert answers[f"{script} bf16-mixed"].startswith(f"crashed: ValueError: ({each}, {each})")
 
 
 def test_the_time_limit_ends_a_script_with_what_was_measured(answers):

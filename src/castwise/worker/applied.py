@@ -115,8 +115,9 @@ class Applied:
 def apply(model: nn.Module, optimizer: Optimizer, *, precision: str, techniques: str | Sequence[str] = ()) -> Applied:
     """Apply a precision and techniques to a model and its optimizer, in place, for a loop of your own.
 
-    The switches for float32 products and cuDNN's search are global, and stay set. The loop is the one that
-    `castwise.compare` and `castwise.run` measure, but for one thing: `compile` compiles the model without the loss.
+    The switches for float32 products, cuDNN's search and the tag of what torch.compile caches are global, and stay
+    set. The loop is the one that `castwise.compare` and `castwise.run` measure, but for one thing: `compile` compiles
+    the model without the loss.
 
     Args:
         model: The model, in float32 and on its device.

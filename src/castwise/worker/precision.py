@@ -110,7 +110,8 @@ def autocast_maker(row: Precision, device_type: str) -> Callable[[], AbstractCon
         return nullcontext
     # torch 2.11 and 2.12 take what was compiled under autocast to another dtype from their cache: bf16-mixed would
     # compute in float16 without a loss scale. Source: pytorch/pytorch#181564.
-    torch.compiler.config.cache_key_tag = row.autocast_dtype
+    users, _, _ = torch.compiler.config.cache_key_tag.partition("autocast ")
+    torch.compiler.config.cache_key_tag = f"{users}autocast {row.autocast_dtype}"
     return functools.partial(torch.autocast, device_type, dtype=getattr(torch, row.autocast_dtype))
 
 

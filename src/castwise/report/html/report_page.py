@@ -130,11 +130,13 @@ def _why(group: ComparisonGroup) -> dict[str, Any]:
 def _steady_table(group: ComparisonGroup, taken: set[str | None]) -> DataTable[FlatRow]:
     """Return the table of steady results, with the ratios that the terminal shows, and a ring at what to take."""
     table, short = run_report.data_table(group.rows), run_report.short_table(group.rows)
-    names = [f"{name}{end}" for name in ("speedup", "default_speedup") for end in ("", "_low", "_high")]
+    speedups = ("written_speedup", "default_speedup", "speedup")
+    names = [f"{name}{end}" for name in speedups for end in ("", "_low", "_high")]
     ratios = {row["key"]: {name: row[name] for name in ("verdict", *names)} for row in short.rows}
     rows: list[FlatRow] = [{**row, **ratios[row["key"]]} for row in table.rows]
     ours = {field.name: field for field in short.columns}
-    shown = {field.name: ours.get(field.name, field) for field in table.columns if field.name != "loop_speedup"}
+    left_out = {"loop_speedup", *speedups} - set(ours) | {"loop_speedup"}
+    shown = {field.name: ours.get(field.name, field) for field in table.columns if field.name not in left_out}
     columns = [shown.get(field.name, field) for field in table.columns if field.name in shown]
     columns = [field for field in columns if field.name != "precision"]
     precision = Field("precision", "precision", format=lambda r: r["precision"] + (" ◯" if r["key"] in taken else ""))

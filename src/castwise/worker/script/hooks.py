@@ -22,12 +22,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
-from castwise.worker.precision import cast_floating
-from castwise.worker.pytree import tree_tensors
+from castwise.worker.pytree import tree_map_tensors, tree_tensors
 from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.replacing import replaces
 from castwise.worker.script.techniques import OutsideTechniques
 
+_HALVES = (torch.float16, torch.bfloat16)
 _LIGHTNING = ("lightning.", "pytorch_lightning.")  # names of its modules
 _installed: list["ScriptHooks"] = []  # one at the most
 
@@ -61,7 +61,6 @@ class ScriptHooks:
         self._is_looking = True
         self._has_noted_loss = False
         self._has_stepped = False  # whether an optimizer's own step has begun since a GradScaler's
-        self._evaluated: WeakSet[nn.Module] = WeakSet()  # models that are evaluated in the precision, too
         self._evaluating: nn.Module | None = None  # the model in whose forward pass autocast ends
         self._is_elsewhere = False  # whether this is a process that the script has forked
         os.register_at_fork(after_in_child=lambda: setattr(self, "_is_elsewhere", True))
@@ -134,13 +133,12 @@ class ScriptHooks:
         self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
         if self.precision.row.autocast_dtype is not None and _is_evaluated_likewise(module):
             module.register_forward_hook(_leave_model, always_call=True)
-            self._evaluated.add(module)
         self.enter_model(module, args)
 
     def enter_model(self, module: nn.Module, args: Any) -> None:
         """Begin a forward pass."""
         if not module.training:
-            if module in self._evaluated and self.precision.enter():
+            if _leave_model in module._forward_hooks.values() and self.precision.enter():  # a copy's, too
                 self._evaluating = module
             return
         if self._is_looking and module is self.models[0]:
@@ -148,12 +146,14 @@ class ScriptHooks:
         self.precision.enter()
 
     def leave_model(self, module: nn.Module, output: Any) -> Any:
-        """End a forward pass of an evaluation: what follows it gets float32, as Accelerate has it."""
+        """End a forward pass of an evaluation: what follows gets float32 for 16 bits, as Accelerate has it."""
         if self._evaluating is not module:
             return None
         self._evaluating = None
         self.precision.leave()
-        return cast_floating(output, torch.float32)
+        if not any(tensor.dtype in _HALVES for tensor in tree_tensors(output)):
+            return None
+        return tree_map_tensors(lambda tensor: tensor.float() if tensor.dtype in _HALVES else tensor, output)
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Prepare gradients; return the step's arguments if they are others now."""
@@ -271,5 +271,6 @@ def _is_evaluated_likewise(module: nn.Module) -> bool:
 
     A loop by hand has autocast around its training steps. Accelerate, which the Trainer uses, marks what it prepares.
     """
-    callers = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(None))
-    return hasattr(module, "_is_accelerate_prepared") or any(name.startswith(_LIGHTNING) for name in callers)
+    names = [type(module).__module__]  # Fabric wraps a model in one of its own, and does not call it
+    names += [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(None)]
+    return hasattr(module, "_is_accelerate_prepared") or any(name.startswith(_LIGHTNING) for name in names)
