@@ -193,14 +193,14 @@ def give_gradients(net: nn.Module, value: float) -> None:
         parameter.grad = torch.full_like(parameter, value)
 
 
-def test_compiled_code_is_kept_apart_by_autocast_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_is_kept_apart_by_autocast_dtype() -> None:
     """torch 2.11 and 2.12 take the code of another dtype from their cache (pytorch/pytorch#181564)."""
     for own in ("", "mine "):
-        monkeypatch.setattr(torch.compiler.config, "cache_key_tag", own)
         tags = []
-        for name in ("fp16-mixed", "bf16-mixed", "fp16-mixed"):
-            autocast_maker(find_precision(name), "cpu")
-            tags.append(torch.compiler.config.cache_key_tag)
+        with torch.compiler.config.patch(cache_key_tag=own):
+            for name in ("fp16-mixed", "bf16-mixed", "fp16-mixed"):
+                autocast_maker(find_precision(name), "cpu")
+                tags.append(torch.compiler.config.cache_key_tag)
         assert tags == [f"{own}autocast float16", f"{own}autocast bfloat16", f"{own}autocast float16"]
 
 
