@@ -92,12 +92,15 @@ while True:
 
 _EVALUATE = """
 import copy
-class Model(torch.nn.Linear):
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = torch.nn.Linear(3, 1)
     def forward(self, x):
-        y = super().forward(x)
+        y = self.part(x)
         self.seen = y.dtype
         return {"y": y, "exact": x.double()}
-w = Model(3, 1)
+w = Model()
 MARK
 optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
 w(torch.randn(5, 3))["y"].sum().backward()
@@ -106,6 +109,9 @@ found = []
 for model in (w, copy.deepcopy(w)):
     output = model.eval()(torch.randn(5, 3))
     found += [model.seen, output["y"].dtype, output["exact"].dtype, torch.is_autocast_enabled("cpu")]
+seen = []
+w.part.register_forward_hook(lambda module, args, output: seen.append(output.dtype), prepend=True)
+found += [w.part(torch.randn(5, 3)).dtype, *seen, torch.is_autocast_enabled("cpu")]
 raise ValueError(*found)
 """
 
@@ -215,7 +221,8 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
 @pytest.mark.parametrize(("script", "seen"), [("evaluates", "float32"), ("evaluates-prepared", "bfloat16")])
 def test_accelerate_s_models_are_evaluated_in_the_precision_and_copies_of_them(answers, script, seen):
     each = f"torch.{seen}, torch.float32, torch.float64, False"
-    assert answers[f"{script} bf16-mixed"].startswith(f"crashed: ValueError: ({each}, {each})")
+    said = f"crashed: ValueError: ({each}, {each}, torch.float32, torch.{seen}, False)"
+    assert answers[f"{script} bf16-mixed"].startswith(said)
 
 
 def test_the_time_limit_ends_a_script_with_what_was_measured(answers):

@@ -132,7 +132,11 @@ class ScriptHooks:
         self.models.append(module)
         self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
         if self.precision.row.autocast_dtype is not None and _is_evaluated_likewise(module):
-            module.register_forward_hook(_leave_model, always_call=True)
+            # Evaluation may go past a wrapper such as DistributedDataParallel, or call a part of a LightningModule.
+            for each in (module, *module.children()):
+                each.register_forward_hook(_leave_model, always_call=True)
+            for part in module.children():
+                part.register_forward_pre_hook(_enter_model)
         self.enter_model(module, args)
 
     def enter_model(self, module: nn.Module, args: Any) -> None:
