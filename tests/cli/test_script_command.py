@@ -76,6 +76,13 @@ def test_a_module_is_run_as_python_does(run: Run) -> None:
     assert {trial.spec.workload for trial in records()} == {"python -m package.train --lr 0.1 --token HIDDEN"}
 
 
+def test_a_script_that_compiles_its_model_is_measured(run: Run) -> None:
+    Path("train.py").write_text(_SCRIPT.replace("optimizer =", "model.compile()\noptimizer ="))
+    code, _, err = run("run", *_SHORT[:-1], "as-written", "--rounds", "1")
+    assert code == 0, err
+    assert [trial.spec.batch_size for trial in records()] == [8]
+
+
 def test_why_says_what_a_step_of_a_script_takes(run: Run) -> None:
     code, out, err = run("why", *_SHORT, "--kernels")
     assert code == 0, err

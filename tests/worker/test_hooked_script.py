@@ -105,7 +105,7 @@ MARK
 optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
 w(torch.randn(5, 3))["y"].sum().backward()
 optimizer.step()
-found = []
+found = [w.seen]
 for model in (w, copy.deepcopy(w)):
     output = model.eval()(torch.randn(5, 3))
     found += [model.seen, output["y"].dtype, output["exact"].dtype, torch.is_autocast_enabled("cpu")]
@@ -157,6 +157,10 @@ for _ in range(3): step(); torch.save(w.state_dict(), 'model.pt')
         "overflows-fused fp16-mixed": _FUSED + _OVERFLOW,
         "evaluates bf16-mixed": _EVALUATE.replace("MARK", ""),
         "evaluates-prepared bf16-mixed": _EVALUATE.replace("MARK", "w._is_accelerate_prepared = True"),
+        "evaluates-compiled bf16-mixed": _EVALUATE.replace("MARK", "w.compile(backend='eager')"),
+        "evaluates-compiled-prepared bf16-mixed": _EVALUATE.replace(
+            "MARK", "w._is_accelerate_prepared = True; w.compile(backend='eager')"
+        ),
         "halves fp32": "w.half()\nfor _ in range(9): step()",
         "made-in-bf16 bf16-mixed": "w = torch.nn.Linear(3, 1, dtype=torch.bfloat16)\nfor _ in range(9): step()",
         "quantised fp32": """
@@ -218,11 +222,12 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
     assert answers["files"].count("model.pt") == 1
 
 
-@pytest.mark.parametrize(("script", "seen"), [("evaluates", "float32"), ("evaluates-prepared", "bfloat16")])
-def test_accelerate_s_models_are_evaluated_in_the_precision_and_copies_of_them(answers, script, seen):
+@pytest.mark.parametrize("script", ["evaluates", "evaluates-compiled"])
+@pytest.mark.parametrize(("ending", "seen"), [("", "float32"), ("-prepared", "bfloat16")])
+def test_accelerate_s_models_are_evaluated_in_the_precision_and_copies_of_them(answers, script, ending, seen):
     each = f"torch.{seen}, torch.float32, torch.float64, False"
-    said = f"crashed: ValueError: ({each}, {each}, torch.float32, torch.{seen}, False)"
-    assert answers[f"{script} bf16-mixed"].startswith(said)
+    said = f"crashed: ValueError: (torch.bfloat16, {each}, {each}, torch.float32, torch.{seen}, False)"
+    assert answers[f"{script}{ending} bf16-mixed"].startswith(said)
 
 
 def test_the_time_limit_ends_a_script_with_what_was_measured(answers):

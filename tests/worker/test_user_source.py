@@ -1,4 +1,6 @@
+import importlib
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,15 @@ def test_is_users() -> None:
     assert is_users("/home/me/train_me.py")
     for file in (json.__file__, torch.__file__, castwise.__file__, "<string>", "", None):
         assert not is_users(file)
+
+
+def test_what_torch_compile_makes_is_not_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("torch._inductor.runtime.cache_dir_utils")
+    code = str(tmp_path / "xu" / "cxurdz.py")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert is_users(code)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert not is_users(code)
 
 
 def raised_by(code: str, file: str) -> BaseException:

@@ -3,6 +3,7 @@
 What a model would carry into a copy or a file of its own is a plain function of this module.
 """
 
+import functools
 import os
 import tempfile
 import time
@@ -189,6 +190,19 @@ class ScriptHooks:
                 self._samples = Counter()
             self._after_step()
 
+    def _call_compiled(self, module: nn.Module, compiled: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a module that was compiled in place: its own hooks are part of the compiled code, and do nothing."""
+        if id(module) in self._known:
+            self.enter_model(module, args)
+        elif self._is_looking:
+            self.find_model(module, args)
+        output = None
+        try:
+            output = compiled(*args, **kwargs)
+        finally:
+            in_float32 = self.leave_model(module, output)
+        return output if in_float32 is None else in_float32
+
     def _replace_methods(self) -> None:
         """Replace functions of torch by ones that tell of their calls."""
 
@@ -221,6 +235,12 @@ class ScriptHooks:
         for module in (nn.utils, nn.utils.clip_grad):
             replaces(module, "clip_grad_norm_")(clip_unscaled)
             replaces(module, "clip_grad_value_")(clip_unscaled)
+
+        @replaces(nn.Module, "compile")
+        def compile_within_hooks(compile_in_place: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            compile_in_place(module, *args, **kwargs)
+            compiled = module._compiled_call_impl
+            module._compiled_call_impl = functools.partial(self._call_compiled, module, compiled)
 
         @replaces(Optimizer, "__init__")
         def noting_init(make: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -263,11 +283,12 @@ def _find_model(module: nn.Module, args: Any) -> None:
 
 
 def _enter_model(module: nn.Module, args: Any) -> None:
-    _installed[0].enter_model(module, args)
+    if not torch.compiler.is_compiling():
+        _installed[0].enter_model(module, args)
 
 
 def _leave_model(module: nn.Module, _: Any, output: Any) -> Any:
-    return _installed[0].leave_model(module, output)
+    return None if torch.compiler.is_compiling() else _installed[0].leave_model(module, output)
 
 
 def _is_evaluated_likewise(module: nn.Module) -> bool:

@@ -54,7 +54,7 @@ class OutsideTechniques:
                 self._refuse("cudnn_search", "the script has it, or no convolution")
             torch.backends.cudnn.benchmark = True
         if config.compile_mode is not None:
-            if isinstance(model, OptimizedModule):
+            if isinstance(model, OptimizedModule) or model._compiled_call_impl is not None:
                 self._refuse("compile_mode", "the script compiles its model")
             mode = None if config.compile_mode == "default" else config.compile_mode
             # Not the module: castwise's hooks on it stay outside.

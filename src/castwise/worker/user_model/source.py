@@ -30,7 +30,15 @@ def is_users(file: str | None) -> bool:
     if _PACKAGES & set(path.parts):
         return False
     path = path.resolve()
-    return not any(path.is_relative_to(folder) for folder in (_CASTWISE, *_LIBRARIES))
+    return not any(path.is_relative_to(folder) for folder in (_CASTWISE, *_LIBRARIES, *_compiled_code()))
+
+
+def _compiled_code() -> tuple[Path, ...]:
+    """Return the folder of what torch.compile has made, if it is loaded."""
+    inductor = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+    if inductor is None:
+        return ()
+    return (Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or inductor.default_cache_dir()).resolve(),)
 
 
 def where(error: BaseException) -> str | None:
