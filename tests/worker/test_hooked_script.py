@@ -161,6 +161,8 @@ for _ in range(3): step(); torch.save(w.state_dict(), 'model.pt')
         "evaluates-compiled-prepared bf16-mixed": _EVALUATE.replace(
             "MARK", "w._is_accelerate_prepared = True; w.compile(backend='eager')"
         ),
+        "scripted as-written": "w = torch.jit.script(w)\nfor _ in range(9): step()",
+        "scripted bf16-mixed": "w = torch.jit.script(w)\nfor _ in range(9): step()",
         "halves fp32": "w.half()\nfor _ in range(9): step()",
         "made-in-bf16 bf16-mixed": "w = torch.nn.Linear(3, 1, dtype=torch.bfloat16)\nfor _ in range(9): step()",
         "quantised fp32": """
@@ -203,6 +205,7 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
             "unsupported: halves.py:9 converts its model to float16, which castwise cannot take back",
         ),
         ("made-in-bf16 bf16-mixed", "unsupported: made-in-bf16.py:9 converts its model to bfloat16, which"),
+        ("scripted bf16-mixed", "unsupported: the script's model is compiled by torch.jit"),
         ("quantised fp32", "unsupported: the script's model has torchao's Float8Linear"),
         (
             "sharded fp32",
@@ -218,6 +221,7 @@ def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
 def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answers):
     for script in ("forks", "saves", "swallows", "swallows-it-all"):
         assert answers[script] == "batch 5"
+    assert "steps, 0 skipped" in answers["scripted as-written"]
     assert answers["file"] == "kept"
     assert answers["files"].count("model.pt") == 1
 

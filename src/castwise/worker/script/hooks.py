@@ -123,6 +123,9 @@ class ScriptHooks:
 
     def find_model(self, module: nn.Module, args: Any) -> None:
         """Keep a module that is called while no other is, in training, with weights."""
+        is_scripted = isinstance(module, torch.jit.ScriptModule)  # by torch.jit: it takes no hooks of its own
+        if is_scripted and any(module is model for model in self.models):
+            self.enter_model(module, args)
         if not module.training or id(module) in self._known or self._is_elsewhere:
             return
         self._known.update(map(id, module.modules()))
@@ -131,7 +134,8 @@ class ScriptHooks:
         self.precision.check_model(module)
         self.techniques.change_model(module)
         self.models.append(module)
-        self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
+        if not is_scripted:
+            self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
         if self.precision.row.autocast_dtype is not None and _is_evaluated_likewise(module):
             # Evaluation may go past a wrapper such as DistributedDataParallel, or call a part of a LightningModule.
             for each in (module, *module.children()):

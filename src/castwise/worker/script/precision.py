@@ -69,6 +69,8 @@ class OutsidePrecision:
                 name = str(parameter.dtype).removeprefix("torch.")
                 who = self._converted_at.get(id(parameter)) or "the script"
                 raise TechniqueError(f"{who} converts its model to {name}, which castwise cannot take back")
+        if isinstance(model, torch.jit.ScriptModule) and self.row.autocast_dtype is not None:
+            raise TechniqueError("the script's model is compiled by torch.jit, which castwise cannot change")
         for module in model.modules():
             if type(module).__module__.startswith(_LAYERS_OF_OTHERS):
                 name = f"{type(module).__module__.partition('.')[0]}'s {type(module).__name__}"
