@@ -5,13 +5,12 @@ python benchmarks/script_hooks.py [PRECISION]
 By default `as-written`. The loop without hooks has autocast and loss scaling written by hand.
 """
 
-import contextlib
 import queue
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,9 +25,12 @@ from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.techniques import OutsideTechniques
 
 _STEPS, _TURNS, _MODULES = 50, 200, 5
-_OF_AUTOCAST = ((torch.autocast, name) for name in ("__init__", "__enter__", "__exit__"))
-_OF_SCALING = ((torch.amp.GradScaler, name) for name in ("scale", "step"))
-_REPLACED = ((Tensor, "backward"), (dataloader._BaseDataLoaderIter, "__next__"), *_OF_AUTOCAST, *_OF_SCALING)
+_REPLACED = (
+    (Tensor, "backward"),
+    (dataloader._BaseDataLoaderIter, "__next__"),
+    *((torch.autocast, name) for name in ("__init__", "__enter__", "__exit__")),
+    *((torch.amp.GradScaler, name) for name in ("scale", "step")),
+)
 
 
 def make_loop(autocast: Callable[[], AbstractContextManager[Any]], *, scales: bool = False) -> Callable[[], float]:
@@ -57,7 +59,7 @@ def main() -> None:
     torch.set_num_threads(1)
     row = find_precision(sys.argv[1] if sys.argv[1:] else AS_WRITTEN)
     plain = make_loop(autocast_maker(row, "cpu"), scales=row.loss_scale != "none")
-    hooked = make_loop(contextlib.nullcontext)
+    hooked = make_loop(nullcontext)
     plain()
     originals = [getattr(owner, name) for owner, name in _REPLACED]
     techniques = OutsideTechniques((), torch.device("cpu"))

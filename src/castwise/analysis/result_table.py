@@ -145,9 +145,10 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
             on_one_gpu.setdefault(comparison_key(trial, *GPUS), []).append(trial)
         if uses_techniques and not trial.spec.techniques and trial.status == "ok":
             without_techniques.setdefault(comparison_key(trial, "techniques"), []).append(trial)
-    baselines = {key: baselines_among(group) for key, group in groups.items()}
-    defaults = {key: baselines_among(group, DEFAULT) for key, group in groups.items()}
-    written = {key: baselines_among(group, AS_WRITTEN) for key, group in groups.items()}
+    references_of = {
+        key: {name: baselines_among(group, name) for name in (AS_WRITTEN, DEFAULT, BASELINE)}
+        for key, group in groups.items()
+    }
     have_fp8 = {key for key, group in groups.items() if any(_is_fp8(trial) for trial in group)}
     beside_fp8 = {key: baselines_among(groups[key], BESIDE_FP8) for key in have_fp8}
     rows = []
@@ -163,24 +164,17 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
             single_rate = rate_estimate(single, step_estimate(single))
             if rate is not None and single_rate is not None:
                 scaling_efficiency = rate.value / (single_rate.value * first.spec.world_size)
-        group_baselines = baselines[group_of(first)]
-        baseline_step = step_estimate(group_baselines)
-        group_defaults = defaults[group_of(first)]
-        bf16_trials = (
-            beside_fp8.get(group_of(first), []) if _is_fp8(first) or first.spec.precision == BESIDE_FP8 else []
-        )
-        references = {
-            AS_WRITTEN: written[group_of(first)],
-            DEFAULT: group_defaults,
-            BASELINE: group_baselines,
-            BESIDE_FP8: bf16_trials,
-        }
+        references = dict(references_of[group_of(first)])
+        baseline_step = step_estimate(references[BASELINE])
+        is_beside_fp8 = _is_fp8(first) or first.spec.precision == BESIDE_FP8
+        references[BESIDE_FP8] = beside_fp8.get(group_of(first), []) if is_beside_fp8 else []
         over = {name: _speedup(each, own) for name, each in references.items()}
         reference = next((name for name, each in references.items() if each), BASELINE)
         decisive = over[reference]
         verdict = None
         if step is not None and first.spec.precision != reference:
-            verdict = verdict_of(decisive, margin) if decisive is not None else _incomparable(first, baselines.values())
+            baselines = (each[BASELINE] for each in references_of.values())  # read if there is no ratio
+            verdict = verdict_of(decisive, margin) if decisive is not None else _incomparable(first, baselines)
         spreads = [spread for trial in own if (spread := steady_metrics.spread(trial)) is not None]
         shown = next((trial for trial in own if trial.status not in ("ok", "diverged")), first)
         loss, loss_step = steady_metrics.final_loss(shown) or (None, None)
@@ -194,7 +188,7 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
             default_estimate=over[DEFAULT],
             written_estimate=over[AS_WRITTEN],
             bf16_estimate=over[BESIDE_FP8],
-            memory_estimate=estimate(_memory_ratios(own, group_baselines)),
+            memory_estimate=estimate(_memory_ratios(own, references[BASELINE])),
             unpaired_speedup=baseline_step.value / step.value if baseline_step and step else None,
             verdict=verdict,
             loop_speedup=_value(loop_speedup),

@@ -135,7 +135,7 @@ def _steady_table(group: ComparisonGroup, taken: set[str | None]) -> DataTable[F
     ratios = {row["key"]: {name: row[name] for name in ("verdict", *names)} for row in short.rows}
     rows: list[FlatRow] = [{**row, **ratios[row["key"]]} for row in table.rows]
     ours = {field.name: field for field in short.columns}
-    left_out = {"loop_speedup", *speedups} - set(ours) | {"loop_speedup"}
+    left_out = {"loop_speedup"} | (set(speedups) - ours.keys())
     shown = {field.name: ours.get(field.name, field) for field in table.columns if field.name not in left_out}
     columns = [shown.get(field.name, field) for field in table.columns if field.name in shown]
     columns = [field for field in columns if field.name != "precision"]

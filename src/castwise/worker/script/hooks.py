@@ -24,7 +24,7 @@ from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
 from castwise.worker.pytree import tree_map_tensors, tree_tensors
-from castwise.worker.script.precision import OutsidePrecision
+from castwise.worker.script.precision import OutsidePrecision, module_of
 from castwise.worker.script.replacing import replaces
 from castwise.worker.script.techniques import OutsideTechniques
 
@@ -301,5 +301,5 @@ def _is_evaluated_likewise(module: nn.Module) -> bool:
     A loop by hand has autocast around its training steps. Accelerate, which the Trainer uses, marks what it prepares.
     """
     names = [type(module).__module__]  # Fabric wraps a model in one of its own, and does not call it
-    names += [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(None)]
+    names += [module_of(frame) for frame, _ in traceback.walk_stack(None)]
     return hasattr(module, "_is_accelerate_prepared") or any(name.startswith(_LIGHTNING) for name in names)

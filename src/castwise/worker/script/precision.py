@@ -205,9 +205,9 @@ def _switch_off_scripts_own() -> None:
     def make_marked(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         frame = sys._getframe(2)
-        while frame.f_back is not None and _module_of(frame).startswith(_OF_AUTOCAST):
+        while frame.f_back is not None and module_of(frame).startswith(_OF_AUTOCAST):
             frame = frame.f_back
-        self.is_scripts_own = not _module_of(frame).startswith(("torch.", "castwise.")) and (
+        self.is_scripts_own = not module_of(frame).startswith(("torch.", "castwise.")) and (
             self._enabled or not _says_false(frame.f_code, frame.f_lasti)
         )
 
@@ -237,5 +237,6 @@ def _says_false(code: CodeType, instruction: int) -> bool:
     return any("False" in linecache.getline(code.co_filename, number) for number in range(first, last + 1))
 
 
-def _module_of(frame: Any) -> str:
+def module_of(frame: Any) -> str:
+    """Return the name of the module that a frame runs code of."""
     return str(frame.f_globals.get("__name__", ""))
