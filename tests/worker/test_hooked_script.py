@@ -103,9 +103,10 @@ class Model(torch.nn.Module):
 w = Model()
 MARK
 optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
-w(torch.randn(5, 3))["y"].sum().backward()
+y = w(torch.randn(5, 3))["y"]
+y.sum().backward()
 optimizer.step()
-found = [w.seen]
+found = [w.seen, y.dtype]
 for model in (w, copy.deepcopy(w)):
     output = model.eval()(torch.randn(5, 3))
     found += [model.seen, output["y"].dtype, output["exact"].dtype, torch.is_autocast_enabled("cpu")]
@@ -227,10 +228,12 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
 
 
 @pytest.mark.parametrize("script", ["evaluates", "evaluates-compiled"])
-@pytest.mark.parametrize(("ending", "seen"), [("", "float32"), ("-prepared", "bfloat16")])
-def test_accelerate_s_models_are_evaluated_in_the_precision_and_copies_of_them(answers, script, ending, seen):
+@pytest.mark.parametrize(
+    ("ending", "trained", "seen"), [("", "bfloat16", "float32"), ("-prepared", "float32", "bfloat16")]
+)
+def test_accelerate_s_models_have_the_precision_in_all_forward_passes(answers, script, ending, trained, seen):
     each = f"torch.{seen}, torch.float32, torch.float64, False"
-    said = f"crashed: ValueError: (torch.bfloat16, {each}, {each}, torch.float32, torch.{seen}, False)"
+    said = f"crashed: ValueError: (torch.bfloat16, torch.{trained}, {each}, {each}, torch.float32, torch.{seen}, False)"
     assert answers[f"{script}{ending} bf16-mixed"].startswith(said)
 
 

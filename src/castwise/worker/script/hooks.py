@@ -62,7 +62,7 @@ class ScriptHooks:
         self._is_looking = True
         self._has_noted_loss = False
         self._has_stepped = False  # whether an optimizer's own step has begun since a GradScaler's
-        self._evaluating: nn.Module | None = None  # the model in whose forward pass autocast ends
+        self._left_with: nn.Module | None = None  # the model whose forward pass ends autocast
         self._is_elsewhere = False  # whether this is a process that the script has forked
         os.register_at_fork(after_in_child=lambda: setattr(self, "_is_elsewhere", True))
         self._model_hooks: list[RemovableHandle] = []
@@ -136,7 +136,7 @@ class ScriptHooks:
         self.models.append(module)
         if not is_scripted:
             self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
-        if self.precision.row.autocast_dtype is not None and _is_evaluated_likewise(module):
+        if self.precision.row.autocast_dtype is not None and (_is_prepared(module) or _is_under_lightning(module)):
             # Evaluation may go past a wrapper such as DistributedDataParallel, or call a part of a LightningModule.
             for each in (module, *module.children()):
                 each.register_forward_hook(_leave_model, always_call=True)
@@ -146,19 +146,21 @@ class ScriptHooks:
 
     def enter_model(self, module: nn.Module, args: Any) -> None:
         """Begin a forward pass."""
-        if not module.training:
-            if _leave_model in module._forward_hooks.values() and self.precision.enter():  # a copy's, too
-                self._evaluating = module
+        is_left = _leave_model in module._forward_hooks.values()  # a copy has the hook, too
+        if module.training:
+            is_left = is_left and _is_prepared(module)
+            if self._is_looking and module is self.models[0]:
+                self._samples["model"] += _num_samples(args)
+        elif not is_left:
             return
-        if self._is_looking and module is self.models[0]:
-            self._samples["model"] += _num_samples(args)
-        self.precision.enter()
+        if self.precision.enter() and is_left:
+            self._left_with = module
 
     def leave_model(self, module: nn.Module, output: Any) -> Any:
-        """End a forward pass of an evaluation: what follows gets float32 for 16 bits, as Accelerate has it."""
-        if self._evaluating is not module:
+        """End a forward pass and autocast with it: what follows gets float32 for 16 bits, as Accelerate has it."""
+        if self._left_with is not module:
             return None
-        self._evaluating = None
+        self._left_with = None
         self.precision.leave()
         if not any(tensor.dtype in _HALVES for tensor in tree_tensors(output)):
             return None
@@ -295,11 +297,16 @@ def _leave_model(module: nn.Module, _: Any, output: Any) -> Any:
     return None if torch.compiler.is_compiling() else _installed[0].leave_model(module, output)
 
 
-def _is_evaluated_likewise(module: nn.Module) -> bool:
-    """Return whether Lightning, Accelerate or the Trainer of transformers runs a model: they evaluate in its precision.
+def _is_prepared(module: nn.Module) -> bool:
+    """Return whether Accelerate, which the Trainer of transformers uses, runs a model: it marks what it prepares.
 
-    A loop by hand has autocast around its training steps. Accelerate, which the Trainer uses, marks what it prepares.
+    It has autocast in forward passes alone, of evaluations, too. A loop by hand has the loss within, but no evaluation.
     """
+    return any(hasattr(each, "_is_accelerate_prepared") for each in (module, getattr(module, "module", module)))
+
+
+def _is_under_lightning(module: nn.Module) -> bool:
+    """Return whether Lightning runs a model: it evaluates in the precision, too."""
     names = [type(module).__module__]  # Fabric wraps a model in one of its own, and does not call it
     names += [module_of(frame) for frame, _ in traceback.walk_stack(None)]
-    return hasattr(module, "_is_accelerate_prepared") or any(name.startswith(_LIGHTNING) for name in names)
+    return any(name.startswith(_LIGHTNING) for name in names)
