@@ -301,6 +301,8 @@ def goals(_: str) -> str:
     for search in search_tables.searches().values():
         key = search["workload"], search["fastest"]["precision"]
         best[key] = max(best.get(key, 0.0), search_tables.fastest_row(search)["throughput_per_second"])
+    record = json.loads(max((RECORDS / "bytes_moved").glob("*.json")).read_text())
+    moved = {(by_hand.ROWS[row["name"]].workload, row["batch_size"]): row for row in record["rows"]}
     cells = []
     for found in diagnose(rows("tuned")):
         spec, speed, step = found.row.trial.spec, throughput(found.row.trial), found.row.step_seconds
@@ -312,18 +314,22 @@ def goals(_: str) -> str:
         shares = [found.share_of(*PRODUCTS), found.share_of(*UPDATE), found.share_of(*MEMORY)]
         products, update, rest = (1000 * step * (share or 0.0) for share in shares)
         allowed = 1000 * step * speed / goal
+        generated = moved[spec.workload, spec.batch_size]
+        copied = f"{generated['bytes'] / 1e9:.0f} GB, {1000 * generated['bytes'] / record['copied_per_second']:.1f} ms"
         cells.append(
             [
                 f"{spec.workload}, batch {spec.batch_size}, {spec.precision}",
                 f"{goal:,}",
                 f"{format_rate(measured)} ({100 * measured / goal:.0f} %)",
                 *(f"{value:.1f} ms" for value in (allowed, products, update, allowed - products - update, rest)),
+                copied,
             ]
         )
     heading = (
-        "loop | goal, units/s | reached | step at the goal | products, attention | update | leaves | all else takes"
+        "loop | goal, units/s | reached | step at the goal | products, attention | update | leaves | all else takes | "
+        "its bytes, copied"
     )
-    return "\n".join(markdown(heading, "lrrrrrrr", cells)) + "\n"
+    return "\n".join(markdown(heading, "lrrrrrrrr", cells)) + "\n"
 
 
 TABLES: dict[str, Callable[[str], str]] = {
