@@ -145,8 +145,9 @@ time.sleep(60)
 open('model.pt', 'w').write('overwritten')
 """,
         "saves": """
-open('model.pt', 'w').write('kept')
-for _ in range(3): step(); torch.save(w.state_dict(), 'model.pt')
+from safetensors.torch import save_file
+for name in ('model.pt', 'model.safetensors'): open(name, 'w').write('kept')
+for _ in range(3): step(); torch.save(w.state_dict(), 'model.pt'); save_file(w.state_dict(), 'model.safetensors')
 """,
     }
     measured = {
@@ -188,7 +189,7 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
     assert done.returncode == 0, done.stderr
     found = dict(zip([*endings, *measured], json.loads(done.stdout), strict=True))
     return found | {
-        "file": (folder / "model.pt").read_text(),
+        "file": (folder / "model.pt").read_text() + (folder / "model.safetensors").read_text(),
         "files": " ".join(each.name for each in folder.iterdir()),
     }
 
@@ -223,7 +224,7 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
     for script in ("forks", "saves", "swallows", "swallows-it-all"):
         assert answers[script] == "batch 5"
     assert "steps, 0 skipped" in answers["scripted as-written"]
-    assert answers["file"] == "kept"
+    assert answers["file"] == "keptkept"
     assert answers["files"].count("model.pt") == 1
 
 

@@ -4,6 +4,7 @@ What a model would carry into a copy or a file of its own is a plain function of
 """
 
 import functools
+import importlib.util
 import os
 import tempfile
 import time
@@ -53,7 +54,7 @@ class ScriptHooks:
         self.num_prefetched = 0  # batches that a loader's workers may prepare while the script waits; 0 without workers
         self.uses_loader = False
         self.loss: Tensor | None = None  # of the last backward
-        self.saved: dict[str, None] = {}  # the names of files that torch.save would have written
+        self.saved: dict[str, None] = {}  # the names of files that it would have saved tensors in
         self.skipped_steps: int | Tensor = 0  # of the first optimizer; on the device if it skips them there
         self._after_step = after_step
         self._samples: Counter[str] = Counter()  # of this step, by where they were seen
@@ -265,15 +266,18 @@ class ScriptHooks:
                 self._samples["loader"] += _num_samples(batch)
             return batch
 
-        @replaces(torch, "save")
-        def save_elsewhere(save: Any, content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-            """Write a file that has no name, in the same folder: that takes as long, and overwrites nothing."""
-            if not isinstance(file, str | os.PathLike):
-                save(content, file, *args, **kwargs)
-                return
-            self.saved[Path(file).name] = None
-            with tempfile.TemporaryFile(dir=Path(file).absolute().parent) as nameless:
-                save(content, nameless, *args, **kwargs)
+        replaces(torch, "save")(self._save_elsewhere)
+        if importlib.util.find_spec("safetensors") is not None:  # Accelerate and transformers save with it
+            replaces(importlib.import_module("safetensors.torch"), "serialize_file")(self._save_elsewhere)
+
+    def _save_elsewhere(self, save: Any, content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        """Write another file in the same folder, and remove it: that takes as long, and overwrites nothing."""
+        if not isinstance(file, str | os.PathLike):
+            save(content, file, *args, **kwargs)
+            return
+        self.saved[Path(file).name] = None
+        with tempfile.NamedTemporaryFile(dir=Path(file).absolute().parent, prefix="castwise-") as other:
+            save(content, other.name, *args, **kwargs)
 
 
 def _num_samples(nested: Any) -> int:

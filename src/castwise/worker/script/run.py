@@ -431,7 +431,7 @@ class ScriptTrial:
             apart = (
                 "" if self._script.scratch else ". Other files are written as always: --scratch DIR keeps them apart"
             )
-            note = f"torch.save wrote '{saved[0]}' to a file without a name: nothing was overwritten"
+            note = f"'{saved[0]}' was written to another file, which is gone: nothing was overwritten"
             self._notes.append(note + apart)
         samples = RankSamples(
             blocks=tuple(self._blocks),
