@@ -18,14 +18,14 @@ lint: .venv/installed-dev
 types: .venv/installed-dev
 	$(BIN)/mypy
 
-# One thread a process: two test processes with two threads each would fight over two cores. Tests of one group share what
-# one process has set up. uv installs no bytecode; written at the first import, it halves the time of all later ones.
+# Tests of one group share what one process has set up. uv installs no bytecode; written at the first import, it halves the
+# time of all later ones.
 tests: .venv/installed-dev
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not gpu"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not gpu"
 
 # What runs with torch, on a CPU, with the oldest versions that pyproject.toml permits. Needs 6 GB of disk.
 test-oldest: .venv-oldest/installed
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -n 2 -m "not gpu and not slow" -o timeout=900 \
+	.venv-oldest/bin/python -m pytest -n 2 -m "not gpu and not slow" -o timeout=900 \
 	  tests/worker tests/orchestrator tests/registry tests/analysis
 
 # The documentation site, as site/index.html; it opens without a server. A broken link or anchor is an error, here and in

@@ -1,8 +1,13 @@
 """The command line in this process, on the fake engine."""
 
+import os
+
+# One thread a process, before torch is imported: two test processes with two threads each would fight over two cores,
+# and sums of several threads are rounded in another way than those of scripts with one, which tests compare.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import gc
 import multiprocessing.util
-import os
 import shutil
 import sys
 import tempfile
