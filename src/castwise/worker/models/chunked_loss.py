@@ -47,16 +47,19 @@ class _SummedLoss(torch.autograd.Function):
         for part, target in zip(x.chunk(num_chunks), targets.chunk(num_chunks), strict=True):
             logits = functional.linear(part, low, low_bias).float()
             logits[:, num_words:] = -torch.inf
-            sums = logits.logsumexp(dim=1, keepdim=True)
             counts = (target != NO_TARGET)[:, None]
             words = torch.where(counts, target[:, None], 0)
-            loss = loss + ((sums - logits.gather(1, words)) * counts).sum()
+            largest = logits.amax(dim=1, keepdim=True)
+            chosen = logits.gather(1, words) - largest
+            powers = logits.sub_(largest).exp_()  # Inductor computes largest and sums in one pass over the logits
+            sums = powers.sum(dim=1, keepdim=True)
+            loss = loss + ((sums.log() - chosen) * counts).sum()
             is_word = torch.arange(logits.shape[1], device=x.device) == words  # compiled, not in memory
-            grad = logits.sub_(sums).exp_().add_(is_word, alpha=-1).to(x.dtype)
-            grads_x.append(grad @ low * counts)
-            grad_weight += grad.T @ (part * counts)
+            grad = powers.div_(sums).add_(is_word, alpha=-1).mul_(counts).to(x.dtype)
+            grads_x.append(grad @ low)
+            grad_weight += grad.T @ part
             if grad_bias is not None:
-                grad_bias += torch.where(counts, grad, 0).sum(dim=0, dtype=torch.float32)
+                grad_bias += grad.sum(dim=0, dtype=torch.float32)
         ctx.save_for_backward(torch.cat(grads_x), grad_weight, grad_bias)
         ctx.dtype = weight.dtype
         return loss
