@@ -117,6 +117,20 @@ raise ValueError(*found)
 """
 
 
+# Lightning's own file of strategies takes seconds to import.
+_LIGHTNING = """
+import types
+class Strategy:
+    def validation_step(self):
+        return w(torch.randn(5, 3)).dtype, torch.is_autocast_enabled("cpu")
+    test_step = predict_step = validation_step
+sys.modules["pytorch_lightning.strategies.strategy"] = types.SimpleNamespace(Strategy=Strategy)
+step()
+w.eval()
+raise ValueError(*Strategy().validation_step(), *Strategy().test_step(), torch.is_autocast_enabled("cpu"))
+"""
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return what castwise says of scripts: of the second half when it measures them, each in a precision."""
@@ -158,6 +172,8 @@ for _ in range(3): step(); torch.save(w.state_dict(), 'model.pt'); save_file(w.s
         "overflows-fused as-written": _FUSED + _OVERFLOW,
         "overflows-fused fp16-mixed": _FUSED + _OVERFLOW,
         "evaluates bf16-mixed": _EVALUATE.replace("MARK", ""),
+        "evaluates-fabric bf16-mixed": _EVALUATE.replace("MARK", "Model.__name__ = '_FabricModule'"),
+        "evaluates-lightning bf16-mixed": _LIGHTNING,
         "evaluates-prepared bf16-mixed": _EVALUATE.replace("MARK", "w._is_accelerate_prepared = True"),
         "evaluates-compiled bf16-mixed": _EVALUATE.replace("MARK", "w.compile(backend='eager')"),
         "evaluates-compiled-prepared bf16-mixed": _EVALUATE.replace(
@@ -228,14 +244,25 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
     assert answers["files"].count("model.pt") == 1
 
 
-@pytest.mark.parametrize("script", ["evaluates", "evaluates-compiled"])
 @pytest.mark.parametrize(
-    ("ending", "trained", "seen"), [("", "bfloat16", "float32"), ("-prepared", "float32", "bfloat16")]
+    ("script", "trained", "seen"),
+    [
+        ("evaluates", "bfloat16", "float32"),
+        ("evaluates-compiled", "bfloat16", "float32"),
+        ("evaluates-fabric", "float32", "bfloat16"),
+        ("evaluates-prepared", "float32", "bfloat16"),
+        ("evaluates-compiled-prepared", "float32", "bfloat16"),
+    ],
 )
-def test_accelerate_s_models_have_the_precision_in_all_forward_passes(answers, script, ending, trained, seen):
+def test_models_of_accelerate_and_fabric_have_the_precision_in_all_forward_passes(answers, script, trained, seen):
     each = f"torch.{seen}, torch.float32, torch.float64, False"
     said = f"crashed: ValueError: (torch.bfloat16, torch.{trained}, {each}, {each}, torch.float32, torch.{seen}, False)"
-    assert answers[f"{script}{ending} bf16-mixed"].startswith(said)
+    assert answers[f"{script} bf16-mixed"].startswith(said)
+
+
+def test_lightning_s_evaluations_have_the_precision_to_their_end(answers):
+    said = "crashed: ValueError: (torch.bfloat16, True, torch.bfloat16, True, False)"
+    assert answers["evaluates-lightning bf16-mixed"].startswith(said)
 
 
 def test_the_time_limit_ends_a_script_with_what_was_measured(answers):

@@ -6,9 +6,9 @@ What a model would carry into a copy or a file of its own is a plain function of
 import functools
 import importlib.util
 import os
+import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -25,12 +25,12 @@ from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
 from castwise.worker.pytree import tree_map_tensors, tree_tensors
-from castwise.worker.script.precision import OutsidePrecision, module_of
+from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.replacing import replaces
 from castwise.worker.script.techniques import OutsideTechniques
 
 _HALVES = (torch.float16, torch.bfloat16)
-_LIGHTNING = ("lightning.", "pytorch_lightning.")  # names of its modules
+_STRATEGIES = {"lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy"}  # Lightning's, by name
 _installed: list["ScriptHooks"] = []  # one at the most
 
 
@@ -63,6 +63,7 @@ class ScriptHooks:
         self._is_looking = True
         self._has_noted_loss = False
         self._has_stepped = False  # whether an optimizer's own step has begun since a GradScaler's
+        self._followed: set[str] = set()  # of Lightning's modules
         self._left_with: nn.Module | None = None  # the model whose forward pass ends autocast
         self._is_elsewhere = False  # whether this is a process that the script has forked
         os.register_at_fork(after_in_child=lambda: setattr(self, "_is_elsewhere", True))
@@ -130,6 +131,7 @@ class ScriptHooks:
         if not module.training or id(module) in self._known or self._is_elsewhere:
             return
         self._known.update(map(id, module.modules()))
+        self._follow_lightning()
         if next(module.parameters(), None) is None:
             return
         self.precision.check_model(module)
@@ -137,8 +139,8 @@ class ScriptHooks:
         self.models.append(module)
         if not is_scripted:
             self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
-        if self.precision.row.autocast_dtype is not None and (_is_prepared(module) or _is_under_lightning(module)):
-            # Evaluation may go past a wrapper such as DistributedDataParallel, or call a part of a LightningModule.
+        if self.precision.row.autocast_dtype is not None and _is_prepared(module):
+            # Evaluation may go past a wrapper such as DistributedDataParallel.
             for each in (module, *module.children()):
                 each.register_forward_hook(_leave_model, always_call=True)
             for part in module.children():
@@ -270,6 +272,20 @@ class ScriptHooks:
         if importlib.util.find_spec("safetensors") is not None:  # Accelerate and transformers save with it
             replaces(importlib.import_module("safetensors.torch"), "serialize_file")(self._save_elsewhere)
 
+    def _follow_lightning(self) -> None:
+        """Let Lightning's evaluations run in the precision, as its own: from a step's begin to its end."""
+        for name in _STRATEGIES - self._followed & set(sys.modules):
+            self._followed.add(name)
+            for step in ("validation_step", "test_step", "predict_step"):
+                replaces(sys.modules[name].Strategy, step)(self._evaluate)
+
+    def _evaluate(self, step: Any, *args: Any, **kwargs: Any) -> Any:
+        self.precision.enter()
+        try:
+            return step(*args, **kwargs)
+        finally:
+            self.precision.leave()
+
     def _save_elsewhere(self, save: Any, content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
         """Write another file in the same folder, and remove it: that takes as long, and overwrites nothing."""
         if not isinstance(file, str | os.PathLike):
@@ -302,15 +318,9 @@ def _leave_model(module: nn.Module, _: Any, output: Any) -> Any:
 
 
 def _is_prepared(module: nn.Module) -> bool:
-    """Return whether Accelerate, which the Trainer of transformers uses, runs a model: it marks what it prepares.
+    """Return whether Accelerate, which the Trainer of transformers uses, or Fabric runs a model: they mark or wrap it.
 
-    It has autocast in forward passes alone, of evaluations, too. A loop by hand has the loss within, but no evaluation.
+    They have autocast in forward passes alone, of evaluations, too. A loop by hand has the loss within, no evaluation.
     """
-    return any(hasattr(each, "_is_accelerate_prepared") for each in (module, getattr(module, "module", module)))
-
-
-def _is_under_lightning(module: nn.Module) -> bool:
-    """Return whether Lightning runs a model: it evaluates in the precision, too."""
-    names = [type(module).__module__]  # Fabric wraps a model in one of its own, and does not call it
-    names += [module_of(frame) for frame, _ in traceback.walk_stack(None)]
-    return any(name.startswith(_LIGHTNING) for name in names)
+    marked = (module, getattr(module, "module", module))
+    return type(module).__name__ == "_FabricModule" or any(hasattr(each, "_is_accelerate_prepared") for each in marked)
