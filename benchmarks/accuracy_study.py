@@ -240,7 +240,7 @@ def real_table(name: str) -> str:
         )
         known = [(100 if of_accuracy else 1) * metric.shown(score) for score in own.values() if score is not None]
         row = [f"`{precision}`", f"{len(own)}", spread_text(known), difference]
-        row += ["baseline", "–"] if is_baseline else [verdict.kind, f"{verdict.num_pairs}"]
+        row += ["baseline", "–"] if is_baseline else [verdict.kind, _pairs(verdict)]
         if has_pace:
             slow, pace = paces["fp32"], paces[precision]
             row.append(f"{slow / pace:.2f}×" if slow and pace else "–")
@@ -249,6 +249,11 @@ def real_table(name: str) -> str:
     heading += f"{'points' if of_accuracy else '%'} | verdict | pairs"
     heading += " | step" if has_pace else ""
     return "\n".join(markdown(heading, "lrrrlr" + "r" * has_pace, cells)) + "\n"
+
+
+def _pairs(verdict: AccuracyVerdict) -> str:
+    """Return the pairs of runs, and how many a verdict needs if the mean and the spread of more were the same."""
+    return f"{verdict.num_pairs}" + (f" of {verdict.pairs_needed:,}" if verdict.pairs_needed else "")
 
 
 def paces_of(record: Mapping[str, Any]) -> dict[str, float | None]:
@@ -281,16 +286,17 @@ def sources_table(name: str) -> str:
             if each.precision == precision.replace("tf32", "fp32")
         )
         known = [100 * score for score in runs]
+        verdict = verdict_of(record, scores_of(record, APEX[0]), scores_of(record, precision), record["margin"])
         cells.append(
             [
                 title,
                 theirs or ("diverged (T4)" if precision in APEX else "–"),
                 spread_text(known),
                 f"{min(known):.2f} to {max(known):.2f}" if known else "–",
-                f"{len(scores_of(record, precision))}",
+                "–" if precision == APEX[0] else _pairs(verdict),
             ]
         )
-    heading = "level | published, one run each, % | here, % | from, to | runs"
+    heading = "level | published, one run each, % | here, % | from, to | pairs of runs, of those for a verdict"
     return "\n".join(markdown(heading, "llrrr", cells)) + "\n"
 
 
