@@ -122,7 +122,9 @@ def test_what_is_advised_can_be_pasted(run: Run) -> None:
     folder = Path("sub").absolute()
     folder.mkdir()
     Path("train.py").rename("sub/train.py")
-    _, out, err = run("run", *_SHORT, "--rounds", "1", start=("python", "sub/train.py", str(folder), "0.1"))
+    _, out, err = run(
+        "run", *_SHORT, "--precision", "fp32", "--rounds", "1", start=("python", "sub/train.py", str(folder), "0.1")
+    )
     advised = [line for line in out.splitlines() if "castwise " in line and " -- python" in line]
     assert advised, err
     assert all(f"-- python sub/train.py {folder} 0.1 --lr 0.1 --token HIDDEN" in line for line in advised)

@@ -1,11 +1,15 @@
 """Scripts as they are, hooked: the losses as alone, and in another precision those of a script changed by hand."""
 
+import copy
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 pytestmark = pytest.mark.xdist_group("hooked scripts")  # one process runs them
 TESTS = Path(__file__).parents[1]
@@ -131,6 +135,61 @@ raise ValueError(*Strategy().validation_step(), *Strategy().test_step(), torch.i
 """
 
 
+# In bf16-master gradients are clipped once without a step, in fp16-master a step overflows and is skipped.
+_MASTERS = """
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+adam = torch.optim.AdamW(net.parameters(), lr=0.05)
+found = []
+def train():
+    loss = net(torch.randn(6, 3)).square().mean() * (FACTOR if len(found) == 4 else 0.01)
+    found.append(loss.item())
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+    return loss
+for number in range(8):
+    if CLOSURE:
+        adam.step(train)
+    else:
+        train()
+        if FACTOR > 1 or number != 4:
+            adam.step()
+    if FACTOR > 1 or number != 4:
+        adam.zero_grad()
+raise ValueError(*found, net[0].weight.dtype, net[1].weight.dtype, net(torch.ones(2, 3)).dtype)
+"""
+
+
+def losses_with_masters(dtype: torch.dtype, factor: float) -> list[float]:
+    """Return the losses of _MASTERS by hand: the masters are a model of their own."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+    adam, scaler = torch.optim.AdamW(net.parameters(), lr=0.05), torch.amp.GradScaler("cpu", enabled=factor > 1)
+    low, found = net, list[float]()
+    for number in range(8):
+        x = torch.randn(6, 3)
+        y = low(x) if low is net else low[2:](low[1](low[0](x.to(dtype))).to(dtype)).float()
+        loss = y.square().mean() * (factor if number == 4 else 0.01)
+        found.append(loss.item())
+        scaler.scale(loss).backward()
+        pairs = [pair for pair in zip(net.parameters(), low.parameters(), strict=True) if low is not net]
+        for master, weight in pairs:
+            master.grad = weight.grad.float()
+        scaler.unscale_(adam)
+        nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+        if factor > 1 or number != 4:
+            scaler.step(adam)
+            scaler.update()
+            adam.zero_grad()
+            low = copy.deepcopy(net)
+            low[0].to(dtype)
+            low[3].to(dtype)
+        else:
+            for master, weight in pairs:
+                weight.grad = master.grad.to(weight.dtype)
+    return found
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return what castwise says of scripts: of the second half when it measures them, each in a precision."""
@@ -179,6 +238,10 @@ for _ in range(3): step(); torch.save(w.state_dict(), 'model.pt'); save_file(w.s
         "evaluates-compiled-prepared bf16-mixed": _EVALUATE.replace(
             "MARK", "w._is_accelerate_prepared = True; w.compile(backend='eager')"
         ),
+        "masters bf16-master": _MASTERS.replace("FACTOR", "0.01").replace("CLOSURE", "0"),
+        "masters-overflow fp16-master": _MASTERS.replace("FACTOR", "1e6").replace("CLOSURE", "0"),
+        "masters-closure fp16-master": _MASTERS.replace("FACTOR", "1e6").replace("CLOSURE", "1"),
+        "two bf16-master": "other = torch.optim.Adam(w.parameters())\nfor _ in range(9): step(); other.step()",
         "scripted as-written": "w = torch.jit.script(w)\nfor _ in range(9): step()",
         "scripted bf16-mixed": "w = torch.jit.script(w)\nfor _ in range(9): step()",
         "halves fp32": "w.half()\nfor _ in range(9): step()",
@@ -223,6 +286,7 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
             "unsupported: halves.py:9 converts its model to float16, which castwise cannot take back",
         ),
         ("made-in-bf16 bf16-mixed", "unsupported: made-in-bf16.py:9 converts its model to bfloat16, which"),
+        ("two bf16-master", "unsupported: masters are for one optimizer; the script steps Adam, too"),
         ("scripted bf16-mixed", "unsupported: the script's model is compiled by torch.jit"),
         ("quantised fp32", "unsupported: the script's model has torchao's Float8Linear"),
         (
@@ -263,6 +327,22 @@ def test_models_of_accelerate_and_fabric_have_the_precision_in_all_forward_passe
 def test_lightning_s_evaluations_have_the_precision_to_their_end(answers):
     said = "crashed: ValueError: (torch.bfloat16, True, torch.bfloat16, True, False)"
     assert answers["evaluates-lightning bf16-mixed"].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("script", "dtype", "factor"),
+    [
+        ("masters bf16-master", torch.bfloat16, 0.01),
+        ("masters-overflow fp16-master", torch.float16, 1e6),
+        ("masters-closure fp16-master", torch.float16, 1e6),
+    ],
+)
+def test_masters_from_outside_are_those_by_hand_after_the_first_step(answers, script, dtype, factor):
+    words = re.fullmatch(r"crashed: ValueError: \((.*)\) \(.*", answers[script])
+    assert words, answers[script]
+    *found, weight, norm, output = words[1].split(", ")
+    assert list(map(float, found)) == losses_with_masters(dtype, factor)
+    assert (weight, norm, output) == (str(dtype), "torch.float32", "torch.float32")
 
 
 def test_the_time_limit_ends_a_script_with_what_was_measured(answers):

@@ -23,7 +23,14 @@ from castwise.orchestrator.runner import Listener, NullListener, TrialRunner, un
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import Problem, ResumePolicy, Store, reusable_trials
 from castwise.registry.datasets import MNIST, find_data_set
-from castwise.registry.precisions import AS_WRITTEN, OF_SCRIPTS, find_precision, is_same_as_fp32, why_unsupported
+from castwise.registry.precisions import (
+    AS_WRITTEN,
+    OF_SCRIPTS,
+    USUAL_OF_SCRIPTS,
+    find_precision,
+    is_same_as_fp32,
+    why_unsupported,
+)
 from castwise.registry.techniques import SETS, TECHNIQUES, parse_techniques
 from castwise.registry.workloads import find_workload
 from castwise.spec.options import OF_MACHINE, RunOptions, ScriptOptions, WhyOptions, options_of, parse_options
@@ -350,10 +357,10 @@ def _for_script(options: RunOptions, script: str, *, compares_numerics: bool) ->
     for name in (each for loop in options.techniques or () for each in parse_techniques(loop)):
         if name not in (*takes, *SETS):
             raise UsageError(f"A script cannot be given {name} from outside. It takes: {', '.join(takes)}.")
-    named = [find_precision(name).name for name in options.precisions or OF_SCRIPTS]
+    named = [find_precision(name).name for name in options.precisions or USUAL_OF_SCRIPTS]
     for name in named:
         if name not in OF_SCRIPTS:
-            raise UsageError(f"A script cannot be given {name} from outside yet. It takes: {', '.join(OF_SCRIPTS)}.")
+            raise UsageError(f"A script cannot be given {name} from outside. It takes: {', '.join(OF_SCRIPTS)}.")
     return replace(options, precisions=tuple(dict.fromkeys([AS_WRITTEN, *named])))
 
 

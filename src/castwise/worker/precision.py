@@ -135,11 +135,15 @@ def cast_weights(model: nn.Module, dtype: torch.dtype, batch_norm_dtype: torch.d
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.to(batch_norm_dtype)
     model.register_forward_pre_hook(functools.partial(_cast_inputs, dtype), with_kwargs=True)
-    model.register_forward_hook(lambda _, __, output: cast_floating(output, torch.float32))
+    model.register_forward_hook(_cast_outputs)
 
 
 def _cast_inputs(dtype: torch.dtype, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return cast_floating(args, dtype), cast_floating(kwargs, dtype)
+
+
+def _cast_outputs(_: nn.Module, __: Any, output: Any) -> Any:
+    return cast_floating(output, torch.float32)
 
 
 @contextmanager

@@ -83,7 +83,7 @@ class ScriptHooks:
         """Look for no further models and batches: it costs time in each module's call."""
         self._finder.remove()
         self._is_looking = False
-        if self.precision.row.autocast_dtype is None:
+        if self.precision.row.autocast_dtype is None and not self.precision.row.master_weights:
             for hook in self._model_hooks:
                 hook.remove()
 

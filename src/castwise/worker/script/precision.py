@@ -1,9 +1,10 @@
 """A precision applied to a script from outside: around its forward, its backward and its optimizers' steps."""
 
+import copy
 import functools
 import linecache
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
 from typing import Any
 
@@ -16,6 +17,7 @@ from castwise.errors import TechniqueError
 from castwise.registry.precisions import AS_WRITTEN, Precision
 from castwise.worker.precision import (
     autocast_maker,
+    cast_weights,
     read_fp32_precision,
     restore_fp32_precision,
     set_fp32_precision,
@@ -31,6 +33,52 @@ _LAYERS_OF_OTHERS = ("torchao.", "transformer_engine.", "bitsandbytes.", "msamp.
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 
 
+class _SwappedMasters:
+    """Weights of 16 bits, whose float32 masters take their places while the optimizer steps.
+
+    They stay the same parameters, so that the script's own calls work on them.
+    """
+
+    def __init__(self, model: nn.Module, row: Precision) -> None:
+        weights = [each for each in model.parameters() if each.dtype == torch.float32]
+        masters = [each.data for each in weights]
+        norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+        states = [copy.deepcopy(each.state_dict()) for each in norms]
+        cast_weights(model, getattr(torch, row.param_dtype), getattr(torch, row.batch_norm_dtype))
+        for norm, state in zip(norms, states, strict=True):
+            norm.load_state_dict(state)  # they are in float32 again, and rounded
+        pairs = [pair for pair in zip(weights, masters, strict=True) if pair[0].dtype != torch.float32]
+        self._weights, self._masters = [weight for weight, _ in pairs], [master for _, master in pairs]
+        self._low = [weight.data for weight in self._weights]
+        self._gradients: list[Tensor | None] | None = None  # of 16 bits, while the masters are in their weights' places
+
+    @torch.no_grad()
+    def put_in(self) -> None:
+        """Give the weights their masters' values, and their gradients in float32."""
+        if self._gradients is not None:
+            return
+        self._gradients = [weight.grad for weight in self._weights]
+        wide = [each if each is None else torch.empty_like(each, dtype=torch.float32) for each in self._gradients]
+        _copy(wide, self._gradients)
+        for weight, master, gradient in zip(self._weights, self._masters, wide, strict=True):
+            weight.grad, weight.data = None, master
+            weight.grad = gradient
+
+    @torch.no_grad()
+    def take_out(self, *, has_stepped: bool) -> None:
+        """Round the masters into the weights, or if none stepped the gradients, which may have been clipped."""
+        if self._gradients is None:
+            return
+        if has_stepped:
+            _copy(self._low, self._masters)
+        else:
+            _copy(self._gradients, [weight.grad for weight in self._weights])
+        for weight, low, gradient in zip(self._weights, self._low, self._gradients, strict=True):
+            weight.grad, weight.data = None, low
+            weight.grad = gradient
+        self._gradients = None
+
+
 class OutsidePrecision:
     """What stands around a script's own calls, so that it trains in a precision; `as-written` changes nothing.
 
@@ -44,6 +92,8 @@ class OutsidePrecision:
         self._scaler = torch.amp.GradScaler(device_type) if row.loss_scale != "none" else None
         self._unscaled: set[int] = set()  # optimizers whose gradients are without the scale, until their step
         self._has_stepped = False  # since the last backward
+        self._masters: _SwappedMasters | None = None
+        self._with_masters: Optimizer | None = None
         self._withheld: list[tuple[Tensor, Tensor]] = []  # gradients of a step that is skipped
         self._fp32_precision = read_fp32_precision()  # PyTorch's defaults
         self._converted_at: dict[int, str] = {}  # the script's line that gave a parameter its type
@@ -64,6 +114,8 @@ class OutsidePrecision:
         """
         if self.row.name == AS_WRITTEN:
             return
+        if self._masters is not None:
+            raise TechniqueError(f"masters are for one model; the script trains {_kind(model)}, too")
         for parameter in model.parameters():
             if parameter.dtype in _KEPT_DTYPES:
                 name = str(parameter.dtype).removeprefix("torch.")
@@ -88,8 +140,27 @@ class OutsidePrecision:
         else:
             set_fp32_precision(self.row.float32_matmul)
 
+    def make_masters(self, models: Sequence[nn.Module], optimizer: Optimizer) -> None:
+        """Cast the model after its first step, if the precision wants that, and keep its weights as masters.
+
+        Raises:
+            TechniqueError: The script has several models, or one or an optimizer that cannot be given masters.
+        """
+        if not self.row.master_weights:
+            return
+        if len(models) != 1:
+            raise TechniqueError(f"masters are for one model; the script has {' and '.join(map(_kind, models))}")
+        wrapped = {each.__name__ for each in type(models[0]).__mro__}
+        if wrapped & {*_SHARDED, "DistributedDataParallel", "ScriptModule"}:
+            raise TechniqueError(f"{_kind(models[0])} cannot be given masters from outside")
+        if isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim."):
+            raise TechniqueError(f"{_kind(optimizer)} cannot be given masters from outside")
+        self._masters, self._with_masters = _SwappedMasters(models[0], self.row), optimizer
+
     def enter(self) -> bool:
         """Switch autocast on, at the beginning of a forward pass; return False if it is on already, or never."""
+        if self._masters is not None:
+            self._masters.take_out(has_stepped=False)  # gradients were clipped, and no step came
         if self._is_on or self.row.autocast_dtype is None:
             return False
         self._autocast.__enter__()
@@ -115,6 +186,8 @@ class OutsidePrecision:
 
     def before_clipping(self, parameters: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> None:
         """Take the loss scale out of the gradients of these parameters."""
+        if self._masters is not None:
+            self._masters.put_in()
         if self._scaler is None:
             return
         wanted = {id(parameter) for parameter in parameters}
@@ -125,11 +198,13 @@ class OutsidePrecision:
     def before_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
         """Take the loss scale out of an optimizer's gradients; withhold them if one overflowed, so that none steps.
 
+        Masters take their weights' places.
+
         Returns:
-            The closure for the optimizer. If there is a loss scale it has been called: its loss is what it returns.
+            The closure for the optimizer. With a loss scale or masters it has been called: its loss is what it returns.
         """
         self.leave()
-        if self._scaler is None:
+        if self._scaler is None and self._masters is None:
             return closure
         if closure is not None:
             if isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim"):
@@ -141,6 +216,12 @@ class OutsidePrecision:
                 loss = closure()
             closure = functools.partial(_identity, loss)
             self.leave()
+        if self._masters is not None:
+            if optimizer is not self._with_masters:
+                raise TechniqueError(f"masters are for one optimizer; the script steps {_kind(optimizer)}, too")
+            self._masters.put_in()
+        if self._scaler is None:
+            return closure
         self._unscale(optimizer)
         found = self._scaler._found_inf_per_device(optimizer)
         if getattr(optimizer, "_step_supports_amp_scaling", False) and found:
@@ -154,13 +235,15 @@ class OutsidePrecision:
         return closure
 
     def after_step(self, optimizer: Optimizer) -> bool:
-        """Give back the gradients of a step that was skipped; return whether it was."""
+        """Give back the gradients of a step that was skipped, and the weights of 16 bits; return whether it was."""
         self._unscaled.discard(id(optimizer))
         if self._scaler is not None and hasattr(optimizer, "found_inf"):
             del optimizer.found_inf
         withheld, self._withheld = self._withheld, []
         for parameter, gradient in withheld:
             parameter.grad = gradient
+        if self._masters is not None:
+            self._masters.take_out(has_stepped=True)
         return bool(withheld)
 
     def _unscale(self, optimizer: Optimizer) -> None:
@@ -188,6 +271,13 @@ class OutsidePrecision:
         for name in ("to", "half", "bfloat16", "double"):
             replaces(nn.Module, name)(convert_noted)
         register_module_parameter_registration_hook(lambda *registered: note(registered[-1]))
+
+
+def _copy(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) -> None:
+    """Copy tensors into tensors, where there are both."""
+    pairs = [(a, b) for a, b in zip(targets, sources, strict=True) if a is not None and b is not None]
+    if pairs:
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 def _switch_off_scripts_own() -> None:
@@ -222,6 +312,10 @@ def _switch_off_scripts_own() -> None:
 
 def _policy_of_fsdp2(module: Any) -> Any:
     return getattr(module._get_fsdp_state(), "_mp_policy", None) if hasattr(module, "_get_fsdp_state") else None
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _identity(value: Any) -> Any:

@@ -317,6 +317,7 @@ class ScriptTrial:
             )
         if not parameters and spec.precision != AS_WRITTEN:
             raise UsageError(f"{self.run._name} calls no torch.nn.Module in training mode before its first step.")
+        hooks.precision.make_masters(hooks.models, hooks.stepped[0])
         dtypes: dict[str, int] = {}
         for each in parameters:
             name = str(each.dtype).removeprefix("torch.")
