@@ -327,7 +327,7 @@ def goals(_: str) -> str:
         )
     heading = (
         "loop | goal, units/s | reached | step at the goal | products, attention | update | leaves | all else takes | "
-        "its bytes, copied"
+        "bytes, copied in"
     )
     return "\n".join(markdown(heading, "lrrrrrrrr", cells)) + "\n"
 

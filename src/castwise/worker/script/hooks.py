@@ -149,6 +149,7 @@ class ScriptHooks:
 
     def enter_model(self, module: nn.Module, args: Any) -> None:
         """Begin a forward pass."""
+        self.precision.before_forward()
         is_left = _leave_model in module._forward_hooks.values()  # a copy has the hook, too
         if module.training:
             is_left = is_left and _is_prepared(module)
@@ -286,14 +287,20 @@ class ScriptHooks:
         finally:
             self.precision.leave()
 
-    def _save_elsewhere(self, save: Any, content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+    def _save_elsewhere(self, save: Any, *args: Any, **kwargs: Any) -> None:
         """Write another file in the same folder, and remove it: that takes as long, and overwrites nothing."""
+        key = next((name for name in ("f", "filename") if name in kwargs), None)
+        file = args[1] if key is None else kwargs[key]
         if not isinstance(file, str | os.PathLike):
-            save(content, file, *args, **kwargs)
+            save(*args, **kwargs)
             return
         self.saved[Path(file).name] = None
         with tempfile.NamedTemporaryFile(dir=Path(file).absolute().parent, prefix="castwise-") as other:
-            save(content, other.name, *args, **kwargs)
+            if key is None:
+                args = (args[0], other.name, *args[2:])
+            else:
+                kwargs[key] = other.name
+            save(*args, **kwargs)
 
 
 def _num_samples(nested: Any) -> int:

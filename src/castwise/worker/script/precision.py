@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import linecache
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,7 @@ _KEPT_DTYPES = {torch.float16, torch.bfloat16, torch.float64}  # weights in one 
 # Whose layers have a precision of their own, that no autocast changes.
 _LAYERS_OF_OTHERS = ("torchao.", "transformer_engine.", "bitsandbytes.", "msamp.")
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
+_CHECKED_STEPS = 3  # before which weights are compared with their masters, which a script might bypass
 
 
 class _SwappedMasters:
@@ -47,16 +49,23 @@ class _SwappedMasters:
         cast_weights(model, getattr(torch, row.param_dtype), getattr(torch, row.batch_norm_dtype))
         for norm, state in zip(norms, states, strict=True):
             norm.load_state_dict(state)  # they are in float32 again, and rounded
-        pairs = [pair for pair in zip(weights, masters, strict=True) if pair[0].dtype != torch.float32]
+        cast = [each.requires_grad and each.dtype != torch.float32 for each in weights]
+        pairs = list(itertools.compress(zip(weights, masters, strict=True), cast))
         self._weights, self._masters = [weight for weight, _ in pairs], [master for _, master in pairs]
         self._low = [weight.data for weight in self._weights]
         self._gradients: list[Tensor | None] | None = None  # of 16 bits, while the masters are in their weights' places
+        self._num_checks = _CHECKED_STEPS
 
     @torch.no_grad()
     def put_in(self) -> None:
         """Give the weights their masters' values, and their gradients in float32."""
         if self._gradients is not None:
             return
+        if self._num_checks:
+            self._num_checks -= 1
+            pairs = zip(self._low, self._masters, strict=True)
+            if not all(torch.equal(low, master.to(low.dtype)) for low, master in pairs):
+                raise TechniqueError("the script changes its weights between steps, which masters do not see")
         self._gradients = [weight.grad for weight in self._weights]
         wide = [each if each is None else torch.empty_like(each, dtype=torch.float32) for each in self._gradients]
         _copy(wide, self._gradients)
@@ -74,8 +83,9 @@ class _SwappedMasters:
         else:
             _copy(self._gradients, [weight.grad for weight in self._weights])
         for weight, low, gradient in zip(self._weights, self._low, self._gradients, strict=True):
+            was_dropped = weight.grad is None
             weight.grad, weight.data = None, low
-            weight.grad = gradient
+            weight.grad = None if was_dropped else gradient
         self._gradients = None
 
 
@@ -90,7 +100,7 @@ class OutsidePrecision:
         self._autocast: Any = autocast_maker(row, device_type)()  # entered and left time after time
         self._is_on = False
         self._scaler = torch.amp.GradScaler(device_type) if row.loss_scale != "none" else None
-        self._unscaled: set[int] = set()  # optimizers whose gradients are without the scale, until their step
+        self._unscaled: dict[int, Optimizer] = {}  # those whose gradients are without the scale, until their step
         self._has_stepped = False  # since the last backward
         self._masters: _SwappedMasters | None = None
         self._with_masters: Optimizer | None = None
@@ -150,17 +160,21 @@ class OutsidePrecision:
             return
         if len(models) != 1:
             raise TechniqueError(f"masters are for one model; the script has {' and '.join(map(_kind, models))}")
-        wrapped = {each.__name__ for each in type(models[0]).__mro__}
-        if wrapped & {*_SHARDED, "DistributedDataParallel", "ScriptModule"}:
-            raise TechniqueError(f"{_kind(models[0])} cannot be given masters from outside")
+        kinds = {each.__name__ for module in models[0].modules() for each in type(module).__mro__}
+        if unfit := kinds & {*_SHARDED, "DistributedDataParallel", "ScriptModule"}:
+            raise TechniqueError(f"{unfit.pop()} cannot be given masters from outside")
         if isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim."):
             raise TechniqueError(f"{_kind(optimizer)} cannot be given masters from outside")
         self._masters, self._with_masters = _SwappedMasters(models[0], self.row), optimizer
 
+    def before_forward(self) -> None:
+        """Take masters out, if gradients were clipped and no step came."""
+        if self._masters is not None:
+            self._scale_again()
+            self._masters.take_out(has_stepped=False)
+
     def enter(self) -> bool:
         """Switch autocast on, at the beginning of a forward pass; return False if it is on already, or never."""
-        if self._masters is not None:
-            self._masters.take_out(has_stepped=False)  # gradients were clipped, and no step came
         if self._is_on or self.row.autocast_dtype is None:
             return False
         self._autocast.__enter__()
@@ -178,6 +192,7 @@ class OutsidePrecision:
         self.leave()
         if self._scaler is None:
             return loss
+        self._scale_again()
         if self._has_stepped:  # not after each optimizer's step: others may hold gradients with the old scale
             self._scaler.update()
             self._has_stepped = False
@@ -236,7 +251,7 @@ class OutsidePrecision:
 
     def after_step(self, optimizer: Optimizer) -> bool:
         """Give back the gradients of a step that was skipped, and the weights of 16 bits; return whether it was."""
-        self._unscaled.discard(id(optimizer))
+        self._unscaled.pop(id(optimizer), None)
         if self._scaler is not None and hasattr(optimizer, "found_inf"):
             del optimizer.found_inf
         withheld, self._withheld = self._withheld, []
@@ -253,7 +268,20 @@ class OutsidePrecision:
                 self._scaler.update()
                 self._has_stepped = False
             self._scaler.unscale_(optimizer)
-            self._unscaled.add(id(optimizer))
+            self._unscaled[id(optimizer)] = optimizer
+
+    def _scale_again(self) -> None:
+        """Give gradients the scale again that were clipped, if no step came; a lower one if they overflowed."""
+        for optimizer in self._unscaled.values():
+            assert self._scaler is not None, "they had it"
+            if sum(each.item() for each in self._scaler._found_inf_per_device(optimizer).values()):
+                self._scaler.update()
+            self._scaler._per_optimizer_states.pop(id(optimizer), None)
+            scale = self._scaler.get_scale()
+            for weight in (each for group in optimizer.param_groups for each in group["params"]):
+                if weight.grad is not None:
+                    weight.grad.mul_(scale)
+        self._unscaled.clear()
 
     def _note_conversions(self) -> None:
         """Note the script's lines that give weights another type than float32."""
