@@ -117,6 +117,14 @@ def test_what_a_script_cannot_be_given_is_refused(run: Run, arguments: tuple[str
     assert words in err
 
 
+def test_a_script_has_to_follow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["castwise", "run", "--"])
+    with pytest.raises(SystemExit) as stop:
+        app.main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("castwise: Nothing follows '--'.")
+
+
 def test_what_is_advised_can_be_pasted(run: Run) -> None:
     """Records name no folder."""
     folder = Path("sub").absolute()

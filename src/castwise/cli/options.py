@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
+from castwise.errors import UsageError
 from castwise.spec.options import Option, Panel, options_of, parse_options
 
 
@@ -34,6 +35,8 @@ class HelpCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words, and keep them as they were typed."""
+        if args[-1:] == ["--"]:
+            raise UsageError("Nothing follows '--'. Your script does, as in: castwise run -- python train.py")
         ctx.obj = tuple(args)
         return super().parse_args(ctx, args)
 
