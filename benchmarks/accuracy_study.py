@@ -272,16 +272,16 @@ def sources_table(name: str) -> str:
     levels = {precision: f"O{level} (`{precision}`)" for level, precision in enumerate(APEX)}
     levels |= {run["precision"]: f"`{run['precision']}`" for run in record["runs"] if run["precision"] not in levels}
     published = [each for each in find_suite("wrn-cifar10").published if each.accuracy is not None]
-    cells = []
+    baseline, cells = scores_of(record, APEX[0]), []
     for precision, title in levels.items():
-        runs = [score for score in scores_of(record, precision).values() if score is not None]
+        own = scores_of(record, precision)
         theirs = ", ".join(
             f"{100 * (each.accuracy or 0):.2f} ({each.gpu.removeprefix('Tesla ')})"
             for each in published
             if each.precision == precision.replace("tf32", "fp32")
         )
-        known = [100 * score for score in runs]
-        verdict = verdict_of(record, scores_of(record, APEX[0]), scores_of(record, precision), record["margin"])
+        known = [100 * score for score in own.values() if score is not None]
+        verdict = verdict_of(record, baseline, own, record["margin"])
         cells.append(
             [
                 title,

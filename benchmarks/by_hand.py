@@ -47,6 +47,22 @@ class Row:
     padded: bool = False  # the vocabulary by hand is a multiple of 64
 
     @property
+    def ungraphed(self) -> str:
+        """Return castwise's techniques without a CUDA graph, whose kernels have no names of modules in a profile."""
+        return self.techniques.removesuffix("+cuda-graph").replace("compiled-update", "fused-optimizer")
+
+    def spec(self, device: str, techniques: str) -> TrialSpec:
+        """Return a trial of castwise's loop with these techniques."""
+        return TrialSpec(
+            workload=self.workload,
+            precision=self.precision,
+            loss_scale=find_precision(self.precision).loss_scale,
+            batch_size=self.batch_size,
+            device=device,
+            techniques=parse_techniques(techniques),
+        )
+
+    @property
     def loops(self) -> dict[str, str]:
         """Return the sides' loops in words."""
         changes = (", compiled" if self.compiled else "") + (", vocabulary padded" if self.padded else "")
@@ -109,15 +125,7 @@ def measure_by_hand(row: Row, device: str, seconds: float) -> float:
 
 def measure(name: str, row: Row, machine: Machine, protocol: MeasurementProtocol) -> dict[str, Any]:
     """Return a row's record; each turn is printed as it ends."""
-    spec = TrialSpec(
-        workload=row.workload,
-        precision=row.precision,
-        loss_scale=find_precision(row.precision).loss_scale,
-        batch_size=row.batch_size,
-        device=machine.device,
-        techniques=parse_techniques(row.techniques),
-        protocol=protocol,
-    )
+    spec = row.spec(machine.device, row.techniques).model_copy(update={"protocol": protocol})
     turns: list[dict[str, Any]] = []
     for side in (HAND, CASTWISE, HAND):
         if side == HAND:

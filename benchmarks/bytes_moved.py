@@ -8,7 +8,6 @@ out. For comparison a tensor is copied.
 
 import argparse
 import gc
-from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,7 @@ from torch._inductor.scheduler import Scheduler
 from torch.profiler import ProfilerActivity, profile
 
 from castwise.orchestrator.machine import detect_machine
-from castwise.registry.precisions import find_precision
-from castwise.registry.techniques import parse_techniques
 from castwise.registry.workloads import find_workload
-from castwise.spec.trial import TrialSpec
 from castwise.worker.build import build_trial
 from castwise.worker.data.sharding import rank_batches
 from castwise.worker.distributed import Peers
@@ -53,22 +49,12 @@ def _measure(name: str, device: str) -> dict[str, Any]:
     """Return the bytes and the time of a loop's generated kernels in a step, without a CUDA graph."""
     row = ROWS[name]
     # The chunks of a loss run the same code several times.
-    loop = row.techniques.removesuffix("+cuda-graph").replace("compiled-update", "fused-optimizer")
-    spec = TrialSpec(
-        workload=row.workload,
-        precision=row.precision,
-        loss_scale=find_precision(row.precision).loss_scale,
-        batch_size=row.batch_size,
-        device=device,
-        techniques=parse_techniques(loop.replace("chunked-loss+", "")),
-    )
-    moved: Counter[str] = Counter()
+    spec = row.spec(device, row.ungraphed.replace("chunked-loss+", ""))
+    moved: list[int] = []
     generate = Scheduler.codegen
 
     def generate_counted(self: Any) -> Any:
-        for node in self.nodes:
-            kind = "library" if node.is_extern() else "generated"
-            moved[kind] += node.get_read_write_buffers_sizes()
+        moved.extend(node.get_read_write_buffers_sizes() for node in self.nodes if not node.is_extern())
         return generate(self)
 
     Scheduler.codegen = generate_counted
@@ -80,7 +66,7 @@ def _measure(name: str, device: str) -> dict[str, Any]:
             for _ in range(_STEPS):
                 setup.step(batch)
             torch.cuda.synchronize()
-            counted = moved["generated"]
+            counted = sum(moved)
             with profile(activities=[ProfilerActivity.CUDA]) as profiler:
                 for _ in range(_STEPS):
                     setup.step(batch)

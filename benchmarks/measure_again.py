@@ -72,9 +72,8 @@ _OPTIONS = {
     "transformers/llama-1b": ("--rounds", "2"),
     "transformers/gpt2-xl": ("--rounds", "2"),
 }
-for _name in TUNED:  # profiled without a CUDA graph, whose kernels have no names of modules
-    _row, _loop = ROWS[_name], ROWS[_name].techniques.replace("compiled-update", "fused-optimizer")
-    _loop = _loop.removesuffix("+cuda-graph")
+for _name in TUNED:
+    _row, _loop = ROWS[_name], ROWS[_name].ungraphed
     _of_row = ("--batch-size", f"{_row.batch_size}", "--precision", _row.precision, "--techniques")
     _more = [] if "-attention" in _loop else ["cudnn-attention", "flash-attention"]
     _more += ["chunked-loss"] if _row.padded and "chunked-loss" not in _loop else []

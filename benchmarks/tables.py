@@ -301,7 +301,8 @@ def goals(_: str) -> str:
     for search in search_tables.searches().values():
         key = search["workload"], search["fastest"]["precision"]
         best[key] = max(best.get(key, 0.0), search_tables.fastest_row(search)["throughput_per_second"])
-    record = json.loads(max((RECORDS / "bytes_moved").glob("*.json")).read_text())
+    latest = max((RECORDS / "bytes_moved").glob("*.json"))
+    record = json.loads(latest.read_text())
     moved = {(by_hand.ROWS[row["name"]].workload, row["batch_size"]): row for row in record["rows"]}
     cells = []
     for found in diagnose(rows("tuned")):
@@ -329,7 +330,8 @@ def goals(_: str) -> str:
         "loop | goal, units/s | reached | step at the goal | products, attention | update | leaves | all else takes | "
         "bytes, copied in"
     )
-    return "\n".join(markdown(heading, "lrrrrrrrr", cells)) + "\n"
+    where = f"Bytes and copy: {place_of(record['environment'], latest.name[:10])}"
+    return "\n".join([*markdown(heading, "lrrrrrrrr", cells), "", where]) + "\n"
 
 
 TABLES: dict[str, Callable[[str], str]] = {

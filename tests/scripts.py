@@ -115,7 +115,7 @@ def run_forked(file: Path, *options: str, text: str, traced: bool = False, **var
 @cache
 def _host(**variables: str) -> "subprocess.Popen[str]":
     """Return the process that scripts are forked from; it ends with this one, whose pipe it reads."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-P", str(Path(__file__).with_name("script_host.py"))]
     return subprocess.Popen(
         command,

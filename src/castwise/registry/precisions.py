@@ -328,9 +328,9 @@ _AS_WRITTEN_ROW = Precision(
     keeps_float32_weights=True,
     loop_changes=0,
 )
-# Those that a script can be given from outside, and those that it is given if none is named.
-OF_SCRIPTS = (AS_WRITTEN, "default", "fp32", "tf32", "fp16-mixed", "bf16-mixed", "fp16-master", "bf16-master")
-USUAL_OF_SCRIPTS = OF_SCRIPTS[:-2]
+# Those that a script is given from outside if none is named, and all that it can be given.
+USUAL_OF_SCRIPTS = (AS_WRITTEN, "default", "fp32", "tf32", "fp16-mixed", "bf16-mixed")
+OF_SCRIPTS = (*USUAL_OF_SCRIPTS, "fp16-master", "bf16-master")
 
 _EIGHT_BIT_NAMES = ("fp8", "float8", "int8")
 

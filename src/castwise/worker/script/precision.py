@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import itertools
 import linecache
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -41,7 +40,8 @@ class _SwappedMasters:
     They stay the same parameters, so that the script's own calls work on them.
     """
 
-    def __init__(self, model: nn.Module, row: Precision) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, row: Precision) -> None:
+        self.optimizer = optimizer
         weights = [each for each in model.parameters() if each.dtype == torch.float32]
         masters = [each.data for each in weights]
         norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
@@ -49,8 +49,11 @@ class _SwappedMasters:
         cast_weights(model, getattr(torch, row.param_dtype), getattr(torch, row.batch_norm_dtype))
         for norm, state in zip(norms, states, strict=True):
             norm.load_state_dict(state)  # they are in float32 again, and rounded
-        cast = [each.requires_grad and each.dtype != torch.float32 for each in weights]
-        pairs = list(itertools.compress(zip(weights, masters, strict=True), cast))
+        pairs = [
+            (weight, master)
+            for weight, master in zip(weights, masters, strict=True)
+            if weight.requires_grad and weight.dtype != torch.float32
+        ]
         self._weights, self._masters = [weight for weight, _ in pairs], [master for _, master in pairs]
         self._low = [weight.data for weight in self._weights]
         self._gradients: list[Tensor | None] | None = None  # of 16 bits, while the masters are in their weights' places
@@ -64,9 +67,8 @@ class _SwappedMasters:
         if self._num_checks:
             self._num_checks -= 1
             for low, master in zip(self._low, self._masters, strict=True):
-                if torch.allclose(low, master.to(low.dtype), rtol=0, atol=0, equal_nan=True):
-                    continue
-                raise TechniqueError("the script changes its weights between steps, which masters do not see")
+                if not torch.allclose(low, master.to(low.dtype), rtol=0, atol=0, equal_nan=True):
+                    raise TechniqueError("the script changes its weights between steps, which masters do not see")
         self._gradients = [weight.grad for weight in self._weights]
         wide = [each if each is None else torch.empty_like(each, dtype=torch.float32) for each in self._gradients]
         _copy(wide, self._gradients)
@@ -104,7 +106,6 @@ class OutsidePrecision:
         self._unscaled: dict[int, Optimizer] = {}  # those whose gradients are without the scale, until their step
         self._has_stepped = False  # since the last backward
         self._masters: _SwappedMasters | None = None
-        self._with_masters: Optimizer | None = None
         self._withheld: list[tuple[Tensor, Tensor]] = []  # gradients of a step that is skipped
         self._fp32_precision = read_fp32_precision()  # PyTorch's defaults
         self._converted_at: dict[int, str] = {}  # the script's line that gave a parameter its type
@@ -164,9 +165,9 @@ class OutsidePrecision:
         kinds = {each.__name__ for module in models[0].modules() for each in type(module).__mro__}
         if unfit := kinds & {*_SHARDED, "DistributedDataParallel", "ScriptModule"}:
             raise TechniqueError(f"{unfit.pop()} cannot be given masters from outside")
-        if isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim."):
+        if not _takes_one_loss(optimizer):
             raise TechniqueError(f"{_kind(optimizer)} cannot be given masters from outside")
-        self._masters, self._with_masters = _SwappedMasters(models[0], self.row), optimizer
+        self._masters = _SwappedMasters(models[0], optimizer, self.row)
 
     def before_forward(self) -> None:
         """Take masters out, if gradients were clipped and no step came."""
@@ -223,7 +224,7 @@ class OutsidePrecision:
         if self._scaler is None and self._masters is None:
             return closure
         if closure is not None:
-            if isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim"):
+            if not _takes_one_loss(optimizer):
                 raise TechniqueError(
                     f"{type(optimizer).__name__} may compute the loss more than once in a step, which no loss scaling "
                     "goes with"
@@ -233,7 +234,7 @@ class OutsidePrecision:
             closure = functools.partial(_identity, loss)
             self.leave()
         if self._masters is not None:
-            if optimizer is not self._with_masters:
+            if optimizer is not self._masters.optimizer:
                 raise TechniqueError(f"masters are for one optimizer; the script steps {_kind(optimizer)}, too")
             self._masters.put_in()
         if self._scaler is None:
@@ -324,9 +325,9 @@ def _switch_off_scripts_own() -> None:
     def make_marked(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         frame = sys._getframe(2)
-        while frame.f_back is not None and module_of(frame).startswith(_OF_AUTOCAST):
+        while frame.f_back is not None and _module_of(frame).startswith(_OF_AUTOCAST):
             frame = frame.f_back
-        self.is_scripts_own = not module_of(frame).startswith(("torch.", "castwise.")) and (
+        self.is_scripts_own = not _module_of(frame).startswith(("torch.", "castwise.")) and (
             self._enabled or not _says_false(frame.f_code, frame.f_lasti)
         )
 
@@ -341,6 +342,11 @@ def _switch_off_scripts_own() -> None:
 
 def _policy_of_fsdp2(module: Any) -> Any:
     return getattr(module._get_fsdp_state(), "_mp_policy", None) if hasattr(module, "_get_fsdp_state") else None
+
+
+def _takes_one_loss(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is known to compute the loss once in a step."""
+    return type(optimizer).__module__.startswith("torch.optim") and not isinstance(optimizer, LBFGS)
 
 
 def _kind(value: object) -> str:
@@ -360,6 +366,5 @@ def _says_false(code: CodeType, instruction: int) -> bool:
     return any("False" in linecache.getline(code.co_filename, number) for number in range(first, last + 1))
 
 
-def module_of(frame: Any) -> str:
-    """Return the name of the module that a frame runs code of."""
+def _module_of(frame: Any) -> str:
     return str(frame.f_globals.get("__name__", ""))
