@@ -29,8 +29,9 @@ class GPT(nn.Module):
 
     def forward(self, idx, targets):
         x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1], device=idx.device))
-        q, k, v = (part.unsqueeze(1) for part in self.attn(self.ln(x)).split(16 * n, dim=2))
-        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1)
+        parts = self.attn(self.ln(x)).split(16 * n, dim=2)
+        q, k, v = (part.unflatten(2, (max(1, n // 4), -1)).transpose(1, 2) for part in parts)  # heads of width 64
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         logits = self.head(self.ln(self.more(x)))
         return logits, F.cross_entropy(logits.view(-1, 40 * n), targets.view(-1))
 
