@@ -5,7 +5,8 @@
 A JOB is a key of `JOBS`. Each GPU trains all seeds in one precision before the next, so that it compiles few loops, and
 takes what no other has begun, of this command or another. Trials are kept under DIR, and the same command goes on from
 them. --lanes trains several at once on each GPU, for scores alone: their times say nothing. --more leaves out the runs
-that are on record, of any GPU. --out writes a record for each job, which belongs under benchmarks/records/accuracy/.
+that are on record, of any GPU, and precisions whose verdict is decided. --out writes a record for each job, which
+belongs under benchmarks/records/accuracy/.
 """
 
 import argparse
@@ -81,10 +82,10 @@ def _planted(name: str, precision: str, loss_scale: str | None = None) -> Job:
 JOBS = {
     "fast-mnist": Job("mnist-cnn", _EVERY, 30, "tuned", suite="fast-mnist"),
     "mnist": Job("mnist-cnn", _EVERY, 30, "resident-data+cuda-graph"),
-    "fast-cifar10": Job("resnet9", _EVERY, 6, "tuned"),
+    "fast-cifar10": Job("resnet9", _EVERY, 20, "tuned"),
     # Without fp32, in which a run takes 9 minutes.
     "wrn-cifar10": Job("wrn-28-10", _EVERY[1:], 3, "tuned", loss_scale="dynamic-apex"),
-    "fast-wikitext2": Job("lstm-lm", _EVERY, 12, "tuned", suite="fast-wikitext2"),
+    "fast-wikitext2": Job("lstm-lm", _EVERY, 40, "tuned", suite="fast-wikitext2"),
     "sound": _planted("sound", "bf16-mixed"),
     "small_gradients": _planted("small_gradients", "fp16-mixed", "1"),
     "small_updates": _planted("small_updates", "bf16-true"),
@@ -128,18 +129,25 @@ def _train(arguments: argparse.Namespace) -> None:
     end = time.monotonic() + arguments.seconds
     for name in arguments.jobs:
         job, claims = JOBS[name], arguments.folder / name / CLAIMS
-        recorded = record_named(name)["runs"] if arguments.more else []
-        known = {(run["precision"], run["seed"]) for run in recorded}
+        wanted, known = dict.fromkeys(job.precisions, job.seeds), set()
+        if arguments.more:
+            record = record_named(name)
+            wanted = seeds_wanted(record, job)
+            known = {(run["precision"], run["seed"]) for run in record["runs"]}
         search = prepare_accuracy(AccuracyOptions(results=arguments.folder / name, **job.options))
         measure = CachedMeasure(search.job.runner)
         claims.mkdir(parents=True, exist_ok=True)
-        start = arguments.lane % len(search.specs)
+        missing = {
+            precision: [seed for seed in range(count) if (precision, seed) not in known]
+            for precision, count in wanted.items()
+        }
+        # What is soon decided comes first; each lane begins with another precision.
+        specs = [spec for spec in search.specs if missing[spec.precision]]
+        specs.sort(key=lambda spec: len(missing[spec.precision]))
+        start = arguments.lane % max(1, len(specs))
         begun = Counter(path.name.rpartition("-")[0] for path in claims.iterdir())
-        in_turn = (*search.specs[start:], *search.specs[:start])
-        for spec in sorted(in_turn, key=lambda spec: begun[spec.precision]):
-            for seed in range(job.seeds):
-                if (spec.precision, seed) in known:
-                    continue
+        for spec in sorted((*specs[start:], *specs[:start]), key=lambda spec: begun[spec.precision]):
+            for seed in missing[spec.precision]:
                 if time.monotonic() > end:
                     return
                 path = claims / f"{spec.precision}-{seed}"
@@ -155,6 +163,17 @@ def _train(arguments: argparse.Namespace) -> None:
                 print(
                     f"{name} {spec.precision} seed {seed}: {trial.status}, {trial.duration_seconds:.0f} s", flush=True
                 )
+
+
+def seeds_wanted(record: Mapping[str, Any], job: Job) -> dict[str, int]:
+    """Return by precision how many seeds its verdict takes, none if it is decided; the baseline has those of all."""
+    baseline, *others = job.precisions
+    wanted = {}
+    for precision in others:
+        verdict = verdict_of(record, scores_of(record, baseline), scores_of(record, precision), record["margin"])
+        needed = 0 if verdict.is_decided else verdict.pairs_needed or job.seeds
+        wanted[precision] = min(needed, job.seeds)
+    return {baseline: max(wanted.values())} | wanted
 
 
 def record_of(trials: Sequence[Trial], lanes: int) -> dict[str, Any]:
