@@ -118,6 +118,19 @@ def find_width(workload: str) -> int:
     return int(dict(find_workload(workload).options)["width"])
 
 
+def script_masters(_: str) -> str:
+    """Return a step's time of scripts whose weights have 16 bits and float32 masters, beside mixed precision."""
+    steps: dict[str, dict[str, str]] = {}
+    for row in rows("script_masters"):
+        name, seconds = row.trial.spec.workload.partition(".py")[0].removeprefix("python "), row.step_seconds
+        steps.setdefault(f"`{name}`", {})[row.precision] = f"{1000 * seconds:.2f} ms" if seconds else "–"
+    precisions = ("as-written", "bf16-mixed", "bf16-master", "fp16-master")
+    cells = [[name, *(found[precision] for precision in precisions)] for name, found in sorted(steps.items())]
+    trial = rows("script_masters")[0].trial
+    where = place_of(trial.environment.model_dump(), trial.started_at[:10])
+    return "\n".join([where, "", *markdown(" | ".join(("script", *precisions)), "lrrrr", cells)]) + "\n"
+
+
 def studies(folder: str) -> tuple[list[dict[str, Any]], str]:
     """Return all that a benchmark's records hold, oldest file first, and where and when it was measured."""
     found, places = list[dict[str, Any]](), dict[str, None]()
@@ -373,6 +386,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "max_batch_loops": lambda _: max_batch_tables.loops_table(max_batches()),
     "max_batch_predictions": lambda _: max_batch_tables.predictions(max_batches()),
     "scripts": script_agreement.table,
+    "script_masters": script_masters,
     "goals": goals,
     "searches": lambda _: search_tables.summary(),
     "search": search_tables.accepted,
