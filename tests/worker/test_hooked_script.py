@@ -199,6 +199,18 @@ def losses_with_masters(dtype: torch.dtype, factor: float, *, has_closure: bool)
     return found
 
 
+# How scripts compute gradients without a call of Tensor.backward.
+_GRADIENTS = """
+from torch.utils.checkpoint import checkpoint
+x = torch.ones(5, 3, requires_grad=True)
+for _ in range(99):
+    optimizer.zero_grad()
+    HOW
+    optimizer.step()
+raise ValueError(w.weight.grad.tolist(), w.bias.grad.item())
+"""
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return what castwise says of scripts: of the second half when it measures them, each in a precision."""
@@ -261,6 +273,18 @@ w.__class__ = type("Float8Linear", (torch.nn.Linear,), {"__module__": "torchao.f
 step()
 """,
         "sharded fp32": "w.mixed_precision = torch.distributed.fsdp.MixedPrecision(torch.bfloat16)\nstep()",
+        "two-losses fp16-mixed": _GRADIENTS.replace("99", "9").replace(
+            "HOW", "torch.autograd.backward([w(x).sum(), checkpoint(w, x, use_reentrant=True).sum()])"
+        ),
+        "assigned as-written": _GRADIENTS.replace(
+            "HOW", "w.weight.grad, w.bias.grad = torch.autograd.grad(w(x).sum(), [w.weight, w.bias])"
+        ),
+        "assigned fp16-mixed": _GRADIENTS.replace(
+            "HOW", "w.weight.grad, w.bias.grad = torch.autograd.grad(w(x).sum(), [w.weight, w.bias])"
+        ),
+        "functional as-written": _GRADIENTS.replace(
+            "HOW", "w(x); w.weight.grad = torch.func.grad(lambda weight: (x @ weight.T).sum())(w.weight.detach())"
+        ),
         "lbfgs fp16-mixed": """
 optimizer = torch.optim.LBFGS(w.parameters())
 optimizer.step(lambda: w(torch.randn(5, 3)).sum())
@@ -304,6 +328,7 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
             "sharded fp32",
             "unsupported: Linear has a mixed precision, which castwise cannot replace (sharded.py:7, in step",
         ),
+        ("assigned fp16-mixed", "unsupported: the script computes its gradients without backward, where"),
         ("lbfgs fp16-mixed", "unsupported: LBFGS may compute the loss more than once"),
     ],
 )
@@ -356,6 +381,13 @@ def test_masters_from_outside_are_those_by_hand_after_the_first_step(answers, sc
     by_hand = losses_with_masters(dtype, factor, has_closure="closure" in script)
     assert list(map(float, found)) == by_hand
     assert (weight, norm, output) == (str(dtype), "torch.float32", "torch.float32")
+
+
+def test_gradients_are_computed_by_functions_of_autograd_too(answers):
+    assert answers["two-losses fp16-mixed"].startswith("crashed: ValueError: ([[10.0, 10.0, 10.0]], 10.0)")
+    assert answers["assigned as-written"] == "8 steps, 0 skipped; "
+    said = "8 steps, 0 skipped; no loss is known, nor whether it diverges: the script never calls backward"
+    assert answers["functional as-written"] == said
 
 
 def test_the_time_limit_ends_a_script_with_what_was_measured(answers):

@@ -111,7 +111,7 @@ def spread(trial: Trial) -> float | None:
 def final_loss(trial: Trial) -> tuple[float, int] | None:
     """Return the last timed step's loss and its number, counted from the first training step."""
     blocks = blocks_of(trial)
-    if not blocks or trial.facts is None:
+    if not blocks or blocks[-1].loss is None or trial.facts is None:
         return None
     return blocks[-1].loss, trial.facts.warm_up_steps + sum(block.all_steps for block in blocks)
 

@@ -737,7 +737,7 @@ def _why_diverged(trial: Trial) -> str | None:
     blocks = trial.ranks[0].blocks
     last = blocks[-1]
     num_steps = sum(block.all_steps for block in blocks)
-    if math.isfinite(last.loss):
+    if last.loss is None or math.isfinite(last.loss):
         if sum(block.skipped_steps for block in blocks) < num_steps:
             return None
         return f"loss scaling skipped every one of {num_steps} steps after warm-up: the optimizer never ran"

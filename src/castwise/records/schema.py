@@ -199,7 +199,7 @@ class Block(FrozenModel):
     num_steps: int = Field(ge=1)
     lead_in_steps: int = renamed(0, "lead_steps", ge=0)  # untimed, right before it
     in_stretch: bool = False  # whether it is one of a stretch: blocks with no pause before or between them
-    loss: float  # of the last step
+    loss: float | None  # of the last step; None of a script that never calls backward
     loss_scale: float | None = None  # after the last step; None without scaling
     skipped_steps: int = 0  # of the block and of its lead-in
     data_seconds: _Seconds | None = None  # of `seconds`: a script waited for its loader's batches; None without one

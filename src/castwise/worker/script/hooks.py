@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -62,6 +63,7 @@ class ScriptHooks:
         self._known: set[int] = set()  # modules of the models, and others without weights
         self._is_looking = True
         self._has_noted_loss = False
+        self._has_backward = False
         self._has_stepped = False  # whether an optimizer's own step has begun since a GradScaler's
         self._followed: set[str] = set()  # of Lightning's modules
         self._left_with: nn.Module | None = None  # the model whose forward pass ends autocast
@@ -72,6 +74,7 @@ class ScriptHooks:
         self._finder = register_module_forward_pre_hook(_find_model)
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
+        self._note_losses()
         self._replace_methods()
 
     @property
@@ -213,15 +216,26 @@ class ScriptHooks:
             in_float32 = self.leave_model(module, output)
         return output if in_float32 is None else in_float32
 
-    def _replace_methods(self) -> None:
-        """Replace functions of torch by ones that tell of their calls."""
+    def _note_losses(self) -> None:
+        """Replace what computes gradients and scales losses by what tells of its calls."""
 
-        @replaces(Tensor, "backward")
-        def noting_backward(backward: Any, loss: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not self._has_noted_loss:
-                self.loss = loss.detach()
-            self._has_noted_loss = False
-            return backward(self.precision.before_backward(loss), *args, **kwargs)
+        @replaces(torch.autograd, "backward")
+        def noting_backward(backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch._C._current_graph_task_id() != -1:  # of a checkpoint, within another
+                return backward(tensors, *args, **kwargs)
+            losses = list(tensors) if type(tensors) in {list, tuple} else [tensors]
+            if not self._has_noted_loss and isinstance(losses[0], Tensor):
+                self.loss = losses[0].detach()
+            self._has_noted_loss, self._has_backward = False, True
+            losses = [self.precision.before_backward(each) if isinstance(each, Tensor) else each for each in losses]
+            return backward(losses, *args, **kwargs)
+
+        @replaces(torch.autograd, "grad")
+        def noting_grad(grad: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            found = grad(outputs, *args, **kwargs)
+            if not self._has_backward and isinstance(outputs, Tensor) and not is_functorch_wrapped_tensor(outputs):
+                self.loss = outputs.detach()  # the script may have no other
+            return found
 
         @replaces(torch.amp.GradScaler, "scale")
         def noting_scale(scale: Any, scaler: Any, loss: Any) -> Any:
@@ -236,6 +250,9 @@ class ScriptHooks:
             if not self._has_stepped and isinstance(optimizer, Optimizer):
                 self.after_step(optimizer, was_skipped=True)
             return result
+
+    def _replace_methods(self) -> None:
+        """Replace functions of torch by ones that tell of their calls."""
 
         def clip_unscaled(clip: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
             parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)

@@ -265,6 +265,8 @@ class OutsidePrecision:
 
     def _unscale(self, optimizer: Optimizer) -> None:
         assert self._scaler is not None, "it is asked for with a scale"
+        if self._scaler._scale is None:
+            raise TechniqueError("the script computes its gradients without backward, where loss scaling begins")
         if id(optimizer) not in self._unscaled:
             if self._has_stepped:  # a second step without a backward between them
                 self._scaler.update()

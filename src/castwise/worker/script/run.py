@@ -416,7 +416,7 @@ class ScriptTrial:
                     num_steps=after.num_steps - before.num_steps,
                     lead_in_steps=0 if found else lead_in,
                     in_stretch=True,
-                    loss=math.nan if after.loss is None else after.loss.double().mean().item(),
+                    loss=None if after.loss is None else after.loss.double().mean().item(),
                     loss_scale=hooks.precision.scale,
                     skipped_steps=int(after.skipped_steps - before.skipped_steps),
                     data_seconds=after.data_seconds - before.data_seconds if hooks.uses_loader else None,
@@ -427,6 +427,8 @@ class ScriptTrial:
 
     def finish(self) -> RankSamples:
         """Return everything measured, and stop the script unless it is profiled next."""
+        if self._hooks.loss is None:
+            self._notes.append("no loss is known, nor whether it diverges: the script never calls backward")
         saved = list(self._hooks.saved)
         if saved:
             apart = (
