@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from castwise.worker.script.hooks import _num_samples
+
 pytestmark = pytest.mark.xdist_group("hooked scripts")  # one process runs them
 TESTS = Path(__file__).parents[1]
 SCRIPTS = {
@@ -243,6 +245,26 @@ from safetensors.torch import save_file
 for name in ('model.pt', 'model.safetensors'): open(name, 'w').write('kept')
 for _ in range(3): step(); torch.save(w.state_dict(), f='model.pt'); save_file(w.state_dict(), 'model.safetensors')
 """,
+        "saves-and-loads": """
+import shutil
+from safetensors.torch import load_file, save_file
+open('last.pt', 'w').write('kept')
+save_file({'one': torch.ones(1)}, 'one.safetensors')
+torch.save([1], 'part.pt')
+os.replace('part.pt', 'last.pt')
+shutil.copyfile('last.pt', 'best.pt')
+assert torch.load('best.pt') == torch.load(f='last.pt') == [load_file(filename='one.safetensors')['one'].item()]
+os.remove('last.pt')
+assert torch.load('best.pt') == [1]
+for _ in range(3): step()
+""",
+        "subclasses": """
+class Warm(torch.optim.Adam):
+    def step(self, closure=None): return super().step(closure)
+torch.optim.Adam(w.parameters())
+optimizer = Warm(w.parameters())
+for _ in range(3): step()
+""",
     }
     measured = {
         "slows-down as-written": "for i in range(99): step(); time.sleep(0.7 * (i > 3))",
@@ -276,6 +298,36 @@ step()
         "two-losses fp16-mixed": _GRADIENTS.replace("99", "9").replace(
             "HOW", "torch.autograd.backward([w(x).sum(), checkpoint(w, x, use_reentrant=True).sum()])"
         ),
+        "wrapped fp16-mixed": """
+class Ahead(torch.optim.Optimizer):
+    def __init__(self, base): self.base = base; super().__init__(base.param_groups, {})
+    def step(self): self.base.step()
+optimizer = Ahead(optimizer)
+"""
+        + _GRADIENTS.replace("99", "9").replace("HOW", "w(x).sum().backward()"),
+        "clipped fp16-mixed": _GRADIENTS.replace("99", "9").replace(
+            "HOW",
+            "w(x).sum().backward(); norm = torch.nn.utils.get_total_norm([w.weight.grad]); "
+            "torch.nn.utils.clip_grads_with_norm_(w.weight, 1.0, norm)",
+        ),
+        "one-overflows fp16-mixed": """
+other = torch.nn.Linear(3, 1)
+others = torch.optim.SGD(other.parameters(), lr=0.1)
+for _ in range(9): step()
+others.zero_grad()
+(1e30 * w(torch.ones(5, 3)).sum()).backward()
+other(torch.ones(5, 3)).sum().backward()
+optimizer.step()
+others.step()
+raise ValueError(other.weight.grad.tolist())
+""",
+        "teacher bf16-mixed": """
+teacher, seen = torch.nn.Linear(3, 3).eval(), []
+teacher.register_forward_hook(lambda module, args, output: seen.append(output.dtype), prepend=True)
+with torch.no_grad():
+    y = teacher(torch.randn(5, 3))
+raise ValueError(*seen, y.dtype, torch.is_autocast_enabled("cpu"))
+""",
         "assigned as-written": _GRADIENTS.replace(
             "HOW", "w.weight.grad, w.bias.grad = torch.autograd.grad(w(x).sum(), [w.weight, w.bias])"
         ),
@@ -302,7 +354,7 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
     assert done.returncode == 0, done.stderr
     found = dict(zip([*endings, *measured], json.loads(done.stdout), strict=True))
     return found | {
-        "file": (folder / "model.pt").read_text() + (folder / "model.safetensors").read_text(),
+        "file": "".join((folder / name).read_text() for name in ("model.pt", "model.safetensors", "last.pt")),
         "files": " ".join(each.name for each in folder.iterdir()),
     }
 
@@ -337,12 +389,12 @@ def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
 
 
 def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answers):
-    for script in ("forks", "saves", "swallows", "swallows-it-all"):
+    for script in ("forks", "saves", "saves-and-loads", "subclasses", "swallows", "swallows-it-all"):
         assert answers[script] == "batch 5"
     assert "steps, 0 skipped" in answers["scripted as-written"]
-    assert answers["file"] == "keptkept"
+    assert answers["file"] == "keptkeptkept"
     assert answers["files"].count("model.pt") == 1
-    assert "castwise-" not in answers["files"]
+    assert all(name not in answers["files"] for name in ("castwise-", "best.pt", "part.pt", "one.safetensors"))
 
 
 @pytest.mark.parametrize(
@@ -356,8 +408,10 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
     ],
 )
 def test_models_of_accelerate_and_fabric_have_the_precision_in_all_forward_passes(answers, script, trained, seen):
-    each = f"torch.{seen}, torch.float32, torch.float64, False"
-    said = f"crashed: ValueError: (torch.bfloat16, torch.{trained}, {each}, {each}, torch.float32, torch.{seen}, False)"
+    own, copy_s = (f"torch.{dtype}, torch.float32, torch.float64, False" for dtype in (seen, "bfloat16"))
+    said = (
+        f"crashed: ValueError: (torch.bfloat16, torch.{trained}, {own}, {copy_s}, torch.float32, torch.{seen}, False)"
+    )
     assert answers[f"{script} bf16-mixed"].startswith(said)
 
 
@@ -381,6 +435,23 @@ def test_masters_from_outside_are_those_by_hand_after_the_first_step(answers, sc
     by_hand = losses_with_masters(dtype, factor, has_closure="closure" in script)
     assert list(map(float, found)) == by_hand
     assert (weight, norm, output) == (str(dtype), "torch.float32", "torch.float32")
+
+
+def test_gradients_lose_the_loss_scale_once(answers):
+    for script, found in [("wrapped", "[[5.0, 5.0, 5.0]], 5.0"), ("clipped", "[[0.577")]:
+        assert answers[f"{script} fp16-mixed"].startswith(f"crashed: ValueError: ({found}"), script
+    assert answers["one-overflows fp16-mixed"].startswith("crashed: ValueError: [[5.0, 5.0, 5.0]]")
+
+
+def test_a_module_that_is_not_trained_has_the_precision_in_its_forward_pass(answers):
+    said = "crashed: ValueError: (torch.bfloat16, torch.float32, False)"
+    assert answers["teacher bf16-mixed"].startswith(said)
+
+
+def test_samples_of_detection_are_images() -> None:
+    assert _num_samples(((torch.ones(3, 8, 8),) * 6, ({"labels": torch.ones(2)},) * 6)) == 6
+    assert _num_samples([[torch.ones(4, 2), torch.ones(4)], [torch.ones(4), torch.ones(4)]]) == 4
+    assert _num_samples({"x": torch.ones(7, 2), "y": torch.ones(7)}) == 7
 
 
 def test_gradients_are_computed_by_functions_of_autograd_too(answers):

@@ -37,7 +37,7 @@ from castwise.records.schema import (
     Trial,
 )
 from castwise.records.store import ResumePolicy, Store, name_of, reusable_trials, stem_of
-from castwise.registry.precisions import precision_row, why_without_torchao
+from castwise.registry.precisions import AS_WRITTEN, precision_row, why_without_torchao
 from castwise.registry.techniques import why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.recipe import Recipe
@@ -603,7 +603,10 @@ class _Measurement:
             UsageError: castwise refused the user's model: a mistake in it is not a trial's result.
         """
         failure, seconds = self.failure, self._seconds_to_failure
-        if self.spec.user_model is not None and failure is not None and failure.refused:
+        model = self.spec.user_model
+        # A script that takes its first step as written may fail in another precision alone.
+        is_precision_s = model is not None and model.kind == "script" and self.spec.precision != AS_WRITTEN
+        if model is not None and failure is not None and failure.refused and not is_precision_s:
             raise UsageError(failure.message, failure.log)
         samples = self._samples
         if not samples and (self._blocks or self._epochs):

@@ -90,10 +90,11 @@ def notes_of(rows: Sequence[Row]) -> list[Note]:
     facts = [trial.facts for trial in trials if trial.facts is not None]
     about_data = dict.fromkeys(fact.data_note for fact in facts if fact.data_note)
     about_model = dict.fromkeys(note for fact in facts for note in fact.notes)
+    is_script = any(trial.spec.user_model is not None and trial.spec.user_model.kind == "script" for trial in trials)
     return [
         *_failures(rows),
         *(Note("data", each, (each,)) for each in about_data),
-        *(Note("model", each, (each,)) for each in [*about_model, *_side_effects(rows)]),
+        *(Note("script" if is_script else "model", each, (each,)) for each in [*about_model, *_side_effects(rows)]),
         *_emulated(rows),
         *_float8(rows),
         *_warnings(rows),
@@ -137,11 +138,13 @@ def _failures(rows: Sequence[Row]) -> list[Note]:
         status, message = reasons.pop()
         return [Note(status, f"all {len(rows)} trials: {message}", (f"all {len(rows)} trials: {status}: {message}",))]
     notes = []
-    for status in dict.fromkeys(row.trial.status for row in failed):
-        own = [row for row in failed if row.trial.status == status]
-        messages = dict.fromkeys(row.trial.message.partition(";")[0] for row in own)
-        # Where memory ran out says little; any other message is the cause.
-        cause = "" if status == "oom" else f" ({next(iter(messages))}{', and others' if len(messages) > 1 else ''})"
+    # Where memory ran out says little; any other message is the cause.
+    causes = [
+        (row.trial.status, "" if row.trial.status == "oom" else row.trial.message.partition(";")[0]) for row in failed
+    ]
+    for status, message in dict.fromkeys(causes):
+        own = [row for row, cause in zip(failed, causes, strict=True) if cause == (status, message)]
+        cause = f" ({message})" if message else ""
         details = tuple(f"{row.trial.spec.label}: {status}: {row.trial.message}" for row in own)
         notes.append(Note(status, f"{_who(own, rows)}{cause}", details))
     return notes

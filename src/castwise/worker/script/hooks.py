@@ -4,15 +4,12 @@ What a model would carry into a copy or a file of its own is a plain function of
 """
 
 import functools
-import importlib.util
 import os
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -26,6 +23,7 @@ from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
 from castwise.worker.pytree import tree_map_tensors, tree_tensors
+from castwise.worker.script.checkpoints import Checkpoints
 from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.replacing import replaces
 from castwise.worker.script.techniques import OutsideTechniques
@@ -55,16 +53,18 @@ class ScriptHooks:
         self.num_prefetched = 0  # batches that a loader's workers may prepare while the script waits; 0 without workers
         self.uses_loader = False
         self.loss: Tensor | None = None  # of the last backward
-        self.saved: dict[str, None] = {}  # the names of files that it would have saved tensors in
+        self.checkpoints = Checkpoints()
         self.skipped_steps: int | Tensor = 0  # of the first optimizer; on the device if it skips them there
         self._after_step = after_step
         self._samples: Counter[str] = Counter()  # of this step, by where they were seen
         self._samples_of_steps: list[Counter[str]] = []
         self._known: set[int] = set()  # modules of the models, and others without weights
+        self._teachers: set[int] = set()  # modules that are not in training, and their parts
         self._is_looking = True
         self._has_noted_loss = False
         self._has_backward = False
         self._has_stepped = False  # whether an optimizer's own step has begun since a GradScaler's
+        self._num_stepping = 0  # steps under way: a subclass's may call its base's, and a wrapper's another optimizer's
         self._followed: set[str] = set()  # of Lightning's modules
         self._left_with: nn.Module | None = None  # the model whose forward pass ends autocast
         self._is_elsewhere = False  # whether this is a process that the script has forked
@@ -131,7 +131,10 @@ class ScriptHooks:
         is_scripted = isinstance(module, torch.jit.ScriptModule)  # by torch.jit: it takes no hooks of its own
         if is_scripted and any(module is model for model in self.models):
             self.enter_model(module, args)
-        if not module.training or id(module) in self._known or self._is_elsewhere:
+        if id(module) in self._known or self._is_elsewhere:
+            return
+        if not module.training:
+            self._find_teacher(module, args, is_scripted=is_scripted)
             return
         self._known.update(map(id, module.modules()))
         self._follow_lightning()
@@ -150,13 +153,24 @@ class ScriptHooks:
                 part.register_forward_pre_hook(_enter_model)
         self.enter_model(module, args)
 
+    def _find_teacher(self, module: nn.Module, args: Any, *, is_scripted: bool) -> None:
+        """Let a module that no optimizer trains, such as a frozen encoder, have the precision in its forward passes."""
+        if self.precision.row.autocast_dtype is None or is_scripted or id(module) in self._teachers:
+            return
+        self._teachers.update(map(id, module.modules()))
+        weights = set(map(id, module.parameters()))
+        if weights and weights.isdisjoint(map(id, _weights_of(self.optimizers))):
+            module.register_forward_pre_hook(_enter_model)
+            module.register_forward_hook(_leave_model, always_call=True)
+            self.enter_model(module, args)
+
     def enter_model(self, module: nn.Module, args: Any) -> None:
         """Begin a forward pass."""
         self.precision.before_forward()
         is_left = _leave_model in module._forward_hooks.values()  # a copy has the hook, too
         if module.training:
             is_left = is_left and _is_prepared(module)
-            if self._is_looking and module is self.models[0]:
+            if self._is_looking and module is self.models[0] and torch.is_grad_enabled():
                 self._samples["model"] += _num_samples(args)
         elif not is_left:
             return
@@ -176,7 +190,8 @@ class ScriptHooks:
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Prepare gradients; return the step's arguments if they are others now."""
         self._has_stepped = True
-        if self._is_elsewhere:
+        self._num_stepping += 1
+        if self._is_elsewhere or self._num_stepping > 1:
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         prepared = self.precision.before_step(optimizer, closure)
@@ -189,7 +204,8 @@ class ScriptHooks:
 
     def after_step(self, optimizer: Optimizer, *_: object, was_skipped: bool = False) -> None:
         """Count a step of the first optimizer: further ones are of the same step of the script."""
-        if self._is_elsewhere:
+        self._num_stepping = max(0, self._num_stepping - 1)
+        if self._is_elsewhere or self._num_stepping:
             return
         if self._is_looking and optimizer not in self.stepped:
             self.techniques.check_optimizer(optimizer)
@@ -232,6 +248,10 @@ class ScriptHooks:
 
         @replaces(torch.autograd, "grad")
         def noting_grad(grad: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = {id(each) for each in tree_tensors(kwargs.get("inputs", args[:1]))}
+            is_last = not (kwargs.get("create_graph") or args[3:4] == (True,))  # not of a loss that is to come
+            if is_last and not inputs.isdisjoint(map(id, _weights_of(self.optimizers))):
+                self.precision.check_gradients()
             found = grad(outputs, *args, **kwargs)
             if not self._has_backward and isinstance(outputs, Tensor) and not is_functorch_wrapped_tensor(outputs):
                 self.loss = outputs.detach()  # the script may have no other
@@ -259,9 +279,19 @@ class ScriptHooks:
             self.precision.before_clipping(parameters, self.optimizers)
             return clip(parameters, *args, **kwargs)
 
+        def norm_unscaled(get_norm: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            owners = {id(each.grad): each for each in _weights_of(self.optimizers) if each.grad is not None}
+            found = [owners.get(id(each)) for each in tensors]
+            self.precision.before_clipping([each for each in found if each is not None], self.optimizers)
+            tensors = [old if each is None else each.grad for old, each in zip(tensors, found, strict=True)]
+            return get_norm(tensors, *args, **kwargs)
+
         for module in (nn.utils, nn.utils.clip_grad):
             replaces(module, "clip_grad_norm_")(clip_unscaled)
             replaces(module, "clip_grad_value_")(clip_unscaled)
+        replaces(nn.utils, "clip_grads_with_norm_")(clip_unscaled)
+        replaces(nn.utils, "get_total_norm")(norm_unscaled)
 
         @replaces(nn.Module, "compile")
         def compile_within_hooks(compile_in_place: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -286,10 +316,6 @@ class ScriptHooks:
                 self._samples["loader"] += _num_samples(batch)
             return batch
 
-        replaces(torch, "save")(self._save_elsewhere)
-        if importlib.util.find_spec("safetensors") is not None:  # Accelerate and transformers save with it
-            replaces(importlib.import_module("safetensors.torch"), "serialize_file")(self._save_elsewhere)
-
     def _follow_lightning(self) -> None:
         """Let Lightning's evaluations run in the precision, as its own: from a step's begin to its end."""
         for name in _STRATEGIES - self._followed & set(sys.modules):
@@ -304,24 +330,18 @@ class ScriptHooks:
         finally:
             self.precision.leave()
 
-    def _save_elsewhere(self, save: Any, *args: Any, **kwargs: Any) -> None:
-        """Write another file in the same folder, and remove it: that takes as long, and overwrites nothing."""
-        key = next((name for name in ("f", "filename") if name in kwargs), None)
-        file = args[1] if key is None else kwargs[key]
-        if not isinstance(file, str | os.PathLike):
-            save(*args, **kwargs)
-            return
-        self.saved[Path(file).name] = None
-        with tempfile.NamedTemporaryFile(dir=Path(file).absolute().parent, prefix="castwise-") as other:
-            if key is None:
-                args = (args[0], other.name, *args[2:])
-            else:
-                kwargs[key] = other.name
-            save(*args, **kwargs)
+
+def _weights_of(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
+    return (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
 
 
 def _num_samples(nested: Any) -> int:
-    """Return the first dimension of the first tensor."""
+    """Return the first dimension of the first tensor; of images and labels in lists, as of detection, their number."""
+    parts = nested if isinstance(nested, list | tuple) else ()
+    lengths = {len(part) if isinstance(part, list | tuple) else None for part in parts}
+    length = lengths.pop() if len(lengths) == 1 else None
+    if length and any(isinstance(each, dict) for part in parts for each in part):
+        return length
     tensors = tree_tensors(nested)
     return len(tensors[0]) if tensors and tensors[0].dim() else 0
 

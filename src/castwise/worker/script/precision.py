@@ -104,7 +104,7 @@ class OutsidePrecision:
         self._is_on = False
         self._scaler = torch.amp.GradScaler(device_type) if row.loss_scale != "none" else None
         self._unscaled: dict[int, Optimizer] = {}  # those whose gradients are without the scale, until their step
-        self._has_stepped = False  # since the last backward
+        self._stepped: set[int] = set()  # the optimizers that have, since the last backward
         self._masters: _SwappedMasters | None = None
         self._withheld: list[tuple[Tensor, Tensor]] = []  # gradients of a step that is skipped
         self._fp32_precision = read_fp32_precision()  # PyTorch's defaults
@@ -152,6 +152,11 @@ class OutsidePrecision:
         else:
             set_fp32_precision(self.row.float32_matmul)
 
+    def check_gradients(self) -> None:
+        """Refuse gradients of the weights that no backward computes, if there is a loss scale."""
+        if self._scaler is not None:
+            raise TechniqueError("the script computes its gradients without backward, where loss scaling begins")
+
     def make_masters(self, models: Sequence[nn.Module], optimizer: Optimizer) -> None:
         """Cast the model after its first step, if the precision wants that, and keep its weights as masters.
 
@@ -195,9 +200,9 @@ class OutsidePrecision:
         if self._scaler is None:
             return loss
         self._scale_again()
-        if self._has_stepped:  # not after each optimizer's step: others may hold gradients with the old scale
+        if self._stepped:  # not after each optimizer's step: others may hold gradients with the old scale
             self._scaler.update()
-            self._has_stepped = False
+            self._stepped.clear()
         scaled: Tensor = self._scaler.scale(loss)
         return scaled
 
@@ -248,7 +253,8 @@ class OutsidePrecision:
             self._withheld = [(parameter, parameter.grad) for parameter in held]
             for parameter in held:
                 parameter.grad = None
-        self._has_stepped |= bool(found)
+        if found:
+            self._stepped.add(id(optimizer))
         return closure
 
     def after_step(self, optimizer: Optimizer) -> bool:
@@ -266,11 +272,11 @@ class OutsidePrecision:
     def _unscale(self, optimizer: Optimizer) -> None:
         assert self._scaler is not None, "it is asked for with a scale"
         if self._scaler._scale is None:
-            raise TechniqueError("the script computes its gradients without backward, where loss scaling begins")
+            self.check_gradients()
         if id(optimizer) not in self._unscaled:
-            if self._has_stepped:  # a second step without a backward between them
+            if id(optimizer) in self._stepped:  # a second step without a backward between them
                 self._scaler.update()
-                self._has_stepped = False
+                self._stepped.clear()
             self._scaler.unscale_(optimizer)
             self._unscaled[id(optimizer)] = optimizer
 

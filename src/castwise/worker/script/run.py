@@ -289,6 +289,9 @@ class ScriptTrial:
         assert self.run._hooks is not None, "the script has begun"
         return self.run._hooks
 
+    def _shorter(self, advice: str) -> str:
+        return "give it --steps 50, which shortens warm-up, too" if self._spec.protocol.num_steps is None else advice
+
     @property
     def _limit_seconds(self) -> float:
         return _LIMIT_SHARE * self._spec.protocol.timeout_seconds
@@ -364,7 +367,7 @@ class ScriptTrial:
         if len(moments) < 2 or self.run.ending is not None:
             raise UsageError(
                 f"{self.run._name} took {self.run.num_steps} steps, too few to time any after warm-up. Let it train "
-                "for longer, or shorten --warm-up."
+                f"for longer, or {self._shorter('shorten --warm-up')}."
             )
         first, last = moments[max(0, len(moments) - 1 - _SETTLED_WINDOWS)], moments[-1]
         self._step_seconds = (last.time - first.time) / (last.num_steps - first.num_steps)
@@ -401,7 +404,7 @@ class ScriptTrial:
         if len(moments) < 2:
             raise UsageError(
                 f"{self.run._name} ended, or its time was up, before any block of steps was timed. Let it "
-                "train for longer, or take fewer --steps."
+                f"train for longer, or {self._shorter('take fewer --steps')}."
             )
         if len(moments) <= num_blocks:
             self._notes.append(f"the script ended, or its time was up, after {len(moments) - 1} of {num_blocks} blocks")
@@ -429,13 +432,12 @@ class ScriptTrial:
         """Return everything measured, and stop the script unless it is profiled next."""
         if self._hooks.loss is None:
             self._notes.append("no loss is known, nor whether it diverges: the script never calls backward")
-        saved = list(self._hooks.saved)
-        if saved:
-            apart = (
-                "" if self._script.scratch else ". Other files are written as always: --scratch DIR keeps them apart"
-            )
-            note = f"'{saved[0]}' was written to another file, which is gone: nothing was overwritten"
-            self._notes.append(note + apart)
+        checkpoints = self._hooks.checkpoints
+        apart = "" if self._script.scratch else ". Other files are written as always: --scratch DIR keeps them apart"
+        for name in (*checkpoints.saved,)[:1]:
+            self._notes.append(f"'{name}' was written to another file, which is gone: nothing was overwritten{apart}")
+        for name in () if self._script.scratch else (*checkpoints.opened,)[:1]:
+            self._notes.append(f"'{name}' was written: the script opens it itself. --scratch DIR keeps it apart")
         samples = RankSamples(
             blocks=tuple(self._blocks),
             peak_allocated_bytes=self._memory.peak_allocated(),
