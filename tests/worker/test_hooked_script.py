@@ -321,6 +321,14 @@ optimizer.step()
 others.step()
 raise ValueError(other.weight.grad.tolist())
 """,
+        "compiles-its-step as-written": """
+@torch.compile(backend="eager")
+def update(): optimizer.step()
+for _ in range(9):
+    w(torch.randn(5, 3)).sum().backward()
+    update()
+raise ValueError(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+""",
         "teacher bf16-mixed": """
 teacher, seen = torch.nn.Linear(3, 3).eval(), []
 teacher.register_forward_hook(lambda module, args, output: seen.append(output.dtype), prepend=True)
@@ -446,6 +454,10 @@ def test_gradients_lose_the_loss_scale_once(answers):
 def test_a_module_that_is_not_trained_has_the_precision_in_its_forward_pass(answers):
     said = "crashed: ValueError: (torch.bfloat16, torch.float32, False)"
     assert answers["teacher bf16-mixed"].startswith(said)
+
+
+def test_a_compiled_optimizer_is_compiled_once(answers):
+    assert answers["compiles-its-step as-written"].startswith("crashed: ValueError: 1 ")
 
 
 def test_samples_of_detection_are_images() -> None:

@@ -72,8 +72,8 @@ class ScriptHooks:
         self._model_hooks: list[RemovableHandle] = []
         _installed.append(self)
         self._finder = register_module_forward_pre_hook(_find_model)
-        register_optimizer_step_pre_hook(self.before_step)
-        register_optimizer_step_post_hook(self.after_step)
+        register_optimizer_step_pre_hook(torch.compiler.disable(self.before_step))
+        register_optimizer_step_post_hook(torch.compiler.disable(self.after_step))
         self._note_losses()
         self._replace_methods()
 
