@@ -72,8 +72,9 @@ class ScriptHooks:
         self._model_hooks: list[RemovableHandle] = []
         _installed.append(self)
         self._finder = register_module_forward_pre_hook(_find_model)
-        register_optimizer_step_pre_hook(torch.compiler.disable(self.before_step))
-        register_optimizer_step_post_hook(torch.compiler.disable(self.after_step))
+        untraced: Any = torch.compiler.disable  # a script that compiles its step would compile it anew after each
+        register_optimizer_step_pre_hook(untraced(self.before_step))
+        register_optimizer_step_post_hook(untraced(self.after_step))
         self._note_losses()
         self._replace_methods()
 

@@ -154,15 +154,16 @@ class ScriptRun:
     def end(self) -> None:
         """Stop the script, and end the process if it goes on: it may have caught the exception that stops it."""
         self.stop()
-        if not self._has_ended.wait(_END_SECONDS):
+        if not self._has_ended.wait(_END_SECONDS) or self.ending is None:
             os._exit(0)
 
     def _take_order(self) -> None:
         order = self._orders.get()
         if order is None:
             self._next_mark = 0
-            if self._is_stopping:  # it went on after the first exception
-                os._exit(0)
+            if self._is_stopping:  # it went on after the first exception: `end` ends it, once all is answered
+                self._has_ended.set()
+                threading.Event().wait()
             self._is_stopping = True
             self._orders.put(None)
             raise ScriptStopped
@@ -325,20 +326,29 @@ class ScriptTrial:
         for each in parameters:
             name = str(each.dtype).removeprefix("torch.")
             dtypes[name] = dtypes.get(name, 0) + each.numel()
-        kinds = [f"model {type(model).__name__}" for model in hooks.models]
-        kinds += [f"optimizer {type(each).__name__}" for each in hooks.stepped]
-        kinds += ["DataLoader"] if hooks.uses_loader else []
-        kinds += [f"{self.run.ranks.num_ranks} ranks"] if self.run.ranks.num_ranks > 1 else []
         self._facts = Facts(
             num_parameters=sum(dtypes.values()),
             units_per_sample=1,
             unit=self._script.unit or "samples",
             param_dtypes=dtypes,
-            optimizer="; ".join(map(_described, hooks.stepped)),
             fp32_precision=read_fp32_precision(),
-            hooked=tuple(kinds),
+            optimizer=self._optimizers,
+            hooked=self._hooked,
             set_up_seconds=time.perf_counter() - started,
         )
+
+    @property
+    def _optimizers(self) -> str:
+        return "; ".join(map(_described, self._hooks.stepped))
+
+    @property
+    def _hooked(self) -> tuple[str, ...]:
+        """Return what was hooked: models, optimizers, a loader, and other ranks."""
+        hooks, num_ranks = self._hooks, self.run.ranks.num_ranks
+        kinds = [f"model {type(model).__name__}" for model in hooks.models]
+        kinds += [f"optimizer {type(each).__name__}" for each in hooks.stepped]
+        kinds += ["DataLoader"] if hooks.uses_loader else []
+        return (*kinds, *([f"{num_ranks} ranks"] if num_ranks > 1 else []))
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
         """Run steps until their time has settled, and return what is now known of the trial."""
@@ -380,6 +390,8 @@ class ScriptTrial:
             "warm_up_steps": last.num_steps,
             "settled": has_settled,
             "fp32_precision": read_fp32_precision(),
+            "optimizer": self._optimizers,
+            "hooked": self._hooked,
         }
         self._facts = self._facts.model_copy(update=update)
         return self._facts
