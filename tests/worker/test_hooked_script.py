@@ -252,7 +252,8 @@ open('last.pt', 'w').write('kept')
 save_file({'one': torch.ones(1)}, 'one.safetensors')
 torch.save([1], 'part.pt')
 os.replace('part.pt', 'last.pt')
-shutil.copyfile('last.pt', 'best.pt')
+shutil.copy('last.pt', 'part.pt')
+shutil.move('part.pt', 'best.pt')
 assert torch.load('best.pt') == torch.load(f='last.pt') == [load_file(filename='one.safetensors')['one'].item()]
 os.remove('last.pt')
 assert torch.load('best.pt') == [1]

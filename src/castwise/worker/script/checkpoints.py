@@ -37,7 +37,8 @@ class Checkpoints:
             replaces(os, name)(self._move)
         for name in ("remove", "unlink"):
             replaces(os, name)(self._remove)
-        replaces(shutil, "copyfile")(self._copy)
+        for name in ("copyfile", "copy", "copy2"):
+            replaces(shutil, name)(self._copy)
 
     def _save(self, save: Any, *args: Any, **kwargs: Any) -> None:
         file = _argument(args, kwargs, 1)
@@ -76,22 +77,24 @@ class Checkpoints:
             args, kwargs = _replaced(args, kwargs, 0, f"/dev/fd/{descriptor}")
         return load(*args, **kwargs)
 
-    def _move(self, move: Any, file: Any, to: Any, **kwargs: Any) -> None:
-        descriptor = None if kwargs else self._descriptor(file)  # not of a folder's descriptor
+    def _move(self, move: Any, *args: Any, **kwargs: Any) -> None:
+        descriptor = self._descriptor(args[0]) if len(args) == 2 and not kwargs else None
         if descriptor is None:
-            move(file, to, **kwargs)
+            move(*args, **kwargs)
             return
-        self._keep(to, os.dup(descriptor))
-        self._forget(file)
+        moved = os.dup(descriptor)
+        self._forget(args[0])
+        self._keep(args[1], moved)
 
-    def _remove(self, remove: Any, file: Any, **kwargs: Any) -> None:
-        if kwargs or self._descriptor(file) is None or self._forget(file) is None:
-            remove(file, **kwargs)
+    def _remove(self, remove: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs or self._descriptor(args[0]) is None or self._forget(args[0]) is None:  # not of a folder's descriptor
+            remove(*args, **kwargs)
 
-    def _copy(self, copy: Any, file: Any, to: Any, **kwargs: Any) -> Any:
-        descriptor = self._descriptor(file)
+    def _copy(self, copy: Any, *args: Any, **kwargs: Any) -> Any:
+        descriptor = self._descriptor(args[0]) if len(args) > 1 else None
         if descriptor is None:
-            return copy(file, to, **kwargs)
+            return copy(*args, **kwargs)
+        to = Path(args[1], Path(args[0]).name) if os.path.isdir(args[1]) else args[1]
         self._keep(to, os.dup(descriptor))
         return to
 
