@@ -259,6 +259,12 @@ os.remove('last.pt')
 assert torch.load('best.pt') == [1]
 for _ in range(3): step()
 """,
+        "observes": """
+def step():
+    for _ in range(5): w(torch.randn(3)).sum().backward()
+    optimizer.step()
+for _ in range(3): step()
+""",
         "subclasses": """
 class Warm(torch.optim.Adam):
     def step(self, closure=None): return super().step(closure)
@@ -398,7 +404,7 @@ def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
 
 
 def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answers):
-    for script in ("forks", "saves", "saves-and-loads", "subclasses", "swallows", "swallows-it-all"):
+    for script in ("forks", "saves", "saves-and-loads", "observes", "subclasses", "swallows", "swallows-it-all"):
         assert answers[script] == "batch 5"
     assert "steps, 0 skipped" in answers["scripted as-written"]
     assert answers["file"] == "keptkeptkept"

@@ -172,7 +172,7 @@ class ScriptHooks:
         if module.training:
             is_left = is_left and _is_prepared(module)
             if self._is_looking and module is self.models[0] and torch.is_grad_enabled():
-                self._samples["model"] += _num_samples(args)
+                self._samples["model"] += 1 if _is_one_sample(args) else _num_samples(args)
         elif not is_left:
             return
         if self.precision.enter() and is_left:
@@ -345,6 +345,12 @@ def _num_samples(nested: Any) -> int:
         return length
     tensors = tree_tensors(nested)
     return len(tensors[0]) if tensors and tensors[0].dim() else 0
+
+
+def _is_one_sample(args: Any) -> bool:
+    """Return whether a model is called with one row of numbers, as by a policy for each observation."""
+    tensors = tree_tensors(args)
+    return bool(tensors) and tensors[0].dim() == 1 and tensors[0].is_floating_point()
 
 
 def _find_model(module: nn.Module, args: Any) -> None:
