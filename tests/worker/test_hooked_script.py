@@ -328,6 +328,14 @@ optimizer.step()
 others.step()
 raise ValueError(other.weight.grad.tolist())
 """,
+        "in-evaluation bf16-mixed": """
+seen = []
+w.eval().register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+step()
+with torch.no_grad():
+    w(torch.randn(5, 3))
+raise ValueError(*seen, w.weight.grad.abs().sum().item() > 0)
+""",
         "compiles-its-step as-written": """
 @torch.compile(backend="eager")
 def update(): optimizer.step()
@@ -461,6 +469,11 @@ def test_gradients_lose_the_loss_scale_once(answers):
 def test_a_module_that_is_not_trained_has_the_precision_in_its_forward_pass(answers):
     said = "crashed: ValueError: (torch.bfloat16, torch.float32, False)"
     assert answers["teacher bf16-mixed"].startswith(said)
+
+
+def test_a_model_can_be_trained_in_evaluation_mode(answers):
+    said = "crashed: ValueError: (torch.bfloat16, torch.float32, True)"
+    assert answers["in-evaluation bf16-mixed"].startswith(said)
 
 
 def test_a_compiled_optimizer_is_compiled_once(answers):

@@ -60,6 +60,7 @@ class ScriptHooks:
         self._samples_of_steps: list[Counter[str]] = []
         self._known: set[int] = set()  # modules of the models, and others without weights
         self._teachers: set[int] = set()  # modules that are not in training, and their parts
+        self._trained_in_eval: nn.Module | None = None  # the first model, if that is in evaluation mode
         self._is_looking = True
         self._has_noted_loss = False
         self._has_backward = False
@@ -128,15 +129,17 @@ class ScriptHooks:
         return seen["loader"] or seen["model"] or None
 
     def find_model(self, module: nn.Module, args: Any) -> None:
-        """Keep a module that is called while no other is, in training, with weights."""
+        """Keep a module that is called while no other is, and is trained."""
         is_scripted = isinstance(module, torch.jit.ScriptModule)  # by torch.jit: it takes no hooks of its own
         if is_scripted and any(module is model for model in self.models):
             self.enter_model(module, args)
         if id(module) in self._known or self._is_elsewhere:
             return
         if not module.training:
-            self._find_teacher(module, args, is_scripted=is_scripted)
-            return
+            if self.models or not self._trains(module):
+                self._find_teacher(module, args, is_scripted=is_scripted)
+                return
+            self._trained_in_eval = module
         self._known.update(map(id, module.modules()))
         self._follow_lightning()
         if next(module.parameters(), None) is None:
@@ -154,6 +157,11 @@ class ScriptHooks:
                 part.register_forward_pre_hook(_enter_model)
         self.enter_model(module, args)
 
+    def _trains(self, module: nn.Module) -> bool:
+        """Return whether a module in evaluation mode is trained, as one whose norms are to keep their statistics."""
+        weights = {id(each) for each in module.parameters() if each.requires_grad}
+        return torch.is_grad_enabled() and not weights.isdisjoint(map(id, _weights_of(self.optimizers)))
+
     def _find_teacher(self, module: nn.Module, args: Any, *, is_scripted: bool) -> None:
         """Let a module that no optimizer trains, such as a frozen encoder, have the precision in its forward passes."""
         if self.precision.row.autocast_dtype is None or is_scripted or id(module) in self._teachers:
@@ -169,7 +177,7 @@ class ScriptHooks:
         """Begin a forward pass."""
         self.precision.before_forward()
         is_left = _leave_model in module._forward_hooks.values()  # a copy has the hook, too
-        if module.training:
+        if module.training or (module is self._trained_in_eval and torch.is_grad_enabled()):
             is_left = is_left and _is_prepared(module)
             if self._is_looking and module is self.models[0] and torch.is_grad_enabled():
                 self._samples["model"] += 1 if _is_one_sample(args) else _num_samples(args)

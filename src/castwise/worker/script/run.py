@@ -320,7 +320,10 @@ class ScriptTrial:
                 "--device, or the script's argument for it."
             )
         if not parameters and spec.precision != AS_WRITTEN:
-            raise UsageError(f"{self.run._name} calls no torch.nn.Module in training mode before its first step.")
+            raise UsageError(
+                f"{self.run._name} calls no torch.nn.Module that it trains before its first step, outside of compiled "
+                "functions."
+            )
         hooks.precision.make_masters(hooks.models, hooks.stepped[0])
         dtypes: dict[str, int] = {}
         for each in parameters:
