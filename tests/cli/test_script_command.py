@@ -23,6 +23,9 @@ while True:
         model(batch).sum().backward()
         optimizer.step()
 """
+_ENDS_IN_16_BITS = """        out = model(batch)
+        if out.dtype != torch.float32: sys.exit()
+        out.sum()"""
 _SHORT = ("--device", "cpu", "--steps", "8", "--warm-up", "2", "--precision", "bf16-mixed")
 
 
@@ -74,6 +77,17 @@ def test_a_module_is_run_as_python_does(run: Run) -> None:
     code, _, err = run("run", *_SHORT, "--rounds", "1", start=("python", "-u", "-m", "package.train"))
     assert code == 0, err
     assert {trial.spec.workload for trial in records()} == {"python -m package.train --lr 0.1 --token HIDDEN"}
+
+
+def test_a_script_that_ends_early_in_one_precision_is_measured_in_the_others(run: Run) -> None:
+    Path("train.py").write_text(_SCRIPT.replace("        model(batch).sum()", _ENDS_IN_16_BITS))
+    code, out, err = run("run", *_SHORT, "--rounds", "1")
+    assert code == 0, err
+    assert {trial.spec.precision: trial.status for trial in records()} == {
+        "as-written": "ok",
+        "bf16-mixed": "unsupported",
+    }
+    assert "unsupported: bf16-mixed (train.py ended before an optimizer of torch.optim took a step" in out
 
 
 def test_a_script_that_compiles_its_model_is_measured(run: Run) -> None:
