@@ -273,11 +273,12 @@ def table(name: str) -> str:
         pace = ["failed"] * 4
         if alone and own:
             by_hand, hooked = statistics.median(alone), statistics.median(own)
-            apart = max((abs(second / first - 1) for first, second in itertools.pairwise(alone)), default=0.0)
+            between = [second / first - 1 for first, second in itertools.pairwise(alone)]
+            apart = max(map(abs, between), default=0.0)
             pace = [f"{1000 * by_hand:.2f} ms", f"{1000 * hooked:.2f} ms", f"{100 * (hooked / by_hand - 1):+.1f} %"]
             pace.append(f"{100 * apart:.1f} %")
             ratios.append(hooked / by_hand)
-            changes += [second / first - 1 for first, second in itertools.pairwise(alone)]
+            changes += between
         cells.append([f"`{row['script']}`", f"`{row['precision']}`", *gaps, *pace])
     heading = "script | precision | losses | losses by hand, twice | by hand | castwise | difference | by hand, twice"
     lines = ["; ".join(places), "", *markdown(heading, "llllrrrr", cells)]

@@ -603,10 +603,10 @@ class _Measurement:
             UsageError: castwise refused the user's model: a mistake in it is not a trial's result.
         """
         failure, seconds = self.failure, self._seconds_to_failure
-        model = self.spec.user_model
+        spec = self.spec
         # A script that takes its first step as written may fail in another precision alone.
-        is_precision_s = model is not None and model.kind == "script" and self.spec.precision != AS_WRITTEN
-        if model is not None and failure is not None and failure.refused and not is_precision_s:
+        is_mistake = spec.user_model is not None and not (spec.is_script and spec.precision != AS_WRITTEN)
+        if is_mistake and failure is not None and failure.refused:
             raise UsageError(failure.message, failure.log)
         samples = self._samples
         if not samples and (self._blocks or self._epochs):

@@ -90,11 +90,11 @@ def notes_of(rows: Sequence[Row]) -> list[Note]:
     facts = [trial.facts for trial in trials if trial.facts is not None]
     about_data = dict.fromkeys(fact.data_note for fact in facts if fact.data_note)
     about_model = dict.fromkeys(note for fact in facts for note in fact.notes)
-    is_script = any(trial.spec.user_model is not None and trial.spec.user_model.kind == "script" for trial in trials)
+    subject = "script" if any(trial.spec.is_script for trial in trials) else "model"
     return [
         *_failures(rows),
         *(Note("data", each, (each,)) for each in about_data),
-        *(Note("script" if is_script else "model", each, (each,)) for each in [*about_model, *_side_effects(rows)]),
+        *(Note(subject, each, (each,)) for each in [*about_model, *_side_effects(rows)]),
         *_emulated(rows),
         *_float8(rows),
         *_warnings(rows),

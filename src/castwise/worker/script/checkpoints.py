@@ -13,7 +13,6 @@ import torch
 from castwise.worker.script.replacing import replaces
 
 _KEYWORDS = ("f", "filename")  # of the file, as torch and safetensors name it
-_remove = os.remove
 
 
 class Checkpoints:
@@ -24,8 +23,8 @@ class Checkpoints:
     """
 
     def __init__(self) -> None:
-        self.saved: dict[str, None] = {}  # the names of files that were written elsewhere
-        self.opened: dict[str, None] = {}  # of those that the script had opened itself
+        self.saved = ""  # the name of the first file that was written elsewhere
+        self.opened = ""  # of the first that the script had opened itself
         self._files: dict[str, int] = {}  # open descriptors by path
         replaces(torch, "save")(self._save)
         replaces(torch, "load")(self._load)
@@ -44,10 +43,10 @@ class Checkpoints:
         file = _argument(args, kwargs, 1)
         if not isinstance(file, str | os.PathLike):
             if isinstance(name := getattr(file, "name", None), str):
-                self.opened[Path(name).name] = None
+                self.opened = self.opened or Path(name).name
             save(*args, **kwargs)
             return
-        self.saved[Path(file).name] = None
+        self.saved = self.saved or Path(file).name
         descriptor, other = tempfile.mkstemp(dir=_absolute(file).parent, prefix="castwise-")
         os.close(descriptor)
         try:
@@ -55,18 +54,13 @@ class Checkpoints:
             save(*args, **kwargs)
             self._keep(file, os.open(other, os.O_RDONLY))
         finally:
-            _remove(other)
+            os.remove(other)
 
     def _keep(self, file: Any, descriptor: int) -> None:
-        self._forget(file)
-        self._files[str(_absolute(file))] = descriptor
-
-    def _forget(self, file: Any) -> int | None:
-        """Close a file that takes another's place, or is removed; return its descriptor, None if it is not of these."""
-        descriptor = self._files.pop(str(_absolute(file)), None)
-        if descriptor is not None:
-            os.close(descriptor)
-        return descriptor
+        path = str(_absolute(file))
+        if path in self._files:
+            os.close(self._files[path])
+        self._files[path] = descriptor
 
     def _descriptor(self, file: Any) -> int | None:
         return self._files.get(str(_absolute(file))) if isinstance(file, str | os.PathLike) else None
@@ -82,13 +76,14 @@ class Checkpoints:
         if descriptor is None:
             move(*args, **kwargs)
             return
-        moved = os.dup(descriptor)
-        self._forget(args[0])
-        self._keep(args[1], moved)
+        del self._files[str(_absolute(args[0]))]
+        self._keep(args[1], descriptor)
 
     def _remove(self, remove: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs or self._descriptor(args[0]) is None or self._forget(args[0]) is None:  # not of a folder's descriptor
+        if kwargs or self._descriptor(args[0]) is None:  # a name within a folder's descriptor is another file
             remove(*args, **kwargs)
+        else:
+            os.close(self._files.pop(str(_absolute(args[0]))))
 
     def _copy(self, copy: Any, *args: Any, **kwargs: Any) -> Any:
         descriptor = self._descriptor(args[0]) if len(args) > 1 else None

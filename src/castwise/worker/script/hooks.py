@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from castwise.worker.pytree import tree_map_tensors, tree_tensors
 from castwise.worker.script.checkpoints import Checkpoints
-from castwise.worker.script.precision import OutsidePrecision
+from castwise.worker.script.precision import OutsidePrecision, weights_of
 from castwise.worker.script.replacing import replaces
 from castwise.worker.script.techniques import OutsideTechniques
 
@@ -160,7 +160,7 @@ class ScriptHooks:
     def _trains(self, module: nn.Module) -> bool:
         """Return whether a module in evaluation mode is trained, as one whose norms are to keep their statistics."""
         weights = {id(each) for each in module.parameters() if each.requires_grad}
-        return torch.is_grad_enabled() and not weights.isdisjoint(map(id, _weights_of(self.optimizers)))
+        return torch.is_grad_enabled() and not weights.isdisjoint(map(id, weights_of(*self.optimizers)))
 
     def _find_teacher(self, module: nn.Module, args: Any, *, is_scripted: bool) -> None:
         """Let a module that no optimizer trains, such as a frozen encoder, have the precision in its forward passes."""
@@ -168,7 +168,7 @@ class ScriptHooks:
             return
         self._teachers.update(map(id, module.modules()))
         weights = set(map(id, module.parameters()))
-        if weights and weights.isdisjoint(map(id, _weights_of(self.optimizers))):
+        if weights and weights.isdisjoint(map(id, weights_of(*self.optimizers))):
             module.register_forward_pre_hook(_enter_model)
             module.register_forward_hook(_leave_model, always_call=True)
             self.enter_model(module, args)
@@ -259,7 +259,7 @@ class ScriptHooks:
         def noting_grad(grad: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
             inputs = {id(each) for each in tree_tensors(kwargs.get("inputs", args[:1]))}
             is_last = not (kwargs.get("create_graph") or args[3:4] == (True,))  # not of a loss that is to come
-            if is_last and not inputs.isdisjoint(map(id, _weights_of(self.optimizers))):
+            if is_last and not inputs.isdisjoint(map(id, weights_of(*self.optimizers))):
                 self.precision.check_gradients()
             found = grad(outputs, *args, **kwargs)
             if not self._has_backward and isinstance(outputs, Tensor) and not is_functorch_wrapped_tensor(outputs):
@@ -290,7 +290,7 @@ class ScriptHooks:
 
         def norm_unscaled(get_norm: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
             tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-            owners = {id(each.grad): each for each in _weights_of(self.optimizers) if each.grad is not None}
+            owners = {id(each.grad): each for each in weights_of(*self.optimizers) if each.grad is not None}
             found = [owners.get(id(each)) for each in tensors]
             self.precision.before_clipping([each for each in found if each is not None], self.optimizers)
             tensors = [old if each is None else each.grad for old, each in zip(tensors, found, strict=True)]
@@ -338,10 +338,6 @@ class ScriptHooks:
             return step(*args, **kwargs)
         finally:
             self.precision.leave()
-
-
-def _weights_of(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
-    return (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
 
 
 def _num_samples(nested: Any) -> int:

@@ -4,7 +4,7 @@ import copy
 import functools
 import linecache
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -214,7 +214,7 @@ class OutsidePrecision:
             return
         wanted = {id(parameter) for parameter in parameters}
         for optimizer in optimizers:
-            if any(id(each) in wanted for group in optimizer.param_groups for each in group["params"]):
+            if not wanted.isdisjoint(map(id, weights_of(optimizer))):
                 self._unscale(optimizer)
 
     def before_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
@@ -249,9 +249,8 @@ class OutsidePrecision:
         if getattr(optimizer, "_step_supports_amp_scaling", False) and found:
             optimizer.found_inf = sum(found.values())  # type: ignore[attr-defined]  # skips the step on the device
         elif sum(each.item() for each in found.values()):
-            held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            self._withheld = [(parameter, parameter.grad) for parameter in held]
-            for parameter in held:
+            self._withheld = [(each, each.grad) for each in weights_of(optimizer) if each.grad is not None]
+            for parameter, _ in self._withheld:
                 parameter.grad = None
         if found:
             self._stepped.add(id(optimizer))
@@ -288,7 +287,7 @@ class OutsidePrecision:
                 self._scaler.update()
             self._scaler._per_optimizer_states.pop(id(optimizer), None)
             scale = self._scaler.get_scale()
-            for weight in (each for group in optimizer.param_groups for each in group["params"]):
+            for weight in weights_of(optimizer):
                 if weight.grad is not None:
                     weight.grad.mul_(scale)
         self._unscaled.clear()
@@ -309,6 +308,11 @@ class OutsidePrecision:
         for name in ("to", "half", "bfloat16", "double"):
             replaces(nn.Module, name)(convert_noted)
         register_module_parameter_registration_hook(lambda *registered: note(registered[-1]))
+
+
+def weights_of(*optimizers: Optimizer) -> Iterator[Tensor]:
+    """Yield the weights that optimizers train."""
+    return (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
 
 
 def _copy(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) -> None:

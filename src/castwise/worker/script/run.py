@@ -449,9 +449,9 @@ class ScriptTrial:
             self._notes.append("no loss is known, nor whether it diverges: the script never calls backward")
         checkpoints = self._hooks.checkpoints
         apart = "" if self._script.scratch else ". Other files are written as always: --scratch DIR keeps them apart"
-        for name in (*checkpoints.saved,)[:1]:
+        if name := checkpoints.saved:
             self._notes.append(f"'{name}' was written to another file, which is gone: nothing was overwritten{apart}")
-        for name in () if self._script.scratch else (*checkpoints.opened,)[:1]:
+        if (name := checkpoints.opened) and not self._script.scratch:
             self._notes.append(f"'{name}' was written: the script opens it itself. --scratch DIR keeps it apart")
         samples = RankSamples(
             blocks=tuple(self._blocks),
