@@ -186,7 +186,9 @@ def run_under_castwise(name: str, more: list[str]) -> tuple[dict[str, Run], dict
 
 
 def runs_in(log: Path, name: str, err: str) -> list[Run]:
-    """Return what each process wrote into a script's log, in the order in which they began to train: one after another.
+    """Return what each process wrote into a script's log, in the order of their third steps.
+
+    castwise has several take their first step at once, and then warms up one after another.
 
     Raises:
         Failed: One of them did not get as far as the losses that are compared.
@@ -198,7 +200,7 @@ def runs_in(log: Path, name: str, err: str) -> list[Run]:
     if not lines:
         raise Failed(_last_line(err))
     per_step, found = LINES.get(name, 1), []
-    for written in sorted(lines.values(), key=lambda written: float(written[0][0])):
+    for written in sorted(lines.values(), key=lambda written: float(written[: 2 * per_step + 1][-1][0])):
         losses = [[float(value) for value in values[1:]] for values in written[: _NUM_COMPARED * per_step]]
         first, last = _timed_lines(name)
         found.append(Run(losses, (float(written[first][0]), float(written[last][0])) if len(written) > last else None))
