@@ -116,6 +116,19 @@ def test_a_script_keeps_compiled_code_apart_by_autocast_dtype(technique: str, tm
     assert tags == {"fp16-mixed": ['"float16"'], "bf16-mixed": ['"bfloat16"'], "fp32": []}
 
 
+@pytest.mark.parametrize(
+    ("device", "techniques", "has_loss", "has_kernel"),
+    [("cuda:0", ("chunked-loss",), True, True), ("cpu", ("chunked-loss",), True, False), ("cuda:0", (), False, False)],
+)
+@pytest.mark.parametrize("workload", ["gpt2", "lstm-lm"])
+def test_a_script_has_no_loss_in_chunks_that_it_does_not_call(
+    workload: str, device: str, techniques: tuple[str, ...], has_loss: bool, has_kernel: bool
+) -> None:
+    text = "".join(script_of(spec_of(workload, "bf16-mixed", techniques, device=device)).values())
+    assert ("chunked_loss(" in text) == has_loss
+    assert ("cross_entropy_(" in text, "import triton" in text) == (has_kernel, has_kernel)
+
+
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("technique", ["fused-optimizer", "space-to-depth", "activation-checkpointing"])
 def test_a_script_of_a_residual_network_computes_what_was_measured(technique: str, tmp_path: Path) -> None:

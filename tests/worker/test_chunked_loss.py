@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreted import interpreted, run_interpreted
 from torch import Tensor, nn
 
 from castwise.worker.flops import ProductCounter
@@ -13,6 +14,24 @@ from castwise.worker.models.transformer import Architecture, Transformer, comput
 from castwise.worker.techniques.padding import pad_decoder
 
 NUM_WORDS, WIDTH = 500, 16
+KERNEL_COMPARED = """
+    import torch
+    from castwise.worker.kernels import cross_entropy
+    from castwise.worker.models import chunked_loss
+
+    torch.manual_seed(0)
+    cross_entropy._BLOCK = 32
+    for num_columns in (20, 32, 100):  # less than a block, one, and several
+        for num_words in (num_columns, num_columns - 9):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                logits = (8 * torch.randn(7, num_columns)).to(dtype)
+                targets = torch.tensor([0, num_words - 1, 5, -100, 7, -100, 2])
+                expected = chunked_loss._cross_entropy(logits, targets, num_words)
+                losses = cross_entropy.cross_entropy_(logits, targets, num_words)
+                for one, other in zip((losses, logits), expected, strict=True):
+                    torch.testing.assert_close(one, other, rtol=1e-5 if one.dtype == torch.float32 else 1e-2, atol=1e-6)
+    print("same")
+"""
 
 
 def model_of(head: str) -> nn.Sequential:
@@ -79,6 +98,12 @@ def test_logits_are_not_kept_and_no_product_is_computed_twice() -> None:
     plain, chunked = counters
     assert plain.saved_bytes > logits_bytes > 3 * chunked.saved_bytes
     assert (chunked.products, chunked.recomputed_flops) == (plain.products, 0)
+
+
+@interpreted
+def test_the_kernel_computes_the_same() -> None:
+    out, err = run_interpreted(KERNEL_COMPARED)
+    assert out == "same\n", err
 
 
 def test_gradients_can_be_used_once() -> None:

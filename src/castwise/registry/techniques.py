@@ -618,6 +618,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="chunked-loss",
         summary="decoder, loss and gradients are computed for an eighth of the words at a time: logits are not kept",
+        needs="Triton on a GPU",
         cost="a float32 gradient of the decoder",
         loop_changes=5,
         numerics="rounding",
@@ -625,6 +626,7 @@ TECHNIQUES: list[Technique] = [
         families=("rnn_lm", "transformer"),
         fits_user_models=False,
         settings={"loss_options": (("num_chunks", 8),)},
+        needs_triton=True,
         why_not=_is_replicated,
     ),
     Technique(

@@ -29,8 +29,8 @@ class _Section:
 class ScriptBuilder:
     """Collects the sections of a script; imports among their lines move to its top."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, without: frozenset[str]) -> None:
+        self._file, self._without = file, without  # functions that are not copied
         # The file beside the script, whose name can be imported.
         self._parts_file = file.with_name(re.sub(r"\W", "_", file.stem) + "_parts.py")
         self._borrowed: list[str] = []
@@ -60,7 +60,7 @@ class ScriptBuilder:
 
     def copy(self, root: str) -> None:
         """Copy a definition, `package.module:name`, with all that it uses; in a long script into the second file."""
-        imports, text = copy_definitions([root])
+        imports, text = copy_definitions([root], self._without)
         section = self.define(*imports, text, moved_name=root.partition(":")[2])
         section.root = root
 
@@ -82,7 +82,7 @@ class ScriptBuilder:
         files = {self._file: text}
         if self._borrowed or moved:
             roots = [*self._borrowed, *(section.root for section in moved if section.root)]
-            needed, definitions = copy_definitions(roots)
+            needed, definitions = copy_definitions(roots, self._without)
             own = [section for section in moved if not section.root]
             texts = [*filter(None, [definitions]), *(section.text.strip("\n") for section in own)]
             imports = {"import torch", *needed}.union(*(section.imports for section in own))

@@ -200,7 +200,9 @@ class _Writer:
         self.row, self.precision = find_workload(spec.workload), find_precision(spec.precision)
         self.is_cuda = spec.device_type == "cuda"
         self.own = None if spec.user_model is None else user_model.OwnModel(spec.user_model, parts, file)
-        self.script = ScriptBuilder(file)
+        callers = {"chunked_loss": "chunked-loss", "gather_targets": "sparse-prediction"}
+        uncalled = {name for name, technique in callers.items() if technique not in spec.techniques}
+        self.script = ScriptBuilder(file, frozenset(uncalled | (set() if self.is_cuda else {"cross_entropy_"})))
         clip = self.row.clip_grad_norm if self.own is None else self.own.parts.clip_grad_norm
         self.update = updates.Update(spec, self.config, self.precision, clip, is_own=self.own is not None)
         self.state = "" if self.row.family != "rnn_lm" else "state"

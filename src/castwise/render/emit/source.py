@@ -5,7 +5,7 @@ not imported: it may import torch.
 """
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
@@ -48,8 +48,10 @@ class _Module:
     imports: dict[str, _Import] = field(default_factory=dict)
 
 
-def copy_definitions(roots: Iterable[str]) -> tuple[list[str], str]:
+def copy_definitions(roots: Iterable[str], without: frozenset[str] = frozenset()) -> tuple[list[str], str]:
     """Return the imports and the text of some definitions and of everything that they use, in an order that runs.
+
+    Functions may be left out, and with them the `if` statements that call them.
 
     Raises:
         KeyError: A module does not define such a name.
@@ -62,7 +64,7 @@ def copy_definitions(roots: Iterable[str]) -> tuple[list[str], str]:
     def place(module: str) -> None:
         """Give a module its place, after all modules that it imports."""
         if module not in taken and module != _ERRORS_MODULE:
-            for each in _parse(module).imports.values():
+            for each in _parse(module, without).imports.values():
                 if each.is_own:
                     place(each.module)
             taken[module] = set()
@@ -72,7 +74,7 @@ def copy_definitions(roots: Iterable[str]) -> tuple[list[str], str]:
         if module == _ERRORS_MODULE:
             errors.add(name)
             return
-        parsed = _parse(module)
+        parsed = _parse(module, without)
         if name not in parsed.definitions:
             raise KeyError(f"{module} does not define {name}")
         place(module)
@@ -92,14 +94,14 @@ def copy_definitions(roots: Iterable[str]) -> tuple[list[str], str]:
     for root in roots:
         take(*root.split(":"))
     defined = "\n".join(f"{name} = {_ERRORS[name]}" for name in sorted(errors))
-    return sorted(imports), "\n\n\n".join(filter(None, [defined, *_texts(taken)]))
+    return sorted(imports), "\n\n\n".join(filter(None, [defined, *_texts(taken, without)]))
 
 
-def _texts(taken: Mapping[str, Iterable[str]]) -> Iterator[str]:
+def _texts(taken: Mapping[str, Iterable[str]], without: frozenset[str]) -> Iterator[str]:
     """Yield the texts of definitions, by module; one that several modules have only once."""
     yielded: dict[str, str] = {}
     for module, names in taken.items():
-        definitions = _parse(module).definitions
+        definitions = _parse(module, without).definitions
         for name in sorted(names, key=lambda name: definitions[name].line):
             text = definitions[name].text
             if yielded.get(name, text) != text:
@@ -110,7 +112,7 @@ def _texts(taken: Mapping[str, Iterable[str]]) -> Iterator[str]:
 
 
 @lru_cache
-def _parse(module: str) -> _Module:
+def _parse(module: str, without: frozenset[str]) -> _Module:
     package, *inner = module.split(".")
     spec = find_spec(package)  # of the package alone: to find a module in it, it would be imported
     if spec is None or spec.origin is None:
@@ -123,12 +125,12 @@ def _parse(module: str) -> _Module:
         if isinstance(node, ast.Import | ast.ImportFrom):
             parsed.imports |= _imported(node)
         elif names := _bound(node):
-            parsed.definitions |= dict.fromkeys(names, _read(node, lines))
+            parsed.definitions |= dict.fromkeys(names, _read(node, lines, without))
         elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
             # A statement about a definition comes with it: `f.register_autograd(g)` with `f`.
             about = ast.unparse(node).partition(".")[0]
             statement = f"{about} at line {node.lineno}"
-            parsed.definitions[statement] = _read(node, lines)
+            parsed.definitions[statement] = _read(node, lines, without)
             parsed.definitions[about].uses.add(statement)
     return parsed
 
@@ -153,19 +155,27 @@ def _bound(node: ast.stmt) -> list[str]:
     return [n.id for target in targets if target is not None for n in ast.walk(target) if isinstance(n, ast.Name)]
 
 
-def _read(node: ast.stmt, lines: list[str]) -> _Definition:
+def _read(node: ast.stmt, lines: list[str], without: frozenset[str]) -> _Definition:
     """Return a statement with its decorators and the comments above it, without imports of castwise's modules."""
     first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
     while first > 1 and lines[first - 2].startswith("#"):
         first -= 1
+    branches = [inner for inner in ast.walk(node) if isinstance(inner, ast.If) and without & _names(inner)]
+    unused = {id(inner) for branch in branches for inner in ast.walk(branch)}
     imports: dict[str, _Import] = {}
     dropped: set[int] = set()
     for inner in ast.walk(node):
-        if isinstance(inner, ast.ImportFrom) and str(inner.module).startswith(_PACKAGE):
+        is_own = isinstance(inner, ast.ImportFrom) and str(inner.module).startswith(_PACKAGE)
+        if isinstance(inner, ast.ImportFrom) and is_own and id(inner) not in unused:
             imports |= _imported(inner)
+        if isinstance(inner, ast.stmt) and (is_own or inner in branches):
             end = inner.end_lineno or inner.lineno
             dropped |= {*range(inner.lineno, end + 1 + (not lines[end].strip()))}  # with an empty line behind it
     last = node.end_lineno or node.lineno
     kept = [lines[number - 1] for number in range(first, last + 1) if number not in dropped]
-    uses = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-    return _Definition("\n".join(kept), first, uses, imports)
+    return _Definition("\n".join(kept), first, _names(node, unused), imports)
+
+
+def _names(node: ast.AST, unused: Collection[int] = ()) -> set[str]:
+    """Return the names in a statement, but for those in some parts of it."""
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and id(inner) not in unused}

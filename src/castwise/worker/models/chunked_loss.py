@@ -45,17 +45,8 @@ class _SummedLoss(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for part, target in zip(x.chunk(num_chunks), targets.chunk(num_chunks), strict=True):
-            logits = functional.linear(part, low, low_bias).float()
-            logits[:, num_words:] = -torch.inf
-            counts = (target != NO_TARGET)[:, None]
-            words = torch.where(counts, target[:, None], 0)
-            largest = logits.amax(dim=1, keepdim=True)
-            chosen = logits.gather(1, words) - largest
-            powers = logits.sub_(largest).exp_()  # Inductor computes largest and sums in one pass over the logits
-            sums = powers.sum(dim=1, keepdim=True)
-            loss = loss + ((sums.log() - chosen) * counts).sum()
-            is_word = torch.arange(logits.shape[1], device=x.device) == words  # compiled, not in memory
-            grad = powers.div_(sums).add_(is_word, alpha=-1).mul_(counts).to(x.dtype)
+            losses, grad = _cross_entropy(functional.linear(part, low, low_bias), target, num_words)
+            loss = loss + losses.sum()
             grads_x.append(grad @ low)
             grad_weight += grad.T @ part
             if grad_bias is not None:
@@ -73,3 +64,16 @@ class _SummedLoss(torch.autograd.Function):
         grad_weight = grad_weight.mul_(grad_loss).to(ctx.dtype)
         grad_bias = None if grad_bias is None else grad_bias.mul_(grad_loss).to(ctx.dtype)
         return grad_x, grad_weight, grad_bias, None, None, None
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, num_words: int) -> tuple[Tensor, Tensor]:
+    """Return each row's loss and the gradient of their sum: a kernel writes it in place of the logits."""
+    if logits.is_cuda:
+        from castwise.worker.kernels.cross_entropy import cross_entropy_
+
+        return cross_entropy_(logits, targets, num_words), logits
+    log_shares = functional.log_softmax(logits[:, :num_words].float(), dim=1)
+    losses = functional.nll_loss(log_shares, targets, ignore_index=NO_TARGET, reduction="none")
+    shares = functional.pad(log_shares.exp(), (0, logits.shape[1] - num_words))
+    is_word = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+    return losses, ((shares - is_word.float()) * (targets != NO_TARGET)[:, None]).to(logits.dtype)

@@ -55,9 +55,9 @@ class LanguageModel(nn.Module):
         embedded = self.drop(self.encoder(tokens))
         output, hidden = self.rnn(embedded, hidden)
         output = self.drop(output)
-        if targets is None:
-            return self.decoder(output), hidden
-        return chunked_loss(output, self.decoder, targets, num_chunks), hidden
+        if targets is not None:
+            return chunked_loss(output, self.decoder, targets, num_chunks), hidden
+        return self.decoder(output), hidden
 
 
 class CarriedLoss:

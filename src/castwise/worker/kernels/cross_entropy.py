@@ -1,0 +1,55 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+"""Cross entropy and its gradient in one Triton kernel, imported on a GPU only.
+
+Measured on one H200: gpt2 at batch 64 trains 583,816 tokens/s, without the kernel 573,677 (2026-11-28, one run each).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+_BLOCK = 4096
+_WARPS = 8
+
+
+@triton.jit
+def cross_entropy_kernel(logits, targets, losses, num_words, num_columns, block: tl.constexpr):
+    """Write a row's loss, and its gradient in place of its logits. The second pass finds the row in the GPU's cache."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * num_columns
+    target = tl.load(targets + row)
+    counts = target != -100  # NO_TARGET of the loss in chunks
+    chosen = tl.load(logits + tl.where(counts, target, 0)).to(tl.float32)
+    largest, total = -float("inf"), 0.0
+    for start in range(0, num_words, block):
+        column = start + tl.arange(0, block)
+        logit = tl.load(logits + column, mask=column < num_words, other=-float("inf")).to(tl.float32)
+        new = tl.maximum(largest, tl.max(logit))
+        total = total * tl.exp(largest - new) + tl.sum(tl.exp(logit - new))
+        largest = new
+    log_total = largest + tl.log(total)
+    tl.store(losses + row, tl.where(counts, log_total - chosen, 0.0))
+    tl.debug_barrier()  # the target's logit is read before it is overwritten
+    for start in range(0, num_columns, block):
+        column = start + tl.arange(0, block)
+        logit = tl.load(logits + column, mask=column < num_words, other=-float("inf")).to(tl.float32)
+        gradient = tl.exp(logit - log_total) - tl.where(column == target, 1.0, 0.0)
+        tl.store(logits + column, tl.where(counts, gradient, 0.0), mask=column < num_columns)
+
+
+@triton_op("castwise::cross_entropy_", mutates_args={"logits"})
+def cross_entropy_(logits: Tensor, targets: Tensor, num_words: int) -> Tensor:
+    """Return each row's loss in float32; put the gradients of their sum in place of the logits.
+
+    Args:
+        logits: Shape (rows, columns), contiguous.
+        targets: int64, shape (rows,); the loss of rows with -100 is 0.
+        num_words: The columns that are words; the others get no gradient.
+    """
+    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    wrap_triton(cross_entropy_kernel)[(len(logits),)](
+        logits, targets, losses, num_words, logits.shape[1], block=_BLOCK, num_warps=_WARPS
+    )
+    return losses
