@@ -61,7 +61,8 @@ def run_hooked(file: str, arguments: list[str], precision: str) -> None:
 def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     """Run a script as a trial's process does, and write what becomes known of it: its batch, or its steps."""
     model = UserModel(kind="script", path=file, name="")
-    protocol = MeasurementProtocol(warm_up_steps=1, num_steps=8, timeout_seconds=LIMIT_SECONDS)
+    limit = LIMIT_SECONDS * (10 if Path(file).stem.startswith("compiles") else 1)
+    protocol = MeasurementProtocol(warm_up_steps=1, num_steps=8, timeout_seconds=limit)
     trial = ScriptTrial(fake_spec(precision or "as-written", device="cpu", user_model=model, protocol=protocol))
     script = trial.run if how == "measure" else ScriptRun(model, "as-written", "cpu")
 

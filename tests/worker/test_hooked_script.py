@@ -259,6 +259,13 @@ os.remove('last.pt')
 assert torch.load('best.pt') == [1]
 for _ in range(3): step()
 """,
+        "compiles": """
+@torch.compile(backend="eager")
+def update(x):
+    w(x).sum().backward()
+    optimizer.step()
+for _ in range(3): update(torch.randn(7, 3))
+""",
         "observes": """
 def step():
     for _ in range(5): w(torch.randn(3)).sum().backward()
@@ -344,6 +351,20 @@ for _ in range(9):
     update()
 raise ValueError(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 """,
+        "compiles-its-loss bf16-mixed": """
+seen, criterion = [], torch.nn.L1Loss()
+def out_of(x): return w(x)
+@torch.compile(backend="eager")
+def loss_of(x): return criterion(out_of(x), x.new_zeros(5, 3))
+for _ in range(3):
+    loss = loss_of(torch.randn(5, 3))
+    seen.append(torch.is_autocast_enabled("cpu"))
+    loss.backward()
+    optimizer.step()
+with torch.no_grad():
+    loss_of(torch.randn(5, 3))
+raise ValueError(*seen, torch.is_autocast_enabled("cpu"), torch._dynamo.utils.counters["stats"]["unique_graphs"])
+""",
         "teacher bf16-mixed": """
 teacher, seen = torch.nn.Linear(3, 3).eval(), []
 teacher.register_forward_hook(lambda module, args, output: seen.append(output.dtype), prepend=True)
@@ -414,6 +435,7 @@ def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
 def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answers):
     for script in ("forks", "saves", "saves-and-loads", "observes", "subclasses", "swallows", "swallows-it-all"):
         assert answers[script] == "batch 5"
+    assert answers["compiles"] == "batch 7"
     assert "steps, 0 skipped" in answers["scripted as-written"]
     assert answers["file"] == "keptkeptkept"
     assert answers["files"].count("model.pt") == 1
@@ -469,6 +491,10 @@ def test_gradients_lose_the_loss_scale_once(answers):
 def test_a_module_that_is_not_trained_has_the_precision_in_its_forward_pass(answers):
     said = "crashed: ValueError: (torch.bfloat16, torch.float32, False)"
     assert answers["teacher bf16-mixed"].startswith(said)
+
+
+def test_a_model_that_a_compiled_function_calls_has_the_precision(answers):
+    assert answers["compiles-its-loss bf16-mixed"].startswith("crashed: ValueError: (True, True, True, False, 2)")
 
 
 def test_a_model_can_be_trained_in_evaluation_mode(answers):

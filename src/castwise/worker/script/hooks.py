@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import CellType
 from typing import Any
 from weakref import WeakSet
 
@@ -27,6 +28,7 @@ from castwise.worker.script.checkpoints import Checkpoints
 from castwise.worker.script.precision import OutsidePrecision, weights_of
 from castwise.worker.script.replacing import replaces
 from castwise.worker.script.techniques import OutsideTechniques
+from castwise.worker.user_model.source import is_users
 
 _HALVES = (torch.float16, torch.bfloat16)
 _STRATEGIES = {"lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy"}  # Lightning's, by name
@@ -126,7 +128,7 @@ class ScriptHooks:
         The second step is taken, if there was one: before the first a script may look at a batch. None if unknown.
         """
         seen = next(iter(self._samples_of_steps[1:2] or self._samples_of_steps), Counter())
-        return seen["loader"] or seen["model"] or None
+        return seen["loader"] or seen["model"] or seen["compiled"] or None
 
     def find_model(self, module: nn.Module, args: Any) -> None:
         """Keep a module that is called while no other is, and is trained."""
@@ -180,7 +182,7 @@ class ScriptHooks:
         if module.training or (module is self._trained_in_eval and torch.is_grad_enabled()):
             is_left = is_left and _is_prepared(module)
             if self._is_looking and module is self.models[0] and torch.is_grad_enabled():
-                self._samples["model"] += 1 if _is_one_sample(args) else _num_samples(args)
+                self._samples["model"] += _num_samples_of_call(args)
         elif not is_left:
             return
         if self.precision.enter() and is_left:
@@ -240,6 +242,26 @@ class ScriptHooks:
         finally:
             in_float32 = self.leave_model(module, output)
         return output if in_float32 is None else in_float32
+
+    def _follow_compiled(self, function: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a compiled function that begins a forward pass of the models it uses: there, their hooks are not."""
+        models: list[nn.Module] = []
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                if self._is_looking:
+                    used = [each for each in _modules_used(function) if each.training]
+                    for each in used:
+                        self.find_model(each, args)
+                    models[:] = [each for each in used if any(each is model for model in self.models)]
+                    self._samples["compiled"] += _num_samples_of_call(args)
+                if models:
+                    self.precision.before_forward()
+                    self.precision.enter()
+            return compiled(*args, **kwargs)
+
+        return call
 
     def _note_losses(self) -> None:
         """Replace what computes gradients and scales losses by what tells of its calls."""
@@ -308,6 +330,14 @@ class ScriptHooks:
             compiled = module._compiled_call_impl
             module._compiled_call_impl = functools.partial(self._call_compiled, module, compiled)
 
+        @replaces(torch, "compile")
+        def compile_followed(compile_: Any, model: Any = None, **kwargs: Any) -> Any:
+            if model is None:  # it is a decorator
+                return functools.partial(torch.compile, **kwargs)
+            compiled = compile_(model, **kwargs)
+            is_module = isinstance(getattr(model, "__self__", model), nn.Module)
+            return compiled if is_module else self._follow_compiled(model, compiled)
+
         @replaces(Optimizer, "__init__")
         def noting_init(make: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             self.optimizers.add(optimizer)
@@ -340,6 +370,21 @@ class ScriptHooks:
             self.precision.leave()
 
 
+def _modules_used(function: Any, seen: frozenset[int] = frozenset()) -> Iterator[nn.Module]:
+    """Yield the modules that a function has as variables of modules, of functions around it, or of its object."""
+    code = getattr(function, "__code__", None)
+    if code is None or id(code) in seen or not is_users(code.co_filename):
+        return
+    values = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    values += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+    values += vars(function.__self__).values() if hasattr(function, "__self__") else ()
+    for value in values:
+        if isinstance(value, nn.Module):
+            yield value
+        else:
+            yield from _modules_used(value, seen | {id(code)})
+
+
 def _num_samples(nested: Any) -> int:
     """Return the first dimension of the first tensor; of images and labels in lists, as of detection, their number."""
     parts = nested if isinstance(nested, list | tuple) else ()
@@ -351,10 +396,11 @@ def _num_samples(nested: Any) -> int:
     return len(tensors[0]) if tensors and tensors[0].dim() else 0
 
 
-def _is_one_sample(args: Any) -> bool:
-    """Return whether a model is called with one row of numbers, as by a policy for each observation."""
+def _num_samples_of_call(args: Any) -> int:
+    """Return the samples that a model is called with: one if it is a row of numbers, as a policy's observation."""
     tensors = tree_tensors(args)
-    return bool(tensors) and tensors[0].dim() == 1 and tensors[0].is_floating_point()
+    is_row = bool(tensors) and tensors[0].dim() == 1 and tensors[0].is_floating_point()
+    return 1 if is_row else _num_samples(args)
 
 
 def _find_model(module: nn.Module, args: Any) -> None:
