@@ -153,6 +153,7 @@ def test_without_the_baseline_nothing_is_compared(command: CommandLine) -> None:
     engine = FakeEngine(faults={"fp32": Fault("nan"), "bf16-mixed": Fault("nan")})
     done = asked(command, "--precision", "fp32,bf16-mixed", "--again", engine=engine)
     assert "fp32, the baseline, diverged in every run" in done.out
+    assert done.out.count("diverged 2 of 2") == 1
     assert done.code == 1
     assert len(engine.measured) == 4
     assert "as good" not in done.out

@@ -137,7 +137,7 @@ def test_a_second_job_has_a_bar_again() -> None:
 def test_a_search_of_unknown_length_says_that_it_is_one(console: Console) -> None:
     with LiveProgress(console) as progress:
         for index in (1, 2):
-            spec = fake_training(recipe={"max_steps": LIMIT_STEPS}, batch_size=128 * index)
+            spec = fake_training(recipe={"max_steps": LIMIT_STEPS, "stop_after": 1}, batch_size=128 * index)
             progress.started(spec, index, 0)
             progress.phase("epoch 1 of 1", 0.5)
             progress.ended(fake_trial(spec, status="oom", message="full", step_seconds=()))

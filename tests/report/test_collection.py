@@ -103,7 +103,7 @@ def test_groups_that_differ_in_their_protocol_get_a_number() -> None:
 
 def test_training_runs_have_groups_of_their_own_that_name_their_length() -> None:
     whole, cut = fake_training(workload="wrn-28-10"), fake_training(recipe={"max_steps": 25})
-    search = fake_run(fake_training(recipe={"max_steps": LIMIT_STEPS}))
+    search = fake_run(fake_training(recipe={"max_steps": LIMIT_STEPS, "stop_after": 1}))
     groups = collect([fake_run(whole), fake_run(cut), search, fake_trial()]).groups
     assert [group.title for group in groups] == [
         "resnet50",
@@ -114,6 +114,7 @@ def test_training_runs_have_groups_of_their_own_that_name_their_length() -> None
     assert [group.is_training for group in groups] == [False, True, True, True]
     assert is_search(search.spec)
     assert not is_search(cut)
+    assert not is_search(fake_training(recipe={"max_steps": LIMIT_STEPS}))
 
 
 def test_every_trial_is_in_a_configuration() -> None:

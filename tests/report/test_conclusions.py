@@ -108,7 +108,7 @@ def test_slower_or_unsafe_precisions_are_not_taken() -> None:
 
 
 def test_searches_for_the_largest_batch_recommend_nothing() -> None:
-    recipe = {"recipe": {"max_steps": LIMIT_STEPS}}
+    recipe = {"recipe": {"max_steps": LIMIT_STEPS, "stop_after": 1}}
     assert answers(run("fp32", 5.0, **recipe), run("fp16-mixed", 1.0, **recipe)) == []
 
 

@@ -343,6 +343,11 @@ with torch.no_grad():
     w(torch.randn(5, 3))
 raise ValueError(*seen, w.weight.grad.abs().sum().item() > 0)
 """,
+        "in-phases as-written": """
+for _ in range(2): step()
+optimizer = torch.optim.Adam(w.parameters())
+for _ in range(9): step()
+""",
         "compiles-its-step as-written": """
 @torch.compile(backend="eager")
 def update(): optimizer.step()
@@ -350,6 +355,12 @@ for _ in range(9):
     w(torch.randn(5, 3)).sum().backward()
     update()
 raise ValueError(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+""",
+        "averages bf16-master": """
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+averaged = AveragedModel(w, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+for _ in range(9): step(); averaged.update_parameters(w)
+raise ValueError(averaged.module.weight.dtype, w.weight.dtype, w.weight.grad.dtype)
 """,
         "compiles-its-loss bf16-mixed": """
 seen, criterion = [], torch.nn.L1Loss()
@@ -411,6 +422,10 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
         ("exits", "unsupported: exits.py ended with sys.exit(3) after optimizer step 1"),
         ("asks", "unsupported: asks.py asks for input"),
         ("ends as-written", "unsupported: ends.py took 2 steps, too few"),
+        (
+            "in-phases as-written",
+            "unsupported: in-phases.py took 2 steps of SGD (Adam took further ones, which do not count), too few",
+        ),
         (
             "halves fp32",
             "unsupported: halves.py:9 converts its model to float16, which castwise cannot take back",
@@ -491,6 +506,12 @@ def test_gradients_lose_the_loss_scale_once(answers):
 def test_a_module_that_is_not_trained_has_the_precision_in_its_forward_pass(answers):
     said = "crashed: ValueError: (torch.bfloat16, torch.float32, False)"
     assert answers["teacher bf16-mixed"].startswith(said)
+
+
+def test_masters_are_what_is_averaged(answers):
+    assert answers["averages bf16-master"].startswith(
+        "crashed: ValueError: (torch.float32, torch.bfloat16, torch.bfloat16)"
+    )
 
 
 def test_a_model_that_a_compiled_function_calls_has_the_precision(answers):

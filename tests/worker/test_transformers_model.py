@@ -23,7 +23,7 @@ SMALL_BERT = {
 }
 SMALL_GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 99, "n_positions": 20}
 SMALL_T5 = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 99}
-SMALL_T5 |= {"is_encoder_decoder": True, "decoder_start_token_id": 0, "pad_token_id": 0}
+SMALL_T5 |= {"is_encoder_decoder": True}
 SMALL_VIT = {
     "model_type": "vit",
     "hidden_size": 16,
@@ -65,6 +65,11 @@ def test_text_model(config: dict[str, Any], name: str, tokens: int, tmp_path: Pa
 def test_model_without_a_head_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="knows no inputs for BertModel"):
         made(tmp_path, SMALL_BERT | {"architectures": ["BertModel"]})
+
+
+def test_a_head_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="transformers has no NoSuchHead"):
+        made(tmp_path, SMALL_BERT | {"architectures": ["NoSuchHead"]})
 
 
 def test_image_model(tmp_path: Path) -> None:

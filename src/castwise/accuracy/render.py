@@ -32,7 +32,7 @@ from castwise.render.table import (
     short_table_of,
 )
 from castwise.render.units import format_ratio, pluralize
-from castwise.spec.quantities import format_interval, with_interval
+from castwise.spec.quantities import TOO_NOISY, format_interval, with_interval
 
 SHORT = {
     "precision": "precision",
@@ -89,7 +89,9 @@ def verdict_text(runs: Runs) -> str:
         return runs.failed.status
     if verdict is None:
         return "baseline" if runs.mean is not None else "baseline, diverged"
-    return f"diverged {verdict.num_diverged} of {verdict.num_runs}" if verdict.num_diverged else verdict.kind
+    # Where the baseline diverges, too, that is no verdict on the precision.
+    count = verdict.num_diverged or (len(runs.trials) if runs.mean is None else 0)
+    return f"diverged {count} of {verdict.num_runs}" if count else verdict.kind
 
 
 def sentences(result: AccuracyResult) -> list[str]:
@@ -105,6 +107,8 @@ def sentences(result: AccuracyResult) -> list[str]:
     scores = [score for each in result.runs for score in each.scores]
     if len(scores) > len(result.runs) and len(set(scores)) == 1 and scores[0] is not None:
         lines.append("Every run has the same score, whatever its seed: it does not depend on what the model learned.")
+    facts = [trial.facts for trial in result.trials if trial.facts is not None]
+    lines += dict.fromkeys(f"{note[:1].upper()}{note[1:]}." for fact in facts for note in fact.notes)
     if find_workload(first.spec.workload).pretrained and first.spec.weights is None:
         lines.append("The weights were random at first, and not the source's pretrained ones.")
     if result.budget_ended:
@@ -133,11 +137,13 @@ def _sentence(runs: Runs, result: AccuracyResult) -> str:
             )
             return f"{name} is undecided compared with {other}: {compared}.{more}"
     line = f"{name} is {verdict.kind}{' as' if verdict.kind == 'as good' else ' than'} {other}: {compared}."
-    if runs.gain is not None:
-        interval = format_interval(runs.gain.value, runs.gain.low, runs.gain.high) if has_interval(runs.gain) else ""
-        gain = with_interval(format_ratio(runs.gain.value), interval)
-        return f"{line} It reaches {other}'s {metric.name} {gain} as fast."
-    return f"{line} It does not reach {other}'s {metric.name}, even less the margin."
+    if runs.gain is None:
+        return f"{line} It does not reach {other}'s {metric.name}, even less the margin."
+    interval = format_interval(runs.gain.value, runs.gain.low, runs.gain.high) if has_interval(runs.gain) else ""
+    gain = with_interval(format_ratio(runs.gain.value), interval)
+    sooner = f"It reaches {other}'s {metric.name} {gain} as fast."
+    too_noisy = f"How much sooner it reaches {other}'s {metric.name} is too noisy to say."
+    return f"{line} {too_noisy if interval == TOO_NOISY else sooner}"
 
 
 def _score_text(value: float, metric: Metric) -> str:
@@ -181,7 +187,7 @@ def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow
     titles["speedup"] = f"× {result.baseline.spec.precision}"
     if wide:
         return DataTable([find_field(name, titles.get(name, "")) for name in _WIDE], rows)
-    formats = {"gain": short_ratio_text("gain")}
+    formats = {"gain": lambda row: short_ratio_text("gain")(row) if row["gain_low"] is not None else "–"}
     return short_table_of({**SHORT, **titles}, rows, formats=formats, wraps=("precision", "verdict", "difference"))
 
 

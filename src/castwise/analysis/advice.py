@@ -153,7 +153,8 @@ def _advise(rows: list[Row], typed: TypedLine | None) -> Advice:
     ratios = [(row, ratio) for row in keeping if (ratio := speedup_estimate(reference.trials, row.trials)) is not None]
     if not ratios:
         sentence = f"{where}: nothing to compare {name} with: no other precision with float32 weights was measured."
-        why = "no other precision was measured"
+        failed = [f"{row.trial.spec.precision}: {row.trial.status}" for row in rows if row.trial.status != "ok"]
+        why = ", ".join(failed) or "no other precision was measured"
         return Advice(*setting, "nothing", None, sentence + _caution(measured, reference), why=why)
     proven = [row for row, ratio in ratios if _is_known(ratio) and ratio.low > 1 and ratio.value >= WORTHWHILE]
     if proven:

@@ -74,7 +74,7 @@ _SHORT = {
     "precision": "precision",
     "largest_batch": "largest batch",
     "failing_batch": "first that fails",
-    "batch_ratio": "× fp32",
+    "batch_ratio": "× batch",
     "throughput_per_second": "throughput",
     "peak_reserved_bytes": "memory",
     "knee_batch": "knee",

@@ -134,8 +134,9 @@ class Rounds:
         rounds = max((self._num_trials(spec) for spec in self._specs if not self._is_baseline(spec)), default=0)
         rounds = rounds or self._num_trials(self._specs[0])
         share = f"{100 * self._rule.half_width:.3g} %"
-        doubt = f"not every speed-up is clear within {share}"
-        known = f": every speed-up is known within {share}" if len(self._specs) > 1 else ", with nothing to compare"
+        doubt, known = f"not every speed-up is clear within {share}", f": every speed-up is known within {share}"
+        if len(self._specs) == 1:
+            doubt, known = "nothing to compare", ", with nothing to compare"
         why = {
             "narrow": known,
             "budget": f" in the budget: {doubt}",
@@ -196,11 +197,15 @@ class Rounds:
 
         Each configuration counts its own rounds: one that was added later begins with its first. The baseline, which is
         in every group of a round, has had more of them than the others. It comes first, then those with the fewest.
-        Emulated precisions are slow and hardly ever taken: they wait until the others are known.
+        Emulated precisions are slow and hardly ever taken: they wait until the others are known, or have the fewest
+        rounds that may do. Then each has its first.
         """
         well = [] if _fail_alike(self.trials) else self._not_failed()
         wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]
-        wide = [spec for spec in wide if not self._is_baseline(spec) and not self._emulation_rank(spec)] or wide
+        due = [spec for spec in wide if not self._is_baseline(spec) and not self._emulation_rank(spec)]
+        if due and min(map(self._num_trials, due)) >= self._rule.min_rounds:
+            due += [spec for spec in wide if self._emulation_rank(spec) and not self._num_trials(spec)]
+        wide = due or wide
         baseline = [spec for spec in well if self._is_baseline(spec)] if wide else []
         return [*baseline, *sorted((spec for spec in wide if spec not in baseline), key=self._num_trials)]
 

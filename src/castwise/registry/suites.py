@@ -260,7 +260,7 @@ def specs_of(suite: Suite, *, device: str, choice: SuiteFilter | None = None) ->
 
 def is_search(spec: TrialSpec) -> bool:
     """Return whether a trial is a step in a search for the largest batch."""
-    return spec.recipe is not None and spec.recipe.max_steps == LIMIT_STEPS
+    return spec.recipe is not None and (spec.recipe.max_steps, spec.recipe.stop_after) == (LIMIT_STEPS, 1)
 
 
 def limit_specs(suite: Suite, *, device: str, choice: SuiteFilter | None = None) -> list[tuple[TrialSpec, int]]:

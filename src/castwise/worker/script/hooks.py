@@ -20,6 +20,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
@@ -323,6 +324,11 @@ class ScriptHooks:
             replaces(module, "clip_grad_value_")(clip_unscaled)
         replaces(nn.utils, "clip_grads_with_norm_")(clip_unscaled)
         replaces(nn.utils, "get_total_norm")(norm_unscaled)
+
+        @replaces(AveragedModel, "update_parameters")
+        def average_masters(update: Any, averaged: Any, model: nn.Module) -> None:
+            with self.precision.masters_in_place():
+                update(averaged, model)
 
         @replaces(nn.Module, "compile")
         def compile_within_hooks(compile_in_place: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:

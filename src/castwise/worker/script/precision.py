@@ -5,6 +5,7 @@ import functools
 import linecache
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType
 from typing import Any
 
@@ -75,6 +76,18 @@ class _SwappedMasters:
         for weight, master, gradient in zip(self._weights, self._masters, wide, strict=True):
             weight.grad, weight.data = None, master
             weight.grad = gradient
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Give the weights their masters' values, and no gradients, for a while between steps."""
+        gradients = [weight.grad for weight in self._weights]
+        for weight, master in zip(self._weights, self._masters, strict=True):
+            weight.grad, weight.data = None, master
+        try:
+            yield
+        finally:
+            for weight, low, gradient in zip(self._weights, self._low, gradients, strict=True):
+                weight.data, weight.grad = low, gradient
 
     @torch.no_grad()
     def take_out(self, *, has_stepped: bool) -> None:
@@ -179,6 +192,10 @@ class OutsidePrecision:
         if self._masters is not None:
             self._scale_again()
             self._masters.take_out(has_stepped=False)
+
+    def masters_in_place(self) -> AbstractContextManager[None]:
+        """Let what averages the weights see their masters, if there are any."""
+        return nullcontext() if self._masters is None else self._masters.in_place()
 
     def enter(self) -> bool:
         """Switch autocast on, at the beginning of a forward pass; return False if it is on already, or never."""

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import queue
 import runpy
+import socket
 import sys
 import threading
 import time
@@ -114,6 +115,9 @@ class ScriptRun:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a script takes a GPU if it sees one
         else:
             torch.cuda.set_device(self._device)
+        if "MASTER_PORT" not in os.environ:  # processes of several precisions cannot share a script's default
+            with socket.create_server(("localhost", 0)) as free:
+                os.environ["MASTER_PORT"] = str(free.getsockname()[1])
         sys.argv = [script.path, *script.arguments]
         sys.path.insert(0, os.getcwd() if script.name else str(Path(script.path).parent))
         if script.scratch:
@@ -378,9 +382,11 @@ class ScriptTrial:
 
         moments = self.run._carry_out(_Order(next_mark), self._limit_seconds)
         if len(moments) < 2 or self.run.ending is not None:
+            kind, *others = map(_kind_of, self._hooks.stepped)
+            whose = f" of {kind} ({' and '.join(others)} took further ones, which do not count)" if others else ""
             raise UsageError(
-                f"{self.run._name} took {self.run.num_steps} steps, too few to time any after warm-up. Let it train "
-                f"for longer, or {self._shorter('shorten --warm-up')}."
+                f"{self.run._name} took {self.run.num_steps} steps{whose}, too few to time any after warm-up. Let it "
+                f"train for longer, or {self._shorter('shorten --warm-up')}."
             )
         first, last = moments[max(0, len(moments) - 1 - _SETTLED_WINDOWS)], moments[-1]
         self._step_seconds = (last.time - first.time) / (last.num_steps - first.num_steps)
@@ -495,6 +501,10 @@ class ScriptTrial:
         raise CastwiseError(f"The blocks of a script are timed in one go, not one of length {length}.")
 
 
+def _kind_of(optimizer: Optimizer) -> str:
+    return type(optimizer).__name__
+
+
 def _described(optimizer: Optimizer) -> str:
     settings = [f"{name}={value}" for name, value in optimizer.defaults.items() if value not in (None, False)]
-    return f"{type(optimizer).__name__}({', '.join(settings)})"
+    return f"{_kind_of(optimizer)}({', '.join(settings)})"

@@ -146,7 +146,7 @@ def _check_training_set(training_set: Any, source: str) -> None:
     if num_batches is None:
         raise UsageError(
             f"The training_set of {source} is {_a(training_set)}{' without a length' if is_iterable else ''}. "
-            "It must be batches with a length, such as a DataLoader."
+            "It must be batches with a length, such as a DataLoader of a data set that has __len__."
         )
     if not num_batches:
         raise UsageError(f"The training_set of {source} has no batches.")

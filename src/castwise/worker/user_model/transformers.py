@@ -83,13 +83,17 @@ def _read_config(transformers: Any, model: UserModel) -> Any:
     if model_type not in known:
         hint = "`python -c 'import transformers; print(*transformers.CONFIG_MAPPING)'` lists them."
         raise unknown_name("model type of transformers", model_type, known, hint)
-    return transformers.AutoConfig.for_model(model_type, **arguments)
+    config = transformers.AutoConfig.for_model(model_type, **arguments)
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0  # as published models have it
+    return config
 
 
 def _make_model(transformers: Any, config: Any, name: str) -> Any:
     for architecture in config.architectures or ():
-        if hasattr(transformers, architecture):
-            return getattr(transformers, architecture)(config)
+        if not hasattr(transformers, architecture):
+            raise UsageError(f"transformers has no {architecture}, which the configuration of {name} names.")
+        return getattr(transformers, architecture)(config)
     heads = _TEXT_HEADS if getattr(config, "is_encoder_decoder", False) else _TEXT_HEADS[1:]
     for head in (*heads, *_IMAGE_HEADS):
         maker = getattr(transformers, head)
