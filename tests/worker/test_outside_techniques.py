@@ -33,7 +33,7 @@ def facts(file, techniques):
     def order():
         try:
             script._carry_out(_Order(lambda moments: 1 if len(moments) < 3 else None), 30)
-            hooks = script._hooks
+            hooks = script.hooks
             hooks.techniques.check_loaders()
             weight, optimizer = next(hooks.models[0].parameters()), hooks.stepped[0]
             found.update(

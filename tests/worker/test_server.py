@@ -468,6 +468,8 @@ for batch in loader:
     is_turned = model[0].weight.is_contiguous(memory_format=torch.channels_last)
     open(rank, "w").write(f"{is_turned} {optimizer.defaults['foreach']} {loader.num_workers > 0} {sampler.rank}")
     optimizer.step()
+    with open(f"hooks {rank}", "a") as file:
+        print(len(torch.nn.modules.module._global_forward_pre_hooks), file=file, end="")
 """
 
 
@@ -483,3 +485,7 @@ def test_every_rank_of_a_script_gets_the_techniques(
     event = parent.set_up(SPEC.model_copy(update=script))
     assert event["event"] == "returned", event
     assert [(tmp_path / rank).read_text() for rank in "01"] == [f"True True True {rank}" for rank in "01"]
+    parent.result("warm_up")
+    for _ in range(2):  # the other rank stops looking for models at the next mark
+        parent.result("run_stretch", lead_in_seconds=0.0, num_blocks=2, block_seconds=0.01)
+    assert all((tmp_path / f"hooks {rank}").read_text().endswith("0") for rank in "01")

@@ -1,5 +1,6 @@
 """A rank of a script that a launcher started: what runs there, as a module, in a fresh interpreter."""
 
+import math
 import os
 import socket
 import sys
@@ -33,8 +34,10 @@ def main() -> None:
         server.serve(Connection(door.detach()), device, ranks)
         return
     arguments = Call.model_validate_json((folder / CALL).read_bytes()).arguments
+    num_looked_at: float = math.inf  # as rank 0: until it has warmed up
     if "spec" in arguments:
         spec = TrialSpec.model_validate(arguments["spec"])
+        num_looked_at = spec.protocol.warm_up_steps
         script = ScriptTrial(spec.model_copy(update={"device": device})).run
     else:
         script = ScriptRun(UserModel.model_validate(arguments["model"]), AS_WRITTEN, device)
@@ -42,6 +45,8 @@ def main() -> None:
     def next_mark(moments: Sequence[object]) -> int:
         if len(moments) == 2:
             ranks.tell(f"samples-{rank}", str(script.samples_per_step or 0))
+        if script.num_steps > num_looked_at and script.hooks is not None:
+            script.hooks.stop_looking()
         return min(ranks.wait_for_more(script.num_steps), 1 if len(moments) < 2 else UNLIMITED)
 
     script.follow(next_mark)

@@ -94,7 +94,7 @@ class ScriptRun:
     def __init__(self, script: UserModel, precision: str, device: str, techniques: Sequence[str] = ()) -> None:
         self._script, self._device = script, torch.device(device)
         self._precision, self._techniques = precision, techniques
-        self._hooks: ScriptHooks | None = None
+        self.hooks: ScriptHooks | None = None
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._order: _Order | None = None
         self._next_mark: float = math.inf  # the step at whose end something is to be done
@@ -126,7 +126,7 @@ class ScriptRun:
         ending: BaseException = SystemExit(0)
         try:
             self._take_order()
-            self._hooks = ScriptHooks(
+            self.hooks = ScriptHooks(
                 OutsidePrecision(find_precision(self._precision), self._device.type),
                 OutsideTechniques(self._techniques, self._device),
                 self._after_step,
@@ -185,7 +185,7 @@ class ScriptRun:
             self.digest = digest(user_files([Path(self._script.path)], self._modules))
         if self.num_steps < self._next_mark:
             return
-        order, hooks = self._order, self._hooks
+        order, hooks = self._order, self.hooks
         assert order is not None, "the script began with one"
         assert hooks is not None, "it calls this"
         if not self._is_stopping and not order.is_over.is_set():
@@ -253,8 +253,8 @@ class ScriptRun:
     @property
     def samples_per_step(self) -> int | None:
         """Return the samples of this rank's steps; None if unknown."""
-        assert self._hooks is not None, "it has run"
-        return self._hooks.samples_per_step
+        assert self.hooks is not None, "it has run"
+        return self.hooks.samples_per_step
 
     def inspect(self) -> UserWorkload:
         """Run the script for two steps, and return what is known of it."""
@@ -291,8 +291,8 @@ class ScriptTrial:
 
     @property
     def _hooks(self) -> ScriptHooks:
-        assert self.run._hooks is not None, "the script has begun"
-        return self.run._hooks
+        assert self.run.hooks is not None, "the script has begun"
+        return self.run.hooks
 
     def _shorter(self, advice: str) -> str:
         return "give it --steps 50, which shortens warm-up, too" if self._spec.protocol.num_steps is None else advice
