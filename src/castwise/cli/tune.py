@@ -59,6 +59,7 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     from castwise.render.console import print_ending
     from castwise.spec.user_model import is_script
     from castwise.tune import render
+    from castwise.tune.measurements import key_of
     from castwise.tune.search import prepare_tuning, source_of
 
     if output.emit is not None and output.emit != _PATCH:
@@ -89,9 +90,12 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
                 _print_patch(console, found, limit, simple=output.simple)
                 return
             render.print_tuning(found, console, limit, wide=output.wide, verbose=output.verbose)
-            emits = output.emit is None and found.was_compared
-            what = "patch" if is_script(options.workload) else "train.py"
-            command = f"the same command with --emit {what}" if emits else REPORT
+            command = REPORT
+            if output.emit is None and found.was_compared and key_of(found.winner) != key_of(found.start):
+                what = "patch" if is_script(options.workload) else "train.py"
+                command = f"the same command with --emit {what}"
+            elif found.ending == "budget":
+                command = "the same command with a longer --budget"
             print_ending(console, next_step(options.results, len(found.trials), command))
 
         emit(
