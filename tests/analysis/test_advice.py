@@ -169,6 +169,11 @@ def test_the_words_of_the_advice(snapshot: SnapshotAssertion) -> None:
     assert "\n".join(f"{name}: {advise(*trials).sentence}" for name, (trials, *_) in CASES.items()) == snapshot
 
 
+def test_it_says_why_nothing_can_be_compared() -> None:
+    assert advise(FP32).why == "no other precision was measured"
+    assert advise(FP32, at("bf16-mixed", 2, status="crashed")).why == "bf16-mixed: crashed"
+
+
 def test_a_loss_scale_of_one_s_own_is_named_and_noted_in_the_code() -> None:
     advice = advise(*rounds(FP32, at("fp16-master", 3, loss_scale="128")))
     assert "take fp16-master with loss scale 128." in advice.sentence

@@ -389,6 +389,15 @@ def test_emulated_precisions_take_the_time_that_is_left(clocked: Clocked, budget
     assert compared.ending == ("narrow" if emulated == 3 else "budget")
 
 
+def test_emulated_precisions_have_one_round_if_the_others_stay_unclear() -> None:
+    made = Noisy(environment=fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16")))
+    made.process_noise = 0.5
+    compared = compare(made, on("cpu"), min_rounds=2, max_rounds=4)
+    assert [len(of(compared, name)) for name in NAMES[1:]] == [4, 4]
+    first = made.measured_precisions.index("fp16-mixed")
+    assert made.measured_precisions[:first].count("bf16-mixed") == 2
+
+
 @pytest.mark.parametrize("budget_seconds", [30.0, 35.0, 60.0])
 def test_no_session_of_a_round_begins_that_would_end_after_its_budget(clocked: Clocked, budget_seconds: float) -> None:
     """Only two fit into memory at once: the third is for another session, together with the baseline."""

@@ -25,7 +25,8 @@ KERNEL_COMPARED = """
         for num_words in (num_columns, num_columns - 9):
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 logits = (8 * torch.randn(7, num_columns)).to(dtype)
-                targets = torch.tensor([0, num_words - 1, 5, -100, 7, -100, 2])
+                logits[0, :-10] = -torch.inf
+                targets = torch.tensor([num_words - 1, num_words - 1, 5, -100, 7, -100, 2]).repeat_interleave(2)[::2]
                 expected = chunked_loss._cross_entropy(logits, targets, num_words)
                 losses = cross_entropy.cross_entropy_(logits, targets, num_words)
                 for one, other in zip((losses, logits), expected, strict=True):

@@ -260,13 +260,19 @@ assert torch.load('best.pt') == [1]
 for _ in range(3): step()
 """,
         "compiles": """
+teacher = torch.nn.Linear(3, 3)
 @torch.compile(backend="eager")
-def update(x):
-    w(x).sum().backward()
-    optimizer.step()
-for _ in range(3): update(torch.randn(7, 3))
+def augment(x): return 2 * x
+class Trainer:
+    def __init__(self): self.parts, self.model = w, torch.nn.Sequential(w)
+    @torch.compile(backend="eager")
+    def update(self, x):
+        (self.model(x) - teacher(x)).sum().backward()
+        optimizer.step()
+for _ in range(3): Trainer().update(augment(torch.randn(7, 3)))
 """,
         "observes": """
+int(os.environ["MASTER_PORT"])
 def step():
     for _ in range(5): w(torch.randn(3)).sum().backward()
     optimizer.step()
@@ -358,15 +364,23 @@ raise ValueError(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 """,
         "averages bf16-master": """
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-averaged = AveragedModel(w, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-for _ in range(9): step(); averaged.update_parameters(w)
-raise ValueError(averaged.module.weight.dtype, w.weight.dtype, w.weight.grad.dtype)
+averaged = None
+for _ in range(9):
+    step()
+    averaged = averaged or AveragedModel(w, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    w(torch.ones(5, 3)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(w.parameters(), 1.0)
+    averaged.update_parameters(w)
+found = averaged.module.weight
+raise ValueError(found.dtype, w.weight.dtype, w.weight.grad.dtype, bool((found != found.bfloat16()).any()))
 """,
         "compiles-its-loss bf16-mixed": """
 seen, criterion = [], torch.nn.L1Loss()
+class Config(dict): __getattr__ = dict.__getitem__
+config = Config(zeros=(5, 3))
 def out_of(x): return w(x)
 @torch.compile(backend="eager")
-def loss_of(x): return criterion(out_of(x), x.new_zeros(5, 3))
+def loss_of(x): return criterion((lambda y: out_of(y))(x), x.new_zeros(config.zeros))
 for _ in range(3):
     loss = loss_of(torch.randn(5, 3))
     seen.append(torch.is_autocast_enabled("cpu"))
@@ -421,10 +435,10 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
         ("no-step", "unsupported: no-step.py ended before an optimizer of torch.optim took a step"),
         ("exits", "unsupported: exits.py ended with sys.exit(3) after optimizer step 1"),
         ("asks", "unsupported: asks.py asks for input"),
-        ("ends as-written", "unsupported: ends.py took 2 steps, too few"),
+        ("ends as-written", "unsupported: ends.py took 2 steps: too few"),
         (
             "in-phases as-written",
-            "unsupported: in-phases.py took 2 steps of SGD (Adam took further ones, which do not count), too few",
+            "unsupported: in-phases.py took 2 steps of its first optimizer, and then 9 of others, which do not count",
         ),
         (
             "halves fp32",
@@ -510,7 +524,7 @@ def test_a_module_that_is_not_trained_has_the_precision_in_its_forward_pass(answ
 
 def test_masters_are_what_is_averaged(answers):
     assert answers["averages bf16-master"].startswith(
-        "crashed: ValueError: (torch.float32, torch.bfloat16, torch.bfloat16)"
+        "crashed: ValueError: (torch.float32, torch.bfloat16, torch.bfloat16, True)"
     )
 
 

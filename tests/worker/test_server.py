@@ -469,7 +469,7 @@ for batch in loader:
     open(rank, "w").write(f"{is_turned} {optimizer.defaults['foreach']} {loader.num_workers > 0} {sampler.rank}")
     optimizer.step()
     with open(f"hooks {rank}", "a") as file:
-        print(len(torch.nn.modules.module._global_forward_pre_hooks), file=file, end="")
+        print(len(torch.nn.modules.module._global_forward_pre_hooks), file=file)
 """
 
 
@@ -488,4 +488,4 @@ def test_every_rank_of_a_script_gets_the_techniques(
     parent.result("warm_up")
     for _ in range(2):  # the other rank stops looking for models at the next mark
         parent.result("run_stretch", lead_in_seconds=0.0, num_blocks=2, block_seconds=0.01)
-    assert all((tmp_path / f"hooks {rank}").read_text().endswith("0") for rank in "01")
+    assert all((tmp_path / f"hooks {rank}").read_text().endswith("\n0\n") for rank in "01")

@@ -89,7 +89,7 @@ def verdict_text(runs: Runs) -> str:
         return runs.failed.status
     if verdict is None:
         return "baseline" if runs.mean is not None else "baseline, diverged"
-    # Where the baseline diverges, too, that is no verdict on the precision.
+    # With seeds of which the baseline diverges, too, it is not counted, unless no run is left.
     count = verdict.num_diverged or (len(runs.trials) if runs.mean is None else 0)
     return f"diverged {count} of {verdict.num_runs}" if count else verdict.kind
 
@@ -108,7 +108,7 @@ def sentences(result: AccuracyResult) -> list[str]:
     if len(scores) > len(result.runs) and len(set(scores)) == 1 and scores[0] is not None:
         lines.append("Every run has the same score, whatever its seed: it does not depend on what the model learned.")
     facts = [trial.facts for trial in result.trials if trial.facts is not None]
-    lines += dict.fromkeys(f"{note[:1].upper()}{note[1:]}." for fact in facts for note in fact.notes)
+    lines += dict.fromkeys(f"Note: {note}." for fact in facts for note in fact.notes)
     if find_workload(first.spec.workload).pretrained and first.spec.weights is None:
         lines.append("The weights were random at first, and not the source's pretrained ones.")
     if result.budget_ended:

@@ -108,10 +108,10 @@ def inspect_user_model(machine: Machine, model: UserModel, timeout_seconds: floa
                 f"{Path(model.path).name} took no two optimizer steps within {limit}. --timeout gives it longer.",
                 failure.log,
             ) from None
-        message, printed = failure.message, failure.log.strip().rpartition("\n")[2]
-        if printed and "sys.exit(" in message:  # argparse says what it refuses
-            message = f"{message.removesuffix(' --verbose prints its output.')} It printed: {printed}"
-        raise UsageError(message, failure.log) from None
+        said = ""
+        if (lines := failure.log.strip().splitlines()) and re.search(r"sys\.exit\(\d+\)", failure.message):
+            said = f" It ends: {lines[-1]}"  # argparse says there what it refuses
+        raise UsageError(failure.message + said, failure.log) from None
     finally:
         session.close()
 

@@ -197,8 +197,8 @@ class Rounds:
 
         Each configuration counts its own rounds: one that was added later begins with its first. The baseline, which is
         in every group of a round, has had more of them than the others. It comes first, then those with the fewest.
-        Emulated precisions are slow and hardly ever taken: they wait until the others are known, or have the fewest
-        rounds that may do. Then each has its first.
+        Emulated precisions are slow and hardly ever taken: they wait until the others are known. Once each of the
+        others has `min_rounds`, each emulated one gets one round.
         """
         well = [] if _fail_alike(self.trials) else self._not_failed()
         wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]

@@ -334,7 +334,7 @@ FIELDS: tuple[Field, ...] = (
     Field("loop", "the tuned loop", wraps=True),
     # Whether a precision trains as well.
     Field("score", "score", "number", lambda row: row["score_text"]),
-    Field("score_spread", "spread between seeds", "number", lambda row: f"{row['score_spread']:.2g}"),
+    Field("score_spread", "spread between seeds", "number", lambda row: f"{row['score_spread']:.3g}"),
     Field("area", "mean while training", "number"),
     *(Field(f"difference_{end}", unit="number") for end in ("low", "high")),
     Field("num_diverged", "diverged", "count", default=(0,)),

@@ -1,6 +1,5 @@
 """A rank of a script that a launcher started: what runs there, as a module, in a fresh interpreter."""
 
-import math
 import os
 import socket
 import sys
@@ -15,7 +14,7 @@ from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel
 from castwise.worker import server
 from castwise.worker.classify_error import classify
-from castwise.worker.script.ranks import CALL, DOOR, FAILURE, UNLIMITED, SharedFolder
+from castwise.worker.script.ranks import CALL, DOOR, FAILURE, UNLIMITED, WARM, SharedFolder
 from castwise.worker.script.run import ScriptRun, ScriptTrial
 from castwise.worker.user_model.source import where, with_line
 
@@ -34,10 +33,8 @@ def main() -> None:
         server.serve(Connection(door.detach()), device, ranks)
         return
     arguments = Call.model_validate_json((folder / CALL).read_bytes()).arguments
-    num_looked_at: float = math.inf  # as rank 0: until it has warmed up
     if "spec" in arguments:
         spec = TrialSpec.model_validate(arguments["spec"])
-        num_looked_at = spec.protocol.warm_up_steps
         script = ScriptTrial(spec.model_copy(update={"device": device})).run
     else:
         script = ScriptRun(UserModel.model_validate(arguments["model"]), AS_WRITTEN, device)
@@ -45,7 +42,7 @@ def main() -> None:
     def next_mark(moments: Sequence[object]) -> int:
         if len(moments) == 2:
             ranks.tell(f"samples-{rank}", str(script.samples_per_step or 0))
-        if script.num_steps > num_looked_at and script.hooks is not None:
+        if script.hooks is not None and (folder / WARM).exists():
             script.hooks.stop_looking()
         return min(ranks.wait_for_more(script.num_steps), 1 if len(moments) < 2 else UNLIMITED)
 

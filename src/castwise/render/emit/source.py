@@ -161,6 +161,7 @@ def _read(node: ast.stmt, lines: list[str], without: frozenset[str]) -> _Definit
     while first > 1 and lines[first - 2].startswith("#"):
         first -= 1
     branches = [inner for inner in ast.walk(node) if isinstance(inner, ast.If) and without & _names(inner)]
+    assert not any(branch.orelse for branch in branches), "it would be left out, too"
     unused = {id(inner) for branch in branches for inner in ast.walk(branch)}
     imports: dict[str, _Import] = {}
     dropped: set[int] = set()

@@ -22,7 +22,7 @@ def cross_entropy_kernel(logits, targets, losses, num_words, num_columns, block:
     target = tl.load(targets + row)
     counts = target != -100  # NO_TARGET of the loss in chunks
     chosen = tl.load(logits + tl.where(counts, target, 0)).to(tl.float32)
-    largest, total = -float("inf"), 0.0
+    largest, total = -3e38, 0.0  # finite: all logits of a block may be -inf
     for start in range(0, num_words, block):
         column = start + tl.arange(0, block)
         logit = tl.load(logits + column, mask=column < num_words, other=-float("inf")).to(tl.float32)
@@ -50,6 +50,6 @@ def cross_entropy_(logits: Tensor, targets: Tensor, num_words: int) -> Tensor:
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     wrap_triton(cross_entropy_kernel)[(len(logits),)](
-        logits, targets, losses, num_words, logits.shape[1], block=_BLOCK, num_warps=_WARPS
+        logits, targets.contiguous(), losses, num_words, logits.shape[1], block=_BLOCK, num_warps=_WARPS
     )
     return losses

@@ -4,13 +4,14 @@ What a model would carry into a copy or a file of its own is a plain function of
 """
 
 import functools
+import inspect
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import CellType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakSet
 
@@ -33,6 +34,7 @@ from castwise.worker.user_model.source import is_users
 
 _HALVES = (torch.float16, torch.bfloat16)
 _STRATEGIES = {"lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy"}  # Lightning's, by name
+_FORWARD = ("forward", "_call_impl")  # of a module, around which its hooks run
 _installed: list["ScriptHooks"] = []  # one at the most
 
 
@@ -52,6 +54,7 @@ class ScriptHooks:
         self.models: list[nn.Module] = []  # the outermost modules that it trains
         self.optimizers: WeakSet[Optimizer] = WeakSet()
         self.stepped: list[Optimizer] = []  # those that have stepped; the first one counts the steps
+        self.steps_of_others = 0  # since the first one's last
         self.data_seconds = 0.0  # in which the script waited for its loaders
         self.num_prefetched = 0  # batches that a loader's workers may prepare while the script waits; 0 without workers
         self.uses_loader = False
@@ -224,6 +227,7 @@ class ScriptHooks:
             self.stepped.append(optimizer)
         is_first = optimizer is self.stepped[0]
         was_skipped |= self.precision.after_step(optimizer)
+        self.steps_of_others = 0 if is_first else self.steps_of_others + 1
         if is_first:
             self.skipped_steps = self.skipped_steps + 1 if was_skipped else self.skipped_steps
             if self._is_looking:
@@ -245,18 +249,21 @@ class ScriptHooks:
         return output if in_float32 is None else in_float32
 
     def _follow_compiled(self, function: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a compiled function that begins a forward pass of the models it uses: there, their hooks are not."""
+        """Return a compiled function that begins a forward pass: hooks of the models that it calls do not run there."""
         models: list[nn.Module] = []
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                if self._is_looking:
-                    used = [each for each in _modules_used(function) if each.training]
+                if self._is_looking and not models:
+                    used = [each for each in _modules_used(function, *args, *kwargs.values()) if self._trains(each)]
+                    parts = {id(part) for each in used for part in each.modules() if part is not each}
                     for each in used:
-                        self.find_model(each, args)
+                        if id(each) not in parts:
+                            self.find_model(each, args)
                     models[:] = [each for each in used if any(each is model for model in self.models)]
-                    self._samples["compiled"] += _num_samples_of_call(args)
+                if self._is_looking and any(each is self.models[0] for each in models):
+                    self._samples["compiled"] += _num_samples_of_call(args or tuple(kwargs.values()))
                 if models:
                     self.precision.before_forward()
                     self.precision.enter()
@@ -325,10 +332,12 @@ class ScriptHooks:
         replaces(nn.utils, "clip_grads_with_norm_")(clip_unscaled)
         replaces(nn.utils, "get_total_norm")(norm_unscaled)
 
-        @replaces(AveragedModel, "update_parameters")
-        def average_masters(update: Any, averaged: Any, model: nn.Module) -> None:
+        def average_masters(method: Any, averaged: Any, *args: Any, **kwargs: Any) -> None:
             with self.precision.masters_in_place():
-                update(averaged, model)
+                method(averaged, *args, **kwargs)
+
+        replaces(AveragedModel, "__init__")(average_masters)  # which copies the weights
+        replaces(AveragedModel, "update_parameters")(average_masters)
 
         @replaces(nn.Module, "compile")
         def compile_within_hooks(compile_in_place: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -341,8 +350,8 @@ class ScriptHooks:
             if model is None:  # it is a decorator
                 return functools.partial(torch.compile, **kwargs)
             compiled = compile_(model, **kwargs)
-            is_module = isinstance(getattr(model, "__self__", model), nn.Module)
-            return compiled if is_module else self._follow_compiled(model, compiled)
+            is_forward = isinstance(getattr(model, "__self__", None), nn.Module) and model.__name__ in _FORWARD
+            return compiled if is_forward or isinstance(model, nn.Module) else self._follow_compiled(model, compiled)
 
         @replaces(Optimizer, "__init__")
         def noting_init(make: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -376,19 +385,34 @@ class ScriptHooks:
             self.precision.leave()
 
 
-def _modules_used(function: Any, seen: frozenset[int] = frozenset()) -> Iterator[nn.Module]:
-    """Yield the modules that a function has as variables of modules, of functions around it, or of its object."""
-    code = getattr(function, "__code__", None)
-    if code is None or id(code) in seen or not is_users(code.co_filename):
-        return
-    values = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-    values += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
-    values += vars(function.__self__).values() if hasattr(function, "__self__") else ()
-    for value in values:
+def _modules_used(*values: Any) -> Iterator[nn.Module]:
+    """Yield the modules among values, their attributes, and the variables of functions of the user's among them."""
+    waiting, seen = list(values), set[int]()
+    for value in waiting:  # which grows
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
         if isinstance(value, nn.Module):
             yield value
-        else:
-            yield from _modules_used(value, seen | {id(code)})
+        elif isinstance(value, MethodType):
+            waiting += [value.__func__, value.__self__]
+        elif isinstance(value, FunctionType):
+            function = inspect.unwrap(value)
+            if is_users(function.__code__.co_filename):
+                names = _names_in(function.__code__)
+                waiting += [function.__globals__[name] for name in names if name in function.__globals__]
+                waiting += [
+                    cell.cell_contents for cell in function.__closure__ or () if cell != CellType()
+                ]  # not empty
+        elif type(value).__dictoffset__ and not isinstance(value, type | ModuleType):
+            attributes = object.__getattribute__(value, "__dict__").values()
+            waiting += [each for each in attributes if isinstance(each, nn.Module)]
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names that code uses, and the functions within it."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
 
 
 def _num_samples(nested: Any) -> int:

@@ -195,6 +195,7 @@ class OutsidePrecision:
 
     def masters_in_place(self) -> AbstractContextManager[None]:
         """Let what averages the weights see their masters, if there are any."""
+        self.before_forward()
         return nullcontext() if self._masters is None else self._masters.in_place()
 
     def enter(self) -> bool:

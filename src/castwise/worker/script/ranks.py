@@ -32,6 +32,7 @@ UNLIMITED = 2**62
 _RANK = "castwise.worker.rank"
 # Files in the folder: the socket that rank 0 connects to, the call that all ranks begin with, and another rank's error.
 DOOR, CALL, FAILURE = "door", "call", "failed"
+WARM = "warm"  # a file that is there after rank 0's warm-up
 
 
 class SharedFolder(Ranks):
@@ -62,6 +63,10 @@ class SharedFolder(Ranks):
         with suppress(FileExistsError):
             os.link(new, self._folder / name)
         new.unlink()
+
+    def stop_looking(self) -> None:
+        """Tell the other ranks that rank 0 has warmed up."""
+        self.tell(WARM, "")
 
     def samples_of_others(self) -> int:
         """Return the samples per step of all ranks but this one.

@@ -87,6 +87,9 @@ class Ranks:
         """Return the samples per step of all ranks but this one."""
         return 0
 
+    def stop_looking(self) -> None:
+        """Let the other ranks look for no further models."""
+
 
 class ScriptRun:
     """A script in its process: `run` in the main thread, and everything else in the one that answers the parent."""
@@ -382,15 +385,17 @@ class ScriptTrial:
 
         moments = self.run._carry_out(_Order(next_mark), self._limit_seconds)
         if len(moments) < 2 or self.run.ending is not None:
-            kind, *others = map(_kind_of, self._hooks.stepped)
-            whose = f" of {kind} ({' and '.join(others)} took further ones, which do not count)" if others else ""
+            others = self._hooks.steps_of_others
+            # A second optimizer of the same loop takes one.
+            whose = f" of its first optimizer, and then {others} of others, which do not count" if others > 2 else ""
             raise UsageError(
-                f"{self.run._name} took {self.run.num_steps} steps{whose}, too few to time any after warm-up. Let it "
+                f"{self.run._name} took {self.run.num_steps} steps{whose}: too few to time any after warm-up. Let it "
                 f"train for longer, or {self._shorter('shorten --warm-up')}."
             )
         first, last = moments[max(0, len(moments) - 1 - _SETTLED_WINDOWS)], moments[-1]
         self._step_seconds = (last.time - first.time) / (last.num_steps - first.num_steps)
         self._hooks.stop_looking()
+        self.run.ranks.stop_looking()
         self._warm_up_peak = self._memory.peak_allocated()
         self._memory.reset_peak()
         assert self._facts is not None, "set_up comes first"
@@ -501,10 +506,6 @@ class ScriptTrial:
         raise CastwiseError(f"The blocks of a script are timed in one go, not one of length {length}.")
 
 
-def _kind_of(optimizer: Optimizer) -> str:
-    return type(optimizer).__name__
-
-
 def _described(optimizer: Optimizer) -> str:
     settings = [f"{name}={value}" for name, value in optimizer.defaults.items() if value not in (None, False)]
-    return f"{_kind_of(optimizer)}({', '.join(settings)})"
+    return f"{type(optimizer).__name__}({', '.join(settings)})"

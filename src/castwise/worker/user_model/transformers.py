@@ -90,10 +90,12 @@ def _read_config(transformers: Any, model: UserModel) -> Any:
 
 
 def _make_model(transformers: Any, config: Any, name: str) -> Any:
-    for architecture in config.architectures or ():
-        if not hasattr(transformers, architecture):
-            raise UsageError(f"transformers has no {architecture}, which the configuration of {name} names.")
-        return getattr(transformers, architecture)(config)
+    named = config.architectures or ()
+    for architecture in named:
+        if hasattr(transformers, architecture):
+            return getattr(transformers, architecture)(config)
+    if named:
+        raise UsageError(f"transformers has no {' or '.join(named)}, which the configuration of {name} names.")
     heads = _TEXT_HEADS if getattr(config, "is_encoder_decoder", False) else _TEXT_HEADS[1:]
     for head in (*heads, *_IMAGE_HEADS):
         maker = getattr(transformers, head)
