@@ -389,6 +389,16 @@ def test_emulated_precisions_take_the_time_that_is_left(clocked: Clocked, budget
     assert compared.ending == ("narrow" if emulated == 3 else "budget")
 
 
+def test_trials_beyond_the_fewest_have_no_count() -> None:
+    counts: dict[int, int] = {}
+    listener, made = NullListener(), Noisy()
+    listener.started = lambda spec, index, count: counts.update({index: count})  # type: ignore[method-assign]
+    made.process_noise = 0.5
+    compare(made, listener=listener, min_rounds=2, max_rounds=3)
+    fewest = 2 * len(NAMES)
+    assert counts == {index: fewest if index <= fewest else 0 for index in range(1, 3 * len(NAMES) + 1)}
+
+
 def test_emulated_precisions_have_one_round_if_the_others_stay_unclear() -> None:
     made = Noisy(environment=fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16")))
     made.process_noise = 0.5

@@ -295,9 +295,9 @@ class Rounds:
         return [[spec] for spec in postponed]
 
     def _announce(self, spec: TrialSpec) -> None:
-        """Report which trial this is, of as many as there will be at least."""
-        index = len(self.trials) + 1
-        self._runner.listener.started(spec, index, max(index, len(self._specs) * self._rule.min_rounds))
+        """Report which trial this is, of as many as there will be at least; beyond those the number is unknown."""
+        index, fewest = len(self.trials) + 1, len(self._specs) * self._rule.min_rounds
+        self._runner.listener.started(spec, index, fewest if index <= fewest else 0)
 
     def _of(self, spec: TrialSpec) -> list[Trial]:
         return [trial for trial in self.trials if trial.spec.configuration == spec.configuration]
