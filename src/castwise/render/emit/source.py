@@ -163,15 +163,14 @@ def _read(node: ast.stmt, lines: list[str], without: frozenset[str]) -> _Definit
     branches = [inner for inner in ast.walk(node) if isinstance(inner, ast.If) and without & _names(inner)]
     assert not any(branch.orelse for branch in branches), "it would be left out, too"
     unused = {id(inner) for branch in branches for inner in ast.walk(branch)}
+    own = [n for n in ast.walk(node) if isinstance(n, ast.ImportFrom) and str(n.module).startswith(_PACKAGE)]
     imports: dict[str, _Import] = {}
+    for inner in own:
+        imports |= {} if id(inner) in unused else _imported(inner)
     dropped: set[int] = set()
-    for inner in ast.walk(node):
-        is_own = isinstance(inner, ast.ImportFrom) and str(inner.module).startswith(_PACKAGE)
-        if isinstance(inner, ast.ImportFrom) and is_own and id(inner) not in unused:
-            imports |= _imported(inner)
-        if isinstance(inner, ast.stmt) and (is_own or inner in branches):
-            end = inner.end_lineno or inner.lineno
-            dropped |= {*range(inner.lineno, end + 1 + (not lines[end].strip()))}  # with an empty line behind it
+    for statement in (*own, *branches):
+        end = statement.end_lineno or statement.lineno
+        dropped |= {*range(statement.lineno, end + 1 + (not lines[end].strip()))}  # with an empty line behind it
     last = node.end_lineno or node.lineno
     kept = [lines[number - 1] for number in range(first, last + 1) if number not in dropped]
     return _Definition("\n".join(kept), first, _names(node, unused), imports)

@@ -164,7 +164,7 @@ class ScriptHooks:
         self.enter_model(module, args)
 
     def _trains(self, module: nn.Module) -> bool:
-        """Return whether a module in evaluation mode is trained, as one whose norms are to keep their statistics."""
+        """Return whether an optimizer has weights of a module, which may be in evaluation mode for its norms."""
         weights = {id(each) for each in module.parameters() if each.requires_grad}
         return torch.is_grad_enabled() and not weights.isdisjoint(map(id, weights_of(*self.optimizers)))
 
@@ -399,11 +399,9 @@ def _modules_used(*values: Any) -> Iterator[nn.Module]:
         elif isinstance(value, FunctionType):
             function = inspect.unwrap(value)
             if is_users(function.__code__.co_filename):
-                names = _names_in(function.__code__)
+                names, cells = _names_in(function.__code__), function.__closure__ or ()
                 waiting += [function.__globals__[name] for name in names if name in function.__globals__]
-                waiting += [
-                    cell.cell_contents for cell in function.__closure__ or () if cell != CellType()
-                ]  # not empty
+                waiting += [cell.cell_contents for cell in cells if cell != CellType()]  # one that is filled
         elif type(value).__dictoffset__ and not isinstance(value, type | ModuleType):
             attributes = object.__getattribute__(value, "__dict__").values()
             waiting += [each for each in attributes if isinstance(each, nn.Module)]

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import queue
 import runpy
-import socket
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.optim import Optimizer
 
 from castwise.errors import CastwiseError, UsageError
@@ -119,8 +119,7 @@ class ScriptRun:
         else:
             torch.cuda.set_device(self._device)
         if "MASTER_PORT" not in os.environ:  # processes of several precisions cannot share a script's default
-            with socket.create_server(("localhost", 0)) as free:
-                os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+            os.environ["MASTER_PORT"] = str(get_free_port())  # type: ignore[no-untyped-call]
         sys.argv = [script.path, *script.arguments]
         sys.path.insert(0, os.getcwd() if script.name else str(Path(script.path).parent))
         if script.scratch:
@@ -327,10 +326,7 @@ class ScriptTrial:
                 "--device, or the script's argument for it."
             )
         if not parameters and spec.precision != AS_WRITTEN:
-            raise UsageError(
-                f"{self.run._name} calls no torch.nn.Module that it trains before its first step, outside of compiled "
-                "functions."
-            )
+            raise UsageError(f"{self.run._name} calls no torch.nn.Module that it trains before its first step.")
         hooks.precision.make_masters(hooks.models, hooks.stepped[0])
         dtypes: dict[str, int] = {}
         for each in parameters:
