@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -190,6 +191,7 @@ def test_a_budget_ends_between_seeds_and_one_that_is_too_short_is_refused(
         (("mnist-cnn", "--data-set", "cifar10"), "'mnist-cnn' is trained on mnist, not on 'cifar10'"),
         (("mnist-cnn", "--techniques", "none,tuned"), "--techniques is one loop here"),
         (("mnist-cnn", "--precision", "fp32,fp16-mixed", "--loss-scale", "x"), "'x' is no loss scale"),
+        (("mnist-cnn", "--precision", "fp32,bf16-mixed", "--loss-scale", "x"), "'x' is no loss scale"),
         (("mnist-cnn", "--device", "gpu"), "No device 'gpu'"),
     ],
 )
@@ -249,9 +251,11 @@ def test_the_answer_of_run_names_the_verdict_or_the_command_that_finds_one(comma
     measure = ("mnist-cnn", "--precision", "fp32,bf16-mixed", "--rounds", "3")
     before = command.run(*measure)
     assert "Accuracy: untested: `castwise accuracy mnist-cnn --precision fp32,bf16-mixed` tells." in before.out
-    asked(command, "--precision", "fp32,bf16-mixed")
+    judged = asked(command, "--precision", "fp32,bf16-mixed")
     after = command.run(*measure)
     assert "Accuracy: as good as fp32: " in after.out
+    (difference,) = set(re.findall(r"fp32: (\S+ \[.*?\])", " ".join(judged.out.split())))
+    assert difference in " ".join(after.out.split()), "the 5 % are divided among the looks that were planned"
     (advice,) = json.loads(command.run(*measure, "--format", "json").out)["advice"]
     assert advice["accuracy"].startswith("as good as fp32: ")
     assert "Accuracy: as good as fp32" in command.run(*measure, "--format", "markdown").out

@@ -51,7 +51,7 @@ def _most_runs(item: Advice, training: Sequence[Trial]) -> Runs | None:
     found = [
         runs
         for own in settings.values()
-        for runs in runs_of(own, BASELINE, None, max(trial.spec.seed for trial in own) + 1)
+        for runs in runs_of(own, BASELINE, None)
         if runs.verdict is not None and runs.verdict.difference is not None
     ]
     return max(found, key=lambda runs: len(runs.trials), default=None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from castwise.accuracy.options import SEEDS
 from castwise.analysis.equivalence import AccuracyVerdict, area_under_curve, first_reached, verdict_after
 from castwise.analysis.statistics import Estimate, estimate
 from castwise.analysis.training_metrics import epochs_of
@@ -216,14 +217,17 @@ class AccuracyResult:
         return self.baseline.metric
 
 
-def runs_of(trials: Iterable[Trial], baseline: str | None, margin: float | None, num_seeds: int) -> tuple[Runs, ...]:
+def runs_of(
+    trials: Iterable[Trial], baseline: str | None, margin: float | None, num_seeds: int = 0
+) -> tuple[Runs, ...]:
     """Return the runs of each precision over their seeds 0, 1, …, those of the baseline first; empty without those.
 
     Args:
         trials: Training runs that differ in precision, loss scale and seed alone.
         baseline: A precision; None takes fp32, or without it the first one.
         margin: As a share; None takes the usual one.
-        num_seeds: How many seeds are planned at the most.
+        num_seeds: How many seeds are planned at the most. Records do not say; 0 takes the usual number, or theirs if
+            that is larger.
     """
     by_seed: dict[tuple[str, str], dict[int, Trial]] = {}
     for trial in trials:
@@ -236,8 +240,9 @@ def runs_of(trials: Iterable[Trial], baseline: str | None, margin: float | None,
     every = sorted(found.items(), key=lambda item: (item[0][0] != first, precision_sort_key(item[0][0]), item[0][1]))
     theirs = every[0][1]
     metric = metric_of(theirs)
+    planned = num_seeds or max(SEEDS, *(seed + 1 for seeds in by_seed.values() for seed in seeds))
     share = metric.usual_margin if margin is None else margin
-    return tuple(Runs(own, theirs, metric, share, num_seeds) for _, own in every)
+    return tuple(Runs(own, theirs, metric, share, planned) for _, own in every)
 
 
 def metric_of(trials: Sequence[Trial]) -> Metric:

@@ -86,8 +86,8 @@ class AccuracyJob:
             whole = self.options.budget_seconds or 0.0
             raise UsageError(
                 f"A budget of {whole:.0f} s is too short: start and first run took {whole - left:.0f} s, and two runs "
-                f"of each of {len(self.specs)} precisions take about {whole - left + needed:.0f} s. That run is on "
-                "record."
+                f"of each of {len(self.specs)} precisions take about {whole - left + needed:.0f} s in all. That run "
+                "is on record."
             )
 
 
@@ -151,6 +151,8 @@ def _check(options: AccuracyOptions) -> None:
         raise UsageError("Name at least two precisions: the first is the baseline, unless fp32 is among them.")
     if len(options.techniques or (NONE,)) > 1:
         raise UsageError("--techniques is one loop here: join techniques by '+'. Give one command for each loop.")
+    if options.loss_scale is not None:
+        parse_loss_scale(options.loss_scale)  # also if no precision has one
     check_device_name(options.device)
 
 

@@ -140,9 +140,7 @@ def equivalence(subject: GroupSubject) -> Chart | None:
         trials.setdefault(subject.group.setting(config, "seed", "loss_scale"), []).append(config.trial)
     every: list[tuple[str, Runs]] = []
     for setting, own in trials.items():
-        judged = [
-            runs for runs in runs_of(own, None, None, max(t.spec.seed for t in own) + 1) if runs.verdict is not None
-        ]
+        judged = [runs for runs in runs_of(own, None, None) if runs.verdict is not None]
         if any(runs.verdict is not None and runs.verdict.difference is not None for runs in judged):
             every += [(setting, runs) for runs in judged]
     if not every:
