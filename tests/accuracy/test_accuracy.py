@@ -265,6 +265,15 @@ def test_the_answer_of_run_names_the_verdict_or_the_command_that_finds_one(comma
     assert "accuracy as good as fp32" in " ".join(page.out.split())
 
 
+def test_a_report_takes_a_less_accurate_precision_with_a_warning_alone(command: CommandLine) -> None:
+    command.run("mnist-cnn", "--precision", "fp32,bf16-mixed", "--rounds", "3")
+    page = " ".join(command("report", command.results, "--format", "markdown").out.split())
+    assert "if its lower accuracy will do" not in page
+    asked(command, "--precision", "fp32,bf16-mixed", engine=FakeEngine(learns=learning(bf16_mixed=-0.02)))
+    page = " ".join(command("report", command.results, "--format", "markdown").out.split())
+    assert re.search("take bf16-mixed, [^.]*[0-9.]+× as fast as fp32, if its lower accuracy will do", page)
+
+
 def test_in_python_it_is_a_function(command: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     engine = FakeEngine(learns=learning())
     monkeypatch.setattr("castwise.orchestrator.machine.ForkserverEngine", lambda data_dir, commit: engine)
