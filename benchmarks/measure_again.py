@@ -33,20 +33,22 @@ HERE = Path(__file__).parent
 WORKLOADS = ("resnet50", "wrn-28-10", "lstm-lm", "lstm-lm-1500", "mlp-4096", "mnist-cnn", "dpn92")
 TRANSFORMERS = ("gpt2", "gpt2-xl", "gpt-d4096", "llama-1b", "bert-base", "vit-b16")
 WIDTHS = ("gpt-d768x12", "gpt-d1024x12", "gpt-d1536x8", "gpt-d2048x8", "gpt-d4096", "gpt-d8192x2")
+FP8 = ("fp8-tensorwise", "fp8-rowwise", "fp8-rowwise-gw-hp")
 TUNED = ("gpt2", "gpt2-b64", "gpt-d2048x12", "gpt-d4096", "gpt-d4096-fp8", "vit-b16")  # rows of by_hand
 # What is measured under another name than the workload's.
 NAMES = {"own-gpt2": str(HERE / "gpt2.py")} | {name: row.workload for name, row in ROWS.items()}
 _WIDE = "fused-optimizer+pad-vocabulary+compile"
+_UNPADDED = "fused-optimizer+compile"  # the vocabulary needs no padding, or there is none
 _SMALLER = "none,activation-checkpointing,selective-checkpointing,chunked-loss"  # loops that differ in memory
 # By kind of records: the names, the command, and its options.
 KINDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "trials": ((*WORKLOADS, "gpt2", "own-gpt2"), "run", ()),
     "transformers": (TRANSFORMERS, "run", ()),
     "searches": ((*WORKLOADS, *TRANSFORMERS, "efficientnet_b0", "fastai-resnet50", "own-gpt2"), "tune", ()),
-    "fp8_width": (
-        WIDTHS,
+    "fp8": (
+        tuple(dict.fromkeys((*TRANSFORMERS, *WIDTHS))),
         "run",
-        ("--precision", "bf16-mixed,fp8-tensorwise", "--rounds", "3", "--techniques", _WIDE),
+        ("--precision", f"bf16-mixed,{','.join(FP8)}", "--rounds", "3", "--techniques", _WIDE),
     ),
     "fit": (TRANSFORMERS, "max-batch", ("--precision", "bf16-mixed", "--no-curve", "--techniques", _SMALLER)),
     "tuned": (TUNED, "why", ()),
@@ -71,6 +73,9 @@ _OPTIONS = {
     "searches/resnet50": ("--memory", "8GiB"),
     "transformers/llama-1b": ("--rounds", "2"),
     "transformers/gpt2-xl": ("--rounds", "2"),
+    "fp8/gpt2-xl": ("--rounds", "2", "--techniques", f"{_WIDE}-blocks"),
+    "fp8/llama-1b": ("--rounds", "2", "--techniques", _UNPADDED),
+    "fp8/vit-b16": ("--techniques", _UNPADDED),
 }
 for _name in TUNED:
     _row, _loop = ROWS[_name], ROWS[_name].ungraphed

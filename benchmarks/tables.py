@@ -95,10 +95,10 @@ def answer(workload: str) -> str:
     return f"{markdown_text(advice.sentence)}\n\n```python\n{advice.code}\n```\n"
 
 
-def fp8_width(_: str) -> str:
+def fp8(_: str) -> str:
     """Return what FP8 brings to GPTs of several widths over bf16-mixed in the same loop."""
     cells, places = [], dict[str, None]()
-    found = {(row.trial.spec.workload, row.precision): row for row in rows("fp8_width")}
+    found = {(row.trial.spec.workload, row.precision): row for row in rows("fp8")}
     for (workload, precision), row in sorted(found.items(), key=lambda item: find_width(item[0][0])):
         if precision != "fp8-tensorwise" or (facts := float8_of(row.trials)) is None:
             continue
@@ -355,7 +355,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "scaling": lambda workload: results(workload, "scaling"),
     "loops": lambda workload: results(workload, "techniques"),
     "transformers": lambda workload: results(workload, "transformers"),
-    "fp8_width": fp8_width,
+    "fp8": fp8,
     "against_plain": against_plain,
     "power_limit": power_limit,
     "coverage": coverage,
