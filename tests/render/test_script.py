@@ -83,7 +83,7 @@ def test_a_script_computes_what_was_measured_over_20_steps(
 @pytest.mark.parametrize(
     ("name", "precision", "techniques"),
     [
-        ("gpt2", "fp32", ("pad-vocabulary", "chunked-loss")),
+        ("gpt2", "fp32", ("pad-vocabulary", "chunked-loss", "short-gelu")),
         ("llama-1b", "bf16-mixed", ("chunked-loss", "selective-checkpointing")),
         ("bert-base", "bf16-master", ("activation-checkpointing", "sparse-prediction")),
         ("vit-b16", "fp32", ("compile-blocks",)),

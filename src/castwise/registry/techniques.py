@@ -593,6 +593,21 @@ TECHNIQUES: list[Technique] = [
         tried_after="compile",  # alone its launches cost more than it saves
     ),
     Technique(
+        name="short-gelu",
+        summary="GELU and its gradient are computed by formulas of fewer instructions, no less exact",
+        cures=("memory",),
+        needs="modules of GELU, of torch, transformers or timm",
+        cost="without compile more passes over memory",
+        loop_changes=3,
+        numerics="rounding",
+        layer="GELU",
+        settings=_model_change("castwise.worker.techniques.gelu:use_short_gelu"),
+        acts_on="GELU",
+        absent_in=("mlp", "mnist_cnn", "rnn_lm", "wide_resnet", "resnet9", "dpn", "fastai_resnet", "resnet", "llama"),
+        rank=Rank.COMPILE,
+        tried_after="compile",  # alone each operation is a kernel
+    ),
+    Technique(
         name="fp8-large-layers",
         summary="linear layers that torchao takes for too small for FP8 stay in bfloat16",
         needs="a precision of FP8",

@@ -34,6 +34,7 @@ from castwise.worker.techniques.batch_layout import Prepare
 from castwise.worker.techniques.compile import CompiledLoss, check_compiler, compile_blocks, run_uncompiled
 from castwise.worker.techniques.compiled_update import CompiledUpdate
 from castwise.worker.techniques.cuda_graph import StepGraph
+from castwise.worker.techniques.gelu import form_of_gelu
 from castwise.worker.techniques.optimizer_options import check_hooks, check_reads_rates, set_as_wanted
 
 # The kinds of layers that techniques act on, as `Technique.layer` names them.
@@ -42,6 +43,7 @@ _LAYERS = {
     "max pooling": nn.MaxPool2d,
     "embedding": nn.Embedding,
     "batch norm": nn.modules.batchnorm._BatchNorm,
+    "GELU": nn.GELU,
 }
 
 
@@ -301,6 +303,8 @@ def layers_of(model: nn.Module) -> tuple[str, ...]:
     found = {name for name, kind in _LAYERS.items() if any(isinstance(part, kind) for part in model.modules())}
     if any(weight.ndim >= 4 for weight in model.parameters()):  # a convolution that a module of the user's own calls
         found.add("convolution")
+    if any(form_of_gelu(part) for part in model.modules()):
+        found.add("GELU")
     return tuple(name for name in _LAYERS if name in found)
 
 
