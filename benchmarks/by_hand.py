@@ -76,6 +76,7 @@ def _images(workload: str, batch_size: int, techniques: str) -> Row:
 # compiled-update took a minute to compile for ResNet-50's 161 tensors, and was no faster than the fused optimizer.
 _STRIDED = "fused-optimizer+compile+cuda-graph+batch-norm-kernel+space-to-depth"
 _UPDATED = "compiled-update+compile+cuda-graph"
+_GELU = f"short-gelu+{_UPDATED}"
 _WORDS = "compiled-update+pad-vocabulary+short-gelu+compile+cuda-graph"
 _CHUNKED = "cudnn-attention+compiled-update+pad-vocabulary+short-gelu+chunked-loss+compile+cuda-graph"
 _FP8 = "fp8-tensorwise"
@@ -100,7 +101,9 @@ ROWS = {
     "gpt-d4096-fp8": Row("gpt-d4096", 8, _FP8, True, _FP8, _WORDS, padded=True),
     "gpt-d4096-b32": Row("gpt-d4096", 32, "bf16-mixed", True, "bf16-master", _WORDS, padded=True),
     "gpt-d4096-fp8-b32": Row("gpt-d4096", 32, _FP8, True, _FP8, _WORDS, padded=True),
-    "vit-b16": Row("vit-b16", 256, "bf16-mixed", True, "bf16-master", f"channels-last+matmul-stem+short-gelu+{_UPDATED}"),
+    "vit-b16": Row(
+        "vit-b16", 256, "bf16-mixed", True, "bf16-master", f"channels-last+matmul-stem+short-gelu+{_UPDATED}"
+    ),
     "bert-base": Row("bert-base", 64, "bf16-mixed", True, "bf16-master", f"sparse-prediction+{_WORDS}", padded=True),
 }
 

@@ -29,6 +29,7 @@ import nsight
 import reference_tables
 import script_agreement
 import search_tables
+from measure_again import FP8
 from rich.console import Console
 from stored import RECORDS, by_place, costs_of, load, markdown, place_of, where_of
 
@@ -96,26 +97,34 @@ def answer(workload: str) -> str:
 
 
 def fp8(_: str) -> str:
-    """Return what FP8 brings to GPTs of several widths over bf16-mixed in the same loop."""
+    """Return what each precision of FP8 brings to transformers over bf16-mixed in the same loop, by their width."""
     cells, places = [], dict[str, None]()
     found = {(row.trial.spec.workload, row.precision): row for row in rows("fp8")}
-    for (workload, precision), row in sorted(found.items(), key=lambda item: find_width(item[0][0])):
-        if precision != "fp8-tensorwise" or (facts := float8_of(row.trials)) is None:
-            continue
-        rates = [found[workload, each].throughput for each in ("bf16-mixed", precision)]
-        share = fp8_share(row.trials)
-        measured = (f"{rate:,.0f}" if rate else "–" for rate in rates)
-        shares = (f"{100 * share:.0f} %" if share else "–", f"{facts.min_sqnr_db:.1f} dB")
-        depth = dict(find_workload(workload).options)["depth"]
-        cells.append((find_width(workload), depth, row.batch_size, *measured, ratio_text(row.bf16_estimate), *shares))
-        places |= dict.fromkeys([place_of(row.trial.environment.model_dump(), row.trial.started_at[:10])])
-    heading = "width | layers | batch | bf16-mixed, tokens/s | fp8-tensorwise, tokens/s | × bf16-mixed | in FP8 | SQNR"
-    return "\n".join(["; ".join(places), "", *markdown(heading, "rrrrrrrr", cells)]) + "\n"
+    widths = {workload: int(dict(find_workload(workload).options)["width"]) for workload, _ in found}
+    for workload, width in sorted(widths.items(), key=lambda item: (item[1], item[0])):
+        base = found[workload, "bf16-mixed"]
+        measured = [found[workload, precision] for precision in FP8 if (workload, precision) in found]
+        ratios = [ratio_text(row.bf16_estimate) for row in measured] + ["–"] * (len(FP8) - len(measured))
+        sqnrs = [f"{facts.min_sqnr_db:.1f}" for row in measured[:2] if (facts := float8_of(row.trials))]
+        speed = f"{format_rate(base.throughput or 0.0)} {find_workload(workload).unit}/s"
+        share = f"{100 * (fp8_share(measured[0].trials) or 0.0):.0f} %"
+        cells.append([workload, width, base.batch_size, speed, *ratios, share, ", ".join(sqnrs)])
+        places |= dict.fromkeys([place_of(base.trial.environment.model_dump(), base.trial.started_at[:10])])
+    heading = " | ".join(("workload | width | batch | bf16-mixed", *FP8, "in FP8 | SQNR, dB"))
+    return "\n".join(["; ".join(places), "", *markdown(heading, "lrrrrrrrr", cells)]) + "\n"
 
 
-def find_width(workload: str) -> int:
-    """Return the width of a transformer."""
-    return int(dict(find_workload(workload).options)["width"])
+def compile_times(_: str) -> str:
+    """Return how long the first step of a deep model takes, all layers compiled or one for all alike."""
+    cells = []
+    for row in sorted(rows("compile"), key=lambda row: row.step_seconds or 0.0, reverse=True):
+        facts = row.trial.facts
+        assert facts is not None
+        name = "+".join(row.trial.spec.techniques) or "plain loop"
+        speed = f"{format_rate(row.throughput or 0.0)} tokens/s"
+        cells.append([row.trial.spec.workload, name, f"{facts.first_step_seconds:.1f} s", speed])
+    where = place_of(row.trial.environment.model_dump(), row.trial.started_at[:10])
+    return "\n".join([where, "", *markdown("workload | loop | first step | throughput", "llrr", cells)]) + "\n"
 
 
 def script_masters(_: str) -> str:
@@ -356,6 +365,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "loops": lambda workload: results(workload, "techniques"),
     "transformers": lambda workload: results(workload, "transformers"),
     "fp8": fp8,
+    "compile_times": compile_times,
     "against_plain": against_plain,
     "power_limit": power_limit,
     "coverage": coverage,
