@@ -397,7 +397,6 @@ def at_length(row: Workload, length: int) -> Workload:
     Raises:
         UsageError: It is no transformer, or has no positions for so many tokens.
     """
-    row = find_workload(row.name.partition("@")[0]) if "@" in row.name else row  # its length is replaced
     options = dict(row.options)
     if row.longest is None:
         names = ", ".join(each.name for each in WORKLOADS if each.longest is not None)

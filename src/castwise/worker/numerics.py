@@ -64,6 +64,8 @@ def measure_numerics(
         return StepNumerics(missing="not compared with float32: that is done on one GPU only")
     if find_precision(spec.precision).float8_recipe:
         return StepNumerics(missing="not compared with float32: castwise cannot compute layers in FP8 without it")
+    if not all(weight.isfinite().all() for weight in step.model.parameters()):
+        return StepNumerics(missing="not compared with float32: weights are not finite after the timed steps")
     gpus = sorted({p.device.index for p in step.model.parameters() if p.device.type == "cuda"})
     buffers = [(buffer, buffer.detach().clone()) for buffer in step.model.buffers()]
     carried = () if recurrent_state is None else tuple(each.clone() for each in recurrent_state.read())
