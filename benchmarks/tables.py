@@ -110,7 +110,7 @@ def fp8(_: str) -> str:
         share = f"{100 * (fp8_share(measured[0].trials) or 0.0):.0f} %"
         cells.append([workload, width, base.batch_size, speed, *ratios, share, ", ".join(sqnrs)])
         places |= dict.fromkeys([place_of(base.trial.environment.model_dump(), base.trial.started_at[:10])])
-    heading = " | ".join(("workload | width | batch | bf16-mixed", *FP8, "in FP8 | SQNR, dB"))
+    heading = " | ".join(("workload | width | batch | bf16-mixed", *FP8, "FLOPs in FP8 | SQNR, dB"))
     return "\n".join(["; ".join(places), "", *markdown(heading, "lrrrrrrrr", cells)]) + "\n"
 
 

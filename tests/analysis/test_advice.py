@@ -379,10 +379,11 @@ def test_advice_is_per_workload_batch_size_and_number_of_gpus() -> None:
 FP8_LOOP = {"techniques": ("compile",), "workload": "gpt2"}
 
 
-def fp8(speed: float, sqnr: float | None, **changes: object) -> Trial:
+def fp8(speed: float, sqnr: float | None, underflow: float | None = None, **changes: object) -> Trial:
     """Return a trial of FP8 in a compiled loop."""
     trial = at("fp8-tensorwise", speed, **{**FP8_LOOP, **changes})
     float8 = {"recipe": "tensorwise", "num_converted": 8, "left": {}, "min_sqnr_db": sqnr, "min_sqnr_product": "a, b"}
+    float8 |= {"max_underflow_share": underflow, "max_underflow_factor": "head, output gradient"}
     return trial.model_copy(update={"facts": fake_facts(float8=float8)})
 
 
@@ -394,6 +395,12 @@ PLAIN_DEFAULT, MIXED = at("default", 1, workload="gpt2"), at("bf16-mixed", 3, **
     [
         (rounds(PLAIN_DEFAULT, MIXED, fp8(4, 20.0)), "fp8-tensorwise", ""),
         (rounds(PLAIN_DEFAULT, MIXED, fp8(4, 19.9)), "bf16-mixed", "(an SQNR of 19.9 dB in a, b, under 20 dB)"),
+        (rounds(PLAIN_DEFAULT, MIXED, fp8(4, 28.0, 0.1)), "fp8-tensorwise", ""),
+        (
+            rounds(PLAIN_DEFAULT, MIXED, fp8(4, 28.0, 0.37)),
+            "bf16-mixed",
+            "(casts make 37 % of the values 0 in head, output gradient)",
+        ),
         (rounds(PLAIN_DEFAULT, MIXED, fp8(4, None)), "bf16-mixed", "(its products were not compared with bfloat16's)"),
         (rounds(PLAIN_DEFAULT, MIXED, fp8(3.05, 25.0)), "bf16-mixed", "(not proven faster than bf16-mixed in the same"),
         (
