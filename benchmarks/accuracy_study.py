@@ -84,7 +84,7 @@ JOBS = {
     "mnist": Job("mnist-cnn", _EVERY, 30, "resident-data+cuda-graph"),
     "fast-cifar10": Job("resnet9", _EVERY, 20, "tuned"),
     # Without fp32, in which a run takes 9 minutes.
-    "wrn-cifar10": Job("wrn-28-10", _EVERY[1:], 5, "tuned", loss_scale="dynamic-apex"),
+    "wrn-cifar10": Job("wrn-28-10", _EVERY[1:], 30, "tuned", loss_scale="dynamic-apex"),
     "fast-wikitext2": Job("lstm-lm", _EVERY, 90, "tuned", suite="fast-wikitext2"),
     "sound": _planted("sound", "bf16-mixed"),
     "small_gradients": _planted("small_gradients", "fp16-mixed", "1"),
