@@ -84,7 +84,7 @@ def test_sequences_of_several_lengths_have_as_many_tokens_a_batch() -> None:
     specs = plan(workloads=("gpt2", "bert-base"), lengths=(1024 // 4, 512), precisions=("fp32",))
     found = [(spec.workload, spec.batch_size) for spec in specs]
     assert found == [("gpt2@256", 64), ("gpt2@512", 32), ("bert-base@256", 128), ("bert-base", 64)]
-    with pytest.raises(UsageError, match="gpt2@1024 names a length of sequences, and --seq-len another"):
+    with pytest.raises(UsageError, match="gpt2@1024 and --seq-len both name a length of sequences"):
         plan(workloads=("gpt2@1024",), precisions=("fp32",), lengths=(512,))
     assert [spec.workload for spec in plan(workloads=("GPT2@64", "gpt2@1024"), precisions=("fp32",))] == [
         "gpt2@64",

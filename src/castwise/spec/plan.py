@@ -74,7 +74,7 @@ def build_plan(  # noqa: PLR0913  what a plan is made of, by keyword
         workload, user = find_workload(name), user_workloads.get(name)
         if length is not None:
             if "@" in name:
-                raise UsageError(f"{name} names a length of sequences, and --seq-len another. Leave one of them out.")
+                raise UsageError(f"{name} and --seq-len both name a length of sequences. Leave one of them out.")
             workload = at_length(workload, length)
         check_data_set(workload, data_set)
         default_size = (user.batch_size if user else None) or (
