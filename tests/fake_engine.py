@@ -230,7 +230,7 @@ class FakeEngine:
     fixed_bytes: int = 0  # what a loop holds whatever its batch
     layers: tuple[str, ...] | None = None  # the kinds of layers in its models; None as in older records
     flops: StepFlops | None = None  # of a step; None as in older records
-    sqnr_db: float | None = None  # of FP8
+    float8: Mapping[str, object] = field(default_factory=dict)  # what FP8 does to products
     disk_is_full: bool = False
     profiles: Mapping[str, StepProfile] = field(default_factory=dict)  # by precision; others have `fake_profile`'s
     measured: list[TrialSpec] = field(default_factory=list)  # the specs that were set up, in order
@@ -325,7 +325,7 @@ class FakeSession:
     def warm_up(self, step_seconds: float | None = None) -> Facts:
         self._enter("warm_up", after="set_up")
         tokens, recipe = 35 if "-lm" in self.spec.workload else 1, find_precision(self.spec.precision).float8_recipe
-        known = {"recipe": recipe, "num_converted": 1, "left": {}, "min_sqnr_db": self._engine.sqnr_db}
+        known = {"recipe": recipe, "num_converted": 1, "left": {}, **self._engine.float8}
         float8 = known if recipe else None
         return fake_facts(units_per_sample=tokens, layers=self._engine.layers, float8=float8)
 

@@ -28,7 +28,8 @@ from castwise.render.table import SCHEMA_VERSION
 CSV_HEADER = (
     "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,techniques,throughput_per_second,"
     "written_speedup,default_speedup,speedup,bf16_speedup,verdict,loop_speedup,scaling_efficiency,data_share,"
-    "step_seconds,spread,model_flops_per_second,model_flops_utilization,fp8_share,min_sqnr_db,peak_allocated_bytes,peak_reserved_bytes,"
+    "step_seconds,spread,model_flops_per_second,model_flops_utilization,fp8_share,min_sqnr_db,"
+    "max_underflow_share,peak_allocated_bytes,peak_reserved_bytes,"
     "joules_per_unit,power_watts,tensor_share,dram_share,final_loss,status,unit,processes,throughput_low,throughput_high,"
     "default_speedup_low,default_speedup_high,written_speedup_low,written_speedup_high,speedup_low,speedup_high,"
     "bf16_speedup_low,bf16_speedup_high,memory_low,memory_high,verdict_reason,memory_ratio,final_step,skipped_steps,joules_per_unit_low,"
@@ -425,6 +426,15 @@ def test_hardware_counters_in_every_format_and_why_there_are_none() -> None:
     note = "not available: hardware counters (too old)"
     without = [each.model_copy(update={"telemetry_note": note}) for each in (FP32[0], BF16[0])]
     assert printed(without, verbose=True).replace("\n", " ").count(note) == 1
+
+
+def test_what_fp8_does_to_products_is_in_every_format() -> None:
+    float8 = {"recipe": "rowwise", "num_converted": 8, "left": {}, "min_sqnr_db": 28.2, "max_underflow_share": 0.37}
+    found = [trial("fp8-rowwise", 0.1).model_copy(update={"facts": fake_facts(float8=float8)})]
+    (row,) = markdown_rows(found, wide=True)
+    assert (row["lowest SQNR"], row["cast to 0"]) == ("28.2 dB", "37 %")
+    assert [(row["min_sqnr_db"], row["max_underflow_share"]) for row in as_csv(found)] == [("28.2", "0.37")]
+    assert as_json(found)["rows"][0]["max_underflow_share"] == 0.37
 
 
 def test_energy_and_warnings_in_every_format() -> None:

@@ -136,17 +136,19 @@ def test_without_the_plain_loop_there_is_no_search(command: CommandLine) -> None
 
 
 @pytest.mark.parametrize(
-    ("linear", "large", "sqnr", "torchao", "outcome"),
+    ("linear", "large", "sqnr", "lost", "torchao", "outcome"),
     [
-        (60, None, 25.0, "0.18.0", "accepted"),
-        (60, 60, 15.0, "0.18.0", "failed"),  # its products are too far from bfloat16's
-        (40, None, 25.0, "0.18.0", None),
-        (60, 40, 25.0, "0.18.0", None),
-        (60, 60, 25.0, None, None),
+        (60, None, 25.0, None, "0.18.0", "accepted"),
+        (60, None, 25.0, 0.1, "0.18.0", "accepted"),
+        (60, 60, 15.0, 0.0, "0.18.0", "failed"),  # its products are too far from bfloat16's
+        (60, 60, 25.0, 0.11, "0.18.0", "failed"),  # its casts make too many values 0
+        (40, None, 25.0, 0.0, "0.18.0", None),
+        (60, 40, 25.0, 0.0, "0.18.0", None),
+        (60, 60, 25.0, 0.0, None, None),
     ],
 )
 def test_fp8_is_tried_on_compiled_linear_layers(
-    linear: int, large: int | None, sqnr: float, torchao: str | None, outcome: str | None
+    linear: int, large: int | None, sqnr: float, lost: float | None, torchao: str | None, outcome: str | None
 ) -> None:
     def gain(spec: TrialSpec) -> float:
         return (1.5 if "compile" in spec.techniques else 1.0) * (1.3 if spec.precision == "fp8-tensorwise" else 1.0)
@@ -154,7 +156,8 @@ def test_fp8_is_tried_on_compiled_linear_layers(
     products = {"linear": {"bf16": linear}, "attention": {"bf16": 100 - linear}}
     flops = StepFlops(products=products, large_linear_flops=large)
     environment = fake_environment(torchao=torchao)
-    result = tune(made := engine(gain, environment=environment, flops=flops, sqnr_db=sqnr), "gpt2")
+    float8 = {"min_sqnr_db": sqnr, "max_underflow_share": lost}
+    result = tune(made := engine(gain, environment=environment, flops=flops, float8=float8), "gpt2")
     found = outcomes(result)
     assert found.get("fp8-tensorwise", found.get("fp8-tensorwise + fp8-large-layers")) == outcome
     assert all("compile" in spec.techniques for spec in made.measured if spec.precision.startswith("fp8"))

@@ -243,6 +243,7 @@ FIELDS: tuple[Field, ...] = (
     Field("model_flops_utilization", "MFU", "share", best="highest"),
     Field("fp8_share", "in FP8", "share"),
     Field("min_sqnr_db", "lowest SQNR", "number", lambda row: f"{row['min_sqnr_db']:.1f} dB"),
+    Field("max_underflow_share", "cast to 0", "share", lambda row: format_share(row["max_underflow_share"])),
     # Of a module, of a step that was compared with float32.
     Field("module", "module"),
     Field(

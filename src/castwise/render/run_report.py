@@ -63,7 +63,7 @@ SHOWN = (
     *("throughput_per_second", "written_speedup", "default_speedup", "speedup", "bf16_speedup"),
     *("verdict", "loop_speedup", "scaling_efficiency"),
     *("data_share", "step_seconds", "spread", "model_flops_per_second", "model_flops_utilization"),
-    *("fp8_share", "min_sqnr_db"),
+    *("fp8_share", "min_sqnr_db", "max_underflow_share"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "joules_per_unit", "power_watts", "tensor_share", "dram_share"),
     *("final_loss", "skipped_steps", "status"),
 )
@@ -120,7 +120,7 @@ def flat_row(row: Row) -> dict[str, Any]:
         **interval_values("memory", row.memory_estimate),
         **model_flops_values(row.trials, row.step_seconds),
         "fp8_share": fp8_share(row.trials),
-        "min_sqnr_db": float8 and float8.min_sqnr_db,
+        **{name: getattr(float8, name, None) for name in ("min_sqnr_db", "max_underflow_share")},
         "verdict": verdict and verdict.kind,
         "verdict_reason": verdict and verdict.reason,
         "joules_per_unit": energy and energy.joules_per_unit,
