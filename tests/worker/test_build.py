@@ -96,7 +96,7 @@ def test_attention_runs_in_one_kind_of_kernels_and_then_in_all_again() -> None:
 
 
 def test_every_layer_of_a_technique_is_looked_for() -> None:
-    every = nn.Sequential(nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.BatchNorm2d(4), nn.Embedding(3, 4))
+    every = nn.Sequential(nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.BatchNorm2d(4), nn.Embedding(3, 4), nn.GELU())
     assert {row.layer for row in TECHNIQUES} - {"", "attention"} == set(layers_of(every))
 
 
