@@ -147,4 +147,6 @@ def test_what_cannot_be_compared_says_why() -> None:
         for weight in list(step.model.parameters())[-1:]:
             weight.data.fill_(float("nan"))
         found = measure_numerics(cpu_spec("fp32"), step, None, make_batch())
-        assert found.missing == "not compared with float32: weights are not finite after the timed steps"
+        assert (
+            found.missing == "not compared with float32: weights or carried states are not finite after the timed steps"
+        )

@@ -64,11 +64,13 @@ def measure_numerics(
         return StepNumerics(missing="not compared with float32: that is done on one GPU only")
     if find_precision(spec.precision).float8_recipe:
         return StepNumerics(missing="not compared with float32: castwise cannot compute layers in FP8 without it")
-    if not all(weight.isfinite().all() for weight in step.model.parameters()):
-        return StepNumerics(missing="not compared with float32: weights are not finite after the timed steps")
     gpus = sorted({p.device.index for p in step.model.parameters() if p.device.type == "cuda"})
     buffers = [(buffer, buffer.detach().clone()) for buffer in step.model.buffers()]
     carried = () if recurrent_state is None else tuple(each.clone() for each in recurrent_state.read())
+    if not all(each.isfinite().all() for each in (*step.model.parameters(), *carried)):
+        return StepNumerics(
+            missing="not compared with float32: weights or carried states are not finite after the timed steps"
+        )
     write = (lambda _: None) if recurrent_state is None else recurrent_state.write
     try:
         with torch.compiler.set_stance("force_eager"), torch.random.fork_rng(devices=gpus):
