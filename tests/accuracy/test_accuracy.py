@@ -265,6 +265,18 @@ def test_the_answer_of_run_names_the_verdict_or_the_command_that_finds_one(comma
     assert "accuracy as good as fp32" in " ".join(page.out.split())
 
 
+def test_the_answer_of_run_rests_on_the_longest_runs_and_says_if_they_were_short(command: CommandLine) -> None:
+    measure = ("mnist-cnn", "--precision", "fp32,bf16-mixed", "--rounds", "3")
+    worse = FakeEngine(learns=learning(bf16_mixed=-0.02))
+    short = ("--suite", "fast-mnist", "--epochs", "2", "--max-steps", "1")
+    asked(command, "--precision", "fp32,bf16-mixed", *short, engine=worse)
+    assert "worse than fp32 in runs of 2 of 14 epochs of 1 step: " in " ".join(command.run(*measure).out.split())
+    page = " ".join(command("report", command.results, "--format", "markdown").out.split())
+    assert "accuracy worse than fp32 in runs of 2 of 14 epochs of 1 step" in page
+    asked(command, "--precision", "fp32,bf16-mixed", "--suite", "fast-mnist", "--seeds", "2")
+    assert "Accuracy: not enough runs, compared with fp32: " in command.run(*measure).out, "of the whole recipe"
+
+
 def test_a_report_takes_a_less_accurate_precision_with_a_warning_alone(command: CommandLine) -> None:
     command.run("mnist-cnn", "--precision", "fp32,bf16-mixed", "--rounds", "3")
     page = " ".join(command("report", command.results, "--format", "markdown").out.split())

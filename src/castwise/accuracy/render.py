@@ -33,6 +33,7 @@ from castwise.render.table import (
 )
 from castwise.render.units import format_ratio, pluralize
 from castwise.spec.quantities import TOO_NOISY, format_interval, with_interval
+from castwise.spec.recipe import Recipe
 
 SHORT = {
     "precision": "precision",
@@ -173,11 +174,14 @@ def headline(result: AccuracyResult) -> str:
     spec = result.baseline.spec
     loop = f", {join(spec.techniques).replace('+', ' + ')}" if spec.techniques else ""
     data = f"on {spec.data_set}, batch {spec.batch_size}" if spec.user_model is None else "on its training set"
-    recipe = spec.recipe
-    assert recipe is not None
+    return f"{spec.workload} {data}, {length_text(result.baseline.recipe)}{loop}"
+
+
+def length_text(recipe: Recipe) -> str:
+    """Return how long a run is: "2 of 14 epochs of 20 steps"."""
     short = "" if recipe.num_epochs == recipe.epochs else f"{recipe.num_epochs} of "
     steps = "" if recipe.max_steps is None else f" of {pluralize(recipe.max_steps, 'step')}"
-    return f"{spec.workload} {data}, {short}{pluralize(recipe.epochs, 'epoch')}{steps}{loop}"
+    return f"{short}{pluralize(recipe.epochs, 'epoch')}{steps}"
 
 
 def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow]:

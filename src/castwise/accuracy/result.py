@@ -13,6 +13,7 @@ from castwise.analysis.statistics import Estimate, estimate
 from castwise.analysis.training_metrics import epochs_of
 from castwise.records.schema import Epoch, Trial
 from castwise.registry.precisions import BASELINE, precision_sort_key
+from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 
 Pair = tuple[Trial, Trial]  # the baseline's run, and the run with the same seed
@@ -65,6 +66,12 @@ class Runs:
     def spec(self) -> TrialSpec:
         """Return what was trained; its seed does not matter."""
         return self.trials[0].spec
+
+    @property
+    def recipe(self) -> Recipe:
+        """Return how it was trained."""
+        assert self.spec.recipe is not None
+        return self.spec.recipe
 
     @property
     def margin(self) -> float:

@@ -76,6 +76,11 @@ class Recipe(FrozenModel):
         return min(self.epochs, self.stop_after or self.epochs)
 
     @property
+    def is_shortened(self) -> bool:
+        """Return whether fewer epochs or steps are run than the source's code does."""
+        return self.num_epochs < self.epochs or self.max_steps is not None
+
+    @property
     def validates(self) -> bool:
         """Return whether the validation data is read at all."""
         return self.validate_each_epoch or self.validate_at_end
