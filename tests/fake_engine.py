@@ -219,6 +219,7 @@ class FakeEngine:
     devices: tuple[str, ...] = ("cpu", "cuda", "cuda:0")  # what `open` accepts besides "auto"
     models: tuple[str, ...] = ("torchvision:alexnet", "timm:vit_tiny")  # of its zoos
     own: int | TrialFailedError | None = 16  # the batch size of users' own models; or why they cannot be run
+    higher_is_better: bool | None = None  # a score of users' own models; None if they have none
     sources: Mapping[str, str] | None = None  # what users' own models were read from; None if not only from files
     on_hang: Callable[[], object] = lambda: None  # is called when a trial starts to hang
     usable: float = 0.94  # the share of memory that tensors can come to in a trial that is about memory
@@ -327,7 +328,8 @@ class FakeSession:
         tokens, recipe = 35 if "-lm" in self.spec.workload else 1, find_precision(self.spec.precision).float8_recipe
         known = {"recipe": recipe, "num_converted": 1, "left": {}, **self._engine.float8}
         float8 = known if recipe else None
-        return fake_facts(units_per_sample=tokens, layers=self._engine.layers, float8=float8)
+        known_of_model = {"layers": self._engine.layers, "higher_is_better": self._engine.higher_is_better}
+        return fake_facts(units_per_sample=tokens, float8=float8, **known_of_model)
 
     def lead_in(self) -> None:
         assert self.calls[-1] in ("warm_up", "run_block"), f"lead after {self.calls[-1]}"

@@ -264,7 +264,7 @@ class Comparison(Result, Sequence[Trial]):
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
         """Return which precision to take, in words and as code."""
-        return tuple(with_accuracy(recommend(self.rows), ()))
+        return tuple(with_accuracy(recommend(self.rows), self.trials))
 
     @property
     def best(self) -> str | None:

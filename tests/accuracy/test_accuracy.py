@@ -250,7 +250,8 @@ def test_a_missing_data_set_is_one_line(command: CommandLine, monkeypatch: pytes
 def test_the_answer_of_run_names_the_verdict_or_the_command_that_finds_one(command: CommandLine) -> None:
     measure = ("mnist-cnn", "--precision", "fp32,bf16-mixed", "--rounds", "3")
     before = command.run(*measure)
-    assert "Accuracy: untested: `castwise accuracy mnist-cnn --precision fp32,bf16-mixed` tells." in before.out
+    line = f"castwise accuracy mnist-cnn --precision fp32,bf16-mixed --results {command.results}"
+    assert f"Accuracy: untested: `{line}` tells." in " ".join(before.out.split())
     judged = asked(command, "--precision", "fp32,bf16-mixed")
     after = command.run(*measure)
     assert "Accuracy: as good as fp32: " in after.out
@@ -263,6 +264,19 @@ def test_the_answer_of_run_names_the_verdict_or_the_command_that_finds_one(comma
     assert "Accuracy: untested." in other.out, "no recipe trains it"
     page = command("report", command.results, "--format", "table")
     assert "accuracy as good as fp32" in " ".join(page.out.split())
+
+
+def test_the_answer_of_run_about_a_users_own_model_names_the_command_or_what_is_missing(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text("def build():\n    return 1\n")
+    name = f"{tmp_path}/own.py:build"
+    measure = (name, "--precision", "fp32,bf16-mixed", "--rounds", "3")
+    done = command.run(*measure, engine=FakeEngine(higher_is_better=False))
+    line = f"castwise accuracy {name} --precision fp32,bf16-mixed --results {command.results}"
+    assert f"Accuracy: untested: `{line}` tells." in " ".join(done.out.split())
+    done = command.run(*measure, "--again")
+    assert "Accuracy: untested: docs/accuracy.md shows what your model needs." in done.out
 
 
 def test_the_answer_of_run_rests_on_the_longest_runs_and_says_if_they_were_short(command: CommandLine) -> None:

@@ -45,6 +45,8 @@ def test_what_else_was_typed_is_kept() -> None:
     found = advised(f"{typed} --precision fp32 -- python s/t.py", "python t.py", within="1%", unit="tokens")
     assert found == f"castwise run --precision fp32,tf32 --within 1% {kept} --seconds 1 -- python s/t.py"
     assert f"tf32 {kept} -- python s/t.py" in advised(f"{typed} -- python s/t.py", "python t.py", "why")
+    accuracy = "castwise accuracy a.py --precision fp32,tf32 --results r --timeout 9s"
+    assert advised(f"{typed} a.py", "a.py", "accuracy") == accuracy
 
 
 def test_a_plan_names_nothing() -> None:

@@ -27,6 +27,7 @@ from castwise.worker.models import build_task
 from castwise.worker.precision import read_fp32_precision
 from castwise.worker.techniques import cuda_graph as graphs
 from castwise.worker.training_run import EpochSteps, TrainingRun, why_diverged
+from castwise.worker.user_model.load import build_user_model
 
 WORDS = " ".join(f"w{number * number % 11}" for number in range(900))
 
@@ -386,6 +387,10 @@ def test_a_users_own_model_trains_on_its_training_set_and_is_scored(tmp_path: Pa
     # With the same seed another precision has the same weights, order and dropout.
     assert narrow.epochs[0].losses[0][1] == pytest.approx(first.epochs[0].losses[0][1], rel=0.03)
     assert first.facts.higher_is_better is False
+    code = (tmp_path / "own.py").read_text().replace('"training_set": loader, ', "")
+    (tmp_path / "own.py").write_text(code)
+    model = UserModel(kind="file", path=str(tmp_path / "own.py"), name="build")
+    assert build_user_model(model).higher_is_better is None, "without a training set there is no score"
 
 
 def test_a_users_optimizer_step_takes_as_many_batches_as_are_accumulated(tmp_path: Path) -> None:

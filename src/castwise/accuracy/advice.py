@@ -1,7 +1,7 @@
 """What is known about the accuracy of the precision that an answer takes."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from castwise.accuracy.render import compared_text, length_text, verdict_text
@@ -11,47 +11,55 @@ from castwise.errors import UsageError
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE, DEFAULT
 from castwise.registry.suites import find_recipe
+from castwise.spec.typed import TypedLine, advised_line
+from castwise.spec.user_model import is_object
 
 UNTESTED = "untested"
 
 
-def with_accuracy(advice: Sequence[Advice], trials: Iterable[Trial]) -> list[Advice]:
+def with_accuracy(advice: Sequence[Advice], trials: Collection[Trial], typed: TypedLine | None = None) -> list[Advice]:
     """Return advice that says of each precision to take whether it trains as well, or that nobody has tested it.
 
     Args:
         advice: What to take.
         trials: All records there are; of those of training runs, the longest count, and of as long ones the most.
+        typed: What the user typed, if that is at hand; the command that tests is built from it.
     """
-    training = [trial for trial in trials if trial.spec.kind == "training"]
-    return [replace(item, accuracy=_accuracy_of(item, training)) for item in advice]
+    return [replace(item, accuracy=_accuracy_of(item, trials, typed)) for item in advice]
 
 
-def _accuracy_of(item: Advice, training: Sequence[Trial]) -> str:
+def _accuracy_of(item: Advice, trials: Collection[Trial], typed: TypedLine | None) -> str:
     if item.decision != "take" or item.precision in (None, BASELINE, DEFAULT):
         return ""
-    found = _longest_runs(item, training)
+    found = _longest_runs(item, trials)
     if found is not None:
         baseline = found.baseline[0].spec.precision
         than = {"as good": " as", "worse": " than", "better": " than"}.get(verdict_text(found), ", compared with")
         short = f" in runs of {length_text(found.recipe)}" if found.recipe.is_shortened else ""
         return f"{verdict_text(found)}{than} {baseline}{short}: {compared_text(found)}"
-    try:
-        find_recipe(item.workload)
-    except UsageError:
-        return UNTESTED
-    return f"{UNTESTED}: `castwise accuracy {item.workload} --precision {BASELINE},{item.precision}` tells"
+    taken = next((trial for trial in trials if trial.spec.key == item.key), None)
+    if taken is None or taken.spec.user_model is None or taken.spec.is_script:
+        try:
+            find_recipe(item.workload)
+        except UsageError:
+            return UNTESTED
+    elif is_object(item.workload) or taken.facts is None or taken.facts.higher_is_better is None:
+        return f"{UNTESTED}: docs/accuracy.md shows what your model needs"
+    line = advised_line("accuracy", item.workload, {"precision": f"{BASELINE},{item.precision}"}, typed)
+    return f"{UNTESTED}: `{line}` tells"
 
 
-def _longest_runs(item: Advice, training: Sequence[Trial]) -> Runs | None:
+def _longest_runs(item: Advice, trials: Collection[Trial]) -> Runs | None:
     """Return the runs of the precision to take in the setting, such as a loop or a data set, with the longest runs.
 
     Whole runs count as longer than shortened ones. Of settings with runs as long, it is the one with most pairs.
     """
     settings: dict[str, list[Trial]] = {}
-    for trial in training:
-        if trial.spec.workload == item.workload and trial.spec.precision in (BASELINE, item.precision):
+    for trial in trials:
+        spec = trial.spec
+        if (spec.kind, spec.workload) == ("training", item.workload) and spec.precision in (BASELINE, item.precision):
             without = {"precision", "loss_scale", "seed", "repeat"}
-            key = trial.environment.fingerprint + trial.spec.without_extras.model_dump_json(exclude=without)
+            key = trial.environment.fingerprint + spec.without_extras.model_dump_json(exclude=without)
             settings.setdefault(key, []).append(trial)
     found = [
         runs

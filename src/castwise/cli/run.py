@@ -122,7 +122,8 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
     store, machine = job.runner.store, job.runner.environment
     typed = read_line(output.words, RunOptions, ManyMachinesOptions, RunPrintOptions)
-    advice = with_accuracy(recommend(rows, typed), store.load(machine)[0].values() if store is not None else [])
+    known = trials if store is None else store.load(machine)[0].values()
+    advice = with_accuracy(recommend(rows, typed), known, typed)
 
     def print_result(console: "Console") -> None:
         run_report.print_table(rows, advice, console, prices, wide=output.wide, verbose=output.verbose)

@@ -8,14 +8,17 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from castwise.spec.options import ParameterGrid, ScriptOptions, StepOptions, options_of
+from castwise.spec.options import ParameterGrid, ScriptOptions, SharedOptions, StepOptions, options_of
 from castwise.spec.user_model import is_script, shown_name, without_secrets
 
 # What an advised command says itself, in the place of a plan, too; and `--again`, which forgets what was just measured.
 _REPLACED = {each.keyword for each in options_of(ParameterGrid)}
 _REPLACED |= {"nodes_per_trial", "plan", "shard", "rounds", "within", "again"}
-# What `castwise why` has in common with `castwise run`.
-_SHARED = {each.keyword for kind in (StepOptions, ScriptOptions) for each in options_of(kind)}
+# What other commands have in common with `castwise run`.
+_SHARED = {
+    "why": {each.keyword for kind in (StepOptions, ScriptOptions) for each in options_of(kind)},
+    "accuracy": {each.keyword for each in options_of(SharedOptions)},
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class TypedLine:
     def kept(self, command: str) -> dict[str, tuple[str, ...]]:
         """Return the options that an advised command repeats."""
         names = self.options.keys() - _REPLACED
-        names = names & _SHARED if command == "why" else names
+        names = names & _SHARED.get(command, names)
         return {name: words for name, words in self.options.items() if name in names}
 
     def words_of(self, shown: str) -> list[str]:
@@ -64,7 +67,7 @@ def advised_line(command: str, workload: str, options: Mapping[str, object], typ
     """Return a command line of castwise that can be pasted.
 
     Args:
-        command: `run` or `why`.
+        command: `run`, `why` or `accuracy`.
         workload: Its name in records.
         options: By keyword.
         typed: The command line that the answer is for, whose other options are kept; without it the workload has its

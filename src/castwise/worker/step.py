@@ -327,7 +327,7 @@ def describe(step: TrainingStep, task: Task, optimizer: OptimizerSpec) -> Facts:
         float8=step.float8,
         clip_grad_norm=step.clip_grad_norm,
         accumulate=step.accumulate,
-        higher_is_better=task.higher_is_better if task.validate is not None else None,
+        higher_is_better=task.higher_is_better,
         fp32_precision=read_fp32_precision(),
         notes=task.notes,
     )

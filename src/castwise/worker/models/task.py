@@ -67,6 +67,6 @@ class Task:
     user_loop: UserLoop | None = None  # None for castwise's workloads
     training_set: Iterable[Any] | None = None  # the user's batches of an epoch; it has a length
     validate: Callable[[nn.Module], float] | None = None  # the user's: the score of the model
-    higher_is_better: bool = False  # whether a higher score of `validate` is better
+    higher_is_better: bool | None = None  # whether a higher score of `validate` is better; None if it cannot be judged
     fake_copy: FakeCopy | None = None  # of a model that was sharded since: shards cannot be copied
     notes: tuple[str, ...] = ()  # what the user's code did that affects its figures

@@ -37,6 +37,11 @@ class Contract:
     validate: Callable[[nn.Module], float] | None = None
     higher_is_better: bool = False  # whether a higher score is better
 
+    @property
+    def can_be_judged(self) -> bool:
+        """Return whether `castwise accuracy` has what it needs."""
+        return self.training_set is not None and self.validate is not None
+
 
 NAMES = tuple(field.name for field in fields(Contract))
 

@@ -54,7 +54,7 @@ def inspect_model(model: UserModel) -> UserWorkload:
         model=found,
         batch_size=loaded.contract.batch_size or loaded.batches.batch_size,
         accumulate=loaded.contract.accumulate,
-        can_be_judged=loaded.contract.training_set is not None and loaded.contract.validate is not None,
+        can_be_judged=loaded.contract.can_be_judged,
         parts=loaded.parts() if model.kind in ("file", "module") else None,
         sources=sources.digests(loaded.files),
     )
@@ -79,7 +79,7 @@ def build_user_model(model: UserModel) -> Task:
         user_loop=make_loop(contract, source),
         training_set=contract.training_set,
         validate=contract.validate,
-        higher_is_better=contract.higher_is_better,
+        higher_is_better=contract.higher_is_better if contract.can_be_judged else None,
         notes=loaded.notes,
     )
 
