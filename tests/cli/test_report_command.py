@@ -277,9 +277,9 @@ def test_a_report_in_the_terminal(command: CommandLine, tmp_path: Path) -> None:
     folder = stored(tmp_path / "all", every_kind())
     outcome = command("report", folder, "--format", "table")
     assert (outcome.code, outcome.err) == (0, "")
-    for words in ("models in 12 settings on Fake GPU", "3 runs each", "wrn-28-10 on cifar10: training", "oom"):
+    for words in ("models in 13 settings on Fake GPU", "3 runs each", "wrn-28-10 on cifar10: training", "oom"):
         assert words in outcome.out
-    assert command("report", folder, "--format", "markdown").out.startswith("**5 models in 12 settings on Fake GPU: ")
+    assert command("report", folder, "--format", "markdown").out.startswith("**6 models in 13 settings on Fake GPU: ")
 
 
 def test_losses_that_are_no_numbers_make_a_report(command: CommandLine, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_each_level_has_a_row_for_each_of_its_things() -> None:
     assert len(rows("cells")) == len(COLLECTION.configurations) < len(trials)
     assert len(rows("blocks")) == sum(len(rank.blocks) for trial in trials for rank in trial.ranks)
     epochs = [epoch for trial in trials for rank in trial.ranks for epoch in rank.epochs]
-    assert len(rows("epochs")) == len(epochs) == 32
+    assert len(rows("epochs")) == len(epochs) == 40
     assert len(rows("losses")) == sum(len(epoch.losses) for epoch in epochs)
     assert len(rows("readings")) == sum(len(trial.readings) for trial in trials)
 

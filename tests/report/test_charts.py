@@ -100,6 +100,11 @@ def test_every_chart_of_the_registry_is_drawn() -> None:
     assert {name for name, _ in EVERY} == set(GROUP_CHARTS)
 
 
+def test_the_score_of_a_users_own_model_is_drawn() -> None:
+    (made,) = (made for name, made in EVERY if name == "score")
+    assert made.summary == "At the end: fp32 3.5, bf16-mixed 3.5."
+
+
 @pytest.mark.parametrize(("name", "made"), EVERY)
 def test_chart_is_valid_and_has_sentence_table_and_files(name: str, made: Chart) -> None:
     for width in (WIDE, NARROW):
@@ -107,7 +112,7 @@ def test_chart_is_valid_and_has_sentence_table_and_files(name: str, made: Chart)
         places = [float(each.get("x") or 0) for each in drawn(made, width).iter("text")]
         assert (drawing.width, min(places) >= 0, max(places) <= width) == (width, True, True)
     assert made.summary.endswith(".")
-    is_of_lines = name in ("blocks", "telemetry", "loss", "accuracy", "perplexity")
+    is_of_lines = name in ("blocks", "telemetry", "loss", "accuracy", "perplexity", "score")
     assert is_of_lines == (made.table is None), "`castwise export` has those values"
     if made.table is not None:
         assert len(csv_grid(made.table.columns, made.table.rows).splitlines()) == len(made.table.rows) + 1 > 1

@@ -18,6 +18,7 @@ GROUP_CHARTS: dict[str, Callable[[GroupSubject], Chart | None]] = {
     "loss": training.loss,
     "accuracy": training.accuracy,
     "perplexity": training.perplexity,
+    "score": training.score,
     "time": training.time_split,
     "profile": profile.step_time,
     "roofline": profile.step_roofline,

@@ -1,4 +1,4 @@
-"""Loss, accuracy and perplexity of training runs, over time and over epochs, and where the wall time went.
+"""Loss, accuracy, perplexity and score of training runs, over time and over epochs, and where the wall time went.
 
 The equivalence plot: how far each precision's score is from the baseline's, with its interval, and the margin.
 """
@@ -105,6 +105,12 @@ perplexity = partial(
     title="Validation perplexity",
     y_title="perplexity",
     points_of=partial(series.epoch_ends, value_of=training_metrics.perplexity),
+)
+score = partial(
+    _curves,
+    title="Validation score",
+    y_title="score",
+    points_of=partial(series.epoch_ends, value_of=lambda epoch: epoch.score),
 )
 
 
