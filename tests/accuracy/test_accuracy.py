@@ -109,7 +109,7 @@ def test_the_answer_says_by_how_much_and_how_fast_in_80_columns(
     monkeypatch.setattr("castwise.render.console._PIPED_WIDTH", 80)
     done = asked(command, "--precision", "fp32,bf16-mixed,fp16-mixed")
     assert "bf16-mixed is as good as fp32: " in done.out
-    assert "over 5 pairs of runs, margin 0.3 points." in done.out
+    assert "over 5 pairs of runs, usual margin 0.3 points." in done.out
     assert "It reaches fp32's accuracy 2.5" in done.out, "its steps are 2.5 times as fast, and as many are needed"
     table = done.out.splitlines()[:5]
     assert max(map(len, table)) <= 80
@@ -264,6 +264,17 @@ def test_the_answer_of_run_names_the_verdict_or_the_command_that_finds_one(comma
     assert "Accuracy: untested." in other.out, "no recipe trains it"
     page = command("report", command.results, "--format", "table")
     assert "accuracy as good as fp32" in " ".join(page.out.split())
+
+
+def test_the_answers_of_run_and_report_say_that_they_take_the_usual_margin(command: CommandLine) -> None:
+    command.run("mnist-cnn", "--precision", "fp32,bf16-mixed", "--rounds", "3")
+    judged = asked(command, "--precision", "fp32,bf16-mixed", "--margin", "0.5%")
+    assert "pairs of runs, margin 0.5 points" in " ".join(judged.out.split())
+    done = command.run("mnist-cnn", "--precision", "fp32,bf16-mixed", "--rounds", "3")
+    assert "pairs of runs, usual margin 0.3 points" in " ".join(done.out.split())
+    page = command.results.parent / "page.html"
+    assert command("report", command.results, "-o", page).code == 0
+    assert "Shaded is the usual margin of 0.3 points" in page.read_text()
 
 
 def test_the_answer_of_run_about_a_users_own_model_names_the_command_or_what_is_missing(

@@ -166,7 +166,8 @@ def compared_text(runs: Runs) -> str:
     """Return the difference from the baseline, over how many pairs, and the margin."""
     verdict, unit = runs.verdict, difference_unit(runs.metric)
     pairs = pluralize(verdict.num_pairs if verdict else 0, "pair")
-    return f"{flat_row(runs)['difference_text']}{unit} over {pairs} of runs, margin {100 * runs.margin_share:.2g}{unit}"
+    margin = f"{'usual ' if runs.margin_share == runs.metric.usual_margin else ''}margin {100 * runs.margin_share:.2g}"
+    return f"{flat_row(runs)['difference_text']}{unit} over {pairs} of runs, {margin}{unit}"
 
 
 def headline(result: AccuracyResult) -> str:

@@ -184,7 +184,7 @@ def equivalence(subject: GroupSubject) -> Chart | None:
     fields.append(find_field("file"))
     return Chart(
         title=f"Is the {metric.name} as good as in {baseline}?",
-        summary=f"Shaded is a margin of {margin:.2g}{unit}; lines are 95 % intervals. {verdicts}.",
+        summary=f"Shaded is the usual margin of {margin:.2g}{unit}; lines are 95 % intervals. {verdicts}.",
         draw=draw,
         table=DataTable(
             fields,
