@@ -60,6 +60,10 @@ def test_each_precision_has_a_verdict_and_stops_with_it(command: CommandLine) ->
         "bf16-true": "diverged 5 of 5",
     }
     assert Counter(spec.precision for spec in engine.measured) == dict.fromkeys(found, 5), "5 pairs decide all of them"
+    lost = (
+        "`castwise why mnist-cnn --precision fp16-mixed,bf16-true --numerics` shows in which layers numbers are lost."
+    )
+    assert lost in json.loads(done.out)["sentences"]
 
 
 def test_an_undecided_precision_gets_more_seeds(command: CommandLine) -> None:
@@ -154,6 +158,7 @@ def test_without_the_baseline_nothing_is_compared(command: CommandLine) -> None:
     engine = FakeEngine(faults={"fp32": Fault("nan"), "bf16-mixed": Fault("nan")})
     done = asked(command, "--precision", "fp32,bf16-mixed", "--again", engine=engine)
     assert "fp32, the baseline, diverged in every run" in done.out
+    assert "cannot be compared" not in done.out, "the line above says so already"
     assert done.out.count("diverged 2 of 2") == 1
     assert done.code == 1
     assert len(engine.measured) == 4

@@ -97,8 +97,13 @@ def verdict_text(runs: Runs) -> str:
 
 def sentences(result: AccuracyResult) -> list[str]:
     """Return the answer in words, a sentence or two for each precision compared with the baseline."""
-    lines = [_sentence(each, result) for each in result.runs[1:]]
     first = result.baseline
+    # Without a score of the baseline there is nothing to say of the others, but for those that failed.
+    lines = [_sentence(each, result) for each in result.runs[1:] if first.mean is not None or each.failed is not None]
+    bad = [each.spec.precision for each in result.runs if each.verdict and each.verdict.kind in ("worse", "diverged")]
+    if bad:
+        model = f" {first.spec.workload} --precision {','.join(bad)}" if first.spec.user_model is None else ""
+        lines.append(f"`castwise why{model} --numerics` shows in which layers numbers are lost.")
     if first.failed is not None:
         lines.insert(0, f"{first.spec.precision}, the baseline, gave no score: {first.failed.message.rstrip('.')}.")
     elif first.mean is None:
