@@ -12,12 +12,16 @@ from types import SimpleNamespace
 import pytest
 from conftest import CommandLine, Outcome
 from fake_engine import FakeEngine, Fault, fake_epoch, fake_run, fake_training
+from fake_records import steady
 
 import castwise
 from castwise.accuracy import search
+from castwise.accuracy.advice import with_accuracy
 from castwise.accuracy.result import runs_of
+from castwise.analysis.advice import recommend
+from castwise.analysis.result_table import compare
 from castwise.spec.trial import TrialSpec
-from castwise.spec.user_model import UserWorkload, locate
+from castwise.spec.user_model import UserModel, UserWorkload, locate
 
 
 @pytest.fixture(autouse=True)
@@ -293,6 +297,21 @@ def test_the_answer_of_run_about_a_users_own_model_names_the_command_or_what_is_
     assert f"Accuracy: untested: `{line}` tells." in " ".join(done.out.split())
     done = command.run(*measure, "--again")
     assert "Accuracy: untested: docs/accuracy.md shows what your model needs." in done.out
+
+
+def test_runs_of_a_file_before_it_was_edited_say_nothing() -> None:
+    old, new = (UserModel(kind="file", path="own.py", name="build", digest=digest) for digest in ("old", "new"))
+    changes: dict[str, object] = {"workload": "own.py:build", "data_set": "synthetic"}
+    rounds = itertools.product(("fp32", "bf16-mixed"), range(3))
+    steps = [steady(precision, repeat, **changes, user_model=new) for precision, repeat in rounds]
+    (item,) = recommend(compare(steps))
+    for model, expected in ((new, "as good as fp32"), (old, "untested: docs/accuracy.md")):
+        runs = []
+        for precision, seed in itertools.product(("fp32", "bf16-mixed"), range(5)):
+            spec = fake_training(precision, {"epochs": 1, "validate_each_epoch": True}, seed=seed)
+            spec = spec.model_copy(update={**changes, "user_model": model})
+            runs.append(fake_run(spec, fake_epoch(spec).model_copy(update={"score": 20.0 + seed + 0.001 * (seed % 2)})))
+        assert with_accuracy([item], [*steps, *runs])[0].accuracy.startswith(expected)
 
 
 def test_the_answer_of_run_rests_on_the_longest_runs_and_says_if_they_were_short(command: CommandLine) -> None:

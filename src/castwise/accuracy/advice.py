@@ -31,13 +31,14 @@ def with_accuracy(advice: Sequence[Advice], trials: Collection[Trial], typed: Ty
 def _accuracy_of(item: Advice, trials: Collection[Trial], typed: TypedLine | None) -> str:
     if item.decision != "take" or item.precision in (None, BASELINE, DEFAULT):
         return ""
-    found = _longest_runs(item, trials)
+    taken = next((trial for trial in trials if trial.spec.key == item.key), None)
+    of_file = trials if taken is None else [each for each in trials if each.spec.user_model == taken.spec.user_model]
+    found = _longest_runs(item, of_file)  # an edited file is another model
     if found is not None:
         baseline = found.baseline[0].spec.precision
         than = {"as good": " as", "worse": " than", "better": " than"}.get(verdict_text(found), ", compared with")
         short = f" in runs of {length_text(found.recipe)}" if found.recipe.is_shortened else ""
         return f"{verdict_text(found)}{than} {baseline}{short}: {compared_text(found)}"
-    taken = next((trial for trial in trials if trial.spec.key == item.key), None)
     if taken is None or taken.spec.user_model is None or taken.spec.is_script:
         try:
             find_recipe(item.workload)
