@@ -101,9 +101,7 @@ ROWS = {
     "gpt-d4096-fp8": Row("gpt-d4096", 8, _FP8, True, _FP8, _WORDS, padded=True),
     "gpt-d4096-b32": Row("gpt-d4096", 32, "bf16-mixed", True, "bf16-master", _WORDS, padded=True),
     "gpt-d4096-fp8-b32": Row("gpt-d4096", 32, _FP8, True, _FP8, _WORDS, padded=True),
-    "vit-b16": Row(
-        "vit-b16", 256, "bf16-mixed", True, "bf16-master", f"channels-last+matmul-stem+short-gelu+{_UPDATED}"
-    ),
+    "vit-b16": Row("vit-b16", 256, "bf16-mixed", True, "bf16-master", f"channels-last+matmul-stem+{_GELU}"),
     "bert-base": Row("bert-base", 64, "bf16-mixed", True, "bf16-master", f"sparse-prediction+{_WORDS}", padded=True),
 }
 

@@ -28,12 +28,13 @@ from stored import visible_gpus
 
 from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
+from castwise.registry.precisions import NARROW_PRECISIONS
 
 HERE = Path(__file__).parent
 WORKLOADS = ("resnet50", "wrn-28-10", "lstm-lm", "lstm-lm-1500", "mlp-4096", "mnist-cnn", "dpn92")
 TRANSFORMERS = ("gpt2", "gpt2-xl", "gpt-d4096", "llama-1b", "bert-base", "vit-b16")
 WIDTHS = ("gpt-d768x12", "gpt-d1024x12", "gpt-d1536x8", "gpt-d2048x8", "gpt-d4096", "gpt-d8192x2")
-FP8 = ("fp8-tensorwise", "fp8-rowwise", "fp8-rowwise-gw-hp")
+FP8 = tuple(row.name for row in NARROW_PRECISIONS if row.float8_recipe)
 TUNED = ("gpt2", "gpt2-b64", "gpt-d2048x12", "gpt-d4096", "gpt-d4096-fp8", "vit-b16")  # rows of by_hand
 # What is measured under another name than the workload's.
 NAMES = {"own-gpt2": str(HERE / "gpt2.py")} | {name: row.workload for name, row in ROWS.items()}

@@ -96,6 +96,11 @@ def answer(workload: str) -> str:
     return f"{markdown_text(advice.sentence)}\n\n```python\n{advice.code}\n```\n"
 
 
+def _place(row: Row) -> str:
+    """Return where and when a row's first trial was measured, for the line above a table."""
+    return place_of(row.trial.environment.model_dump(), row.trial.started_at[:10])
+
+
 def fp8(_: str) -> str:
     """Return what each precision of FP8 brings to transformers over bf16-mixed in the same loop, by their width."""
     cells, places = [], dict[str, None]()
@@ -106,10 +111,12 @@ def fp8(_: str) -> str:
         measured = [found[workload, precision] for precision in FP8 if (workload, precision) in found]
         ratios = [ratio_text(row.bf16_estimate) for row in measured] + ["–"] * (len(FP8) - len(measured))
         sqnrs = [f"{facts.min_sqnr_db:.1f}" for row in measured[:2] if (facts := float8_of(row.trials))]
-        speed = f"{format_rate(base.throughput or 0.0)} {find_workload(workload).unit}/s"
-        share = f"{100 * (fp8_share(measured[0].trials) or 0.0):.0f} %"
-        cells.append([workload, width, base.batch_size, speed, *ratios, share, ", ".join(sqnrs)])
-        places |= dict.fromkeys([place_of(base.trial.environment.model_dump(), base.trial.started_at[:10])])
+        share = fp8_share(measured[0].trials)
+        assert base.throughput is not None
+        assert share is not None
+        speed = f"{format_rate(base.throughput)} {find_workload(workload).unit}/s"
+        cells.append([workload, width, base.batch_size, speed, *ratios, f"{100 * share:.0f} %", ", ".join(sqnrs)])
+        places |= dict.fromkeys([_place(base)])
     heading = " | ".join(("workload | width | batch | bf16-mixed", *FP8, "FLOPs in FP8 | SQNR, dB"))
     return "\n".join(["; ".join(places), "", *markdown(heading, "lrrrrrrrr", cells)]) + "\n"
 
@@ -120,11 +127,11 @@ def compile_times(_: str) -> str:
     for row in sorted(rows("compile"), key=lambda row: row.step_seconds or 0.0, reverse=True):
         facts = row.trial.facts
         assert facts is not None
+        assert row.throughput is not None
         name = "+".join(row.trial.spec.techniques) or "plain loop"
-        speed = f"{format_rate(row.throughput or 0.0)} tokens/s"
+        speed = f"{format_rate(row.throughput)} tokens/s"
         cells.append([row.trial.spec.workload, name, f"{facts.first_step_seconds:.1f} s", speed])
-    where = place_of(row.trial.environment.model_dump(), row.trial.started_at[:10])
-    return "\n".join([where, "", *markdown("workload | loop | first step | throughput", "llrr", cells)]) + "\n"
+    return "\n".join([_place(row), "", *markdown("workload | loop | first step | throughput", "llrr", cells)]) + "\n"
 
 
 def script_masters(_: str) -> str:
@@ -135,8 +142,7 @@ def script_masters(_: str) -> str:
         steps.setdefault(f"`{name}`", {})[row.precision] = f"{1000 * seconds:.2f} ms" if seconds else "–"
     precisions = ("as-written", "bf16-mixed", "bf16-master", "fp16-master")
     cells = [[name, *(found[precision] for precision in precisions)] for name, found in sorted(steps.items())]
-    trial = rows("script_masters")[0].trial
-    where = place_of(trial.environment.model_dump(), trial.started_at[:10])
+    where = _place(rows("script_masters")[0])
     return "\n".join([where, "", *markdown(" | ".join(("script", *precisions)), "lrrrr", cells)]) + "\n"
 
 

@@ -73,9 +73,9 @@ def build_plan(  # noqa: PLR0913  what a plan is made of, by keyword
     for name, length in itertools.product(grid.workloads or (), lengths):
         workload, user = find_workload(name), user_workloads.get(name)
         if length is not None:
+            workload = at_length(workload, length)
             if "@" in name:
                 raise UsageError(f"{name} and --seq-len both name a length of sequences. Leave one of them out.")
-            workload = at_length(workload, length)
         check_data_set(workload, data_set)
         default_size = (user.batch_size if user else None) or (
             workload.cpu_batch_size if is_cpu else workload.batch_size

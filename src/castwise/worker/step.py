@@ -38,12 +38,15 @@ from castwise.worker.techniques.gelu import form_of_gelu
 from castwise.worker.techniques.optimizer_options import check_hooks, check_reads_rates, set_as_wanted
 
 # The kinds of layers that techniques act on, as `Technique.layer` names them.
-_LAYERS = {
-    "convolution": nn.modules.conv._ConvNd,
-    "max pooling": nn.MaxPool2d,
-    "embedding": nn.Embedding,
-    "batch norm": nn.modules.batchnorm._BatchNorm,
-    "GELU": nn.GELU,
+_LAYERS: dict[str, Callable[[nn.Module], bool]] = {
+    # Or a module of the user's own that calls one.
+    "convolution": lambda part: (
+        isinstance(part, nn.modules.conv._ConvNd) or any(each.ndim >= 4 for each in part.parameters(recurse=False))
+    ),
+    "max pooling": lambda part: isinstance(part, nn.MaxPool2d),
+    "embedding": lambda part: isinstance(part, nn.Embedding),
+    "batch norm": lambda part: isinstance(part, nn.modules.batchnorm._BatchNorm),
+    "GELU": lambda part: isinstance(part, nn.GELU) or form_of_gelu(part) is not None,
 }
 
 
@@ -300,12 +303,7 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
 
 def layers_of(model: nn.Module) -> tuple[str, ...]:
     """Return the kinds of layers in a model, of those that techniques act on."""
-    found = {name for name, kind in _LAYERS.items() if any(isinstance(part, kind) for part in model.modules())}
-    if any(weight.ndim >= 4 for weight in model.parameters()):  # a convolution that a module of the user's own calls
-        found.add("convolution")
-    if any(form_of_gelu(part) for part in model.modules()):
-        found.add("GELU")
-    return tuple(name for name in _LAYERS if name in found)
+    return tuple(name for name, is_one in _LAYERS.items() if any(map(is_one, model.modules())))
 
 
 def describe(step: TrainingStep, task: Task, optimizer: OptimizerSpec) -> Facts:
