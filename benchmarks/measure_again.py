@@ -34,6 +34,7 @@ HERE = Path(__file__).parent
 WORKLOADS = ("resnet50", "wrn-28-10", "lstm-lm", "lstm-lm-1500", "mlp-4096", "mnist-cnn", "dpn92")
 TRANSFORMERS = ("gpt2", "gpt2-xl", "gpt-d4096", "llama-1b", "bert-base", "vit-b16")
 WIDTHS = ("gpt-d768x12", "gpt-d1024x12", "gpt-d1536x8", "gpt-d2048x8", "gpt-d4096", "gpt-d8192x2")
+LENGTHS = ("llama-1b@512", "llama-1b@8192")  # beside 2,048 tokens, its own length
 FP8 = tuple(row.name for row in NARROW_PRECISIONS if row.float8_recipe)
 TUNED = ("gpt2", "gpt2-b64", "gpt-d2048x12", "gpt-d4096", "gpt-d4096-fp8", "vit-b16")  # rows of by_hand
 # What is measured under another name than the workload's.
@@ -47,7 +48,7 @@ KINDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "transformers": (TRANSFORMERS, "run", ()),
     "searches": ((*WORKLOADS, *TRANSFORMERS, "efficientnet_b0", "fastai-resnet50", "own-gpt2"), "tune", ()),
     "fp8": (
-        tuple(dict.fromkeys((*TRANSFORMERS, *WIDTHS))),
+        (*dict.fromkeys((*TRANSFORMERS, *WIDTHS)), *LENGTHS),
         "run",
         ("--precision", f"bf16-mixed,{','.join(FP8)}", "--rounds", "3", "--techniques", _WIDE),
     ),
@@ -77,6 +78,10 @@ _OPTIONS = {
     "transformers/gpt2-xl": ("--rounds", "2"),
     "fp8/gpt2-xl": ("--rounds", "2", "--techniques", f"{_WIDE}-blocks"),
     "fp8/llama-1b": ("--rounds", "2", "--techniques", _UNPADDED),
+    **dict.fromkeys(
+        (f"fp8/{name}" for name in LENGTHS),
+        ("--rounds", "2", "--techniques", _UNPADDED, "--precision", "bf16-mixed,fp8-tensorwise"),
+    ),
     "fp8/vit-b16": ("--techniques", _UNPADDED),
 }
 for _name in TUNED:

@@ -25,12 +25,12 @@ def with_accuracy(advice: Sequence[Advice], trials: Collection[Trial], typed: Ty
         trials: All records there are; of those of training runs, the longest count, and of as long ones the most.
         typed: What the user typed, if that is at hand; the command that tests is built from it.
     """
-    return [replace(item, accuracy=_accuracy_of(item, trials, typed)) for item in advice]
+    return [_with_accuracy(item, trials, typed) for item in advice]
 
 
-def _accuracy_of(item: Advice, trials: Collection[Trial], typed: TypedLine | None) -> str:
+def _with_accuracy(item: Advice, trials: Collection[Trial], typed: TypedLine | None) -> Advice:
     if item.decision != "take" or item.precision in (None, BASELINE, DEFAULT):
-        return ""
+        return item
     taken = next((trial for trial in trials if trial.spec.key == item.key), None)
     of_file = trials if taken is None else [each for each in trials if each.spec.user_model == taken.spec.user_model]
     found = _longest_runs(item, of_file)  # an edited file is another model
@@ -38,7 +38,13 @@ def _accuracy_of(item: Advice, trials: Collection[Trial], typed: TypedLine | Non
         baseline = found.baseline[0].spec.precision
         than = {"as good": " as", "worse": " than", "better": " than"}.get(verdict_text(found), ", compared with")
         short = f" in runs of {length_text(found.recipe)}" if found.recipe.is_shortened else ""
-        return f"{verdict_text(found)}{than} {baseline}{short}: {compared_text(found)}"
+        text = f"{verdict_text(found)}{than} {baseline}{short}: {compared_text(found)}"
+        is_lower = found.verdict is not None and found.verdict.kind in ("worse", "diverged")
+        return replace(item, accuracy=text, is_less_accurate=is_lower)
+    return replace(item, accuracy=_untested(item, taken, typed))
+
+
+def _untested(item: Advice, taken: Trial | None, typed: TypedLine | None) -> str:
     if taken is None or taken.spec.user_model is None or taken.spec.is_script:
         try:
             find_recipe(item.workload)

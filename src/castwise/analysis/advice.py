@@ -78,6 +78,7 @@ class Advice:
     why: str = ""  # why this one and no other
     how_sure: str = ""  # how many processes it rests on, and what disturbed them
     accuracy: str = ""  # whether what is taken trains as well, as far as records show it; empty if that is no question
+    is_less_accurate: bool = False  # it trains worse, or some of its runs diverge
     limit: str = ""  # why the fastest is no faster, as far as the records show it
     code: str = ""  # the lines of PyTorch that switch the precision on; empty if there is nothing to switch
     key: str | None = None  # of the trial that it rests on

@@ -123,7 +123,7 @@ def _outcome(answer: Answer) -> str:
     gain = ""
     if answer.speedup is not None and answer.reference is not None:
         gain = f", {answer.speedup:.2f}× as fast as {_name(answer.reference.precision)}"
-    if advice.accuracy.startswith(("worse", "diverged")):
+    if advice.is_less_accurate:
         gain += ", if its lower accuracy will do"
     return f"{loop} was the fastest in runs cut short{gain}" if answer.cut else f"take {loop}{gain}"
 
