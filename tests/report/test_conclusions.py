@@ -24,9 +24,16 @@ def rounds(precision: str, **changes: Any) -> list[Trial]:
     return [steady(precision, repeat, **changes) for repeat in range(3)]
 
 
-def run(precision: str, seconds: float, accuracy: float | None = None, epochs: int = 2, **changes: object) -> Trial:
+def run(
+    precision: str,
+    seconds: float,
+    accuracy: float | None = None,
+    epochs: int = 2,
+    score: float | None = None,
+    **changes: object,
+) -> Trial:
     spec = fake_training(precision, **changes)
-    update = {"seconds": seconds, "counted_seconds": seconds, "accuracy": accuracy}
+    update = {"seconds": seconds, "counted_seconds": seconds, "accuracy": accuracy, "score": score}
     return fake_run(spec, *(fake_epoch(spec, number).model_copy(update=update) for number in range(epochs)))
 
 
@@ -84,6 +91,8 @@ def test_whole_runs_are_recommended_with_their_accuracy() -> None:
     assert (answer.advice.precision, answer.cut, answer.speedup) == ("fp16-mixed", "", pytest.approx(2.0))
     assert "79.0 % accuracy" in answer.advice.sentence
     assert "after 2 epochs" in answer.advice.sentence
+    (own,) = answers(run("fp32", 10.0, score=3.5), run("fp16-mixed", 5.0, score=3.25))
+    assert "at a score of 3.25 compared with 3.5 after 2 epochs" in own.advice.sentence
     imitated = {"data_set": "synthetic:cifar10", "workload": "wrn-28-10"}
     (random,) = answers(run("fp32", 10.0, 0.1, **imitated), run("fp16-mixed", 5.0, 0.1, **imitated))
     assert "accuracy" not in random.advice.sentence, "random data has none"

@@ -54,6 +54,7 @@ class Run:
     accuracy: float | None  # after the last epoch; None without validation
     best_accuracy: float | None  # after the epoch of the lowest validation loss
     perplexity: float | None  # after the last epoch of a language model
+    final_score: float | None  # after the last epoch of a user's own model
     skipped_steps: int
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
@@ -89,6 +90,7 @@ def runs(trials: Iterable[Trial]) -> list[Run]:
             accuracy=epochs[-1].accuracy if epochs else None,
             best_accuracy=best_accuracy(trial),
             perplexity=perplexity(epochs[-1]) if epochs else None,
+            final_score=epochs[-1].score if epochs else None,
             skipped_steps=sum(epoch.skipped_steps for epoch in epochs),
             peak_allocated_bytes=steady_metrics.peak_allocated_bytes(trial),
             peak_reserved_bytes=steady_metrics.peak_reserved_bytes(trial),

@@ -355,6 +355,7 @@ FIELDS: tuple[Field, ...] = (
     Field("accuracy", "accuracy", "share"),
     Field("best_accuracy", "best accuracy", "share"),
     Field("perplexity", "perplexity", "number", lambda row: f"{row['perplexity']:.4g}"),
+    Field("final_score", "score", "number", lambda row: f"{row['final_score']:.4g}"),
     Field("final_loss", "final loss @ step", "number", _loss_text),
     Field("final_step", "step", "count"),
     Field("loss", "loss", "number"),

@@ -16,7 +16,7 @@ SHOWN = (
     *("workload", "data_set", "precision", "loss_scale", "techniques", "batch_size", "gpus", "seed", "length"),
     *("seconds", "start_seconds", "data_share", "validation_seconds", "throughput_per_second", "speedup"),
     *("published_pair_speedup", "efficiency", "peak_allocated_bytes", "peak_reserved_bytes", "driver_used_bytes"),
-    *("accuracy", "perplexity", "final_loss", "skipped_steps", "status"),
+    *("accuracy", "perplexity", "final_score", "final_loss", "skipped_steps", "status"),
 )
 IN_FILES = (*SHOWN, "best_accuracy", "message", "device", "key")
 _ALWAYS = ("precision", "batch_size", "length", "status")
@@ -31,6 +31,7 @@ _SHORT = {
     "peak_allocated_bytes": "memory",
     "accuracy": "accuracy",
     "perplexity": "perplexity",
+    "final_score": "score",
     "status": "status",
 }
 _SETTING = ("workload", "data_set", "gpus", "seed", "techniques")
@@ -38,7 +39,7 @@ _WAITS = 0.1  # of the time; a smaller share is not worth a column
 # Figures of a run under the names of their fields.
 _OF_RUN = (
     *("speedup", "efficiency", "peak_allocated_bytes", "peak_reserved_bytes", "driver_used_bytes"),
-    *("accuracy", "best_accuracy", "perplexity", "skipped_steps"),
+    *("accuracy", "best_accuracy", "perplexity", "final_score", "skipped_steps"),
 )
 
 

@@ -275,4 +275,7 @@ def _learned(best: Configuration, baseline: Configuration) -> str:
     if len(perplexities := means(perplexity)) == 2:
         own, other = perplexities
         return f", at perplexity {own:.4g} compared with {other:.4g} {after}"
+    if len(scores := means(lambda epoch: epoch.score)) == 2:
+        own, other = scores
+        return f", at a score of {own:.4g} compared with {other:.4g} {after}"
     return ""
