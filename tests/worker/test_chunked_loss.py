@@ -21,11 +21,12 @@ KERNEL_COMPARED = """
 
     torch.manual_seed(0)
     cross_entropy._BLOCK = 32
-    for num_columns in (20, 32, 100):  # less than a block, one, and several
+    for num_columns in (20, 32, 96, 100):  # less than a block, one, and several
         for num_words in (num_columns, num_columns - 9):
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 logits = (8 * torch.randn(7, num_columns)).to(dtype)
                 logits[0, :-10] = -torch.inf
+                logits[1, 3] = 300  # its power relative to the last block's logits overflows
                 targets = torch.tensor([num_words - 1, num_words - 1, 5, -100, 7, -100, 2]).repeat_interleave(2)[::2]
                 expected = chunked_loss._cross_entropy(logits, targets, num_words)
                 losses = cross_entropy.cross_entropy_(logits, targets, num_words)

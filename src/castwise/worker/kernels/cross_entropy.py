@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-_BLOCK = 8192
+_BLOCK = 4096
 _WARPS = 16
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -22,8 +22,10 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 def cross_entropy_kernel(logits, targets, losses, num_words, num_columns, block: tl.constexpr):
     """Write a row's loss, and its gradient in place of its logits. The second pass finds the row in the GPU's cache.
 
-    Logits are in units of log 2 here: exp2 is one instruction. Loads are masked by the columns, whose number is a
-    multiple of 16 if the vocabulary is padded: a mask by the words would make each load read 2 bytes.
+    Logits are in units of log 2 here: exp2 is one instruction. The last block comes first. It alone is masked, and by
+    the columns, whose number is a multiple of 16 if the vocabulary is padded: a mask by the words would make each load
+    read 2 bytes. Powers are relative to its largest logit, which saves a reduction in each block; if they overflow,
+    they are summed again.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * num_columns
@@ -31,22 +33,39 @@ def cross_entropy_kernel(logits, targets, losses, num_words, num_columns, block:
     counts = target != -100  # NO_TARGET of the loss in chunks
     place = logits + tl.where(counts, target, 0)
     chosen = tl.load(place).to(tl.float32) * _LOG2_E
-    largest, total = -3e38, 0.0  # finite: all logits of a block may be -inf
-    for start in range(0, num_words, block):
-        logit = _load(logits, start, num_words, num_columns, block)
-        new = tl.maximum(largest, tl.max(logit))
-        total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(logit - new))
-        largest = new
+    whole = num_words // block * block
+    logit = _load(logits, whole, num_words, num_columns, block)
+    largest = tl.maximum(tl.max(logit), chosen)
+    powers = tl.exp2(logit - largest)
+    for start in range(0, whole, block):
+        powers += tl.exp2(_load_whole(logits, start, block, "evict_last") - largest)
+    total = tl.sum(powers)
+    if not (total < float("inf")):
+        largest, total = -3e38, 0.0  # finite: all logits of a block may be -inf
+        for start in range(0, num_words, block):
+            logit = _load(logits, start, num_words, num_columns, block)
+            new = tl.maximum(largest, tl.max(logit))
+            total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(logit - new))
+            largest = new
     log_total = largest + tl.log2(total)
     tl.store(losses + row, tl.where(counts, (log_total - chosen) / _LOG2_E, 0.0))
-    log_total = tl.where(counts, log_total, float("inf"))  # no gradient
+    shift = tl.where(counts, log_total, float("inf"))  # no gradient
     tl.debug_barrier()  # the target's logit is read before it is overwritten
-    for start in range(0, num_columns, block):
+    for start in range(0, whole, block):
+        logit = _load_whole(logits, start, block, "evict_first")
+        tl.store(logits + start + tl.arange(0, block), tl.exp2(logit - shift))
+    for start in range(whole, num_columns, block):
         column = start + tl.arange(0, block)
         logit = _load(logits, start, num_words, num_columns, block)
-        tl.store(logits + column, tl.exp2(logit - log_total), mask=column < num_columns)
+        tl.store(logits + column, tl.exp2(logit - shift), mask=column < num_columns)
     tl.debug_barrier()
     tl.store(place, tl.exp2(chosen - log_total) - 1.0, mask=counts)
+
+
+@triton.jit
+def _load_whole(logits, start, block: tl.constexpr, policy: tl.constexpr):
+    """Return a block of a row in float32, all words."""
+    return tl.load(logits + start + tl.arange(0, block), eviction_policy=policy).to(tl.float32) * _LOG2_E
 
 
 @triton.jit
