@@ -286,6 +286,10 @@ def _needs_16_bits(spec: TrialSpec) -> str | None:
     return None if is_16_bit else f"computes attention in 16 bits, and {spec.precision} does not"
 
 
+def _needs_transformers(spec: TrialSpec) -> str | None:
+    return "finds nothing to do: no model of transformers" if spec.user_model is None else None
+
+
 def _needs_fp8(spec: TrialSpec) -> str | None:
     return None if precision_row(spec.precision).float8_recipe else f"{spec.precision} has no layers in FP8"
 
@@ -591,6 +595,22 @@ TECHNIQUES: list[Technique] = [
         why_not=_is_replicated,
         rank=Rank.COMPILE,
         tried_after="compile",  # alone its launches cost more than it saves
+    ),
+    Technique(
+        name="causal-attention",
+        summary="transformers leaves the causal mask to attention's kernel, under torch.compile, too",
+        needs="a causal model of transformers with sdpa attention, and batches without attention_mask and position_ids",
+        cost="none",
+        loop_changes=3,
+        numerics="rounding",
+        devices=("cuda",),
+        layer="attention",
+        settings=_model_change("castwise.worker.techniques.causal_attention:use_causal_attention"),
+        acts_on="attention",
+        kinds=("steady",),
+        why_not=_needs_transformers,
+        rank=Rank.COMPILE,
+        tried_after="compile",  # uncompiled, transformers does so itself
     ),
     Technique(
         name="short-gelu",
