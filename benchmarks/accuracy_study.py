@@ -30,7 +30,7 @@ from stored import RECORDS, load, markdown, visible_gpus
 from castwise.accuracy.options import AccuracyOptions
 from castwise.accuracy.result import Metric, curve_of, metric_of, seconds_per_step
 from castwise.accuracy.search import prepare_accuracy
-from castwise.analysis.equivalence import AccuracyVerdict, verdict_after
+from castwise.analysis.equivalence import AccuracyVerdict, judge, looks_of, verdict_after
 from castwise.orchestrator.runner import CachedMeasure
 from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
@@ -42,6 +42,8 @@ APEX = ("tf32", "fp16-mixed", "fp16-master", "fp16-true")  # its levels O0 to O3
 PAIRS = 8  # of one verdict on a planted fault
 CLAIMS = "claims"  # a file for each run: locked by the lane that trains it, and not empty once that has ended
 _PLANTED_MARGIN = 0.003
+_STEPS_OF_WRN = 10 * 391  # of a run
+_FEWEST, _MANY = 5, 200  # pairs whose spread counts, and that a prediction may come to
 _WORSE, _NO_CLAIM = ("worse", "diverged"), ("as good", "not enough runs")
 # The precision of each case, what it is, and which verdicts are right.
 PLANTED = {
@@ -307,11 +309,32 @@ def sources_table(name: str) -> str:
                 theirs or ("diverged (T4)" if precision in APEX else "–"),
                 spread_text(known),
                 f"{min(known):.2f} to {max(known):.2f}" if known else "–",
-                "–" if precision == APEX[0] else _pairs(verdict),
+                *(("baseline", "–") if precision == APEX[0] else (verdict.kind, _pairs(verdict))),
             ]
         )
-    heading = "level | published, one run each, % | here, % | from, to | pairs of runs, of those for a verdict"
-    return "\n".join(markdown(heading, "llrrr", cells)) + "\n"
+    heading = "level | published, one run each, % | here, % | from, to | verdict | pairs"
+    return "\n".join([*markdown(heading, "llrrlr", cells), "", _spread_of_pairs(record, baseline)]) + "\n"
+
+
+def _spread_of_pairs(record: Mapping[str, Any], baseline: Scores) -> str:
+    """Return in a sentence how pairs of runs spread, and how many would prove that there is no difference."""
+    margin, paces, spreads, seconds = record["margin"], paces_of(record), list[float](), list[float]()
+    for precision, pace in paces.items():
+        own = scores_of(record, precision)
+        pairs = [(one, other) for seed, one in own.items() if (other := baseline.get(seed)) is not None]
+        differences = [one - other for one, other in pairs if one is not None]
+        if precision != APEX[0] and pace is not None and len(differences) >= _FEWEST:
+            spreads.append(statistics.stdev(differences))
+            seconds.append(_STEPS_OF_WRN * (pace + (paces[APEX[0]] or 0.0)))
+    spread = statistics.median(spreads)
+    alike = [spread, -spread, spread, -spread, 0.0]  # their standard deviation is the spread
+    verdict = judge([0.0] * 5, alike, margin, larger_is_better=True, num_looks=len(looks_of(_MANY)))
+    assert verdict.pairs_needed is not None
+    return (
+        f"The difference of a pair has a standard deviation of {100 * spread:.1f} points. If its mean is 0, *as good* "
+        f"within {100 * margin:.1f} points takes {verdict.pairs_needed} pairs, for each precision "
+        f"{verdict.pairs_needed * statistics.median(seconds) / 3600:.0f} hours of one GPU."
+    )
 
 
 def planted_table(name: str) -> str:
