@@ -606,7 +606,6 @@ TECHNIQUES: list[Technique] = [
         devices=("cuda",),
         layer="attention",
         settings=_model_change("castwise.worker.techniques.causal_attention:use_causal_attention"),
-        acts_on="attention",
         kinds=("steady",),
         why_not=_needs_transformers,
         rank=Rank.COMPILE,
