@@ -59,13 +59,15 @@ def test_a_batch_with_a_mask_is_refused() -> None:
         compiled(tokens)
 
 
-@pytest.mark.parametrize("kind", ["bert", "qwen2", "gpt2"])
+@pytest.mark.parametrize("kind", ["bert", "qwen2", "mistral", "gpt2"])
 def test_attention_that_is_not_merely_causal_is_refused(kind: str) -> None:
     if kind == "bert":
         model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model("bert", **_TINY))
     elif kind == "qwen2":
         window: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 0}
         model = model_of("qwen2", **_TINY, **window, num_key_value_heads=1)
+    elif kind == "mistral":
+        model = model_of("mistral", **_TINY, sliding_window=8, num_key_value_heads=1)
     else:
         model = gpt2()
         model.set_attn_implementation("eager")

@@ -34,7 +34,8 @@ def use_causal_attention(model: nn.Module) -> None:
     for part in outer:
         config = part.config
         is_causal = {each.is_causal for each in part.modules() if hasattr(each, "is_causal")} == {True}
-        kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
+        window = getattr(config, "sliding_window", None)  # of all layers, if they are not listed
+        kinds = set(getattr(config, "layer_types", None) or ("full_attention" if window is None else "window",))
         if config._attn_implementation == "sdpa" and is_causal and kinds == {"full_attention"}:
             part.set_attn_implementation(_NAME)
         if config._attn_implementation != _NAME:
