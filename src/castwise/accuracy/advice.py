@@ -39,8 +39,7 @@ def _with_accuracy(item: Advice, trials: Collection[Trial], typed: TypedLine | N
         than = {"as good": " as", "worse": " than", "better": " than"}.get(verdict_text(found), ", compared with")
         short = f" in runs of {length_text(found.recipe)}" if found.recipe.is_shortened else ""
         text = f"{verdict_text(found)}{than} {baseline}{short}: {compared_text(found)}"
-        is_lower = found.verdict is not None and found.verdict.kind in ("worse", "diverged")
-        return replace(item, accuracy=text, is_less_accurate=is_lower)
+        return replace(item, accuracy=text, is_less_accurate=found.is_less_accurate)
     return replace(item, accuracy=_untested(item, taken, typed))
 
 

@@ -100,7 +100,7 @@ def sentences(result: AccuracyResult) -> list[str]:
     first = result.baseline
     # Without a score of the baseline there is nothing to say of the others, but for those that failed.
     lines = [_sentence(each, result) for each in result.runs[1:] if first.mean is not None or each.failed is not None]
-    bad = [each.spec.precision for each in result.runs if each.verdict and each.verdict.kind in ("worse", "diverged")]
+    bad = [each.spec.precision for each in result.runs if each.is_less_accurate]
     if bad:
         model = f" {first.spec.workload} --precision {','.join(bad)}" if first.spec.user_model is None else ""
         lines.append(f"`castwise why{model} --numerics` shows in which layers numbers are lost.")

@@ -74,6 +74,11 @@ class Runs:
         return self.spec.recipe
 
     @property
+    def is_less_accurate(self) -> bool:
+        """Return whether they train worse than the baseline's, or some of them diverged."""
+        return self.verdict is not None and self.verdict.kind in ("worse", "diverged")
+
+    @property
     def margin(self) -> float:
         """Return the margin in the score's unit."""
         return self.metric.margin(self.margin_share)

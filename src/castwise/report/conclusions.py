@@ -263,19 +263,17 @@ def _learned(best: Configuration, baseline: Configuration) -> str:
     done = min(len(epochs) for side in sides for epochs in side)
     if not done or imitated_data_set(best.trial.spec.data_set) is not None:
         return ""
-    after = f"after {done} epoch{'s' if done > 1 else ''}"
-
-    def means(value: Callable[[Epoch], float | None]) -> list[float]:
+    measures: tuple[tuple[Callable[[Epoch], float | None], str], ...] = (
+        (
+            lambda epoch: None if epoch.accuracy is None else 100 * epoch.accuracy,
+            "{:.1f} % accuracy compared with {:.1f} %",
+        ),
+        (perplexity, "perplexity {:.4g} compared with {:.4g}"),
+        (lambda epoch: epoch.score, "a score of {:.4g} compared with {:.4g}"),
+    )
+    for value, text in measures:
         known = [[v for epochs in side if (v := value(epochs[done - 1])) is not None] for side in sides]
-        return [statistics.fmean(each) for each in known if each]
-
-    if len(accuracies := means(lambda epoch: epoch.accuracy)) == 2:
-        own, other = accuracies
-        return f", at {100 * own:.1f} % accuracy compared with {100 * other:.1f} % {after}"
-    if len(perplexities := means(perplexity)) == 2:
-        own, other = perplexities
-        return f", at perplexity {own:.4g} compared with {other:.4g} {after}"
-    if len(scores := means(lambda epoch: epoch.score)) == 2:
-        own, other = scores
-        return f", at a score of {own:.4g} compared with {other:.4g} {after}"
+        if all(known):
+            reached = text.format(*map(statistics.fmean, known))
+            return f", at {reached} after {done} epoch{'s' if done > 1 else ''}"
     return ""

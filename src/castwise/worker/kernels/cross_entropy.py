@@ -2,10 +2,10 @@
 """Cross entropy and its gradient in one Triton kernel, imported on a GPU only.
 
 Measured on one H200: gpt2 at batch 64 trains 583,816 tokens/s, without the kernel 573,677 (2026-11-28, one run each).
-On another it trains 578,159, and 571,508 if each load reads 2 bytes. On a third, with short-gelu, it trains 599,537 and
-603,382 if the last block alone is masked, and 593,419 and 596,690 if each is and each has a reduction. Records:
-benchmarks/records/loss_kernel/, by `castwise run gpt2 --batch-size 64 --precision bf16-master --rounds 1 --techniques
-cudnn-attention+compiled-update+pad-vocabulary+short-gelu+chunked-loss+compile+cuda-graph`.
+On another it trains 578,159, and 571,508 if each load reads 2 bytes. Records: benchmarks/records/loss_kernel/, by
+`castwise run gpt2 --batch-size 64 --precision bf16-master --rounds 1 --techniques
+cudnn-attention+compiled-update+pad-vocabulary+chunked-loss+compile+cuda-graph`. On a third, with short-gelu, too, it
+trains 599,537 and 603,382 if the last block alone is masked, and 593,419 and 596,690 if each is and has a reduction.
 """
 
 import torch
