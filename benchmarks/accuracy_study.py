@@ -27,7 +27,7 @@ from typing import Any
 
 from stored import RECORDS, load, markdown, visible_gpus
 
-from castwise.accuracy.options import AccuracyOptions
+from castwise.accuracy.options import SEEDS, AccuracyOptions
 from castwise.accuracy.result import Metric, curve_of, metric_of, seconds_per_step
 from castwise.accuracy.search import prepare_accuracy
 from castwise.analysis.equivalence import AccuracyVerdict, judge, looks_of, verdict_after
@@ -217,14 +217,14 @@ def scores_of(record: Mapping[str, Any], precision: str) -> Scores:
 
 
 def verdict_of(record: Mapping[str, Any], theirs: Scores, own: Scores, margin: float) -> AccuracyVerdict:
-    """Return castwise's verdict on the seeds that both have."""
+    """Return castwise's verdict on the seeds that both have: it takes its usual number for planned, or all of these."""
     seeds = sorted(set(theirs) & set(own))
     return verdict_after(
         [theirs[seed] for seed in seeds],
         [own[seed] for seed in seeds],
         margin,
         larger_is_better=record["larger_is_better"],
-        num_seeds=len(seeds),
+        num_seeds=max(SEEDS, len(seeds)),
     )
 
 

@@ -142,8 +142,11 @@ def test_perplexity_is_judged_in_per_cent(command: CommandLine) -> None:
     done = command(*arguments, "--results", command.results, engine=engine)
     assert kinds(done) == {"fp32": "baseline", "tf32": "as good", "bf16-mixed": "worse"}
     rows = {row["precision"]: row for row in json.loads(done.out)["precisions"]}
-    assert rows["bf16-mixed"]["difference"] == pytest.approx(-0.095, abs=0.005), "exp(-0.1) - 1"
+    assert rows["bf16-mixed"]["difference"] == pytest.approx(-0.105, abs=0.005), "1 - exp(0.1)"
     assert "points" not in done.out
+    engine = FakeEngine(learns=learning(0.002, bf16_mixed=-800.0))
+    done = command(*arguments[:-2], "--again", "--results", command.results, engine=engine)
+    assert "bf16-mixed is worse than fp32: <−1000 [<−1000, <−1000] %" in " ".join(done.out.split())
 
 
 def test_a_run_that_crashes_ends_its_precision_alone(command: CommandLine) -> None:
@@ -189,6 +192,14 @@ def test_a_budget_ends_between_seeds_and_one_that_is_too_short_is_refused(
     done = asked(command, "--precision", "fp32,tf32", "--budget", "40s", "--again")
     assert done.code == 2
     assert "A budget of 40 s is too short" in done.error_lines[-1]
+    clock = itertools.count(step=5)
+    asked(command, "--precision", "fp32,fp16-mixed")
+    for path in command.results.rglob("*fp*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "duration_seconds": 1000.0}))
+    done = asked(command, "--precision", "fp32,fp16-mixed", "--budget", "100s")
+    assert (done.code, done.engine.measured) == (0, []), "what is on record takes no time"
+    done = asked(command, "--precision", "fp32,tf32", "--budget", "100s")
+    assert "two runs of each of 2 precisions take about 20" in done.err
 
 
 @pytest.mark.parametrize(
@@ -241,6 +252,8 @@ def test_a_users_score_is_judged_by_a_share_of_the_baselines() -> None:
             spec = fake_training(precision, {"epochs": 1, "validate_each_epoch": True}, seed=seed)
             epoch = fake_epoch(spec).model_copy(update={"score": 20.0 + seed + gap + 0.001 * (seed % 2)})
             runs.append(fake_run(spec, epoch))
+    later = fake_training("fp32", {"epochs": 1, "validate_each_epoch": True}, seed=5)
+    runs.append(fake_run(later, fake_epoch(later).model_copy(update={"score": 2000.0})))
     (baseline, mixed, narrow) = runs_of(runs, None, None, 5)  # lower is better: no facts say otherwise
     assert (baseline.metric.name, baseline.metric.baseline) == ("score", pytest.approx(22.0004))
     assert mixed.verdict is not None
@@ -276,6 +289,20 @@ def test_the_answer_of_run_names_the_verdict_or_the_command_that_finds_one(comma
     assert "Accuracy: untested." in other.out, "no recipe trains it"
     page = command("report", command.results, "--format", "table")
     assert "accuracy as good as fp32" in " ".join(page.out.split())
+
+
+def test_the_answer_of_run_knows_runs_that_diverged_and_the_loss_scale(command: CommandLine) -> None:
+    measure, precisions = ("mnist-cnn", "--precision", "fp32,fp16-mixed", "--rounds", "3"), "fp32,fp16-mixed"
+    static = ("--loss-scale", "8")
+    line = f"castwise accuracy mnist-cnn --precision {precisions} --loss-scale 8"
+    assert line in " ".join(command.run(*measure, *static).out.split())
+    asked(command, "--precision", precisions, *static, engine=FakeEngine(learns=learning(fp16_mixed=-0.02)))
+    assert "Accuracy: worse than fp32" in command.run(*measure, *static).out
+    assert "Accuracy: untested" in command.run(*measure).out, "with dynamic scaling"
+    diverges = FakeEngine(learns=learning(), faults={"fp16-mixed": Fault("nan")})
+    asked(command, "--precision", precisions, engine=diverges)
+    (advice,) = json.loads(command.run(*measure, "--format", "json").out)["advice"]
+    assert advice["accuracy"] == "diverged 5 of 5, compared with fp32"
 
 
 def test_the_answers_of_run_and_report_say_that_they_take_the_usual_margin(command: CommandLine) -> None:

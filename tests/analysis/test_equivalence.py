@@ -16,6 +16,7 @@ from castwise.analysis.equivalence import (
 )
 
 MARGIN = 0.003
+AFTER = {"larger_is_better": True}
 
 
 def verdict(differences: list[float | None], margin: float = MARGIN, **more: object) -> AccuracyVerdict:
@@ -59,12 +60,13 @@ def test_a_smaller_perplexity_is_better() -> None:
     assert lower.difference.value == pytest.approx(0.1)
 
 
-def test_a_seed_with_which_both_diverge_says_nothing() -> None:
+def test_only_who_diverges_more_often_than_the_baseline_is_told_so() -> None:
     found = judge(scores := [0.9, None, 0.91, 0.92, 0.93, 0.9], scores, MARGIN, larger_is_better=True)
-    assert (found.kind, found.num_pairs, found.num_diverged) == ("as good", 5, 0)
+    assert (found.kind, found.num_pairs, found.num_diverged) == ("as good", 5, 1)
     assert judge(scores[:5], scores[:5], MARGIN, larger_is_better=True).kind == "not enough runs", "of 4 pairs"
     found = judge([0.9, None], [None, 0.9], MARGIN, larger_is_better=True)
-    assert (found.kind, found.num_diverged, found.difference) == ("diverged", 1, None)
+    assert (found.kind, found.num_diverged, found.difference) == ("not enough runs", 1, None)
+    assert judge([0.9, None, 0.9], [None, 0.9, None], MARGIN, larger_is_better=True).kind == "diverged"
 
 
 def test_the_number_that_would_do_decides_at_the_same_spread() -> None:
@@ -74,6 +76,27 @@ def test_the_number_that_would_do_decides_at_the_same_spread() -> None:
     more = list(itertools.islice(itertools.cycle(steps), found.pairs_needed + 4))
     assert verdict(more).kind == "as good"
     assert verdict(more[: found.pairs_needed // 2]).kind == "not enough runs"
+
+
+@pytest.mark.parametrize("count", [5, 10])
+def test_as_many_seeds_as_are_advised_decide_although_they_need_more_looks(count: int) -> None:
+    steps = [0.004, -0.004, 0.003, -0.003, 0.001]
+    more = list(itertools.islice(itertools.cycle(steps), 200))
+    needed = verdict(more[:count], num_looks=len(looks_of(count))).pairs_needed
+    assert needed is not None
+    enough = more[: 5 * math.ceil(needed / 5)]  # whose spread is the same
+    found = verdict_after([0.9] * len(enough), [0.9 + gap for gap in enough], MARGIN, **AFTER, num_seeds=len(enough))
+    assert found.kind == "as good"
+
+
+def test_between_two_looks_there_is_no_verdict() -> None:
+    gaps = [0.0035, -0.0035, 0.003, -0.003, 0.0] + 60 * [0.0]
+    kinds = {
+        count: verdict_after([0.9] * count, [0.9 + gap for gap in gaps[:count]], MARGIN, **AFTER, num_seeds=50)
+        for count in (5, 6, 10, 12)
+    }
+    assert [found.kind for found in kinds.values()] == [*["not enough runs"] * 3, "as good"]
+    assert [found.pairs_needed for found in kinds.values()] == [20, 12, 12, None], "where the next verdict is given"
 
 
 def test_more_looks_make_each_interval_wider() -> None:
@@ -90,6 +113,8 @@ def test_a_verdict_stays_as_it_was_when_it_was_reached() -> None:
     candidate = [0.9001, 0.8999, 0.9, 0.9001, 0.8999, 0.5, 0.5, 0.5]  # what came later does not count
     found = verdict_after(baseline, candidate, MARGIN, larger_is_better=True, num_seeds=8)
     assert (found.kind, found.num_pairs) == ("as good", 5)
+    found = verdict_after(baseline, [*candidate[:7], None], MARGIN, **AFTER, num_seeds=8)
+    assert (found.kind, found.num_diverged) == ("diverged", 1), "unless a run diverged"
 
 
 @pytest.mark.parametrize(

@@ -232,8 +232,10 @@ def test_tf32_set_by_a_file_is_reported_and_restored(write: Callable[..., str]) 
     assert read_fp32_precision() == before
 
 
-def test_weights_come_from_the_seed(write: Callable[..., str]) -> None:
-    spec = spec_of(write(GOOD))
+@pytest.mark.parametrize("drawn", ["torch.rand(())", "random.random()", "np.random.rand()"])
+def test_whatever_the_users_function_draws_comes_from_the_seed(drawn: str, write: Callable[..., str]) -> None:
+    code = GOOD.replace("nn.Linear(3, 2), torch.ones(6, 3)", f"nn.Linear(3, 2), {drawn} * torch.ones(6, 3)")
+    spec = spec_of(write(f"import random\nimport numpy as np\n{code}"))
     assert train(spec)[1] == train(spec)[1]
     assert train(spec)[1] != train(spec.model_copy(update={"seed": 1}))[1]
 

@@ -9,7 +9,7 @@ from castwise.accuracy.result import Runs, runs_of
 from castwise.analysis.advice import Advice
 from castwise.errors import UsageError
 from castwise.records.schema import Trial
-from castwise.registry.precisions import BASELINE, DEFAULT
+from castwise.registry.precisions import BASELINE, DEFAULT, find_precision
 from castwise.registry.suites import find_recipe
 from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.user_model import is_object
@@ -33,12 +33,15 @@ def _with_accuracy(item: Advice, trials: Collection[Trial], typed: TypedLine | N
         return item
     taken = next((trial for trial in trials if trial.spec.key == item.key), None)
     of_file = trials if taken is None else [each for each in trials if each.spec.user_model == taken.spec.user_model]
-    found = _longest_runs(item, of_file)  # an edited file is another model
+    scale = None if taken is None else taken.spec.loss_scale
+    found = _longest_runs(item, of_file, scale)  # an edited file is another model
     if found is not None:
         baseline = found.baseline[0].spec.precision
         than = {"as good": " as", "worse": " than", "better": " than"}.get(verdict_text(found), ", compared with")
         short = f" in runs of {length_text(found.recipe)}" if found.recipe.is_shortened else ""
-        text = f"{verdict_text(found)}{than} {baseline}{short}: {compared_text(found)}"
+        text = f"{verdict_text(found)}{than} {baseline}{short}"
+        if found.verdict is not None and found.verdict.difference is not None:
+            text += f": {compared_text(found)}"
         return replace(item, accuracy=text, is_less_accurate=found.is_less_accurate)
     return replace(item, accuracy=_untested(item, taken, typed))
 
@@ -51,14 +54,18 @@ def _untested(item: Advice, taken: Trial | None, typed: TypedLine | None) -> str
             return UNTESTED
     elif is_object(item.workload) or taken.facts is None or taken.facts.higher_is_better is None:
         return f"{UNTESTED}: docs/accuracy.md shows what your model needs"
-    line = advised_line("accuracy", item.workload, {"precision": f"{BASELINE},{item.precision}"}, typed)
+    options = {"precision": f"{BASELINE},{item.precision}"}
+    if taken is not None and taken.spec.loss_scale != find_precision(taken.spec.precision).loss_scale:
+        options["loss_scale"] = taken.spec.loss_scale
+    line = advised_line("accuracy", item.workload, options, typed)
     return f"{UNTESTED}: `{line}` tells"
 
 
-def _longest_runs(item: Advice, trials: Collection[Trial]) -> Runs | None:
+def _longest_runs(item: Advice, trials: Collection[Trial], loss_scale: str | None) -> Runs | None:
     """Return the runs of the precision to take in the setting, such as a loop or a data set, with the longest runs.
 
-    Whole runs count as longer than shortened ones. Of settings with runs as long, it is the one with most pairs.
+    Whole runs count as longer than shortened ones. Of settings with runs as long, it is the one with most pairs. Runs
+    with another loss scale do not count, unless that is None.
     """
     settings: dict[str, list[Trial]] = {}
     for trial in trials:
@@ -71,7 +78,8 @@ def _longest_runs(item: Advice, trials: Collection[Trial]) -> Runs | None:
         runs
         for own in settings.values()
         for runs in runs_of(own, BASELINE, None)
-        if runs.verdict is not None and runs.verdict.difference is not None
+        if runs.verdict is not None and loss_scale in (None, runs.spec.loss_scale)
+        if runs.verdict.difference is not None or runs.verdict.kind == "diverged"
     ]
 
     def rank(runs: Runs) -> tuple[float, ...]:

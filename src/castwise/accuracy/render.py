@@ -1,7 +1,6 @@
 """What `castwise accuracy` found as a table, sentences, Markdown, CSV or JSON."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -45,6 +44,7 @@ SHORT = {
     "gain": "× to score",
 }
 _ENDS = ("low", "high")
+_HUGE = 10.0  # times the baseline's score: differences above it have no figures
 IN_FILES = (
     *("workload", "data_set", "precision", "loss_scale", "techniques", "batch_size", "seeds", "num_diverged", "score"),
     *("score_spread", "area", "difference", *(f"difference_{end}" for end in _ENDS), "verdict", "pairs_needed"),
@@ -74,7 +74,7 @@ def flat_row(runs: Runs) -> dict[str, Any]:
         "difference": of_difference.get("value"),
         "difference_text": _difference_text(of_difference) if of_difference else "",
         **{f"difference_{end}": of_difference.get(end) for end in _ENDS},
-        "num_diverged": sum(trial.status == "diverged" for trial in runs.trials),
+        "num_diverged": 0 if runs.failed else sum(score is None for score in runs.scores),
         "verdict": verdict_text(runs),
         "pairs_needed": verdict and verdict.pairs_needed,
         **estimate_values("speedup", runs.speedup),
@@ -90,9 +90,9 @@ def verdict_text(runs: Runs) -> str:
         return runs.failed.status
     if verdict is None:
         return "baseline" if runs.mean is not None else "baseline, diverged"
-    # With seeds of which the baseline diverges, too, it is not counted, unless no run is left.
-    count = verdict.num_diverged or (len(runs.trials) if runs.mean is None else 0)
-    return f"diverged {count} of {verdict.num_runs}" if count else verdict.kind
+    # As many as the baseline's are no verdict, unless no run is left.
+    has_diverged = verdict.kind == "diverged" or runs.mean is None
+    return f"diverged {verdict.num_diverged} of {verdict.num_runs}" if has_diverged else verdict.kind
 
 
 def sentences(result: AccuracyResult) -> list[str]:
@@ -124,7 +124,7 @@ def sentences(result: AccuracyResult) -> list[str]:
 
 def _sentence(runs: Runs, result: AccuracyResult) -> str:
     name, other = runs.spec.precision, result.baseline.spec.precision
-    verdict, metric = runs.verdict, runs.metric
+    verdict = runs.verdict
     if verdict is None:
         assert runs.failed is not None
         return f"{name} gave no score: {runs.failed.message.rstrip('.')}."
@@ -132,24 +132,28 @@ def _sentence(runs: Runs, result: AccuracyResult) -> str:
     compared = compared_text(runs) if verdict.difference else ""
     match verdict.kind:
         case "diverged":
-            return f"{name} diverged in {verdict.num_diverged} of {verdict.num_runs} runs. {other} did not."
+            of_other = sum(score is None for score in result.baseline.scores[: verdict.num_runs])
+            too = f"in {of_other}" if of_other else "not"
+            return f"{name} diverged in {verdict.num_diverged} of {verdict.num_runs} runs. {other} did {too}."
         case "not enough runs" if not compared:
             return f"{name} cannot be compared with {other}: {pairs} with a score."
         case "not enough runs":
-            more = (
-                f" About {verdict.pairs_needed} would do: --seeds {verdict.pairs_needed}."
-                if verdict.pairs_needed
-                else ""
-            )
+            more, needed = "", verdict.pairs_needed
+            if needed:
+                more = f" About {needed} would do{f': --seeds {needed}' if needed > runs.num_seeds else ''}."
             return f"{name} is undecided compared with {other}: {compared}.{more}"
     line = f"{name} is {verdict.kind}{' as' if verdict.kind == 'as good' else ' than'} {other}: {compared}."
+    return f"{line} {_sooner(runs, other)}"
+
+
+def _sooner(runs: Runs, other: str) -> str:
     if runs.gain is None:
-        return f"{line} It does not reach {other}'s {metric.name}, even less the margin."
-    interval = format_interval(runs.gain.value, runs.gain.low, runs.gain.high) if has_interval(runs.gain) else ""
-    gain = with_interval(format_ratio(runs.gain.value), interval)
-    sooner = f"It reaches {other}'s {metric.name} {gain} as fast."
-    too_noisy = f"How much sooner it reaches {other}'s {metric.name} is too noisy to say."
-    return f"{line} {too_noisy if interval == TOO_NOISY else sooner}"
+        return f"It does not reach {other}'s {runs.metric.name}, even less the margin."
+    # Without an interval, some of the runs alone do not reach it.
+    interval = format_interval(runs.gain.value, runs.gain.low, runs.gain.high) if has_interval(runs.gain) else TOO_NOISY
+    if interval == TOO_NOISY:
+        return f"How much sooner it reaches {other}'s {runs.metric.name} is too noisy to say."
+    return f"It reaches {other}'s {runs.metric.name} {with_interval(format_ratio(runs.gain.value), interval)} as fast."
 
 
 def _score_text(value: float, metric: Metric) -> str:
@@ -163,7 +167,8 @@ def difference_unit(metric: Metric) -> str:
 
 def _difference_text(values: FlatRow) -> str:
     """Return a difference as `+0.02 [−0.05, +0.09]`, in points of accuracy or per cent of the perplexity."""
-    texts = {name: f"{100 * value:+z.2f}".replace("-", "−") for name, value in values.items()}
+    texts = {name: f"{100 * value:+z.2f}" if value > -_HUGE else f"<-{100 * _HUGE:g}" for name, value in values.items()}
+    texts = {name: text.replace("-", "−") for name, text in texts.items()}
     return f"{texts['value']} [{texts['low']}, {texts['high']}]"
 
 
@@ -222,7 +227,7 @@ def markdown(result: AccuracyResult) -> str:
 
 def csv(result: AccuracyResult) -> str:
     """Return a line for each precision, with plain values."""
-    return csv_grid(find_fields(IN_FILES), _rows(result.runs))
+    return csv_grid(find_fields(IN_FILES), [flat_row(runs) for runs in result.runs])
 
 
 def document(result: AccuracyResult) -> dict[str, Any]:
@@ -230,8 +235,8 @@ def document(result: AccuracyResult) -> dict[str, Any]:
     return json_document(
         workload=result.baseline.spec.workload,
         metric=result.metric.name,
-        margin=result.margin,
-        precisions=[plain(find_fields(IN_FILES), row) for row in _rows(result.runs)],
+        margin=result.baseline.margin_share,
+        precisions=[plain(find_fields(IN_FILES), flat_row(runs)) for runs in result.runs],
         sentences=sentences(result),
         seconds=result.seconds,
         num_recorded=result.num_recorded,
@@ -242,7 +247,3 @@ def document(result: AccuracyResult) -> dict[str, Any]:
 def json_result(result: AccuracyResult) -> str:
     """Return `document` as text."""
     return json_text(document(result))
-
-
-def _rows(runs: Sequence[Runs]) -> list[FlatRow]:
-    return [flat_row(each) for each in runs]

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from castwise.accuracy.options import SEEDS
-from castwise.analysis.equivalence import AccuracyVerdict, area_under_curve, first_reached, verdict_after
+from castwise.analysis.equivalence import FIRST_LOOK, AccuracyVerdict, area_under_curve, first_reached, verdict_after
 from castwise.analysis.statistics import Estimate, estimate
 from castwise.analysis.training_metrics import epochs_of
 from castwise.records.schema import Epoch, Trial
@@ -17,6 +17,7 @@ from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 
 Pair = tuple[Trial, Trial]  # the baseline's run, and the run with the same seed
+_MOST = 700.0  # whose exponential is a float
 _FEWEST_PAIRS = 3  # of which one can be left out, and there still is a mean
 
 
@@ -45,11 +46,13 @@ class Metric:
 
     def shown(self, score: float) -> float:
         """Return a score as it is shown: an accuracy, a perplexity, or a user's own score."""
-        return math.exp(score) if self.name == "perplexity" else score
+        return math.exp(min(score, _MOST)) if self.name == "perplexity" else score
 
     def shown_difference(self, difference: float) -> float:
-        """Return a difference of scores as it is shown: of an accuracy, or as a share of the baseline's score."""
-        return math.expm1(difference) if self.name == "perplexity" else difference / self.baseline
+        """Return a difference as it is shown: of an accuracy, or as a share of the baseline's score."""
+        if self.name == "perplexity":  # the difference, above 0 if better, is log(baseline's ÷ own)
+            return -math.expm1(min(-difference, _MOST))
+        return difference / self.baseline
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,9 @@ class Runs:
         if self.is_baseline:
             return []
         return [
-            pair for pair in zip(self.baseline, self.trials, strict=False) if pair[0].status == pair[1].status == "ok"
+            pair
+            for pair in zip(self.baseline, self.trials, strict=False)
+            if all(_final(trial, self.metric) is not None for trial in pair)
         ]
 
     def _steps_ratio(self, pairs: Sequence[Pair]) -> float | None:
@@ -214,11 +219,6 @@ class AccuracyResult:
         return tuple(trial for each in self.runs for trial in each.trials)
 
     @property
-    def margin(self) -> float:
-        """Return the margin as a share."""
-        return self.baseline.margin_share
-
-    @property
     def baseline(self) -> Runs:
         """Return the baseline's runs."""
         return self.runs[0]
@@ -258,7 +258,8 @@ def runs_of(
 
 
 def metric_of(trials: Sequence[Trial]) -> Metric:
-    """Return what the baseline's runs are judged by."""
+    """Return what the baseline's runs are judged by: the first of them, so that more leave the margin as it is."""
+    trials = trials[:FIRST_LOOK]
     ends = [epochs[-1] for trial in trials if trial.status == "ok" and (epochs := epochs_of(trial))]
     scores = [epoch.score for epoch in ends if epoch.score is not None]
     if scores:

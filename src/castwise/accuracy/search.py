@@ -1,6 +1,7 @@
 """The search for verdicts: seed by seed, until each precision has one, or the budget ends."""
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from castwise.accuracy.options import AccuracyOptions
@@ -55,7 +56,7 @@ class AccuracyJob:
                 trial = measure(spec.model_copy(update={"seed": seed}))
                 trials.append(trial)
                 if not seed and len(trials) == 1:
-                    self._check_budget(trial)
+                    self._check_budget(trial, measure.known)
             found = self._runs(trials)
             failed = [each.spec.key for each in found if each.failed is not None]
             if found[0].spec.key in failed or (found[0].mean is None and seed + 1 >= _FEWEST_SEEDS):
@@ -80,8 +81,10 @@ class AccuracyJob:
         budget = self.options.budget_seconds
         return None if budget is None else budget - (time.perf_counter() - self.began)
 
-    def _check_budget(self, first: Trial) -> None:
-        left, needed = self._seconds_left(), (_FEWEST_SEEDS * len(self.specs) - 1) * first.duration_seconds
+    def _check_budget(self, first: Trial, known: Collection[str]) -> None:
+        pairs = [spec.model_copy(update={"seed": seed}) for spec in self.specs for seed in range(_FEWEST_SEEDS)]
+        to_train = sum(spec.key not in {*known, first.spec.key} for spec in pairs)
+        left, needed = self._seconds_left(), to_train * first.duration_seconds
         if left is not None and needed > left:
             whole = self.options.budget_seconds or 0.0
             raise UsageError(
@@ -139,14 +142,8 @@ def prepare_accuracy(
 
 
 def _check(options: AccuracyOptions) -> None:
-    if options.margin is not None and not 0 < options.margin < 1:
-        raise UsageError(
-            f"A margin of {options.margin:g} is impossible: name a share above 0 and below 1, such as 0.3%."
-        )
     if options.seeds < _FEWEST_SEEDS:
         raise UsageError(f"{options.seeds} seed tells nothing about the spread between seeds: name at least 2.")
-    for name in options.precisions or ():
-        find_precision(name)
     if len({find_precision(name).name for name in options.precisions or (BASELINE, "tf32")}) < 2:
         raise UsageError("Name at least two precisions: the first is the baseline, unless fp32 is among them.")
     if len(options.techniques or (NONE,)) > 1:

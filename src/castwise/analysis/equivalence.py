@@ -11,7 +11,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from castwise.analysis.statistics import Difference, paired_difference, student_quantile
@@ -19,7 +19,8 @@ from castwise.analysis.statistics import Difference, paired_difference, student_
 AccuracyKind = Literal["as good", "worse", "better", "diverged", "not enough runs"]
 
 # The numbers of pairs after which verdicts are given, and the last number planned.
-_LOOKS = (5, 8, 12, 20, 30, 50, 80)
+FIRST_LOOK = 5
+_LOOKS = (FIRST_LOOK, 8, 12, 20, 30, 50, 80)
 _ERROR = 0.05  # of all looks together
 _MOST_PAIRS = 1000  # that a prediction names
 _FEWEST = 2  # for a spread
@@ -50,20 +51,31 @@ def verdict_after(
     larger_is_better: bool,
     num_seeds: int,
 ) -> AccuracyVerdict:
-    """Return the first verdict that was reached at a look, or else that on all runs there are.
+    """Return the first verdict that was reached at a look; before one, or without, that there are not enough runs.
 
-    The arguments are those of `judge`; `num_seeds` is how many pairs are planned at the most.
+    Runs that diverged count whenever they did. The arguments are those of `judge`; `num_seeds` is how many pairs are
+    planned at the most.
     """
-    looks = looks_of(max(num_seeds, len(candidate)))
-    for number in (*(look for look in looks if look < len(candidate)), len(candidate)):
-        verdict = judge(
+    count = len(candidate)
+    looks = looks_of(max(num_seeds, count))
+
+    def judged(number: int) -> AccuracyVerdict:
+        return judge(
             baseline[:number], candidate[:number], margin, larger_is_better=larger_is_better, num_looks=len(looks)
         )
-        if verdict.kind == "diverged":  # all runs count that did
-            return judge(baseline, candidate, margin, larger_is_better=larger_is_better, num_looks=len(looks))
-        if verdict.is_decided:
-            break
-    return verdict
+
+    of_all = judged(count)
+    if of_all.kind == "diverged":
+        return of_all
+    for verdict in (judged(look) for look in looks if look < count):
+        if verdict.is_decided and verdict.kind != "diverged":
+            return verdict
+    if of_all.is_decided and count in looks:
+        return of_all
+    needed = count + 1 if of_all.is_decided else of_all.pairs_needed
+    if needed is not None:  # a verdict is given at a look
+        needed = next((look for look in looks if look >= needed), needed)
+    return replace(of_all, kind="not enough runs", pairs_needed=needed)
 
 
 def looks_of(num_seeds: int) -> tuple[int, ...]:
@@ -96,17 +108,17 @@ def judge(
     sign = 1.0 if larger_is_better else -1.0
     runs = list(zip(baseline, candidate, strict=True))
     pairs = [(sign * other, sign * own) for other, own in runs if other is not None and own is not None]
-    # A seed with which the baseline diverges, too, says nothing about the candidate.
-    num_diverged = sum(own is None and other is not None for other, own in runs)
-    kind: AccuracyKind = "diverged" if num_diverged else "not enough runs"
+    num_diverged = sum(own is None for own in candidate)
+    has_diverged = num_diverged > sum(other is None for other in baseline)
+    kind: AccuracyKind = "diverged" if has_diverged else "not enough runs"
     found, needed = None, None
     if len(pairs) >= _FEWEST:
         level = 1 - _ERROR / num_looks
         found = paired_difference([other for other, _ in pairs], [own for _, own in pairs], level)
         # The spread of fewer pairs says little: two that differ by the same have an interval of no width.
-        kind = kind if num_diverged or len(pairs) < _LOOKS[0] else _kind_of(found, margin)
+        kind = kind if has_diverged or len(pairs) < FIRST_LOOK else _kind_of(found, margin)
         if kind == "not enough runs":
-            needed = _pairs_needed([own - other for other, own in pairs], margin, level)
+            needed = _pairs_needed([own - other for other, own in pairs], margin, num_looks)
     return AccuracyVerdict(kind, found, len(pairs), len(candidate), num_diverged, needed)
 
 
@@ -118,10 +130,11 @@ def _kind_of(found: Difference, margin: float) -> AccuracyKind:
     return "better" if found.low > 0 else "not enough runs"
 
 
-def _pairs_needed(values: Sequence[float], margin: float, level: float) -> int | None:
-    """Return how many pairs decide if mean and spread stay what they are."""
+def _pairs_needed(values: Sequence[float], margin: float, num_looks: int) -> int | None:
+    """Return how many pairs decide if mean and spread stay what they are; more pairs may need more looks."""
     mean, spread = statistics.fmean(values), statistics.stdev(values)
-    for n in range(max(len(values) + 1, _LOOKS[0]), _MOST_PAIRS + 1):
+    for n in range(max(len(values) + 1, FIRST_LOOK), _MOST_PAIRS + 1):
+        level = 1 - _ERROR / max(num_looks, len(looks_of(n)))
         reach = student_quantile(n - 1, level) * spread / math.sqrt(n)
         if _kind_of(Difference(mean, mean - reach, mean + reach), margin) != "not enough runs":
             return n

@@ -16,7 +16,7 @@ from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import OptimizerSpec, find_workload
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
-from castwise.worker.data.sharding import seed_of
+from castwise.worker.data.sharding import seed_generators, seed_of
 from castwise.worker.distributed import Peers, shard, spread
 from castwise.worker.flops import make_fake_copy
 from castwise.worker.models import build_task
@@ -45,7 +45,7 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
     """
     row, precision, device = find_workload(spec.workload), find_precision(spec.precision), torch.device(spec.device)
     loop, recipe = step_config_of(spec.techniques), spec.recipe
-    torch.manual_seed(spec.seed)
+    seed_generators(spec.seed)
     # The user's code runs first: the trial then decides about what that code sets globally.
     own = None if spec.user_model is None else build_user_model(spec.user_model)
     stack.enter_context(numeric_state(precision))

@@ -1,7 +1,9 @@
 """A rank's share of data on the device, and distinct seeds for epochs, runs and ranks."""
 
+import random
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +28,13 @@ def seed_of(seed: int, epoch: int = 0, rank: int = 0) -> int:
     sees in the next. The run's seed is below 2^32 to be distinct for a generator on a CPU.
     """
     return (seed * _RUNS + rank * _RANKS) % _SEEDS + epoch
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of torch, Python and NumPy: the user's own code may draw from any of them."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def rank_batches(row: Workload, task: Task, spec: TrialSpec, count: int, peers: Peers) -> Sequence[Batch]:

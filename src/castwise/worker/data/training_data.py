@@ -30,7 +30,7 @@ from castwise.worker.data.gpu_augmentation import (
     Epochs,
     Images,
 )
-from castwise.worker.data.sharding import rank_batches, rank_columns, seed_of
+from castwise.worker.data.sharding import rank_batches, rank_columns, seed_generators, seed_of
 from castwise.worker.data.transforms import TRANSFORMS, Transform
 from castwise.worker.data.wikitext import batchify, load_wikitext2, random_corpus, segments
 from castwise.worker.distributed import Peers
@@ -117,10 +117,7 @@ def _users_batches(task: Task, spec: TrialSpec) -> BatchSource:
     parts = 1 if task.user_loop is None else task.user_loop.accumulate
 
     def read(epoch: int) -> Iterator[Batch]:
-        seed = seed_of(spec.seed, epoch)
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        seed_generators(seed_of(spec.seed, epoch))
         batches = iter(own)
         while len(step := tuple(itertools.islice(batches, parts))) == parts:
             yield step if parts > 1 else step[0]
