@@ -197,7 +197,10 @@ def test_timeout_without_progress(start: Start) -> None:
     session.timeout_seconds = 1.0
     with pytest.raises(TrialFailedError) as caught:
         session.run_epoch(shares.append)
-    assert (caught.value.status, caught.value.message) == ("timeout", "'run epoch' gave no sign of life for 1 s")
+    assert (caught.value.status, caught.value.message) == (
+        "timeout",
+        "training and validation gave no sign of life for 1 s: --timeout allows more",
+    )
     assert shares == [0.5, 0.5]
 
 

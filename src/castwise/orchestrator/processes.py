@@ -300,10 +300,11 @@ class RpcSession:
             waiting = [rank for rank in self._ranks if rank not in answers]
             ready = self._ready(waiting, deadline)
             if not ready:
-                # An epoch may take as long as it likes, as long as it reports progress.
-                words = "gave no sign of life for" if method == "run_epoch" else "took longer than"
+                words = f"{_label(method)} took longer than {limit:g} s"
+                if method == "run_epoch":  # it may take as long as it likes, as long as it reports progress
+                    words = f"training and validation gave no sign of life for {limit:g} s: --timeout allows more"
                 log = self.processes[waiting[0]].log_tail()
-                failure = TrialFailedError("timeout", f"{_label(method)} {words} {limit:g} s", log)
+                failure = TrialFailedError("timeout", words, log)
                 raise self._with_ranks(waiting, failure)
             for rank in ready:
                 try:
