@@ -70,15 +70,17 @@ def _longest_runs(item: Advice, trials: Collection[Trial], loss_scale: str | Non
     settings: dict[str, list[Trial]] = {}
     for trial in trials:
         spec = trial.spec
-        if (spec.kind, spec.workload) == ("training", item.workload) and spec.precision in (BASELINE, item.precision):
+        precisions = (BASELINE, DEFAULT, item.precision)
+        if (spec.kind, spec.workload) == ("training", item.workload) and spec.precision in precisions:
             without = {"precision", "loss_scale", "seed", "repeat"}
             key = trial.environment.fingerprint + spec.without_extras.model_dump_json(exclude=without)
             settings.setdefault(key, []).append(trial)
     found = [
         runs
         for own in settings.values()
-        for runs in runs_of(own, BASELINE, None)
-        if runs.verdict is not None and loss_scale in (None, runs.spec.loss_scale)
+        for runs in runs_of(own, BASELINE, None) or runs_of(own, DEFAULT, None)
+        if runs.spec.precision == item.precision and loss_scale in (None, runs.spec.loss_scale)
+        if runs.verdict is not None
         if runs.verdict.difference is not None or runs.verdict.kind == "diverged"
     ]
 

@@ -33,6 +33,8 @@ from castwise.render.table import (
 from castwise.render.units import format_ratio, pluralize
 from castwise.spec.quantities import TOO_NOISY, format_interval, with_interval
 from castwise.spec.recipe import Recipe
+from castwise.spec.typed import advised_line
+from castwise.spec.user_model import is_object
 
 SHORT = {
     "precision": "precision",
@@ -101,15 +103,14 @@ def sentences(result: AccuracyResult) -> list[str]:
     # Without a score of the baseline there is nothing to say of the others, but for those that failed.
     lines = [_sentence(each, result) for each in result.runs[1:] if first.mean is not None or each.failed is not None]
     bad = [each.spec.precision for each in result.runs if each.is_less_accurate]
-    if bad:
-        model = f" {first.spec.workload} --precision {','.join(bad)}" if first.spec.user_model is None else ""
-        lines.append(f"`castwise why{model} --numerics` shows in which layers numbers are lost.")
+    if bad and not is_object(first.spec.workload):
+        line = advised_line("why", first.spec.workload, {"precision": ",".join(bad)}, result.typed)
+        lines.append(f"`{line} --numerics` shows in which layers numbers are lost.")
     if first.failed is not None:
         lines.insert(0, f"{first.spec.precision}, the baseline, gave no score: {first.failed.message.rstrip('.')}.")
     elif first.mean is None:
-        lines.insert(
-            0, f"{first.spec.precision}, the baseline, diverged in every run: nothing can be compared with it."
-        )
+        how = "diverged" if any(trial.status == "diverged" for trial in first.trials) else "gave no finite score"
+        lines.insert(0, f"{first.spec.precision}, the baseline, {how} in every run: nothing can be compared with it.")
     scores = [score for each in result.runs for score in each.scores]
     if len(scores) > len(result.runs) and len(set(scores)) == 1 and scores[0] is not None:
         lines.append("Every run has the same score, whatever its seed: it does not depend on what the model learned.")
@@ -136,11 +137,11 @@ def _sentence(runs: Runs, result: AccuracyResult) -> str:
             too = f"in {of_other}" if of_other else "not"
             return f"{name} diverged in {verdict.num_diverged} of {verdict.num_runs} runs. {other} did {too}."
         case "not enough runs" if not compared:
-            return f"{name} cannot be compared with {other}: {pairs} with a score."
+            return f"{name} cannot be compared with {other}: {pairs} with a score, and 2 are the fewest."
         case "not enough runs":
             more, needed = "", verdict.pairs_needed
             if needed:
-                more = f" About {needed} would do{f': --seeds {needed}' if needed > runs.num_seeds else ''}."
+                more = f" About {needed} would do{'' if result.budget_ended else f': --seeds {needed}'}."
             return f"{name} is undecided compared with {other}: {compared}.{more}"
     line = f"{name} is {verdict.kind}{' as' if verdict.kind == 'as good' else ' than'} {other}: {compared}."
     return f"{line} {_sooner(runs, other)}"
@@ -176,7 +177,7 @@ def compared_text(runs: Runs) -> str:
     """Return the difference from the baseline, over how many pairs, and the margin."""
     verdict, unit = runs.verdict, difference_unit(runs.metric)
     pairs = pluralize(verdict.num_pairs if verdict else 0, "pair")
-    margin = f"{'usual ' if runs.margin_share == runs.metric.usual_margin else ''}margin {100 * runs.margin_share:.2g}"
+    margin = f"{'usual ' if runs.margin_share == runs.metric.usual_margin else ''}margin {100 * runs.margin_share:.4g}"
     return f"{flat_row(runs)['difference_text']}{unit} over {pairs} of runs, {margin}{unit}"
 
 

@@ -15,6 +15,7 @@ from castwise.records.schema import Epoch, Trial
 from castwise.registry.precisions import BASELINE, precision_sort_key
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
+from castwise.spec.typed import TypedLine
 
 Pair = tuple[Trial, Trial]  # the baseline's run, and the run with the same seed
 _MOST = 700.0  # whose exponential is a float
@@ -212,6 +213,7 @@ class AccuracyResult:
     seconds: float = 0.0  # wall time
     num_recorded: int = 0  # runs that were on record before, and are not in the wall time
     budget_ended: bool = False
+    typed: TypedLine | None = None  # what the user typed, from which commands that are advised are built
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -238,8 +240,8 @@ def runs_of(
         trials: Training runs that differ in precision, loss scale and seed alone.
         baseline: A precision; None takes fp32, or without it the first one.
         margin: As a share; None takes the usual one.
-        num_seeds: How many seeds are planned at the most. Records do not say; 0 takes the usual number, or theirs if
-            that is larger.
+        num_seeds: How many seeds are planned at the most; the usual number, or that of the records, if that is larger:
+            so a command and all that reads its records give the same verdict.
     """
     by_seed: dict[tuple[str, str], dict[int, Trial]] = {}
     for trial in trials:
@@ -252,7 +254,7 @@ def runs_of(
     every = sorted(found.items(), key=lambda item: (item[0][0] != first, precision_sort_key(item[0][0]), item[0][1]))
     theirs = every[0][1]
     metric = metric_of(theirs)
-    planned = num_seeds or max(SEEDS, *(seed + 1 for seeds in by_seed.values() for seed in seeds))
+    planned = max(SEEDS, num_seeds, *(seed + 1 for seeds in by_seed.values() for seed in seeds))
     share = metric.usual_margin if margin is None else margin
     return tuple(Runs(own, theirs, metric, share, planned) for _, own in every)
 
@@ -268,7 +270,8 @@ def metric_of(trials: Sequence[Trial]) -> Metric:
         return Metric("score", is_higher, abs(statistics.fmean(scores)) or 1.0)
     if any(epoch.accuracy is not None for epoch in ends):
         return Metric("accuracy", larger_is_better=True)
-    return Metric("perplexity", larger_is_better=False)
+    is_own = bool(trials) and trials[0].spec.user_model is not None  # none of whose runs has a score
+    return Metric("score" if is_own else "perplexity", larger_is_better=False)
 
 
 def curve_of(trial: Trial, metric: Metric) -> list[tuple[float, float]]:

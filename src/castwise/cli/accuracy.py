@@ -1,5 +1,6 @@
 """`castwise accuracy`."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from castwise.accuracy.options import AccuracyOptions
@@ -24,19 +25,21 @@ def accuracy(options: AccuracyOptions, output: PrintOptions) -> int:
     """Train pairs of runs on real data, and say in which precision the model becomes as good."""
     from castwise.accuracy import render
     from castwise.accuracy.search import prepare_accuracy
-    from castwise.cli.measuring import FAILED, announce, answer, looking, measuring, next_step, say_logs
+    from castwise.cli.measuring import FAILED, announce_notes, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit
     from castwise.render.console import print_ending, result_console
+    from castwise.spec.typed import read_line
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, AccuracyResult]":
         with looking():
             search = prepare_accuracy(options, progress, make_engine)
-        announce(search.job)
+        announce_notes(search.job)
         with progress:
             return search.job, search.run()
 
     with measuring(options, output) as progress:
         _, found = answer(options, work)
+    found = replace(found, typed=read_line(output.words, AccuracyOptions, PrintOptions))
     if output.verbose:
         say_logs(found.trials)
     emit(

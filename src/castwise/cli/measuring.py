@@ -39,10 +39,8 @@ def say_logs(trials: Sequence[Trial]) -> None:
 
 
 def announce(job: Job) -> None:
-    """Print a job's notes, the files that are no records, and how many trials are on record, before it starts."""
+    """Print what `announce_notes` does, and how many trials are on record, before a job starts."""
     announce_notes(job)
-    for problem in job.problems:
-        say(f"Left as it is: {problem.path}: {problem.reason}", style="yellow")
     found = len(job.specs) - len(job.missing)
     if found and job.rule is not None:
         say(f"{len(job.recorded)} trials of earlier rounds are on record already.")
@@ -51,9 +49,11 @@ def announce(job: Job) -> None:
 
 
 def announce_notes(job: Job) -> None:
-    """Print the notes of a job."""
+    """Print the notes of a job, and the files that are no records."""
     for note in job.notes:
         say(f"Note: {note}", style="yellow")
+    for problem in job.problems:
+        say(f"Left as it is: {problem.path}: {problem.reason}", style="yellow")
 
 
 @contextmanager

@@ -241,7 +241,8 @@ def _answer_of_runs(group: ComparisonGroup, configurations: Sequence[Configurati
         advice = Advice(*words, "stay", BASELINE, sentence, why=why, how_sure=how_sure)
         return Answer(group, advice, baseline.trial.spec, baseline, baseline, configurations, cut)
     trains = f"trains {speedup:.2f} times as fast as fp32{_learned(best, baseline)}{in_cut_runs}."
-    name = f"{best.precision}{loop}"
+    scale = f" with loss scale {spec.loss_scale}" if spec.loss_scale != precision_row(spec.precision).loss_scale else ""
+    name = f"{best.precision}{scale}{loop}"
     sentence = f"{setting}: {name} {trains}" if cut else f"{setting}: take {name}. It {trains}"
     advice = Advice(
         *words,
@@ -253,6 +254,7 @@ def _answer_of_runs(group: ComparisonGroup, configurations: Sequence[Configurati
         memory_ratio=memory,
         why=why,
         how_sure=how_sure,
+        key=spec.key,
     )
     return Answer(group, advice, spec, best, baseline, configurations, cut)
 

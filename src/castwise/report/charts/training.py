@@ -13,6 +13,7 @@ from castwise.accuracy.render import SHORT, difference_unit, flat_row, verdict_t
 from castwise.accuracy.result import Runs, runs_of
 from castwise.analysis import training_metrics
 from castwise.records.schema import Trial
+from castwise.registry.precisions import precision_row
 from castwise.render.fields import Field, find_field
 from castwise.render.table import DataTable
 from castwise.render.theme import look_of
@@ -158,7 +159,8 @@ def equivalence(subject: GroupSubject) -> Chart | None:
     rows: list[tuple[str, list[Dot], str]] = []
     for setting, runs in every[:MAX_BARS]:
         row, verdict = flat_row(runs), verdict_text(runs)
-        label = f"{runs.spec.precision}, {setting}" if setting else runs.spec.precision
+        scale = runs.spec.loss_scale if runs.spec.loss_scale != precision_row(runs.spec.precision).loss_scale else ""
+        label = ", ".join(part for part in (runs.spec.precision, scale and f"loss scale {scale}", setting) if part)
         dots = []
         if row["difference"] is not None:
             look = look_of(runs.spec.precision)
@@ -184,7 +186,7 @@ def equivalence(subject: GroupSubject) -> Chart | None:
     fields.append(find_field("file"))
     return Chart(
         title=f"Is the {metric.name} as good as in {baseline}?",
-        summary=f"Shaded is the usual margin of {margin:.2g}{unit}; lines are 95 % intervals. {verdicts}.",
+        summary=f"Shaded is the usual margin of {margin:.4g}{unit}; lines are 95 % intervals. {verdicts}.",
         draw=draw,
         table=DataTable(
             fields,
