@@ -17,7 +17,8 @@ from fake_records import steady
 import castwise
 from castwise.accuracy import search
 from castwise.accuracy.advice import with_accuracy
-from castwise.accuracy.result import runs_of
+from castwise.accuracy.render import sentences
+from castwise.accuracy.result import AccuracyResult, runs_of
 from castwise.analysis import training_metrics
 from castwise.analysis.advice import recommend
 from castwise.analysis.result_table import compare
@@ -272,6 +273,17 @@ def test_a_users_score_is_judged_by_a_share_of_the_baselines() -> None:
     assert narrow.verdict is not None
     assert (mixed.verdict.kind, narrow.verdict.kind) == ("as good", "worse"), "the margin is 1 % of 22"
     assert [flat_row(run)["final_score"] for run in training_metrics.runs(runs[:2])] == [20.0, 21.001]
+
+
+def test_a_worse_precision_that_skipped_many_steps_is_told_so() -> None:
+    runs = []
+    for precision, seed in itertools.product(("fp32", "fp16-mixed"), range(5)):
+        spec = fake_training(precision, {"epochs": 1, "validate_each_epoch": True}, seed=seed)
+        skipped = 2 if precision == "fp16-mixed" else 0
+        change = {"score": 20.0 + seed + 5 * skipped, "skipped_steps": skipped, "num_steps": 24}
+        runs.append(fake_run(spec, fake_epoch(spec).model_copy(update=change)))
+    words = sentences(AccuracyResult(runs_of(runs, None, None)))
+    assert "fp16-mixed skipped 8.3 % of its steps, until its loss scale fitted." in " ".join(words)
 
 
 def test_a_missing_data_set_is_one_line(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

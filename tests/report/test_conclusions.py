@@ -116,6 +116,14 @@ def test_slower_or_unsafe_precisions_are_not_taken() -> None:
     assert answers(run("fp32", 5.0), run("fp16-true", 1.0)) == [], "float16 weights are not recommended"
 
 
+def test_what_may_be_chance_is_not_taken() -> None:
+    seconds = {("fp32", 0): 10.0, ("fp16-mixed", 0): 4.0, ("fp32", 1): 5.0, ("fp16-mixed", 1): 8.0}
+    (answer,) = answers(*(run(precision, each, seed=seed) for (precision, seed), each in seconds.items()))
+    assert (answer.advice.decision, answer.advice.precision) == ("stay", "fp32")
+    assert "fp16-mixed trains 1.25× (too noisy" in answer.advice.sentence
+    assert "which may be chance" in answer.advice.sentence
+
+
 def test_searches_for_the_largest_batch_recommend_nothing() -> None:
     recipe = {"recipe": {"max_steps": LIMIT_STEPS, "stop_after": 1}}
     assert answers(run("fp32", 5.0, **recipe), run("fp16-mixed", 1.0, **recipe)) == []

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from castwise.accuracy.result import AccuracyResult, Metric, Runs
 from castwise.analysis.statistics import has_interval
+from castwise.analysis.training_metrics import epochs_of
 from castwise.registry.techniques import join
 from castwise.registry.workloads import find_workload
 from castwise.render.console import print_line, took_words
@@ -31,7 +32,7 @@ from castwise.render.table import (
     short_table_of,
 )
 from castwise.render.units import format_ratio, pluralize
-from castwise.spec.quantities import TOO_NOISY, format_interval, with_interval
+from castwise.spec.quantities import TOO_NOISY, format_interval, format_share, with_interval
 from castwise.spec.recipe import Recipe
 from castwise.spec.typed import advised_line
 from castwise.spec.user_model import is_object
@@ -46,6 +47,7 @@ SHORT = {
     "gain": "× to score",
 }
 _ENDS = ("low", "high")
+_MANY_SKIPPED = 0.01  # of the steps: more may cost accuracy
 _HUGE = 10.0  # times the baseline's score: differences above it have no figures
 IN_FILES = (
     *("workload", "data_set", "precision", "loss_scale", "techniques", "batch_size", "seeds", "num_diverged", "score"),
@@ -106,6 +108,12 @@ def sentences(result: AccuracyResult) -> list[str]:
     if bad and not is_object(first.spec.workload):
         line = advised_line("why", first.spec.workload, {"precision": ",".join(bad)}, result.typed)
         lines.append(f"`{line} --numerics` shows in which layers numbers are lost.")
+    for runs in result.runs:
+        epochs = [epoch for trial in runs.trials for epoch in epochs_of(trial)] if runs.is_less_accurate else []
+        skipped, steps = sum(epoch.skipped_steps for epoch in epochs), sum(epoch.num_steps for epoch in epochs)
+        if steps and skipped >= _MANY_SKIPPED * steps:
+            share = f"{runs.spec.precision} skipped {format_share(skipped / steps)} of its steps"
+            lines.append(f"{share}, until its loss scale fitted. Longer runs or --loss-scale may do.")
     if first.failed is not None:
         lines.insert(0, f"{first.spec.precision}, the baseline, gave no score: {first.failed.message.rstrip('.')}.")
     elif first.mean is None:

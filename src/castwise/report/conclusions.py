@@ -17,10 +17,10 @@ from castwise.registry.precisions import BASELINE, DEFAULT, precision_row
 from castwise.registry.suites import is_search
 from castwise.render.fields import Field, FlatRow, estimate_values, find_field, interval_text, worth_showing
 from castwise.render.table import DataTable
-from castwise.render.units import pluralize
+from castwise.render.units import format_ratio, pluralize
 from castwise.report.collection import Collection, ComparisonGroup, Configuration, value_of
 from castwise.report.machine_names import short_name
-from castwise.spec.quantities import truncate_list
+from castwise.spec.quantities import format_interval, truncate_list, with_interval
 from castwise.spec.trial import TrialSpec
 
 _WAITS = 0.5  # of the training time; a run that waits longer for its data says little about precisions
@@ -231,13 +231,17 @@ def _answer_of_runs(group: ComparisonGroup, configurations: Sequence[Configurati
         memory = best.peak_allocated_bytes / baseline.peak_allocated_bytes
     waiting = data_share(best.trial) or 0.0
     why = f"waits for data {100 * waiting:.0f} % of the time" if waiting >= _WAITS else "the fastest"
-    if speedup < WORTHWHILE:
+    if speedup < WORTHWHILE or over.low <= 1:  # without an interval, of one run, the figure counts
         faster = [c for c in others if value_of(c.throughput) > value_of(best.throughput)]
         among = " of those that keep float32 weights" if faster else ""
         comes = f"{best.precision}{loop} comes closest{among}, at {speedup:.2f} times its speed{in_cut_runs}."
+        if speedup >= WORTHWHILE:
+            figure = with_interval(format_ratio(speedup), format_interval(speedup, over.low, over.high))
+            comes = f"{best.precision}{loop} trains {figure} as fast{in_cut_runs}, which may be chance."
         sentence = f"{setting}: stay with fp32. {comes}"
         if waiting < _WAITS:
-            why = f"{best.precision}, the next, trains {speedup:.2f}× as fast"
+            chance = ", perhaps by chance" if speedup >= WORTHWHILE else ""
+            why = f"{best.precision}, the next, trains {speedup:.2f}× as fast{chance}"
         advice = Advice(*words, "stay", BASELINE, sentence, why=why, how_sure=how_sure)
         return Answer(group, advice, baseline.trial.spec, baseline, baseline, configurations, cut)
     trains = f"trains {speedup:.2f} times as fast as fp32{_learned(best, baseline)}{in_cut_runs}."
