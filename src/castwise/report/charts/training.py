@@ -186,7 +186,8 @@ def equivalence(subject: GroupSubject) -> Chart | None:
     fields.append(find_field("file"))
     return Chart(
         title=f"Is the {metric.name} as good as in {baseline}?",
-        summary=f"Shaded is the usual margin of {margin:.4g}{unit}; lines are 95 % intervals. {verdicts}.",
+        summary=f"Shaded is the usual margin of {margin:.4g}{unit}; lines are intervals, 95 % over all looks. "
+        f"{verdicts}.",
         draw=draw,
         table=DataTable(
             fields,
