@@ -401,6 +401,21 @@ def test_a_report_takes_a_less_accurate_precision_with_a_warning_alone(command: 
     assert re.search("take bf16-mixed, [^.]*[0-9.]+× as fast as fp32, if its lower accuracy will do", page)
 
 
+def test_a_report_takes_the_fastest_training_runs_that_are_no_less_accurate(command: CommandLine) -> None:
+    precisions = "fp32,bf16-mixed,fp16-mixed"
+    asked(command, "--precision", precisions)
+    page = " ".join(command("report", command.results, "--format", "markdown").out.split())
+    fastest = re.search("take (bf16-mixed|fp16-mixed)", page)
+    assert fastest is not None
+    assert "no less accurate" not in page
+    shift = {fastest[1].replace("-", "_"): -0.02}
+    asked(command, "--precision", precisions, "--again", engine=FakeEngine(learns=learning(**shift)))
+    page = " ".join(command("report", command.results, "--format", "markdown").out.split())
+    (other,) = {"bf16-mixed", "fp16-mixed"} - {fastest[1]}
+    assert f"take {other}" in page
+    assert "the fastest that is no less accurate" in page
+
+
 def test_in_python_it_is_a_function(command: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     engine = FakeEngine(learns=learning())
     monkeypatch.setattr("castwise.orchestrator.machine.ForkserverEngine", lambda data_dir, commit: engine)

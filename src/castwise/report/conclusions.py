@@ -11,7 +11,7 @@ from castwise.analysis.advice import WORTHWHILE, Advice, Decision, recommend
 from castwise.analysis.statistics import Estimate
 from castwise.analysis.training_metrics import data_share, epochs_of, is_whole, length_in_words, perplexity
 from castwise.max_batch.result import max_batches_of
-from castwise.records.schema import Epoch
+from castwise.records.schema import Epoch, Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import BASELINE, DEFAULT, precision_row
 from castwise.registry.suites import is_search
@@ -65,9 +65,25 @@ def answers_of(collection: Collection) -> list[Answer]:
         if group.is_max_batch or is_search(group.first.spec):
             continue
         found = _answers_of_runs(group) if group.is_training else _answers_of_steady_state(group)
-        advised = with_accuracy([each.advice for each in found], collection.trials)
-        answers += [replace(each, advice=advice) for each, advice in zip(found, advised, strict=True)]
+        answers += [_judged(each, collection.trials) for each in found]
     return answers
+
+
+def _judged(answer: Answer, trials: Sequence[Trial]) -> Answer:
+    """Return an answer that says whether it trains as well; of training runs the fastest that does, if one does."""
+    (advice,) = with_accuracy([answer.advice], trials)
+    answer = replace(answer, advice=advice)
+    if answer.group.is_training and advice.is_less_accurate:
+        others = [config for config in answer.configurations if config is not answer.config]
+        slower = _answer_of_runs(answer.group, others)
+        if slower is not None and slower.advice.decision == "take":
+            slower = _judged(slower, trials)
+            if not slower.advice.is_less_accurate:
+                why = (
+                    "the fastest that is no less accurate" if slower.advice.why == "the fastest" else slower.advice.why
+                )
+                return replace(slower, configurations=answer.configurations, advice=replace(slower.advice, why=why))
+    return answer
 
 
 def headline(collection: Collection, answers: Sequence[Answer]) -> str:
