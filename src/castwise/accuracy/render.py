@@ -104,16 +104,16 @@ def sentences(result: AccuracyResult) -> list[str]:
     first = result.baseline
     # Without a score of the baseline there is nothing to say of the others, but for those that failed.
     lines = [_sentence(each, result) for each in result.runs[1:] if first.mean is not None or each.failed is not None]
-    bad = [each.spec.precision for each in result.runs if each.is_less_accurate]
-    if bad and not is_object(first.spec.workload):
-        line = advised_line("why", first.spec.workload, {"precision": ",".join(bad)}, result.typed)
-        lines.append(f"`{line} --numerics` shows in which layers numbers are lost.")
-    for runs in result.runs:
-        epochs = [epoch for trial in runs.trials for epoch in epochs_of(trial)] if runs.is_less_accurate else []
+    for runs in (each for each in result.runs if each.verdict is not None and each.verdict.kind == "worse"):
+        epochs = [epoch for trial in runs.trials for epoch in epochs_of(trial)]
         skipped, steps = sum(epoch.skipped_steps for epoch in epochs), sum(epoch.num_steps for epoch in epochs)
         if steps and skipped >= _MANY_SKIPPED * steps:
             share = f"{runs.spec.precision} skipped {format_share(skipped / steps)} of its steps"
             lines.append(f"{share}, until its loss scale fitted. Longer runs or --loss-scale may do.")
+    bad = [each.spec.precision for each in result.runs if each.is_less_accurate]
+    if bad and not is_object(first.spec.workload):
+        line = advised_line("why", first.spec.workload, {"precision": ",".join(bad)}, result.typed)
+        lines.append(f"`{line} --numerics` shows in which layers numbers are lost.")
     if first.failed is not None:
         lines.insert(0, f"{first.spec.precision}, the baseline, gave no score: {first.failed.message.rstrip('.')}.")
     elif first.mean is None:
