@@ -275,6 +275,18 @@ def test_a_users_score_is_judged_by_a_share_of_the_baselines() -> None:
     assert [flat_row(run)["final_score"] for run in training_metrics.runs(runs[:2])] == [20.0, 21.001]
 
 
+def test_the_baselines_own_divergence_is_told() -> None:
+    runs = []
+    for precision, seed in itertools.product(("fp32", "bf16-mixed"), range(5)):
+        spec = fake_training(precision, {"epochs": 1, "validate_each_epoch": True}, seed=seed)
+        ended = {"score": 20.0 + seed, "num_steps": 24}
+        status = "diverged" if seed < (1 if precision == "fp32" else 3) else "ok"
+        run = fake_run(spec, fake_epoch(spec).model_copy(update=ended)).model_copy(update={"status": status})
+        runs.append(run)
+    words = sentences(AccuracyResult(runs_of(runs, None, None)))
+    assert words[0] == "bf16-mixed diverged in 3 of 5 runs. fp32 did in 1."
+
+
 def test_a_worse_precision_that_skipped_many_steps_is_told_so() -> None:
     runs = []
     for precision, seed in itertools.product(("fp32", "fp16-mixed"), range(5)):
@@ -322,6 +334,11 @@ def test_the_answer_of_run_knows_runs_that_diverged_and_the_loss_scale(command: 
     assert line in " ".join(command.run(*measure, *static).out.split())
     asked(command, "--precision", precisions, *static, engine=FakeEngine(learns=learning(fp16_mixed=-0.02)))
     assert "Accuracy: worse than fp32" in command.run(*measure, *static).out
+    page = " ".join(command("report", command.results, "--format", "markdown").out.split())
+    assert "fp16-mixed with loss scale 8" in page
+    file = command.results.parent / "page.html"
+    assert command("report", command.results, "-o", file).code == 0
+    assert "fp16-mixed, loss scale 8 worse" in file.read_text()
     assert "Accuracy: untested" in command.run(*measure).out, "with dynamic scaling"
     diverges = FakeEngine(learns=learning(), faults={"fp16-mixed": Fault("nan")})
     asked(command, "--precision", precisions, engine=diverges)
