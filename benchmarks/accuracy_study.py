@@ -30,7 +30,7 @@ from stored import RECORDS, load, markdown, visible_gpus
 from castwise.accuracy.options import SEEDS, AccuracyOptions
 from castwise.accuracy.result import Metric, curve_of, metric_of, seconds_per_step
 from castwise.accuracy.search import prepare_accuracy
-from castwise.analysis.equivalence import AccuracyVerdict, judge, looks_of, verdict_after
+from castwise.analysis.equivalence import FIRST_LOOK, AccuracyVerdict, judge, verdict_after
 from castwise.orchestrator.runner import CachedMeasure
 from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
@@ -43,7 +43,6 @@ PAIRS = 8  # of one verdict on a planted fault
 CLAIMS = "claims"  # a file for each run: locked by the lane that trains it, and not empty once that has ended
 _PLANTED_MARGIN = 0.003
 _STEPS_OF_WRN = 10 * 391  # of a run
-_FEWEST, _MANY = 5, 200  # pairs whose spread counts, and that a prediction may come to
 _WORSE, _NO_CLAIM = ("worse", "diverged"), ("as good", "not enough runs")
 # The precision of each case, what it is, and which verdicts are right.
 PLANTED = {
@@ -323,12 +322,12 @@ def _spread_of_pairs(record: Mapping[str, Any], baseline: Scores) -> str:
         own = scores_of(record, precision)
         pairs = [(one, other) for seed, one in own.items() if (other := baseline.get(seed)) is not None]
         differences = [one - other for one, other in pairs if one is not None]
-        if precision != APEX[0] and pace is not None and len(differences) >= _FEWEST:
+        if precision != APEX[0] and pace is not None and len(differences) >= FIRST_LOOK:
             spreads.append(statistics.stdev(differences))
             seconds.append(_STEPS_OF_WRN * (pace + (paces[APEX[0]] or 0.0)))
     spread = statistics.median(spreads)
     alike = [spread, -spread, spread, -spread, 0.0]  # their standard deviation is the spread
-    verdict = judge([0.0] * 5, alike, margin, larger_is_better=True, num_looks=len(looks_of(_MANY)))
+    verdict = judge([0.0] * 5, alike, margin, larger_is_better=True)
     assert verdict.pairs_needed is not None
     return (
         f"The difference of a pair has a standard deviation of {100 * spread:.1f} points. If its mean is 0, *as good* "

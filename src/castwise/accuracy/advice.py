@@ -9,7 +9,7 @@ from castwise.accuracy.result import Runs, runs_of
 from castwise.analysis.advice import Advice
 from castwise.errors import UsageError
 from castwise.records.schema import Trial
-from castwise.registry.precisions import BASELINE, DEFAULT, find_precision
+from castwise.registry.precisions import BASELINE, DEFAULT
 from castwise.registry.suites import find_recipe
 from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.user_model import is_object
@@ -39,9 +39,8 @@ def _with_accuracy(item: Advice, trials: Collection[Trial], typed: TypedLine | N
         baseline = found.baseline[0].spec.precision
         than = {"as good": " as", "worse": " than", "better": " than"}.get(verdict_text(found), ", compared with")
         short = f" in runs of {length_text(found.recipe)}" if found.recipe.is_shortened else ""
-        text = f"{verdict_text(found)}{than} {baseline}{short}"
-        if found.verdict is not None and found.verdict.difference is not None:
-            text += f": {compared_text(found)}"
+        parts = f"{verdict_text(found)}{than} {baseline}{short}", compared_text(found)
+        text = ": ".join(part for part in parts if part)
         return replace(item, accuracy=text, is_less_accurate=found.is_less_accurate)
     return replace(item, accuracy=_untested(item, taken, typed))
 
@@ -55,7 +54,7 @@ def _untested(item: Advice, taken: Trial | None, typed: TypedLine | None) -> str
     elif is_object(item.workload) or taken.facts is None or taken.facts.higher_is_better is None:
         return f"{UNTESTED}: docs/accuracy.md shows what your model needs"
     options = {"precision": f"{BASELINE},{item.precision}"}
-    if taken is not None and taken.spec.loss_scale != find_precision(taken.spec.precision).loss_scale:
+    if taken is not None and taken.spec.changed_loss_scale:
         options["loss_scale"] = taken.spec.loss_scale
     line = advised_line("accuracy", item.workload, options, typed)
     return f"{UNTESTED}: `{line}` tells"
@@ -68,9 +67,9 @@ def _longest_runs(item: Advice, trials: Collection[Trial], loss_scale: str | Non
     with another loss scale do not count, unless that is None.
     """
     settings: dict[str, list[Trial]] = {}
+    precisions = (BASELINE, DEFAULT, item.precision)
     for trial in trials:
         spec = trial.spec
-        precisions = (BASELINE, DEFAULT, item.precision)
         if (spec.kind, spec.workload) == ("training", item.workload) and spec.precision in precisions:
             without = {"precision", "loss_scale", "seed", "repeat"}
             key = trial.environment.fingerprint + spec.without_extras.model_dump_json(exclude=without)

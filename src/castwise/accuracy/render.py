@@ -138,7 +138,7 @@ def _sentence(runs: Runs, result: AccuracyResult) -> str:
         assert runs.failed is not None
         return f"{name} gave no score: {runs.failed.message.rstrip('.')}."
     pairs = pluralize(verdict.num_pairs, "pair") + " of runs"
-    compared = compared_text(runs) if verdict.difference else ""
+    compared = compared_text(runs)
     match verdict.kind:
         case "diverged":
             of_other = sum(score is None for score in result.baseline.scores[: verdict.num_runs])
@@ -176,15 +176,19 @@ def difference_unit(metric: Metric) -> str:
 
 def _difference_text(values: FlatRow) -> str:
     """Return a difference as `+0.02 [−0.05, +0.09]`, in points of accuracy or per cent of the perplexity."""
-    texts = {name: f"{100 * value:+z.2f}" if value > -_HUGE else f"<-{100 * _HUGE:g}" for name, value in values.items()}
-    texts = {name: text.replace("-", "−") for name, text in texts.items()}
+    texts = {
+        name: (f"{100 * value:+z.2f}" if value > -_HUGE else f"<-{100 * _HUGE:g}").replace("-", "−")
+        for name, value in values.items()
+    }
     return f"{texts['value']} [{texts['low']}, {texts['high']}]"
 
 
 def compared_text(runs: Runs) -> str:
-    """Return the difference from the baseline, over how many pairs, and the margin."""
+    """Return the difference from the baseline, over how many pairs, and the margin; empty without a difference."""
     verdict, unit = runs.verdict, difference_unit(runs.metric)
-    pairs = pluralize(verdict.num_pairs if verdict else 0, "pair")
+    if verdict is None or verdict.difference is None:
+        return ""
+    pairs = pluralize(verdict.num_pairs, "pair")
     margin = f"{'usual ' if runs.margin_share == runs.metric.usual_margin else ''}margin {100 * runs.margin_share:.4g}"
     return f"{flat_row(runs)['difference_text']}{unit} over {pairs} of runs, {margin}{unit}"
 

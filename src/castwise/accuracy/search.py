@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from castwise.accuracy.options import SEEDS, AccuracyOptions
+from castwise.accuracy.options import AccuracyOptions
 from castwise.accuracy.result import AccuracyResult, Runs, runs_of
 from castwise.analysis.equivalence import looks_of
 from castwise.errors import UsageError
@@ -47,7 +47,6 @@ class AccuracyJob:
         """
         measure = CachedMeasure(self.job.runner)
         trials: list[Trial] = []
-        looks = looks_of(max(self.options.seeds, SEEDS))  # as whoever reads the records takes them
         open_specs = list(self.specs)
         budget_ended = False
         for seed in range(self.options.seeds):
@@ -62,7 +61,7 @@ class AccuracyJob:
             failed = [each.spec.key for each in found if each.failed is not None]
             if found[0].spec.key in failed or (found[0].mean is None and seed + 1 >= _FEWEST_SEEDS):
                 break  # there is nothing to compare with
-            if seed + 1 in looks:
+            if seed + 1 in looks_of(found[0].num_seeds):
                 failed += [each.spec.key for each in found if each.verdict is not None and each.verdict.is_decided]
             open_specs = [spec for spec in open_specs if spec.key not in failed]
             if len(open_specs) < 2:  # the baseline alone

@@ -342,7 +342,7 @@ def _take(row: Row, setting: tuple[str, int, int]) -> Advice:
     spec, facts = row.trial.spec, row.trial.facts
     precision = precision_row(spec.precision)
     code = pytorch_code(precision, spec.device_type, facts, spec.techniques if precision.code else ())
-    if code and spec.loss_scale != precision.loss_scale:
+    if code and spec.changed_loss_scale:
         code = f"# Measured with the loss scale {spec.loss_scale}; this is {precision.loss_scale} loss scaling.\n{code}"
     snippets = framework_snippets(precision, spec.device_type, facts, spec.techniques) if code else ()
     return Advice(*setting, "take", spec.precision, "", spec.techniques, code=code, key=spec.key, snippets=snippets)
@@ -414,7 +414,7 @@ def _name(row: Row) -> str:
     spec = row.trial.spec
     precision = precision_row(spec.precision)
     name = spec.precision
-    if precision.code and spec.loss_scale != precision.loss_scale:
+    if precision.code and spec.changed_loss_scale:
         name += f" with loss scale {spec.loss_scale}"
     if spec.parallelism not in ("none", "ddp"):
         name += f" ({spec.parallelism})"
@@ -476,7 +476,7 @@ def _command(rows: Sequence[Row], typed: TypedLine | None) -> str:
         "precision": ",".join(dict.fromkeys(each.precision for each in specs)),
         "batch_size": spec.batch_size,
     }
-    if any(each.loss_scale != precision_row(each.precision).loss_scale for each in scaling):
+    if any(each.changed_loss_scale for each in scaling):
         options["loss_scale"] = ",".join(dict.fromkeys(each.loss_scale for each in scaling))
     if any(each.techniques for each in specs):
         options["techniques"] = ",".join(dict.fromkeys(join(each.techniques) for each in specs))

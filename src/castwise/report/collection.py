@@ -16,7 +16,7 @@ from castwise.analysis.training_metrics import Run
 from castwise.max_batch.result import MaxBatch, is_max_batch_trial, max_batches_of
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import free_name
-from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, known_precision, precision_sort_key
+from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, precision_sort_key
 from castwise.registry.suites import is_search
 from castwise.render.fields import interval_values, trial_values
 from castwise.render.units import format_bytes, pluralize
@@ -412,5 +412,4 @@ def _axis_text(trial: Trial, name: str) -> str:
             return " + ".join(spec.techniques)
         case "seed" | "num_nodes":
             return f"seed {spec.seed}" if name == "seed" else f"{spec.num_nodes} nodes" * (spec.num_nodes > 1)
-    known = known_precision(spec.precision)
-    return "" if known is not None and spec.loss_scale == known.loss_scale else f"loss scale {spec.loss_scale}"
+    return spec.changed_loss_scale and f"loss scale {spec.changed_loss_scale}"

@@ -75,14 +75,11 @@ def _judged(answer: Answer, trials: Sequence[Trial]) -> Answer:
     answer = replace(answer, advice=advice)
     if answer.group.is_training and advice.is_less_accurate:
         others = [config for config in answer.configurations if config is not answer.config]
-        slower = _answer_of_runs(answer.group, others)
+        slower = _answer_of_runs(answer.group, others, "the fastest that is no less accurate")
         if slower is not None and slower.advice.decision == "take":
             slower = _judged(slower, trials)
             if not slower.advice.is_less_accurate:
-                why = (
-                    "the fastest that is no less accurate" if slower.advice.why == "the fastest" else slower.advice.why
-                )
-                return replace(slower, configurations=answer.configurations, advice=replace(slower.advice, why=why))
+                return replace(slower, configurations=answer.configurations)
     return answer
 
 
@@ -219,8 +216,13 @@ def _answers_of_runs(group: ComparisonGroup) -> list[Answer]:
     return [answer for own in settings.values() if (answer := _answer_of_runs(group, own)) is not None]
 
 
-def _answer_of_runs(group: ComparisonGroup, configurations: Sequence[Configuration]) -> Answer | None:
-    """Return the answer of a setting: the best that keeps float32 weights, compared with fp32 in the plain loop."""
+def _answer_of_runs(
+    group: ComparisonGroup, configurations: Sequence[Configuration], fastest: str = "the fastest"
+) -> Answer | None:
+    """Return the answer of a setting: the best that keeps float32 weights, compared with fp32 in the plain loop.
+
+    `fastest` says in words what the best is among all configurations of the setting.
+    """
     ended = [config for config in configurations if config.trial.status == "ok" and config.speedup is not None]
     plain = [config for config in ended if config.precision == BASELINE]
     others = [config for config in ended if config.precision != BASELINE]
@@ -246,7 +248,7 @@ def _answer_of_runs(group: ComparisonGroup, configurations: Sequence[Configurati
     if best.peak_allocated_bytes and baseline.peak_allocated_bytes:
         memory = best.peak_allocated_bytes / baseline.peak_allocated_bytes
     waiting = data_share(best.trial) or 0.0
-    why = f"waits for data {100 * waiting:.0f} % of the time" if waiting >= _WAITS else "the fastest"
+    why = f"waits for data {100 * waiting:.0f} % of the time" if waiting >= _WAITS else fastest
     if speedup < WORTHWHILE or over.low <= 1:  # without an interval, of one run, the figure counts
         faster = [c for c in others if value_of(c.throughput) > value_of(best.throughput)]
         among = " of those that keep float32 weights" if faster else ""
@@ -261,7 +263,7 @@ def _answer_of_runs(group: ComparisonGroup, configurations: Sequence[Configurati
         advice = Advice(*words, "stay", BASELINE, sentence, why=why, how_sure=how_sure)
         return Answer(group, advice, baseline.trial.spec, baseline, baseline, configurations, cut)
     trains = f"trains {speedup:.2f} times as fast as fp32{_learned(best, baseline)}{in_cut_runs}."
-    scale = f" with loss scale {spec.loss_scale}" if spec.loss_scale != precision_row(spec.precision).loss_scale else ""
+    scale = spec.changed_loss_scale and f" with loss scale {spec.changed_loss_scale}"
     name = f"{best.precision}{scale}{loop}"
     sentence = f"{setting}: {name} {trains}" if cut else f"{setting}: take {name}. It {trains}"
     advice = Advice(

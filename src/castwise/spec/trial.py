@@ -196,10 +196,15 @@ class TrialSpec(FrozenModel):
         return self.world_size == 1
 
     @property
+    def changed_loss_scale(self) -> str:
+        """Return the loss scale if it is not the precision's own, or that is not known; empty otherwise."""
+        row = known_precision(self.precision)
+        return "" if row is not None and self.loss_scale == row.loss_scale else self.loss_scale
+
+    @property
     def label(self) -> str:
         """Return the spec in a few words, for progress and messages; unique within a plan."""
-        row = known_precision(self.precision)
-        scale = "" if row is not None and self.loss_scale == row.loss_scale else f" loss scale {self.loss_scale}"
+        scale = self.changed_loss_scale and f" loss scale {self.changed_loss_scale}"
         gpus = f" on {self.world_size_label}" if self.world_size_label else ""
         seed = f" seed {self.seed}" if self.kind == "training" and self.seed else ""
         techniques = f" {'+'.join(self.techniques)}" if self.techniques else ""

@@ -13,7 +13,6 @@ from castwise.accuracy.render import SHORT, difference_unit, flat_row, verdict_t
 from castwise.accuracy.result import Runs, runs_of
 from castwise.analysis import training_metrics
 from castwise.records.schema import Trial
-from castwise.registry.precisions import precision_row
 from castwise.render.fields import Field, find_field
 from castwise.render.table import DataTable
 from castwise.render.theme import look_of
@@ -159,7 +158,7 @@ def equivalence(subject: GroupSubject) -> Chart | None:
     rows: list[tuple[str, list[Dot], str]] = []
     for setting, runs in every[:MAX_BARS]:
         row, verdict = flat_row(runs), verdict_text(runs)
-        scale = runs.spec.loss_scale if runs.spec.loss_scale != precision_row(runs.spec.precision).loss_scale else ""
+        scale = runs.spec.changed_loss_scale
         label = ", ".join(part for part in (runs.spec.precision, scale and f"loss scale {scale}", setting) if part)
         dots = []
         if row["difference"] is not None:
