@@ -298,6 +298,17 @@ def test_a_worse_precision_that_skipped_many_steps_is_told_so() -> None:
     assert "fp16-mixed skipped 8.3 % of its steps, until its loss scale fitted." in " ".join(words)
 
 
+def test_a_command_that_was_stopped_leaves_records_that_can_be_read(command: CommandLine) -> None:
+    asked(command, "--precision", "fp32,bf16-mixed", "--seeds", "2")
+    (second,) = (
+        path for path in command.results.rglob("*fp32*.json") if json.loads(path.read_text())["spec"]["seed"] == 1
+    )
+    second.unlink()  # every other seed begins with the last precision, and ends with the baseline
+    assert "mnist-cnn" in command("report", command.results, "--format", "table").out
+    done = command.run("mnist-cnn", "--precision", "fp32,bf16-mixed", "--rounds", "3")
+    assert "Accuracy: untested: `castwise accuracy" in done.out
+
+
 def test_a_missing_data_set_is_one_line(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     command = CommandLine(command.monkeypatch, command.capsys, command.results)

@@ -60,8 +60,8 @@ class Metric:
 class Runs:
     """The runs of one precision, by seed, compared with the baseline's."""
 
-    trials: tuple[Trial, ...]  # seeds 0, 1, …
-    baseline: tuple[Trial, ...]  # with the same seeds, at least
+    trials: tuple[Trial, ...]  # seeds 0, 1, …, no more than the baseline's
+    baseline: tuple[Trial, ...]
     metric: Metric
     margin_share: float
     num_seeds: int  # planned at the most
@@ -256,7 +256,8 @@ def runs_of(
     metric = metric_of(theirs)
     planned = max(SEEDS, num_seeds, *(seed + 1 for seeds in by_seed.values() for seed in seeds))
     share = metric.usual_margin if margin is None else margin
-    return tuple(Runs(own, theirs, metric, share, planned) for _, own in every)
+    # A command that was stopped may have trained a seed in other precisions alone.
+    return tuple(Runs(own[: len(theirs)], theirs, metric, share, planned) for _, own in every)
 
 
 def metric_of(trials: Sequence[Trial]) -> Metric:
