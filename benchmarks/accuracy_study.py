@@ -188,7 +188,7 @@ def record_of(trials: Sequence[Trial], lanes: int) -> dict[str, Any]:
             "status": trial.status,
             "gpu": trial.environment.gpu_uuid,
             "curve": [round(score, 6) for _, score in curve_of(trial, metric) if math.isfinite(score)],
-            "seconds_per_step": seconds_per_step(trial),
+            "seconds_per_step": seconds_per_step(trial) if lanes == 1 else None,
         }
         for trial in sorted(trials, key=lambda trial: (trial.spec.precision, trial.spec.seed))
     ]
@@ -272,10 +272,11 @@ def _pairs(verdict: AccuracyVerdict) -> str:
 
 
 def paces_of(record: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the median seconds of a step by precision; None if all its runs diverged."""
+    """Return the median seconds of a step by precision; None if all its runs diverged, or none had its GPU alone."""
     paces: dict[str, list[float]] = {}
     for run in record["runs"]:
-        paces.setdefault(run["precision"], []).extend([run["seconds_per_step"]] if run["status"] == "ok" else [])
+        known = run["status"] == "ok" and run["seconds_per_step"] is not None
+        paces.setdefault(run["precision"], []).extend([run["seconds_per_step"]] if known else [])
     return {precision: statistics.median(known) if known else None for precision, known in paces.items()}
 
 

@@ -35,6 +35,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "communication": ("communication",),
 }
 _EDGES = (-25, 16)  # the exponents between which float16 makes no number 0 or infinite
+_VISIBLE = 0.05  # per cent of all gradients; less looks like 0
 
 
 def step_time(subject: GroupSubject) -> Chart | None:
@@ -182,10 +183,11 @@ def exponents(subject: GroupSubject) -> Chart | None:
 
 
 def _shares(numerics: StepNumerics) -> list[tuple[int, float]]:
-    """Return the percentage of nonzero gradients that have each exponent, from the least to the largest."""
+    """Return the percentage of nonzero gradients by exponent, from the least with a visible share to the largest."""
     every = [own for each in numerics.modules for own in (each.weights.by_exponent, each.outputs.by_exponent) if own]
     shares: dict[int, float] = defaultdict(float)
     for own in every:
         for exponent, count in own.items():
             shares[exponent] += 100 * count / sum(own.values()) / len(every)
-    return [(each, shares[each]) for each in range(min(shares), max(shares) + 1)] if shares else []
+    visible = [exponent for exponent, share in shares.items() if share >= _VISIBLE]
+    return [(each, shares[each]) for each in range(min(visible), max(visible) + 1)] if visible else []
