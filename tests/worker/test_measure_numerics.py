@@ -1,8 +1,10 @@
 """A step compared with float32: planted faults are found, and the next step is as it would have been."""
 
 import copy
+import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from loops import cell_of, spec_of
@@ -40,6 +42,14 @@ def test_float32_compared_with_itself_loses_nothing() -> None:
     for row in by_name(measured("fp32")).values():
         assert (row.output_sqnr_db, row.gradient_sqnr_db) == (200.0, 200.0)
         assert (row.overflow_share, row.lost_update_share) == (0.0, None)
+
+
+def test_a_model_that_draws_numbers_draws_the_same_in_both_steps() -> None:
+    net = make_net()
+    forward = net.forward
+    net.forward = lambda images: forward(images * (1 + random.random() + np.random.random() + torch.rand(1).item()))
+    for row in by_name(measured("fp32", net)).values():
+        assert (row.output_sqnr_db, row.gradient_sqnr_db) == (200.0, 200.0)
 
 
 def test_fewer_bits_have_a_lower_ratio_of_signal_to_noise() -> None:

@@ -20,6 +20,7 @@ from castwise.records.schema import GradientHistogram, ModuleNumerics, StepNumer
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
+from castwise.worker.data.sharding import seed_generators
 from castwise.worker.float8 import sqnr_db
 from castwise.worker.loss_scaling import NoScaling
 from castwise.worker.models.task import Batch, RecurrentState
@@ -125,7 +126,7 @@ def _cut(name: str, depth: int) -> str:
 def _observe(spec: TrialSpec, step: TrainingStep, owners: Mapping[str, nn.Module], batch: Batch) -> dict[str, _Seen]:
     """Run forward and backward passes, and return what is seen of modules; the weights keep their gradients."""
     seen = {name: _Seen() for name in owners}
-    torch.manual_seed(spec.seed)
+    seed_generators(spec.seed)
     step.model.zero_grad(set_to_none=True)
     with ExitStack() as stack:
         for name, module in owners.items():
