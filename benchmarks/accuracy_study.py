@@ -318,15 +318,16 @@ def sources_table(name: str) -> str:
 
 def _spread_of_pairs(record: Mapping[str, Any], baseline: Scores) -> str:
     """Return in a sentence how pairs of runs spread, and how many would prove that there is no difference."""
-    margin, paces, spreads, seconds = record["margin"], paces_of(record), list[float](), list[float]()
+    margin, paces, squares, degrees, seconds = record["margin"], paces_of(record), 0.0, 0, list[float]()
     for precision, pace in paces.items():
         own = scores_of(record, precision)
         pairs = [(one, other) for seed, one in own.items() if (other := baseline.get(seed)) is not None]
         differences = [one - other for one, other in pairs if one is not None]
         if precision != APEX[0] and pace is not None and len(differences) >= FIRST_LOOK:
-            spreads.append(statistics.stdev(differences))
+            squares += (len(differences) - 1) * statistics.variance(differences)
+            degrees += len(differences) - 1
             seconds.append(_STEPS_OF_WRN * (pace + (paces[APEX[0]] or 0.0)))
-    spread = statistics.median(spreads)
+    spread = math.sqrt(squares / degrees)  # of all precisions alike, weighted by degrees of freedom
     alike = [spread, -spread, spread, -spread, 0.0]  # their standard deviation is the spread
     verdict = judge([0.0] * 5, alike, margin, larger_is_better=True)
     assert verdict.pairs_needed is not None
