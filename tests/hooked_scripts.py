@@ -28,7 +28,8 @@ from castwise.worker.script.run import ScriptRun, ScriptTrial, _Order
 from castwise.worker.user_model.source import where, with_line
 
 NUM_STEPS = 8
-LIMIT_SECONDS = 2.0  # for the steps of a script that is measured
+LIMIT_SECONDS = 60.0  # for the steps of a script that is measured, on a busy machine
+SLOW_SECONDS = 2.0  # for those of one that is too slow
 NUM_RANKS = {"ddp": 2}
 # What scripts import that takes seconds: once is enough for all.
 SLOW_IMPORTS = {
@@ -61,7 +62,7 @@ def run_hooked(file: str, arguments: list[str], precision: str) -> None:
 def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     """Run a script as a trial's process does, and write what becomes known of it: its batch, or its steps."""
     model = UserModel(kind="script", path=file, name="")
-    limit = LIMIT_SECONDS * (10 if Path(file).stem.startswith("compiles") else 1)
+    limit = SLOW_SECONDS if Path(file).stem == "slows-down" else LIMIT_SECONDS
     protocol = MeasurementProtocol(warm_up_steps=1, num_steps=8, timeout_seconds=limit)
     trial = ScriptTrial(fake_spec(precision or "as-written", device="cpu", user_model=model, protocol=protocol))
     script = trial.run if how == "measure" else ScriptRun(model, "as-written", "cpu")
