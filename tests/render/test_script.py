@@ -58,8 +58,8 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("mlp-4096", "fp16-mixed", (), "dynamic"),
         ("mlp-4096", "fp16-mixed", ("no-step-sync",), "dynamic-apex"),
         ("mlp-4096", "fp16-mixed", ("compiled-update",), "dynamic"),
-        ("mnist-cnn", "fp16-true", (), "dynamic"),
-        ("mnist-cnn", "fp16-master", ("foreach-optimizer",), "128"),
+        ("mlp-4096", "fp16-true", (), "dynamic"),
+        ("mlp-4096", "fp16-master", ("foreach-optimizer",), "128"),
         ("mnist-cnn", "bf16-master", ("compiled-update",), "none"),
         ("mnist-cnn", "fp32", ("matmul-stem",), "none"),
         ("mnist-cnn", "fp32", ("compile",), "none"),
@@ -91,12 +91,13 @@ def test_a_script_computes_what_was_measured_over_20_steps(
         pytest.param("gpt2", "fp8-tensorwise", ("fp8-large-layers",), marks=_NEEDS_TORCHAO),
     ],
 )
-def test_a_script_of_a_transformer_computes_what_was_measured_over_20_steps(
+def test_a_script_of_a_transformer_computes_what_was_measured(
     name: str, precision: str, techniques: tuple[str, ...], tmp_path: Path
 ) -> None:
     spec = spec_of(name, precision, ("fused-optimizer", *techniques))
-    epochs = run_script(spec, tmp_path)
-    assert [epoch.loss for epoch in epochs] == pytest.approx(measured_losses(spec), rel=1e-5)
+    steps = 5 if precision == "fp8-tensorwise" else 20  # a CPU's products of FP8 take 60 ms each
+    epochs = run_script(spec, tmp_path, steps)
+    assert [epoch.loss for epoch in epochs] == pytest.approx(measured_losses(spec, steps), rel=1e-5)
 
 
 @pytest.mark.usefixtures("narrow")
