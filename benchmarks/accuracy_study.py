@@ -275,8 +275,9 @@ def paces_of(record: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the median seconds of a step by precision; None if all its runs diverged, or none had its GPU alone."""
     paces: dict[str, list[float]] = {}
     for run in record["runs"]:
-        known = run["status"] == "ok" and run["seconds_per_step"] is not None
-        paces.setdefault(run["precision"], []).extend([run["seconds_per_step"]] if known else [])
+        own = paces.setdefault(run["precision"], [])
+        if run["status"] == "ok" and run["seconds_per_step"] is not None:
+            own.append(run["seconds_per_step"])
     return {precision: statistics.median(known) if known else None for precision, known in paces.items()}
 
 

@@ -1,26 +1,44 @@
-"""Draw the main result over all models, of the searches on record: docs/images/speedups.svg.
+"""Draw the SVG pictures of docs/images/ from records: the main result over all models, and charts of reports.
 
     python benchmarks/hero.py
 
-A search of a workload counts if it started from PyTorch's default. The grey part of a bar is the fastest precision in
-the plain loop.
+The main result is of the searches. A search of a workload counts if it started from PyTorch's default. The grey part of
+a bar is the fastest precision in the plain loop.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from search_tables import fastest_row, searches
+from stored import RECORDS
 
 from castwise.render.theme import FAINT, look_of
 from castwise.render.units import format_rate
 from castwise.report.charts.chart import Chart
+from castwise.report.charts.registry import pictures_of
 from castwise.report.charts.svg import Bar, Key, Segment, bar_chart
+from castwise.report.files import SelectionOptions, find
 
-TARGET = Path(__file__).resolve().parents[1] / "docs" / "images" / "speedups.svg"
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+# By name: a folder of records, and which of its charts.
+_CHARTS = {
+    "accuracy-curves.svg": ("accuracy_runs", "accuracy"),
+    "accuracy-equivalence.svg": ("accuracy_runs", "equivalence"),
+    "gradient-exponents.svg": ("numerics", "numerics"),
+}
 
 
-def picture() -> str:
-    """Return the picture as SVG."""
+def pictures() -> Iterator[tuple[str, str]]:
+    """Yield the name and the SVG of each picture."""
+    yield "speedups.svg", _speedups()
+    for name, (folder, kind) in _CHARTS.items():
+        found = find([RECORDS / folder], SelectionOptions())
+        charts = pictures_of(found.collection, found.file_of)
+        yield name, next(svg for file, svg in charts if file.endswith(f"-{kind}.svg"))
+
+
+def _speedups() -> str:
     found = [each for each in searches().values() if each["precision"] == "default" and ":" not in each["workload"]]
     found.sort(key=lambda search: -fastest_row(search)["total_speedup"])
     bars = [_bar(search) for search in found]
@@ -53,4 +71,5 @@ def _where(found: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    TARGET.write_text(picture())
+    for path, text in pictures():
+        (IMAGES / path).write_text(text)
