@@ -140,6 +140,9 @@ def _parent(pid: str) -> int:
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # folders come and go: castwise removes empty ones
+            if condition():
+                return
         assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:g} s"
         time.sleep(0.02)
