@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from conftest import CommandLine
-from fake_engine import FakeEngine, Fault, fake_environment
+from fake_engine import FakeEngine, Fault, fake_environment, fake_facts, fake_spec, fake_trial
 
-from castwise.records.schema import StepFlops
+from castwise.records.schema import Float8Facts, StepFlops
 from castwise.records.store import load_folder
 from castwise.spec.trial import TrialSpec
-from castwise.tune.candidates import allowed_techniques
+from castwise.tune.candidates import TriedChange, allowed_techniques, change_between
 from castwise.tune.options import TuneOptions
 from castwise.tune.render import (
     chosen,
@@ -295,6 +295,23 @@ def test_a_smaller_batch_that_fails_is_a_result() -> None:
     within = fastest_within(result, limit)
     assert within is not None
     assert 128 < within["batch_size"] < 184
+
+
+@pytest.mark.parametrize("rejected", ["inexact", "crashed"])
+def test_what_the_search_rejected_is_not_recommended(rejected: str) -> None:
+    """A loop in FP8 is the fastest, and it alone fits: but its products are wrong, or its second process crashed."""
+    sqnr = 5.0 if rejected == "inexact" else 25.0
+    float8 = Float8Facts(recipe="tensorwise", num_converted=1, left={}, min_sqnr_db=sqnr)
+    plain = fake_trial(fake_spec("bf16-mixed"), step_seconds=(0.1,) * 6, peak_bytes=2**30)
+    spec = fake_spec("fp8-tensorwise", techniques=("compile",))
+    fp8 = fake_trial(spec, step_seconds=(0.05,) * 6, peak_bytes=2**20, facts=fake_facts(float8=float8))
+    crashed = fake_trial(spec.model_copy(update={"repeat": 1}), status="crashed", step_seconds=())
+    trials = (plain, fp8) if rejected == "inexact" else (plain, fp8, crashed)
+    tried = TriedChange(0, change_between(plain.spec, spec), plain.spec, spec, None, "failed")
+    result = TuningResult(plain.spec, (tried,), trials, "nothing left", 1.0)
+    assert (chosen(result, 2**30), chosen(result, 2**29)) == (plain.spec, None)
+    assert (simplest(result), simplest(result, 2**30), simplest(result, 2**29)) == (plain.spec, plain.spec, None)
+    assert "fp8" not in "".join([*conclusions(result, 2**30), *conclusions(result, 2**29)])
 
 
 def test_epochs_are_tuned_with_the_reading_of_their_data() -> None:

@@ -77,6 +77,7 @@ _SHORT = {
     "peak_reserved_bytes": "memory held",
 }
 _OPEN = ("second best", "unproven")  # of these the fastest are named
+_FASTER = (None, "accepted", "second best")  # the outcomes of the plain loops and of what was faster than one before
 _MOST_OPEN = 5
 _MOST_NAMED = 3
 _COUNTED = ("same", "slower", "too large", "failed", "not tried", "unsupported")
@@ -153,16 +154,24 @@ def speedup_words(result: TuningResult, row: FlatRow) -> str:
     return f"{words} ({format_ratio(over_fp32)} fp32)" if is_over_both else words
 
 
-def fastest_within(result: TuningResult, memory_bytes: float, batch_size: int | None = None) -> FlatRow | None:
-    """Return the row of the fastest configuration that held no more memory than this, on this batch if one is named."""
-    rows = [
+def _fitting(result: TuningResult, memory_bytes: float, batch_size: int | None = None) -> list[FlatRow]:
+    """Return the rows whose loop may be recommended: all of its processes ended well, and it fits into the memory."""
+    return [
         row
         for row in rows_of(result)
-        if row["throughput_per_second"]
-        if row["peak_reserved_bytes"] is not None and row["peak_reserved_bytes"] <= memory_bytes
+        if row["throughput_per_second"] and result.measured.is_ok(row["spec"])
+        if result.measured.held_bytes(row["spec"]) <= memory_bytes
         if batch_size in (None, row["batch_size"])
     ]
-    best = max(rows, key=lambda row: row["throughput_per_second"], default=None)
+
+
+def fastest_within(result: TuningResult, memory_bytes: float, batch_size: int | None = None) -> FlatRow | None:
+    """Return the row of the fastest configuration that held no more memory than this, on this batch if one is named.
+
+    One that was not proven faster comes last, however fast it looked.
+    """
+    rows = _fitting(result, memory_bytes, batch_size)
+    best = max(rows, key=lambda row: (row["outcome"] in _FASTER, row["throughput_per_second"]), default=None)
     return next((row for row in rows if key_of(row["spec"]) == key_of(result.winner)), best)
 
 
@@ -183,13 +192,8 @@ def simplest(result: TuningResult, memory_bytes: float | None = None) -> TrialSp
     if best is None:
         return None
     rate = result.measured.rate(best) or 0.0
-    near = [
-        row
-        for row in rows_of(result)
-        if (row["throughput_per_second"] or 0.0) >= rate * _SIMPLE
-        if row["batch_size"] == best.batch_size
-        if memory_bytes is None or (row["peak_reserved_bytes"] or math.inf) <= memory_bytes
-    ]
+    rows = _fitting(result, math.inf if memory_bytes is None else memory_bytes, best.batch_size)
+    near = [row for row in rows if row["throughput_per_second"] >= rate * _SIMPLE]
 
     def changes(row: FlatRow) -> tuple[int, float]:
         spec = row["spec"]
@@ -309,7 +313,7 @@ def answers(result: TuningResult, memory_bytes: float | None = None) -> list[str
         row = next(row for row in rows if key_of(row["spec"]) == key_of(simple))
         sentences.append(f"The simplest loop within {1 - _SIMPLE:.0%} of it: {_name_and_rate(row)}.")
     if memory_bytes is not None:
-        sentences += _within_limit(result, rows, memory_bytes)
+        sentences += _within_limit(result, memory_bytes)
     elif winner["batch_size"] != result.start.batch_size:
         sentences.append(f"{_other_training(result, winner)}.")
     took = took_words(len(result.trials), result.num_recorded, result.seconds)
@@ -336,11 +340,11 @@ def _name_and_rate(row: FlatRow) -> str:
     return f"{row['name']}: {find_field('throughput_per_second').text(row)}"
 
 
-def _within_limit(result: TuningResult, rows: list[FlatRow], memory_bytes: float) -> list[str]:
+def _within_limit(result: TuningResult, memory_bytes: float) -> list[str]:
     """Return the fastest loop within a limit, and what another batch changes."""
     limit, within = format_bytes(memory_bytes), fastest_within(result, memory_bytes)
     if within is None:
-        known = [row for row in rows if row["peak_reserved_bytes"] is not None]
+        known = [row for row in _fitting(result, math.inf) if row["peak_reserved_bytes"] is not None]
         if not known:
             return [f"No loop that was tried fits into {limit}."]
         least = min(known, key=lambda row: row["peak_reserved_bytes"])
