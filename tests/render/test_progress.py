@@ -8,6 +8,7 @@ from programs import wait_until
 from rich.console import Console
 
 from castwise.orchestrator.runner import Listener
+from castwise.records.schema import Trial
 from castwise.registry.suites import LIMIT_STEPS
 from castwise.render import progress as live
 from castwise.render.progress import LiveProgress
@@ -112,19 +113,39 @@ def test_an_interrupted_job_leaves_its_table() -> None:
     assert "bf16-mixed " in end
 
 
-def test_a_session_counts_for_all_its_trials_and_a_budget_bounds_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("budget_seconds", "left"), [(None, ["at least 50 s left"]), (25.0, ["at most 15 s left", "time is up"])]
+)
+def test_the_time_left_is_a_bound_and_never_stands_at_nothing(
+    budget_seconds: float | None, left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     monkeypatch.setattr("castwise.render.progress.time.monotonic", lambda: now[0])
     console = terminal(100)
     with LiveProgress(console) as progress:
+        progress.known([], budget_seconds)
         progress.started(fake_spec(), 1, 21)
-        now[0] += 10.0
-        progress.phase("round 1: timing", 3.5)
-        progress.remark("")
-        progress.known([], budget_seconds=25.0)
-        progress.phase("round 1: timing", 7.0)
-        progress.remark("")
-    assert re.findall(r"about (\S+ \S+) left", said(console)) == ["50 s", "20 s"]
+        for done in (3.5, 21.0):  # a session counts for all its trials
+            now[0] += 10.0 + (done == 21.0) * 50.0
+            progress.phase("round 1: timing", done)
+            progress.remark("")
+    assert re.findall(r"(?:about|at \w+) [\d ]+s left|time is up", said(console)) == left
+
+
+def test_a_command_that_begins_anew_counts_each_record_once() -> None:
+    def trial(repeat: int) -> Trial:
+        return fake_trial(fake_spec("fp32", repeat=repeat), step_seconds=(0.1 + 0.01 * repeat,))
+
+    tables = []
+    for times in (1, 2):
+        console = terminal(100)
+        with LiveProgress(console) as progress:
+            for _ in range(times):
+                progress.known([trial(0), trial(1)])
+            progress.started(fake_spec("fp32", repeat=2), 1, 3)
+            progress.ended(trial(2))
+        tables.append(re.findall(r"fp32 .*", said(console)))
+    assert tables[0] == tables[1] != []
 
 
 def test_a_second_job_has_a_bar_again() -> None:

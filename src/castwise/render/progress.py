@@ -47,7 +47,7 @@ class LiveProgress:
         self._task: TaskID | None = None
         self._trials: list[Trial] = []  # steady ones: those that ended, and earlier ones
         self._table = Text()
-        self._label = self._which = self._phase = ""
+        self._label = self._setting = self._which = self._phase = ""
         self._is_over = threading.Event()
         self._index = self._count = 0
         self._session: str | None = None
@@ -87,15 +87,20 @@ class LiveProgress:
             self._live = None
 
     def known(self, trials: Iterable[Trial], budget_seconds: float | None = None) -> None:
-        """Take results that need not be measured again into the table, and for how long others will be measured."""
-        self._trials += (trial for trial in trials if trial.spec.kind == "steady")
-        self._ends = time.monotonic() + (budget_seconds or math.inf)
+        """Begin the table with results that need not be measured again, and take for how long others are measured.
+
+        A command that begins anew calls it again.
+        """
+        self._trials = [trial for trial in trials if trial.spec.kind == "steady"]
+        self._started = time.monotonic()
+        self._ends = self._started + (budget_seconds or math.inf)
 
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
         """Show that trial `index` of `count` begins; a count of 0 means that it is unknown, as in a search."""
-        if index == 1 and (self._index, self._label) != (1, spec.label):  # a session names its first trial twice
-            self._started = time.monotonic()
+        if index == 1 and (self._index, self._label) != (1, spec.label) and math.isinf(self._ends):
+            self._started = time.monotonic()  # a session names its first trial twice
         self._label, self._index, self._count = spec.label, index, count
+        self._setting = f"{spec.workload} batch {spec.batch_size}"
         if count:
             self._which = f"trial {index} of {count}"
         else:
@@ -108,17 +113,24 @@ class LiveProgress:
         self._phase = name
         if self._bar is None or self._task is None:
             return
+        now, finished = time.monotonic(), self._index - 1 + done
         completed, left = done, ""
-        if self._count:
-            finished = self._index - 1 + done
-            completed = finished / self._count
-            if finished >= _LEAST_SHARE_TO_PREDICT:
-                seconds_each = (time.monotonic() - self._started) / finished
-                seconds = min(seconds_each * (self._count - finished), self._ends - time.monotonic())
-                left = f"about {format_duration(max(0.0, seconds))} left"
-        # A round is of several configurations, and names the one that it is about.
-        description = "  ".join((self._which, *([] if name.startswith("round ") else [self._label]), name))
+        if math.isfinite(self._ends):
+            completed = min(1.0, (now - self._started) / (self._ends - self._started))
+            left = f"at most {format_duration(self._ends - now)} left" if now < self._ends else "time is up, ending"
+        elif self._count:
+            completed = min(1.0, finished / self._count)
+            seconds = (now - self._started) * (self._count / finished - 1) if finished else 0.0
+            if finished >= _LEAST_SHARE_TO_PREDICT and seconds > 0:
+                # Doubtful speed-ups need more rounds than those that are counted.
+                left = f"{'at least' if self._is_in_round else 'about'} {format_duration(seconds)} left"
+        description = name if self._is_in_round else f"{self._which}  {self._label}  {name}"
         self._bar.update(self._task, completed=completed, description=description, left=left)
+
+    @property
+    def _is_in_round(self) -> bool:
+        """Return whether a round is measured: it is of several configurations, and its phases name it."""
+        return self._phase.startswith("round ")
 
     def ended(self, trial: Trial) -> None:
         """Report how the trial ended: in the table, or in a line with its throughput and speed-up so far."""
@@ -128,9 +140,10 @@ class LiveProgress:
         failure = "" if trial.status == "ok" else f": {trial.message}"
         figures = self._figures(trial) if is_steady and trial.status == "ok" else ""
         if self._live is None:
-            self._print(f"{self._which}: {self._label}: {figures or trial.status}{self._took(trial)}{failure}")
+            which = self._phase.partition(":")[0] if self._is_in_round else self._which
+            self._print(f"{which}: {self._label}: {figures or trial.status}{self._took(trial)}{failure}")
             return
-        if not self._count or not is_steady:
+        if not (self._count or self._is_in_round) or not is_steady:
             label = self._label.removeprefix(f"{trial.spec.workload} ")
             style = None if trial.status == "ok" else "yellow"
             self._print(f"  {label}: {figures or trial.status}{failure}", style)
@@ -182,7 +195,8 @@ class LiveProgress:
         while not self._is_over.wait(_SILENCE_SECONDS / 4):
             if time.monotonic() - self._last_line >= _SILENCE_SECONDS and self._which:
                 passed = format_duration(time.monotonic() - self._started)
-                self._print(f"{self._which}: {self._label}: {self._phase}, {passed} so far")
+                where = self._setting if self._is_in_round else f"{self._which}: {self._label}"
+                self._print(f"{where}: {self._phase}, {passed} so far")
 
     def remark(self, line: str) -> None:
         """Print a line above the bar."""
