@@ -34,6 +34,7 @@ def precisions() -> Table:
     table = _table("precision", "also", "needs (CUDA)", "on CPU", "loss scale", "what it is")
     for row in (*PRECISIONS, *NARROW_PRECISIONS):
         needs = "any" if row.capability == (0, 0) else f"≥ {row.capability[0]}.{row.capability[1]}"
+        needs += f", < {row.no_capability[0]}.{row.no_capability[1]}" if row.no_capability else ""
         needs += ", else emulated" if row.emulated_below else ""
         also = ", ".join(alias.upper() if alias.startswith("o") else alias for alias in row.aliases)
         table.add_row(row.name, also or "–", needs, "yes" if row.on_cpu else "no", row.loss_scale, row.summary)

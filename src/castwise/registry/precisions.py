@@ -53,6 +53,7 @@ class Precision:
     loop_changes: int = 99  # how much it changes a loop, from 0; of nearly equal speeds advice takes the least
     peak_dtype: str = ""  # the datasheet's column that bounds its matrix work
     capability: tuple[int, int] = (0, 0)  # from which CUDA hardware has it
+    no_capability: tuple[int, int] | None = None  # from which CUDA hardware no longer has it
     emulated_below: bool = False  # older hardware emulates it
     on_cpu: bool = True  # PyTorch trains in it on a CPU
     float8_recipe: str = ""  # of torchao, which trains linear layers in FP8; it pays in compiled loops only
@@ -290,7 +291,9 @@ PRECISIONS: tuple[Precision, ...] = (
 )
 
 # Precisions with products in less than 16 bits: they are measured only if they are named. Source of the recipes and of
-# what they need: torchao 0.18, torchao/float8/config.py, and the products that cuBLASLt has.
+# what they need: torchao 0.18, torchao/float8/config.py, and the products that cuBLASLt has. MXFP8 and NVFP4 are not
+# for GeForce Blackwell (12.x): it lacks two of the three layouts of MXFP8's products in training, and the stochastic
+# rounding of NVFP4's. Source: docs/support_matrix.rst of NVIDIA/TransformerEngine; pytorch/pytorch#198126 for MXFP8.
 NARROW_PRECISIONS: tuple[Precision, ...] = (
     _fp8("fp8-tensorwise", "tensorwise", "a scale a tensor", (8, 9), 7, Look("#4444ee", "pentagon", "solid")),
     _fp8("fp8-rowwise", "rowwise", "a scale a row", (9, 0), 8, Look("#66cc66", "triangle-left", "dash")),
@@ -309,6 +312,7 @@ NARROW_PRECISIONS: tuple[Precision, ...] = (
             autocast_dtype="bfloat16",
             keeps_float32_weights=True,
             capability=(10, 0),
+            no_capability=(12, 0),
             on_cpu=False,
             is_trained=False,
         )
@@ -400,9 +404,11 @@ KNOWN_CPU_FEATURES = frozenset({"avx512_fp16"}).union(*_CPU_FEATURES.values())
 def why_unsupported(row: Precision, hardware: Hardware) -> str | None:
     """Return why a device cannot train in this precision, or None if it can."""
     needed = f"{row.name} needs CUDA compute capability {_dotted(row.capability)} or newer"
+    needed += f", before {_dotted(row.no_capability)}" if row.no_capability else ""
     if hardware.capability is None:
         return None if row.on_cpu else f"{needed}; {hardware.name} is a CPU"
-    if not row.emulated_below and hardware.capability < row.capability:
+    is_too_old = not row.emulated_below and hardware.capability < row.capability
+    if is_too_old or (row.no_capability is not None and hardware.capability >= row.no_capability):
         return f"{needed}; {hardware.name} has {_dotted(hardware.capability)}"
     return None if row.is_trained else f"{row.name}: castwise does not train in it yet"
 
