@@ -19,6 +19,9 @@ from castwise.analysis.statistics import LEVEL
 from castwise.records.schema import Status, Trial
 from castwise.render.notes import remarks
 from castwise.spec.trial import MeasurementProtocol
+from castwise.spec.user_model import UserModel
+
+SCRIPT = UserModel(kind="script", path="train.py", name="")
 
 
 def timed(precision: str, session: str | None, *seconds: float, repeat: int = 0, status: Status = "ok") -> Trial:
@@ -190,6 +193,20 @@ def test_intervals_at_the_power_limit_hold_its_bias(at_limit: Callable[[Trial], 
         assert held is not None
         assert held.value == pytest.approx(free.value)
         assert (held.low, held.high) == (pytest.approx(free.low / share), pytest.approx(free.high * share))
+
+
+@pytest.mark.parametrize(("at_limit", "share"), [(in_stretch, 1), (lambda each: capped(in_stretch(each)), 1.005)])
+def test_a_script_s_interval_is_wider_at_the_power_limit_alone(
+    at_limit: Callable[[Trial], Trial], share: float
+) -> None:
+    trials = [
+        trial.model_copy(update={"spec": trial.spec.model_copy(update={"user_model": SCRIPT})})
+        for trial in rounds((0.3, 0.1), (0.303, 0.1), (0.306, 0.1))
+    ]
+    free, held = step_estimate(trials[::2]), step_estimate([at_limit(trial) for trial in trials[::2]])
+    assert free is not None
+    assert held is not None
+    assert (held.low, held.high) == (pytest.approx(free.low / share), pytest.approx(free.high * share))
 
 
 def test_blocks_at_the_power_limit_do_not_count_next_to_stretches() -> None:

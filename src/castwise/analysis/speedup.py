@@ -101,9 +101,12 @@ def _widened(found: Estimate | None, *sides: Sequence[Trial]) -> Estimate | None
 
 
 def _power_limit_bias(trial: Trial) -> float:
-    if _is_in_stretch(trial):
-        return _STRETCH_BIAS
-    return _PAUSES_BIAS if trial.spec.recipe is None and was_at_power_limit(trial) else 0.0
+    is_in_stretch = _is_in_stretch(trial)
+    # A loop of castwise's is in a stretch because it was at the limit in warm-up; a script always is.
+    is_at_limit = was_at_power_limit(trial) or (is_in_stretch and not trial.spec.is_script)
+    if not is_at_limit or trial.spec.recipe is not None:
+        return 0.0
+    return _STRETCH_BIAS if is_in_stretch else _PAUSES_BIAS
 
 
 def _is_in_stretch(trial: Trial) -> bool:
