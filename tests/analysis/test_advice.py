@@ -331,6 +331,10 @@ def test_what_is_clear_after_one_process_is_said() -> None:
     assert advise(FP32, disturbed).decision == "undecided", "equal loops on a busy CPU differ by as much"
 
 
+def test_the_limit_names_a_precision_once() -> None:
+    assert advise(on_cpu("fp32", 1), on_cpu("bf16-mixed", 0.75)).limit.count("bf16-mixed") == 1
+
+
 def test_a_busy_cpu_comes_before_more_rounds() -> None:
     busy = {"readings": (fake_reading(cpu_pressure=0.97),) * 6}
     for trials in (

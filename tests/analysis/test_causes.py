@@ -210,6 +210,16 @@ def test_a_near_miss_does_not_have_the_cause(absent: CauseName, trials: list[Tri
     assert absent not in names(last(*trials))
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "fp16-mixed"])
+def test_the_optimizer_s_cause_claims_no_format(precision: str) -> None:
+    found = last(
+        step(precision, {"optimizer": 15.0, "loss_scaling": 5.0, TENSOR: 80.0}, techniques=("fused-optimizer",))
+    )
+    (cause,) = (each for each in found.causes if each.name == "optimizer")
+    assert "float32" not in cause.evidence
+    assert "loss scaling" in cause.evidence
+
+
 def test_the_cause_that_saves_most_is_first() -> None:
     default, fp32 = step("default", seconds=0.102), step("fp32", seconds=0.4)
     shares = {"layout_conversion": 30, "cast": 6, "optimizer": 20, TENSOR: 24}

@@ -8,7 +8,7 @@ from fake_gpu import fake_gpu_facts, fake_reading
 from syrupy.assertion import SnapshotAssertion
 
 from castwise.analysis.result_table import compare
-from castwise.analysis.warnings import WarningName, warnings_of
+from castwise.analysis.warnings import WarningName, warnings_of, warnings_of_all
 from castwise.records.schema import EnergyMeasurement, StepFlops, TelemetrySummary, Trial
 from castwise.render.notes import remarks
 
@@ -148,9 +148,14 @@ def test_sustained_slowdown_within_the_noise_is_not_reported(trial: Trial) -> No
     assert "sustained" not in warning.seen
 
 
-def test_a_throttled_clock_has_both_warnings() -> None:
-    found = warnings_of(trial_with(fake_reading(sm_clock_hertz=1e9, throttle_reasons=("sw_power_cap",))))
-    assert [each.name for each in found] == ["throttled", "clock-below-boost"]
+def test_the_most_serious_warning_is_first() -> None:
+    reading = fake_reading(sm_clock_hertz=1e9, throttle_reasons=("sw_power_cap",))
+    assert [each.name for each in warnings_of(trial_with(reading))] == ["throttled", "clock-below-boost"]
+    broken = trial_with(reading.model_copy(update={"ecc_errors": 2, "foreign_processes": 1}), ecc_errors=2)
+    expected = ["ecc-errors", "foreign-process", "throttled", "clock-below-boost"]
+    assert [each.name for each in warnings_of(broken)] == expected
+    noisiest = trial_with(reading, seconds=(0.1, 0.12) * 4)
+    assert [each.name for each in warnings_of_all([noisiest, broken])] == [*expected[:2], "noisy", *expected[2:]]
 
 
 def test_each_kind_of_warning_is_one_remark() -> None:

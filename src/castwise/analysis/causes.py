@@ -337,7 +337,7 @@ def _no_hardware(step: Diagnosis) -> Cause | None:
     why = why_emulated(step.precision, step.trial.environment.hardware)
     if why is None:
         return None
-    return Cause("no-hardware", f"{step.row.precision} is emulated here: {why}", "fp32, or another device")
+    return Cause("no-hardware", f"it is emulated here, as {why}", "fp32, or another device")
 
 
 def _baseline_has_tf32(step: Diagnosis) -> Cause | None:
@@ -507,7 +507,8 @@ def _optimizer(step: Diagnosis) -> Cause | None:
     share = step.share_of(*UPDATE)
     if share < _LEAST_UPDATE:
         return None
-    seen = f"{format_share(share)} of the step is the optimizer, in float32"
+    scales = " and loss scaling" if step.share_of("loss_scaling") else ""
+    seen = f"{format_share(share)} of the step is the optimizer{scales}"
     technique = step.technique("optimizer")
     if technique:
         least = 0.0

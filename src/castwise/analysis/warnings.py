@@ -14,7 +14,7 @@ from castwise.analysis import steady_metrics
 from castwise.records.schema import Trial
 from castwise.spec.quantities import format_share
 
-# The most serious first.
+# The most serious first: the one list of their order.
 WarningName = Literal[
     "ecc-errors",
     "foreign-process",
@@ -104,19 +104,22 @@ _Found = tuple[str, str, str] | None  # what was seen, its likely cause, what to
 
 
 def warnings_of_all(trials: Sequence[Trial]) -> list[TrialWarning]:
-    """Return the warnings of a configuration's processes, each kind once, from the noisiest process that has it."""
+    """Return the warnings of a configuration's processes, the most serious first.
+
+    Each kind comes once, from the noisiest process that has it.
+    """
     found: dict[WarningName, TrialWarning] = {}
     if len(trials) > 1:
         trials = sorted(trials, key=lambda trial: steady_metrics.spread(trial) or 0.0, reverse=True)
     for trial in trials:
         for each in warnings_of(trial):
             found.setdefault(each.name, each)
-    return list(found.values())
+    return [found[name] for name in WARNING_NAMES if name in found]
 
 
 def warnings_of(trial: Trial) -> list[TrialWarning]:
-    """Return a trial's warnings, in the list's order."""
-    return [TrialWarning(name, *found) for name, check in _CHECKS.items() if (found := check(trial)) is not None]
+    """Return a trial's warnings, the most serious first."""
+    return [TrialWarning(name, *found) for name in WARNING_NAMES if (found := _CHECKS[name](trial)) is not None]
 
 
 def _throttled(trial: Trial) -> _Found:

@@ -50,6 +50,8 @@ _RUNS_MODULE = ("-m", "--module")
 _HARMLESS_OPTION = re.compile(r"-[uB]|-W(.*)")
 # Names of arguments whose values are in no record. Not those of `--tokenizer` or `--max-tokens`.
 _SECRET = re.compile(r"password|passwd|secret|credential|(^|[-_.+])(token|auth|(api_?)?key)([-_.]|$)", re.IGNORECASE)
+# What is an option after a secret's name, and not the secret, which may begin with a hyphen: `-v`, `--lr`, `--lr=0.1`.
+_OPTION = re.compile(r"-[A-Za-z]|--[a-z][a-z0-9_.-]*(=.*)?", re.DOTALL)
 _ROUNDS = 200_000  # a tenth of a second; chosen here
 # Packages whose import takes seconds, and the module that contains most of it. None starts a thread or a CUDA context,
 # which processes could not be forked from; see `worker/preload.py` for torchao.
@@ -251,7 +253,7 @@ def without_secrets(arguments: Iterable[str]) -> list[str]:
         name, equals, _ = argument.partition("=")
         is_secret = _SECRET.search(name) is not None
         hidden = f"{name}=HIDDEN" if equals and is_secret else argument
-        found.append("HIDDEN" if is_next and not argument.startswith("-") else hidden)
+        found.append("HIDDEN" if is_next and not _OPTION.fullmatch(argument) else hidden)
         is_next = is_secret and not equals and argument.startswith("-")
     return found
 
