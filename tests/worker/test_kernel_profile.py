@@ -151,6 +151,7 @@ class FakeEvent:
             "sequence_nr": -1,
             "fwd_thread_id": 0,
             "shapes": [[4, 4], [], ["x"]],
+            "dtypes": [],
         }
         if name not in values:
             raise AttributeError(name)

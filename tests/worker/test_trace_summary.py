@@ -6,6 +6,7 @@ import pytest
 
 from castwise.registry.kernel_classes import classify_kernel
 from castwise.worker.trace_summary import (
+    CLOSURE_RANGE,
     MODULE_RANGE,
     SCALING_RANGE,
     UPDATE_RANGE,
@@ -157,6 +158,33 @@ def test_operators_of_a_cpu_count_without_those_that_they_call() -> None:
     assert profile.device_type == "cpu"
     assert profile.idle_seconds is None
     assert (profile.seconds, profile.busy_seconds) == (pytest.approx(163e-9), pytest.approx(150e-9))
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "kind"),
+    [(("c10::BFloat16", "float"), "cast"), (("float", "c10::Half"), "cast"), (("float", "float"), "copy")],
+)
+def test_a_conversion_is_a_cast_if_it_changes_the_type_to_or_from_16_bits(dtypes: tuple[str, ...], kind: str) -> None:
+    host = (
+        HostEvent("aten::to", 0, 100, 1, 1, dtypes=("float", "Scalar")),
+        HostEvent("aten::_to_copy", 10, 90, 1, 2, dtypes=("float", "Scalar")),
+        HostEvent("aten::copy_", 20, 80, 1, 3, dtypes=(*dtypes, "Scalar")),
+        HostEvent("aten::to", 100, 110, 1, 4, dtypes=("float", "Scalar")),  # to the type that it has
+    )
+    found = {name: round(each * 1e9) for name, each in summarize_operators(host, 1).class_seconds.items()}
+    assert found == {"cast": 100, "copy": 10} if kind == "cast" else {"copy": 110}
+
+
+def test_what_a_closure_computes_is_not_the_optimizer_s() -> None:
+    host = (
+        HostEvent("Optimizer.step#Adam.step", 0, 200, 1, 1),
+        HostEvent(UPDATE_RANGE, 1, 190, 1, 2),
+        HostEvent(CLOSURE_RANGE, 10, 100, 1, 3),
+        HostEvent("aten::addmm", 20, 90, 1, 4),
+        HostEvent("aten::add_", 110, 130, 1, 5),
+    )
+    found = {name: round(each * 1e9) for name, each in summarize_operators(host, 1).class_seconds.items()}
+    assert (found["plain_product"], found["optimizer"]) == (70, 31)
 
 
 def test_a_million_kernels_take_seconds_not_minutes() -> None:

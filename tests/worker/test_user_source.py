@@ -1,13 +1,15 @@
 import importlib
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 import castwise
 from castwise.errors import UsageError
-from castwise.worker.user_model.source import is_users, print_error, where
+from castwise.worker.user_model.source import is_users, print_error, user_files, where
 
 
 def test_is_users() -> None:
@@ -24,6 +26,22 @@ def test_what_torch_compile_makes_is_not_the_users(tmp_path: Path, monkeypatch: 
     assert is_users(code)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     assert not is_users(code)
+
+
+class Lazy(ModuleType):
+    """A module that is imported when it is asked for anything, and cannot be, as libraries make them."""
+
+    def __getattr__(self, name: str) -> object:
+        raise ImportError(name)
+
+
+def test_files_of_modules_are_found_without_importing_lazy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = Lazy("imported")
+    imported.__file__ = "/home/me/imported.py"
+    monkeypatch.setitem(sys.modules, "lazy", Lazy("lazy"))
+    monkeypatch.setitem(sys.modules, "imported", imported)
+    before = set(sys.modules) - {"lazy", "imported"}
+    assert user_files([Path("train.py")], before) == {Path("train.py"), Path("/home/me/imported.py")}
 
 
 def raised_by(code: str, file: str) -> BaseException:

@@ -360,8 +360,8 @@ TECHNIQUES: list[Technique] = [
         needs="a run that reads its data through a loader",
         cost="cores, and host memory for 4 batches per process",
         code=Code(
-            loader="num_workers=min(8, os.cpu_count()), persistent_workers=True, prefetch_factor=4",
-            transformers=("dataloader_num_workers=8, dataloader_persistent_workers=True, dataloader_prefetch_factor=4"),
+            loader="num_workers=min(8, os.cpu_count()), prefetch_factor=4",
+            transformers="dataloader_num_workers=8, dataloader_prefetch_factor=4",
         ),
         numerics="draws",
         kinds=("training",),

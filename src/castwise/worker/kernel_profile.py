@@ -117,7 +117,7 @@ def _record(
         elif (is_range or (kind in ("cpu_op", "") and not linked)) and event.start_thread_id() == event.end_thread_id():
             shapes = (tuple(shape) for shape in event.shapes() if shape and all(isinstance(n, int) for n in shape))
             numbers = event.start_thread_id(), event.correlation_id(), event.sequence_nr(), event.fwd_thread_id()
-            found.host.append(HostEvent(name, start, end, *numbers, tuple(shapes)))
+            found.host.append(HostEvent(name, start, end, *numbers, tuple(shapes), tuple(event.dtypes())))
     if trace is not None:
         try:
             trace.parent.mkdir(parents=True, exist_ok=True)

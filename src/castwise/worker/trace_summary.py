@@ -12,6 +12,7 @@ from castwise.registry.kernel_classes import Classified, KernelClass, classify_o
 MODULE_RANGE = "castwise module: "
 SCALING_RANGE = "castwise loss scaling"
 UPDATE_RANGE = "castwise update"
+CLOSURE_RANGE = "castwise closure"  # forward and backward, which an optimizer's step calls
 _OPTIMIZER_RANGE = "Optimizer.step#"
 
 _NUM_LARGEST = 10
@@ -19,6 +20,8 @@ _LONGEST_NAME = 200
 _MOST_SHAPES = 6
 _NANO = 1e-9
 _OUTRANKING = ("plain_product", "attention", "cast")  # classes of operators that count wherever they are called
+_CONVERSIONS = ("aten::to", "aten::_to_copy")  # to another type, device or layout
+_LOW = ("c10::Half", "c10::BFloat16", "c10::Float8")
 
 
 class HostEvent(NamedTuple):
@@ -32,6 +35,7 @@ class HostEvent(NamedTuple):
     sequence: int = -1  # shared by an operator and its backward node; -1 without one
     forward_thread: int = 0  # of a backward node: the thread of its operator
     shapes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()  # of its arguments, as the profiler names them; empty if they are not known
 
 
 class DeviceEvent(NamedTuple):
@@ -134,6 +138,9 @@ def _nested(host: Sequence[HostEvent]) -> Iterator[tuple[HostEvent, _Context, in
             if open_events:
                 open_events[-1][2][0] -= event.end - event.start
             context, own = _enter(event, around), [event.end - event.start]
+            if event.name == "aten::copy_" and _is_cast(event.dtypes):  # which the conversions around it are, too
+                for each in (context, *(one for _, one, _ in open_events if one.operator in _CONVERSIONS)):
+                    each.kind = "cast"
             if event.sequence >= 0 and not event.forward_thread:
                 forward[thread, event.sequence] = context
             open_events.append((event, context, own))
@@ -148,9 +155,16 @@ def _nested(host: Sequence[HostEvent]) -> Iterator[tuple[HostEvent, _Context, in
         yield event, context, max(0, own[0])
 
 
+def _is_cast(dtypes: tuple[str, ...]) -> bool:
+    """Return whether a copy changes the type, from or to a float of 16 bits or fewer."""
+    return dtypes[:1] != dtypes[1:2] and any(each.startswith(_LOW) for each in dtypes[:2])
+
+
 def _enter(event: HostEvent, around: _Context | None) -> _Context:
     before = around or _Context()
     kind = classify_operator(event.name)
+    if kind == "cast" and event.dtypes:
+        kind = "copy"  # until a copy within it shows that it is a cast
     # What a product calls (copies, fills) is part of it, but autocast's casts; within a cast a copy is one.
     is_inside = before.kind in ("plain_product", "attention", "normalisation", "cast", "layout_conversion")
     zone, module = before.zone, before.module
@@ -158,6 +172,8 @@ def _enter(event: HostEvent, around: _Context | None) -> _Context:
         zone = "optimizer"
     elif event.name == SCALING_RANGE:
         zone = "loss_scaling"
+    elif event.name == CLOSURE_RANGE:
+        zone = None
     elif event.name.startswith(MODULE_RANGE):
         module = event.name.removeprefix(MODULE_RANGE)
     is_named = not _is_range(event.name)

@@ -30,6 +30,7 @@ from castwise.worker.script.checkpoints import Checkpoints
 from castwise.worker.script.precision import OutsidePrecision, weights_of
 from castwise.worker.script.replacing import replaces
 from castwise.worker.script.techniques import OutsideTechniques
+from castwise.worker.trace_summary import CLOSURE_RANGE
 from castwise.worker.user_model.source import is_users
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -73,6 +74,7 @@ class ScriptHooks:
         self._has_stepped = False  # whether an optimizer's own step has begun since a GradScaler's
         self._num_stepping = 0  # steps under way: a subclass's may call its base's, and a wrapper's another optimizer's
         self._followed: set[str] = set()  # of Lightning's modules
+        self._make_range: Callable[[str], AbstractContextManager[object]] | None = None  # of a profiler that runs
         self._left_with: nn.Module | None = None  # the model whose forward pass ends autocast
         self._is_elsewhere = False  # whether this is a process that the script has forked
         os.register_at_fork(after_in_child=lambda: setattr(self, "_is_elsewhere", True))
@@ -107,6 +109,7 @@ class ScriptHooks:
         The profile may begin and end within a step, in which torch's own range is cut off.
         """
         del scaling
+        self._make_range = make_range
         ranges: list[AbstractContextManager[object]] = []
 
         def enter(*_: object) -> None:
@@ -122,8 +125,21 @@ class ScriptHooks:
         try:
             yield
         finally:
+            self._make_range = None
             for hook in hooks:
                 hook.remove()
+
+    def _within_range(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a closure that a profiler tells from the optimizer's step, which calls it."""
+        make_range = self._make_range
+        if make_range is None:
+            return closure
+
+        def call() -> Any:
+            with make_range(CLOSURE_RANGE):
+                return closure()
+
+        return call
 
     @property
     def samples_per_step(self) -> int | None:
@@ -209,7 +225,7 @@ class ScriptHooks:
         if self._is_elsewhere or self._num_stepping > 1:
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        prepared = self.precision.before_step(optimizer, closure)
+        prepared = self.precision.before_step(optimizer, closure and self._within_range(closure))
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and (not self.stepped or optimizer is self.stepped[0]):
             self.skipped_steps = self.skipped_steps + (found_inf > 0)

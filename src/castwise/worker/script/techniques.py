@@ -99,7 +99,8 @@ class OutsideTechniques:
             # Each worker would read all of an iterable data set.
             if self.config.loader_workers and not is_iterable and (named.get("num_workers") or 0) < wanted.num_workers:
                 ahead = wanted.prefetch_batches
-                named |= {"num_workers": wanted.num_workers, "persistent_workers": True, "prefetch_factor": ahead}
+                # Not persistent: workers see how the script changes its data set between epochs.
+                named |= {"num_workers": wanted.num_workers, "prefetch_factor": ahead}
                 self._has_changed_loader = True
             if self.config.pinned_transfer and not named.get("pin_memory"):
                 named["pin_memory"] = self._has_changed_loader = True

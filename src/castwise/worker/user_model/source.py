@@ -104,12 +104,13 @@ def user_files(files: Iterable[Path], before: Iterable[str]) -> frozenset[Path]:
         before: The names of the modules that had been imported.
     """
     known = set(before)
-    imported = {
-        Path(file)
+    # A lazy module is imported when it is asked for anything, and that may fail.
+    named = [
+        inspect.getattr_static(module, "__file__", None)
         for name, module in list(sys.modules.items())
-        if name not in known and is_users(file := getattr(module, "__file__", None)) and file
-    }
-    return frozenset({*imported, *files})
+        if name not in known
+    ]
+    return frozenset({*(Path(file) for file in named if isinstance(file, str) and is_users(file)), *files})
 
 
 def digest(files: Iterable[Path]) -> str:
