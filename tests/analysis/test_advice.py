@@ -324,8 +324,8 @@ def test_nothing_to_recommend_has_the_reason() -> None:
 def test_what_is_clear_after_one_process_is_said() -> None:
     half, emulated = advise(FP32, at("bf16-mixed", 0.46)), advise(on_cpu("fp32", 1), on_cpu("bf16-mixed", 0.75))
     assert (half.decision, emulated.decision) == ("stay", "stay")
-    assert "at 0.46× its speed. Half the speed or less is clear after one process." in half.sentence
-    assert "at 0.75× its speed. It is emulated here: slower is clear after one process." in emulated.sentence
+    assert "at 0.46× its speed. At half the speed or less, one run is enough." in half.sentence
+    assert "at 0.75× its speed. It is emulated here, and one run shows that it is slower." in emulated.sentence
     assert "after one process" not in advise(*rounds(FP32, at("bf16-mixed", 0.46))).sentence
     disturbed = at("bf16-mixed", 0.46).model_copy(update={"readings": (fake_reading(cpu_pressure=0.9),) * 6})
     assert advise(FP32, disturbed).decision == "undecided", "equal loops on a busy CPU differ by as much"
@@ -333,6 +333,21 @@ def test_what_is_clear_after_one_process_is_said() -> None:
 
 def test_the_limit_names_a_precision_once() -> None:
     assert advise(on_cpu("fp32", 1), on_cpu("bf16-mixed", 0.75)).limit.count("bf16-mixed") == 1
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "gains", "decision"),
+    [
+        (on_cpu("fp32", 1), on_cpu("bf16-mixed", 0.6), (1.0, 1.5), "stay"),  # emulated
+        (on_cpu("fp32", 1), on_cpu("bf16-mixed", 0.6), (1.0, 2.0), "undecided"),
+        (FP32, at("bf16-mixed", 0.4), (1.0, 2.0), "stay"),
+        (FP32, at("bf16-mixed", 0.6), (1.0, 1.5), "undecided"),  # no process is enough by itself
+    ],
+)
+def test_a_process_that_agrees_takes_no_decision_back(
+    baseline: Trial, candidate: Trial, gains: tuple[float, ...], decision: Decision
+) -> None:
+    assert advise(*rounds(baseline, candidate, gains=gains)).decision == decision
 
 
 def test_a_busy_cpu_comes_before_more_rounds() -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_spec
@@ -19,6 +20,7 @@ from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Block, Facts, Trial
 from castwise.records.store import Store, load_folder
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
+from castwise.spec.user_model import UserModel
 
 PROTOCOL = MeasurementProtocol(num_blocks=6, min_blocks=4)
 NAMES = ("fp32", "bf16-mixed", "fp16-mixed")
@@ -240,16 +242,54 @@ def test_a_script_as_written_is_the_baseline() -> None:
     ("capability", "order"),
     [
         ((9, 0), ["default", "bf16-master", "bf16-mixed", "fp16-mixed", "fp32"]),
-        ((7, 5), ["default", "fp16-mixed", "fp32", "default", "bf16-mixed", "bf16-master"]),
+        ((7, 5), ["default", "fp16-mixed", "fp32", "bf16-mixed", "bf16-master"]),
     ],
 )
-def test_emulated_precisions_wait_until_the_others_are_known(capability: tuple[int, int], order: list[str]) -> None:
+def test_emulated_precisions_come_last_in_a_session(capability: tuple[int, int], order: list[str]) -> None:
     made = Noisy(environment=fake_environment(capability))
     names = ("bf16-master", "bf16-mixed", "fp16-mixed", "fp32", "default")
     # Its set-ups are one by one.
     specs = [spec.model_copy(update={"techniques": ("compile-max-autotune",)}) for spec in configurations(*names)]
     compare(made, specs, min_rounds=1, max_rounds=1)
     assert made.measured_precisions == order
+
+
+def test_the_order_of_blocks_is_another_in_each_command() -> None:
+    orders = set()
+    for _ in range(3):
+        made = engine()
+        compare(made, min_rounds=1, max_rounds=1)
+        orders.add(tuple(made.order))
+    assert len(orders) > 1
+
+
+def test_stretches_have_the_opposite_order_in_every_second_round() -> None:
+    script = UserModel(kind="script", path="train.py", name="", digest="")
+    names = ("as-written", "fp32", "bf16-mixed", "fp16-mixed")
+    specs = [spec.model_copy(update={"user_model": script}) for spec in configurations(*names)]
+    firsts = set()
+    for _ in range(10):
+        made = Stretches(environment=fake_environment())
+        compare(made, specs, min_rounds=4, max_rounds=4)
+        rounds = [made.order[start : start + 4] for start in range(0, 16, 4)]
+        assert rounds[1] == rounds[0][::-1]
+        assert rounds[3] == rounds[2][::-1]
+        firsts |= {each[0] for each in rounds}
+    assert len(firsts) > 1, "the baseline is not always the first"
+
+
+class Stretches(Noisy):
+    """Notes the order in which stretches are timed."""
+
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
+        self.sessions.append(StretchSession(self))
+        return self.sessions[-1]
+
+
+class StretchSession(NoisySession):
+    def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
+        self.noisy.__dict__.setdefault("order", []).append(self.spec.precision)
+        return super().run_stretch(lead_in_seconds, num_blocks, block_seconds)
 
 
 def test_session_id() -> None:
@@ -379,14 +419,22 @@ def test_without_memory_for_the_baseline_a_budget_goes_to_the_next(
     assert clocked.num_open == 0
 
 
-@pytest.mark.parametrize(("budget_seconds", "emulated"), [(45.0, 0), (60.0, 1), (600.0, 3)])
-def test_emulated_precisions_take_the_time_that_is_left(clocked: Clocked, budget_seconds: float, emulated: int) -> None:
-    clocked.environment = fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16"))
-    clocked.warm_up_seconds = 6.0
-    compared = compare(clocked, on("cpu"), budget_seconds=budget_seconds)
-    assert [len(of(compared, name)) for name in NAMES] == [3 + emulated, 3, emulated]
-    assert clocked.measured_precisions[:6] == ["fp32", "bf16-mixed"] * 3
-    assert compared.ending == ("narrow" if emulated == 3 else "budget")
+@pytest.mark.parametrize(
+    ("gain", "rule", "emulated"),
+    [
+        (0.3, {}, 1),  # 0.73 of fp32's speed
+        (0.3, {"one_look": False}, 3),
+        (1.0, {}, 3),  # faster than fp32, although emulated
+    ],
+)
+def test_an_emulated_precision_that_is_slower_needs_one_look(gain: float, rule: dict[str, Any], emulated: int) -> None:
+    made = engine()
+    made.environment = fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16"))
+    made.gain = lambda spec: gain if spec.precision == "fp16-mixed" else 1.0
+    compared = compare(made, on("cpu"), **({"one_look": True} | rule))
+    assert [len(of(compared, name)) for name in NAMES[1:]] == [3, emulated]
+    assert {trial.spec.precision for trial in compared.trials[:3]} == set(NAMES), "each has a process first"
+    assert compared.ending == "narrow"
 
 
 def test_trials_beyond_the_fewest_have_no_count() -> None:
@@ -397,15 +445,6 @@ def test_trials_beyond_the_fewest_have_no_count() -> None:
     compare(made, listener=listener, min_rounds=2, max_rounds=3)
     fewest = 2 * len(NAMES)
     assert counts == {index: fewest if index <= fewest else 0 for index in range(1, 3 * len(NAMES) + 1)}
-
-
-def test_emulated_precisions_have_one_round_if_the_others_stay_unclear() -> None:
-    made = Noisy(environment=fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16")))
-    made.process_noise = 0.5
-    compared = compare(made, on("cpu"), min_rounds=2, max_rounds=4)
-    assert [len(of(compared, name)) for name in NAMES[1:]] == [4, 4]
-    first = made.measured_precisions.index("fp16-mixed")
-    assert made.measured_precisions[:first].count("bf16-mixed") == 2
 
 
 @pytest.mark.parametrize("budget_seconds", [30.0, 35.0, 60.0])
@@ -431,6 +470,24 @@ def test_a_budget_never_leaves_one_alone_in_a_session(
     assert len(compared.trials) > len(names), "there was time for more than one session"
     assert all(trial.session_id for trial in compared.trials)
     assert clocked.now < budget_seconds + clocked.set_up_seconds
+
+
+def test_no_block_begins_that_would_end_after_the_budget(clocked: Clocked) -> None:
+    clocked.gain = lambda spec: 0.02 if spec.precision == "bf16-mixed" else 1.0  # a step takes longer than all else
+    compared = compare(clocked, on("cpu"), budget_seconds=10.0)
+    slow = of(compared, "bf16-mixed")[0].ranks[0].blocks
+    assert clocked.now < 10.0 + slow[0].seconds
+    assert all(trial.ranks[0].blocks for trial in compared.trials)
+
+
+def test_a_comparison_begins_only_if_a_session_may_end_within_its_budget(clocked: Clocked) -> None:
+    clocked.set_up_seconds, notes = 5.0, Notes()
+    runner = TrialRunner(clocked, None, clocked.environment, notes)
+    compared = Rounds(runner, on("cpu"), StopRule(budget_seconds=15.0), session_seconds=16.0)
+    assert compared.run() == []
+    assert compared.ending == "budget"
+    assert clocked.sessions == []
+    assert "no time was left" in notes.lines[0]
 
 
 @pytest.mark.parametrize("techniques", [(), ("compile-max-autotune",)])  # the latter's set-ups are one by one
@@ -510,7 +567,7 @@ def test_without_another_precision_nothing_is_left_to_compare(kind: str) -> None
     notes, made = Notes(), engine()
     made.faults = {name: Fault(kind) for name in NAMES if name != "fp32"}
     assert compare(made, listener=notes).ending == "failed"
-    assert notes.lines[-1].endswith(": nothing is left to compare")
+    assert "every other precision failed" in notes.lines[-1]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
@@ -520,7 +577,7 @@ def test_two_precisions_with_the_same_error_end_it(device: str) -> None:
     compared = compare(made, on(device), listener=notes, budget_seconds=60.0)
     assert compared.ending == "failed"
     assert [trial.spec.precision for trial in compared.trials] == ["fp32", "bf16-mixed"]
-    assert "fp16-mixed: not tried, as the error has nothing to do with precision" in notes.lines[-1]
+    assert "every precision failed. Not measured: fp16-mixed, as the error has nothing to do with" in notes.lines[-1]
 
 
 def test_an_interrupt_leaves_no_process_and_keeps_whole_rounds(tmp_path: Path) -> None:

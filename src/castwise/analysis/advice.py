@@ -13,6 +13,7 @@ from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import MOST_ROUNDS, Estimate
 from castwise.analysis.warnings import WarningName, warnings_of_all
+from castwise.records.schema import Trial
 from castwise.registry.precisions import (
     AS_WRITTEN,
     BASELINE,
@@ -166,13 +167,17 @@ def _advise(rows: list[Row], typed: TypedLine | None) -> Advice:
         gain = _gain(best, advice, reference)
         return replace(advice, sentence=f"{where}: {verb}. It trains {gain}.{_caution(measured, best)}")
     best, ratio = max(ratios, key=lambda pair: pair[1].value)
-    may_be_faster = [(row, each) for row, each in ratios if _is_open(each) or _may_be_faster_in_one(row, each)]
+    may_be_faster = [
+        (row, each)
+        for row, each in ratios
+        if (_is_open(each) or not _is_known(each)) and not is_clearly_slower(reference.trials, row.trials)
+    ]
     if may_be_faster:
         return _undecided(setting, where, may_be_faster, reference, name, typed)
     found = f"{_name(best)} comes closest, at {_times(ratio)} its speed."
     if ratio.value > 1:
         found = f"{_name(best)} gains too little for a change of numerics: it trains {_times(ratio)} as fast."
-    sentence = f"{where}: stay with {name}. {found}{_why_clear(ratio)}{_caution(measured, reference)}"
+    sentence = f"{where}: stay with {name}. {found}{_why_clear(best, ratio)}{_caution(measured, reference)}"
     advice = Advice(*setting, "stay", reference.trial.spec.precision, sentence, key=reference.trial.spec.key)
     why = f"{_name(best)}, the next, trains {_times(ratio)} as fast"
     beside = _beside(reference, reference, references, rows) | {"how_sure": _how_sure(reference, best)}
@@ -395,13 +400,19 @@ def _is_open(ratio: Estimate) -> bool:
     return ratio.low <= 1 and ratio.high >= WORTHWHILE
 
 
-def _may_be_faster_in_one(row: Row, ratio: Estimate) -> bool:
-    """Return whether what one process showed, without an interval, leaves open that a precision is faster."""
-    if _is_known(ratio):
-        return False
-    is_emulated = why_emulated(precision_row(row.trial.spec.precision), row.trial.environment.hardware) is not None
-    hopeless = 1.0 if is_emulated else _HOPELESS_WITH_DOUBTS if _doubts(row) else _HOPELESS
-    return ratio.value > hopeless
+def is_clearly_slower(baselines: Sequence[Trial], trials: Sequence[Trial]) -> bool:
+    """Return whether one process shows that a configuration is slower, and no other one says that it is faster."""
+    alone = [(trial, each.value) for trial in trials if (each := speedup_estimate(baselines, [trial])) is not None]
+
+    def is_enough(trial: Trial, ratio: float) -> bool:
+        has_doubts = any(warning.name in _DOUBTS for warning in warnings_of_all([trial]))
+        return ratio <= (1.0 if _is_emulated(trial) else _HOPELESS_WITH_DOUBTS if has_doubts else _HOPELESS)
+
+    return all(ratio <= 1 for _, ratio in alone) and any(is_enough(*each) for each in alone)
+
+
+def _is_emulated(trial: Trial) -> bool:
+    return why_emulated(precision_row(trial.spec.precision), trial.environment.hardware) is not None
 
 
 def _times(ratio: Estimate) -> str:
@@ -452,13 +463,13 @@ def _undecided_sentence(where: str, seen: str, rows: Sequence[Row], command: str
     )
 
 
-def _why_clear(ratio: Estimate) -> str:
-    """Return why a ratio without an interval is enough to stay; empty if there is an interval."""
-    if _is_known(ratio):
+def _why_clear(row: Row, ratio: Estimate) -> str:
+    """Return why a ratio is enough to stay although its interval is not, or there is none; empty if the interval is."""
+    if _is_known(ratio) and not _is_open(ratio):
         return ""
-    if ratio.value <= _HOPELESS:
-        return " Half the speed or less is clear after one process."
-    return " It is emulated here: slower is clear after one process."
+    if _is_emulated(row.trial):
+        return " It is emulated here, and one run shows that it is slower."
+    return " At half the speed or less, one run is enough."
 
 
 def _command(rows: Sequence[Row], typed: TypedLine | None) -> str:

@@ -90,7 +90,7 @@ class Job:
             if spec not in unsupported:
                 comparisons.setdefault(spec.comparison, []).append(spec)
         trials: list[Trial] = []
-        budget = rule.budget_seconds
+        budget, session_seconds = rule.budget_seconds, 0.0
         for number, specs in enumerate(comparisons.values()):
             configurations = {spec.configuration for spec in specs}
             recorded = [trial for trial in self.recorded.values() if trial.spec.configuration in configurations]
@@ -103,7 +103,9 @@ class Job:
                 lacking = [spec for spec in specs if self.runner.traces or spec.configuration not in known]
                 trials += Rounds(self.runner, lacking, rule, recorded).run_once() if lacking else recorded
                 continue
-            trials += Rounds(self.runner, specs, rule, recorded).run()
+            rounds = Rounds(self.runner, specs, rule, recorded, session_seconds=session_seconds)
+            trials += rounds.run()
+            session_seconds = rounds.session_seconds
             budget = None if budget is None else budget - (time.perf_counter() - started)
         trials += self.runner.run(unsupported)
         position = {spec.configuration: index for index, spec in enumerate(self.specs)}

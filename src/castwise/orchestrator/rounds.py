@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from castwise.analysis.advice import is_clearly_slower
 from castwise.analysis.speedup import process_stds, speedup_estimate, step_estimate
 from castwise.analysis.statistics import FEWEST_BLOCKS, MOST_ROUNDS, Estimate, noise_of, student_quantile, verdict_of
 from castwise.analysis.steady_metrics import block_lengths, block_means, was_at_power_limit
@@ -41,6 +43,8 @@ class StopRule:
     min_rounds: int = 3  # before an interval counts
     max_rounds: int = MOST_ROUNDS
     budget_seconds: float | None = None  # wall time that the rounds may take; None for no such limit
+    # Whether one process of an emulated precision is enough if it is slower: nobody asked for an interval.
+    one_look: bool = False
 
     @classmethod
     def of(cls, options: DurationOptions) -> "StopRule":
@@ -53,6 +57,7 @@ class StopRule:
             min_rounds=min(cls.min_rounds, max_rounds),
             max_rounds=max_rounds,
             budget_seconds=options.budget_seconds,
+            one_look=options.within is None and options.rounds is None,
         )
 
     def is_answered(self, ratio: Estimate) -> bool:
@@ -72,6 +77,7 @@ class Rounds:
         recorded: Trials of these configurations that need not be measured again.
         baseline: The configuration that the others are compared with; None takes a script as it is written, or else
                 PyTorch's default, or fp32, or bf16-mixed beside FP8.
+        session_seconds: What the shortest session of the job's earlier comparisons took: none begins in less time.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class Rounds:
         rule: StopRule,
         recorded: Sequence[Trial] = (),
         baseline: TrialSpec | None = None,
+        session_seconds: float = 0.0,
     ) -> None:
         self._runner, self._rule = runner, rule
         by_precision = {spec.precision: spec for spec in reversed(specs)}
@@ -90,10 +97,13 @@ class Rounds:
             self._baseline = by_precision.get(BESIDE_FP8)
         # The baseline is set up first: without it nothing can be compared.
         self._specs = sorted(specs, key=lambda spec: (not self._is_baseline(spec), self._emulation_rank(spec)))
+        self._seed = secrets.token_hex(6)  # of the order of blocks, which is another in each command
         self.trials = list(recorded)  # one for each configuration and round
         self.ending: Ending | None = None
         self._started = time.perf_counter()
         self._seconds_per_cost = 0.0  # of the longest session
+        self._least_seconds = session_seconds
+        self.session_seconds = session_seconds  # of the shortest one so far, those of earlier comparisons included
 
     def run(self) -> list[Trial]:
         """Run rounds until the rule ends them; return all trials, those of earlier jobs first."""
@@ -133,25 +143,29 @@ class Rounds:
     def _report_ending(self, ending: Ending) -> None:
         rounds = max((self._num_trials(spec) for spec in self._specs if not self._is_baseline(spec)), default=0)
         rounds = rounds or self._num_trials(self._specs[0])
+        number = f"{rounds} round{'' if rounds == 1 else 's'}"
         share = f"{100 * self._rule.half_width:.3g} %"
-        doubt, known = f"not every speed-up is clear within {share}", f": every speed-up is known within {share}"
+        doubt, known = f"not every speed-up is clear within {share}", f"every speed-up is known within {share}"
+        if looked := [spec.precision for spec in self._specs if self._is_settled_by_a_look(spec)]:
+            known = f"{', '.join(looked)}: slower, and emulated, so one run is enough"
         if len(self._specs) == 1:
-            doubt, known = "nothing to compare", ", with nothing to compare"
+            doubt = known = "nothing to compare"
+        some_are_left = any(self._of(spec) and not self._has_diverged(spec) for spec in self._not_failed())
         why = {
-            "narrow": known,
-            "budget": f" in the budget: {doubt}",
-            "rounds": f", the limit: {doubt}",
-            "failed": ": nothing is left to compare",
+            "narrow": f"{number}: {known}",
+            "budget": f"time for {number} only" if rounds else "no time was left",
+            "rounds": f"{number}, the limit: {doubt}",
+            "failed": f"{number}: every {'other ' if some_are_left else ''}precision failed",
         }[ending]
         spec = self._specs[0]
         where = f"{spec.workload} batch {spec.batch_size}"
         where += f" on {spec.world_size_label}" if spec.world_size_label else ""
         where += f" {join(spec.techniques)}" if spec.techniques else ""
         unmeasured = [spec.precision for spec in self._specs if not self._of(spec)]
-        lacking = f"; no time was left for {', '.join(unmeasured)}" if unmeasured else ""
-        if unmeasured and _fail_alike(self.trials):
-            lacking = f"; {', '.join(unmeasured)}: not tried, as the error has nothing to do with precision"
-        self._runner.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}{why}{lacking}")
+        lacking = f". Not measured: {', '.join(unmeasured)}" if unmeasured and rounds else ""
+        if lacking and _fail_alike(self.trials):
+            lacking += ", as the error has nothing to do with precision"
+        self._runner.listener.remark(f"{where}: {why}{lacking}")
 
     def _find_ending(self) -> Ending:
         well = self._not_failed()
@@ -168,9 +182,11 @@ class Rounds:
         Of those with as many the fastest come first. One that was never measured counts as the mean of the others.
         Empty if no time is left for any comparison.
         """
-        if self._rule.budget_seconds is None or not self._seconds_per_cost:
+        if self._rule.budget_seconds is None:
             return specs
         left = self._started + self._rule.budget_seconds - time.perf_counter()
+        if not self._seconds_per_cost:
+            return specs if not self._least_seconds or left >= self._least_seconds else []
         known = list(filter(math.isfinite, map(self._cost, self._specs)))
         mean = sum(known) / max(1, len(known))
         costs = {spec.key: cost if math.isfinite(cost := self._cost(spec)) else mean for spec in specs}
@@ -197,21 +213,20 @@ class Rounds:
 
         Each configuration counts its own rounds: one that was added later begins with its first. The baseline, which is
         in every group of a round, has had more of them than the others. It comes first, then those with the fewest.
-        Emulated precisions are slow and hardly ever taken: they wait until the others are known. Once each of the
-        others has `min_rounds`, each emulated one gets one round.
+        Whatever was never measured has a process before any other has a second. After that, emulated precisions, which
+        are slow and hardly ever taken, wait until the others are known.
         """
         well = [] if _fail_alike(self.trials) else self._not_failed()
         wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]
-        due = [spec for spec in wide if not self._is_baseline(spec) and not self._emulation_rank(spec)]
-        if due and min(map(self._num_trials, due)) >= self._rule.min_rounds:
-            due += [spec for spec in wide if self._emulation_rank(spec) and not self._num_trials(spec)]
-        wide = due or wide
+        others = [spec for spec in wide if not self._is_baseline(spec)]
+        never = [spec for spec in others if not self._num_trials(spec)]
+        wide = never or [spec for spec in others if not self._emulation_rank(spec)] or wide
         baseline = [spec for spec in well if self._is_baseline(spec)] if wide else []
         return [*baseline, *sorted((spec for spec in wide if spec not in baseline), key=self._num_trials)]
 
     def _is_narrow(self, spec: TrialSpec) -> bool:
         trials = self._of(spec)
-        if self._has_diverged(spec):
+        if self._has_diverged(spec) or self._is_settled_by_a_look(spec):
             return True  # nobody takes it, so its time needs no interval
         if len(trials) < self._rule.min_rounds:
             return False
@@ -220,6 +235,11 @@ class Rounds:
             return True
         ratio = speedup_estimate(self._of(self._baseline), trials) if self._baseline is not None else None
         return ratio is None or self._rule.is_answered(ratio)
+
+    def _is_settled_by_a_look(self, spec: TrialSpec) -> bool:
+        if not (self._rule.one_look and self._emulation_rank(spec)) or self._baseline is None:
+            return False
+        return is_clearly_slower(self._of(self._baseline), self._of(spec))
 
     def _run_round(self, specs: list[TrialSpec]) -> None:
         budget = self._rule.budget_seconds
@@ -246,6 +266,7 @@ class Rounds:
                 baseline=None if self._baseline is None else self._baseline.configuration,
                 deadline=deadline,
                 fits_deadline=self._seconds_per_cost > 0,
+                seed=self._seed,
             )
             if _fail_alike(trials):  # the fewest trials that show it are enough
                 trials = next(few for few in itertools.accumulate([each] for each in trials) if _fail_alike(few))
@@ -263,8 +284,10 @@ class Rounds:
                 self._announce(trial.spec)
                 self.trials.append(trial)
                 self._runner.listener.ended(trial)
+            seconds = time.perf_counter() - started
+            self.session_seconds = min(self.session_seconds or seconds, seconds)
             if cost := sum(filter(math.isfinite, map(self._cost, group))):
-                self._seconds_per_cost = max(self._seconds_per_cost, (time.perf_counter() - started) / cost)
+                self._seconds_per_cost = max(self._seconds_per_cost, seconds / cost)
             waiting += self._less_crowded(postponed, group)
 
     def _groups_that_fit(self, specs: list[TrialSpec]) -> list[list[TrialSpec]]:

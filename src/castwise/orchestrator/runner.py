@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from castwise.analysis.statistics import FEWEST_BLOCKS
+from castwise.analysis.steady_metrics import units_per_step
 from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
 from castwise.orchestrator.machine_cache import CachedEngine
@@ -39,6 +40,7 @@ from castwise.records.schema import (
 from castwise.records.store import ResumePolicy, Store, name_of, reusable_trials, stem_of
 from castwise.registry.precisions import AS_WRITTEN, precision_row, why_without_torchao
 from castwise.registry.techniques import why_unsupported
+from castwise.registry.workloads import unit_of
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
@@ -54,12 +56,12 @@ _ENERGY_SECONDS = 0.5
 _STRETCH_LEAD_IN_SECONDS = 1.0
 _STRETCH_BLOCK_SECONDS = 0.25
 _SCRIPT_LEAD_IN_SECONDS = 0.1  # at least; a script's loader decides how many steps lead in
+_SCRIPT_LEAD_IN_STEPS = 2  # at least
 _STRETCH_SECONDS = 1.0  # in a session; a lone trial takes its whole time
-# Of the time to a deadline: no set-up, and no warm-up, begins after these shares. The rest is for timing.
-_SET_UP_SHARE = 0.5
-_WARM_UP_SHARE = 0.75
-# How long another set-up than the first may take: this share of that time, or so many times the first's.
-_LONGEST_SET_UP = 0.15
+# The share of the time to a deadline after which no warm-up begins. If they are set up one by one, also the share of
+# what is left of it that the next may be expected to take until it is warm. The rest is for timing.
+_SHARE = 0.75
+# How many times as long as the first another may take to set up and warm up, if no equal share of the time is longer.
 _TIMES_THE_FIRST = 3.0
 
 
@@ -217,6 +219,7 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
     baseline: str | None = None,
     deadline: float | None = None,
     fits_deadline: bool = False,
+    seed: str | None = None,
 ) -> list[Trial]:
     """Interleave the blocks of several configurations until each is known well enough or its time is up.
 
@@ -238,15 +241,16 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
         deadline: The value of `time.perf_counter` at which no further block is timed; the first configuration that
             does not fail always has one, unless it is a baseline that was measured earlier and is the only one left.
         fits_deadline: Whether it should end before the deadline, as earlier sessions did: no time is kept for timing.
+        seed: Decides the order of blocks, with the round's number; None draws one.
     """
     is_alone = round_number is None
     prefix = "" if is_alone else f"round {round_number}: "
     measurements: list[_Measurement] = []
-    began = time.perf_counter()
+    began, seed = time.perf_counter(), seed or secrets.token_hex(6)
 
-    def is_out_of_time(share: float = 1.0) -> bool:
+    def seconds_left(share: float = 1.0) -> float:
         share = 1.0 if fits_deadline else share
-        return deadline is not None and time.perf_counter() - began > share * (deadline - began)
+        return math.inf if deadline is None else began + share * (deadline - began) - time.perf_counter()
 
     def report(phase: str, share: float) -> None:
         runner.listener.phase(prefix + phase, share * len(specs))
@@ -264,16 +268,15 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
 
     def set_up_all(order: SetupOrder) -> None:
         report("starting", 0.0)
-        if order == "one by one" and deadline is not None:
+        if order == "one by one":
             runner.closer.wait()
-            report("setting up", 0.05)
-            _set_up_in_time(measurements, map(start, specs), deadline - began, is_out_of_time)
+            _get_ready_one_by_one(measurements, specs, start, report, seconds_left, 1.0 if fits_deadline else _SHARE)
             return
         measurements.extend(start(spec) for spec in specs)
         _all_at_once(_Measurement.open_device, measurements)
         runner.closer.wait()  # the memory of the previous session's processes is needed now
         report("setting up", 0.05)
-        num_alone = {"together": 0, "first alone": 1, "one by one": len(measurements)}[order]
+        num_alone = 1 if order == "first alone" else 0
         for each in measurements[:num_alone]:
             each.attempt(each.set_up)
         _all_at_once(_Measurement.set_up, measurements[num_alone:])
@@ -287,21 +290,22 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
             measurements.clear()
             set_up_all("first alone")
         # One by one: while others compute, no step time settles.
-        for index, each in enumerate(measurements):
-            if is_out_of_time(_WARM_UP_SHARE) and any(other.can_continue for other in measurements[:index]):
+        cold = [each for each in measurements if not each.is_warm]
+        for index, each in enumerate(cold):
+            if seconds_left(_SHARE) < 0 and any(other.can_continue for other in cold[:index]):
                 each.drop()
             if each.can_continue and not each.runs_all_epochs:
                 name = f"warming up {each.spec.precision}" if len(specs) > 1 else "warming up"
                 report(name, 0.1 + 0.3 * index / len(specs))
             each.attempt(each.warm_up)
         _drop_lone_baseline(measurements, len(specs))
-        rng = random.Random(round_number)
         in_turn = [each for each in measurements if not each.is_timed_in_stretch]
-        _time_interleaved(in_turn, rng, report, is_out_of_time)
+        _time_interleaved(in_turn, random.Random(f"{seed} {round_number}"), report, seconds_left)
         # After the others: a GPU at its power limit needs a while to recover its clock.
-        _time_stretches([each for each in measurements if each.is_timed_in_stretch], rng, report, is_out_of_time)
+        stretches = _in_turn(measurements, seed, round_number or 1)
+        _time_stretches([each for each in stretches if each.is_timed_in_stretch], report, seconds_left)
         for each in in_turn:
-            if each.needs_energy and not is_out_of_time():
+            if each.needs_energy and seconds_left() > 0:
                 each.attempt(each.measure_energy)
         _all_at_once(_Measurement.finish, measurements)
         _profile_all(measurements, report)
@@ -315,31 +319,37 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
     return [each.record(session_id) for each in measurements if not each.is_dropped]
 
 
-def _set_up_in_time(
+def _get_ready_one_by_one(
     measurements: "list[_Measurement]",
-    started: "Iterable[_Measurement]",
-    seconds: float,
-    is_out_of_time: Callable[[float], bool],
+    specs: Sequence[TrialSpec],
+    start: "Callable[[TrialSpec], _Measurement]",
+    report: Callable[[str, float], None],
+    seconds_left: Callable[[], float],
+    share: float,
 ) -> None:
-    """Start and set up one after another while there is time; the others are not even started.
+    """Start, set up and warm up one after another while there is time; the others are not even started.
 
     One that takes much longer than the first would leave no time for the others: it is given up.
     """
-    longest = math.inf
-    for each in started:
+    first = 0.0
+    for index, spec in enumerate(specs):
+        is_first = not any(other.can_continue for other in measurements)
+        if not is_first and first > share * seconds_left():
+            return
+        report(f"setting up {spec.precision}", 0.05 + 0.35 * index / len(specs))
+        each, started_at = start(spec), time.perf_counter()
         measurements.append(each)
-        started_at = time.perf_counter()
-        thread = threading.Thread(target=each.attempt, args=(each.get_ready,), daemon=True)
+        thread = threading.Thread(target=each.get_ready, daemon=True)
         thread.start()
-        thread.join(None if math.isinf(longest) else longest)
+        equal_share = seconds_left() / (len(specs) - index + 1)  # one of them for timing
+        longest = max(0.0, equal_share, min(_TIMES_THE_FIRST * first, seconds_left()))
+        thread.join(None if is_first or math.isinf(longest) else longest)
         if thread.is_alive():
             each.drop()
             thread.join()
-        elif each.can_continue and math.isinf(longest):
-            longest = max(_LONGEST_SET_UP * seconds, _TIMES_THE_FIRST * (time.perf_counter() - started_at))
+        elif each.can_continue and is_first:
+            first = time.perf_counter() - started_at
         if fails_alike((m.spec.precision, None if m.failure is None else m.failure.message) for m in measurements):
-            return
-        if is_out_of_time(_SET_UP_SHARE) and any(other.can_continue for other in measurements):
             return
 
 
@@ -372,6 +382,7 @@ class _Measurement:
         self.is_baseline = is_baseline
         self.is_done = False  # whether it takes no further blocks
         self.is_dropped = False  # whether no time was left for it
+        self.block_seconds = 0.0  # that the last block or epoch took
         self.needs_energy = needs_energy
         self._is_at_power_limit = prior is not None and prior.is_at_power_limit
         self.failure: TrialFailedError | None = None
@@ -398,6 +409,11 @@ class _Measurement:
     def can_continue(self) -> bool:
         """Return whether it has neither failed nor diverged in training."""
         return self.failure is None and not (self._epochs and self._epochs[-1].diverged)
+
+    @property
+    def is_warm(self) -> bool:
+        """Return whether its warm-up is over, after which its facts are known."""
+        return self._facts is not None
 
     @property
     def has_blocks(self) -> bool:
@@ -453,9 +469,19 @@ class _Measurement:
         self._environment = self.session.open(self.spec.device)
 
     def get_ready(self) -> None:
-        """Open the device and build the trial."""
-        self.open_device()
-        self.set_up()
+        """Open the device, build the trial and warm up, and say how fast it is about: the user waits for a figure."""
+        for step in (self.open_device, self.set_up, self.warm_up):
+            self.attempt(step)
+        if self._prior is None and self.failure is None and self._facts is not None and self._step_seconds:
+            rate = units_per_step(self.spec, self._facts) / self._step_seconds
+            unit = self._facts.unit or unit_of(self.spec.workload)
+            self._runner.listener.remark(f"{self.spec.label}: about {float(f'{rate:.2g}'):,g} {unit}/s")
+
+    @property
+    def _step_seconds(self) -> float | None:
+        """Return about how long a step takes, by the warm-up after the first one; None if it had no further one."""
+        facts = self._facts
+        return None if facts is None or facts.warm_up_steps < 2 else facts.warm_up_seconds / (facts.warm_up_steps - 1)
 
     def set_up(self) -> None:
         """Build the trial, which ends with its first step."""
@@ -488,10 +514,12 @@ class _Measurement:
 
     def measure_next(self, *, may_be_long: bool) -> None:
         """Time one block, longer than usual if it may be and that saves blocks; of a training run, run one epoch."""
+        started = time.perf_counter()
         if self.spec.recipe is None:
             self._time_block(self.schedule.length if may_be_long else 1)
         else:
             self._run_epoch(self.spec.recipe)
+        self.block_seconds = time.perf_counter() - started
 
     def _time_block(self, length: int) -> None:
         if not self._has_led_in:
@@ -517,15 +545,22 @@ class _Measurement:
         is_led_in = self._is_at_power_limit and self.spec.recipe is None and self.spec.protocol.lead_in_seconds > 0
         return is_led_in or self.spec.is_script  # whose loader prepares batches while it waits for its turn
 
-    def time_stretch(self) -> None:
-        """Time all blocks in one stretch, led in by steps that bring the GPU to its steady clock."""
+    def time_stretch(self, seconds_left: float) -> None:
+        """Time all blocks in one stretch, led in by steps that bring the GPU to its steady clock.
+
+        Of a script whose steps are slow as many blocks as there is time for, one at least.
+        """
         protocol, telemetry = self.spec.protocol, self._runner.telemetry
         whole = min(protocol.num_blocks * protocol.block_seconds, protocol.max_seconds)
         seconds = whole if self._is_alone else min(whole, _STRETCH_SECONDS)
         num_blocks = max(FEWEST_BLOCKS, round(seconds / _STRETCH_BLOCK_SECONDS))
+        length = seconds / num_blocks
+        if self.spec.is_script and math.isfinite(seconds_left):
+            step_seconds = self._step_seconds or 0.0
+            num_blocks = min(num_blocks, max(1, int(seconds_left / max(length, step_seconds)) - _SCRIPT_LEAD_IN_STEPS))
         with telemetry.watch(self._gpus) as watch, telemetry.meter(self._gpus if self.needs_energy else {}) as meter:
             lead_in = _SCRIPT_LEAD_IN_SECONDS if self.spec.is_script else _STRETCH_LEAD_IN_SECONDS
-            self._blocks += self.session.run_stretch(lead_in, num_blocks, seconds / num_blocks)
+            self._blocks += self.session.run_stretch(lead_in, num_blocks, length)
             meter.seconds = sum(block.seconds for block in self._blocks)
         for block in self._blocks:
             self.schedule.add(block.seconds, block.num_steps)
@@ -646,7 +681,7 @@ def _time_interleaved(
     measurements: Sequence[_Measurement],
     rng: random.Random,
     report: Callable[[str, float], None],
-    is_out_of_time: Callable[[], bool],
+    seconds_left: Callable[[], float],
 ) -> None:
     """Time blocks, one of each configuration in a random order, and again until none needs another.
 
@@ -656,12 +691,15 @@ def _time_interleaved(
     """
     while True:
         for each in measurements:
-            each.is_done |= not each.can_continue
+            # Of a slow one a few long blocks say enough.
+            has_no_time = not each.is_baseline and not each.goes_on and each.schedule.share >= 1
+            each.is_done |= not each.can_continue or has_no_time
+            each.is_done |= each.has_blocks and each.block_seconds > seconds_left()
         if not any(each.goes_on for each in measurements if each.is_baseline and not each.is_done):
             for each in measurements:
                 each.is_done |= not each.is_baseline and not each.goes_on
         order = [each for each in measurements if not each.is_done]
-        if not any(each.goes_on for each in order) or (is_out_of_time() and all(each.has_blocks for each in order)):
+        if not any(each.goes_on for each in order):
             return
         rng.shuffle(order)
         if not all(each.runs_all_epochs for each in order):
@@ -669,22 +707,30 @@ def _time_interleaved(
         # Longer blocks of the others save blocks of a baseline that needs few itself.
         may_be_long = all(each.schedule.is_quiet for each in order if each.is_baseline)
         for each in order:
-            each.attempt(partial(each.measure_next, may_be_long=may_be_long))
+            if not each.has_blocks or each.block_seconds < seconds_left():
+                each.attempt(partial(each.measure_next, may_be_long=may_be_long))
+            else:
+                each.is_done = True
+
+
+def _in_turn(measurements: Sequence[_Measurement], seed: str, round_number: int) -> list[_Measurement]:
+    """Return them in a random order, which the next round has from the end: what changes with time hits all alike."""
+
+    def place(each: _Measurement) -> float:
+        return random.Random(f"{seed} {(round_number + 1) // 2} {each.spec.configuration}").random()
+
+    return sorted(measurements, key=place, reverse=round_number % 2 == 0)
 
 
 def _time_stretches(
-    measurements: Sequence[_Measurement],
-    rng: random.Random,
-    report: Callable[[str, float], None],
-    is_out_of_time: Callable[[], bool],
+    order: Sequence[_Measurement], report: Callable[[str, float], None], seconds_left: Callable[[], float]
 ) -> None:
-    """Time loops that are timed in one stretch: the baseline, then the others in a random order."""
-    order = sorted(rng.sample(measurements, len(measurements)), key=lambda each: not each.is_baseline)
+    """Time loops that are timed in one stretch, one after another, each in its share of the time that is left."""
     for index, each in enumerate(order):
         report("timing" if each.spec.is_script else "timing at the power limit", 0.4 + 0.6 * index / len(order))
-        if index and is_out_of_time():
+        if index and not each.is_baseline and seconds_left() < 0:
             each.drop()
-        each.attempt(each.time_stretch)
+        each.attempt(partial(each.time_stretch, seconds_left() / (len(order) - index)))
 
 
 def _all_at_once(step: Callable[[_Measurement], None], measurements: Sequence[_Measurement]) -> None:
