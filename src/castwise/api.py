@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from castwise.accuracy.advice import with_accuracy
+from castwise.accuracy.advice import answer_of
 from castwise.accuracy.options import AccuracyOptions
-from castwise.analysis.advice import Advice, recommend
+from castwise.analysis.advice import Advice
 from castwise.analysis.causes import Diagnosis, diagnose
 from castwise.analysis.result_table import MARGIN, Row
 from castwise.analysis.result_table import compare as compare_trials
@@ -38,6 +38,7 @@ from castwise.tune.options import TuneOptions
 if TYPE_CHECKING:
     from castwise.accuracy.result import AccuracyResult, Runs
     from castwise.max_batch.result import MaxBatch, MaxBatchResult
+    from castwise.orchestrator.job import Job
     from castwise.report.collection import Collection, FileOf
     from castwise.tune.search import TuningResult
 
@@ -250,21 +251,15 @@ class Comparison(Result, Sequence[Trial]):
 
     Attributes:
         trials: The records, one for each configuration; in rounds one for each configuration and round.
+        rows: Each configuration's figures, compared with those of PyTorch's default and of fp32.
+        advice: Which precision to take, in words and as code; what it says of accuracy rests on all records.
         margin: How far from 1 a speed-up still is "the same", if speed-ups have intervals.
     """
 
     trials: tuple[Trial, ...]
+    rows: tuple[Row, ...]
+    advice: tuple[Advice, ...]
     margin: float = MARGIN
-
-    @cached_property
-    def rows(self) -> tuple[Row, ...]:
-        """Return each configuration's figures, compared with those of PyTorch's default and of fp32."""
-        return tuple(compare_trials(self.trials, self.margin))
-
-    @cached_property
-    def advice(self) -> tuple[Advice, ...]:
-        """Return which precision to take, in words and as code."""
-        return tuple(with_accuracy(recommend(self.rows), self.trials))
 
     @property
     def best(self) -> str | None:
@@ -549,7 +544,7 @@ def run(workload: str | Sequence[str] | None = None, **options: Unpack[RunKeywor
         EngineError: No measuring process could be started.
     """
     job = prepare(_parse(RunOptions, {"workload": workload, **options}, "run"))
-    return Comparison(tuple(job.run()), MARGIN if job.rule is None else job.rule.margin)
+    return _comparison(job, job.run())
 
 
 @_with_options(RunOptions, CompareKeywords)
@@ -577,7 +572,12 @@ def compare(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[C
     with _reference(parts, run_options.results) as reference, _listening(options) as listener:
         job = prepare(replace(run_options, workloads=(reference,)), listener, short=True)
         trials = job.run()
-    return Comparison(tuple(trials), MARGIN if job.rule is None else job.rule.margin)
+    return _comparison(job, trials)
+
+
+def _comparison(job: "Job", trials: Sequence[Trial]) -> Comparison:
+    rows, advice = answer_of(job, trials)
+    return Comparison(tuple(trials), tuple(rows), tuple(advice), MARGIN if job.rule is None else job.rule.margin)
 
 
 @_with_options(TuneOptions, TuneModelKeywords)

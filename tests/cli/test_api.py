@@ -1,5 +1,6 @@
 """The functions of the package and their results, on the fake engine."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import CommandLine
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, fake_run, fake_training
 from torch import nn
 
 import castwise
 from castwise.errors import UsageError
 from castwise.orchestrator import machine
+from castwise.records.store import Store
 
 MODEL, BATCH = nn.Linear(3, 2), torch.ones(4, 3)
 QUIET: dict[str, Any] = {"precision": "fp32,bf16-mixed", "progress": False}
@@ -81,6 +83,10 @@ def test_a_result_and_its_parts_are_a_line_each_and_printed_they_are_tables(engi
 def test_a_dict_is_what_the_command_prints_as_json(
     function: Any, arguments: tuple[str, ...], engine: FakeEngine, command: CommandLine
 ) -> None:
+    store = Store(command.results)
+    for precision, seed in itertools.product(("fp32", "bf16-mixed"), range(5)):  # what is known of the accuracy
+        spec = fake_training(precision, {"validate_each_epoch": True}, seed=seed)
+        store.save(fake_run(spec, environment=engine.environment))
     found = function(command.results)
     done = command(
         *arguments,
@@ -93,6 +99,7 @@ def test_a_dict_is_what_the_command_prints_as_json(
             document.pop(name, None)
     assert printed == own
     assert own["schema_version"] == 1
+    assert all(advice["accuracy"].startswith("as good as fp32") for advice in own.get("advice", ()))
 
 
 def test_a_data_frame_has_the_columns_of_the_export(engine: FakeEngine, command: CommandLine) -> None:

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from castwise.accuracy.render import compared_text, length_text, verdict_text
 from castwise.accuracy.result import Runs, runs_of
-from castwise.analysis.advice import Advice
+from castwise.analysis.advice import Advice, recommend
+from castwise.analysis.result_table import MARGIN, Row, compare
 from castwise.errors import UsageError
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE, DEFAULT
@@ -14,7 +16,24 @@ from castwise.registry.suites import find_recipe
 from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.user_model import is_object
 
+if TYPE_CHECKING:
+    from castwise.orchestrator.job import Job
+
 UNTESTED = "untested"
+
+
+def answer_of(job: "Job", trials: Sequence[Trial], typed: TypedLine | None = None) -> tuple[list[Row], list[Advice]]:
+    """Return the rows of a job's trials, and the advice, by all records of the machine: on every way to an answer.
+
+    Args:
+        job: What was asked for.
+        trials: What it ended with.
+        typed: What the user typed, if that is at hand.
+    """
+    rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
+    store = job.runner.store
+    others = [] if store is None else store.load_more(job.runner.environment)[0].values()
+    return rows, with_accuracy(recommend(rows, typed), [*trials, *others], typed)
 
 
 def with_accuracy(advice: Sequence[Advice], trials: Collection[Trial], typed: TypedLine | None = None) -> list[Advice]:

@@ -53,10 +53,8 @@ class RunPrintOptions(PrintOptions):
 
 def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOptions) -> int:
     """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
-    from castwise.accuracy.advice import with_accuracy
-    from castwise.analysis.advice import recommend
+    from castwise.accuracy.advice import answer_of
     from castwise.analysis.energy import Prices
-    from castwise.analysis.result_table import MARGIN, compare
     from castwise.cli.measuring import announce, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit, say
     from castwise.orchestrator.job import CPU_BUDGET_SECONDS, prepare, prepare_shard
@@ -119,11 +117,8 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
             job, trials = work(partial(ForkserverEngine, nodes=nodes, packed=machines.pack))
         else:
             job, trials = answer(options, work)
-    rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
-    store, machine = job.runner.store, job.runner.environment
     typed = read_line(output.words, RunOptions, ManyMachinesOptions, RunPrintOptions)
-    known = trials if store is None else store.load(machine)[0].values()
-    advice = with_accuracy(recommend(rows, typed), known, typed)
+    rows, advice = answer_of(job, trials, typed)
 
     def print_result(console: "Console") -> None:
         run_report.print_table(rows, advice, console, prices, wide=output.wide, verbose=output.verbose)
