@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 
 import pytest
 from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
+from fake_gpu import fake_reading
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castwise.records.schema import Status, StepProfile, Trial
+from castwise.records.schema import Status, StepProfile, TelemetrySummary, Trial
 from castwise.registry.techniques import find_technique
 from castwise.spec.trial import TrialSpec
-from castwise.tune.candidates import SearchSpace
+from castwise.tune.candidates import SearchSpace, TriedChange, change_between
 from castwise.tune.decide import Done, Session, decide
-from castwise.tune.measurements import Key, Measurements, key_of
+from castwise.tune.measurements import Key, Measurements, Outcome, key_of
+from castwise.tune.render import answers, patch_summary, rows_of
+from castwise.tune.search import TuningResult
 from castwise.tune.time_budget import TimeLeft
 
 GIB = 2**30
@@ -31,6 +34,7 @@ class World:
     held_bytes: Callable[[TrialSpec], float] = lambda _: GIB
     status: Callable[[TrialSpec], Status] = lambda _: "ok"
     seconds: float = 1.0  # for each configuration of a session
+    readings: tuple[TelemetrySummary, ...] = ()
     sessions: list[Session] = field(default_factory=list)
 
     def measure(self, session: Session, measured: Measurements) -> list[Trial]:
@@ -43,7 +47,9 @@ class World:
         status = self.status(spec)
         seconds = (0.04 + spec.batch_size / 256) / self.speed(spec)  # a part of a step does not depend on the batch
         blocks = tuple(seconds * (1 + index % 3 / 1000) for index in range(6)) if status == "ok" else ()
-        trial = fake_trial(spec, status=status, step_seconds=blocks, peak_bytes=int(self.held_bytes(spec)))
+        trial = fake_trial(
+            spec, status=status, step_seconds=blocks, peak_bytes=int(self.held_bytes(spec)), readings=self.readings
+        )
         return trial.model_copy(update={"session_id": session_id})
 
     def search(self, space: SearchSpace, budget: float = 1e6, measured: Measurements | None = None) -> Done:
@@ -137,6 +143,42 @@ def test_small_gains_are_proven_by_further_processes(gain: float, num_sessions: 
     assert world.measured.times_together([START, accepted.spec]) == num_sessions
     assert accepted.ratio is not None
     assert (accepted.ratio.n, bool(accepted.reason)) == (num_sessions, num_sessions == 1)
+
+
+@pytest.mark.parametrize(("later", "outcome"), [(1.5, "accepted"), (1.0, "unproven")])
+def test_one_session_proves_nothing_on_a_busy_machine(later: float, outcome: Outcome) -> None:
+    """The first session shows a gain of half; the later ones show it again, or none."""
+
+    def speed(spec: TrialSpec) -> float:
+        return 1.0 if not spec.techniques else 1.5 if spec.repeat == 0 else later
+
+    world = World(speed, readings=(fake_reading(cpu_pressure=0.97),) * 6)
+    (found,) = world.search(space_of("fused-optimizer")).tried
+    assert found.outcome == outcome
+    assert found.ratio is not None
+    assert found.ratio.n > 1
+
+
+def test_a_speed_up_that_the_speeds_of_all_sessions_deny_is_not_claimed() -> None:
+    """In its one session a technique was three times as fast as a plain loop that other sessions found as fast."""
+
+    def timed(spec: TrialSpec, repeat: int, session: str, seconds: float) -> Trial:
+        spec = spec.model_copy(update={"repeat": repeat})
+        return fake_trial(spec, step_seconds=(seconds,) * 6).model_copy(update={"session_id": session})
+
+    fused = fake_spec(techniques=("fused-optimizer",))
+    first, *others = (timed(START, repeat, f"s{repeat}", 0.3 if repeat == 0 else 0.1) for repeat in range(4))
+    beside = timed(fused, 0, "s0", 0.1)
+    quiet = Measurements().plus([first, beside])
+    assert quiet.is_proven(START, fused, math.inf)
+    drifted = quiet.plus(others)
+    assert not drifted.is_proven(START, fused, math.inf)
+    assert not drifted.is_answered(START, fused)
+    tried = TriedChange(0, change_between(START, fused), START, fused, drifted.ratio(START, fused), "accepted")
+    result = TuningResult(START, (tried,), (first, *others, beside), "nothing left", 1.0)
+    row = rows_of(result)[-1]
+    assert (row["speedup"], row["total_speedup"]) == (None, None)
+    assert not [line for line in [*answers(result), patch_summary(result, fused)] if "×" in line]
 
 
 @pytest.mark.parametrize(("speed", "is_tried"), [(1.0, False), (200.0, True)])

@@ -276,8 +276,12 @@ def _how_sure(reference: Row, best: Row) -> str:
 
 
 def _doubts(*rows: Row) -> list[str]:
-    """Return what disturbed the machine, in a word each."""
-    names = {warning.name for row in rows for warning in warnings_of_all(row.trials)}
+    return doubts_of([trial for row in rows for trial in row.trials])
+
+
+def doubts_of(trials: Sequence[Trial]) -> list[str]:
+    """Return what disturbed the machine while these processes ran, in a word each."""
+    names = {warning.name for warning in warnings_of_all(trials)}
     return [word for name, word in _DOUBTS.items() if name in names]
 
 

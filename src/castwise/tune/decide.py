@@ -24,7 +24,7 @@ from castwise.tune.candidates import (
     is_compiled,
     next_stage,
 )
-from castwise.tune.measurements import ONE_PROCESS, PROMISING, Key, Measurements, key_of, loop_name, unique
+from castwise.tune.measurements import DRIFTED, ONE_PROCESS, PROMISING, Key, Measurements, key_of, loop_name, unique
 from castwise.tune.memory_limit import BatchPoint, half_batch, next_batch
 from castwise.tune.time_budget import TimeLeft
 
@@ -374,6 +374,8 @@ class _Search:
     def _compared(self, stage: int, below: TrialSpec, spec: TrialSpec) -> TriedChange:
         ratio = self.measured.ratio(below, spec)
         outcome, reason = self.measured.outcome(spec, ratio, self.limit)
+        if outcome in ("second best", "same", "slower") and not self.measured.agrees(below, spec):
+            outcome, reason = "unproven", DRIFTED
         return TriedChange(stage, change_between(below, spec), below, spec, ratio, outcome, reason)
 
     # Within a memory limit

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from castwise.analysis import steady_metrics
+from castwise.analysis.advice import doubts_of
 from castwise.analysis.causes import diagnose
 from castwise.analysis.model_flops import flops_of, why_inexact
 from castwise.analysis.result_table import compare
@@ -26,13 +27,14 @@ Outcome = Literal[
 # searches on an H200 proved a gain below 1 %, and each try took them up to half a minute.
 PROMISING = 1.01
 # Two processes of a configuration were seen to differ by up to 8 % if the host sets the pace. What one session shows
-# beyond that needs no further process.
+# beyond that needs no further process, unless something disturbed the machine.
 _BEYOND_PROCESSES = 1.10
 # A technique that can save less of the step than what is worth a closer look is not tried.
 LEAST_GAIN = PROMISING - 1
 # Of a step's FLOPs: FP8 is up to twice as fast in linear layers, and compiling it takes a minute. Source: chosen here.
 _LINEAR_SHARE = 0.5
 ONE_PROCESS = "one process each: the interval is over its blocks"
+DRIFTED = "speeds differed too much from session to session"
 
 
 def key_of(spec: TrialSpec) -> Key:
@@ -158,16 +160,32 @@ class Measurements:
         return (self._block_ratio(below, spec) or ratio) if ratio is not None and ratio.n == 1 else ratio
 
     def is_clear(self, below: TrialSpec, spec: TrialSpec) -> bool:
-        """Return whether one session shows more than what processes of a configuration differ by."""
+        """Return whether one session, on a machine at rest, shows more than what processes of one configuration do."""
         ratio = self._block_ratio(below, spec)
-        return ratio is not None and ratio.low > _BEYOND_PROCESSES
+        if ratio is None or ratio.low <= _BEYOND_PROCESSES:
+            return False
+        return not doubts_of([*self.of(below), *self.of(spec)]) and self.agrees(below, spec)
+
+    def agrees(self, below: TrialSpec, spec: TrialSpec) -> bool:
+        """Return whether the speeds over all sessions agree with the speed-up in those that measured both.
+
+        If they do not, the machine changed from session to session by more than processes differ.
+        """
+        ratio, rates = self.shown_ratio(below, spec), (self.rate(below), self.rate(spec))
+        if ratio is None or not rates[0] or not rates[1]:
+            return True
+        over_all = rates[1] / rates[0]
+        low, high = (ratio.low, ratio.high) if math.isfinite(ratio.half_width) else (ratio.value, ratio.value)
+        slower, faster = sorted([ratio.value, over_all])
+        is_opposite = slower <= 1 and faster > PROMISING
+        return not is_opposite and low / _BEYOND_PROCESSES <= over_all <= high * _BEYOND_PROCESSES
 
     def is_answered(self, below: TrialSpec, spec: TrialSpec) -> bool:
         """Return whether the difference of two configurations needs no further processes."""
         ratio = self.ratio(below, spec)
         if ratio is None or not self.is_ok(below) or self.is_clear(below, spec):
             return True
-        return ratio.n > 1 and verdict_of(ratio).kind != "inconclusive"
+        return ratio.n > 1 and verdict_of(ratio).kind != "inconclusive" and self.agrees(below, spec)
 
     def is_proven(self, below: TrialSpec, spec: TrialSpec, limit_bytes: float) -> bool:
         """Return whether a configuration is to be accepted over another: it is faster, or it alone fits a limit."""
@@ -178,7 +196,7 @@ class Measurements:
         if self.held_bytes(spec) <= limit_bytes < self.held_bytes(below):
             return True
         ratio = self.ratio(below, spec)
-        if ratio is None:
+        if ratio is None or not self.agrees(below, spec):
             return False
         return verdict_of(ratio).kind == "faster" or (ratio.n == 1 and self.is_clear(below, spec))
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from castwise.analysis import steady_metrics
+from castwise.analysis.advice import doubts_of
 from castwise.analysis.code_snippets import loop_patch
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, REFERENCE_WORDS, precision_row
 from castwise.registry.techniques import join, loop_changes
@@ -38,7 +39,7 @@ from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import is_object
 from castwise.tune.bottleneck import what_bounds
 from castwise.tune.candidates import TriedChange
-from castwise.tune.measurements import PROMISING, Measurements, key_of, loop_name, unique
+from castwise.tune.measurements import DRIFTED, PROMISING, Measurements, key_of, loop_name, unique
 from castwise.tune.search import TuningResult
 from castwise.tune.time_budget import first_step_seconds
 
@@ -115,13 +116,14 @@ def _row(result: TuningResult, spec: TrialSpec, tried: TriedChange | None = None
     trials, rate, held = measured.of(spec), measured.rate(spec), measured.held_bytes(spec)
     fp32 = start if start.precision == BASELINE else result.fp32
     within = " (within the limit)" if tried is not None and tried.limited else ""
+    ratio = None if tried is None or not measured.agrees(tried.below, spec) else tried.ratio
     return {
         "spec": spec,
         "name": loop_name(spec) + ("" if spec.batch_size == start.batch_size else f", batch {spec.batch_size}"),
         "stage": 0 if tried is None else tried.stage + 1,
         "tried": loop_name(spec) if tried is None else tried.change.name + within,
-        **estimate_values("speedup", None if tried is None else tried.ratio),
-        "num_processes": None if tried is None or tried.ratio is None else tried.ratio.n,
+        **estimate_values("speedup", ratio),
+        "num_processes": None if ratio is None else ratio.n,
         "total_speedup": _speedup(measured, start, spec),
         "fp32_speedup": None if fp32 is None else _speedup(measured, fp32, spec),
         "throughput_per_second": rate,
@@ -139,15 +141,18 @@ def _row(result: TuningResult, spec: TrialSpec, tried: TriedChange | None = None
 
 
 def _speedup(measured: Measurements, base: TrialSpec, spec: TrialSpec) -> float | None:
-    ratio = measured.ratio(base, spec)
+    """Return a speed-up that the speeds beside it do not deny."""
+    ratio = measured.ratio(base, spec) if measured.agrees(base, spec) else None
     return None if ratio is None else 1.0 if key_of(base) == key_of(spec) else ratio.value
 
 
 def speedup_words(result: TuningResult, row: FlatRow) -> str:
     """Return a row's speed-up with what it is over: `3.41× PyTorch's default (9.35× fp32)`; empty if it has none."""
     start, over_fp32 = result.start, row["fp32_speedup"]
-    if row["total_speedup"] is None or key_of(row["spec"]) == key_of(start):
+    if key_of(row["spec"]) == key_of(start):
         return ""
+    if row["total_speedup"] is None:
+        return "" if result.measured.agrees(start, row["spec"]) else f"its speed-up is unknown, as {DRIFTED}"
     base = REFERENCE_WORDS.get(start.precision, f"the plain {start.precision} loop's")
     words = f"{format_ratio(row['total_speedup'])} {base}"
     is_over_both = start.precision != BASELINE and over_fp32 is not None
@@ -226,11 +231,13 @@ def patch(result: TuningResult, spec: TrialSpec) -> str:
 def patch_summary(result: TuningResult, spec: TrialSpec) -> str:
     """Return a comment that says what was found, for the first line of a patch."""
     row, rate = _row(result, spec), result.measured.rate(spec)
+    doubts = _doubts(result, spec)
     found = f"keep your loop ({loop_name(spec)}). Nothing was proven faster"
     if key_of(spec) != key_of(result.start):
         found = ", ".join(
             filter(None, [row["name"] if rate is None else _name_and_rate(row), speedup_words(result, row)])
         )
+    found += f" ({doubts})" if doubts else ""
     took = took_words(len(result.trials), result.num_recorded, result.seconds)
     return f"# {spec.workload}: {'; '.join(filter(None, [found, took, _not_tried(rows_of(result))]))}."
 
@@ -298,7 +305,10 @@ def answers(result: TuningResult, memory_bytes: float | None = None) -> list[str
         faster = speedup_words(result, winner)
         early = {"budget": " found before the budget ended", "interrupted": " found before the interruption"}
         before = early[result.ending] + left if result.ending in early else ""
-        sentences.append(f"The fastest loop{before}: {_name_and_rate(winner)}{faster and f', {faster}'}.")
+        doubts = _doubts(result, result.winner)
+        which = f"What looks fastest{before} ({doubts})" if doubts and faster else f"The fastest loop{before}"
+        sentences.append(f"{which}: {_name_and_rate(winner)}{faster and f', {faster}'}.")
+        sentences += _disturbed(result)
         unproven = [row for row in rows if row["outcome"] in ("unproven", "second best")]
         top = max(unproven, key=lambda row: row["throughput_per_second"] or 0.0, default=winner)
         is_faster = (top["throughput_per_second"] or 0.0) > winner["throughput_per_second"] * PROMISING
@@ -319,6 +329,24 @@ def answers(result: TuningResult, memory_bytes: float | None = None) -> list[str
     took = took_words(len(result.trials), result.num_recorded, result.seconds)
     sentences.append(f"{took}: {_ENDINGS[result.ending]}.")
     return sentences
+
+
+def _doubts(result: TuningResult, spec: TrialSpec) -> str:
+    """Return what disturbed the machine while a loop and the plain one ran, in a few words."""
+    return ", ".join(doubts_of([*result.measured.of(result.start), *result.measured.of(spec)]))
+
+
+def _disturbed(result: TuningResult) -> list[str]:
+    """Return what looked faster and was not proven because something disturbed the machine."""
+    may_be_faster = [each for each in result.tried if each.outcome == "unproven" and each.speedup > PROMISING]
+    top = max(may_be_faster, key=lambda each: each.speedup, default=None)
+    if top is None:
+        return []
+    doubts = _doubts(result, top.spec) or ("" if result.measured.agrees(top.below, top.spec) else DRIFTED)
+    if not doubts:
+        return []
+    name = top.change.name
+    return [f"{name} may be faster. It was not proven here ({doubts}): on a quiet machine, add --again to the command."]
 
 
 def _not_tried(rows: Sequence[FlatRow]) -> str:
