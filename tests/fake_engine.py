@@ -288,7 +288,9 @@ class FakeSession:
             if name not in self._engine.models:
                 raise TrialFailedError("unsupported", f"No model '{name}' (fake).", refused=True)
 
-    def inspect(self, model: UserModel) -> UserWorkload:
+    def inspect(
+        self, model: UserModel, limit_seconds: float, on_note: Callable[[str], None] | None = None
+    ) -> UserWorkload:
         self._enter("inspect", after="open")
         if isinstance(self._engine.own, TrialFailedError):
             raise self._engine.own

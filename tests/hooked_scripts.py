@@ -21,6 +21,7 @@ import torch
 import torch._dynamo  # a first backward imports it: once is enough for all
 from fake_engine import fake_spec
 
+from castwise.errors import UsageError
 from castwise.spec.trial import MeasurementProtocol
 from castwise.spec.user_model import UserModel
 from castwise.worker.classify_error import classify
@@ -62,7 +63,7 @@ def run_hooked(file: str, arguments: list[str], precision: str) -> None:
 def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     """Run a script as a trial's process does, and write what becomes known of it: its batch, or its steps."""
     model = UserModel(kind="script", path=file, name="")
-    limit = SLOW_SECONDS if Path(file).stem == "slows-down" else LIMIT_SECONDS
+    limit = SLOW_SECONDS if Path(file).stem in ("slows-down", "waits") else LIMIT_SECONDS
     protocol = MeasurementProtocol(warm_up_steps=1, num_steps=8, timeout_seconds=limit)
     trial = ScriptTrial(fake_spec(precision or "as-written", device="cpu", user_model=model, protocol=protocol))
     script = trial.run if how == "measure" else ScriptRun(model, "as-written", "cpu")
@@ -70,7 +71,11 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     def ask() -> None:
         try:
             if how == "inspect":
-                found = f"batch {script.inspect().batch_size}"
+                notes = list[str]()
+                try:
+                    found = f"batch {script.inspect(limit, notes.append).batch_size}"
+                except UsageError as error:
+                    raise UsageError(" / ".join([*notes, str(error)])) from None
             else:
                 trial.set_up()
                 trial.warm_up()

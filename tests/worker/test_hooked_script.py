@@ -220,6 +220,16 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "raises": "raise ValueError('no such file')",
         "no-step": "",
         "exits": "step(); sys.exit(3)",
+        "waits": """
+import subprocess
+for name in ("child.py", "package/train.py"):
+    os.makedirs(os.path.dirname(os.path.abspath(name)), exist_ok=True)
+    open(name, "w").close()
+subprocess.run([sys.executable, "-c", ""])
+subprocess.run([sys.executable, "-u", "child.py", "--lr", "1"])
+time.sleep(60)
+""",
+        "starts-by-a-shell": "os.system(f'cd . && {sys.executable} -m package.train')",
         "asks": "import io; sys.stdin = io.StringIO(''); step(); input()",
         "forks": """
 if not os.fork():
@@ -434,6 +444,16 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
         ("raises", "crashed: ValueError: no such file"),
         ("no-step", "unsupported: no-step.py ended before an optimizer of torch.optim took a step"),
         ("exits", "unsupported: exits.py ended with sys.exit(3) after optimizer step 1"),
+        (
+            "waits",
+            "unsupported: waiting for step 1 of waits.py, 1 s so far; it has started 'python -u child.py --lr 1' / "
+            "waits.py took no optimizer step within 2 s. It started 'python -u child.py --lr 1'. If that trains, name",
+        ),
+        (
+            "starts-by-a-shell",
+            "unsupported: starts-by-a-shell.py ended before an optimizer of torch.optim took a step. It started "
+            "'python -m package.train'. If that trains, name it",
+        ),
         ("asks", "unsupported: asks.py asks for input"),
         ("ends as-written", "unsupported: ends.py took 2 steps: too few"),
         (

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from small_step import cpu_spec
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from castwise.errors import TechniqueError, UsageError
 from castwise.orchestrator.session import Session
@@ -23,6 +24,7 @@ from castwise.spec.recipe import Loader, Recipe
 from castwise.spec.user_model import UserModel
 from castwise.worker import server, training_run
 from castwise.worker.precision import read_fp32_precision, restore_fp32_precision
+from castwise.worker.script.ranks import start_of
 
 PATIENCE_SECONDS = 60.0
 TINY = MeasurementProtocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1)
@@ -112,7 +114,7 @@ def test_worker_has_the_methods_of_a_session(name: str) -> None:
     asked = inspect.signature(getattr(Session, name))
     offered = inspect.signature(getattr(server.Worker, name))
     added = {"open": {"commit"}, "set_up": {"data_dir", "rank", "rendezvous"}}.get(name, set())
-    assert offered.parameters.keys() == asked.parameters.keys() - {"on_progress"} | added
+    assert offered.parameters.keys() == asked.parameters.keys() - {"on_progress", "on_note"} | added
     if name != "finish":  # a session returns the samples of all ranks
         assert offered.return_annotation == asked.return_annotation
 
@@ -441,6 +443,44 @@ def test_script_on_two_ranks(
         assert event["message"] == "rank 1: ValueError: no more (train.py:9, in <module>)"
     else:
         assert parent.result("inspect", model=model.model_dump(mode="json"))["batch_size"] == 4 + 5
+
+
+# The rendezvous of torchrun before torch 2.12: it takes this port whatever MASTER_PORT says.
+_TAKING_A_PORT = """
+import os, socket, sys
+named = sys.argv.pop(1).partition("=")[2] if sys.argv[1].startswith("--master-port") else None
+meeting = socket.create_server(("127.0.0.1", int(named or os.environ.get("PET_MASTER_PORT", 29500))))
+open(f"port {meeting.getsockname()[1]}", "w").close()
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--master-port={}",)], ids=["default", "named"])
+def test_launchers_of_trials_that_run_side_by_side_take_a_port_each(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "forking.py").write_text(_TAKING_A_PORT + _FORKING)
+    (tmp_path / "train.py").write_text(_RANK)
+    named = [str(get_free_port()) for _ in range(2 * len(options))]
+    for number, parent in enumerate(parents := [Parent(), Parent()]):
+        launcher = ("python", "forking.py", *(each.format(named[number]) for each in options))
+        model = UserModel(kind="script", path="train.py", name="", launcher=launcher)
+        event = parent.set_up(SPEC.model_copy(update={"user_model": model}))
+        assert event["event"] == "returned", event
+    taken = {file.name.removeprefix("port ") for file in tmp_path.glob("port *")}
+    assert len(taken) == 2
+    assert taken.issuperset(named)
+    for parent in parents:
+        parent.connection.close()
+        assert parent.is_over, parent.raised
+
+
+def test_accelerate_is_given_a_port_unless_one_is_named() -> None:
+    given = ["-m", "accelerate.commands.launch", "--main_process_port", "7", "--cpu"]
+    assert start_of(["accelerate", "launch", "--cpu"], "7") == given
+    assert start_of(["python", "-m", "accelerate.commands.launch", "--cpu"], "7") == given
+    for named in ("--main_process_port=1", "--main-process-port", "--config_file"):
+        assert "7" not in start_of(["accelerate", "launch", named], "7")
 
 
 def test_a_gpu_without_a_number_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

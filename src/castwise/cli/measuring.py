@@ -98,10 +98,10 @@ def next_step(results: Path | None, num_results: int, command: str = REPORT) -> 
 
 
 @contextmanager
-def looking() -> Iterator[None]:
-    """Show that the machine is looked at, if stderr is a terminal."""
-    console = error_console()
-    with console.status("looking at the machine") if console.is_terminal else nullcontext():
+def looking(progress: LiveProgress | None = None) -> Iterator[None]:
+    """Show that a command gets ready, if stderr is a terminal: below what its progress prints meanwhile."""
+    console = error_console() if progress is None else progress.console
+    with console.status("getting ready") if console.is_terminal else nullcontext():
         yield
 
 

@@ -92,7 +92,7 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
         return 0
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":
-        with looking():
+        with looking(progress):
             if plan is None:
                 job = prepare(options, progress, make_engine)
             else:

@@ -74,7 +74,7 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
         check_script(options.workload, data_set, recipe, output.emit)
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, TuningResult]":
-        with looking():
+        with looking(progress):
             search = prepare_tuning(options, progress, make_engine)
         announce_notes(search.job)
         with progress:

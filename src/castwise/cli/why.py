@@ -46,7 +46,7 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
     from castwise.spec.typed import read_line
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":
-        with looking():
+        with looking(progress):
             job = prepare_profiles(options, progress, make_engine)
         announce_notes(job)
         progress.known(job.recorded.values())

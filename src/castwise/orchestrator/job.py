@@ -53,7 +53,8 @@ _BARE_CUDA = ("resnet50", None)
 # A CPU's steps take long, and vary too much for any number of rounds to help. It holds unless the user gives a number.
 CPU_BUDGET_SECONDS = 75.0
 
-# The share of a budget that is for rounds, however long imports took: without any time nothing can be compared.
+# The share of a budget that is for a script's first steps, and for rounds, however long imports took: without any time
+# nothing can be compared.
 _LEAST_OF_BUDGET = 0.5
 
 # What `castwise why` explains without other wishes, and how many steps of each it profiles.
@@ -150,6 +151,10 @@ def prepare(
     store = Store(options.results) if options.results is not None else None
     import_once(slow_imports([*user_models, *zoo_models]))
     machine = detect_machine(options.device, options.data_dir, make_engine, zoo_models)
+    limit = options.timeout_seconds
+    if script is not None and (budget := options.budget_seconds or rule.budget_seconds) is not None:
+        left = budget - (time.perf_counter() - began)
+        limit = min(limit or math.inf, max(left, _LEAST_OF_BUDGET * budget))
     most_gpus = max(options.world_sizes or (1,))
     if machine.device == "cpu" and options.device is None and most_gpus > 1:
         raise UsageError(
@@ -166,7 +171,8 @@ def prepare(
                     "scratch": "" if options.scratch is None else str(options.scratch.absolute()),
                 }
             ),
-            options.timeout_seconds,
+            limit,
+            None if listener is None else listener.remark,
         )
         for name in user_models
     }

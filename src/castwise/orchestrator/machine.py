@@ -10,7 +10,7 @@ from pathlib import Path
 from castwise.errors import EngineError, MissingDataError, UsageError
 from castwise.orchestrator.machine_cache import CachedEngine
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.session import BackgroundCloser, Engine, TrialFailedError
+from castwise.orchestrator.session import BackgroundCloser, Engine, OnNote, TrialFailedError
 from castwise.records.schema import Environment
 from castwise.registry.datasets import DataSet, default_data_dir, verify
 from castwise.spec.user_model import UserModel, UserWorkload
@@ -19,6 +19,7 @@ COMMIT_VARIABLE = "CASTWISE_COMMIT"
 
 _PROBE_TIMEOUT_SECONDS = 300.0
 _FETCH_TIMEOUT_SECONDS = 600.0
+_ANSWER_SECONDS = 5.0  # in which a process says what a script was doing when its time was up
 
 EngineFactory = Callable[[Path | None, str | None], Engine]
 
@@ -89,23 +90,33 @@ def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] 
         BackgroundCloser().close([session])
 
 
-def inspect_user_model(machine: Machine, model: UserModel, timeout_seconds: float | None = None) -> UserWorkload:
+def inspect_user_model(
+    machine: Machine, model: UserModel, timeout_seconds: float | None = None, on_note: OnNote | None = None
+) -> UserWorkload:
     """Return what is known of a user's model, whose code runs in a process of its own, for a limited time.
+
+    Args:
+        machine: Runs it.
+        model: Where it comes from.
+        timeout_seconds: How long its code may take; None for five minutes.
+        on_note: Receives a line now and then on what a script is waited for.
 
     Raises:
         UsageError: There is no such function, it raises, or what it returns cannot be trained.
     """
     if isinstance(machine.engine, CachedEngine):
         return machine.engine.user_workload(machine.device, model)
-    session = machine.engine.start(timeout_seconds or _PROBE_TIMEOUT_SECONDS)
+    limit = timeout_seconds or _PROBE_TIMEOUT_SECONDS
+    is_script = model.kind == "script"  # whose process ends it itself, and knows what it was doing
+    session = machine.engine.start(limit + _ANSWER_SECONDS if is_script else limit)
     try:
         session.open(machine.device)
-        return session.inspect(model)
+        return session.inspect(model, limit, on_note)
     except TrialFailedError as failure:
-        if failure.status == "timeout" and model.kind == "script":
-            limit = f"{timeout_seconds or _PROBE_TIMEOUT_SECONDS:g} s"
+        if failure.status == "timeout" and is_script:
             raise UsageError(
-                f"{Path(model.path).name} took no two optimizer steps within {limit}. --timeout gives it longer.",
+                f"{Path(model.path).name} did not reach its second optimizer step in {limit:.3g} s. Give it more time "
+                "with --timeout or --budget.",
                 failure.log,
             ) from None
         said = ""

@@ -26,7 +26,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from castwise.errors import EngineError, printable, shortened
 from castwise.orchestrator.nodes import Nodes, RemoteProcess, follow
-from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
+from castwise.orchestrator.session import OnNote, OnProgress, ProcessGoneError, Session, TrialFailedError
 from castwise.orchestrator.temporary_files import (
     TemporaryFolder,
     make_folder,
@@ -36,6 +36,7 @@ from castwise.orchestrator.temporary_files import (
 from castwise.records.messages import EVENT, Call, Failed, Progress
 from castwise.records.schema import Environment, Epoch, RankSamples
 from castwise.spec.trial import TrialSpec, device_of_rank
+from castwise.spec.user_model import UserModel, UserWorkload
 from castwise.worker import entry
 from castwise.worker.lifetime import kill_descendants
 
@@ -218,7 +219,6 @@ class RpcSession:
         self._call("set_up", arguments, TypeAdapter(None))
 
     check = _remote(Session.check)
-    inspect = _remote(Session.inspect)
     fetch = _remote(Session.fetch)
     find_weights = _remote(Session.find_weights)
     warm_up = _remote(Session.warm_up)
@@ -229,9 +229,16 @@ class RpcSession:
     resume = _remote(Session.resume)
     profile = _remote(Session.profile)
 
+    def inspect(self, model: UserModel, limit_seconds: float, on_note: OnNote | None = None) -> UserWorkload:
+        """Run the user's code and return what is known of their model; a script's steps have limited time."""
+        arguments = {"model": model, "limit_seconds": limit_seconds}
+        report = None if on_note is None else lambda progress: on_note(progress.note)
+        return self._call("inspect", arguments, TypeAdapter(UserWorkload), on_progress=report)[0]
+
     def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
         """Train one epoch, validate, and write the checkpoint; the time limit starts again with each progress event."""
-        return self._call("run_epoch", {}, TypeAdapter(Epoch), on_progress=on_progress)[0]
+        report = None if on_progress is None else lambda progress: on_progress(progress.done)
+        return self._call("run_epoch", {}, TypeAdapter(Epoch), on_progress=report)[0]
 
     def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:
         """Return all that was measured, by rank, and end the processes."""
@@ -259,7 +266,7 @@ class RpcSession:
         returns: TypeAdapter[_R],
         *,
         timeout_seconds: float | None = None,
-        on_progress: OnProgress | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> list[_R]:
         """Call a method of every rank's worker, with the same arguments or those of each, and return all answers.
 
@@ -288,7 +295,9 @@ class RpcSession:
                     process.is_busy = True  # none has anything left to do: closing kills them all
             raise
 
-    def _listen(self, method: str, returns: TypeAdapter[_R], limit: float, on_progress: OnProgress | None) -> list[_R]:
+    def _listen(
+        self, method: str, returns: TypeAdapter[_R], limit: float, on_progress: Callable[[Progress], None] | None
+    ) -> list[_R]:
         """Return every rank's answer, received in the order in which they come.
 
         Raises:
@@ -315,7 +324,7 @@ class RpcSession:
                 if isinstance(event, Progress):
                     deadline = time.monotonic() + limit
                     if rank == 0 and on_progress is not None:
-                        on_progress(event.done)
+                        on_progress(event)
                 else:
                     answers[rank] = event
                     waiting.remove(rank)

@@ -20,6 +20,7 @@ from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload
 
 OnProgress = Callable[[float], None]
+OnNote = Callable[[str], None]
 
 
 class TrialFailedError(Exception):
@@ -60,8 +61,11 @@ class Session(Protocol):
     def check(self, workloads: Sequence[str]) -> None:
         """Make sure that the zoos named have these models."""
 
-    def inspect(self, model: UserModel) -> UserWorkload:
-        """Run the user's code and return what is known of their model."""
+    def inspect(self, model: UserModel, limit_seconds: float, on_note: OnNote | None = None) -> UserWorkload:
+        """Run the user's code and return what is known of their model.
+
+        A script's steps may take `limit_seconds`; `on_note` receives a line now and then on what is waited for.
+        """
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
         """Download a data set into a folder."""

@@ -20,10 +20,11 @@ class Call(FrozenModel):
 
 
 class Progress(FrozenModel):
-    """The share of a call that is done, 0 to 1."""
+    """The share of a call that is done, 0 to 1, or a line on what it waits for."""
 
     event: Literal["progress"] = "progress"
-    done: float
+    done: float = 0.0
+    note: str = ""
 
 
 class Returned(FrozenModel):

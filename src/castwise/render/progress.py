@@ -41,7 +41,7 @@ class LiveProgress:
     """
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        self.console = console
         self._live: Live | None = None
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -57,18 +57,18 @@ class LiveProgress:
     def __enter__(self) -> Self:
         """Show the bar if there is a terminal."""
         self._is_over.clear()
-        if not self._console.is_terminal:
+        if not self.console.is_terminal:
             threading.Thread(target=self._show_signs_of_life, daemon=True).start()
-        if self._console.is_terminal:
+        if self.console.is_terminal:
             columns = (
                 SpinnerColumn(),
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=20),
                 TextColumn("{task.fields[left]}"),
             )
-            self._bar = Progress(*columns, console=self._console, auto_refresh=False)
+            self._bar = Progress(*columns, console=self.console, auto_refresh=False)
             self._live = Live(
-                console=self._console,
+                console=self.console,
                 get_renderable=self._frame,
                 refresh_per_second=_FRAMES_PER_SECOND,
                 transient=True,
@@ -172,14 +172,14 @@ class LiveProgress:
     def _draw_table(self) -> None:
         """Draw the table of the results so far: its end, if the terminal is too low for all of it."""
         text = io.StringIO()
-        console = Console(file=text, width=self._console.width, force_terminal=True, emoji=False, force_jupyter=False)
+        console = Console(file=text, width=self.console.width, force_terminal=True, emoji=False, force_jupyter=False)
         print_rows(compare(self._trials), console)
         lines = text.getvalue().splitlines()
-        self._table = Text.from_ansi("\n".join(lines[-max(self._console.height - _LINES_FOR_BAR, 1) :]))
+        self._table = Text.from_ansi("\n".join(lines[-max(self.console.height - _LINES_FOR_BAR, 1) :]))
 
     def _frame(self) -> Group:
         # A terminal echoes Ctrl-C as "^C" at the end of the bar: without room for it, all would move by a line.
-        bar = [Constrain(self._bar, self._console.width - len("^C") - 1)] if self._bar else []
+        bar = [Constrain(self._bar, self.console.width - len("^C") - 1)] if self._bar else []
         return Group(*([self._table] if self._table else []), *bar)
 
     def _took(self, trial: Trial) -> str:
@@ -204,4 +204,4 @@ class LiveProgress:
 
     def _print(self, line: str, style: str | None = None) -> None:
         self._last_line = time.monotonic()
-        print_line(self._console, line, style)
+        print_line(self.console, line, style)

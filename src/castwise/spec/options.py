@@ -244,19 +244,22 @@ class StepOptions(SharedOptions):
     seed: Annotated[int, Option("Seeds weights, data and dropout.")] = 0
 
 
+Budget = Annotated[
+    float | None,
+    Option(
+        "Wall time, imports included: 60s, 5min. What is being timed then is finished.",
+        "How long",
+        keyword="budget",
+        **DURATION,
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DurationOptions:
     """How long each trial is timed, or for how long rounds of trials go on."""
 
-    budget_seconds: Annotated[
-        float | None,
-        Option(
-            "Wall time, imports included: 60s, 5min. What is being timed then is finished.",
-            "How long",
-            keyword="budget",
-            **DURATION,
-        ),
-    ] = None
+    budget_seconds: Budget = None
     within: Annotated[
         float | None, Option("Measure in rounds until every speed-up is known within this share.", "How long", **SHARE)
     ] = None
@@ -348,6 +351,7 @@ class WhyOptions(ParameterGrid, StepOptions, ScriptOptions):
             metavar="FILE",
         ),
     ] = None
+    budget_seconds: Budget = None
 
 
 def steps_of(options: StepOptions, **others: Any) -> RunOptions:

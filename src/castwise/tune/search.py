@@ -167,7 +167,7 @@ def prepare_tuning(
         data_set=SYNTHETIC if data_set.startswith(SYNTHETIC_PREFIX) else None if of_script else data_set,
         timeout_seconds=limit,
     )
-    job = prepare(run_options, listener, make_engine, rule=StopRule())
+    job = prepare(run_options, listener, make_engine, rule=StopRule(budget_seconds=request.budget_seconds))
     # Unless told otherwise, it starts from PyTorch's default, the first row; a device without TF32 has none.
     rows = [find_precision(spec.precision) for spec in job.specs]
     kept = [row for row in rows if request.precisions or row.keeps_float32_weights]

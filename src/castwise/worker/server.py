@@ -1,5 +1,6 @@
 """The trial's process: carries out one call after another for its parent (`records/messages.py`); never raises."""
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ def serve(connection: Connection, device: str = "cpu", ranks: Ranks | None = Non
         device: Until `open` names one.
         ranks: Those of a script that a launcher has started, of which this process is rank 0.
     """
-    worker = Worker(lambda done: connection.send_bytes(Progress(done=done).model_dump_json().encode()), device, ranks)
+    worker = Worker(lambda progress: connection.send_bytes(progress.model_dump_json().encode()), device, ranks)
     with suppress(EOFError, OSError):  # the parent has gone
         while not worker.done:
             message = connection.recv_bytes()
@@ -106,10 +107,12 @@ def _answer(worker: "Worker", message: bytes) -> bytes:
 class Worker:
     """What a trial's process does: each public method is called by the parent, with its arguments as JSON."""
 
-    def __init__(self, on_progress: Callable[[float], None], device: str = "cpu", ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, on_progress: Callable[[Progress], None], device: str = "cpu", ranks: Ranks | None = None
+    ) -> None:
         self.done = False  # whether the process has nothing left to do
         self.user_model: UserModel | None = None  # once its code runs in this process
-        self._on_progress = on_progress  # receives the share of an epoch that is done
+        self._on_progress = on_progress
         self.scripts: queue.SimpleQueue[ScriptRun | None] = queue.SimpleQueue()  # what the main thread is to run
         self.script: ScriptRun | None = None
         self._steady: SteadyRun | ScriptTrial | None = None
@@ -134,11 +137,12 @@ class Worker:
         for name in workloads:
             check_workload(find_workload(name))
 
-    def inspect(self, model: UserModel) -> UserWorkload:
-        """Run the user's code and return what is known of their model."""
+    def inspect(self, model: UserModel, limit_seconds: float = math.inf) -> UserWorkload:
+        """Run the user's code and return what is known of their model; a script's steps have limited time."""
         self.user_model = model
         if model.kind == "script":
-            workload = self._start(ScriptRun(model, AS_WRITTEN, self.device)).inspect()
+            script = self._start(ScriptRun(model, AS_WRITTEN, self.device))
+            workload = script.inspect(limit_seconds, lambda note: self._on_progress(Progress(note=note)))
         else:
             workload = inspect_model(model)
         self.done = True
@@ -204,7 +208,7 @@ class Worker:
 
     def run_epoch(self) -> Epoch:
         """Train one epoch, validate, and write the checkpoint."""
-        return self._training_run.run_epoch(self._on_progress)
+        return self._training_run.run_epoch(lambda done: self._on_progress(Progress(done=done)))
 
     def finish(self, weights: Path | None = None) -> RankSamples:
         """Return all that was measured; keep a trained model's weights."""

@@ -18,8 +18,10 @@ from multiprocessing import util
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+from torch.distributed.elastic.utils.distributed import get_free_port
+
 from castwise.errors import EngineError
-from castwise.records.messages import Failed
+from castwise.records.messages import EVENT, Failed, Progress
 from castwise.worker.lifetime import kill_descendants
 from castwise.worker.script.run import Ranks
 
@@ -82,6 +84,19 @@ class SharedFolder(Ranks):
         return sum(int(file.read_text()) for file in files)
 
 
+def start_of(launcher: Sequence[str], port: str) -> list[str]:
+    """Return what Python starts for a launcher; Accelerate, which no variable tells, is given a port if none is named.
+
+    Source: accelerate.utils.launch, which takes 29500.
+    """
+    program, *options = launcher
+    start = ["-m", *_MODULES[program], *options[program == "accelerate" :]] if program in _MODULES else options
+    is_named = any(word.replace("-", "_").startswith(("__main_process_port", "__config_file")) for word in start)
+    if start[:2] != ["-m", *_MODULES["accelerate"]] or is_named:
+        return start
+    return [*start[:2], "--main_process_port", port, *start[2:]]
+
+
 def hand_on(connection: Connection, message: bytes, launcher: Sequence[str], device: str) -> None:
     """Start a script by its launcher, and hand on calls and answers between the parent and rank 0 until one ends.
 
@@ -99,12 +114,14 @@ def hand_on(connection: Connection, message: bytes, launcher: Sequence[str], dev
         door.listen()
         door.settimeout(_POLL_SECONDS)
         (folder / CALL).write_bytes(message)
-        program, *options = launcher
-        start = ["-m", *_MODULES[program], *options[program == "accelerate" :]] if program in _MODULES else options
+        # Launchers of several precisions run at the same time, and each takes port 29500 unless another one is named.
+        # Source: torch.distributed.run of torch 2.11, which takes PET_MASTER_PORT in place of its default.
+        port = str(get_free_port())  # type: ignore[no-untyped-call]
         ours = ["-m", _RANK, tempfile.gettempdir(), str(folder), device]
         # A launcher that is killed leaves temporary files behind; ranks take the usual place for theirs.
-        environment = os.environ | {"TMPDIR": str(folder)} | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
-        process = subprocess.Popen([sys.executable, *start, *ours], env=environment)
+        environment = {"PET_MASTER_PORT": port} | os.environ | {"TMPDIR": str(folder)}
+        environment |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+        process = subprocess.Popen([sys.executable, *start_of(launcher, port), *ours], env=environment)
         stack.callback(process.wait)
         stack.callback(process.kill)
         stack.callback(kill_descendants, process.pid)
@@ -126,7 +143,7 @@ def hand_on(connection: Connection, message: bytes, launcher: Sequence[str], dev
                     sent = ready.recv_bytes()
                     if ready is rank_0 and failure.exists():
                         break  # it reports no more than that it lost the other rank
-                    is_asked = ready is connection
+                    is_asked = ready is connection or isinstance(EVENT.validate_json(sent), Progress)
                     other_end[ready].send_bytes(sent)
         with suppress(EOFError, OSError):
             if failure.exists():

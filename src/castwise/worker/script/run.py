@@ -9,15 +9,18 @@ import math
 import multiprocessing
 import os
 import queue
+import re
 import runpy
+import shlex
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
@@ -35,15 +38,17 @@ from castwise.worker.precision import read_fp32_precision
 from castwise.worker.script.hooks import ScriptHooks
 from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.techniques import OutsideTechniques
-from castwise.worker.user_model.source import digest, user_files
+from castwise.worker.user_model.source import digest, is_users, user_files
 
 _LIMIT_SHARE = 0.9  # of the time that the parent waits for an answer
 _GRACE_SECONDS = 1.0  # for the step in flight when an order's time is up
+_FIRST_NOTE_SECONDS = 10.0  # of waiting for a script's steps, after which a line says so; each next one after as many
 _END_SECONDS = 2.0  # for the `finally` blocks of a stopped script; a parent waits longer for its process
 # Warm-up ends as that of castwise's own loops does. Source: worker/steady_run.py.
 _SETTLED_WINDOWS = 3
 _SETTLED_SPREAD = 0.02
 _WINDOW_SECONDS = 0.1
+_STARTS_PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate")
 _INSPECTED_STEPS = 2  # what precedes the first may look at a batch, so the second shows how many samples a step has
 
 
@@ -108,6 +113,7 @@ class ScriptRun:
         self._has_ended = threading.Event()
         self._is_stopping = False
         self._modules = set(sys.modules)
+        self._started = ""  # the first command of the script's that may train in its place
 
     def run(self) -> None:
         """Run the script until it ends or is stopped, as Python would by `python FILE` or `python -m MODULE`."""
@@ -218,15 +224,32 @@ class ScriptRun:
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
-    def _carry_out(self, order: _Order, limit_seconds: float | None = None) -> list[_Moment]:
+    def _carry_out(
+        self, order: _Order, limit_seconds: float = math.inf, on_note: Callable[[str], None] | None = None
+    ) -> list[_Moment]:
         """Let the script go on until an order is over, its time is up, or the script has ended; return its moments.
+
+        Args:
+            order: What the script is to do.
+            limit_seconds: How long it may take.
+            on_note: Receives a line on what is waited for, now and then.
 
         Raises:
             BaseException: What the script raised, if it took no step of the order.
         """
         if self.ending is None:
             self._orders.put(order)
-        if self.ending is None and not order.is_over.wait(limit_seconds):
+        passed, pause = 0.0, min(_FIRST_NOTE_SECONDS, limit_seconds / 2) if on_note else math.inf
+        while self.ending is None and passed < limit_seconds:
+            pause = min(pause, limit_seconds - passed)
+            if order.is_over.wait(None if math.isinf(pause) else pause):
+                break
+            passed += pause
+            pause = passed
+            if on_note is not None and passed < limit_seconds:
+                started = f"; it has started '{self._started}'" if self._started else ""
+                on_note(f"waiting for step {self.num_steps + 1} of {self._name}, {passed:.0f} s so far{started}")
+        if self.ending is None and not order.is_over.is_set():
             self._next_mark = 0  # the step in flight is the last one
             order.next_mark = lambda _: None
             order.is_over.wait(_GRACE_SECONDS)
@@ -240,7 +263,8 @@ class ScriptRun:
             how = f"ended with sys.exit({ending.code!r})" if ending.code else "ended"
             if not self.num_steps:
                 raise UsageError(
-                    f"{self._name} {how} before an optimizer of torch.optim took a step. --verbose prints its output."
+                    f"{self._name} {how} before an optimizer of torch.optim took a step.{self._elsewhere} --verbose "
+                    "prints its output."
                 )
             raise UsageError(
                 f"{self._name} {how} after optimizer step {self.num_steps}. castwise needs more: let the script train "
@@ -258,9 +282,54 @@ class ScriptRun:
         assert self.hooks is not None, "it has run"
         return self.hooks.samples_per_step
 
-    def inspect(self) -> UserWorkload:
-        """Run the script for two steps, and return what is known of it."""
-        self._carry_out(_Order(lambda moments: 1 if len(moments) < _INSPECTED_STEPS else None))
+    @property
+    def _elsewhere(self) -> str:
+        """Return what to do if the script trains in a process that it starts; empty if it started none."""
+        if not self._started:
+            return ""
+        return f" It started '{self._started}'. If that trains, name it: castwise run -- {self._started}."
+
+    def _note_command(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Keep the first command that starts another file, or module, of the user's in Python."""
+        # Source: the table of audit events in Python's documentation.
+        if self._started or event not in ("subprocess.Popen", "os.posix_spawn", "os.system", "os.exec"):
+            return
+        command = arguments[event != "os.system"]
+        if isinstance(command, str | bytes | os.PathLike):
+            with suppress(ValueError):
+                command = shlex.split(os.fsdecode(command))
+        words = [os.fsdecode(word) for word in command]
+        first = next((i for i, word in enumerate(words) if _STARTS_PYTHON.fullmatch(Path(word).name)), len(words))
+        program, *others = (Path(words[first]).name, *words[first + 1 :]) if words[first:] else [""]
+        files = [word for word in others if word.endswith(".py") and is_users(os.path.abspath(word))]
+        module = others[1].partition(".")[0] if others[:1] == ["-m"] and others[1:] else ""
+        if (files and not os.path.samefile(files[0], self._script.path)) or (
+            module and PathFinder.find_spec(module, [os.getcwd()]) is not None
+        ):
+            self._started = shlex.join(["python" if program.startswith("python") else program, *others])
+
+    def raise_too_slow(self, limit_seconds: float) -> NoReturn:
+        """Raise a UsageError: the script has not taken its first step, or its second, in time."""
+        count = "one optimizer step, and no second," if self.num_steps else "no optimizer step"
+        raise UsageError(
+            f"{self._name} took {count} within {limit_seconds:.3g} s.{self._elsewhere} Give it more time with "
+            "--timeout or --budget."
+        )
+
+    def inspect(self, limit_seconds: float = math.inf, on_note: Callable[[str], None] | None = None) -> UserWorkload:
+        """Run the script for two steps, and return what is known of it.
+
+        Args:
+            limit_seconds: How long they may take.
+            on_note: Receives a line on what is waited for, now and then.
+
+        Raises:
+            UsageError: They took longer, or the script ended before.
+        """
+        sys.addaudithook(self._note_command)
+        order = _Order(lambda moments: 1 if len(moments) < _INSPECTED_STEPS else None)
+        if len(self._carry_out(order, limit_seconds, on_note)) < _INSPECTED_STEPS and self.ending is None:
+            self.raise_too_slow(limit_seconds)
         own = self.samples_per_step
         files = user_files([Path(self._script.path)], self._modules)
         return UserWorkload(
@@ -311,9 +380,7 @@ class ScriptTrial:
         """
         started = time.perf_counter()
         if not self.run._carry_out(_Order(lambda moments: None if moments else 1), self._limit_seconds):
-            raise UsageError(
-                f"{self.run._name} took no optimizer step within {self._limit_seconds:g} s. --timeout gives it longer."
-            )
+            self.run.raise_too_slow(self._limit_seconds)
         hooks, spec = self._hooks, self._spec
         hooks.techniques.check_loaders()
         if self._script.digest not in ("", self.run.digest):
