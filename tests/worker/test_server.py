@@ -318,9 +318,9 @@ def test_impossible_spec_is_refused(change: dict[str, Any], words: str, parent: 
 # Users' models
 
 
-def user_spec(file: Path) -> TrialSpec:
+def user_spec(file: Path, precision: str = "fp32") -> TrialSpec:
     model = UserModel(kind="file", path=str(file), name="build")
-    return SPEC.model_copy(update={"workload": f"{file.name}:build", "user_model": model})
+    return SPEC.model_copy(update={"workload": f"{file.name}:build", "user_model": model, "precision": precision})
 
 
 def inspect_file(parent: Parent, file: Path) -> dict[str, Any]:
@@ -382,16 +382,30 @@ def build():
             "train_me.py:6, in build",
         ),
         # raised in torch's own code, because of the target's dtype
-        ("super().forward(x)", "torch.ones(6)", "nn.CrossEntropyLoss()", "RuntimeError: ", "train_me.py:6, in build"),
+        (
+            "super().forward(x)",
+            "torch.ones(6)",
+            "nn.CrossEntropyLoss()",
+            "RuntimeError: ",
+            "in the forward pass or the loss of train_me.py:build",
+        ),
+        # raised in backward, which runs no line of theirs
+        (
+            "super().forward(x).exp().add_(1)",
+            "torch.ones(6, 2)",
+            "nn.MSELoss()",
+            "RuntimeError: ",
+            "in backward, under autocast, of train_me.py:build",
+        ),
     ],
-    ids=["in their code", "in castwise", "in torch"],
+    ids=["in their code", "in castwise", "in torch", "in backward"],
 )
 def test_error_in_a_step_names_the_place_in_the_users_code(  # noqa: PLR0917
     output: str, target: str, loss: str, text: str, place: str, parent: Parent, tmp_path: Path
 ) -> None:
     file = tmp_path / "train_me.py"
     file.write_text(STEP.format(output=output, target=target, loss=loss))
-    answer = parent.set_up(user_spec(file))
+    answer = parent.set_up(user_spec(file, "bf16-mixed" if "autocast" in place else "fp32"))
     if answer["event"] == "returned":
         answer = parent.call("warm_up")
     assert answer["message"].startswith(text)

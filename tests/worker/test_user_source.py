@@ -19,6 +19,19 @@ def test_is_users() -> None:
         assert not is_users(file)
 
 
+def test_packages_installed_into_a_folder_of_any_name_are_not_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pip install --target libs` does, and some machines are set up."""
+    library = str(tmp_path / "libs" / "pydantic" / "_internal" / "_validate_call.py")
+    (tmp_path / "libs" / "pydantic-2.13.0.dist-info").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)  # the user's own folder beside it
+    assert is_users(library)
+    monkeypatch.syspath_prepend(tmp_path / "libs")
+    assert not is_users(library)
+    assert is_users(str(tmp_path / "train.py"))
+
+
 def test_what_torch_compile_makes_is_not_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("torch._inductor.runtime.cache_dir_utils")
     code = str(tmp_path / "xu" / "cxurdz.py")

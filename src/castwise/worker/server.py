@@ -15,7 +15,7 @@ from pydantic import validate_call
 from castwise.errors import CastwiseError, TechniqueError, UsageError
 from castwise.records.messages import Call, Failed, Progress, Returned
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, StepProfile
-from castwise.registry.precisions import AS_WRITTEN
+from castwise.registry.precisions import AS_WRITTEN, precision_row
 from castwise.registry.techniques import why_unsupported
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import TrialSpec
@@ -95,8 +95,8 @@ def _answer(worker: "Worker", message: bytes) -> bytes:
         worker.done = True
         print_error(error)
         status, text = classify(error)
-        place = error_location(error, worker.user_model) if worker.user_model is not None and status != "oom" else None
-        text = with_line(text, place)
+        if worker.user_model is not None and status != "oom":
+            text = with_line(text, error_location(error, worker.user_model, autocasts=worker.autocasts))
         # An error in the user's code before anything is measured is for the user to correct, like a misspelt name.
         refused = isinstance(error, CastwiseError) and not isinstance(error, TechniqueError)
         refused |= name == "inspect"
@@ -112,6 +112,7 @@ class Worker:
     ) -> None:
         self.done = False  # whether the process has nothing left to do
         self.user_model: UserModel | None = None  # once its code runs in this process
+        self.autocasts = False
         self._on_progress = on_progress
         self.scripts: queue.SimpleQueue[ScriptRun | None] = queue.SimpleQueue()  # what the main thread is to run
         self.script: ScriptRun | None = None
@@ -169,6 +170,7 @@ class Worker:
     ) -> None:
         """Build model, data and optimizer; a training trial resumes from its checkpoint if there is one."""
         self.user_model = spec.user_model
+        self.autocasts = precision_row(spec.precision).autocast_dtype is not None
         _check_possible(spec)
         if rendezvous is not None:
             self._peers = join_peers(spec, rank, rendezvous)

@@ -28,7 +28,7 @@ from castwise.worker.user_model.lightning import adapt, is_lightning_module
 from castwise.worker.user_model.loop import check_batch_keys, check_optimizer, make_compute_loss, make_loop
 from castwise.worker.user_model.parts import describe_parts
 from castwise.worker.user_model.side_effects import count_helpers, helper_notes
-from castwise.worker.user_model.source import Sources, defined_at, digest, user_files, where
+from castwise.worker.user_model.source import Sources, defined_at, digest, phase_of, user_files, where
 
 # The module name of a user's file; its own name may belong to another module.
 _FILE_MODULE = "castwise_user_file"
@@ -84,15 +84,19 @@ def build_user_model(model: UserModel) -> Task:
     )
 
 
-def error_location(error: BaseException, model: UserModel) -> str | None:
-    """Return the innermost line of the user's code in an error's traceback, or else the line of their function.
+def error_location(error: BaseException, model: UserModel, *, autocasts: bool = False) -> str | None:
+    """Return the innermost line of the user's code in an error's traceback.
 
-    An error that castwise raised is about their function only if the message names it.
+    If it has none, return the part of the step that torch raised it in, or else the line of their function. An error
+    that castwise raised is about their function only if the message names it.
     """
-    place = where(error)
-    if place is not None or (isinstance(error, CastwiseError) and _display_name(model) not in str(error)):
+    place, is_ours = where(error), isinstance(error, CastwiseError)
+    if place is not None or model.kind == "script" or (is_ours and _display_name(model) not in str(error)):
         return place
-    return defined_at(_named(model))
+    phase = None if is_ours else phase_of(error)
+    if phase is None:
+        return defined_at(_named(model))
+    return f"{phase}{', under autocast,' if autocasts else ''} of {_display_name(model)}"
 
 
 def _named(model: UserModel) -> Any:

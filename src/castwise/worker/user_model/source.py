@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from types import CodeType
 from typing import Any, Self
@@ -30,7 +31,18 @@ def is_users(file: str | None) -> bool:
     if _PACKAGES & set(path.parts):
         return False
     path = path.resolve()
-    return not any(path.is_relative_to(folder) for folder in (_CASTWISE, *_LIBRARIES, *_compiled_code()))
+    libraries = (_CASTWISE, *_LIBRARIES, *_installed_packages(tuple(sys.path)), *_compiled_code())
+    return not any(path.is_relative_to(folder) for folder in libraries)
+
+
+@cache
+def _installed_packages(search_path: tuple[str, ...]) -> tuple[Path, ...]:
+    """Return the folders of a search path that packages were installed into, by `pip install --target` under any name.
+
+    Source: PyPA, "Recording installed projects": an installer leaves a folder NAME-VERSION.dist-info.
+    """
+    folders = (Path(each) for each in search_path if each)
+    return tuple(each.resolve() for each in folders if next(each.glob("*.dist-info"), None) is not None)
 
 
 def _compiled_code() -> tuple[Path, ...]:
@@ -51,6 +63,22 @@ def where(error: BaseException) -> str | None:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_users(frame.filename):
             return f"{_shown(frame.filename)}:{frame.lineno}, in {frame.name}"
+    return None
+
+
+def phase_of(error: BaseException) -> str | None:
+    """Return in which part of a step torch raised an exception: `in backward`; None if it was in none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in frames:
+        folder, _, module = frame.filename.rpartition("/torch/")
+        if not folder:
+            continue
+        if module == "autograd/graph.py" and "backward" in frame.name:
+            return "in backward"
+        if module.startswith("optim/"):
+            return "in the optimizer's step"
+        if module == "nn/functional.py" or (module == "nn/modules/module.py" and "call_impl" in frame.name):
+            return "in the forward pass or the loss"
     return None
 
 
