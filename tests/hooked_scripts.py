@@ -64,7 +64,8 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     """Run a script as a trial's process does, and write what becomes known of it: its batch, or its steps."""
     model = UserModel(kind="script", path=file, name="")
     limit = SLOW_SECONDS if Path(file).stem in ("slows-down", "waits") else LIMIT_SECONDS
-    protocol = MeasurementProtocol(warm_up_steps=1, num_steps=8, timeout_seconds=limit)
+    num_steps = 7 if Path(file).stem == "functional" else 8  # in two blocks
+    protocol = MeasurementProtocol(warm_up_steps=1, num_steps=num_steps, timeout_seconds=limit)
     trial = ScriptTrial(fake_spec(precision or "as-written", device="cpu", user_model=model, protocol=protocol))
     script = trial.run if how == "measure" else ScriptRun(model, "as-written", "cpu")
 

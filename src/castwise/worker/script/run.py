@@ -477,15 +477,15 @@ class ScriptTrial:
         """Time blocks of steps right after untimed ones, without a pause before or between them."""
         step_seconds, hooks = self._step_seconds, self._hooks
         lead_in = max(2, round(lead_in_seconds / step_seconds), hooks.num_prefetched)
-        length = max(1, round(block_seconds / step_seconds))
-        if self._spec.protocol.num_steps is not None:
-            num_blocks = min(num_blocks, self._spec.protocol.num_steps)
-            length = self._spec.protocol.num_steps // num_blocks
+        num_blocks = min(num_blocks, self._spec.protocol.num_steps or num_blocks)
+        num_steps = self._spec.protocol.num_steps or num_blocks * max(1, round(block_seconds / step_seconds))
+        ends = [num_steps * number // num_blocks for number in range(num_blocks + 1)]
 
         def next_mark(moments: Sequence[_Moment]) -> int | None:
             if len(moments) < 2:
                 return lead_in - 1 if moments else 1
-            return length if len(moments) <= num_blocks + 1 else None
+            block = len(moments) - 2
+            return ends[block + 1] - ends[block] if block < num_blocks else None
 
         moments = self.run._carry_out(_Order(next_mark, synchronised=False), self._limit_seconds)
         # If the time is up before the steps that lead in are done, they are what was measured.
