@@ -14,6 +14,7 @@ from castwise.orchestrator.session import BackgroundCloser, Engine, OnNote, Tria
 from castwise.records.schema import Environment
 from castwise.registry.datasets import DataSet, default_data_dir, verify
 from castwise.spec.user_model import UserModel, UserWorkload
+from castwise.worker.script.trackers import trackers_off
 
 COMMIT_VARIABLE = "CASTWISE_COMMIT"
 
@@ -108,6 +109,9 @@ def inspect_user_model(
         return machine.engine.user_workload(machine.device, model)
     limit = timeout_seconds or _PROBE_TIMEOUT_SECONDS
     is_script = model.kind == "script"  # whose process ends it itself, and knows what it was doing
+    if is_script and on_note is not None and (trackers := trackers_off()):
+        name = Path(model.path).name
+        on_note(f"castwise starts {name} several times; it tracks no experiments then ({', '.join(trackers)} are off).")
     session = machine.engine.start(limit + _ANSWER_SECONDS if is_script else limit)
     try:
         session.open(machine.device)

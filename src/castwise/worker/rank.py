@@ -16,6 +16,7 @@ from castwise.worker import server
 from castwise.worker.classify_error import classify
 from castwise.worker.script.ranks import CALL, DOOR, FAILURE, UNLIMITED, WARM, SharedFolder
 from castwise.worker.script.run import ScriptRun, ScriptTrial
+from castwise.worker.script.trackers import switch_off
 from castwise.worker.user_model.source import where, with_line
 
 
@@ -27,6 +28,7 @@ def main() -> None:
     ranks, rank = SharedFolder(folder), os.environ.get("RANK", "0")
     if device != "cpu":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    switch_off(folder)
     if rank == "0":
         door = socket.socket(socket.AF_UNIX)
         door.connect(str(folder / DOOR))

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from castwise.worker.models import check_workload
 from castwise.worker.pretrained import find_weights
 from castwise.worker.script.ranks import hand_on
 from castwise.worker.script.run import Ranks, ScriptRun, ScriptTrial
+from castwise.worker.script.trackers import switch_off
 from castwise.worker.steady_run import SteadyRun
 from castwise.worker.training_run import TrainingRun
 from castwise.worker.user_model.load import error_location, inspect_model
@@ -55,6 +57,8 @@ def serve(connection: Connection, device: str = "cpu", ranks: Ranks | None = Non
                 server = threading.Thread(target=_serve_script, args=(worker, connection, message), daemon=True)
                 server.start()
                 run = worker.scripts.get()
+                if run is not None and ranks is None:
+                    switch_off(Path(get_temp_dir()))
                 if run is not None:
                     run.run()
                 server.join()

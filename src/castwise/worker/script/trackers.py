@@ -1,0 +1,107 @@
+"""Experiment trackers of a script, off or in a scratch folder: castwise starts the script several times."""
+
+import functools
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from castwise.worker.script.replacing import replaces
+
+# What switches a tracker off, by its package; a variable that the user has set stays. Source: the trackers'
+# documentation of their environment variables.
+_MODES = {
+    "wandb": {"WANDB_MODE": "disabled"},
+    "neptune": {"NEPTUNE_MODE": "debug"},
+    "neptune_scale": {"NEPTUNE_MODE": "disabled"},
+    "clearml": {"CLEARML_OFFLINE_MODE": "1"},
+    "swanlab": {"SWANLAB_MODE": "disabled"},
+    "comet_ml": {"COMET_AUTO_LOG_DISABLE": "1", "COMET_START_ONLINE": "0"},
+}
+# Those that write to the scratch folder, whatever the user has set: the variable is where their team's runs are.
+_PLACES = {"mlflow": "MLFLOW_TRACKING_URI", "comet_ml": "COMET_OFFLINE_DIRECTORY", "trackio": "TRACKIO_DIR"}
+_OF_ONE_STORE = ("MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
+# Classes whose first argument, or one of these, is the folder that they write to.
+_FOLDERS = ("save_dir", "root_dir", "log_dir", "logdir")
+_WRITERS = {
+    "torch.utils.tensorboard.writer": "SummaryWriter",
+    "tensorboardX.writer": "SummaryWriter",
+    **{
+        f"{package}.loggers.{module}": name
+        for package in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+        for module, name in (("tensorboard", "TensorBoardLogger"), ("csv_logs", "CSVLogger"))
+    },
+}
+_WITHOUT_VARIABLES = ("tensorboard", "tensorboardX", "lightning", "pytorch_lightning")
+
+
+def trackers_off() -> list[str]:
+    """Return the installed packages whose runs `switch_off` keeps from the user's places."""
+    names = dict.fromkeys([*_MODES, *_PLACES, *_WITHOUT_VARIABLES])
+    kept = {name for name, variables in _MODES.items() if any(each in os.environ for each in variables)}
+    return [name for name in names if name not in kept and importlib.util.find_spec(name) is not None]
+
+
+def switch_off(parent: Path) -> None:
+    """Switch off the trackers of the script that this process is to run, or let them write below a folder."""
+    scratch = tempfile.mkdtemp(dir=parent)
+    for variables in _MODES.values():
+        for name, value in variables.items():
+            os.environ.setdefault(name, value)
+    os.environ.update(dict.fromkeys(_PLACES.values(), scratch))
+    os.environ |= {"MLFLOW_TRACKING_URI": Path(scratch, "mlruns").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    for name in _OF_ONE_STORE:
+        os.environ.pop(name, None)
+
+    def write_elsewhere(module: ModuleType, name: str) -> None:
+        @replaces(getattr(module, name), "__init__")
+        def in_scratch(make: Any, writer: Any, *args: Any, **kwargs: Any) -> None:
+            given = [each for each in _FOLDERS if each in kwargs]
+            if given:
+                kwargs |= dict.fromkeys(given, scratch)
+            else:
+                args = (scratch, *args[1:])
+            make(writer, *args, **kwargs)
+
+    def ignore_server(module: ModuleType) -> None:
+        replaces(module, "set_tracking_uri")(lambda *_: None)
+        replaces(module, "set_registry_uri")(lambda *_: None)
+
+        @replaces(module.MlflowClient, "__init__")
+        def of_scratch(make: Any, client: Any, *_: Any, **__: Any) -> None:
+            make(client)
+
+    changes = {module: functools.partial(write_elsewhere, name=name) for module, name in _WRITERS.items()}
+    _change_modules({**changes, "mlflow": ignore_server})
+
+
+def _change_modules(changes: Mapping[str, Callable[[ModuleType], None]]) -> None:
+    """Change modules as soon as they are imported."""
+    waiting = dict(changes)
+
+    class Finder(MetaPathFinder):
+        def find_spec(
+            self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+        ) -> ModuleSpec | None:
+            change = waiting.pop(name, None)
+            spec = PathFinder.find_spec(name, path, target) if change is not None else None
+            if change is None or spec is None or spec.loader is None:
+                return None
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                change(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            return spec
+
+    for name in waiting.keys() & sys.modules.keys():
+        waiting.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, Finder())
