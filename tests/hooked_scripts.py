@@ -2,7 +2,8 @@
 
 Its argument is a JSON list of [file, precision or "alone", value of --amp]; the answer has a list of losses for each.
 With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error; with
-"measure" it is what it measures, in the precision that stands last.
+"measure" it is what it measures, in the precision that stands last; with "profile" the classes of what takes the most
+time; with "count" the samples of a step.
 """
 
 import gc
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from multiprocessing import util
 from pathlib import Path
 
 import torch
@@ -29,6 +31,7 @@ from castwise.worker.script.run import ScriptRun, ScriptTrial, _Order
 from castwise.worker.user_model.source import where, with_line
 
 NUM_STEPS = 8
+ASKED = ("inspect", "measure", "count", "profile")
 LIMIT_SECONDS = 60.0  # for the steps of a script that is measured, on a busy machine
 SLOW_SECONDS = 2.0  # for those of one that is too slow
 NUM_RANKS = {"ddp": 2}
@@ -65,9 +68,12 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     model = UserModel(kind="script", path=file, name="")
     limit = SLOW_SECONDS if Path(file).stem in ("slows-down", "waits") else LIMIT_SECONDS
     num_steps = 7 if Path(file).stem == "functional" else 8  # in two blocks
-    protocol = MeasurementProtocol(warm_up_steps=1, num_steps=num_steps, timeout_seconds=limit)
+    profile_steps = 2 * (how == "profile")
+    protocol = MeasurementProtocol(
+        warm_up_steps=1, num_steps=num_steps, timeout_seconds=limit, profile_steps=profile_steps
+    )
     trial = ScriptTrial(fake_spec(precision or "as-written", device="cpu", user_model=model, protocol=protocol))
-    script = trial.run if how == "measure" else ScriptRun(model, "as-written", "cpu")
+    script = ScriptRun(model, "as-written", "cpu") if how == "inspect" else trial.run
 
     def ask() -> None:
         try:
@@ -81,8 +87,14 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
                 trial.set_up()
                 trial.warm_up()
                 blocks = trial.run_stretch(0.0, 2, 0.1)
-                found = f"{sum(each.num_steps for each in blocks)} steps, "
-                found += f"{sum(each.skipped_steps for each in blocks)} skipped; {'; '.join(trial.finish().notes)}"
+                num_steps = sum(each.num_steps for each in blocks)
+                notes = "; ".join(trial.finish().notes)
+                found = f"{num_steps} steps, {sum(each.skipped_steps for each in blocks)} skipped; {notes}"
+                if how == "count":
+                    found = f"{sum(each.num_samples or 0 for each in blocks) / num_steps:g} a step; {notes}"
+                if how == "profile":
+                    seconds = trial.profile(2, None).class_seconds
+                    found = max(seconds, key=seconds.__getitem__)
         except Exception as error:  # noqa: BLE001  whatever it is, a test reads it
             found = with_line(": ".join(classify(error)), where(error))
         answer.write_text(found)
@@ -108,7 +120,7 @@ def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
                 os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks))
                 os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
             try:
-                if how in ("inspect", "measure"):
+                if how in ASKED:
                     run_asked(file, how, amp, Path(log.name))
                 elif how == "alone":
                     run_alone(file, arguments)
@@ -119,13 +131,14 @@ def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
                 os._exit(1)
             os._exit(0)
         assert all(os.waitpid(child, 0)[1] == 0 for child in children), (file, how, amp)
-        if how in ("inspect", "measure"):
+        if how in ASKED:
             return Path(log.name).read_text()
         return [list(map(float, line.split())) for line in Path(log.name).read_text().splitlines()]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    util.get_temp_dir()  # which is removed at the end
     jobs = json.loads(sys.argv[1])
     for script in {Path(file).stem for file, _, _ in jobs} & set(SLOW_IMPORTS):
         for module in SLOW_IMPORTS[script]:

@@ -1,6 +1,7 @@
 """Scripts as they are, hooked: the losses as alone, and in another precision those of a script changed by hand."""
 
 import copy
+import itertools
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from castwise.worker.script.hooks import _num_samples
+from castwise.worker.script.run import extra_work
 
 pytestmark = pytest.mark.xdist_group("hooked scripts")  # one process runs them
 TESTS = Path(__file__).parents[1]
@@ -252,13 +254,11 @@ open('model.pt', 'w').write('overwritten')
 """,
         "saves": """
 from safetensors.torch import save_file
-for name in ('model.pt', 'model.safetensors'): open(name, 'w').write('kept')
 for _ in range(3): step(); torch.save(w.state_dict(), f='model.pt'); save_file(w.state_dict(), 'model.safetensors')
 """,
         "saves-and-loads": """
 import shutil
 from safetensors.torch import load_file, save_file
-open('last.pt', 'w').write('kept')
 save_file({'one': torch.ones(1)}, 'one.safetensors')
 torch.save([1], 'part.pt')
 os.replace('part.pt', 'last.pt')
@@ -268,6 +268,40 @@ assert torch.load('best.pt') == torch.load(f='last.pt') == [load_file(filename='
 os.remove('last.pt')
 assert torch.load('best.pt') == [1]
 for _ in range(3): step()
+""",
+        "writes": """
+import glob, pathlib, sqlite3
+from safetensors import safe_open
+from safetensors.torch import save_file
+run = pathlib.Path("runs", "one")
+run.mkdir(parents=True)
+(run / "config.json").write_text("{}")
+with open("log.txt", "a") as log: log.write("+")
+assert open("log.txt").read() == "kept+" and open(run / "config.json").read() == "{}"
+torch.save([1], run / "last.pt")
+assert os.path.exists(run / "last.pt") and torch.load(run / "last.pt", mmap=True) == [1]
+save_file({"one": torch.ones(1)}, run / "one.safetensors")
+with safe_open(run / "one.safetensors", framework="pt") as file: assert list(file.keys()) == ["one"]
+sqlite3.connect(run / "study.db").execute("create table trial (number int)")
+assert sorted(os.listdir(run)) == ["config.json", "last.pt", "one.safetensors", "study.db"]
+assert [each.name for each in run.glob("*.pt")] == ["last.pt"]
+assert glob.glob("r*/*/l*") == ["runs/one/last.pt"]
+os.remove("old/a.txt")
+assert os.listdir("old") == ["b.txt"] and not os.path.exists("old/a.txt")
+os.rename("old", "older")
+assert open("older/b.txt").read() == "kept" and not os.path.exists("old")
+os.mkdir("old")
+assert os.listdir("old") == []
+os.symlink("one", "runs/latest")
+os.chdir("runs/latest")
+assert torch.load("last.pt") == [1] and open("../../log.txt").read() == "kept+"
+for _ in range(99): step()
+""",
+        "updates": """
+for _ in range(99):
+    w(torch.randn(5, 3)).sum().backward()
+    with torch.no_grad():
+        for each in w.parameters(): each -= 0.1 * each.grad
 """,
         "compiles": """
 teacher = torch.nn.Linear(3, 3)
@@ -294,6 +328,46 @@ class Warm(torch.optim.Adam):
 torch.optim.Adam(w.parameters())
 optimizer = Warm(w.parameters())
 for _ in range(3): step()
+""",
+    }
+    asked = {
+        "writes measure as-written": endings["writes"],
+        "short-batch count as-written": """
+data = DataLoader(torch.randn(12, 3), batch_size=8)
+while True:
+    for x in data:
+        w(x).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        for x in data: w(x)
+""",
+        "graphs count as-written": """
+class Batch:
+    def __init__(self, items): self.x = torch.cat(items)
+while True:
+    for batch in DataLoader([torch.randn(4, 3)] * 10, batch_size=5, collate_fn=Batch):
+        w(batch.x).sum().backward()
+        optimizer.step()
+""",
+        "iterates count as-written": """
+class Data(torch.utils.data.IterableDataset):
+    def __iter__(self): return ({"boxes": torch.ones(2 + i % 2, 4), "image": torch.ones(3)} for i in range(12))
+def join(items):
+    boxes, images = ([each[name] for each in items] for name in ("boxes", "image"))
+    return {"boxes": torch.cat(boxes), "image": torch.stack(images)}
+while True:
+    for batch in DataLoader(Data(), batch_size=4, collate_fn=join):
+        w(batch["image"]).sum().backward()
+        optimizer.step()
+""",
+        "closure profile as-written": """
+w = torch.nn.Linear(256, 256)
+optimizer = torch.optim.SGD(w.parameters(), lr=1e-9)
+def closure():
+    loss = w(torch.randn(2048, 256)).sum()
+    loss.backward()
+    return loss
+while True: optimizer.step(closure)
 """,
     }
     measured = {
@@ -423,18 +497,24 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
     }
     folder = tmp_path_factory.mktemp("scripts")
     jobs = []
-    for name, ending in {**endings, **measured}.items():
-        script, _, precision = name.partition(" ")
+    for name in ("model.pt", "model.safetensors", "last.pt", "log.txt", "old/a.txt", "old/b.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("kept")
+    for name, ending in {**endings, **measured, **asked}.items():
+        script, *how, precision = name.split() if " " in name else (name, "")
         file = folder / f"{script}.py"
         file.write_text(_STEP + ending)
-        jobs.append((str(file), "measure" if precision else "inspect", precision))
+        jobs.append((str(file), how[0] if how else "measure" if precision else "inspect", precision))
     command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps(jobs)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
-    found = dict(zip([*endings, *measured], json.loads(done.stdout), strict=True))
+    found = dict(zip([*endings, *measured, *asked], json.loads(done.stdout), strict=True))
     return found | {
-        "file": "".join((folder / name).read_text() for name in ("model.pt", "model.safetensors", "last.pt")),
-        "files": " ".join(each.name for each in folder.iterdir()),
+        "files": {
+            str(each.relative_to(folder)): each.read_text()
+            for each in sorted(folder.rglob("*"))
+            if each.is_file() and each.suffix not in (".py", ".pyc")
+        },
     }
 
 
@@ -443,6 +523,7 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
     [
         ("raises", "crashed: ValueError: no such file"),
         ("no-step", "unsupported: no-step.py ended before an optimizer of torch.optim took a step"),
+        ("updates", "unsupported: The script's weights change, but no optimizer of torch.optim takes a step, which is"),
         ("exits", "unsupported: exits.py ended with sys.exit(3) after optimizer step 1"),
         (
             "waits",
@@ -482,13 +563,54 @@ def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
 
 
 def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answers):
-    for script in ("forks", "saves", "saves-and-loads", "observes", "subclasses", "swallows", "swallows-it-all"):
+    for script in (
+        "forks",
+        "saves",
+        "saves-and-loads",
+        "writes",
+        "observes",
+        "subclasses",
+        "swallows",
+        "swallows-it-all",
+    ):
         assert answers[script] == "batch 5"
     assert answers["compiles"] == "batch 7"
     assert "steps, 0 skipped" in answers["scripted as-written"]
-    assert answers["file"] == "keptkeptkept"
-    assert answers["files"].count("model.pt") == 1
-    assert all(name not in answers["files"] for name in ("castwise-", "best.pt", "part.pt", "one.safetensors"))
+    said = "8 steps, 0 skipped; 'log.txt' and 5 more files that the script wrote are gone"
+    assert answers["writes measure as-written"].startswith(said)
+    assert answers["files"] == dict.fromkeys(
+        ["last.pt", "log.txt", "model.pt", "model.safetensors", "old/a.txt", "old/b.txt"], "kept"
+    )
+
+
+def test_samples_are_those_that_the_timed_steps_trained_on(answers):
+    assert answers["short-batch count as-written"] == "6 a step; "
+    assert answers["iterates count as-written"] == "4 a step; "
+    said = (
+        "5 a step; a step's samples are the DataLoader's: 5. That is not the first dimension of the model's input, 20"
+    )
+    assert answers["graphs count as-written"].startswith(said)
+
+
+def test_what_a_closure_computes_is_not_profiled_as_the_optimizer_s(answers):
+    assert answers["closure profile as-written"] == "plain_product"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "period", "num_extra"),
+    [
+        ([1, 1, 9, 1, 1, 1] * 4, 6, 4),
+        ([1, 1, 9, 1, 1, 1] * 3 + [1, 1, 1, 9, 1, 1], 0, 4),  # not at regular distances
+        ([1] * 20 + [9] + [1] * 9, 0, 1),
+        ([1, 1.02, 1, 1, 1.01, 1] * 4, 0, 0),
+        ([1, 9] * 12, 0, 0),  # each second step: any block has as many
+        ([1, 1, 9], 0, 0),
+    ],
+)
+def test_work_at_regular_distances_is_found(seconds, period, num_extra):
+    found, shares = extra_work([0.0, *itertools.accumulate(map(float, seconds))])
+    assert (found, len(shares)) == (period, num_extra)
+    assert all(share == pytest.approx(9 / sum(seconds)) for share in shares)
 
 
 @pytest.mark.parametrize(

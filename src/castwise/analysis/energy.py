@@ -84,7 +84,7 @@ def _sustained_energy(trial: Trial) -> Energy | None:
         return None
     watts = measured.joules / measured.seconds / measured.num_gpus
     step_joules = watts * trial.spec.world_size * (measured.step_seconds or block_step_seconds)
-    value = step_joules / steady_metrics.units_per_step(trial.spec, trial.facts)
+    value = step_joules / steady_metrics.units_per_step([trial])
     share = _LATE_SHARE * measured.late_seconds / measured.seconds
     return Energy(value, value * (1 - share), value * (1 + share), "sustained counter", watts)
 
@@ -129,12 +129,12 @@ def _is_mixed(trial: Trial) -> bool:
     return trial.session_id is not None and any(each.seconds < _LONG_ENOUGH_SECONDS for each in trial.readings)
 
 
-def _units(trial: Trial) -> list[tuple[TelemetrySummary, int]]:
+def _units(trial: Trial) -> list[tuple[TelemetrySummary, float]]:
     """Return each block's or epoch's reading with the units that the GPUs it covers trained on."""
     if not trial.ranks or trial.facts is None:
         return []
     spec, first = trial.spec, trial.ranks[0]
-    process_samples = [block.num_steps * spec.process_batch_size for block in first.blocks]
+    process_samples = [block.num_samples or block.num_steps * spec.process_batch_size for block in first.blocks]
     process_samples = process_samples or [epoch.num_samples for epoch in first.epochs]
     found = []
     for reading, samples in zip(trial.readings, process_samples, strict=False):

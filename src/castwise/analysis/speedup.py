@@ -115,10 +115,9 @@ def _is_in_stretch(trial: Trial) -> bool:
 
 def rate_estimate(trials: Sequence[Trial], step: Estimate | None) -> Estimate | None:
     """Return the units a second of one configuration, from its `step_estimate`; None if nothing was timed."""
-    facts = next((trial.facts for trial in trials if trial.facts is not None), None)
-    if step is None or facts is None:
+    if step is None or all(trial.facts is None for trial in trials):
         return None
-    units = units_per_step(trials[0].spec, facts)
+    units = units_per_step(trials)
     return Estimate(units / step.value, units / step.high, units / step.low, step.n)
 
 

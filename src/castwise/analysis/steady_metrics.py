@@ -1,12 +1,11 @@
 """Figures of one trial, computed from its raw samples."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from castwise.analysis.statistics import FEWEST_BLOCKS, pseudomedian
-from castwise.records.schema import Block, Facts, Trial
+from castwise.records.schema import Block, Trial
 from castwise.registry import workloads
-from castwise.spec.trial import TrialSpec
 from castwise.spec.types import Unit
 
 # The least slowdown of sustained steps that is reported. Source: H200s far from their power limit took 0.2 to 0.4 %
@@ -82,7 +81,7 @@ def throughput(trial: Trial) -> float | None:
     seconds = step_seconds(trial)
     if not seconds or trial.facts is None:
         return None
-    return units_per_step(trial.spec, trial.facts) / seconds
+    return units_per_step([trial]) / seconds
 
 
 def unit_of(trial: Trial) -> Unit:
@@ -91,9 +90,17 @@ def unit_of(trial: Trial) -> Unit:
     return unit or workloads.unit_of(trial.spec.workload)
 
 
-def units_per_step(spec: TrialSpec, facts: Facts) -> int:
-    """Return the units (images, tokens, samples) of one step of all processes together."""
-    return spec.batch_size * facts.units_per_sample * spec.world_size
+def units_per_step(trials: Sequence[Trial]) -> float:
+    """Return the units (images, tokens, samples) of one step of all processes together, of one configuration.
+
+    They are those of the timed steps if these were counted: batches may differ. Trials without facts have 1 a sample.
+    """
+    spec, blocks = trials[0].spec, [block for trial in trials for block in blocks_of(trial)]
+    counted = [block.num_samples for block in blocks if block.num_samples is not None]
+    is_counted = blocks and len(counted) == len(blocks)
+    samples = sum(counted) / sum(block.num_steps for block in blocks) if is_counted else spec.batch_size
+    per_sample = next((trial.facts.units_per_sample for trial in trials if trial.facts is not None), 1)
+    return samples * per_sample * spec.world_size
 
 
 def spread(trial: Trial) -> float | None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from castwise.analysis.statistics import FEWEST_BLOCKS
-from castwise.analysis.steady_metrics import units_per_step
 from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
 from castwise.orchestrator.machine_cache import CachedEngine
@@ -473,7 +472,7 @@ class _Measurement:
         for step in (self.open_device, self.set_up, self.warm_up):
             self.attempt(step)
         if self._prior is None and self.failure is None and self._facts is not None and self._step_seconds:
-            rate = units_per_step(self.spec, self._facts) / self._step_seconds
+            rate = self.spec.batch_size * self._facts.units_per_sample * self.spec.world_size / self._step_seconds
             unit = self._facts.unit or unit_of(self.spec.workload)
             self._runner.listener.remark(f"{self.spec.label}: about {float(f'{rate:.2g}'):,g} {unit}/s")
 
@@ -564,7 +563,7 @@ class _Measurement:
             meter.seconds = sum(block.seconds for block in self._blocks)
         for block in self._blocks:
             self.schedule.add(block.seconds, block.num_steps)
-        joules = watch.reading.energy_joules
+        joules, num_blocks = watch.reading.energy_joules, len(self._blocks)  # a script may give fewer
         share = {
             "seconds": watch.reading.seconds / num_blocks,
             "energy_joules": None if joules is None else joules / num_blocks,

@@ -30,7 +30,7 @@ from castwise.spec.types import Unit
 # - StepFlops.large_linear_flops: it is not known of older records.
 # - MeasurementProtocol.numerics, StepProfile.numerics: older records say nothing of rounding.
 # - UserModel.arguments, units_per_step, unit, scratch, MeasurementProtocol.num_steps, Facts.hooked,
-#   Block.data_seconds: for scripts.
+#   Block.data_seconds, num_samples: for scripts.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 
@@ -198,6 +198,7 @@ class Block(FrozenModel):
     seconds: _Seconds = Field(gt=0)
     num_steps: int = Field(ge=1)
     lead_in_steps: int = renamed(0, "lead_steps", ge=0)  # untimed, right before it
+    num_samples: float | None = None  # of `num_steps`, as a script's loaders yield them; None if they are not counted
     in_stretch: bool = False  # whether it is one of a stretch: blocks with no pause before or between them
     loss: float | None  # of the last step; None of a script that never calls backward
     loss_scale: float | None = None  # after the last step; None without scaling

@@ -32,6 +32,8 @@ def measured_on(trials: Sequence[Trial], *, is_brief: bool = False) -> str:
     date alone. Of scripts it also says how they were timed.
     """
     alone = "; timed one at a time" if any(trial.spec.is_script for trial in trials) else ""
+    hooked = [each for trial in trials for each in (() if trial.facts is None else trial.facts.hooked)]
+    alone += "".join(f"; {each}" for each in dict.fromkeys(hooked) if each.startswith("samples are "))
     environments = [trial.environment for trial in trials]
     commits = _and(each.commit for each in environments if each.commit)
     drivers = _and(each.driver for each in environments if each.driver)

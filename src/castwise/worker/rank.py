@@ -48,6 +48,7 @@ def main() -> None:
             script.hooks.stop_looking()
         return min(ranks.wait_for_more(script.num_steps), 1 if len(moments) < 2 else UNLIMITED)
 
+    script.folder = ranks.make_folder()
     script.follow(next_mark)
     script.run()
     if isinstance(script.ending, Exception):

@@ -8,9 +8,10 @@ import inspect
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from traceback import walk_stack
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakSet
@@ -25,8 +26,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
+from castwise.errors import UsageError
 from castwise.worker.pytree import tree_map_tensors, tree_tensors
-from castwise.worker.script.checkpoints import Checkpoints
 from castwise.worker.script.precision import OutsidePrecision, weights_of
 from castwise.worker.script.replacing import replaces
 from castwise.worker.script.techniques import OutsideTechniques
@@ -35,6 +36,19 @@ from castwise.worker.user_model.source import is_users
 
 _HALVES = (torch.float16, torch.bfloat16)
 _STRATEGIES = {"lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy"}  # Lightning's, by name
+# Where samples are seen, the best first.
+_SOURCES = {
+    "loader": "the DataLoader's",
+    "model": "the first dimension of the model's input",
+    "compiled": "the first dimension of a compiled function's input",
+}
+# What trains with optimizers of its own, as its package is called, and what to do.
+_OTHER_OPTIMIZERS = {
+    "fastai": "give its Learner opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)",
+    "keras": "Keras' fit has optimizers of its own. Write the loop by hand, with one of torch.optim",
+}
+_UPDATES = 3  # changes of weights without an optimizer's step; a script may change them once or twice by itself
+_NUM_WATCHED = 8  # of the weights, and of each one's values
 _FORWARD = ("forward", "_call_impl")  # of a module, around which its hooks run
 _installed: list["ScriptHooks"] = []  # one at the most
 
@@ -60,9 +74,9 @@ class ScriptHooks:
         self.num_prefetched = 0  # batches that a loader's workers may prepare while the script waits; 0 without workers
         self.uses_loader = False
         self.loss: Tensor | None = None  # of the last backward
-        self.checkpoints = Checkpoints()
         self.skipped_steps: int | Tensor = 0  # of the first optimizer; on the device if it skips them there
         self._after_step = after_step
+        self.num_loaded = 0  # samples that loaders have yielded in training
         self._samples: Counter[str] = Counter()  # of this step, by where they were seen
         self._samples_of_steps: list[Counter[str]] = []
         self._known: set[int] = set()  # modules of the models, and others without weights
@@ -73,6 +87,8 @@ class ScriptHooks:
         self._has_backward = False
         self._has_stepped = False  # whether an optimizer's own step has begun since a GradScaler's
         self._num_stepping = 0  # steps under way: a subclass's may call its base's, and a wrapper's another optimizer's
+        self._watched: list[list[float]] = []  # values of weights at the last backward, until an optimizer steps
+        self._num_updates = 0  # how often they had changed
         self._followed: set[str] = set()  # of Lightning's modules
         self._make_range: Callable[[str], AbstractContextManager[object]] | None = None  # of a profiler that runs
         self._left_with: nn.Module | None = None  # the model whose forward pass ends autocast
@@ -143,12 +159,19 @@ class ScriptHooks:
 
     @property
     def samples_per_step(self) -> int | None:
-        """Return the samples of a step: what loaders gave, else the first dimension of what the model was called with.
+        """Return the samples of a step: what loaders gave, else the first dimension of the model's first argument.
 
         The second step is taken, if there was one: before the first a script may look at a batch. None if unknown.
         """
         seen = next(iter(self._samples_of_steps[1:2] or self._samples_of_steps), Counter())
-        return seen["loader"] or seen["model"] or seen["compiled"] or None
+        return next((seen[name] for name in _SOURCES if seen[name]), None)
+
+    @property
+    def samples_seen(self) -> dict[str, float]:
+        """Return the samples of a step by where they were seen, a mean of all steps but the first; the best first."""
+        steps = self._samples_of_steps[1:] or self._samples_of_steps
+        means = {name: sum(step[key] for step in steps) / max(1, len(steps)) for key, name in _SOURCES.items()}
+        return {name: mean for name, mean in means.items() if mean}
 
     def find_model(self, module: nn.Module, args: Any) -> None:
         """Keep a module that is called while no other is, and is trained."""
@@ -294,6 +317,8 @@ class ScriptHooks:
         def noting_backward(backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if torch._C._current_graph_task_id() != -1:  # of a checkpoint, within another
                 return backward(tensors, *args, **kwargs)
+            if not self.stepped:
+                self._check_updates()
             losses = list(tensors) if type(tensors) in {list, tuple} else [tensors]
             if not self._has_noted_loss and isinstance(losses[0], Tensor):
                 self.loss = losses[0].detach()
@@ -325,6 +350,24 @@ class ScriptHooks:
             if not self._has_stepped and isinstance(optimizer, Optimizer):
                 self.after_step(optimizer, was_skipped=True)
             return result
+
+    def _check_updates(self) -> None:
+        """Refuse a script whose weights change from backward to backward while no optimizer of torch.optim steps.
+
+        Raises:
+            UsageError: They have changed several times.
+        """
+        weights = [each for model in self.models for each in model.parameters() if type(each) is nn.Parameter]
+        values = [each.detach().flatten()[:_NUM_WATCHED].tolist() for each in weights[-_NUM_WATCHED:]]
+        self._num_updates += bool(self._watched) and values != self._watched
+        self._watched = values
+        if self._num_updates >= _UPDATES:
+            packages = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_stack(None)}
+            known = [remedy for name, remedy in _OTHER_OPTIMIZERS.items() if name in packages]
+            raise UsageError(
+                "The script's weights change, but no optimizer of torch.optim takes a step, which is what castwise "
+                f"counts: {(known or ['train them with one of torch.optim'])[0]}."
+            )
 
     def _replace_methods(self) -> None:
         """Replace functions of torch by ones that tell of their calls."""
@@ -374,16 +417,29 @@ class ScriptHooks:
             self.optimizers.add(optimizer)
             make(optimizer, *args, **kwargs)
 
+        @replaces(dataloader._BaseDataLoaderIter, "_next_index")
+        def noting_index(next_index: Any, batches: Any) -> Any:
+            index = next_index(batches)
+            # Workers are asked for batches ahead; what was asked for in the last epoch does not come.
+            epoch, sizes = vars(batches).get("castwise_sizes", (None, None))
+            if epoch is not batches._sampler_iter:
+                epoch, sizes = vars(batches)["castwise_sizes"] = batches._sampler_iter, deque()
+            sizes.append(len(index) if batches._auto_collation else 0)
+            return index
+
         @replaces(dataloader._BaseDataLoaderIter, "__next__")
         def timed_next(next_batch: Any, batches: Any) -> Any:
             started = time.perf_counter()
             batch = next_batch(batches)
             self.data_seconds += time.perf_counter() - started
+            num_samples = _num_samples_of_batch(batch, batches)
+            if torch.is_grad_enabled() and (self.model.training or self.model is self._trained_in_eval):
+                self.num_loaded += num_samples
+                self._samples["loader"] += num_samples
             if self._is_looking:
                 self.uses_loader = True
                 workers = getattr(batches, "_num_workers", 0)
                 self.num_prefetched = max(self.num_prefetched, workers * (getattr(batches, "_prefetch_factor", 0) or 0))
-                self._samples["loader"] += _num_samples(batch)
             return batch
 
     def _follow_lightning(self) -> None:
@@ -430,14 +486,30 @@ def _names_in(code: CodeType) -> set[str]:
 
 
 def _num_samples(nested: Any) -> int:
-    """Return the first dimension of the first tensor; of images and labels in lists, as of detection, their number."""
+    """Return the first dimension of the first tensor, or the number of a batch's graphs.
+
+    Of images and labels in lists, as of detection, it is their number.
+    """
     parts = nested if isinstance(nested, list | tuple) else ()
+    graphs = [found for each in (nested, *parts) if isinstance(found := getattr(each, "num_graphs", None), int)]
+    if graphs:
+        return graphs[0]
     lengths = {len(part) if isinstance(part, list | tuple) else None for part in parts}
     length = lengths.pop() if len(lengths) == 1 else None
     if length and any(isinstance(each, dict) for part in parts for each in part):
         return length
     tensors = tree_tensors(nested)
     return len(tensors[0]) if tensors and tensors[0].dim() else 0
+
+
+def _num_samples_of_batch(batch: Any, batches: Any) -> int:
+    """Return the samples of a batch: what the loader asked its data set for, else what the batch says."""
+    _, sizes = vars(batches).get("castwise_sizes", (None, ()))
+    asked = sizes.popleft() if sizes else 0
+    # A data set that is iterated over may have fewer left than it was asked for.
+    if asked and batches._dataset_kind == dataloader._DatasetKind.Map:
+        return int(asked)
+    return asked if asked in {len(each) for each in tree_tensors(batch) if each.dim()} else _num_samples(batch)
 
 
 def _num_samples_of_call(args: Any) -> int:

@@ -66,6 +66,11 @@ class SharedFolder(Ranks):
             os.link(new, self._folder / name)
         new.unlink()
 
+    def make_folder(self) -> str:
+        """Return the folder for the files that any rank writes, which all of them see."""
+        (self._folder / "files").mkdir(exist_ok=True)
+        return str(self._folder / "files")
+
     def stop_looking(self) -> None:
         """Tell the other ranks that rank 0 has warmed up."""
         self.tell(WARM, "")

@@ -12,13 +12,18 @@ import queue
 import re
 import runpy
 import shlex
+import shutil
+import statistics
 import sys
+import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +40,7 @@ from castwise.worker.distributed import Peers
 from castwise.worker.kernel_profile import profile_step
 from castwise.worker.memory import memory_meter
 from castwise.worker.precision import read_fp32_precision
+from castwise.worker.script.file_overlay import FileOverlay
 from castwise.worker.script.hooks import ScriptHooks
 from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.techniques import OutsideTechniques
@@ -49,6 +55,12 @@ _SETTLED_WINDOWS = 3
 _SETTLED_SPREAD = 0.02
 _WINDOW_SECONDS = 0.1
 _STARTS_PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate")
+# Work that a script does now and then, such as rollouts, evaluation or logging, if it takes more than steps do.
+_MOST_STEP_ENDS = 100_000
+_LEAST_EXTRA_SHARE, _LEAST_EXTRA_FACTOR = 0.05, 3.0  # of all steps' time, and of the usual step's; chosen here
+_FEWEST_TIMED_STEPS = 20  # fewer do not tell what is usual
+_MOST_EXTRA_STEPS = 0.35  # of all steps; chosen here
+_MOST_STRETCH_SECONDS = 10.0  # in which whole periods are timed; chosen here
 _INSPECTED_STEPS = 2  # what precedes the first may look at a batch, so the second shows how many samples a step has
 
 
@@ -62,6 +74,7 @@ class _Moment:
 
     time: Any  # the host's clock, or an event on the device
     num_steps: int  # since the script's begin
+    num_samples: int  # that loaders have yielded since then
     data_seconds: float  # since then
     skipped_steps: int | torch.Tensor  # since then
     loss: torch.Tensor | None
@@ -92,6 +105,10 @@ class Ranks:
         """Return the samples per step of all ranks but this one."""
         return 0
 
+    def make_folder(self) -> str:
+        """Return a new folder for the files that the script writes."""
+        return tempfile.mkdtemp(dir=util.get_temp_dir())  # which is swept
+
     def stop_looking(self) -> None:
         """Let the other ranks look for no further models."""
 
@@ -103,10 +120,14 @@ class ScriptRun:
         self._script, self._device = script, torch.device(device)
         self._precision, self._techniques = precision, techniques
         self.hooks: ScriptHooks | None = None
+        self.files: FileOverlay | None = None
+        self.folder = ""  # for the files that it writes; empty for one of its own
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._order: _Order | None = None
         self._next_mark: float = math.inf  # the step at whose end something is to be done
         self.num_steps = 0
+        # Of the last steps, in seconds: the process's CPU time, which other programs do not change.
+        self.step_ends: deque[float] = deque(maxlen=_MOST_STEP_ENDS)
         self.digest = ""  # of the script's files, once its first step is done
         self.ranks = Ranks()
         self.ending: BaseException | None = None  # how the script ended, once it has
@@ -128,12 +149,17 @@ class ScriptRun:
             os.environ["MASTER_PORT"] = str(get_free_port())  # type: ignore[no-untyped-call]
         sys.argv = [script.path, *script.arguments]
         sys.path.insert(0, os.getcwd() if script.name else str(Path(script.path).parent))
+        folder = Path(self.folder or self.ranks.make_folder())
+        self.folder, kept = str(folder), list[str]()
         if script.scratch:
-            os.chdir(script.scratch)
+            kept.append(os.path.join(script.scratch, f"{folder.parent.name}-{folder.name}"))
+            os.makedirs(kept[0], exist_ok=True)  # other ranks have it, too
+            os.chdir(kept[0])
         process = os.getpid()
         ending: BaseException = SystemExit(0)
         try:
             self._take_order()
+            self.files = FileOverlay(self.folder, [os.getcwd(), str(Path(script.path).parent)], kept)
             self.hooks = ScriptHooks(
                 OutsidePrecision(find_precision(self._precision), self._device.type),
                 OutsideTechniques(self._techniques, self._device),
@@ -166,7 +192,11 @@ class ScriptRun:
     def end(self) -> None:
         """Stop the script, and end the process if it goes on: it may have caught the exception that stops it."""
         self.stop()
-        if not self._has_ended.wait(_END_SECONDS) or self.ending is None:
+        has_ended = self._has_ended.wait(_END_SECONDS) and self.ending is not None
+        if self.files is not None:
+            self.files.switch_off()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if not has_ended:
             os._exit(0)
 
     def _take_order(self) -> None:
@@ -189,6 +219,7 @@ class ScriptRun:
     def _after_step(self) -> None:
         """Take a moment if one is due, and wait for the next order after the last one."""
         self.num_steps += 1
+        self.step_ends.append(time.process_time())
         if self.num_steps == 1:
             self.digest = digest(user_files([Path(self._script.path)], self._modules))
         if self.num_steps < self._next_mark:
@@ -201,6 +232,7 @@ class ScriptRun:
                 _Moment(
                     self._now(synchronised=order.synchronised),
                     self.num_steps,
+                    hooks.num_loaded,
                     hooks.data_seconds,
                     hooks.skipped_steps,
                     hooks.loss,
@@ -421,6 +453,8 @@ class ScriptTrial:
         kinds = [f"model {type(model).__name__}" for model in hooks.models]
         kinds += [f"optimizer {type(each).__name__}" for each in hooks.stepped]
         kinds += ["DataLoader"] if hooks.uses_loader else []
+        if self._script.units_per_step is None:
+            kinds += [f"samples are {name}" for name in list(hooks.samples_seen)[:1]]
         return (*kinds, *([f"{num_ranks} ranks"] if num_ranks > 1 else []))
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
@@ -456,6 +490,8 @@ class ScriptTrial:
                 f"train for longer, or {self._shorter('shorten --warm-up')}."
             )
         first, last = moments[max(0, len(moments) - 1 - _SETTLED_WINDOWS)], moments[-1]
+        if extra_work(list(self.run.step_ends)[1:])[0]:
+            first = moments[0]  # the last windows may have none of it, or more than their share
         self._step_seconds = (last.time - first.time) / (last.num_steps - first.num_steps)
         self._hooks.stop_looking()
         self.run.ranks.stop_looking()
@@ -476,16 +512,27 @@ class ScriptTrial:
     def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
         """Time blocks of steps right after untimed ones, without a pause before or between them."""
         step_seconds, hooks = self._step_seconds, self._hooks
+        period, _ = extra_work(list(self.run.step_ends)[1:])
         lead_in = max(2, round(lead_in_seconds / step_seconds), hooks.num_prefetched)
-        num_blocks = min(num_blocks, self._spec.protocol.num_steps or num_blocks)
-        num_steps = self._spec.protocol.num_steps or num_blocks * max(1, round(block_seconds / step_seconds))
-        ends = [num_steps * number // num_blocks for number in range(num_blocks + 1)]
+        asked = self._spec.protocol.num_steps
+        num_steps = asked or max(num_blocks, round(num_blocks * block_seconds / step_seconds))
+        if asked is None:  # a period more than it would be, if a block has none
+            least = period * self._spec.protocol.min_blocks
+            num_steps = max(num_steps, least if least * step_seconds < _MOST_STRETCH_SECONDS else 0)
+        num_blocks = min(num_blocks, max(1, num_steps // max(1, period)))
+        length = num_steps // num_blocks
+        is_whole = 0 < period <= length
+        if asked is None:
+            num_steps = num_blocks * (length - length % period if is_whole else length)
+        else:
+            is_whole = is_whole and num_steps % (num_blocks * period) == 0
+        bounds = [num_steps * number // num_blocks for number in range(num_blocks + 1)]
 
         def next_mark(moments: Sequence[_Moment]) -> int | None:
             if len(moments) < 2:
                 return lead_in - 1 if moments else 1
             block = len(moments) - 2
-            return ends[block + 1] - ends[block] if block < num_blocks else None
+            return bounds[block + 1] - bounds[block] if block < num_blocks else None
 
         moments = self.run._carry_out(_Order(next_mark, synchronised=False), self._limit_seconds)
         # If the time is up before the steps that lead in are done, they are what was measured.
@@ -500,6 +547,8 @@ class ScriptTrial:
         if self._spec.device_type == "cuda":
             torch.cuda.synchronize(self._spec.device)
         found = list[Block]()
+        # The other ranks' loaders are taken to yield as many.
+        num_loaders = self.run.ranks.num_ranks if self._script.units_per_step is None else 0
         for before, after in itertools.pairwise(moments):
             is_clock = isinstance(after.time, float)
             found.append(
@@ -510,9 +559,17 @@ class ScriptTrial:
                     in_stretch=True,
                     loss=None if after.loss is None else after.loss.double().mean().item(),
                     loss_scale=hooks.precision.scale,
+                    num_samples=(after.num_samples - before.num_samples) * num_loaders or None,
                     skipped_steps=int(after.skipped_steps - before.skipped_steps),
                     data_seconds=after.data_seconds - before.data_seconds if hooks.uses_loader else None,
                 )
+            )
+        ends = list(self.run.step_ends)[-1 - moments[-1].num_steps + moments[0].num_steps :]
+        _, shares = extra_work(ends)
+        if shares and not is_whole:
+            self._notes.append(
+                f"{len(shares)} of {len(ends) - 1} timed steps took {sum(shares):.0%} of the CPU's time (evaluation, "
+                "rollouts, logging?), and blocks do not hold as many each: the figures are by chance. Take more --steps"
             )
         self._blocks += found
         return tuple(found)
@@ -521,12 +578,14 @@ class ScriptTrial:
         """Return everything measured, and stop the script unless it is profiled next."""
         if self._hooks.loss is None:
             self._notes.append("no loss is known, nor whether it diverges: the script never calls backward")
-        checkpoints = self._hooks.checkpoints
-        apart = "" if self._script.scratch else ". Other files are written as always: --scratch DIR keeps them apart"
-        if name := checkpoints.saved:
-            self._notes.append(f"'{name}' was written to another file, which is gone: nothing was overwritten{apart}")
-        if (name := checkpoints.opened) and not self._script.scratch:
-            self._notes.append(f"'{name}' was written: the script opens it itself. --scratch DIR keeps it apart")
+        seen = list(self._hooks.samples_seen.items())
+        if self._script.units_per_step is None and len(seen) > 1 and not math.isclose(seen[0][1], seen[1][1]):
+            (name, mean), (other, other_mean) = seen[:2]
+            self._notes.append(
+                f"a step's samples are {name}: {mean:.4g}. That is not {other}, {other_mean:.4g}: if these count, give "
+                f"it --units-per-step {other_mean:.0f}"
+            )
+        self._notes += self._file_notes()
         samples = RankSamples(
             blocks=tuple(self._blocks),
             peak_allocated_bytes=self._memory.peak_allocated(),
@@ -537,6 +596,20 @@ class ScriptTrial:
         if not self.is_to_be_profiled:
             self.run.stop()
         return samples
+
+    def _file_notes(self) -> list[str]:
+        """Return a sentence on the files that the script has written."""
+        files = self.run.files
+        assert files is not None, "it has run"
+        files.switch_off()  # what castwise writes, such as a trace, is the user's
+        written = files.written()
+        if not written:
+            return []
+        others = f" and {len(written) - 1} more files" if len(written) > 1 else ""
+        return [
+            f"'{written[0].name}'{others} that the script wrote are gone: each of its processes writes into a folder "
+            "of its own. No file was overwritten"
+        ]
 
     def profile(self, num_steps: int, trace: Path | None) -> StepProfile:
         """Profile about so many steps after all else, and stop the script."""
@@ -567,6 +640,32 @@ class ScriptTrial:
     def run_block(self, length: int = 1) -> Block:
         """Refuse: a script's blocks are timed in one go."""
         raise CastwiseError(f"The blocks of a script are timed in one go, not one of length {length}.")
+
+
+def extra_work(ends: Sequence[float]) -> tuple[int, list[float]]:
+    """Return how a script's work besides its steps is spread over these.
+
+    Args:
+        ends: When each step ended, in seconds.
+
+    Returns:
+        After how many steps it comes again, 0 if it does not, or not at regular distances; and the share of the time
+        of each step that has it.
+    """
+    seconds = [after - before for before, after in itertools.pairwise(ends)]
+    if len(seconds) < _FEWEST_TIMED_STEPS:
+        return 0, []
+    usual, longest = statistics.median(seconds), max(seconds)
+    places = [place for place, each in enumerate(seconds) if each - usual > (longest - usual) / 2]
+    total = sum(seconds) or 1.0
+    shares = [seconds[place] / total for place in places]
+    is_rare = len(places) <= _MOST_EXTRA_STEPS * len(seconds) and longest > _LEAST_EXTRA_FACTOR * usual
+    if not is_rare or sum(shares) < _LEAST_EXTRA_SHARE + len(places) / len(seconds):
+        return 0, []
+    gaps = {after - before for before, after in itertools.pairwise(places)}
+    if len(places) < 3 or len(gaps) > 1:
+        return 0, shares
+    return gaps.pop(), shares
 
 
 def _described(optimizer: Optimizer) -> str:
