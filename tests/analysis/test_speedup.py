@@ -17,7 +17,7 @@ from castwise.analysis.speedup import (
 )
 from castwise.analysis.statistics import LEVEL
 from castwise.records.schema import Status, Trial
-from castwise.render.notes import remarks
+from castwise.render.notes import notes_of, remarks
 from castwise.spec.trial import MeasurementProtocol
 from castwise.spec.user_model import UserModel
 
@@ -105,6 +105,20 @@ def test_unpaired_interval_is_welchs() -> None:
     expected = ttest_ind(*logs, equal_var=False).confidence_interval(LEVEL)
     assert found is not None
     assert (found.low, found.high) == (pytest.approx(math.exp(expected.low)), pytest.approx(math.exp(expected.high)))
+
+
+def test_what_was_in_fewer_rounds_has_the_throughput_that_its_ratio_is_of() -> None:
+    trials = rounds((0.3, 0.1), (0.1, 0.05), (0.1, 0.05))  # the machine was busy in the first
+    base, mixed = rows_of([*trials[:2], trials[2], trials[4]])
+    assert mixed.speedup == pytest.approx(3)
+    assert base.throughput is not None
+    assert mixed.throughput == pytest.approx(3 * base.throughput)
+    assert mixed.step_seconds == pytest.approx((base.step_seconds or 0) / 3)
+    assert (base.adjusted_to, mixed.adjusted_to) == ("", "fp32")
+    assert [note.name for note in notes_of([base, mixed]) if note.name in ("rounds", "drift")] == ["rounds"]
+    _, in_all = rows_of(trials)
+    assert in_all.adjusted_to == ""
+    assert in_all.step_seconds == pytest.approx((0.1 * 0.05 * 0.05) ** (1 / 3))
 
 
 def test_a_configuration_is_one_row_over_all_processes() -> None:

@@ -13,6 +13,7 @@ from castwise.analysis.speedup import (
     rate_estimate,
     speedup_estimate,
     step_estimate,
+    was_timed,
 )
 from castwise.analysis.statistics import Estimate, Verdict, estimate, verdict_of
 from castwise.records.schema import Trial
@@ -41,9 +42,13 @@ class Row:
 
     trial: Trial  # the first, or the one that failed
     trials: tuple[Trial, ...]  # one for each process
-    step_seconds: float | None  # the pseudomedian over blocks, the geometric mean over processes
+    step_seconds: float | None  # the pseudomedian over blocks, the geometric mean over processes; see `adjusted_to`
     spread: float | None  # the blocks' interquartile range over their median, in the median process
     throughput_estimate: Estimate | None  # units per second
+    # The precision that it is compared with, if one of the two was in sessions without the other. Step time and
+    # throughput are then that one's by the speed-up, which is of the sessions that they share: means adjusted for
+    # blocks, as in an incomplete block design. Source: Cochran and Cox, Experimental Designs, 1957, chapter 9.
+    adjusted_to: str
     speedup_estimate: Estimate | None  # fp32's step time over this one's; above 1 is faster
     default_estimate: Estimate | None  # the same over PyTorch's default, if that was measured
     written_estimate: Estimate | None  # the same over the user's script as written
@@ -158,12 +163,6 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         if first.spec.techniques:
             loop_speedup = speedup_estimate(without_techniques.get(comparison_key(first, "techniques"), []), own)
         step = step_estimate(own)
-        rate = rate_estimate(own, step)
-        if first.spec.world_size > 1:
-            single = on_one_gpu.get(comparison_key(as_on_one_gpu(first), *GPUS), [])
-            single_rate = rate_estimate(single, step_estimate(single))
-            if rate is not None and single_rate is not None:
-                scaling_efficiency = rate.value / (single_rate.value * first.spec.world_size)
         references = dict(references_of[group_of(first)])
         baseline_step = step_estimate(references[BASELINE])
         is_beside_fp8 = _is_fp8(first) or first.spec.precision == BESIDE_FP8
@@ -171,6 +170,18 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         over = {name: _speedup(each, own) for name, each in references.items()}
         reference = next((name for name, each in references.items() if each), BASELINE)
         decisive = over[reference]
+        adjusted_to = ""
+        base, sessions, others = step_estimate(references[reference]), _sessions(own), _sessions(references[reference])
+        if base is not None and decisive is not None and sessions != others and sessions & others:
+            adjusted_to = reference
+            low, high = base.low / decisive.high, base.high / decisive.low
+            step = Estimate(base.value / decisive.value, low, high, decisive.n)
+        rate = rate_estimate(own, step)
+        if first.spec.world_size > 1:
+            single = on_one_gpu.get(comparison_key(as_on_one_gpu(first), *GPUS), [])
+            single_rate = rate_estimate(single, step_estimate(single))
+            if rate is not None and single_rate is not None:
+                scaling_efficiency = rate.value / (single_rate.value * first.spec.world_size)
         verdict = None
         if step is not None and first.spec.precision != reference:
             baselines = (each[BASELINE] for each in references_of.values())  # read if there is no ratio
@@ -184,6 +195,7 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
             step_seconds=_value(step),
             spread=statistics.median(spreads) if spreads else None,
             throughput_estimate=rate,
+            adjusted_to=adjusted_to,
             speedup_estimate=over[BASELINE],
             default_estimate=over[DEFAULT],
             written_estimate=over[AS_WRITTEN],
@@ -201,6 +213,11 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         )
         rows.append(row)
     return rows
+
+
+def _sessions(trials: Sequence[Trial]) -> set[str]:
+    """Return the sessions in which a configuration was timed beside others."""
+    return {trial.session_id for trial in trials if trial.session_id is not None and was_timed(trial)}
 
 
 def _is_fp8(trial: Trial) -> bool:

@@ -234,11 +234,19 @@ def _disagreements(rows: Sequence[Row]) -> list[Note]:
     notes, ratios, different = list[Note](), list[str](), list[Row]()
     for row in rows:
         paired, unpaired = row.speedup_estimate, row.unpaired_speedup
-        if paired is None or not has_interval(paired) or unpaired is None or paired.low <= unpaired <= paired.high:
+        if row.adjusted_to or paired is None or not has_interval(paired) or unpaired is None:
+            continue
+        if paired.low <= unpaired <= paired.high:
             continue
         if format_ratio(unpaired) != format_ratio(row.speedup):
             different.append(row)
             ratios.append(f"{format_ratio(unpaired)} for {row.trial.spec.label} (speed-up {format_ratio(row.speedup)})")
+    for other in dict.fromkeys(row.adjusted_to for row in rows if row.adjusted_to):
+        own = [row for row in rows if row.adjusted_to == other]
+        why = f"not in the same rounds as {other}: throughput is that of {other} by the speed-up in the rounds of both"
+        notes.append(
+            Note("rounds", f"{_who(own, rows)}: {why}", tuple(f"{row.trial.spec.label}: {why}" for row in own))
+        )
     if ratios:
         why = (
             "speed-up compares blocks measured moments apart; throughput is that of all blocks, whatever drifted "
