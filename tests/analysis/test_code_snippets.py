@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,13 @@ from small_step import CPU, make_batch, make_net, make_task
 from torch import Tensor, nn
 
 from castwise.analysis.advice import recommend
-from castwise.analysis.code_snippets import framework_snippets, loop_patch, pytorch_code
+from castwise.analysis.code_snippets import framework_snippets, loop_patch, own_calls, pytorch_code
 from castwise.analysis.result_table import compare
 from castwise.records.schema import Facts
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
 from castwise.registry.workloads import OptimizerSpec
 from castwise.render.notes import snippet_lines
+from castwise.spec.user_model import UserModel
 from castwise.worker.precision import numeric_state
 from castwise.worker.step import TrainingStep
 from castwise.worker.user_model.contract import Contract
@@ -138,7 +140,7 @@ def test_a_patch_is_short_says_what_each_change_bought_and_never_switches_clippi
     techniques = (*ALL, "no-step-sync", "cuda-graph", "max-pool-kernel")
     gains = {name: f"{name} bought" for name in (row.name, *techniques)}
     for known in (None, facts(), facts(1.0, 4)):
-        text = loop_patch(row, "cuda", known, techniques, gains, "castwise tune x --emit train.py")
+        text = loop_patch(row, fake_spec(techniques=techniques), known, gains, "castwise tune x --emit train.py")
         lines = [line for line in text.splitlines() if not line.startswith(("# Lightning", "# Acc", "# trans"))]
         assert len(lines) <= 15
         ast.parse(text)
@@ -146,6 +148,36 @@ def test_a_patch_is_short_says_what_each_change_bought_and_never_switches_clippi
         assert [line for line in lines if line in PLACES] == PLACES
         bought = set(gains) if row.code else set(gains) - {row.name}
         assert {name for name in bought if f"{name} bought" not in text and f"({name} bought)" not in text} == set()
+
+
+OWN = """\
+import torch
+from torch.utils.data import DataLoader
+batches = DataLoader(data, batch_size=8, shuffle=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+"""
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.parametrize("row", [find_precision("bf16-mixed"), find_precision("bf16-master")], ids=lambda row: row.name)
+def test_arguments_are_added_to_the_user_s_own_calls(row: Precision, is_recorded: bool, tmp_path: Path) -> None:
+    """A new call would lose their arguments, such as momentum."""
+    file = tmp_path / "train.py"
+    file.write_text(OWN)
+    path = file.name if is_recorded else str(file)
+    model = UserModel(kind="script", path=path, name="")
+    spec = fake_spec(user_model=model, techniques=("pinned-transfer", "fused-optimizer"))
+    known = facts().model_copy(update={"optimizer": "SGD(lr=0.1, momentum=0.9)"})
+    for text in (
+        pytorch_code(row, "cuda", known, spec.techniques, own_calls(spec, known)),
+        loop_patch(row, spec, known, {}, "castwise tune"),
+    ):
+        ast.parse(text)
+        assert "SGD(" not in text
+        assert "DataLoader(" not in text
+        for argument, called, line in (("fused=True", "SGD", 4), ("pin_memory=True", "DataLoader", 3)):
+            at = "" if is_recorded else f" at train.py:{line}"
+            assert f"# add {argument} to your call of {called}{at}" in text
 
 
 def code_of(precision: str, framework: str, known: Facts | None = None, device_type: str = "cuda") -> str:

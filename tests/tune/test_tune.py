@@ -15,7 +15,7 @@ from fake_engine import FakeEngine, Fault, fake_environment, fake_facts, fake_sp
 from castwise.records.schema import Float8Facts, StepFlops
 from castwise.records.store import load_folder
 from castwise.spec.trial import TrialSpec
-from castwise.tune.candidates import TriedChange, allowed_techniques, change_between
+from castwise.tune.candidates import Change, TriedChange, allowed_techniques, change_between
 from castwise.tune.options import TuneOptions
 from castwise.tune.render import (
     chosen,
@@ -23,6 +23,7 @@ from castwise.tune.render import (
     fastest_within,
     markdown_tuning,
     measured_words,
+    patch,
     reasons,
     rows_of,
     simplest,
@@ -453,6 +454,14 @@ def test_the_patch_says_what_to_change_and_what_it_bought(command: CommandLine) 
     patch, _, ending = table.out.partition("What to change in your loop:\n")[2].rpartition("\n\n")
     assert [line.strip() for line in patch.splitlines()] == [line.strip() for line in changes.splitlines()]
     assert "Next: " in ending
+
+
+def test_the_patch_of_a_script_names_its_own_call(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nFake([], lr=0.1, momentum=0.9)\n")
+    result = tune(engine(), f"python {script}")
+    fused = Change(techniques=("fused-optimizer",)).on(result.start)
+    assert "# add fused=True to your call of Fake at train.py:2" in patch(result, fused)
 
 
 def test_a_patch_without_a_faster_loop_says_so(command: CommandLine) -> None:

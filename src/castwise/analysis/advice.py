@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from castwise.analysis.causes import diagnose, try_line
-from castwise.analysis.code_snippets import Snippet, framework_snippets, pytorch_code
+from castwise.analysis.code_snippets import Snippet, framework_snippets, own_calls, pytorch_code
 from castwise.analysis.model_flops import why_inexact
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
@@ -350,7 +350,8 @@ def _take(row: Row, setting: tuple[str, int, int]) -> Advice:
     """Return the advice to take a row's loop, with what to paste; its words are still missing."""
     spec, facts = row.trial.spec, row.trial.facts
     precision = precision_row(spec.precision)
-    code = pytorch_code(precision, spec.device_type, facts, spec.techniques if precision.code else ())
+    techniques = spec.techniques if precision.code else ()
+    code = pytorch_code(precision, spec.device_type, facts, techniques, own_calls(spec, facts))
     if code and spec.changed_loss_scale:
         code = f"# Measured with the loss scale {spec.loss_scale}; this is {precision.loss_scale} loss scaling.\n{code}"
     snippets = framework_snippets(precision, spec.device_type, facts, spec.techniques) if code else ()

@@ -1,12 +1,15 @@
 """What to paste: the lines of plain PyTorch for a trial's loop, and what to set in the frameworks around it."""
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from castwise.records.schema import Facts
 from castwise.registry.precisions import AS_WRITTEN, Precision
 from castwise.registry.techniques import TECHNIQUES, rows_of
+from castwise.spec.trial import TrialSpec
 
 _MOST_LINES = 15  # of a patch in plain PyTorch
 _BATCH_NORM_LOOP = re.compile(r"for module in .*\n    if .*_BatchNorm\):\n        module.float\(\)\n")
@@ -83,14 +86,46 @@ def _call(first: str, function: str, *arguments: str) -> str:
     return f"{first}; {call}" if first else call
 
 
-def pytorch_code(row: Precision, device_type: str, facts: Facts | None = None, techniques: Sequence[str] = ()) -> str:
+def find_calls(file: Path, name: str) -> str:
+    """Return where a file of Python calls a function or class: `train.py:12 and 30`; empty if it does not."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    called = [(node.lineno, node.func) for node in nodes if isinstance(node, ast.Call)]
+    lines = {line for line, function in called if name in (getattr(function, "attr", ""), getattr(function, "id", ""))}
+    return f"{file.name}:{' and '.join(map(str, sorted(lines)))}" if lines else ""
+
+
+def own_calls(spec: TrialSpec, facts: Facts | None) -> dict[str, str]:
+    """Return in words the user's own calls that make the optimizer and the loader: they have arguments to keep.
+
+    Their lines are named if the spec names the folder of the user's file, as records do not.
+    """
+    if spec.user_model is None:
+        return {}
+    file, found = Path(spec.user_model.path), dict[str, str]()
+    for made, name in (("optimizer", _optimizer(facts)), ("loader", "DataLoader")):
+        at = find_calls(file, name) if name and file.is_absolute() else ""
+        if at or spec.is_script:
+            found[made] = f"your call of {name or 'torch.optim'}{at and f' at {at}'}"
+    return found
+
+
+def pytorch_code(
+    row: Precision,
+    device_type: str,
+    facts: Facts | None = None,
+    techniques: Sequence[str] = (),
+    calls: Mapping[str, str] | None = None,
+) -> str:
     """Return the lines of plain PyTorch that do what a trial did: its techniques, clipping and accumulation.
 
     Gradients are unscaled before they are clipped. Unscaling, clipping, stepping and the scale's update come once for
-    each optimizer step, after the backward pass of its last batch.
+    each optimizer step, after the backward pass of its last batch. `calls` are the user's, by `own_calls`.
     """
     if techniques:
-        places = _places(row, device_type, facts, techniques, _optimizer(facts))
+        places = _places(row, device_type, facts, techniques, _optimizer(facts), calls or {})
         return "\n".join(line for lines in places.values() for line, _ in lines)
     lines = _fitting(row.code.replace("{device!r}", f'"{device_type}"'), facts).splitlines()
     if facts is None or not any(".backward()" in line for line in lines):
@@ -128,28 +163,21 @@ def _fitting(code: str, facts: Facts | None) -> str:
     return code.replace("torch.optim.SGD(", f"torch.optim.{kind}(") if is_torchs else code
 
 
-def loop_patch(
-    row: Precision,
-    device_type: str,
-    facts: Facts | None,
-    techniques: Sequence[str],
-    gains: Mapping[str, str],
-    command: str,
-) -> str:
+def loop_patch(row: Precision, spec: TrialSpec, facts: Facts | None, gains: Mapping[str, str], command: str) -> str:
     """Return what to change in a loop of plain PyTorch, in at most fifteen lines, by where it goes; then frameworks.
 
     Args:
-        row: The precision.
-        device_type: "cpu" or "cuda".
+        row: The precision that is switched on.
+        spec: The loop, with its device and techniques.
         facts: The clipping and accumulation of the trial.
-        techniques: The loop's, by name.
         gains: What to say of a precision or a technique at its first line, by its name.
         command: Writes the whole loop.
     """
+    device_type, techniques, calls = spec.device_type, spec.techniques, own_calls(spec, facts)
     rest = [each.name for each in rows_of(techniques) if each.code is None]
     shorter = replace(row, code=f"# {row.name}: {command}")  # if need be: the loop's own lines are where they are
     for attempt, known in ((row, facts), (row, None), (shorter, None)):
-        places = _places(attempt, device_type, known, techniques, _optimizer(facts))
+        places = _places(attempt, device_type, known, techniques, _optimizer(facts), calls)
         if sum(len(lines) + 1 for lines in places.values() if lines) + bool(rest) <= _MOST_LINES:
             break
     said: set[str] = set()
@@ -159,8 +187,9 @@ def loop_patch(
         for line, owner in lines:
             note = gains.get(owner, "") if owner not in said else ""
             said.add(owner)
-            joint = ": " if line.startswith("#") else "; " if "  # " in line else "  # "
-            text.append(f"{line}{joint}{note}" if note else line)
+            joint = "; " if "  # " in line else "  # "
+            commented = f"{line} ({note})" if line.startswith("#") else f"{line}{joint}{note}"
+            text.append(commented if note else line)
     if rest:
         named = ", ".join(f"{name} ({gains[name]})" if name in gains else name for name in rest)
         text.append(f"# more than some lines, {named}: {command}")
@@ -171,7 +200,12 @@ def loop_patch(
 
 
 def _places(
-    row: Precision, device_type: str, facts: Facts | None, techniques: Sequence[str], optimizer_name: str
+    row: Precision,
+    device_type: str,
+    facts: Facts | None,
+    techniques: Sequence[str],
+    optimizer_name: str,
+    calls: Mapping[str, str],
 ) -> dict[str, list[tuple[str, str]]]:
     """Return lines with the name of the technique or precision that they belong to, by where they go."""
     codes = [(each.name, each.code) for each in rows_of(techniques) if each.code is not None]
@@ -189,12 +223,16 @@ def _places(
         at = next((i for i, (line, _) in enumerate(optimizer) if line.startswith("optimizer")), None)
         kind, stepped = optimizer_name or "AdamW", "model.parameters()" if at is None else "masters"
         line = f"optimizer = torch.optim.{kind}({stepped}, lr=lr, {arguments})"
+        if "optimizer" in calls:
+            weights = "" if at is None else ", and give it masters instead of the model's parameters"
+            line = f"# add {arguments} to {calls['optimizer']}{weights}"
         if at is None:
             optimizer.append((line, name))
         else:
             optimizer[at] = (line, name)
     step = [(code.step, name) for name, code in codes if code.step]
-    loader = [(f"loader = DataLoader(..., {code.loader})", name) for name, code in codes if code.loader]
+    line = f"# add {{}} to {calls['loader']}" if "loader" in calls else "loader = DataLoader(..., {})"
+    loader = [(line.format(code.loader), name) for name, code in codes if code.loader]
     return {
         "model": model,
         "data": loader,

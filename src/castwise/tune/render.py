@@ -217,7 +217,7 @@ def patch(result: TuningResult, spec: TrialSpec) -> str:
             parts = [*filter(None, (each.change.precision,)), *each.change.techniques]
             bought = f"{each.change.name}: {format_ratio(each.ratio.value)}"
             gains |= {name: bought for name in parts if name in (spec.precision, *spec.techniques)}
-    trials = result.measured.of(spec)
+    trials = result.measured.of(spec) or result.measured.of(result.start)
     facts = trials[0].facts if trials else None
     # A script needs a function that it can call.
     workload = "FILE.py:FUNCTION" if is_object(spec.workload) else spec.workload
@@ -225,7 +225,7 @@ def patch(result: TuningResult, spec: TrialSpec) -> str:
     # A precision that the plain loop has already is no change.
     is_plain = spec.precision == result.start.precision != AS_WRITTEN
     row = precision_row(DEFAULT if is_plain else spec.precision)
-    return loop_patch(row, spec.device_type, facts, spec.techniques, gains, command)
+    return loop_patch(row, spec, facts, gains, command)
 
 
 def patch_summary(result: TuningResult, spec: TrialSpec) -> str:
