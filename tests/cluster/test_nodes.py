@@ -184,7 +184,7 @@ def test_another_castwise_is_refused(rendezvous: str) -> None:
         (("--gpus", "2", "--nodes-per-trial", "2"), "needs --rendezvous"),
         (("--gpus", "2", "--node-rank", "0"), "go together"),
         (("--gpus", "2", "--rendezvous", "a:1", "--node-rank", "0"), "Give --nodes-per-trial"),
-        (("--gpus", "2", "--nodes-per-trial", "2", "--rendezvous", "node1", "--node-rank", "1"), "'node1' is none"),
+        (("--gpus", "2", "--nodes-per-trial", "2", "--rendezvous", "node1", "--node-rank", "1"), "not 'node1'"),
     ],
 )
 def test_bad_requests(arguments: tuple[str, ...], message: str, command: CommandLine) -> None:

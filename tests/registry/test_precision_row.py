@@ -12,6 +12,7 @@ from scripts import run_script, spec_of
 from castwise.analysis.advice import recommend
 from castwise.analysis.code_snippets import framework_snippets, pytorch_code
 from castwise.analysis.result_table import compare
+from castwise.errors import UsageError
 from castwise.registry import precisions
 from castwise.registry.precisions import (
     NARROW_PRECISIONS,
@@ -130,6 +131,20 @@ def test_a_precision_without_a_row_has_neutral_defaults() -> None:
 def test_hardware_that_precisions_below_16_bits_need(name: str, capability: tuple[int, int] | None, why: str) -> None:
     found = why_unsupported(find_precision(name), Hardware("GPU", capability))
     assert found == why or (found or "").endswith(why)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("bf16", "bf16-mixed"), ("BFloat16", "bf16-mixed"), ("fp16", "fp16-mixed"), ("half", "fp16-true")],
+)
+def test_names_of_formats_are_names_of_precisions(written: str, name: str) -> None:
+    assert find_precision(written).name == name
+
+
+@pytest.mark.parametrize("written", ["fp64", "float64", "double", "64-true"])
+def test_float64_is_refused_by_name(written: str) -> None:
+    with pytest.raises(UsageError, match="castwise does not measure"):
+        find_precision(written)
 
 
 def test_precisions_below_16_bits_are_measured_only_if_they_are_named(command: CommandLine) -> None:

@@ -153,7 +153,7 @@ def test_one_gpu_has_no_parallelism() -> None:
         ('recipe = "short"', 'recipe = "long"', ["'long'", "not among"]),
         ("[quick.short]", "[quick.long]", ["quick.long"]),
         ('"mnist-cnn"]', '"mnist-cn"]', ["Did you mean mnist-cnn"]),
-        ('"O0"', '"bf16"', ["Did you mean"]),
+        ('"O0"', '"fp31"', ["Did you mean"]),
         ('"64"', '"many"', ["'many' is no loss scale"]),
         ("epochs = 2", "epochs = ", ["no TOML", "line 7"]),
     ],

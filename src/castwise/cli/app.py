@@ -41,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode="rich",  # markdown would cost `castwise --help` 0.1 s
     pretty_exceptions_enable=False,
     help="In which numeric precision should this model be trained on this GPU, and why? castwise measures it.",
-    epilog="Exit codes: 0 done, 1 a trial failed, 2 usage, 3 records, 4 standard output, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 a trial crashed or hung, 2 usage, 3 records, 4 standard output, 130 interrupted.",
 )
 
 

@@ -155,9 +155,9 @@ def check_nodes(
 
 
 def exit_code(trials: "list[Trial]") -> int:
-    """Return 0 if every trial has its answer, 1 if one crashed, hung or diverged, or none ended well.
+    """Return 0 if every trial has its answer, 1 if one crashed or hung, or none ended well.
 
-    Running out of memory and an unsupported precision are answers.
+    To diverge, to run out of memory, and an unsupported precision are answers.
     """
     statuses = {trial.status for trial in trials}
-    return 1 if statuses & {"crashed", "timeout", "diverged"} or (statuses and "ok" not in statuses) else 0
+    return 1 if statuses & {"crashed", "timeout"} or (statuses and "ok" not in statuses) else 0

@@ -387,7 +387,7 @@ def check_request(options: RunOptions, user_models: Sequence[str] = ()) -> None:
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise UsageError(f"A {name} of {value:g} seconds is impossible. Give a number above 0.")
     if not 0 <= options.seed < _SEED_LIMIT:
-        raise UsageError(f"A seed is a whole number from 0 to 2^63 - 1; {options.seed} is none.")
+        raise UsageError(f"A seed is a whole number from 0 to 2^63 - 1, not {options.seed}.")
     check_device_name(options.device)
     for name in user_models:
         locate(name)

@@ -215,7 +215,7 @@ def _parse(rendezvous: str) -> tuple[str, int]:
     host, _, port = rendezvous.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UsageError(
-            f"--rendezvous takes the first node's name and a free port, such as node1:29400; '{rendezvous}' is none."
+            f"--rendezvous takes the first node's name and a free port, such as node1:29400, not '{rendezvous}'."
         )
     return host, int(port)
 

@@ -211,7 +211,7 @@ PRECISIONS: tuple[Precision, ...] = (
     Precision(
         name="fp16-mixed",
         summary="float32 weights, autocast to float16, dynamic loss scaling (Apex O1, torch.amp)",
-        aliases=("o1", "16-mixed", "amp"),
+        aliases=("o1", "16-mixed", "amp", "fp16", "float16"),
         autocast_dtype="float16",
         loss_scale="dynamic",
         keeps_float32_weights=True,
@@ -226,6 +226,7 @@ PRECISIONS: tuple[Precision, ...] = (
     ),
     Precision(
         name="bf16-mixed",
+        aliases=("bf16", "bfloat16"),
         summary="float32 weights, autocast to bfloat16, no loss scaling needed",
         autocast_dtype="bfloat16",
         keeps_float32_weights=True,
@@ -337,6 +338,7 @@ USUAL_OF_SCRIPTS = (AS_WRITTEN, "default", "fp32", "tf32", "fp16-mixed", "bf16-m
 OF_SCRIPTS = (*USUAL_OF_SCRIPTS, "fp16-master", "bf16-master")
 
 _EIGHT_BIT_NAMES = ("fp8", "float8", "int8")
+_DOUBLE_NAMES = ("fp64", "float64", "f64", "double", "64")
 
 BASELINE = "fp32"
 # The loop that users have before they change anything.
@@ -356,6 +358,8 @@ def find_precision(name: str) -> Precision:
     if found is None and name.strip().lower().startswith(_EIGHT_BIT_NAMES):
         names = ", ".join(row.name for row in NARROW_PRECISIONS if row.is_trained)
         raise UsageError(f"castwise does not measure '{name}'. In 8 bits it trains linear layers: {names}.")
+    if found is None and name.strip().lower().startswith(_DOUBLE_NAMES):
+        raise UsageError(f"castwise does not measure '{name}': float64. Its most exact precision is fp32.")
     if found is None:
         raise unknown_name("precision", name, (row.name for row in _all_rows()))
     return found

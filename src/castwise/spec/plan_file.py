@@ -102,4 +102,4 @@ def parse_shard(text: str) -> tuple[int, int]:
     first, _, second = text.partition("/")
     if first.strip().isdecimal() and second.strip().isdecimal() and 1 <= int(first) <= int(second) <= 1_000_000:
         return int(first), int(second)
-    raise UsageError(f"--shard takes a part of the plan as i/n, from 1/n to n/n, such as 2/8; '{text}' is none.")
+    raise UsageError(f"--shard takes a part of the plan as i/n, from 1/n to n/n, such as 2/8, not '{text}'.")

@@ -15,14 +15,18 @@ _MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
 _SHARES = {"": 1.0, "%": 0.01}
 _SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BYTES = {"": 1.0, "b": 1.0, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+_BYTES |= {"k": 2.0**10, "m": 2.0**20, "g": 2.0**30}  # as docker and ulimit mean them
 _NUMBER = re.compile(r"\s*([0-9.eE+-]+|nan|inf)\s*([a-z%]*)\s*", re.IGNORECASE)
+_SEVERAL_UNITS = re.compile(r"(\d+\s*h)?\s*(\d+\s*m(?:in)?)?\s*(\d+\s*s(?:ec)?)?", re.IGNORECASE)
 
 
 def parse_duration(option: str, text: str | float) -> float:
-    """Return the seconds of `90`, `90s`, `2min` or `1h`; a number is seconds."""
-    seconds = _parse_amount(text, _SECONDS)
+    """Return the seconds of `90`, `90s`, `2min`, `1h` or `1h30min`; a number is seconds."""
+    parts = _SEVERAL_UNITS.fullmatch(str(text).strip())
+    several = [part for part in parts.groups() if part] if parts is not None else []
+    seconds = sum(_parse_amount(part, _SECONDS) for part in several or [text])
     if not (math.isfinite(seconds) and seconds > 0):
-        raise UsageError(f"{option} takes a duration above 0, such as 60s or 5min; '{text}' is none.")
+        raise UsageError(f"{option} takes a duration above 0, such as 60s or 5min, not '{text}'.")
     return seconds
 
 
@@ -30,7 +34,7 @@ def parse_share(option: str, text: str | float) -> float:
     """Return the share that `1%` or `0.01` is."""
     share = _parse_amount(text, _SHARES)
     if not 0 < share < 1:
-        raise UsageError(f"{option} takes a share between 0 and 100 %, such as 1% or 0.01; '{text}' is none.")
+        raise UsageError(f"{option} takes a share between 0 and 100 %, such as 1% or 0.01, not '{text}'.")
     return share
 
 
@@ -60,10 +64,10 @@ def with_interval(figure: str, interval: str) -> str:
 
 
 def parse_memory(option: str, text: str | float) -> float:
-    """Return the bytes of `8GiB`, `500MB` or `1024`."""
+    """Return the bytes of `8GiB`, `8G`, which is the same, `500MB` or `1024`."""
     size = _parse_amount(text, _BYTES)
     if not (math.isfinite(size) and size > 0):
-        raise UsageError(f"{option} takes an amount of memory above 0, such as 8GiB or 500MB; '{text}' is none.")
+        raise UsageError(f"{option} takes an amount of memory above 0, such as 8GiB or 500MB, not '{text}'.")
     return size
 
 
@@ -107,7 +111,7 @@ def parse_numbers(option: str, given: object) -> tuple[int, ...]:
     parts = parse_list(option, given)
     for part in parts:
         if not _is_count(part):
-            raise UsageError(f"{option} takes whole numbers from 1, comma-separated; '{part}' is none.")
+            raise UsageError(f"{option} takes whole numbers from 1, comma-separated, not '{part}'.")
     return tuple(int(part) for part in parts)
 
 
@@ -115,7 +119,7 @@ def parse_count(option: str, given: object) -> int:
     """Return a whole number from 1."""
     text = str(given).strip()
     if not _is_count(text):
-        raise UsageError(f"{option} takes a whole number from 1; {text} is none.")
+        raise UsageError(f"{option} takes a whole number from 1, not '{text}'.")
     return int(text)
 
 
