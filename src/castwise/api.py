@@ -18,7 +18,7 @@ from rich.text import Text
 from castwise.accuracy.advice import answer_of
 from castwise.accuracy.options import AccuracyOptions
 from castwise.analysis.advice import Advice
-from castwise.analysis.causes import Diagnosis, diagnose
+from castwise.analysis.causes import Diagnosis, LeftOut, diagnose, left_out_of
 from castwise.analysis.result_table import MARGIN, Row
 from castwise.analysis.result_table import compare as compare_trials
 from castwise.errors import UsageError
@@ -301,10 +301,12 @@ class Diagnoses(Result):
 
     Attributes:
         trials: The records; those with a profile have `profile`.
-        found: A diagnosis of each configuration: `causes` with their evidence, `shares` of the step's time.
+        left_out: The configurations that were asked for and were not timed, each with its `status` and `reason`.
+        found: A diagnosis of each of the others: `causes` with their evidence, `shares` of the step's time.
     """
 
     trials: tuple[Trial, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
     @cached_property
     def found(self) -> tuple[Diagnosis, ...]:
@@ -313,7 +315,7 @@ class Diagnoses(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document that `castwise why --format json` prints."""
-        return why_report.document(self.found)
+        return why_report.document(self.found, self.left_out)
 
     def __repr__(self) -> str:
         """Return it in a line; `print` shows the causes."""
@@ -321,7 +323,7 @@ class Diagnoses(Result):
         return f"Diagnoses({first})"
 
     def _print(self, console: Console) -> None:
-        why_report.print_why(self.found, console)
+        why_report.print_why(self.found, console, self.left_out)
 
 
 @dataclass(frozen=True, repr=False)
@@ -607,8 +609,9 @@ def why(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[WhyMo
     parts, given = _split(model, batch, loss, options)
     request = _parse(WhyOptions, given, "why")
     with _reference(parts, request.results) as reference, _listening(options) as listener:
-        trials = prepare_profiles(replace(request, workloads=(reference,)), listener).run()
-    return Diagnoses(tuple(trials))
+        job = prepare_profiles(replace(request, workloads=(reference,)), listener)
+        trials = job.run()
+    return Diagnoses(tuple(trials), tuple(left_out_of(job.specs, trials)))
 
 
 @_with_options(MaxBatchOptions, MaxBatchModelKeywords)

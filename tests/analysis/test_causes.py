@@ -13,6 +13,7 @@ from castwise.analysis.result_table import compare
 from castwise.records.schema import GpuCounters, StepFlops, Trial
 from castwise.spec.typed import TypedLine
 from castwise.spec.types import CauseName
+from castwise.spec.user_model import UserModel
 
 STEP = 0.1  # seconds
 H100 = "NVIDIA H100 80GB HBM3"
@@ -218,6 +219,32 @@ def test_the_optimizer_s_cause_claims_no_format(precision: str) -> None:
     (cause,) = (each for each in found.causes if each.name == "optimizer")
     assert "float32" not in cause.evidence
     assert "loss scaling" in cause.evidence
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "machine"),
+    [
+        ("ampere_sgemm_128x64_tn", "float32-units", (9, 0)),
+        ("volta_sgemm_128x64_tn", "float32-units", (7, 0)),
+        ("void gemv2T_kernel_val<int, int, __nv_bfloat16>", "no-tensor-cores", (9, 0)),
+    ],
+)
+def test_the_kernels_of_a_script_as_written_tell_its_format(name: str, cause: str, machine: tuple[int, int]) -> None:
+    """Of a script no FLOPs are counted."""
+    found = last(
+        step(
+            "as-written",
+            {PLAIN: 60, TENSOR: 10, "elementwise": 10},
+            products={},
+            profile=kernel(PLAIN, 60, name, "aten::mm"),
+            machine={"capability": machine},
+            user_model=UserModel(kind="script", path="train.py", name=""),
+        )
+    )
+    assert cause in names(found)
+    assert len({"float32-units", "no-tensor-cores"} & {*names(found)}) == 1
+    tried = next(each.advice for each in found.causes if each.name == cause)
+    assert ("TF32" in tried) == (cause == "float32-units" and machine >= (8, 0))
 
 
 def test_the_cause_that_saves_most_is_first() -> None:

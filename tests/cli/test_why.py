@@ -169,13 +169,25 @@ def test_a_gpu_that_cannot_be_profiled_says_what_is_missing(command: CommandLine
     assert "bf16-mixed batch 256: no kernels, because no step was profiled" in done.out
 
 
-def test_a_precision_that_fails_is_named_and_the_others_are_explained(command: CommandLine) -> None:
+@pytest.mark.parametrize("kind", ["table", "markdown", "json"])
+def test_a_precision_that_fails_is_there_with_its_reason(command: CommandLine, kind: str) -> None:
     engine = FakeEngine(faults={"bf16-mixed": Fault("oom")})
-    done = why(command, *TWO, engine=engine)
+    done = why(command, *TWO, "--format", kind, engine=engine)
     assert done.code == 0
-    assert "resnet50 bf16-mixed batch 256: oom: CUDA out of memory" in done.err
-    assert "fp32: " in done.out
-    assert "bf16-mixed: " not in done.out
+    assert "CUDA out of memory" in done.out
+    if kind == "json":
+        found = json.loads(done.out)
+        assert [each["precision"] for each in found["diagnoses"]] == ["fp32"]
+        assert [(each["precision"], each["status"]) for each in found["left_out"]] == [("bf16-mixed", "oom")]
+    else:
+        assert re.search(r"^(\| )?bf16-mixed[ |]+oom\b", done.out, re.MULTILINE), "in the table"
+
+
+def test_if_all_fail_the_reasons_are_printed(command: CommandLine) -> None:
+    engine = FakeEngine(faults={"fp32": Fault("oom"), "bf16-mixed": Fault("crash")})
+    done = why(command, *TWO, engine=engine)
+    assert done.code == 1
+    assert ("out of memory" in done.out, "illegal memory access" in done.out) == (True, True)
 
 
 def test_records_without_a_profile_have_a_table_and_say_so(command: CommandLine) -> None:

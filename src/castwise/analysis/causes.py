@@ -17,16 +17,18 @@ from castwise.analysis.model_flops import flops_of
 from castwise.analysis.numerics import Finding, findings_of
 from castwise.analysis.result_table import Row, group_of
 from castwise.analysis.roofline import Ceiling, ceiling, least_bytes
+from castwise.analysis.speedup import was_timed
 from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
 from castwise.errors import UsageError
 from castwise.records.schema import KernelTime, Trial
 from castwise.registry.gpus import find_gpu_model, peak
-from castwise.registry.kernel_classes import KernelClass
-from castwise.registry.precisions import BASELINE, DEFAULT, precision_row, why_emulated
+from castwise.registry.kernel_classes import KernelClass, format_of
+from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, precision_row, why_emulated
 from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join, why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_share
+from castwise.spec.trial import TrialSpec
 from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.types import CauseName
 from castwise.spec.user_model import is_object
@@ -72,6 +74,15 @@ class Cause:
     advice: str
     share: float | None = None  # of the step's time that it could save at most; None if it is no time
     technique: str = ""  # castwise's name of what to try; empty if it has none that applies
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A configuration that was asked for and was not timed."""
+
+    spec: TrialSpec
+    status: str  # of its trial; "not measured" without one
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -221,19 +232,33 @@ class Diagnosis:
         found = (steady_metrics.data_share([trial]) or data_share(trial) or 0.0 for trial in self.row.trials)
         return statistics.median(found)
 
+    @cached_property
+    def formats(self) -> Mapping[str, float]:
+        """Return how much of the products each format of factors has, the most first; empty if that is not known.
+
+        It is a share of the FLOPs; if none were counted, as of scripts, of the time of a GPU's known kernels.
+        """
+        if self.flops is not None and self.flops.total:
+            return self.flops.by_format
+        seconds: dict[str, float] = {}
+        for each in self.profile.kernels if self.profile is not None and not self.on_cpu else ():
+            # A product without Tensor Cores is float32's unless its name says another format.
+            found = each.format or format_of(each.name) or ("fp32" if each.kind == "plain_product" else "")
+            if each.kind in PRODUCTS and found:
+                seconds[found] = seconds.get(found, 0.0) + each.seconds
+        return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
+
     @property
     def item_bytes(self) -> int:
         """Return the bytes of a factor of most products."""
-        formats = self.flops.by_format if self.flops is not None else {}
-        return {"fp16": 2, "bf16": 2, "fp8": 1}.get(next(iter(formats), ""), 4)
+        return {"fp16": 2, "bf16": 2, "fp8": 1}.get(next(iter(self.formats), ""), 4)
 
     @property
     def computes_in_float32(self) -> bool:
-        """Return whether most products are IEEE float32's; by the precision if none were counted."""
-        formats = self.flops.by_format if self.flops is not None else {}
-        if not formats:
+        """Return whether most products are IEEE float32's; by the precision if their formats are not known."""
+        if not self.formats:
             return not self.precision.is_16_bit and self.precision.float32_matmul == "ieee"
-        return formats.get("fp32", 0) >= _MOSTLY * sum(formats.values())
+        return self.formats.get("fp32", 0) >= _MOSTLY * sum(self.formats.values())
 
     @property
     def memory_roof(self) -> float:
@@ -300,6 +325,20 @@ def diagnose(
     return [Diagnosis(row, groups[group_of(row.trial)], typed) for row in timed]
 
 
+def left_out_of(specs: Sequence[TrialSpec], trials: Sequence[Trial]) -> list[LeftOut]:
+    """Return the configurations among some specs that no trial timed, each with the reason."""
+    trial_of = {trial.spec.configuration: trial for trial in trials}
+    timed = {trial.spec.configuration for trial in trials if was_timed(trial)}
+    found = []
+    for spec in {each.configuration: each for each in specs}.values():
+        trial = trial_of.get(spec.configuration)
+        if trial is None:
+            found.append(LeftOut(spec, "not measured", "no time was left for it"))
+        elif spec.configuration not in timed:
+            found.append(LeftOut(spec, trial.status, trial.message))
+    return found
+
+
 def _missing(step: Diagnosis) -> Iterator[str]:
     """Yield what is not known, and what would tell."""
     asked = next((trial.profile for trial in step.row.trials if trial.profile is not None), None)
@@ -363,9 +402,12 @@ def _without_tensor_cores(step: Diagnosis) -> Cause | None:
         return None
     seen = f"{format_share(plain)} of the step is products without Tensor Cores"
     if step.computes_in_float32:
+        seen += ", in IEEE float32"
+        if is_same_as_fp32(find_precision(DEFAULT), step.trial.environment.hardware):  # a GPU without TF32
+            return Cause("float32-units", seen, "16 bits (--precision fp16-mixed)", plain)
         peaks = [peak(step.gpu, name) for name in ("fp32", "tf32")]
         saved = plain if None in peaks else plain * max(0.0, 1 - (peaks[0] or 0.0) / (peaks[1] or 1.0))
-        advice = 'TF32 by torch.set_float32_matmul_precision("high")'
+        advice = '16 bits, or TF32 by torch.set_float32_matmul_precision("high")'
         return Cause("float32-units", seen, advice, saved, "tf32")
     if step.flops is not None and "grouped_convolution" in step.flops.products:
         return None  # which have none

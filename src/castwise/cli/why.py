@@ -36,10 +36,10 @@ class WhyPrintOptions(PrintOptions):
 
 def why(options: WhyOptions, output: WhyPrintOptions) -> int:
     """Say why a precision is no faster: where the time of a step goes, what takes it, and what to try."""
-    from castwise.analysis.causes import diagnose
+    from castwise.analysis.causes import diagnose, left_out_of
     from castwise.analysis.result_table import compare
     from castwise.cli.measuring import announce_notes, answer, looking, measuring, say_logs
-    from castwise.cli.output import emit, say
+    from castwise.cli.output import emit
     from castwise.cli.run import exit_code
     from castwise.orchestrator.job import prepare_profiles
     from castwise.render import why_report
@@ -54,19 +54,18 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
             return job, job.run()
 
     with measuring(options, output) as progress:
-        _, trials = answer(options, work)
+        job, trials = answer(options, work)
     typed = read_line(output.words, WhyOptions, WhyPrintOptions)
     found = diagnose(compare(trials), typed=typed)
-    for trial in trials:
-        if trial.status != "ok":
-            say(f"{trial.spec.label}: {trial.status}: {trial.message}")
+    left_out = left_out_of(job.specs, trials)
     if output.verbose:
         say_logs(trials)
-    if found:
-        emit(
-            output.format,
-            table=lambda console: why_report.print_why(found, console, kernels=output.kernels, verbose=output.verbose),
-            markdown=lambda: why_report.to_markdown(found, kernels=output.kernels),
-            json=lambda: why_report.to_json(found),
-        )
+    emit(
+        output.format,
+        table=lambda console: why_report.print_why(
+            found, console, left_out, kernels=output.kernels, verbose=output.verbose
+        ),
+        markdown=lambda: why_report.to_markdown(found, left_out, kernels=output.kernels),
+        json=lambda: why_report.to_json(found, left_out),
+    )
     return exit_code(trials)

@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
 
-from castwise.analysis.causes import CLASS_WORDS, MEMORY, PRODUCTS, UPDATE, Diagnosis, try_line
+from castwise.analysis.causes import CLASS_WORDS, MEMORY, PRODUCTS, UPDATE, Diagnosis, LeftOut, try_line
 from castwise.analysis.numerics import lost_here, lost_share, worst_first
 from castwise.analysis.steady_metrics import data_share
 from castwise.registry.precisions import DEFAULT
+from castwise.registry.techniques import join
 from castwise.render.console import print_line
 from castwise.render.fields import FlatRow, estimate_values, trial_values
 from castwise.render.notes import headline, measured_on
@@ -25,6 +26,7 @@ from castwise.render.table import (
 )
 from castwise.render.units import format_ratio, format_seconds
 from castwise.spec.quantities import format_share
+from castwise.spec.trial import TrialSpec
 
 _SHORT = {
     "precision": "precision",
@@ -78,15 +80,20 @@ def flat_row(found: Diagnosis) -> FlatRow:
     }
 
 
-def short_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow]:
-    """Return what each step's time is spent on."""
+def short_table(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()) -> DataTable[FlatRow]:
+    """Return what each step's time is spent on; what was not timed has its status in the place of a time."""
     rows = [flat_row(each) for each in diagnoses]
+    for each in left_out:
+        fields = {name: getattr(each.spec, name) for name in ("precision", "loss_scale", "batch_size")}
+        rows.append({**fields, "techniques": join(each.spec.techniques), "status": each.status})
     # One ratio is enough here: the other is in `castwise run`'s table.
-    ratio = "default_speedup" if any(row["default_speedup"] for row in rows) else "speedup"
+    ratio = "default_speedup" if any(row.get("default_speedup") for row in rows) else "speedup"
     titles = {name: title for name, title in _SHORT.items() if name == ratio or not name.endswith("speedup")}
     if len({row["techniques"] for row in rows}) == 1:
         del titles["techniques"]
-    return short_table_of(titles, rows, formats={ratio: lambda row: format_ratio(row[ratio])})
+    table = short_table_of(titles, rows, ["step_seconds"], formats={ratio: lambda row: format_ratio(row[ratio])})
+    columns = [replace(each, otherwise="status" * (each.name == "step_seconds")) for each in table.columns]
+    return replace(table, columns=columns)
 
 
 def numerics_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow] | None:
@@ -109,18 +116,24 @@ def numerics_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow] | None:
 
 def numerics_lines(diagnoses: Sequence[Diagnosis]) -> list[str]:
     """Return what rounding does in each precision, and why it is not known."""
-    return [f"{_name_of(found)}: {each.sentence}" for found in diagnoses for each in found.numeric_findings]
+    return [
+        f"{_name_of(found.row.trial.spec)}: {each.sentence}" for found in diagnoses for each in found.numeric_findings
+    ]
 
 
-def _name_of(found: Diagnosis) -> str:
-    spec = found.row.trial.spec
+def _left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
+    """Return why configurations have no diagnosis."""
+    return [f"{_name_of(each.spec)}: {each.status}: {each.reason}" for each in left_out]
+
+
+def _name_of(spec: TrialSpec) -> str:
     return f"{spec.precision} {' + '.join(spec.techniques)}".rstrip()
 
 
 def lines_of(found: Diagnosis, most_causes: int | None = None, name: str = "") -> list[str]:
     """Return why a configuration is no faster: a line that names it, then each cause with what to try."""
     spec = found.row.trial.spec
-    name = name or _name_of(found)
+    name = name or _name_of(spec)
     if not found.causes:
         return [f"{name}: no cause found. {found.bound[:1].upper()}{found.bound[1:]}."]
     lines: list[str] = []
@@ -132,13 +145,19 @@ def lines_of(found: Diagnosis, most_causes: int | None = None, name: str = "") -
 
 
 def print_why(
-    diagnoses: Sequence[Diagnosis], console: Console, *, kernels: bool = False, verbose: bool = False
+    diagnoses: Sequence[Diagnosis],
+    console: Console,
+    left_out: Sequence[LeftOut] = (),
+    *,
+    kernels: bool = False,
+    verbose: bool = False,
 ) -> None:
-    """Print the table, then the causes of each configuration, and what is not known."""
-    rows = [each.row for each in diagnoses]
+    """Print the table, then the causes of each configuration, why others have none, and what is not known."""
+    rows, table = [each.row for each in diagnoses], short_table(diagnoses, left_out)
     print_line(console, headline(rows), "bold")
-    print_data_table(console, short_table(diagnoses), drop_first=("update_share", "idle_share"), elsewhere=_IN_JSON)
-    print_line(console, measured_on([trial for row in rows for trial in row.trials], is_brief=not verbose), "dim")
+    print_data_table(console, table, drop_first=("update_share", "idle_share"), elsewhere=_IN_JSON)
+    if rows:
+        print_line(console, measured_on([trial for row in rows for trial in row.trials], is_brief=not verbose), "dim")
     console.print()
     most = None if verbose else 2 if len(diagnoses) <= _FEW else 1
     # Among many, these are known: fp32 without Tensor Cores, and TF32 as in PyTorch's default.
@@ -152,12 +171,14 @@ def print_why(
             print_line(console, line)
     if left := [row.precision for row in rows if row.precision in known]:
         print_line(console, f"{', '.join(left)}: with --verbose")
+    for line in _left_out_lines(left_out):
+        print_line(console, line, "red")
     for line in remarks(diagnoses):
         print_line(console, line, "yellow")
-    if table := numerics_table(diagnoses):
+    if numerics := numerics_table(diagnoses):
         console.print()
         print_line(console, _NUMERICS_TITLE, "bold")
-        print_data_table(console, table, elsewhere=_IN_JSON)
+        print_data_table(console, numerics, elsewhere=_IN_JSON)
     for line in numerics_lines(diagnoses):
         print_line(console, line)
     for found in diagnoses if kernels else ():
@@ -207,15 +228,15 @@ def kernel_lines(found: Diagnosis) -> list[str]:
     return lines
 
 
-def to_markdown(diagnoses: Sequence[Diagnosis], *, kernels: bool = False) -> str:
+def to_markdown(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = (), *, kernels: bool = False) -> str:
     """Return what `print_why` prints as Markdown, with all causes."""
-    rows, table = [each.row for each in diagnoses], short_table(diagnoses)
+    rows, table = [each.row for each in diagnoses], short_table(diagnoses, left_out)
     lines = [markdown_text(headline(rows)), "", *markdown_grid(table.columns, table.rows), ""]
-    lines += [markdown_text(measured_on([trial for row in rows for trial in row.trials])), ""]
+    lines += [markdown_text(measured_on([trial for row in rows for trial in row.trials])), ""] if rows else []
     for found in diagnoses:
         first, *others = lines_of(found)
         lines += [f"**{markdown_text(first)}**", "", *(f"- {markdown_text(line.strip())}" for line in others), ""]
-    lines += [f"- {markdown_text(line)}" for line in remarks(diagnoses)]
+    lines += [f"- {markdown_text(line)}" for line in (*_left_out_lines(left_out), *remarks(diagnoses))]
     if numerics := numerics_table(diagnoses):
         lines += ["", f"**{_NUMERICS_TITLE}**", "", *markdown_grid(numerics.columns, numerics.rows), ""]
     lines += [f"- {markdown_text(line)}" for line in numerics_lines(diagnoses)]
@@ -224,8 +245,11 @@ def to_markdown(diagnoses: Sequence[Diagnosis], *, kernels: bool = False) -> str
     return "\n".join(lines).rstrip() + "\n"
 
 
-def document(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
-    """Return what `castwise why --format json` prints: shares of the step's time, 0 to 1, and causes in order."""
+def document(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()) -> dict[str, Any]:
+    """Return what `castwise why --format json` prints: shares of the step's time, 0 to 1, and causes in order.
+
+    `left_out` has the configurations that were not timed, each with its status and the reason.
+    """
     figures = ("precision", "techniques", "batch_size", "step_seconds", "default_speedup", "speedup")
     found = [
         {
@@ -244,9 +268,14 @@ def document(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
         }
         for each in diagnoses
     ]
-    return json_document(diagnoses=found)
+    others = [
+        {name: getattr(each.spec, name) for name in ("key", "workload", "precision", "techniques", "batch_size")}
+        | {"status": each.status, "reason": each.reason}
+        for each in left_out
+    ]
+    return json_document(diagnoses=found, left_out=others)
 
 
-def to_json(diagnoses: Sequence[Diagnosis]) -> str:
+def to_json(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()) -> str:
     """Return `document` as text."""
-    return json_text(document(diagnoses))
+    return json_text(document(diagnoses, left_out))
