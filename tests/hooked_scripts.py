@@ -80,7 +80,8 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
             if how == "inspect":
                 notes = list[str]()
                 try:
-                    found = f"batch {script.inspect(limit, notes.append).batch_size}"
+                    known = script.inspect(limit, notes.append)
+                    found = f"batch {known.batch_size}, same: {' '.join(known.same_precisions)}"
                 except UsageError as error:
                     raise UsageError(" / ".join([*notes, str(error)])) from None
             else:

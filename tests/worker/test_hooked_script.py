@@ -315,6 +315,24 @@ class Trainer:
         optimizer.step()
 for _ in range(3): Trainer().update(augment(torch.randn(7, 3)))
 """,
+        "plain": "while True: step()",
+        "allows-bf16-products": "torch.set_float32_matmul_precision('medium')\nwhile True: step()",
+        "casts": "with torch.autocast('cpu', torch.bfloat16):\n    while True: step()",
+        "casts-within-compiled-code": """
+@torch.compile(backend="eager")
+def loss(x):
+    with torch.autocast("cpu", torch.bfloat16): return w(x).sum()
+while True:
+    loss(torch.randn(5, 3)).backward()
+    optimizer.step()
+""",
+        "scales": _OVERFLOW,
+        "converts": """
+w.bfloat16()
+while True:
+    w(torch.randn(5, 3).bfloat16()).sum().backward()
+    optimizer.step()
+""",
         "observes": """
 int(os.environ["MASTER_PORT"])
 def step():
@@ -562,6 +580,21 @@ def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
     assert answers[script].startswith(words)
 
 
+@pytest.mark.parametrize(
+    ("script", "same"),
+    [
+        ("plain", "default fp32"),
+        ("allows-bf16-products", ""),
+        ("casts", ""),
+        ("casts-within-compiled-code", ""),
+        ("scales", ""),
+        ("converts", ""),
+    ],
+)
+def test_precisions_that_are_a_script_as_written_follow_from_its_settings(answers, script, same):
+    assert answers[script] == f"batch 5, same: {same}"
+
+
 def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answers):
     for script in (
         "forks",
@@ -573,8 +606,8 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
         "swallows",
         "swallows-it-all",
     ):
-        assert answers[script] == "batch 5"
-    assert answers["compiles"] == "batch 7"
+        assert answers[script].startswith("batch 5,")
+    assert answers["compiles"].startswith("batch 7,")
     assert "steps, 0 skipped" in answers["scripted as-written"]
     said = "8 steps, 0 skipped; 'log.txt' and 5 more files that the script wrote are gone"
     assert answers["writes measure as-written"].startswith(said)

@@ -135,6 +135,8 @@ class UserWorkload(FrozenModel):
     accumulate: int = Field(default=1, ge=1)  # batches of one optimizer step: batch sizes are multiples of it
     can_be_judged: bool = False  # whether it has a training set and a function that validates
     parts: UserParts | None = None  # for a script
+    # Of a script: in which it computes what it does as written, by the settings that hold after its first steps.
+    same_precisions: tuple[str, ...] = ()
     # What all this follows from, besides installed packages and environment variables: files and folders with their
     # `digest_of`. None if it may follow from anything else.
     sources: dict[str, str] | None = None

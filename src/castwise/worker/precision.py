@@ -35,6 +35,13 @@ def read_fp32_precision() -> dict[str, str]:
     return {name: str(switch.fp32_precision) for name, switch in FP32_SWITCHES.items()}
 
 
+def read_products(device_type: str) -> tuple[str, ...]:
+    """Return what float32 matrix products, convolutions and RNNs of a device really compute in: "ieee" or less."""
+    parts = ("cuda.matmul", "cudnn.conv", "cudnn.rnn") if device_type == "cuda" else _PARTS[-3:]
+    found = read_fp32_precision()
+    return tuple("ieee" if found[part] == "none" else found[part] for part in parts)
+
+
 @contextmanager
 def numeric_state(row: Precision) -> Iterator[None]:
     """Set the global float32 switches as the precision wants them; restore them whatever happens inside."""

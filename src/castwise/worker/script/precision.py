@@ -15,11 +15,12 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import LBFGS, Optimizer
 
 from castwise.errors import TechniqueError
-from castwise.registry.precisions import AS_WRITTEN, Precision
+from castwise.registry.precisions import AS_WRITTEN, OF_SCRIPTS, Precision, find_precision
 from castwise.worker.precision import (
     autocast_maker,
     cast_weights,
     read_fp32_precision,
+    read_products,
     restore_fp32_precision,
     set_fp32_precision,
 )
@@ -121,6 +122,8 @@ class OutsidePrecision:
         self._masters: _SwappedMasters | None = None
         self._withheld: list[tuple[Tensor, Tensor]] = []  # gradients of a step that is skipped
         self._fp32_precision = read_fp32_precision()  # PyTorch's defaults
+        self._default_products = read_products(device_type)
+        self._device_type = device_type
         self._converted_at: dict[int, str] = {}  # the script's line that gave a parameter its type
         if row.name != AS_WRITTEN:
             _switch_off_scripts_own()
@@ -141,6 +144,13 @@ class OutsidePrecision:
             return
         if self._masters is not None:
             raise TechniqueError(f"masters are for one model; the script trains {_kind(model)}, too")
+        self._check_is_replaceable(model)
+        if self.row.float32_matmul is None:
+            restore_fp32_precision(self._fp32_precision)
+        else:
+            set_fp32_precision(self.row.float32_matmul)
+
+    def _check_is_replaceable(self, model: nn.Module) -> None:
         for parameter in model.parameters():
             if parameter.dtype in _KEPT_DTYPES:
                 name = str(parameter.dtype).removeprefix("torch.")
@@ -160,10 +170,31 @@ class OutsidePrecision:
                 raise TechniqueError(
                     f"{type(module).__name__} needs a loss scale that its shards share; bf16-mixed needs none"
                 )
-        if self.row.float32_matmul is None:
-            restore_fp32_precision(self._fp32_precision)
-        else:
-            set_fp32_precision(self.row.float32_matmul)
+
+    def same_as_written(self, models: Sequence[nn.Module]) -> tuple[str, ...]:
+        """Return the precisions in which these models compute what they do as written, if no autocast has an effect.
+
+        They differ in the switches for float32 products alone, which the script has set by now.
+        """
+        if not models:
+            return ()
+        try:
+            for model in models:
+                self._check_is_replaceable(model)
+        except TechniqueError:
+            return ()
+        products = read_products(self._device_type)
+        rows = (row for row in map(find_precision, OF_SCRIPTS) if row.name != AS_WRITTEN)
+        return tuple(
+            row.name
+            for row in rows
+            if row.autocast_dtype is None
+            and not row.master_weights
+            and all(
+                part == (row.float32_matmul or default)
+                for part, default in zip(products, self._default_products, strict=True)
+            )
+        )
 
     def check_gradients(self) -> None:
         """Refuse gradients of the weights that no backward computes, if there is a loss scale."""
@@ -338,6 +369,20 @@ def _copy(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) ->
     pairs = [(a, b) for a, b in zip(targets, sources, strict=True) if a is not None and b is not None]
     if pairs:
         torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+
+
+def note_scripts_own() -> list[str]:
+    """Return a list that gets the name of each autocast and GradScaler that has an effect."""
+    found: list[str] = []
+    for kind in (torch.autocast, torch.amp.GradScaler):
+
+        @replaces(kind, "__init__")
+        def make_noted(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+            make(self, *args, **kwargs)
+            if self._enabled:
+                found.append(_kind(self))
+
+    return found
 
 
 def _switch_off_scripts_own() -> None:

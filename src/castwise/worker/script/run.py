@@ -42,7 +42,7 @@ from castwise.worker.memory import memory_meter
 from castwise.worker.precision import read_fp32_precision
 from castwise.worker.script.file_overlay import FileOverlay
 from castwise.worker.script.hooks import ScriptHooks
-from castwise.worker.script.precision import OutsidePrecision
+from castwise.worker.script.precision import OutsidePrecision, note_scripts_own
 from castwise.worker.script.techniques import OutsideTechniques
 from castwise.worker.user_model.source import digest, is_users, user_files
 
@@ -359,14 +359,17 @@ class ScriptRun:
             UsageError: They took longer, or the script ended before.
         """
         sys.addaudithook(self._note_command)
+        own = note_scripts_own()
         order = _Order(lambda moments: 1 if len(moments) < _INSPECTED_STEPS else None)
         if len(self._carry_out(order, limit_seconds, on_note)) < _INSPECTED_STEPS and self.ending is None:
             self.raise_too_slow(limit_seconds)
-        own = self.samples_per_step
+        assert self.hooks is not None, "it has run"
+        samples = self.samples_per_step
         files = user_files([Path(self._script.path)], self._modules)
         return UserWorkload(
             model=self._script.model_copy(update={"digest": self.digest}),
-            batch_size=self._script.units_per_step or (own and own + self.ranks.samples_of_others()) or 1,
+            batch_size=self._script.units_per_step or (samples and samples + self.ranks.samples_of_others()) or 1,
+            same_precisions=() if own else self.hooks.precision.same_as_written(self.hooks.models),
             sources={str(file): digest_of(str(file)) for file in files},
         )
 
