@@ -4,20 +4,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, Fault, fake_environment
+from fake_engine import FakeEngine, FakeSession, Fault, fake_environment
 
 import castwise
 from castwise.errors import DataError, UsageError
 from castwise.orchestrator import machine as machine_module
 from castwise.orchestrator.job import Job, prepare
-from castwise.orchestrator.rounds import StopRule
+from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.orchestrator.runner import NullListener
-from castwise.records.schema import Trial
+from castwise.records.schema import Facts, Trial
 from castwise.records.store import Store, load_folder
 from castwise.registry import datasets
 from castwise.registry.precisions import PRECISIONS
 from castwise.spec.options import RunOptions
 from castwise.spec.trial import CPU_ROUND, CUDA_ROUND
+from castwise.spec.user_model import UserModel, UserWorkload
 
 ALL = [row.name for row in PRECISIONS]
 
@@ -340,3 +341,78 @@ def test_what_imports_take_is_part_of_a_budget(
     rule = job(device="cpu", rounds=None, budget_seconds=budget).rule
     assert rule is not None
     assert rule.budget_seconds == pytest.approx(left)
+
+
+class Slow(FakeEngine):
+    """Takes a hundredth of a second for a sample of a warm-up step."""
+
+    sample_seconds = 0.01
+    same: tuple[str, ...] = ()
+
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
+        self.sessions.append(SlowSession(self, num_processes))
+        return self.sessions[-1]
+
+
+class SlowSession(FakeSession):
+    _engine: Slow
+
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
+        facts = super().warm_up(step_seconds)
+        seconds = (facts.warm_up_steps - 1) * self.spec.batch_size * self._engine.sample_seconds
+        return facts.model_copy(update={"warm_up_seconds": seconds})
+
+    def inspect(self, model: UserModel, *limits: Any) -> UserWorkload:
+        return super().inspect(model, *limits).model_copy(update={"same_precisions": self._engine.same})
+
+
+def test_a_slow_cpu_gets_a_smaller_batch_unless_one_is_named(job: Prepare) -> None:
+    asked: dict[str, Any] = {"workloads": ("mnist-cnn",), "rounds": None, "device": "cpu"}
+    asked |= {"precisions": ("bf16-mixed", "fp32")}
+    quick, slow = Slow(), Slow()
+    quick.sample_seconds = 1e-6
+    usual, smaller = job(quick, **asked), job(slow, **asked)
+    (usual_batch,), (batch,) = ({spec.batch_size for spec in each.specs} for each in (usual, smaller))
+    assert usual.notes == ()
+    assert batch < usual_batch
+    assert batch * slow.sample_seconds < 75 / 100, "a share of the budget"
+    (note,) = smaller.notes
+    assert f"batch {batch}," in note
+    assert str(usual_batch) in note
+    assert {spec.batch_size for spec in job(slow, **asked, batch_sizes=(usual_batch,)).specs} == {usual_batch}
+
+
+def test_a_smaller_batch_that_is_on_record_is_taken_again(job: Prepare) -> None:
+    asked: dict[str, Any] = {"workloads": ("mnist-cnn",), "rounds": None, "device": "cpu", "precisions": ("fp32",)}
+    first = job(Slow(), **asked)
+    first.run()
+    quick = Slow()
+    quick.sample_seconds = 1e-6
+    assert [spec.batch_size for spec in job(quick, **asked).specs] == [spec.batch_size for spec in first.specs]
+
+
+def test_what_is_the_same_as_a_script_as_written_is_not_measured(job: Prepare, tmp_path: Path) -> None:
+    engine = Slow()
+    engine.same = ("default", "fp32")
+    (tmp_path / "train.py").write_text("")
+    made = job(engine, workloads=(f"python {tmp_path / 'train.py'}",), precisions=("fp32", "bf16-mixed"), device="cpu")
+    assert precisions(made) == ["as-written", "bf16-mixed"]
+    assert "fp32" in made.notes[0]
+
+
+def test_each_comparison_has_its_share_of_the_budget_and_none_begins_without_any(
+    job: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("castwise.orchestrator.job.time.perf_counter", lambda: now[0])
+    made = job(device="cpu", precisions=("fp32", "bf16-mixed"), batch_sizes=(8, 16, 32), budget_seconds=20.0)
+    run = Rounds.run
+
+    def take_long(rounds: Rounds) -> list[Trial]:
+        trials = run(rounds)
+        now[0] += 12.0
+        rounds.session_seconds = 12.0
+        return trials
+
+    monkeypatch.setattr(Rounds, "run", take_long)
+    assert {trial.spec.batch_size for trial in made.run()} == {8}

@@ -103,6 +103,13 @@ def units_per_step(trials: Sequence[Trial]) -> float:
     return samples * per_sample * spec.world_size
 
 
+def warm_step_seconds(facts: Facts | None) -> float | None:
+    """Return about how long a step took in the warm-up after the first one; None if there was no further one."""
+    if facts is None or facts.warm_up_steps < 2 or not facts.warm_up_seconds:
+        return None
+    return facts.warm_up_seconds / (facts.warm_up_steps - 1)
+
+
 def spread(trial: Trial) -> float | None:
     """Return the blocks' interquartile range over their median; None with fewer than four blocks.
 

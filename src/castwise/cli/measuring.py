@@ -19,6 +19,7 @@ from castwise.orchestrator.job import Job
 from castwise.orchestrator.machine import EngineFactory
 from castwise.orchestrator.machine_cache import CachedEngine, remember
 from castwise.records.schema import Trial
+from castwise.registry.precisions import find_precision, why_emulated
 from castwise.render.progress import LiveProgress
 from castwise.render.units import pluralize
 from castwise.spec.options import DEFAULT_RESULTS, SharedOptions
@@ -41,6 +42,11 @@ def say_logs(trials: Sequence[Trial]) -> None:
 def announce(job: Job) -> None:
     """Print what `announce_notes` does, and how many trials are on record, before a job starts."""
     announce_notes(job)
+    hardware = job.runner.environment.hardware
+    rows = (find_precision(name) for name in dict.fromkeys(spec.precision for spec in job.missing))
+    emulated = [row.name for row in rows if why_emulated(row, hardware) is not None]
+    if emulated:
+        say(f"Note: {hardware.name} emulates {', '.join(emulated)}: expect no gain.", style="yellow")
     found = len(job.specs) - len(job.missing)
     if found and job.rule is not None:
         say(f"{len(job.recorded)} trials of earlier rounds are on record already.")

@@ -102,7 +102,7 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
         announce(job)
         if job.rule is not None and job.rule.budget_seconds is not None and options.budget_seconds is None:
             budget = f"{CPU_BUDGET_SECONDS:g} s"
-            say(f"On a CPU no round begins that would end after {budget}; --budget sets another time.")
+            say(f"Time limit: {budget} (--budget changes it).")
         progress.known(job.recorded.values(), None if job.rule is None else job.rule.budget_seconds)
         with progress:
             return job, job.run()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from castwise.analysis.steady_metrics import warm_step_seconds
 from castwise.errors import MissingDataError, UsageError
 from castwise.orchestrator.machine import (
     EngineFactory,
@@ -20,11 +21,13 @@ from castwise.orchestrator.machine import (
 from castwise.orchestrator.processes import import_once
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.orchestrator.runner import Listener, NullListener, TrialRunner, unsupported_reason
+from castwise.orchestrator.session import BackgroundCloser, TrialFailedError
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import Problem, ResumePolicy, Store, reusable_trials
 from castwise.registry.datasets import MNIST, find_data_set
 from castwise.registry.precisions import (
     AS_WRITTEN,
+    BASELINE,
     OF_SCRIPTS,
     USUAL_OF_SCRIPTS,
     find_precision,
@@ -52,6 +55,14 @@ _BARE_CUDA = ("resnet50", None)
 
 # A CPU's steps take long, and vary too much for any number of rounds to help. It holds unless the user gives a number.
 CPU_BUDGET_SECONDS = 75.0
+
+# A step of the baseline takes this share of a budget at most, if no batch size is named: then precisions that are
+# emulated, whose steps may take ten times as long, are warmed up and timed in time, too. Source: chosen here.
+_STEP_SHARE = 1 / 200
+# How often the usual batch is halved for it at most. The last one's step is timed. It predicts longer steps of larger
+# batches than they take, and on a busy CPU still smaller batches are hardly faster.
+_MOST_HALVINGS = 4
+_PROBE = {"warm_up_steps": 3, "warm_up_seconds": 0.3}
 
 # The share of a budget that is for a script's first steps, and for rounds, however long imports took: without any time
 # nothing can be compared.
@@ -113,7 +124,7 @@ class Job:
         return sorted(trials, key=lambda trial: position[trial.spec.configuration])
 
 
-def prepare(
+def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     options: RunOptions,
     listener: Listener | None = None,
     make_engine: EngineFactory | None = None,
@@ -121,6 +132,7 @@ def prepare(
     rule: StopRule | None = None,
     short: bool = False,
     profiles: Mapping[str, Any] | None = None,
+    is_planned: bool = False,
 ) -> Job:
     """Check what a user asked for against the machine, and return the job that answers it.
 
@@ -132,6 +144,7 @@ def prepare(
         short: Somebody waits at a prompt: on a CPU, whose steps take long, a second a trial and few precisions.
         profiles: What the protocol says of the steps that are profiled, after the timed ones, in one process of each
             configuration; None profiles none.
+        is_planned: The batch sizes are those of a plan: no smaller ones are taken because steps are slow.
 
     Raises:
         UsageError: The request cannot be carried out as it stands.
@@ -176,12 +189,20 @@ def prepare(
         )
         for name in user_models
     }
+    notes: tuple[str, ...] = ()
+    if script is not None and not is_planned:
+        same = [name for name in options.precisions or () if name in user_workloads[script].same_precisions]
+        options = replace(options, precisions=tuple(name for name in options.precisions or () if name not in same))
+        if same:
+            verb = "is" if len(same) == 1 else "are"
+            notes = (f"{' and '.join(same)} {verb} here the same as your script as written, which is measured once.",)
     is_cpu = machine.device == "cpu"
     if profiles and not names_precisions and script is None:
         options = replace(options, precisions=_EXPLAINED)
-    notes: tuple[str, ...] = ()
+    data_note: str | None = None
     if options.workloads is None:
-        options, notes = _bare_run(options, machine)
+        options, data_note = _bare_run(options, machine)
+        notes += (data_note,) if data_note else ()
     if short and is_cpu and options.precisions is None:
         options = replace(options, precisions=_BARE_CPU[1])
     is_open = options.within is None and options.budget_seconds is None and options.rounds is None
@@ -201,11 +222,17 @@ def prepare(
     budget = options.budget_seconds
     if is_cpu and options.rounds is None and (budget, rule.budget_seconds) == (None, None):
         budget = CPU_BUDGET_SECONDS
-    if budget is not None:  # imports and the user's code have taken a part of it
-        left = budget - (time.perf_counter() - began)
-        rule = replace(rule, budget_seconds=max(left, _LEAST_OF_BUDGET * budget))
+
+    def seconds_left(budget: float) -> float:  # imports and the user's code have taken a part of it
+        return max(budget - (time.perf_counter() - began), _LEAST_OF_BUDGET * budget)
+
+    if budget is not None and is_cpu and options.batch_sizes is None and not is_planned:
+        specs, batch_notes = _with_quick_steps(specs, machine, store, _STEP_SHARE * seconds_left(budget))
+        notes += batch_notes
+    if budget is not None:
+        rule = replace(rule, budget_seconds=seconds_left(budget))
     job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
-    runner = replace(job.runner, data_note=" ".join(notes) or None)
+    runner = replace(job.runner, data_note=data_note)
     return replace(job, runner=runner, notes=notes, rule=rule, user_workloads=user_workloads)
 
 
@@ -260,7 +287,7 @@ def prepare_shard(
     """
     request = parse_options(RunOptions, plan.options)
     request = replace(request, **{name: getattr(options, name) for name in OF_MACHINE})
-    job = prepare(request, listener, make_engine)
+    job = prepare(request, listener, make_engine, is_planned=True)
     own_models: dict[UserModel, UserModel] = {}
     for name, planned in plan.models.items():
         own = job.user_workloads[name].model
@@ -396,19 +423,61 @@ def check_request(options: RunOptions, user_models: Sequence[str] = ()) -> None:
     build_plan(grid, device="cpu", data_set=options.data_set or SYNTHETIC, num_nodes=options.nodes_per_trial or 1)
 
 
-def _bare_run(options: RunOptions, machine: Machine) -> tuple[RunOptions, tuple[str, ...]]:
-    """Return the options with a workload that suits the machine, and what must be noted."""
+def _bare_run(options: RunOptions, machine: Machine) -> tuple[RunOptions, str | None]:
+    """Return the options with a workload that suits the machine, and what must be noted of its data."""
     workload, precisions = _BARE_CPU if machine.device == "cpu" else _BARE_CUDA
     options = replace(options, workloads=(workload,), precisions=options.precisions or precisions)
     if options.data_set is not None or MNIST.name not in find_workload(workload).data_sets:
-        return options, ()
+        return options, None
     try:
         provide(machine.engine, MNIST, machine.data_dir)
     except MissingDataError:
         place = str(machine.data_dir).replace(str(Path.home()), "~", 1)  # it is in records, which are shared
         why = f"MNIST is not in '{place}' and could not be downloaded; --data DIR names its folder"
-        return replace(options, data_set=SYNTHETIC), (f"Synthetic images stand in for MNIST's: {why}.",)
-    return replace(options, data_set=MNIST.name), ()
+        return replace(options, data_set=SYNTHETIC), f"Synthetic images stand in for MNIST's: {why}."
+    return replace(options, data_set=MNIST.name), None
+
+
+def _with_quick_steps(
+    specs: Sequence[TrialSpec], machine: Machine, store: Store | None, most_seconds: float
+) -> tuple[tuple[TrialSpec, ...], tuple[str, ...]]:
+    """Return the specs with the largest batches whose steps are quick enough, and a note on each that is not the usual.
+
+    What an earlier command took is taken again, so that its records count.
+    """
+    known = {} if store is None else store.load(machine.environment)[0]
+    measured = {trial.spec.configuration for trial in known.values() if trial.status == "ok"}
+    batch_of, notes = dict[str, int](), list[str]()
+    for spec in sorted(specs, key=lambda each: each.precision != BASELINE):
+        usual = spec.batch_size
+        if spec.workload in batch_of or spec.user_model is not None:
+            continue
+        sizes = list(dict.fromkeys(max(1, usual >> halvings) for halvings in range(_MOST_HALVINGS + 1)))
+        on_record = [size for size in sizes if spec.model_copy(update={"batch_size": size}).configuration in measured]
+        taken, why = on_record[0] if on_record else usual, "as on record"
+        if not on_record and (sample_seconds := _time_a_sample(spec, sizes[-1], machine)) is not None:
+            taken = next((size for size in sizes if size * sample_seconds <= most_seconds), sizes[-1])
+            why = f"as a step of {usual} would take about {usual * sample_seconds:.2g} s here"
+        batch_of[spec.workload] = taken
+        if taken != usual:
+            notes.append(f"{spec.workload} is measured with batch {taken}, {why}. --batch-size sets another.")
+    smaller = (spec.model_copy(update={"batch_size": batch_of.get(spec.workload, spec.batch_size)}) for spec in specs)
+    return tuple(smaller), tuple(notes)
+
+
+def _time_a_sample(spec: TrialSpec, batch_size: int, machine: Machine) -> float | None:
+    """Return about how many seconds of a step a sample takes, from steps of this batch; None if they fail."""
+    protocol = spec.protocol.model_copy(update=_PROBE)
+    session = machine.engine.start(protocol.timeout_seconds, spec.num_processes)
+    try:
+        session.open(spec.device)
+        session.set_up(spec.model_copy(update={"batch_size": batch_size, "protocol": protocol}))
+        step_seconds = warm_step_seconds(session.warm_up())
+    except TrialFailedError:  # its trial will report why
+        return None
+    finally:
+        BackgroundCloser().close([session])
+    return step_seconds and step_seconds / batch_size
 
 
 def _limited(protocol: MeasurementProtocol, options: RunOptions) -> MeasurementProtocol:

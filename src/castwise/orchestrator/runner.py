@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from castwise.analysis.statistics import FEWEST_BLOCKS
+from castwise.analysis.steady_metrics import units_per_step, warm_step_seconds
 from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
 from castwise.orchestrator.machine_cache import CachedEngine
@@ -471,16 +472,11 @@ class _Measurement:
         """Open the device, build the trial and warm up, and say how fast it is about: the user waits for a figure."""
         for step in (self.open_device, self.set_up, self.warm_up):
             self.attempt(step)
-        if self._prior is None and self.failure is None and self._facts is not None and self._step_seconds:
-            rate = self.spec.batch_size * self._facts.units_per_sample * self.spec.world_size / self._step_seconds
-            unit = self._facts.unit or unit_of(self.spec.workload)
-            self._runner.listener.remark(f"{self.spec.label}: about {float(f'{rate:.2g}'):,g} {unit}/s")
-
-    @property
-    def _step_seconds(self) -> float | None:
-        """Return about how long a step takes, by the warm-up after the first one; None if it had no further one."""
-        facts = self._facts
-        return None if facts is None or facts.warm_up_steps < 2 else facts.warm_up_seconds / (facts.warm_up_steps - 1)
+        step_seconds = warm_step_seconds(self._facts)
+        if self._prior is None and self.failure is None and self._facts is not None and step_seconds is not None:
+            rate, unit = units_per_step(self.spec, self._facts) / step_seconds, self._facts.unit
+            rounded = f"{float(f'{rate:.2g}'):,g} {unit or unit_of(self.spec.workload)}/s"
+            self._runner.listener.remark(f"{self.spec.label}: about {rounded}")
 
     def set_up(self) -> None:
         """Build the trial, which ends with its first step."""
@@ -555,7 +551,7 @@ class _Measurement:
         num_blocks = max(FEWEST_BLOCKS, round(seconds / _STRETCH_BLOCK_SECONDS))
         length = seconds / num_blocks
         if self.spec.is_script and math.isfinite(seconds_left):
-            step_seconds = self._step_seconds or 0.0
+            step_seconds = warm_step_seconds(self._facts) or 0.0
             num_blocks = min(num_blocks, max(1, int(seconds_left / max(length, step_seconds)) - _SCRIPT_LEAD_IN_STEPS))
         with telemetry.watch(self._gpus) as watch, telemetry.meter(self._gpus if self.needs_energy else {}) as meter:
             lead_in = _SCRIPT_LEAD_IN_SECONDS if self.spec.is_script else _STRETCH_LEAD_IN_SECONDS
@@ -698,7 +694,10 @@ def _time_interleaved(
             for each in measurements:
                 each.is_done |= not each.is_baseline and not each.goes_on
         order = [each for each in measurements if not each.is_done]
-        if not any(each.goes_on for each in order):
+        is_alone = all(each.is_baseline for each in order) and any(
+            each.can_continue for each in measurements if each not in order
+        )
+        if is_alone or not any(each.goes_on for each in order):
             return
         rng.shuffle(order)
         if not all(each.runs_all_epochs for each in order):
@@ -789,7 +788,7 @@ def _why_diverged(trial: Trial) -> str | None:
         if sum(block.skipped_steps for block in blocks) < num_steps:
             return None
         return f"loss scaling skipped every one of {num_steps} steps after warm-up: the optimizer never ran"
-    message = f"the loss was {last.loss} {num_steps} steps after warm-up; times were taken on such numbers"
+    message = f"the loss was {last.loss} {num_steps} steps after warm-up: its speed means nothing"
     if last.loss_scale is not None and is_dynamic(trial.spec.loss_scale):
         message += f" (loss scale {last.loss_scale:g}: not a skipped step here and there, the loss itself broke)"
     return message
