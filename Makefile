@@ -1,15 +1,19 @@
 # castwise: `make demo` shows it, `make test` checks it; both install what they need into .venv.
+# `make test-long` runs the tests that `make test` leaves out. CI runs both.
 PYTHON ?= python3
 BIN := .venv/bin
 # Real data sets lie here, or are downloaded to here.
 export CASTWISE_DATA ?= data
 
-.PHONY: demo test docs browser faults format lint types tests test-oldest tables pictures gpu-tests clean
+.PHONY: demo test test-long docs browser faults format lint types tests slow-tests test-oldest tables pictures gpu-tests clean
 
 demo: .venv/installed-all
 	$(BIN)/castwise run
 
 test: lint types tests
+
+test-long: OLDEST = $(OLDEST_OF_CI)
+test-long: slow-tests test-oldest
 
 lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
@@ -20,13 +24,21 @@ types: .venv/installed-dev
 
 # Tests of one group share what one process has set up. uv installs no bytecode; written at the first import, it halves the
 # time of all later ones.
+tests slow-tests test-oldest: export PYTHONDONTWRITEBYTECODE =
+PYTEST := bin/python -m pytest -n 2 --dist loadgroup
+
 tests: .venv/installed-dev
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not gpu"
+	.venv/$(PYTEST) -m "not gpu and not slow"
+
+slow-tests: .venv/installed-dev
+	.venv/$(PYTEST) -m "slow and not gpu"
 
 # What runs with torch, on a CPU, with the oldest versions that pyproject.toml permits. Needs 6 GB of disk.
+OLDEST := tests/worker tests/orchestrator tests/registry tests/analysis
+# The part of it that CI runs: a test or more of all that castwise does with torch.
+OLDEST_OF_CI := $(addprefix tests/worker/test_,loop.py)
 test-oldest: .venv-oldest/installed
-	.venv-oldest/bin/python -m pytest -n 2 -m "not gpu and not slow" -o timeout=900 \
-	  tests/worker tests/orchestrator tests/registry tests/analysis
+	.venv-oldest/$(PYTEST) -m "not gpu and not slow" $(OLDEST)
 
 # The documentation site, as site/index.html; it opens without a server. A broken link or anchor is an error, here and in
 # `make tests`, which builds it too.

@@ -61,6 +61,25 @@ def test_documents_that_are_named_are_there(path: Path) -> None:
         assert (ROOT / name).exists(), f"{path.name}: {name}"
 
 
+@every_document
+def test_make_targets_that_are_named_exist(path: Path) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert set(re.findall(r"`make ([\w-]+)", path.read_text())) <= set(targets)
+
+
+def test_ci_runs_the_test_command_of_readme_and_the_long_form(tmp_path: Path) -> None:
+    """`.ci/run` is a program, here with a `make` that only notes what it is called with."""
+    named = set(re.findall(r"`make ([\w-]+)`", (ROOT / "README.md").read_text()))
+    assert {"demo", "test"} <= named
+    (tmp_path / "make").write_text('#!/bin/sh\necho "$@" >> "$CALLS"\n')
+    (tmp_path / "make").chmod(0o755)
+    search = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        [ROOT / ".ci" / "run"], env=os.environ | {"PATH": search, "CALLS": str(tmp_path / "calls")}, check=True
+    )
+    assert {"browser", "test", "test-long"} <= set((tmp_path / "calls").read_text().split())
+
+
 def commands_of(path: Path) -> Iterator[list[str]]:
     """Yield the words behind `castwise` of each command that a document shows."""
     text = path.read_text()
