@@ -633,7 +633,8 @@ def test_what_a_closure_computes_is_not_profiled_as_the_optimizer_s(answers):
     ("seconds", "period", "num_extra"),
     [
         ([1, 1, 9, 1, 1, 1] * 4, 6, 4),
-        ([1, 1, 9, 1, 1, 1] * 3 + [1, 1, 1, 9, 1, 1], 0, 4),  # not at regular distances
+        ([1, 1, 9, 1, 1, 1] * 3 + [9, 1, 9, 1, 1, 1], 6, 5),  # one by another program
+        ([1] * 4 + [9] + [1] * 6 + [9, 1, 9] + [1] * 15, 0, 3),  # not at regular distances
         ([1] * 20 + [9] + [1] * 9, 0, 1),
         ([1, 1.02, 1, 1, 1.01, 1] * 4, 0, 0),
         ([1, 9] * 12, 0, 0),  # each second step: any block has as many

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -59,6 +59,8 @@ _STARTS_PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate")
 _MOST_STEP_ENDS = 100_000
 _LEAST_EXTRA_SHARE, _LEAST_EXTRA_FACTOR = 0.05, 3.0  # of all steps' time, and of the usual step's; chosen here
 _FEWEST_TIMED_STEPS = 20  # fewer do not tell what is usual
+_FEWEST_PERIODS, _LEAST_PERIODIC = 3, 0.8  # of work at regular distances, and the share of them that has it
+_NUM_PERIODS = 3  # that are tried
 _MOST_EXTRA_STEPS = 0.35  # of all steps; chosen here
 _MOST_STRETCH_SECONDS = 10.0  # in which whole periods are timed; chosen here
 _INSPECTED_STEPS = 2  # what precedes the first may look at a batch, so the second shows how many samples a step has
@@ -658,17 +660,19 @@ def extra_work(ends: Sequence[float]) -> tuple[int, list[float]]:
     seconds = [after - before for before, after in itertools.pairwise(ends)]
     if len(seconds) < _FEWEST_TIMED_STEPS:
         return 0, []
-    usual, longest = statistics.median(seconds), max(seconds)
-    places = [place for place, each in enumerate(seconds) if each - usual > (longest - usual) / 2]
-    total = sum(seconds) or 1.0
+    usual, total = statistics.median(seconds), sum(seconds)
+    places = [place for place, each in enumerate(seconds) if each > _LEAST_EXTRA_FACTOR * usual]
     shares = [seconds[place] / total for place in places]
-    is_rare = len(places) <= _MOST_EXTRA_STEPS * len(seconds) and longest > _LEAST_EXTRA_FACTOR * usual
-    if not is_rare or sum(shares) < _LEAST_EXTRA_SHARE + len(places) / len(seconds):
+    if len(places) > _MOST_EXTRA_STEPS * len(seconds) or sum(shares) < _LEAST_EXTRA_SHARE + len(places) / len(seconds):
         return 0, []
-    gaps = {after - before for before, after in itertools.pairwise(places)}
-    if len(places) < 3 or len(gaps) > 1:
-        return 0, shares
-    return gaps.pop(), shares
+    gaps = Counter(after - before for before, after in itertools.pairwise(places))
+    for period, _ in gaps.most_common(_NUM_PERIODS):
+        first, _ = Counter(place % period for place in places).most_common(1)[0]
+        # Other programs make some other steps longer.
+        expected = range(first, len(seconds), period)
+        if len(expected) >= _FEWEST_PERIODS and len({*expected} & {*places}) > _LEAST_PERIODIC * len(expected):
+            return period, shares
+    return 0, shares
 
 
 def _described(optimizer: Optimizer) -> str:
