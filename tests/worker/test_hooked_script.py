@@ -224,9 +224,6 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "exits": "step(); sys.exit(3)",
         "waits": """
 import subprocess
-for name in ("child.py", "package/train.py"):
-    os.makedirs(os.path.dirname(os.path.abspath(name)), exist_ok=True)
-    open(name, "w").close()
 subprocess.run([sys.executable, "-c", ""])
 subprocess.run([sys.executable, "-u", "child.py", "--lr", "1"])
 time.sleep(60)
@@ -518,6 +515,9 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
     for name in ("model.pt", "model.safetensors", "last.pt", "log.txt", "old/a.txt", "old/b.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("kept")
+    for name in ("child.py", "package/train.py"):  # which a script starts
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
     for name, ending in {**endings, **measured, **asked}.items():
         script, *how, precision = name.split() if " " in name else (name, "")
         file = folder / f"{script}.py"

@@ -84,7 +84,7 @@ def _sustained_energy(trial: Trial) -> Energy | None:
         return None
     watts = measured.joules / measured.seconds / measured.num_gpus
     step_joules = watts * trial.spec.world_size * (measured.step_seconds or block_step_seconds)
-    value = step_joules / steady_metrics.units_per_step([trial])
+    value = step_joules / steady_metrics.units_per_step(trial.spec, trial.facts, steady_metrics.blocks_of(trial))
     share = _LATE_SHARE * measured.late_seconds / measured.seconds
     return Energy(value, value * (1 - share), value * (1 + share), "sustained counter", watts)
 

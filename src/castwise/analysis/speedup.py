@@ -115,9 +115,10 @@ def _is_in_stretch(trial: Trial) -> bool:
 
 def rate_estimate(trials: Sequence[Trial], step: Estimate | None) -> Estimate | None:
     """Return the units a second of one configuration, from its `step_estimate`; None if nothing was timed."""
-    if step is None or all(trial.facts is None for trial in trials):
+    facts = next((trial.facts for trial in trials if trial.facts is not None), None)
+    if step is None or facts is None:
         return None
-    units = units_per_step(trials)
+    units = units_per_step(trials[0].spec, facts, [block for trial in trials for block in blocks_of(trial)])
     return Estimate(units / step.value, units / step.high, units / step.low, step.n)
 
 

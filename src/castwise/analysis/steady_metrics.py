@@ -4,8 +4,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from castwise.analysis.statistics import FEWEST_BLOCKS, pseudomedian
-from castwise.records.schema import Block, Trial
+from castwise.records.schema import Block, Facts, Trial
 from castwise.registry import workloads
+from castwise.spec.trial import TrialSpec
 from castwise.spec.types import Unit
 
 # The least slowdown of sustained steps that is reported. Source: H200s far from their power limit took 0.2 to 0.4 %
@@ -81,7 +82,7 @@ def throughput(trial: Trial) -> float | None:
     seconds = step_seconds(trial)
     if not seconds or trial.facts is None:
         return None
-    return units_per_step([trial]) / seconds
+    return units_per_step(trial.spec, trial.facts, blocks_of(trial)) / seconds
 
 
 def unit_of(trial: Trial) -> Unit:
@@ -90,17 +91,18 @@ def unit_of(trial: Trial) -> Unit:
     return unit or workloads.unit_of(trial.spec.workload)
 
 
-def units_per_step(trials: Sequence[Trial]) -> float:
-    """Return the units (images, tokens, samples) of one step of all processes together, of one configuration.
+def units_per_step(spec: TrialSpec, facts: Facts, blocks: Sequence[Block] = ()) -> float:
+    """Return the units (images, tokens, samples) of one step of all processes together.
 
-    They are those of the timed steps if these were counted: batches may differ. Trials without facts have 1 a sample.
+    Args:
+        spec: Of the step.
+        facts: Likewise.
+        blocks: In which steps were timed: if their samples were counted, batches may differ, and it is the mean.
     """
-    spec, blocks = trials[0].spec, [block for trial in trials for block in blocks_of(trial)]
     counted = [block.num_samples for block in blocks if block.num_samples is not None]
-    is_counted = blocks and len(counted) == len(blocks)
+    is_counted = counted and len(counted) == len(blocks)
     samples = sum(counted) / sum(block.num_steps for block in blocks) if is_counted else spec.batch_size
-    per_sample = next((trial.facts.units_per_sample for trial in trials if trial.facts is not None), 1)
-    return samples * per_sample * spec.world_size
+    return samples * facts.units_per_sample * spec.world_size
 
 
 def warm_step_seconds(facts: Facts | None) -> float | None:

@@ -357,7 +357,8 @@ class ScriptHooks:
         Raises:
             UsageError: They have changed several times.
         """
-        weights = [each for model in self.models for each in model.parameters() if type(each) is nn.Parameter]
+        weights = [each for model in self.models for each in model.parameters()]
+        weights = [each for each in weights if type(each) is nn.Parameter and not each.is_meta]
         values = [each.detach().flatten()[:_NUM_WATCHED].tolist() for each in weights[-_NUM_WATCHED:]]
         self._num_updates += bool(self._watched) and values != self._watched
         self._watched = values

@@ -569,12 +569,13 @@ class ScriptTrial:
                     data_seconds=after.data_seconds - before.data_seconds if hooks.uses_loader else None,
                 )
             )
-        ends = list(self.run.step_ends)[-1 - moments[-1].num_steps + moments[0].num_steps :]
-        _, shares = extra_work(ends)
+        step_ends = list(self.run.step_ends)[-1 - moments[-1].num_steps + moments[0].num_steps :]
+        _, shares = extra_work(step_ends)
         if shares and not is_whole:
             self._notes.append(
-                f"{len(shares)} of {len(ends) - 1} timed steps took {sum(shares):.0%} of the CPU's time (evaluation, "
-                "rollouts, logging?), and blocks do not hold as many each: the figures are by chance. Take more --steps"
+                f"{len(shares)} of {len(step_ends) - 1} timed steps took {sum(shares):.0%} of the CPU's time "
+                "(evaluation, rollouts, logging?), and blocks do not hold as many each: the figures are by chance. "
+                "Take more --steps"
             )
         self._blocks += found
         return tuple(found)
