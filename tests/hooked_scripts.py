@@ -3,7 +3,8 @@
 Its argument is a JSON list of [file, precision or "alone", value of --amp]; the answer has a list of losses for each.
 With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error; with
 "measure" it is what it measures, in the precision that stands last; with "profile" the classes of what takes the most
-time; with "count" the samples of a step.
+time; with "count" the samples of a step. With a second argument the answers are the lines of the logs,
+and why castwise refused a script. The value of --amp may be followed by other arguments.
 """
 
 import gc
@@ -23,7 +24,7 @@ import torch
 import torch._dynamo  # a first backward imports it: once is enough for all
 from fake_engine import fake_spec
 
-from castwise.errors import UsageError
+from castwise.errors import CastwiseError, UsageError
 from castwise.spec.trial import MeasurementProtocol
 from castwise.spec.user_model import UserModel
 from castwise.worker.classify_error import classify
@@ -54,7 +55,10 @@ def run_hooked(file: str, arguments: list[str], precision: str) -> None:
     script = ScriptRun(UserModel(kind="script", path=file, name="", arguments=tuple(arguments)), precision, "cpu")
 
     def order() -> None:
-        script._carry_out(_Order(lambda moments: 1 if len(moments) < NUM_STEPS else None))
+        for num_steps in (1, NUM_STEPS - 1):
+            script._carry_out(_Order(lambda moments, number=num_steps: 1 if len(moments) < number else None))
+            if num_steps == 1 and script.hooks is not None and script.hooks.stepped:
+                script.hooks.precision.make_masters(script.hooks.models, script.hooks.stepped[0])
         script.stop()
 
     threading.Thread(target=order, daemon=True).start()
@@ -107,9 +111,9 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     thread.join()
 
 
-def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
+def losses_of(file: str, how: str, amp: str, *, in_words: bool = False) -> list[list[float]] | list[str] | str:
     with tempfile.NamedTemporaryFile() as log:
-        arguments = ["--log", log.name, "--amp", amp]
+        arguments = ["--log", log.name, "--amp", *amp.split()]
         children, num_ranks = [], NUM_RANKS.get(Path(file).stem, 1)
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
@@ -127,6 +131,11 @@ def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
                     run_alone(file, arguments)
                 else:
                     run_hooked(file, arguments, how)
+            except CastwiseError as error:
+                if not in_words:
+                    raise
+                with Path(log.name).open("a") as lines:
+                    print(error, file=lines)
             except BaseException:  # noqa: BLE001  it ends here
                 traceback.print_exc()
                 os._exit(1)
@@ -134,6 +143,8 @@ def losses_of(file: str, how: str, amp: str) -> list[list[float]] | str:
         assert all(os.waitpid(child, 0)[1] == 0 for child in children), (file, how, amp)
         if how in ASKED:
             return Path(log.name).read_text()
+        if in_words:
+            return Path(log.name).read_text().splitlines()
         return [list(map(float, line.split())) for line in Path(log.name).read_text().splitlines()]
 
 
@@ -145,4 +156,4 @@ if __name__ == "__main__":
         for module in SLOW_IMPORTS[script]:
             importlib.import_module(module)
     gc.freeze()  # no child looks through all these modules
-    print(json.dumps([losses_of(*job) for job in jobs]))
+    print(json.dumps([losses_of(*job, in_words=len(sys.argv) > 2) for job in jobs]))

@@ -127,22 +127,27 @@ def convert_weights(model: nn.Module, row: Precision) -> Float8Facts | None:
     if row.float8_recipe:
         return convert_to_float8(model, row)
     if row.param_dtype != "float32":
-        cast_weights(model, getattr(torch, row.param_dtype), getattr(torch, row.batch_norm_dtype))
+        dtype = getattr(torch, row.param_dtype)
+        cast_weights(model, dtype, getattr(torch, row.batch_norm_dtype))
+        # Inputs are cast to the weights' dtype and outputs to float32, so the loss is taken in float32.
+        # Source: NVIDIA/apex apex/amp/_initialize.py at 47e3367f (patched forward).
+        model.register_forward_pre_hook(functools.partial(_cast_inputs, dtype), with_kwargs=True)
+        model.register_forward_hook(_cast_outputs)
     return None
 
 
-def cast_weights(model: nn.Module, dtype: torch.dtype, batch_norm_dtype: torch.dtype) -> None:
-    """Cast a model's weights in place, and make its forward cast inputs and outputs.
+_CASTS = {torch.float16: nn.Module.half, torch.bfloat16: nn.Module.bfloat16, torch.float32: nn.Module.float}
 
-    Inputs are cast to the weights' dtype and outputs to float32, so the loss is taken in float32.
-    Source: NVIDIA/apex apex/amp/_initialize.py at 47e3367f (patched forward; convert_network).
+
+def cast_weights(model: nn.Module, dtype: torch.dtype, batch_norm_dtype: torch.dtype) -> None:
+    """Cast a model's weights and buffers in place; complex ones stay, of which a cast would drop a half.
+
+    Source: NVIDIA/apex apex/amp/_initialize.py at 47e3367f (convert_network).
     """
-    model.to(dtype)
+    _CASTS[dtype](model)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.to(batch_norm_dtype)
-    model.register_forward_pre_hook(functools.partial(_cast_inputs, dtype), with_kwargs=True)
-    model.register_forward_hook(_cast_outputs)
+            _CASTS[batch_norm_dtype](module)
 
 
 def _cast_inputs(dtype: torch.dtype, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -215,7 +220,7 @@ class MasterWeights(Weights):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self._low: list[Tensor] = [p for p in self._parameters if p.dtype != torch.float32]
+        self._low: list[Tensor] = [p for p in self._parameters if p.is_floating_point() and p.dtype != torch.float32]
         self._masters = [p.detach().clone().float().requires_grad_() for p in self._low]
         self._gradients = [torch.zeros_like(master) for master in self._masters]
         self._master_of = dict(zip((id(p) for p in self._low), self._masters, strict=True))

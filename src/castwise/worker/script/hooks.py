@@ -17,24 +17,25 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.multiprocessing
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
 from castwise.errors import UsageError
 from castwise.worker.pytree import tree_map_tensors, tree_tensors
-from castwise.worker.script.precision import OutsidePrecision, weights_of
+from castwise.worker.script.autocast import HALVES
+from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.replacing import replaces
+from castwise.worker.script.scaling import weights_of
 from castwise.worker.script.techniques import OutsideTechniques
 from castwise.worker.trace_summary import CLOSURE_RANGE
-from castwise.worker.user_model.source import is_users
+from castwise.worker.user_model.source import calling_line, is_users
 
-_HALVES = (torch.float16, torch.bfloat16)
 _STRATEGIES = {"lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy"}  # Lightning's, by name
 # Where samples are seen, the best first.
 _SOURCES = {
@@ -67,7 +68,7 @@ class ScriptHooks:
     ) -> None:
         self.precision, self.techniques = precision, techniques
         self.models: list[nn.Module] = []  # the outermost modules that it trains
-        self.optimizers: WeakSet[Optimizer] = WeakSet()
+        self.optimizers = precision.optimizers
         self.stepped: list[Optimizer] = []  # those that have stepped; the first one counts the steps
         self.steps_of_others = 0  # since the first one's last
         self.data_seconds = 0.0  # in which the script waited for its loaders
@@ -80,7 +81,9 @@ class ScriptHooks:
         self._samples: Counter[str] = Counter()  # of this step, by where they were seen
         self._samples_of_steps: list[Counter[str]] = []
         self._known: set[int] = set()  # modules of the models, and others without weights
-        self._teachers: set[int] = set()  # modules that are not in training, and their parts
+        self._always: WeakSet[nn.Module] = WeakSet()  # those with the precision in evaluations, too, and their parts
+        self._around_prepared: WeakSet[nn.Module] = WeakSet()  # models with a part that Accelerate has prepared
+        self._fed: WeakSet[nn.Module] = WeakSet()  # models whose outputs, but for a loss, losses were computed from
         self._trained_in_eval: nn.Module | None = None  # the first model, if that is in evaluation mode
         self._is_looking = True
         self._has_noted_loss = False
@@ -89,6 +92,7 @@ class ScriptHooks:
         self._num_stepping = 0  # steps under way: a subclass's may call its base's, and a wrapper's another optimizer's
         self._watched: list[list[float]] = []  # values of weights at the last backward, until an optimizer steps
         self._num_updates = 0  # how often they had changed
+        self._untrained: dict[int, nn.Module] = {}  # modules in training before there was an optimizer of torch.optim
         self._followed: set[str] = set()  # of Lightning's modules
         self._make_range: Callable[[str], AbstractContextManager[object]] | None = None  # of a profiler that runs
         self._left_with: nn.Module | None = None  # the model whose forward pass ends autocast
@@ -112,6 +116,7 @@ class ScriptHooks:
         """Look for no further models and batches: it costs time in each module's call."""
         self._finder.remove()
         self._is_looking = False
+        self.precision.stop_checking()
         if self.precision.row.autocast_dtype is None and not self.precision.row.master_weights:
             for hook in self._model_hooks:
                 hook.remove()
@@ -174,32 +179,39 @@ class ScriptHooks:
         return {name: mean for name, mean in means.items() if mean}
 
     def find_model(self, module: nn.Module, args: Any) -> None:
-        """Keep a module that is called while no other is, and is trained."""
+        """Keep a module that is called while no other is, and is trained: an optimizer has weights of it."""
         is_scripted = isinstance(module, torch.jit.ScriptModule)  # by torch.jit: it takes no hooks of its own
         if is_scripted and any(module is model for model in self.models):
             self.enter_model(module, args)
         if id(module) in self._known or self._is_elsewhere:
             return
-        if not module.training:
-            if self.models or not self._trains(module):
-                self._find_teacher(module, args, is_scripted=is_scripted)
-                return
-            self._trained_in_eval = module
-        self._known.update(map(id, module.modules()))
-        self._follow_lightning()
         if next(module.parameters(), None) is None:
+            self._known.add(id(module))
             return
+        if not self._trains(module) or (not module.training and self.models):
+            if module.training and torch.is_grad_enabled() and not self.optimizers:
+                self._untrained[id(module)] = module
+            self._find_teacher(module, args, is_scripted=is_scripted)
+            return
+        self._trained_in_eval = self._trained_in_eval if module.training else module
+        self._known.update(map(id, module.modules()))
         self.precision.check_model(module)
         self.techniques.change_model(module)
         self.models.append(module)
-        if not is_scripted:
+        if not is_scripted and module._compiled_call_impl is None:
             self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
-        if self.precision.row.autocast_dtype is not None and _is_prepared(module):
+        if self.precision.row.autocast_dtype is not None and not is_scripted:
+            prepared = [each for each in module.modules() if _is_prepared(each)]
             # Evaluation may go past a wrapper such as DistributedDataParallel.
-            for each in (module, *module.children()):
-                each.register_forward_hook(_leave_model, always_call=True)
-            for part in module.children():
+            parts = [part for each in prepared for part in (each, *each.children()) if part is not module]
+            self._always.update([*prepared, *parts])
+            if module._compiled_call_impl is None:  # else its hooks would be compiled
+                module.register_forward_hook(_leave_model, always_call=True)
+            for part in parts:
+                part.register_forward_hook(_leave_model, always_call=True)
                 part.register_forward_pre_hook(_enter_model)
+            if prepared and module not in prepared:  # it computes the loss of one that is: not in autocast
+                self._around_prepared.add(module)
         self.enter_model(module, args)
 
     def _trains(self, module: nn.Module) -> bool:
@@ -209,11 +221,12 @@ class ScriptHooks:
 
     def _find_teacher(self, module: nn.Module, args: Any, *, is_scripted: bool) -> None:
         """Let a module that no optimizer trains, such as a frozen encoder, have the precision in its forward passes."""
-        if self.precision.row.autocast_dtype is None or is_scripted or id(module) in self._teachers:
+        if self.precision.row.autocast_dtype is None or is_scripted or module in self._always:
             return
-        self._teachers.update(map(id, module.modules()))
-        weights = set(map(id, module.parameters()))
-        if weights and weights.isdisjoint(map(id, weights_of(*self.optimizers))):
+        trained = set(map(id, weights_of(*self.optimizers)))
+        is_frozen = not module.training or not any(each.requires_grad for each in module.parameters())
+        if trained and is_frozen and trained.isdisjoint(map(id, module.parameters())):
+            self._always.update(module.modules())
             module.register_forward_pre_hook(_enter_model)
             module.register_forward_hook(_leave_model, always_call=True)
             self.enter_model(module, args)
@@ -221,25 +234,36 @@ class ScriptHooks:
     def enter_model(self, module: nn.Module, args: Any) -> None:
         """Begin a forward pass."""
         self.precision.before_forward()
-        is_left = _leave_model in module._forward_hooks.values()  # a copy has the hook, too
-        if module.training or (module is self._trained_in_eval and torch.is_grad_enabled()):
-            is_left = is_left and _is_prepared(module)
-            if self._is_looking and module is self.models[0] and torch.is_grad_enabled():
-                self._samples["model"] += _num_samples_of_call(args)
-        elif not is_left:
-            return
-        if self.precision.enter() and is_left:
+        is_trained = module.training or module is self._trained_in_eval
+        if is_trained and self._is_looking and module is self.model and torch.is_grad_enabled():
+            self._samples["model"] += _num_samples_of_call(args)
+        is_in_training = is_trained and torch.is_grad_enabled() and module not in self._around_prepared
+        if (is_in_training or module in self._always or _is_prepared(module)) and self.precision.enter():
             self._left_with = module
 
     def leave_model(self, module: nn.Module, output: Any) -> Any:
-        """End a forward pass and autocast with it: what follows gets float32 for 16 bits, as Accelerate has it."""
+        """End a forward pass and autocast with it: what follows gets float32 for 16 bits, as Accelerate has it.
+
+        Outputs beside a loss that the model computes itself stay as they are, if no other loss came of them so far.
+        """
         if self._left_with is not module:
             return None
         self._left_with = None
-        self.precision.leave()
-        if not any(tensor.dtype in _HALVES for tensor in tree_tensors(output)):
+        tensors = tree_tensors(output)
+        if not self.precision.leave() or not any(tensor.dtype in HALVES for tensor in tensors):
             return None
-        return tree_map_tensors(lambda tensor: tensor.float() if tensor.dtype in _HALVES else tensor, output)
+        has_loss = any(not each.dim() and each.requires_grad for each in tensors) and not _is_prepared(module)
+
+        def widen(tensor: Tensor) -> Tensor:
+            is_beside = has_loss and tensor.dim() > 0
+            if tensor.dtype not in HALVES or (is_beside and not self._is_looking and module not in self._fed):
+                return tensor
+            wide = tensor.float()
+            if is_beside and wide.requires_grad and self._is_looking:
+                wide.register_hook(lambda _: self._fed.add(module))  # type: ignore[no-untyped-call]
+            return wide
+
+        return tree_map_tensors(widen, output)
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Prepare gradients; return the step's arguments if they are others now."""
@@ -280,6 +304,9 @@ class ScriptHooks:
             self.enter_model(module, args)
         elif self._is_looking:
             self.find_model(module, args)
+        return self._leave_after(module, compiled, args, kwargs)
+
+    def _leave_after(self, module: nn.Module, compiled: Any, args: Any, kwargs: Any) -> Any:
         output = None
         try:
             output = compiled(*args, **kwargs)
@@ -288,25 +315,29 @@ class ScriptHooks:
         return output if in_float32 is None else in_float32
 
     def _follow_compiled(self, function: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a compiled function that begins a forward pass: hooks of the models that it calls do not run there."""
+        """Return a compiled function that is a forward pass: hooks of the models that it calls do not run there."""
         models: list[nn.Module] = []
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                if self._is_looking and not models:
-                    used = [each for each in _modules_used(function, *args, *kwargs.values()) if self._trains(each)]
-                    parts = {id(part) for each in used for part in each.modules() if part is not each}
-                    for each in used:
-                        if id(each) not in parts:
-                            self.find_model(each, args)
-                    models[:] = [each for each in used if any(each is model for model in self.models)]
-                if self._is_looking and any(each is self.models[0] for each in models):
-                    self._samples["compiled"] += _num_samples_of_call(args or tuple(kwargs.values()))
-                if models:
-                    self.precision.before_forward()
-                    self.precision.enter()
-            return compiled(*args, **kwargs)
+            if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+                return compiled(*args, **kwargs)
+            if self._is_looking and not models:
+                used = [each for each in _modules_used(function, *args, *kwargs.values()) if self._trains(each)]
+                parts = {id(part) for each in used for part in each.modules() if part is not each}
+                for each in used:
+                    if id(each) not in parts:
+                        self.find_model(each, args)
+                        self.precision.leave()
+                models[:] = [each for each in used if any(each is model for model in self.models)]
+            if self._is_looking and any(each is self.model for each in models):
+                self._samples["compiled"] += _num_samples_of_call(args or tuple(kwargs.values()))
+            if not models:
+                return compiled(*args, **kwargs)
+            self.precision.before_forward()
+            if self.precision.enter():
+                self._left_with = models[0]
+            return self._leave_after(models[0], compiled, args, kwargs)
 
         return call
 
@@ -324,7 +355,9 @@ class ScriptHooks:
                 self.loss = losses[0].detach()
             self._has_noted_loss, self._has_backward = False, True
             losses = [self.precision.before_backward(each) if isinstance(each, Tensor) else each for each in losses]
-            return backward(losses, *args, **kwargs)
+            found = backward(losses, *args, **kwargs)
+            self.precision.after_backward()
+            return found
 
         @replaces(torch.autograd, "grad")
         def noting_grad(grad: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -357,7 +390,8 @@ class ScriptHooks:
         Raises:
             UsageError: They have changed several times.
         """
-        weights = [each for model in self.models for each in model.parameters()]
+        modules = self.models or list(self._untrained.values())
+        weights = [each for module in modules for each in module.parameters()]
         weights = [each for each in weights if type(each) is nn.Parameter and not each.is_meta]
         values = [each.detach().flatten()[:_NUM_WATCHED].tolist() for each in weights[-_NUM_WATCHED:]]
         self._num_updates += bool(self._watched) and values != self._watched
@@ -373,31 +407,16 @@ class ScriptHooks:
     def _replace_methods(self) -> None:
         """Replace functions of torch by ones that tell of their calls."""
 
-        def clip_unscaled(clip: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            self.precision.before_clipping(parameters, self.optimizers)
-            return clip(parameters, *args, **kwargs)
+        @replaces(sys.modules["torch.multiprocessing.spawn"], "start_processes")
+        def refuse_ranks(start: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.stepped and not self._is_elsewhere:
+                raise UsageError(
+                    f"{calling_line()} starts processes that train, which castwise does not see. Let the script take "
+                    "its rank from the environment, and start it by torchrun: castwise run -- torchrun FILE.py"
+                )
+            return start(*args, **kwargs)
 
-        def norm_unscaled(get_norm: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-            owners = {id(each.grad): each for each in weights_of(*self.optimizers) if each.grad is not None}
-            found = [owners.get(id(each)) for each in tensors]
-            self.precision.before_clipping([each for each in found if each is not None], self.optimizers)
-            tensors = [old if each is None else each.grad for old, each in zip(tensors, found, strict=True)]
-            return get_norm(tensors, *args, **kwargs)
-
-        for module in (nn.utils, nn.utils.clip_grad):
-            replaces(module, "clip_grad_norm_")(clip_unscaled)
-            replaces(module, "clip_grad_value_")(clip_unscaled)
-        replaces(nn.utils, "clip_grads_with_norm_")(clip_unscaled)
-        replaces(nn.utils, "get_total_norm")(norm_unscaled)
-
-        def average_masters(method: Any, averaged: Any, *args: Any, **kwargs: Any) -> None:
-            with self.precision.masters_in_place():
-                method(averaged, *args, **kwargs)
-
-        replaces(AveragedModel, "__init__")(average_masters)  # which copies the weights
-        replaces(AveragedModel, "update_parameters")(average_masters)
+        vars(torch.multiprocessing)["start_processes"] = sys.modules["torch.multiprocessing.spawn"].start_processes
 
         @replaces(nn.Module, "compile")
         def compile_within_hooks(compile_in_place: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -416,6 +435,7 @@ class ScriptHooks:
         @replaces(Optimizer, "__init__")
         def noting_init(make: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             self.optimizers.add(optimizer)
+            self._follow_lightning()
             make(optimizer, *args, **kwargs)
 
         @replaces(dataloader._BaseDataLoaderIter, "_next_index")
@@ -444,18 +464,19 @@ class ScriptHooks:
             return batch
 
     def _follow_lightning(self) -> None:
-        """Let Lightning's evaluations run in the precision, as its own: from a step's begin to its end."""
+        """Let Lightning's steps run in the precision from their begin to their end, as its own has it."""
         for name in _STRATEGIES - self._followed & set(sys.modules):
             self._followed.add(name)
-            for step in ("validation_step", "test_step", "predict_step"):
-                replaces(sys.modules[name].Strategy, step)(self._evaluate)
+            for step in ("training_step", "validation_step", "test_step", "predict_step"):
+                replaces(sys.modules[name].Strategy, step)(self._run_in_precision)
 
-    def _evaluate(self, step: Any, *args: Any, **kwargs: Any) -> Any:
-        self.precision.enter()
+    def _run_in_precision(self, step: Any, *args: Any, **kwargs: Any) -> Any:
+        has_begun = self.precision.enter()
         try:
             return step(*args, **kwargs)
         finally:
-            self.precision.leave()
+            if has_begun:
+                self.precision.leave()
 
 
 def _modules_used(*values: Any) -> Iterator[nn.Module]:

@@ -2,44 +2,42 @@
 
 import copy
 import functools
-import linecache
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import CodeType
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from castwise.errors import TechniqueError
 from castwise.registry.precisions import AS_WRITTEN, OF_SCRIPTS, Precision, find_precision
 from castwise.worker.precision import (
-    autocast_maker,
+    cast_floating,
     cast_weights,
     read_fp32_precision,
     read_products,
     restore_fp32_precision,
     set_fp32_precision,
 )
+from castwise.worker.script.autocast import HALVES, ScriptAutocast
 from castwise.worker.script.replacing import replaces
-from castwise.worker.user_model.source import calling_line, is_users
+from castwise.worker.script.scaling import ReadGradients, ScriptScaling, takes_one_loss, with_loss
+from castwise.worker.user_model.source import calling_line
 
-# Modules that hand a script's arguments on to `torch.autocast`: who called them decides.
-_OF_AUTOCAST = ("torch.amp.", "torch.cuda.amp.", "torch.cpu.amp.")
 _KEPT_DTYPES = {torch.float16, torch.bfloat16, torch.float64}  # weights in one of them are not taken back
 # Whose layers have a precision of their own, that no autocast changes.
 _LAYERS_OF_OTHERS = ("torchao.", "transformer_engine.", "bitsandbytes.", "msamp.")
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
-_CHECKED_STEPS = 3  # before which weights are compared with their masters, which a script might bypass
 
 
 class _SwappedMasters:
-    """Weights of 16 bits, whose float32 masters take their places while the optimizer steps.
+    """Weights that are in 16 bits from a forward pass to the step after it, and float32 masters at all other times.
 
-    They stay the same parameters, so that the script's own calls work on them.
+    They stay the same parameters, so that the script's own calls work on them: what it does to its weights between a
+    step and the next forward pass it does to the masters.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, row: Precision) -> None:
@@ -48,7 +46,10 @@ class _SwappedMasters:
         masters = [each.data for each in weights]
         norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
         states = [copy.deepcopy(each.state_dict()) for each in norms]
-        cast_weights(model, getattr(torch, row.param_dtype), getattr(torch, row.batch_norm_dtype))
+        dtype = getattr(torch, row.param_dtype)
+        cast_weights(model, dtype, getattr(torch, row.batch_norm_dtype))
+        model.register_forward_pre_hook(functools.partial(_cast_inputs, dtype), with_kwargs=True)
+        model.register_forward_hook(_cast_outputs)
         for norm, state in zip(norms, states, strict=True):
             norm.load_state_dict(state)  # they are in float32 again, and rounded
         pairs = [
@@ -59,18 +60,16 @@ class _SwappedMasters:
         self._weights, self._masters = [weight for weight, _ in pairs], [master for _, master in pairs]
         self._low = [weight.data for weight in self._weights]
         self._gradients: list[Tensor | None] | None = None  # of 16 bits, while the masters are in their weights' places
-        self._num_checks = _CHECKED_STEPS
+        self.is_checked = True  # whether weights are compared with their masters, which a script might bypass
 
     @torch.no_grad()
     def put_in(self) -> None:
         """Give the weights their masters' values, and their gradients in float32."""
         if self._gradients is not None:
             return
-        if self._num_checks:
-            self._num_checks -= 1
-            for low, master in zip(self._low, self._masters, strict=True):
-                if not torch.allclose(low, master.to(low.dtype), rtol=0, atol=0, equal_nan=True):
-                    raise TechniqueError("the script changes its weights between steps, which masters do not see")
+        for low, master in zip(self._low, self._masters, strict=True):
+            if self.is_checked and not torch.allclose(low, master.to(low.dtype), rtol=0, atol=0, equal_nan=True):
+                raise TechniqueError("the script changes its weights during a step, which masters do not see")
         self._gradients = [weight.grad for weight in self._weights]
         wide = [each if each is None else torch.empty_like(each, dtype=torch.float32) for each in self._gradients]
         _copy(wide, self._gradients)
@@ -78,27 +77,13 @@ class _SwappedMasters:
             weight.grad, weight.data = None, master
             weight.grad = gradient
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Give the weights their masters' values, and no gradients, for a while between steps."""
-        gradients = [weight.grad for weight in self._weights]
-        for weight, master in zip(self._weights, self._masters, strict=True):
-            weight.grad, weight.data = None, master
-        try:
-            yield
-        finally:
-            for weight, low, gradient in zip(self._weights, self._low, gradients, strict=True):
-                weight.data, weight.grad = low, gradient
-
     @torch.no_grad()
-    def take_out(self, *, has_stepped: bool) -> None:
-        """Round the masters into the weights, or if none stepped the gradients, which may have been clipped."""
+    def take_out(self) -> None:
+        """Round the masters into the weights, and the gradients that the script has kept."""
         if self._gradients is None:
             return
-        if has_stepped:
-            _copy(self._low, self._masters)
-        else:
-            _copy(self._gradients, [weight.grad for weight in self._weights])
+        _copy(self._low, self._masters)
+        _copy(self._gradients, [weight.grad for weight in self._weights])
         for weight, low, gradient in zip(self._weights, self._low, self._gradients, strict=True):
             was_dropped = weight.grad is None
             weight.grad, weight.data = None, low
@@ -107,32 +92,40 @@ class _SwappedMasters:
 
 
 class OutsidePrecision:
-    """What stands around a script's own calls, so that it trains in a precision; `as-written` changes nothing.
-
-    The script's own autocast and loss scaling are switched off and replaced.
-    """
+    """What stands around a script's own calls, so that it trains in a precision; `as-written` changes nothing."""
 
     def __init__(self, row: Precision, device_type: str) -> None:
         self.row = row
-        self._autocast: Any = autocast_maker(row, device_type)()  # entered and left time after time
-        self._is_on = False
-        self._scaler = torch.amp.GradScaler(device_type) if row.loss_scale != "none" else None
-        self._unscaled: dict[int, Optimizer] = {}  # those whose gradients are without the scale, until their step
-        self._stepped: set[int] = set()  # the optimizers that have, since the last backward
+        self.optimizers: WeakSet[Optimizer] = WeakSet()  # those that the script has made
         self._masters: _SwappedMasters | None = None
-        self._withheld: list[tuple[Tensor, Tensor]] = []  # gradients of a step that is skipped
         self._fp32_precision = read_fp32_precision()  # PyTorch's defaults
         self._default_products = read_products(device_type)
         self._device_type = device_type
         self._converted_at: dict[int, str] = {}  # the script's line that gave a parameter its type
-        if row.name != AS_WRITTEN:
-            _switch_off_scripts_own()
-            self._note_conversions()
+        self._narrowed_at: str | None = None  # the script's line that computes in 16 bits whatever the precision
+        self._autocast: ScriptAutocast | None = None
+        self._scaling: ScriptScaling | None = None
+        self._gradients: ReadGradients | None = None
+        if row.name == AS_WRITTEN:
+            return
+        self._autocast = ScriptAutocast(row, device_type)
+        self._scaling = ScriptScaling(row, device_type, self._autocast, self.optimizers)
+        if row.loss_scale != "none" or row.master_weights:
+            self._gradients = ReadGradients(self._read_gradient)
+            self._let_gradients_be_dropped()
+        elif row.autocast_dtype is None:
+            self._note_narrowing()
+        self._note_conversions()
 
     @property
     def scale(self) -> float | None:
         """Return the loss scale."""
-        return None if self._scaler is None else self._scaler.get_scale()
+        return None if self._scaling is None or self._scaling.scaler is None else self._scaling.scaler.get_scale()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what is to be known of the script's own precision."""
+        return (self._narrowed_at,) if self._narrowed_at else ()
 
     def check_model(self, model: nn.Module) -> None:
         """Set the switches for float32 products, which the script may have set, too; refuse what cannot be replaced.
@@ -166,7 +159,7 @@ class OutsidePrecision:
             policy = getattr(module, "mixed_precision", None) or _policy_of_fsdp2(module)
             if getattr(policy, "param_dtype", None) not in (None, torch.float32):
                 raise TechniqueError(f"{type(module).__name__} has a mixed precision, which castwise cannot replace")
-            if self._scaler is not None and {each.__name__ for each in type(module).__mro__} & _SHARDED:
+            if self.row.loss_scale != "none" and {each.__name__ for each in type(module).__mro__} & _SHARDED:
                 raise TechniqueError(
                     f"{type(module).__name__} needs a loss scale that its shards share; bf16-mixed needs none"
                 )
@@ -198,8 +191,8 @@ class OutsidePrecision:
 
     def check_gradients(self) -> None:
         """Refuse gradients of the weights that no backward computes, if there is a loss scale."""
-        if self._scaler is not None:
-            raise TechniqueError("the script computes its gradients without backward, where loss scaling begins")
+        if self._scaling is not None:
+            self._scaling.check_gradients()
 
     def make_masters(self, models: Sequence[nn.Module], optimizer: Optimizer) -> None:
         """Cast the model after its first step, if the precision wants that, and keep its weights as masters.
@@ -214,132 +207,103 @@ class OutsidePrecision:
         kinds = {each.__name__ for module in models[0].modules() for each in type(module).__mro__}
         if unfit := kinds & {*_SHARDED, "DistributedDataParallel", "ScriptModule"}:
             raise TechniqueError(f"{unfit.pop()} cannot be given masters from outside")
-        if not _takes_one_loss(optimizer):
+        if not takes_one_loss(optimizer):
             raise TechniqueError(f"{_kind(optimizer)} cannot be given masters from outside")
         self._masters = _SwappedMasters(models[0], optimizer, self.row)
 
-    def before_forward(self) -> None:
-        """Take masters out, if gradients were clipped and no step came."""
+    def put_masters_in(self) -> None:
+        """Let the script see its masters, if there are any, until the next forward pass."""
         if self._masters is not None:
-            self._scale_again()
-            self._masters.take_out(has_stepped=False)
+            self._masters.put_in()
 
-    def masters_in_place(self) -> AbstractContextManager[None]:
-        """Let what averages the weights see their masters, if there are any."""
-        self.before_forward()
-        return nullcontext() if self._masters is None else self._masters.in_place()
+    def before_forward(self) -> None:
+        """Take masters out."""
+        if self._masters is not None and self._scaling is not None:
+            self._scaling.scale_again()
+            self._masters.take_out()
+
+    def stop_checking(self) -> None:
+        """Compare weights with their masters no more."""
+        if self._masters is not None:
+            self._masters.is_checked = False
 
     def enter(self) -> bool:
         """Switch autocast on, at the beginning of a forward pass; return False if it is on already, or never."""
-        if self._is_on or self.row.autocast_dtype is None:
-            return False
-        self._autocast.__enter__()
-        self._is_on = True
-        return True
+        return self._autocast is not None and self._autocast.enter()
 
-    def leave(self) -> None:
-        """Switch autocast off, at the end of a forward pass."""
-        if self._is_on:
-            self._is_on = False
-            self._autocast.__exit__(None, None, None)
+    def leave(self) -> bool:
+        """Switch autocast off, at the end of a forward pass; return whether it was on."""
+        return self._autocast is not None and self._autocast.leave()
 
     def before_backward(self, loss: Tensor) -> Tensor:
         """Return what backward begins with: the loss, times its scale."""
         self.leave()
-        if self._scaler is None:
-            return loss
-        self._scale_again()
-        if self._stepped:  # not after each optimizer's step: others may hold gradients with the old scale
-            self._scaler.update()
-            self._stepped.clear()
-        scaled: Tensor = self._scaler.scale(loss)
-        return scaled
+        if self._gradients is not None:
+            self._gradients.switch(is_on=False)
+        return loss if self._scaling is None else self._scaling.before_backward(loss)
 
-    def before_clipping(self, parameters: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> None:
-        """Take the loss scale out of the gradients of these parameters."""
-        if self._masters is not None:
-            self._masters.put_in()
-        if self._scaler is None:
-            return
-        wanted = {id(parameter) for parameter in parameters}
-        for optimizer in optimizers:
-            if not wanted.isdisjoint(map(id, weights_of(optimizer))):
-                self._unscale(optimizer)
+    def after_backward(self) -> None:
+        """Follow what the script reads of its gradients."""
+        if self._gradients is not None and self._scaling is not None:
+            self._gradients.switch(is_on=self._scaling.is_scaling or self._masters is not None)
 
     def before_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
-        """Take the loss scale out of an optimizer's gradients; withhold them if one overflowed, so that none steps.
-
-        Masters take their weights' places.
+        """Take the loss scale out of an optimizer's gradients; let masters take their weights' places.
 
         Returns:
             The closure for the optimizer. With a loss scale or masters it has been called: its loss is what it returns.
         """
         self.leave()
-        if self._scaler is None and self._masters is None:
+        if self._gradients is None or self._scaling is None:
             return closure
-        if closure is not None:
-            if not _takes_one_loss(optimizer):
-                raise TechniqueError(
-                    f"{type(optimizer).__name__} may compute the loss more than once in a step, which no loss scaling "
-                    "goes with"
-                )
-            with torch.enable_grad():
-                loss = closure()
-            closure = functools.partial(_identity, loss)
-            self.leave()
+        if closure is not None and (self._scaling.is_castwises or self._masters is not None):
+            closure = with_loss(optimizer, closure)
+        self._gradients.switch(is_on=False)
         if self._masters is not None:
             if optimizer is not self._masters.optimizer:
                 raise TechniqueError(f"masters are for one optimizer; the script steps {_kind(optimizer)}, too")
             self._masters.put_in()
-        if self._scaler is None:
-            return closure
-        self._unscale(optimizer)
-        found = self._scaler._found_inf_per_device(optimizer)
-        if getattr(optimizer, "_step_supports_amp_scaling", False) and found:
-            optimizer.found_inf = sum(found.values())  # type: ignore[attr-defined]  # skips the step on the device
-        elif sum(each.item() for each in found.values()):
-            self._withheld = [(each, each.grad) for each in weights_of(optimizer) if each.grad is not None]
-            for parameter, _ in self._withheld:
-                parameter.grad = None
-        if found:
-            self._stepped.add(id(optimizer))
+        self._scaling.before_step(optimizer)
         return closure
 
     def after_step(self, optimizer: Optimizer) -> bool:
-        """Give back the gradients of a step that was skipped, and the weights of 16 bits; return whether it was."""
-        self._unscaled.pop(id(optimizer), None)
-        if self._scaler is not None and hasattr(optimizer, "found_inf"):
-            del optimizer.found_inf
-        withheld, self._withheld = self._withheld, []
-        for parameter, gradient in withheld:
-            parameter.grad = gradient
-        if self._masters is not None:
-            self._masters.take_out(has_stepped=True)
-        return bool(withheld)
+        """Give back the gradients of a step that was skipped; return whether it was."""
+        if self._gradients is None or self._scaling is None:
+            return False
+        was_skipped = self._scaling.after_step(optimizer)
+        self._gradients.switch(is_on=self._scaling.wait_for_others())
+        return was_skipped
 
-    def _unscale(self, optimizer: Optimizer) -> None:
-        assert self._scaler is not None, "it is asked for with a scale"
-        if self._scaler._scale is None:
-            self.check_gradients()
-        if id(optimizer) not in self._unscaled:
-            if id(optimizer) in self._stepped:  # a second step without a backward between them
-                self._scaler.update()
-                self._stepped.clear()
-            self._scaler.unscale_(optimizer)
-            self._unscaled[id(optimizer)] = optimizer
+    def _read_gradient(self, tensor: Tensor) -> None:
+        self.put_masters_in()
+        if self._scaling is not None:
+            self._scaling.read(tensor)
 
-    def _scale_again(self) -> None:
-        """Give gradients the scale again that were clipped, if no step came; a lower one if they overflowed."""
-        for optimizer in self._unscaled.values():
-            assert self._scaler is not None, "they had it"
-            if sum(each.item() for each in self._scaler._found_inf_per_device(optimizer).values()):
-                self._scaler.update()
-            self._scaler._per_optimizer_states.pop(id(optimizer), None)
-            scale = self._scaler.get_scale()
-            for weight in weights_of(optimizer):
-                if weight.grad is not None:
-                    weight.grad.mul_(scale)
-        self._unscaled.clear()
+    def _let_gradients_be_dropped(self) -> None:
+        """Let `zero_grad` look at gradients as they are."""
+
+        def zero_unread(zero: Any, *args: Any, **kwargs: Any) -> None:
+            with nullcontext() if torch.compiler.is_compiling() or self._gradients is None else self._gradients.off():
+                zero(*args, **kwargs)
+
+        replaces(Optimizer, "zero_grad")(zero_unread)
+        replaces(nn.Module, "zero_grad")(zero_unread)
+
+    def _note_narrowing(self) -> None:
+        """Note the first line of the script that casts what it trains on to 16 bits, which no precision changes."""
+
+        def cast_noted(cast: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            found = cast(tensor, *args, **kwargs)
+            if self._narrowed_at is None and found.dtype in HALVES and found.requires_grad:
+                is_cast = tensor.dtype not in HALVES and not torch.compiler.is_compiling()
+                line = calling_line() if is_cast else ""
+                if line:
+                    name = str(found.dtype).removeprefix("torch.")
+                    self._narrowed_at = f"{line} casts to {name} itself: what follows is not in {self.row.name}"
+            return found
+
+        for name in ("to", "half", "bfloat16"):
+            replaces(Tensor, name)(cast_noted)
 
     def _note_conversions(self) -> None:
         """Note the script's lines that give weights another type than float32."""
@@ -359,9 +323,15 @@ class OutsidePrecision:
         register_module_parameter_registration_hook(lambda *registered: note(registered[-1]))
 
 
-def weights_of(*optimizers: Optimizer) -> Iterator[Tensor]:
-    """Yield the weights that optimizers train."""
-    return (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
+def _cast_inputs(dtype: torch.dtype, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Cast what a model is called with to its weights' type: a copy of it may be one of the masters."""
+    is_low = any(each.dtype == dtype for each in module.parameters())
+    found: tuple[Any, Any] = cast_floating((args, kwargs), dtype if is_low else torch.float32)
+    return found
+
+
+def _cast_outputs(_: nn.Module, __: Any, output: Any) -> Any:
+    return cast_floating(output, torch.float32)
 
 
 def _copy(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) -> None:
@@ -372,74 +342,30 @@ def _copy(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) ->
 
 
 def note_scripts_own() -> list[str]:
-    """Return a list that gets the name of each autocast and GradScaler that has an effect."""
+    """Return a list that gets the name of each function that switches autocast on, and of each GradScaler that is."""
     found: list[str] = []
-    for kind in (torch.autocast, torch.amp.GradScaler):
 
-        @replaces(kind, "__init__")
-        def make_noted(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-            make(self, *args, **kwargs)
-            if self._enabled:
-                found.append(_kind(self))
+    def set_noted(function: Any, *args: Any, **kwargs: Any) -> None:
+        function(*args, **kwargs)
+        if True in (*args, *kwargs.values()):
+            found.append(function.__name__)
 
-    return found
-
-
-def _switch_off_scripts_own() -> None:
-    """Make the script's own autocast do nothing, and its GradScaler scale nothing.
-
-    One of PyTorch's own autocasts keeps its effect, as in recomputing checkpoints, and so does one with a literal
-    `enabled=False`. With `enabled=args.amp` it is the script's switch, and does nothing either way.
-    """
+    for name in [each for each in dir(torch) if each.startswith("set_autocast") and each.endswith("_enabled")]:
+        if "cache" not in name:
+            replaces(torch, name)(set_noted)
 
     @replaces(torch.amp.GradScaler, "__init__")
-    def make_disabled(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args[:5], **{**kwargs, "enabled": False})
-
-    @replaces(torch.autocast, "__init__")
-    def make_marked(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    def make_noted(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        frame = sys._getframe(2)
-        while frame.f_back is not None and _module_of(frame).startswith(_OF_AUTOCAST):
-            frame = frame.f_back
-        self.is_scripts_own = not _module_of(frame).startswith(("torch.", "castwise.")) and (
-            self._enabled or not _says_false(frame.f_code, frame.f_lasti)
-        )
+        if self._enabled:
+            found.append(_kind(self))
 
-    @replaces(torch.autocast, "__enter__")
-    def enter(method: Any, self: Any) -> Any:
-        return self if getattr(self, "is_scripts_own", False) else method(self)
-
-    @replaces(torch.autocast, "__exit__")
-    def leave(method: Any, self: Any, *args: Any) -> Any:
-        return False if getattr(self, "is_scripts_own", False) else method(self, *args)
+    return found
 
 
 def _policy_of_fsdp2(module: Any) -> Any:
     return getattr(module._get_fsdp_state(), "_mp_policy", None) if hasattr(module, "_get_fsdp_state") else None
 
 
-def _takes_one_loss(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is known to compute the loss once in a step."""
-    return type(optimizer).__module__.startswith("torch.optim") and not isinstance(optimizer, LBFGS)
-
-
 def _kind(value: object) -> str:
     return type(value).__name__
-
-
-def _identity(value: Any) -> Any:
-    return value
-
-
-@functools.cache
-def _says_false(code: CodeType, instruction: int) -> bool:
-    """Return whether a call has `False` among its arguments as written; of a library's call it is assumed."""
-    first, last, *_ = list(code.co_positions())[instruction // 2]
-    if not is_users(code.co_filename) or first is None or last is None:
-        return True
-    return any("False" in linecache.getline(code.co_filename, number) for number in range(first, last + 1))
-
-
-def _module_of(frame: Any) -> str:
-    return str(frame.f_globals.get("__name__", ""))

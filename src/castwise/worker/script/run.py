@@ -436,6 +436,7 @@ class ScriptTrial:
         for each in parameters:
             name = str(each.dtype).removeprefix("torch.")
             dtypes[name] = dtypes.get(name, 0) + each.numel()
+        hooks.precision.put_masters_in()
         self._facts = Facts(
             num_parameters=sum(dtypes.values()),
             units_per_sample=1,
@@ -584,6 +585,7 @@ class ScriptTrial:
         """Return everything measured, and stop the script unless it is profiled next."""
         if self._hooks.loss is None:
             self._notes.append("no loss is known, nor whether it diverges: the script never calls backward")
+        self._notes += self._hooks.precision.notes
         seen = list(self._hooks.samples_seen.items())
         if self._script.units_per_step is None and len(seen) > 1 and not math.isclose(seen[0][1], seen[1][1]):
             (name, mean), (other, other_mean) = seen[:2]

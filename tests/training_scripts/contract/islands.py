@@ -1,0 +1,79 @@
+"""Keeps a part in float32 by autocast: its dtype, a helper, the old switch, a generator, or a cast of a function."""
+
+from contextlib import contextmanager
+
+import torch
+from case import STEPS, amp, args, batch, grad_scaler, log
+from torch import nn
+
+seen = []
+
+
+class Exact(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad @ w.T, x.T @ grad
+
+
+@contextmanager
+def switched_off():
+    was_on = torch.is_autocast_enabled("cpu")
+    torch.set_autocast_enabled("cpu", False)
+    yield
+    torch.set_autocast_enabled("cpu", was_on)
+
+
+@contextmanager
+def generated(on):
+    with amp(on):
+        yield
+
+
+def island():
+    if args.way == "dtype":
+        return torch.autocast("cpu", dtype=torch.float32)
+    if args.way == "switch":
+        return switched_off()
+    return {"helper": amp, "generator": generated}.get(args.way, amp)(False)
+
+
+class Denoiser(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.time, self.into, self.out = nn.Linear(8, 32), nn.Linear(8, 32), nn.Linear(32, 1)
+
+    def forward(self, x):
+        if args.way == "function":
+            e = Exact.apply(x.sin(), self.time.weight.T)
+        else:
+            with island():
+                e = self.time(x.sin())
+        seen.append(e.dtype)
+        return self.out(torch.relu(self.into(x)) * e)
+
+
+torch.manual_seed(0)
+model = Denoiser()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+scaler = grad_scaler() if args.amp == "fp16" else None
+for _ in STEPS:
+    x, y = batch()
+    with amp():
+        loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    if scaler is None:
+        loss.backward()
+        optimizer.step()
+    else:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    log(loss, seen[-1] == torch.float32)

@@ -1,0 +1,79 @@
+"""Every case in every precision: the losses of a script under castwise are those of the same script by hand.
+
+Each case is run as it is with its own precision by --amp, and hooked with that or another; all must log the same, bit
+for bit. The cases are of public bug reports: gradients that a script reads, parts that it keeps in float32, what it
+computes outside the model that it trains.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("script contract")  # one process runs them
+TESTS = Path(__file__).parents[1]
+WAYS = {
+    "clips": ("", "late", "none"),
+    "sam": ("", "clip"),
+    "islands": ("dtype", "switch", "helper", "generator", "function"),
+    "ends": ("", "decorated", "global", "entered"),
+    "critic": ("",),
+    "plain": ("",),
+}
+# The precisions, each with --amp by hand and those that the script is hooked with.
+PRECISIONS = {"fp32": ("none", "bf16"), "bf16-mixed": ("bf16", "none fp16"), "fp16-mixed": ("fp16", "none bf16 fp16")}
+CASES = [
+    (case, way, precision, amp)
+    for case, ways in WAYS.items()
+    for way in ways
+    for precision, (_, own) in PRECISIONS.items()
+    for amp in own.split()
+    # A loop without AMP does not say that it would be on for the whole process.
+    if not (amp == "none" and way in ("global", "entered"))
+]
+REFUSED = {
+    ("scaler", "fp16-mixed"): "makes a GradScaler of its own kind, OwnScaler",
+    ("scaler", "fp32"): "makes a GradScaler of its own kind, OwnScaler",
+    ("switch", "bf16-mixed"): "has autocast of its own, which a variable switches off",
+    ("extension", "fp32"): "runs in autocast that was switched on without torch.autocast",
+    ("ranks", "fp32"): "starts processes that train",
+}
+
+
+def job(case: str, how: str, amp: str, way: str) -> tuple[str, str, str]:
+    return str(TESTS / "training_scripts" / "contract" / f"{case}.py"), how, f"{amp} --way={way}"
+
+
+@pytest.fixture(scope="module")
+def logs() -> dict[tuple[str, str, str], list[list[str]] | str]:
+    """Return what each job logged, or how the script ended."""
+    jobs = [job(case, precision, amp, way) for case, way, precision, amp in CASES]
+    ways = [(case, way) for case, ways in WAYS.items() for way in ways]
+    jobs += [job(case, "alone", amp, way) for case, way in ways for amp in ("none", "bf16", "fp16")]
+    jobs += [job("ahead", *how, way) for how in (("alone", "bf16"), ("bf16-master", "none")) for way in ("", "data")]
+    jobs += [job("refused", precision, "none", way) for way, precision in REFUSED]
+    command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps(jobs), "in words"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(jobs, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+@pytest.mark.parametrize(("case", "way", "precision", "amp"), CASES)
+def test_a_hooked_script_trains_as_by_hand(logs, case, way, precision, amp):
+    by_hand, _ = PRECISIONS[precision]
+    assert logs[job(case, precision, amp, way)] == logs[job(case, "alone", by_hand, way)]
+
+
+@pytest.mark.parametrize("way", ["", "data"])
+def test_what_a_script_does_to_its_weights_between_steps_it_does_to_the_masters(logs, way):
+    found = logs[job("ahead", "bf16-master", "none", way)]  # it is stopped in its eighth step
+    assert found == logs[job("ahead", "alone", "bf16", way)][:7]
+
+
+@pytest.mark.parametrize(("way", "precision"), REFUSED)
+def test_a_script_that_cannot_be_given_the_precision_is_told_the_line(logs, way, precision):
+    said = logs[job("refused", precision, "none", way)][-1]
+    assert said.startswith("refused.py:")
+    assert REFUSED[way, precision] in said
