@@ -473,10 +473,10 @@ def test_a_budget_never_leaves_one_alone_in_a_session(
 
 
 def test_no_block_begins_that_would_end_after_the_budget(clocked: Clocked) -> None:
-    clocked.gain = lambda spec: 0.02 if spec.precision == "bf16-mixed" else 1.0  # a step takes longer than all else
+    clocked.gain = lambda spec: 0.003 if spec.precision == "bf16-mixed" else 1.0  # one step is a block
     compared = compare(clocked, on("cpu"), budget_seconds=10.0)
-    slow = of(compared, "bf16-mixed")[0].ranks[0].blocks
-    assert clocked.now < 10.0 + slow[0].seconds
+    (slow,) = of(compared, "bf16-mixed")
+    assert 10.0 - slow.ranks[0].blocks[0].seconds < clocked.now <= 10.0
     assert all(trial.ranks[0].blocks for trial in compared.trials)
 
 
