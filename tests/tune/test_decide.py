@@ -159,6 +159,18 @@ def test_one_session_proves_nothing_on_a_busy_machine(later: float, outcome: Out
     assert found.ratio.n > 1
 
 
+@pytest.mark.parametrize(("budget", "outcome"), [(1e6, "accepted"), (8.0, "unproven")])
+def test_time_that_is_left_goes_into_proving_a_gain(budget: float, outcome: Outcome) -> None:
+    """Three sessions, which differ, do not show whether it is one; eight do."""
+
+    def speed(spec: TrialSpec) -> float:
+        return (1.5, 1.05, 1.15, 1.1, 1.1, 1.1, 1.1, 1.1)[spec.repeat] if spec.techniques else 1.0
+
+    world = World(speed, readings=(fake_reading(cpu_pressure=0.97),) * 6)
+    (found,) = world.search(space_of("fused-optimizer"), budget).tried
+    assert found.outcome == outcome
+
+
 def test_a_speed_up_that_the_speeds_of_all_sessions_deny_is_not_claimed() -> None:
     """In its one session a technique was three times as fast as a plain loop that other sessions found as fast."""
 

@@ -71,5 +71,5 @@ def test_short_steps_have_a_short_budget(seconds: float, budget: float) -> None:
     assert default_budget([fake_trial(loop(), step_seconds=(seconds,) * 3)]) == budget
 
 
-def test_a_phase_may_take_half_of_the_budget_and_at_least_three_minutes() -> None:
-    assert [phase_limit(budget) for budget in (1200.0, 20.0, None)] == [600.0, 180.0, 270.0]
+def test_a_phase_may_take_half_of_the_budget_or_three_minutes_of_it() -> None:
+    assert [phase_limit(budget) for budget in (1200.0, 200.0, 20.0, None)] == [600.0, 180.0, 20.0, 270.0]

@@ -7,14 +7,17 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import CommandLine
 from fake_engine import FakeEngine, Fault, fake_environment, fake_facts, fake_spec, fake_trial
 
+from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.records.schema import Float8Facts, StepFlops
 from castwise.records.store import load_folder
 from castwise.spec.trial import TrialSpec
+from castwise.tune import search
 from castwise.tune.candidates import Change, TriedChange, allowed_techniques, change_between
 from castwise.tune.options import TuneOptions
 from castwise.tune.render import (
@@ -251,6 +254,24 @@ def test_a_search_ends_within_its_budget(tmp_path: Path, budget: float) -> None:
     more = tune(made := engine(), results=tmp_path, budget_seconds=1e6)
     assert (more.ending, more.winner.techniques) == ("nothing left", FASTEST)
     assert len(made.measured) == len(more.trials) - more.num_recorded > 0
+
+
+def test_a_short_budget_is_for_the_plain_loop_alone_and_a_deadline_for_each_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rules: list[StopRule] = []
+
+    class Noting(Rounds):
+        def __init__(self, runner: Any, specs: Any, rule: StopRule, *others: Any) -> None:
+            rules.append(rule)
+            super().__init__(runner, specs, rule, *others)
+
+    monkeypatch.setattr(search, "Rounds", Noting)
+    result = tune(engine(), seconds=5.0, budget_seconds=12.0)
+    assert ([trial.spec for trial in result.trials], result.ending) == ([result.start], "budget")
+    tune(engine(), seconds=5.0, budget_seconds=300.0)
+    assert len(rules) > 2
+    assert all(rule.budget_seconds is not None and rule.budget_seconds <= 300.0 for rule in rules)
 
 
 def graph_pays(spec: TrialSpec) -> float:

@@ -35,7 +35,9 @@ _SIDE_BY_SIDE = {"cuda": 6, "cpu": 1}
 _BESIDE_UNKNOWN = 2  # beside a plain loop whose memory is not known yet
 _CONTEXT_BYTES = 2**30  # what a process holds in addition to its tensors
 _USABLE = 0.95  # of the device's memory, so that a kernel search finds its workspace
-_MAX_SESSIONS_OF_A_PAIR = 3  # to find out which of two configurations is faster
+# To find out which of two configurations is faster, and if one looks so much faster that it is worth the time.
+_MAX_SESSIONS_OF_A_PAIR, _MAX_SESSIONS_OF_A_GAIN = 3, 8
+_GAIN = 1.05
 _MAX_BATCHES = 3  # smaller ones that are measured, in addition to those on record
 _SAVES_MEMORY = 0.99  # a change that leaves more than this share of the memory does not count as saving it
 
@@ -213,10 +215,12 @@ class _Search:
     ) -> bool:
         """Measure what has no trial yet next to the current configuration; return whether there was time for all."""
         self.used.extend([current, *specs])
-        missing = [spec for spec in unique(specs) if not self.measured.of(spec)]
+        unmeasured = [spec for spec in unique(specs) if not self.measured.of(spec)]
+        # A session that reached its deadline has left some out.
+        missing = [spec for spec in unmeasured if not self.measured.times_asked([spec])]
         is_current_missing = not self.measured.of(current)
         if not missing and not is_current_missing:
-            return True
+            return not unmeasured
         width = self._side_by_side(current, missing)
         below = [current] if self.measured.is_ok(current) or is_current_missing else []
         for base in ([*below, *others], below) if others and width > 1 else (below,):
@@ -327,7 +331,10 @@ class _Search:
                 self._measure(specs, "is each change faster?")
 
     def _may_repeat(self, specs: Sequence[TrialSpec]) -> bool:
-        return bool(specs) and self.measured.times_together(specs) < _MAX_SESSIONS_OF_A_PAIR
+        ratio = self.measured.ratio(specs[0], specs[1]) if specs else None
+        is_gain = ratio is not None and ratio.value >= _GAIN
+        most = _MAX_SESSIONS_OF_A_GAIN if is_gain else _MAX_SESSIONS_OF_A_PAIR
+        return bool(specs) and self.measured.times_together(specs) < most
 
     def _top_in_doubt(self, path: Sequence[TrialSpec]) -> list[TrialSpec]:
         """Return the last accepted configuration and the highest above it; nothing if that one is accepted itself."""

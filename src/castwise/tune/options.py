@@ -80,7 +80,7 @@ class TuneOptions(StepOptions, ScriptOptions):
         float | None,
         Option(
             "How long one phase of a trial, such as compilation, may take. Without it: half of --budget, at least "
-            "3min.",
+            "3min, at most --budget.",
             "How long",
             flags=("--timeout",),
             **DURATION,

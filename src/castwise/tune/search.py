@@ -33,7 +33,14 @@ from castwise.tune.candidates import Change, SearchSpace, TriedChange, allowed_t
 from castwise.tune.decide import Done, Ending, decide
 from castwise.tune.measurements import Measurements
 from castwise.tune.options import TuneOptions
-from castwise.tune.time_budget import TimeLeft, default_budget, has_long_first_step, is_short, phase_limit
+from castwise.tune.time_budget import (
+    FIRST_PROCESS_SECONDS,
+    TimeLeft,
+    default_budget,
+    has_long_first_step,
+    is_short,
+    phase_limit,
+)
 
 _ONCE = StopRule(min_rounds=1, max_rounds=1)
 # Screening is short: a step that waits for the host never settles, and what is in doubt is measured again.
@@ -101,7 +108,7 @@ class TuningSearch:
         start = self.space.start
         runner = replace(self.job.runner, listener=UnboundedProgress(self.job.runner.listener))
         measured = Measurements.from_records(self.recorded, start)
-        process_seconds = 0.0
+        process_seconds = FIRST_PROCESS_SECONDS
         is_interrupted = False
         while True:
             plain = measured.of(start)
@@ -119,7 +126,8 @@ class TuningSearch:
             specs = decision.specs
             if any(trial.profile for trial in earlier):  # one process's profile is enough
                 specs = tuple(spec.without_profile for spec in specs)
-            rounds = Rounds(runner, specs, _ONCE, earlier, specs[0])
+            rule = replace(_ONCE, budget_seconds=max(seconds_left, 1.0))
+            rounds = Rounds(runner, specs, rule, earlier, specs[0])
             try:
                 rounds.run_once()
             except KeyboardInterrupt:

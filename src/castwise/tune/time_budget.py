@@ -11,6 +11,7 @@ from castwise.spec.trial import TrialSpec
 from castwise.tune.measurements import Measurements
 
 BUDGET_SECONDS, SHORT_BUDGET_SECONDS = 540.0, 160.0
+FIRST_PROCESS_SECONDS = 5.0  # what a configuration takes in a session before any was measured. Source: chosen here
 _SHORT_STEP = 0.01  # of the plain loop; a search has the short budget then. Source: chosen here.
 _MIN_PHASE_SECONDS = 180.0  # that a phase of a trial may take, whatever the budget
 
@@ -30,8 +31,8 @@ class TimeLeft:
     """What is left of a search's budget."""
 
     seconds: float
-    # What a configuration took in the last session in which nothing was compiled or searched for; 0 if there was none
-    # yet. Earlier sessions also loaded what a command loads once.
+    # What a configuration took in the last session in which nothing was compiled or searched for; before, a guess.
+    # Earlier sessions also loaded what a command loads once.
     process_seconds: float = 0.0
     is_short: bool = False  # whether the plain loop's step is short
 
@@ -119,8 +120,9 @@ def default_budget(plain: Sequence[Trial]) -> float:
 
 
 def phase_limit(budget_seconds: float | None) -> float:
-    """Return how long a phase of a trial may take within a budget: half of it, at least three minutes.
+    """Return how long a phase of a trial may take within a budget: half of it, at least three minutes or all of it.
 
     A large network compiles for minutes; a compilation that hangs must leave time for the rest.
     """
-    return max(_MIN_PHASE_SECONDS, (BUDGET_SECONDS if budget_seconds is None else budget_seconds) / 2)
+    budget = BUDGET_SECONDS if budget_seconds is None else budget_seconds
+    return min(budget, max(_MIN_PHASE_SECONDS, budget / 2))
