@@ -211,6 +211,20 @@ def test_a_budget_ends_between_seeds_and_one_that_is_too_short_is_refused(
     assert not done.engine.measured
 
 
+@pytest.mark.parametrize(("budget", "is_refused"), [("5min", True), ("2h", False)])
+def test_a_budget_that_not_even_one_precision_fits_into_is_refused_during_its_first_run(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch, budget: str, is_refused: bool
+) -> None:
+    clock = itertools.count(step=60)  # a minute for half an epoch, and 20 epochs
+    monkeypatch.setattr(search, "monotonic", lambda: next(clock))
+    done = asked(command, "--precision", "fp32,bf16-mixed", "--seeds", "2", "--budget", budget)
+    assert (done.code == 2) == is_refused
+    if is_refused:
+        assert len(done.engine.measured) == 1
+        assert done.engine.num_open == 0
+        assert "A budget of 5 min 00 s is too short: one run of fp32 takes about" in done.error_lines[-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -2,8 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from time import monotonic
 
 from castwise.accuracy.options import AccuracyOptions
 from castwise.accuracy.result import AccuracyResult, Runs, runs_of
@@ -21,6 +22,7 @@ from castwise.registry.suites import RunGrid, Suite, find_recipe
 from castwise.registry.techniques import NONE, SETS, TUNED, parse_techniques, resolve
 from castwise.registry.techniques import why_unsupported as why_technique_unsupported
 from castwise.registry.workloads import find_workload
+from castwise.render.units import format_duration
 from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
@@ -28,6 +30,7 @@ from castwise.spec.user_model import UserWorkload, locate, slow_imports
 
 _PRECISIONS = (BASELINE, "tf32", "fp16-mixed", "bf16-mixed")  # if none is named
 _FEWEST_SEEDS = 2
+_PACE_SECONDS = 10.0  # of steps, after which their pace tells what a run takes. Source: chosen here
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class AccuracyJob:
         Raises:
             UsageError: The budget is too short for two runs of each precision.
         """
-        measure = CachedMeasure(self.job.runner)
+        watched = _WatchedRun(self.job.runner.listener, self._check_pace)
+        measure = CachedMeasure(replace(self.job.runner, listener=watched))
         trials: list[Trial] = []
         open_specs = list(self.specs)
         budget_ended = False
@@ -81,6 +85,17 @@ class AccuracyJob:
         budget = self.options.budget_seconds
         return None if budget is None else budget - (time.perf_counter() - self.began)
 
+    def _check_pace(self, spec: TrialSpec, run_seconds: float, left_seconds: float) -> None:
+        """Raise UsageError if not even two runs of a precision fit, by the pace of its first."""
+        left = self._seconds_left()
+        if left is None or spec.seed or left_seconds + (_FEWEST_SEEDS - 1) * run_seconds <= left:
+            return
+        raise UsageError(
+            f"A budget of {format_duration(self.options.budget_seconds or 0.0)} is too short: one run of "
+            f"{spec.precision} takes about {format_duration(run_seconds)}, and each of {len(self.specs)} precisions "
+            "needs at least two. Give a longer --budget, or shorter runs by --epochs and --max-steps."
+        )
+
     def _check_budget(self, trials: Sequence[Trial], known: Collection[str]) -> None:
         """Raise UsageError if two runs of each precision do not fit, as long as those that were trained."""
         seconds = {trial.spec.precision: trial.duration_seconds for trial in trials}
@@ -95,6 +110,35 @@ class AccuracyJob:
                 f"A budget of {whole:.0f} s is too short: two runs of each of {len(self.specs)} precisions take about "
                 f"{whole - left + needed:.0f} s in all. What was trained is on record."
             )
+
+
+class _WatchedRun:
+    """Passes progress on, and the pace of a run to a check: what a whole run takes, and what is left of this one."""
+
+    def __init__(self, listener: Listener, check: Callable[[TrialSpec, float, float], None]) -> None:
+        self._listener, self._check = listener, check
+        self._spec: TrialSpec | None = None
+        self._seen: list[tuple[float, float]] = []  # when which share of the run was done
+        self.ended, self.remark = listener.ended, listener.remark
+
+    def started(self, spec: TrialSpec, index: int, count: int) -> None:
+        """Pass it on."""
+        self._spec, self._seen = spec, []
+        self._listener.started(spec, index, count)
+
+    def phase(self, name: str, done: float) -> None:
+        """Pass it on."""
+        self._listener.phase(name, done)
+        if self._spec is None or not name.startswith("epoch "):
+            return
+        self._seen.append((monotonic(), done))
+        # The first report comes before the first step, which may search for kernels or compile them.
+        if len(self._seen) < 3:
+            return
+        (began, before), (now, after) = self._seen[1], self._seen[-1]
+        if now - began >= _PACE_SECONDS and after > before:
+            run_seconds = (now - began) / (after - before)
+            self._check(self._spec, run_seconds, run_seconds * (1 - after))
 
 
 def prepare_accuracy(

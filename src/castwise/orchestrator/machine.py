@@ -13,8 +13,8 @@ from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.session import BackgroundCloser, Engine, OnNote, TrialFailedError
 from castwise.records.schema import Environment
 from castwise.registry.datasets import DataSet, default_data_dir, verify
+from castwise.registry.trackers import trackers_off
 from castwise.spec.user_model import UserModel, UserWorkload
-from castwise.worker.script.trackers import trackers_off
 
 COMMIT_VARIABLE = "CASTWISE_COMMIT"
 

@@ -1,7 +1,6 @@
 """Experiment trackers of a script, off or in a scratch folder: castwise starts the script several times."""
 
 import functools
-import importlib.util
 import os
 import sys
 import tempfile
@@ -12,21 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from castwise.registry.trackers import OF_ONE_STORE, TRACKER_MODES, TRACKER_PLACES
 from castwise.worker.script.replacing import replaces
 
-# What switches a tracker off, by its package; a variable that the user has set stays. Source: the trackers'
-# documentation of their environment variables.
-_MODES = {
-    "wandb": {"WANDB_MODE": "disabled"},
-    "neptune": {"NEPTUNE_MODE": "debug"},
-    "neptune_scale": {"NEPTUNE_MODE": "disabled"},
-    "clearml": {"CLEARML_OFFLINE_MODE": "1"},
-    "swanlab": {"SWANLAB_MODE": "disabled"},
-    "comet_ml": {"COMET_AUTO_LOG_DISABLE": "1", "COMET_START_ONLINE": "0"},
-}
-# Those that write to the scratch folder, whatever the user has set: the variable is where their team's runs are.
-_PLACES = {"mlflow": "MLFLOW_TRACKING_URI", "comet_ml": "COMET_OFFLINE_DIRECTORY", "trackio": "TRACKIO_DIR"}
-_OF_ONE_STORE = ("MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
 # Classes whose first argument, or one of these, is the folder that they write to.
 _FOLDERS = ("save_dir", "root_dir", "log_dir", "logdir")
 _WRITERS = {
@@ -38,25 +25,17 @@ _WRITERS = {
         for module, name in (("tensorboard", "TensorBoardLogger"), ("csv_logs", "CSVLogger"))
     },
 }
-_WITHOUT_VARIABLES = ("tensorboard", "tensorboardX", "lightning", "pytorch_lightning")
-
-
-def trackers_off() -> list[str]:
-    """Return the installed packages whose runs `switch_off` keeps from the user's places."""
-    names = dict.fromkeys([*_MODES, *_PLACES, *_WITHOUT_VARIABLES])
-    kept = {name for name, variables in _MODES.items() if any(each in os.environ for each in variables)}
-    return [name for name in names if name not in kept and importlib.util.find_spec(name) is not None]
 
 
 def switch_off(parent: Path) -> None:
     """Switch off the trackers of the script that this process is to run, or let them write below a folder."""
     scratch = tempfile.mkdtemp(dir=parent)
-    for variables in _MODES.values():
+    for variables in TRACKER_MODES.values():
         for name, value in variables.items():
             os.environ.setdefault(name, value)
-    os.environ.update(dict.fromkeys(_PLACES.values(), scratch))
+    os.environ.update(dict.fromkeys(TRACKER_PLACES.values(), scratch))
     os.environ |= {"MLFLOW_TRACKING_URI": Path(scratch, "mlruns").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
-    for name in _OF_ONE_STORE:
+    for name in OF_ONE_STORE:
         os.environ.pop(name, None)
 
     def write_elsewhere(module: ModuleType, name: str) -> None:
