@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine
 from hypothesis import settings
-from programs import Program, heed_signals
+from programs import PATIENCE_SECONDS, Program, heed_signals
 
 from castwise.cli import app
-from castwise.orchestrator import machine
+from castwise.orchestrator import machine, processes
 from castwise.registry.datasets import DATA_VARIABLE
 from castwise.telemetry import sampler
 from castwise.telemetry.host import HostSample
@@ -71,6 +71,12 @@ def _quiet_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing else use the CPU, for castwise in this process: other tests do, and would make answers uncertain."""
     quiet = HostSample(pressure_seconds=0.0, steal_ticks=0, total_ticks=1, load=0.0)
     monkeypatch.setattr(sampler, "read_host", lambda: quiet)
+
+
+@pytest.fixture(autouse=True)
+def _late_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the end of a process as long as it takes: on a busy machine it may come seconds after its cause."""
+    monkeypatch.setattr(processes, "_EXIT_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture

@@ -511,7 +511,7 @@ class FakeSession:
             raise KeyboardInterrupt
         if fault.kind == "hang":
             self._engine.on_hang()
-            time.sleep(60)
+            time.sleep(3600)
         if fault.kind in _FAILURES:
             status, message, _ = _FAILURES[fault.kind]
             raise TrialFailedError(status, message, log="Traceback (fake)\n", refused=fault.kind == "refused")

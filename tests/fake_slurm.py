@@ -61,7 +61,7 @@ def serve(job: str, most: str, *tasks: str) -> None:
             names |= {"SLURM_ARRAY_JOB_ID": job, "SLURM_ARRAY_TASK_ID": number} if number else {}
             log = (STATE / f"{task}.log").open("wb")
             running[task] = subprocess.Popen(
-                ["sleep", "600"] if (STATE / "halt").exists() else ["bash", STATE / f"{job}.sh"],
+                ["sleep", "3600"] if (STATE / "halt").exists() else ["bash", STATE / f"{job}.sh"],
                 env={**os.environ, **names},
                 stdout=log,
                 stderr=log,

@@ -19,6 +19,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from programs import FOR_EVER_SECONDS
+
 from castwise.records.messages import Returned
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
 from castwise.worker import entry
@@ -50,8 +52,6 @@ RESULTS: dict[str, Any] = {
 }
 
 Target = Callable[[Connection, str], None]
-
-_FOR_EVER_SECONDS = 600.0  # longer than any test; a leak ends by itself all the same
 
 
 def returned(method: str, result: object = None) -> bytes:
@@ -101,13 +101,13 @@ def die_of(number: int, connection: Connection, log_path: str) -> None:
 
 
 def hang(connection: Connection, log_path: str) -> None:
-    time.sleep(_FOR_EVER_SECONDS)
+    time.sleep(FOR_EVER_SECONDS)
 
 
 def stay_after_failing(connection: Connection, log_path: str) -> None:
     """Report a failure and stay, whatever becomes of the pipe."""
     connection.send_bytes(failed("crashed", "RuntimeError: it broke"))
-    time.sleep(_FOR_EVER_SECONDS)
+    time.sleep(FOR_EVER_SECONDS)
 
 
 def exit_with_traceback(connection: Connection, log_path: str) -> None:
@@ -144,13 +144,13 @@ def report(status: str, message: str, connection: Connection, log_path: str) -> 
 def send_raw(content: bytes, connection: Connection, log_path: str) -> None:
     """Write these bytes where the answer should begin, and stay."""
     os.write(connection.fileno(), content)
-    time.sleep(_FOR_EVER_SECONDS)
+    time.sleep(FOR_EVER_SECONDS)
 
 
 def hang_up(connection: Connection, log_path: str) -> None:
     """Close the pipe and go on running."""
     connection.close()
-    time.sleep(_FOR_EVER_SECONDS)
+    time.sleep(FOR_EVER_SECONDS)
 
 
 def leave_child_behind(connection: Connection, log_path: str) -> None:
@@ -161,16 +161,14 @@ def leave_child_behind(connection: Connection, log_path: str) -> None:
     os._exit(4)
 
 
-def send_events(events: Sequence[bytes], pause: float, connection: Connection, log_path: str) -> None:
-    """Send these events, a pause before each."""
+def send_events(events: Sequence[bytes], connection: Connection, log_path: str) -> None:
     for event in events:
-        time.sleep(pause)
         connection.send_bytes(event)
 
 
 def send_events_and_hang(events: Sequence[bytes], connection: Connection, log_path: str) -> None:
-    send_events(events, 0.0, connection, log_path)
-    time.sleep(_FOR_EVER_SECONDS)
+    send_events(events, connection, log_path)
+    time.sleep(FOR_EVER_SECONDS)
 
 
 def have_children(connection: Connection, log_path: str) -> None:
@@ -182,13 +180,13 @@ def have_children(connection: Connection, log_path: str) -> None:
 
 def leave_a_helper(path: str, last: str, own_session: bool, connection: Connection, log_path: str) -> None:
     """Start a process that outlives this one, write its number to a file, and then "hang" or "die", or go on."""
-    helper = subprocess.Popen(["sleep", str(_FOR_EVER_SECONDS)], start_new_session=own_session)
+    helper = subprocess.Popen(["sleep", str(FOR_EVER_SECONDS)], start_new_session=own_session)
     with open(path, "w") as file:
         file.write(str(helper.pid))
     if last == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if last:
-        time.sleep(_FOR_EVER_SECONDS)
+        time.sleep(FOR_EVER_SECONDS)
 
 
 def leave_a_daemon(path: str, connection: Connection, log_path: str) -> None:
@@ -197,7 +195,7 @@ def leave_a_daemon(path: str, connection: Connection, log_path: str) -> None:
         os.setsid()
         if os.fork() == 0:
             with open(path, "w"):
-                time.sleep(_FOR_EVER_SECONDS)
+                time.sleep(FOR_EVER_SECONDS)
         os._exit(0)
 
 
@@ -206,7 +204,7 @@ def ignore_everything(connection: Connection, log_path: str) -> None:
     entry.init_process(log_path)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    time.sleep(_FOR_EVER_SECONDS)
+    time.sleep(FOR_EVER_SECONDS)
 
 
 def err_in_rank(rank: int, fault: str, connection: Connection, log_path: str) -> None:
@@ -228,4 +226,4 @@ def err_in_rank(rank: int, fault: str, connection: Connection, log_path: str) ->
             os.kill(os.getpid(), signal.SIGSEGV)
         elif own == rank and fault == "raise":
             connection.send_bytes(failed("oom", "CUDA out of memory"))
-        time.sleep(_FOR_EVER_SECONDS)
+        time.sleep(FOR_EVER_SECONDS)

@@ -23,18 +23,19 @@ from pathlib import Path
 import torch
 import torch._dynamo  # a first backward imports it: once is enough for all
 from fake_engine import fake_spec
+from programs import PATIENCE_SECONDS
 
 from castwise.errors import CastwiseError, UsageError
 from castwise.spec.trial import MeasurementProtocol
 from castwise.spec.user_model import UserModel
 from castwise.worker.classify_error import classify
+from castwise.worker.script import run
 from castwise.worker.script.run import ScriptRun, ScriptTrial, _Order
 from castwise.worker.user_model.source import where, with_line
 
 NUM_STEPS = 8
 ASKED = ("inspect", "measure", "count", "profile")
-LIMIT_SECONDS = 60.0  # for the steps of a script that is measured, on a busy machine
-SLOW_SECONDS = 2.0  # for those of one that is too slow
+HANG_SECONDS = 5.0  # what a script that hangs has for its steps
 NUM_RANKS = {"ddp": 2}
 # What scripts import that takes seconds: once is enough for all.
 SLOW_IMPORTS = {
@@ -70,7 +71,7 @@ def run_hooked(file: str, arguments: list[str], precision: str) -> None:
 def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     """Run a script as a trial's process does, and write what becomes known of it: its batch, or its steps."""
     model = UserModel(kind="script", path=file, name="")
-    limit = SLOW_SECONDS if Path(file).stem in ("slows-down", "waits") else LIMIT_SECONDS
+    limit = HANG_SECONDS if Path(file).stem == "waits" else PATIENCE_SECONDS
     num_steps = 7 if Path(file).stem == "functional" else 8  # in two blocks
     profile_steps = 2 * (how == "profile")
     protocol = MeasurementProtocol(
@@ -91,6 +92,8 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
             else:
                 trial.set_up()
                 trial.warm_up()
+                if Path(file).stem == "hangs":
+                    run._LIMIT_SHARE = HANG_SECONDS / PATIENCE_SECONDS
                 blocks = trial.run_stretch(0.0, 2, 0.1)
                 num_steps = sum(each.num_steps for each in blocks)
                 notes = "; ".join(trial.finish().notes)

@@ -8,12 +8,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from programs import PATIENCE_SECONDS
+
 from castwise.orchestrator.processes import _PRELOAD
 from castwise.spec.trial import MeasurementProtocol, TrialSpec, device_of_rank
 from castwise.worker.distributed import Peers, join_peers
 from castwise.worker.lifetime import kill_when_parent_dies
 
-PATIENCE_SECONDS = 600.0  # two ranks compile at once, on a busy machine
 Work = Callable[[Peers, Path], Any]
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from programs import PATIENCE_SECONDS
 
 QUICK = """\
 from castwise.orchestrator import job
@@ -18,7 +19,8 @@ def test_it_runs_and_shows_a_table(tmp_path: Path) -> None:
         cell.source = cell.source.replace("batch_size=64", "batch_size=4").replace("rounds=3", "rounds=1")
     next(cell for cell in notebook.cells if cell.cell_type == "code").source += f"\n{QUICK}"
     stored = [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]
-    NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    where = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, kernel_name="python3", startup_timeout=int(PATIENCE_SECONDS), resources=where).execute()
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [len(cell.outputs) for cell in cells] == stored
     (table,) = [output.data["text/html"] for cell in cells for output in cell.outputs if "data" in output]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import CommandLine
 from fake_engine import FakeEngine, step_time_of
+from programs import PATIENCE_SECONDS
 from rich.console import Console
 
 import castwise
@@ -32,7 +33,7 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
 
@@ -62,7 +63,11 @@ def test_a_whole_run_outside_measure_imports_no_torch(tmp_path: Path) -> None:
 
 def test_python_dash_m_is_the_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "castwise", "--version"], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "castwise", "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"castwise {castwise.__version__}\n", "")
 

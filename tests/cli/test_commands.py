@@ -10,6 +10,7 @@ import pytest
 from conftest import CommandLine, Outcome
 from fake_engine import FAKE_DIGEST, PHASES, FakeEngine, Fault, fake_environment, fake_trial
 from fake_gpu import UUID, FakeMonitor, fake_gpu_facts
+from programs import PATIENCE_SECONDS
 
 from castwise.cli import doctor
 from castwise.cli.measuring import INTERRUPTED
@@ -256,7 +257,7 @@ def test_a_signal_stops_a_run_cleanly_and_the_next_completes_the_rest(
     arguments = ("--precision", "fp32,tf32,bf16-mixed", "--rounds", "2")
     with running(tmp_path / "results", *arguments, faults="#6=hang@run_block,tf32=crash") as process:
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (INTERRUPTED, "")
     lines = err.splitlines()
     assert [": crashed" in line for line in lines[:-1]] == [False, True, False]
@@ -271,7 +272,7 @@ def test_a_signal_stops_a_run_cleanly_and_the_next_completes_the_rest(
 def test_a_signal_while_the_machine_is_looked_at_is_clean_too(tmp_path: Path) -> None:
     with running(tmp_path / "results", faults="#1=hang@open") as process:
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (INTERRUPTED, "")
     assert err.splitlines() == ["Interrupted before anything was measured."]
 
@@ -283,7 +284,7 @@ def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
         ignored = int(status.partition("SigIgn:")[2].split()[0], base=16)
         assert ignored & 1 << (signal.SIGHUP - 1)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == INTERRUPTED
 
 
@@ -291,7 +292,7 @@ def test_a_run_that_is_killed_outright_loses_only_its_running_round(tmp_path: Pa
     arguments = ("--precision", "fp32,tf32", "--rounds", "2")
     with running(tmp_path / "results", *arguments, faults="#5=hang") as process:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == -signal.SIGKILL
     rest = command.run("resnet50", *arguments)
     assert {(spec.precision, spec.repeat) for spec in rest.engine.measured} == {("fp32", 1), ("tf32", 1)}

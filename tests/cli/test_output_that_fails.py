@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import CommandLine
 from fake_engine import FakeEngine, fake_spec, fake_trial
+from programs import PATIENCE_SECONDS
 
 from castwise.cli import app
 from castwise.errors import UsageError
@@ -35,7 +36,14 @@ def castwise(
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | given
     command = [sys.executable, FAKE_CLI, *map(str, arguments)]
     return subprocess.run(
-        command, cwd=cwd, env=environment, preexec_fn=before, encoding=encoding, check=False, timeout=60, **streams
+        command,
+        cwd=cwd,
+        env=environment,
+        preexec_fn=before,
+        encoding=encoding,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+        **streams,
     )  # type: ignore[call-overload, no-any-return]
 
 

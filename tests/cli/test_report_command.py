@@ -14,6 +14,7 @@ import pytest
 from conftest import CommandLine
 from fake_engine import fake_spec, fake_trial
 from fake_records import every_kind, many, other_machine, poisoned, steady, stored
+from programs import PATIENCE_SECONDS
 
 from castwise.records.store import Store
 
@@ -189,7 +190,7 @@ def test_commands_that_read_records_need_only_the_extra_report(tmp_path: Path, a
         env=os.environ | {"CASTWISE_FAKE_MISSING": MORE_THAN_REPORT, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from multiprocessing import Pipe
@@ -14,7 +13,7 @@ from typing import Any
 import fake_slurm
 import pytest
 from conftest import CommandLine
-from programs import MEETS, SOURCES, Program
+from programs import MEETS, PATIENCE_SECONDS, SOURCES, Program
 
 from castwise.cluster.shard import run_shard
 from castwise.errors import EngineError, UsageError
@@ -38,10 +37,10 @@ def test_two_nodes_train_one_model(program: Program, rendezvous: str) -> None:
     request += ["--nodes-per-trial", "2", "--rendezvous", rendezvous, "--results", "results", "--node-rank"]
     follower = program.start("-m", "castwise", *request, "1")
     leader = program.start("-m", "castwise", *request, "0")
-    out, said = leader.communicate(timeout=300)
+    out, said = leader.communicate(timeout=PATIENCE_SECONDS)
     assert leader.returncode == 0, said
     assert "2 CPU processes on 2 nodes (ddp)" in out
-    assert follower.wait(60) == 0
+    assert follower.wait(PATIENCE_SECONDS) == 0
     (trial,), problems = load_folder(program.folder / "results")
     assert (trial.status, trial.spec.num_nodes, problems) == ("ok", 2, [])
     assert [len(rank.blocks) for rank in trial.ranks] == [len(trial.ranks[0].blocks)] * 2
@@ -53,25 +52,34 @@ def test_a_node_without_the_device_waits_for_no_other(program: Program, rendezvo
     request = ["run", "mnist-cnn", "--device", "cuda:99", "--gpus", "2", "--nodes-per-trial", "2"]
     request += ["--rendezvous", rendezvous, "--results", "results", "--node-rank"]
     leader = program.start("-m", "castwise", *request, "0")
-    _, said = leader.communicate(timeout=60)
+    _, said = leader.communicate(timeout=PATIENCE_SECONDS)
     assert (leader.returncode, "cuda:99" in said.splitlines()[-1]) == (2, True), said
     assert not (program.folder / "results").exists()
 
 
-def test_nodes_that_have_come_end_with_a_refusal(rendezvous: str) -> None:
+def test_nodes_that_have_come_end_with_a_refusal(rendezvous: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_come, connect = threading.Event(), nodes._connect
+
+    def come(*given: Any) -> Any:
+        connection = connect(*given)
+        has_come.set()
+        return connection
+
+    monkeypatch.setattr(nodes, "_connect", come)
+
     def refuse() -> None:
         with pytest.raises(UsageError, match="does not take this node: it has ended"):
             follow(rendezvous, lambda _: FakeProcess())
 
     def check() -> None:
         thread.start()
-        time.sleep(0.3)
+        assert has_come.wait(PATIENCE_SECONDS)
         raise UsageError("no GPU")
 
     thread = threading.Thread(target=refuse)
     with pytest.raises(UsageError, match="no GPU"):
         Nodes(rendezvous, 2, check)
-    thread.join(10)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
 
 
@@ -116,17 +124,14 @@ def leader(rendezvous: str, started: list[FakeProcess]) -> Iterator[Nodes]:
         return started[-1]
 
     def join() -> None:
-        with socket.create_connection(tuple(rendezvous.split(":")), timeout=5) as stray:
+        with socket.create_connection(tuple(rendezvous.split(":")), timeout=PATIENCE_SECONDS) as stray:
             stray.sendall(b"\0\0\0\5hello")
         follow(rendezvous, start)
 
-    thread = threading.Thread(target=lambda: (waits.wait(), join()))
-    waits = threading.Event()
-    thread.start()
-    threading.Timer(0.2, waits.set).start()
-    with closing(Nodes(rendezvous, 2)) as found:
+    thread = threading.Thread(target=join)
+    with closing(Nodes(rendezvous, 2, check=thread.start)) as found:
         yield found
-    thread.join(10)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive(), "a follower ends with its leader"
     assert all(process.closed.is_set() for process in started)
 
@@ -147,7 +152,7 @@ def test_messages_pass_and_an_end_is_told(leader: Nodes) -> None:
 def test_a_node_that_has_gone_is_an_error(rendezvous: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def join_and_go() -> None:
         host, port = nodes._parse(rendezvous)
-        nodes._connect(host, port, {"host": "node2"}, 10.0).close()
+        nodes._connect(host, port, {"host": "node2"}, PATIENCE_SECONDS).close()
 
     thread = threading.Thread(target=join_and_go)
     thread.start()
@@ -166,7 +171,7 @@ def test_another_castwise_is_refused(rendezvous: str) -> None:
     def join() -> None:
         host, port = nodes._parse(rendezvous)
         hello = {"host": "node2", "castwise": "0.0"}
-        nodes._connect(host, port, hello, 10.0)
+        nodes._connect(host, port, hello, PATIENCE_SECONDS)
 
     thread = threading.Thread(target=join)
     thread.start()
@@ -210,7 +215,7 @@ from types import SimpleNamespace
 if __name__ == "__main__":
     environments = []
     for nodes, packed in ((None, False), (None, True), (SimpleNamespace(hosts=("node2",)), False)):
-        session = ForkserverEngine(nodes=nodes, packed=packed).start(60.0)
+        session = ForkserverEngine(nodes=nodes, packed=packed).start(900.0)
         environments.append(session.open("cpu"))
         session.close()
     first, second, third = names_by_fingerprint(environments).values()
@@ -218,7 +223,7 @@ if __name__ == "__main__":
     assert len({each.machine for each in environments}) == 3
 """
     process = program.start_script(code)
-    assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)
+    assert (process.communicate(timeout=PATIENCE_SECONDS)[1], process.returncode) == ("", 0)
 
 
 def test_a_plan_keeps_how_many_nodes_share_a_trial(command: CommandLine, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ try:
         file.write(str(os.getpid()))
 except FileExistsError:
     os.execv(sys.executable, [sys.executable, {fake_cli!r}, *sys.argv[1:]])
-time.sleep(600)
+time.sleep(3600)
 """
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,7 @@ import fake_cli
 import fake_slurm
 import pytest
 from conftest import CommandLine, Outcome
-from programs import MEETS, SOURCES, Program, wait_until
+from programs import MEETS, PATIENCE_SECONDS, SOURCES, Program, wait_until
 
 from castwise.cluster import shard, slurm
 from castwise.records.store import load_folder, lock_all
@@ -117,11 +118,12 @@ def test_a_lost_job_is_tried_once_more(
 def test_a_result_that_a_shared_folder_shows_late(
     command: CommandLine, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "_LATE_SECONDS", 60.0)
-    now, first_seen = os.listdir, dict[str, float]()
+    monkeypatch.setattr(slurm, "_LATE_SECONDS", PATIENCE_SECONDS)
+    now, num_seen = os.listdir, Counter[str]()
 
     def late(folder: Path) -> list[str]:
-        return [name for name in now(folder) if time.monotonic() - first_seen.setdefault(name, time.monotonic()) > 1.0]
+        num_seen.update(now(folder))
+        return [name for name in now(folder) if num_seen[name] > 6]
 
     monkeypatch.setattr(slurm, "os", SimpleNamespace(listdir=late, getcwd=os.getcwd, getuid=os.getuid))
     found = on_slurm(command, "--batch-size", "8")
@@ -182,7 +184,7 @@ def test_ctrl_c_in_a_terminal_offers_to_cancel(command: CommandLine, state: Path
         process.send_signal(signal.SIGINT)
         keys_of.write(b"y\n")
         keys_of.flush()
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert "Cancel jobs 100, too? (y/N)" in said
     assert "Cancelled: 100." in said
     assert {(state / f"100_{n}").read_text() for n in (0, 1)} == {"CANCELLED"}
@@ -273,9 +275,9 @@ def test_a_shard_ends_with_the_process_that_started_it(program: Program, tmp_pat
     code = f"""
 import time
 from castwise.cluster.shard import ShardProcess
-shard = ShardProcess(["-c", "import time; open('started', 'w'); time.sleep(600)"], {str(tmp_path)!r})
+shard = ShardProcess(["-c", "import time; open('started', 'w'); time.sleep(3600)"], {str(tmp_path)!r})
 print("there", flush=True)
-time.sleep(600)
+time.sleep(3600)
 """
     process = program.start_script(code)
     program.wait_for_line("there")

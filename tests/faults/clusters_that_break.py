@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import fake_slurm
-from programs import SOURCES, Program, wait_until
+from programs import PATIENCE_SECONDS, SOURCES, Program, wait_until
 
 from castwise.records.store import load_folder
 
@@ -50,7 +50,7 @@ def _measure_all(program: Program, engine: str, disturb: Callable[["subprocess.P
         process = program.start(*command)
         if number < 2:
             disturb(process)
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
         trials, problems = load_folder(program.folder / "r")
         assert not problems, problems
         keys = [trial.spec.key for trial in trials if trial.status == "ok"]
@@ -121,7 +121,7 @@ def kill_on_ray(rng: random.Random, folder: Path) -> None:
             what = rng.choice(("submitter", "process", "node", "head"))
             if what == "head":
                 clusters[-1].shutdown()
-                process.wait(timeout=120)
+                process.wait(timeout=PATIENCE_SECONDS)
                 clusters.append(start())
             elif what == "node":
                 clusters[-1].remove_node(rng.choice(list(clusters[-1].worker_nodes)), allow_graceful=False)

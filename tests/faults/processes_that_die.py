@@ -14,13 +14,12 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from programs import LIGHT, Program, run_trial
+from programs import LIGHT, PATIENCE_SECONDS, Program, run_trial
 
 from castwise.records.store import load_folder
 
 _TESTS = Path(__file__).resolve().parents[1]
 _CODES = {0, 1, 2, 3, 4, 130}
-_PATIENCE_SECONDS = 240.0  # a busy machine may take its time
 _GONE_SECONDS = 0.5  # after which nothing of a command may run
 _LOW_PRIORITY = 9  # times as long a process with `nice` waits. Source: Linux, kernel/sched/core.c (1024 to 110 for 10)
 
@@ -60,7 +59,7 @@ def _start(
 
 def _end(process: "subprocess.Popen[bytes]") -> tuple[str, str]:
     try:
-        out, err = process.communicate(timeout=_PATIENCE_SECONDS)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
@@ -92,7 +91,7 @@ def kill_command(rng: random.Random, folder: Path) -> None:
     process = _start(arguments, folder)
     time.sleep(rng.uniform(0.0, 1.5))
     process.send_signal(rng.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
-    process.communicate(timeout=_PATIENCE_SECONDS)
+    process.communicate(timeout=PATIENCE_SECONDS)
     _assert_sound(folder)
     (folder / "mine.py").unlink(missing_ok=True)
     _end_well(arguments, folder)
@@ -201,14 +200,14 @@ def kill_parent(rng: random.Random, folder: Path) -> None:
     try:
         time.sleep(rng.uniform(0.0, 2.0))
         process.send_signal(rng.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
-        process.wait(_PATIENCE_SECONDS)
+        process.wait(PATIENCE_SECONDS)
         _assert_gone(program)
     finally:
         program.end()
     _assert_sound(folder)
     program = _program(folder)
     process = program.start_script(_TRIALS.replace("TARGET", "behave"))
-    out, err = process.communicate(timeout=_PATIENCE_SECONDS)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert out.endswith("done\n"), err
     left = [path.name for path in (folder / "t").iterdir()]
     assert not [name for name in left if name.endswith(".tmp")], left
@@ -223,7 +222,7 @@ def kill_below(rng: random.Random, folder: Path) -> None:
         below = [pid for pid in program.alive() if pid != process.pid]
         if below:
             os.kill(rng.choice(below), signal.SIGKILL)
-        out, err = process.communicate(timeout=_PATIENCE_SECONDS)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert out.endswith("done\n") or "castwise.errors.EngineError: " in err, err
         _assert_gone(program)
     except ProcessLookupError:

@@ -5,11 +5,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from faults import processes_that_die
 from faults.hostile_files import FAULTS, INPUTS
+from programs import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_faults(kind: str) -> None:
+def test_faults(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes_that_die, "_GONE_SECONDS", PATIENCE_SECONDS)  # how soon is for the long form
     with tempfile.TemporaryDirectory() as folder:  # a socket's path is 107 bytes long at the most
         FAULTS[kind](random.Random(f"{kind} -1"), Path(folder))
 

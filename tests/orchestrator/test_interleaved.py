@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_spec, fake_training, step_seconds
 from noting import NotingEngine
+from programs import wait_until
 
 from castwise.analysis.steady_metrics import block_means
 from castwise.orchestrator.block_schedule import PriorStats
@@ -17,8 +17,6 @@ from castwise.orchestrator.runner import NullListener, SetupOrder, TrialRunner, 
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Block, Environment, Facts, Trial
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
-
-LONG_SECONDS = 20.0
 
 
 class Engine(FakeEngine):
@@ -42,25 +40,22 @@ def run(engine: FakeEngine, specs: Sequence[TrialSpec] = (), **options: Any) -> 
 
 
 class Slow(FakeSession):
-    """Warms up until it is closed."""
+    """Interrupts the program while it warms up, which lasts until it is closed."""
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
-        end = time.monotonic() + LONG_SECONDS
-        while not self.closed and time.monotonic() < end:
-            time.sleep(0.01)
+        if self is self._engine.sessions[0]:
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)
+        wait_until(lambda: self.closed, "its end")
         raise TrialFailedError("crashed", "the process was ended by SIGKILL (fake)")
 
 
 def test_interrupt_during_parallel_set_up() -> None:
     engine = Engine()
     engine.session = Slow
-    main = threading.main_thread().ident
-    assert main is not None
-    threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
-    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run(engine)
-    assert time.monotonic() - started < LONG_SECONDS / 2
     assert engine.num_open == 0
 
 
@@ -112,8 +107,8 @@ def test_setup_order(setup_order: SetupOrder, order: list[int]) -> None:
     class Counted(FakeSession):
         def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
             super().set_up(spec, checkpoint)
-            engine.seen.append(len(ready))  # type: ignore[attr-defined]
-            time.sleep(0.2)
+            engine.seen.append(found := len(ready))  # type: ignore[attr-defined]
+            wait_until(lambda: len(engine.seen) >= sum(each <= found for each in order), "the others")  # type: ignore[attr-defined]
             ready.append(1)
 
     engine.session, engine.seen = Counted, []  # type: ignore[attr-defined]
@@ -131,11 +126,14 @@ def test_first_that_does_not_fit_is_set_up_alone() -> None:
 
         def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
             super().set_up(spec, checkpoint)
-            if spec.precision == "fp32":
-                time.sleep(0.1)
-            if sum(session.holds and not session.closed for session in engine.sessions) == 2:  # type: ignore[attr-defined]
+            if spec.precision == "fp32" and len(engine.sessions) == len(specs):
+                wait_until(lambda: num_holding() == 2, "the two others")
+            if num_holding() == 2:
                 raise TrialFailedError("oom", "CUDA out of memory (fake)")
             self.holds = True
+
+    def num_holding() -> int:
+        return sum(session.holds and not session.closed for session in engine.sessions)  # type: ignore[attr-defined]
 
     engine.session = Greedy
     specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
@@ -159,7 +157,7 @@ def test_processes_of_one_session_end_while_the_next_starts() -> None:
             super().set_up(spec, checkpoint)
 
         def close(self) -> None:
-            time.sleep(0.3)
+            wait_until(lambda: len(seen) >= 6, "the start of the next")
             super().close()
 
     engine.session = Slowly

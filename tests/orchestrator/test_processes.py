@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import faulty_worker
 import pytest
@@ -85,9 +86,8 @@ def failure_of(session: RpcSession, hurry_at: str = "") -> TrialFailedError:
         drive(session, hurry_at)
     session.close()
     wait_until(lambda: session.processes[0].process.exitcode is not None, "its end")
-    good = ForkserverEngine(target=faulty_worker.behave).start(PATIENCE_SECONDS)
-    assert drive(good).blocks == (BLOCK,)
-    good.close()
+    with contextlib.closing(ForkserverEngine(target=faulty_worker.behave).start(PATIENCE_SECONDS)) as good:
+        assert drive(good).blocks == (BLOCK,)
     assert len(caught.value.message.splitlines()) == 1
     return caught.value
 
@@ -173,10 +173,6 @@ def progress(done: float) -> bytes:
     return json.dumps({"event": "progress", "done": done}).encode()
 
 
-def telling(events: list[bytes], pause: float) -> Target:
-    return fail_at("run_epoch", partial(faulty_worker.send_events, events, pause))
-
-
 def in_epoch(session: RpcSession) -> RpcSession:
     """Return a session whose next command is the epoch."""
     session.open("cpu")
@@ -185,29 +181,40 @@ def in_epoch(session: RpcSession) -> RpcSession:
     return session
 
 
-def test_progress_restarts_the_time_limit(start: Start) -> None:
-    session = in_epoch(start(telling([progress(0.5)] * 4, 0.4)))
-    session.timeout_seconds = 1.0
-    assert session.run_epoch() == faulty_worker.EPOCH, "it takes longer than the limit in all"
+@pytest.mark.parametrize(("num_told", "is_over"), [(4, False), (2, True)])
+def test_progress_restarts_the_time_limit(
+    num_told: int, is_over: bool, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events come every 0.4 s, by a clock that nothing else moves: four take longer than the limit."""
+    now, shares = [0.0], list[float]()
+    target = faulty_worker.send_events_and_hang if is_over else faulty_worker.send_events
+    session = in_epoch(start(fail_at("run_epoch", partial(target, [progress(0.5)] * num_told))))
+    wait = processes.wait
 
+    def wait_by_clock(ends: list[object], timeout: float) -> list[object]:
+        will_come = timeout >= 0.4 and (not is_over or len(shares) < num_told)
+        now[0] += 0.4 if will_come else timeout
+        return wait(ends, PATIENCE_SECONDS) if will_come else []
 
-def test_timeout_without_progress(start: Start) -> None:
-    shares: list[float] = []
-    session = in_epoch(start(fail_at("run_epoch", partial(faulty_worker.send_events_and_hang, [progress(0.5)] * 2))))
-    session.timeout_seconds = 1.0
-    with pytest.raises(TrialFailedError) as caught:
-        session.run_epoch(shares.append)
-    assert (caught.value.status, caught.value.message) == (
-        "timeout",
-        "training and validation gave no sign of life for 1 s: --timeout allows more",
-    )
-    assert shares == [0.5, 0.5]
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        patch.setattr(processes, "wait", wait_by_clock)
+        session.timeout_seconds = 1.0
+        if is_over:
+            with pytest.raises(TrialFailedError) as caught:
+                session.run_epoch(shares.append)
+            said = "training and validation gave no sign of life for 1 s: --timeout allows more"
+            assert (caught.value.status, caught.value.message) == ("timeout", said)
+        else:
+            assert session.run_epoch(shares.append) == faulty_worker.EPOCH
+    assert shares == [0.5] * num_told
 
 
 def test_the_first_phase_has_a_limit_of_its_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_OPEN_TIMEOUT_SECONDS", 0.2)
-    failure = failure_of(start(faulty_worker.ignore_everything))
-    assert (failure.status, failure.message) == ("timeout", "'open' took longer than 0.2 s")
+    with pytest.raises(TrialFailedError) as caught:
+        start(faulty_worker.ignore_everything).open("cpu")
+    assert (caught.value.status, caught.value.message) == ("timeout", "'open' took longer than 0.2 s")
 
 
 def test_a_failed_process_that_stays_is_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +320,7 @@ def test_no_room_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 ONE_TRIAL = """\
 print("top")
-session = processes.ForkserverEngine(target=faulty_worker.TARGET).start(60.0)
+session = processes.ForkserverEngine(target=faulty_worker.TARGET).start(900.0)
 print(session.open("cpu").cpu)
 session.set_up(SPEC)
 session.close()
@@ -415,14 +422,14 @@ _WAYS = {"normal": "", "exception": "1 / 0", "SIGINT": "wait()", "SIGTERM": "wai
 def test_nothing_is_left_after_the_end(phase: str, way: str, program: Program) -> None:
     """Neither workers nor the server, the tracker, or what a user's code started in a session of its own."""
     note = program.folder / "note"
-    (program.folder / "slow_import.py").write_text(f"import time\nopen({str(note)!r}, 'w').close()\ntime.sleep(600)\n")
+    (program.folder / "slow_import.py").write_text(f"import time\nopen({str(note)!r}, 'w').close()\ntime.sleep(3600)\n")
     program.start_script(f"""{LIGHT}
 import time
 def wait():
-    time.sleep(60)
+    time.sleep(3600)
 processes._PRELOAD += {["slow_import"] if phase != "running" else []}
 target = faulty_worker.fail_at("set_up", partial(faulty_worker.leave_a_daemon, {str(note)!r}))
-session = processes.ForkserverEngine(target=target).start(60.0)
+session = processes.ForkserverEngine(target=target).start(900.0)
 session.open("cpu")
 session.set_up(SPEC)
 {_WAYS[way]}
@@ -461,7 +468,7 @@ def test_a_server_that_dies_of_its_imports(program: Program) -> None:
         "from castwise.errors import EngineError\n"
         "for _ in range(2):\n"
         "    try:\n"
-        "        processes.ForkserverEngine().start(60.0)\n"
+        "        processes.ForkserverEngine().start(900.0)\n"
         "    except EngineError as error:\n"
         "        print(error)\n"
     )
@@ -489,6 +496,7 @@ def test_processes_started_by_the_users_code_end(last: str, own_session: bool, l
     session = ForkserverEngine(target=target).start(PATIENCE_SECONDS)
     with contextlib.suppress(TrialFailedError):
         drive(session, hurry_at="run_block" if last == "hang" else "")
+    wait_until(lambda: note.exists() and note.read_text(), "a process that the user's code starts")
     helper = int(note.read_text())
     assert Path(f"/proc/{helper}").exists()
     session.close()
@@ -504,12 +512,14 @@ def is_running(pid: int) -> bool:
 
 
 def test_the_server_ends_though_nobody_has_waited_for_its_killed_parent() -> None:
-    child = "import time; time.sleep(1); from castwise.worker import server_lifetime; print('lives', flush=True)"
+    child = "import sys; sys.stdin.read(); from castwise.worker import server_lifetime; print('lives', flush=True)"
     start = "import os, subprocess, sys, time; os.environ['CASTWISE_PARENT'] = str(os.getpid()); "
-    start += f"subprocess.Popen([sys.executable, '-c', {child!r}]); print('up', flush=True); time.sleep(60)"
-    parent = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
+    start += f"subprocess.Popen([sys.executable, '-c', {child!r}]); print('up', flush=True); time.sleep(3600)"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    parent = subprocess.Popen([sys.executable, "-c", start], text=True, **pipes)  # type: ignore[call-overload]
     assert parent.stdout.readline() == "up\n"
     parent.kill()  # it stays a zombie, whose children the kernel gave to another
+    os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
+    parent.stdin.close()  # the child goes on
     assert parent.stdout.read() == "", "the child has the pipe until it ends"
     parent.wait()

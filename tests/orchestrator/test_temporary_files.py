@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from programs import LIGHT, Program, run_trial, wait_until
+from programs import LIGHT, PATIENCE_SECONDS, Program, run_trial, wait_until
 
 from castwise.orchestrator.temporary_files import make_folder, sweep
 
@@ -27,7 +27,7 @@ def test_killed_command_s_files_are_swept_by_the_next(program: Program) -> None:
     wait_until(lambda: not program.alive(), "the end of every process")
     assert len(list(program.logs.iterdir())) == 2, "the trial's output, and the server's socket"
     process = program.start_script(LIGHT + run_trial("faulty_worker.behave"))
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE_SECONDS) == 0
     assert not list(program.logs.iterdir())
 
 

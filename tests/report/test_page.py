@@ -16,6 +16,7 @@ import pytest
 from fake_engine import PRECISION_NAMES, fake_run, fake_spec, fake_training, fake_trial, step_time_of
 from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, profiled, steady
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from programs import PATIENCE_SECONDS
 
 from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
@@ -126,7 +127,7 @@ def open_page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Ite
         path = folder / f"report-{len(opened)}.html"
         path.write_text(text, encoding="utf-8")
         context = browser.new_context(viewport={"width": width, "height": 850}, color_scheme=scheme)
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(1000 * PATIENCE_SECONDS)
         made = Opened(context.new_page())
         opened.append(made)
         page, complaints, own = made.page, made.complaints, path.as_uri()

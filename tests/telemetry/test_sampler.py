@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_spec
 from fake_gpu import SECOND_UUID, UUID, FakeMonitor, fake_sample
+from programs import PATIENCE_SECONDS, wait_until
 
 from castwise.analysis.energy import energy_of
 from castwise.analysis.steady_metrics import was_at_power_limit
@@ -65,9 +66,7 @@ def samplers() -> list[threading.Thread]:
 
 
 def wait_for_reads(*monitors: FakeMonitor, count: int = 8) -> None:
-    deadline = time.monotonic() + 20.0
-    while min(monitor.num_reads for monitor in monitors) < count and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until(lambda: min(monitor.num_reads for monitor in monitors) >= count, "reads")
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +215,7 @@ def test_a_gpu_that_cannot_be_read_costs_the_others_nothing(failure: str) -> Non
 
     def fail(index: int) -> Sample:
         if failure == "hangs":
-            let_go.wait(60)
+            let_go.wait(PATIENCE_SECONDS)
         raise RuntimeError("GPU is lost")
 
     def open_one(uuid: str) -> Monitor:
@@ -224,8 +223,9 @@ def test_a_gpu_that_cannot_be_read_costs_the_others_nothing(failure: str) -> Non
             raise GpuUnreadableError("no such GPU")
         return good if uuid == UUID else FakeMonitor(fail)
 
+    patience_seconds = 2.0 if failure == "hangs" else PATIENCE_SECONDS
     try:
-        trial = run_on_two(Telemetry(open_one, period_seconds=30.0, patience_seconds=0.5))
+        trial = run_on_two(Telemetry(open_one, period_seconds=30.0, patience_seconds=patience_seconds))
     finally:
         let_go.set()
         for thread in samplers():
@@ -245,7 +245,7 @@ def test_a_driver_that_hangs_in_a_block_does_not_hang_the_run() -> None:
 
     def hang(index: int) -> Sample:
         if index == 3:
-            let_go.wait(60)
+            let_go.wait(PATIENCE_SECONDS)
         return fake_sample()
 
     monitor = FakeMonitor(hang)

@@ -248,7 +248,7 @@ while True:
 try:
     while True: step()
 except BaseException: pass
-time.sleep(60)
+time.sleep(3600)
 open('model.pt', 'w').write('overwritten')
 """,
         "saves": """
@@ -388,7 +388,7 @@ while True: optimizer.step(closure)
 """,
     }
     measured = {
-        "slows-down as-written": "for i in range(99): step(); time.sleep(0.7 * (i > 3))",
+        "hangs as-written": "for i in range(99): step(); time.sleep(3600 * (i == 10))",
         "ends as-written": "for i in range(2): step()",
         "overflows as-written": _OVERFLOW,
         "overflows fp16-mixed": _OVERFLOW,
@@ -743,8 +743,8 @@ def test_gradients_are_computed_by_functions_of_autograd_too(answers):
 
 
 def test_the_time_limit_ends_a_script_with_what_was_measured(answers):
-    said = "steps, 0 skipped; the script ended, or its time was up, after 1 of 2 blocks"
-    assert answers["slows-down as-written"] in [f"{number} {said}" for number in (1, 2, 3)]
+    said = "4 steps, 0 skipped; the script ended, or its time was up, after 1 of 2 blocks"
+    assert answers["hangs as-written"] == said
 
 
 @pytest.mark.parametrize("precision", ["as-written", "fp16-mixed"])
