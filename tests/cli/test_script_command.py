@@ -152,7 +152,13 @@ def test_what_is_advised_can_be_pasted(run: Run) -> None:
     folder.mkdir()
     Path("train.py").rename("sub/train.py")
     _, out, err = run(
-        "run", *_SHORT, "--precision", "fp32", "--rounds", "1", start=("python", "sub/train.py", str(folder), "0.1")
+        "run",
+        *_SHORT,
+        "--precision",
+        "bf16-mixed",
+        "--rounds",
+        "1",
+        start=("python", "sub/train.py", str(folder), "0.1"),
     )
     advised = [line for line in out.splitlines() if "castwise " in line and " -- python" in line]
     assert advised, err

@@ -117,6 +117,29 @@ def test_setup_order(setup_order: SetupOrder, order: list[int]) -> None:
     assert engine.seen == order  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("seconds", "figures"), [(1.0, ["1,000 images/s", "1,000 images/s"]), (0.01, [])])
+def test_each_says_how_fast_it_is_about_once_it_is_warm(seconds: float, figures: list[str]) -> None:
+    engine, lines = Engine(exclusive=False), list[str]()
+
+    class Told(FakeSession):
+        def warm_up(self, step_seconds: float | None = None) -> Facts:
+            facts = super().warm_up(step_seconds)
+            return facts.model_copy(update={"warm_up_seconds": seconds, "warm_up_steps": 5})
+
+        def run_block(self, length: int = 1) -> Block:
+            assert len(lines) == len(figures), "before anything is timed"
+            return super().run_block(length)
+
+    engine.session = Told
+    listener = NullListener()
+    listener.remark = lines.append  # type: ignore[method-assign]
+    specs = [fake_spec(name) for name in ("fp32", "bf16-mixed")]
+    run_session(
+        TrialRunner(engine, None, engine.environment, listener), specs, round_number=1, setup_order="one by one"
+    )
+    assert [line.partition("about ")[2] for line in lines] == figures
+
+
 def test_first_that_does_not_fit_is_set_up_alone() -> None:
     """Which of them fit is chance: all start again, with the first one alone."""
     engine = Engine(exclusive=False)

@@ -61,6 +61,8 @@ _STRETCH_SECONDS = 1.0  # in a session; a lone trial takes its whole time
 # The share of the time to a deadline after which no warm-up begins. If they are set up one by one, also the share of
 # what is left of it that the next may be expected to take until it is warm. The rest is for timing.
 _SHARE = 0.75
+# Of a shorter warm-up the figures are no good, and the result is there soon.
+_WORTH_A_FIGURE_SECONDS = 0.5
 # How many times as long as the first another may take to set up and warm up, if no equal share of the time is longer.
 _TIMES_THE_FIRST = 3.0
 
@@ -473,7 +475,9 @@ class _Measurement:
         for step in (self.open_device, self.set_up, self.warm_up):
             self.attempt(step)
         step_seconds = warm_step_seconds(self._facts)
-        if self._prior is None and self.failure is None and self._facts is not None and step_seconds is not None:
+        if self._prior is not None or self.failure is not None or self._facts is None or step_seconds is None:
+            return
+        if self._facts.warm_up_seconds >= _WORTH_A_FIGURE_SECONDS:
             rate, unit = units_per_step(self.spec, self._facts) / step_seconds, self._facts.unit
             rounded = f"{float(f'{rate:.2g}'):,g} {unit or unit_of(self.spec.workload)}/s"
             self._runner.listener.remark(f"{self.spec.label}: about {rounded}")
