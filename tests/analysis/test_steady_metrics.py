@@ -32,6 +32,19 @@ def test_throughput_counts_a_samples_units_and_every_process() -> None:
     assert steady_metrics.throughput(trial) == pytest.approx(20 * 35 * 2 / 0.1)
 
 
+def test_throughput_counts_the_samples_of_the_timed_steps() -> None:
+    trial = fake_trial(fake_spec(batch_size=64), step_seconds=(0.5, 0.5))
+    rank = trial.ranks[0]
+    blocks = [
+        block.model_copy(update={"num_samples": n * block.num_steps})
+        for block, n in zip(rank.blocks, (64, 12), strict=True)
+    ]
+    counted = trial.model_copy(update={"ranks": (rank.model_copy(update={"blocks": tuple(blocks)}),)})
+    assert steady_metrics.throughput(counted) == pytest.approx(38 / 0.5)
+    partly = rank.model_copy(update={"blocks": (blocks[0], rank.blocks[1])})
+    assert steady_metrics.throughput(trial.model_copy(update={"ranks": (partly,)})) == pytest.approx(64 / 0.5)
+
+
 def pseudomedian_by_hand(values: list[float]) -> float:
     if len(values) < 4:
         return sorted(values)[len(values) // 2] if len(values) % 2 else sum(values) / 2

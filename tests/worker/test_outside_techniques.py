@@ -21,6 +21,23 @@ for batch in loader:
     optimizer.zero_grad()
 """
 
+_CHANGES_ITS_DATA = """
+import torch
+class Data(torch.utils.data.Dataset):
+    value = 0.0
+    def __len__(self): return 8
+    def __getitem__(self, index): return torch.full((3,), self.value)
+model, data = torch.nn.Linear(3, 1), Data()
+optimizer = torch.optim.SGD(model.parameters())
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+for epoch in range(99):
+    data.value = float(epoch)
+    for batch in loader:
+        assert batch.unique().item() == epoch
+        model(batch).sum().backward()
+        optimizer.step()
+"""
+
 _HOST = """
 import gc, json, os, sys, threading, torch, torch._dynamo
 from torch.utils.data import DataLoader
@@ -80,7 +97,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
         text.replace("DataLoader([torch.randn(3, 8, 8)", "([torch.randn(4, 3, 8, 8)").replace(", 4, num_workers=0", "")
     )
     jobs = [(images, []), (images, _ALL), (vectors, ["channels-last"]), (fused, ["fused-optimizer"])]
-    jobs += [(fused, ["loader-workers"])]
+    changes = folder / "changes.py"
+    changes.write_text(_CHANGES_ITS_DATA)
+    jobs += [(fused, ["loader-workers"]), (changes, ["loader-workers"])]
     command = [sys.executable, "-c", _HOST, json.dumps([(str(file), names) for file, names in jobs])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -95,6 +114,11 @@ def test_techniques_change_what_a_script_makes(found):
     assert found[1].pop("workers") >= 2 * 4
     changed = {"channels_last": True, "fused": True, "foreach": None, "compiled": 1}
     assert found[1] == {**changed, "searches": True, "pinned": True}
+
+
+def test_workers_see_how_a_script_changes_its_data_set_between_epochs(found):
+    assert "error" not in found[5]
+    assert found[5]["workers"] > 0
 
 
 @pytest.mark.parametrize(

@@ -7,28 +7,16 @@ import sys
 from pathlib import Path
 
 _SCRIPT = """
-import json, os, sys, types
+import json, os
 from pathlib import Path
 from castwise.worker.script.trackers import switch_off
-sys.modules["tensorboard"] = types.ModuleType("tensorboard")  # was imported before
 switch_off(Path("scratch").absolute())
-import tensorboardX.writer, lightning.pytorch.loggers.csv_logs, mlflow
-log = lightning.pytorch.loggers.csv_logs.CSVLogger("here", name="x")
+import mlflow
 mlflow.set_tracking_uri("http://team")
-folders = [tensorboardX.writer.SummaryWriter(*args, **kwargs).folder for args, kwargs in
-    [((), {}), (("runs", "note"), {}), ((), {"comment": "note"}), ((), {"logdir": "runs"})]]
 client = mlflow.MlflowClient("http://team")
-print(json.dumps([folders, log.save_dir, log.name, mlflow.used, client.uri, dict(os.environ)]))
+print(json.dumps([mlflow.used, client.uri, dict(os.environ)]))
 """
 _PACKAGES = {
-    "tensorboardX/writer.py": """
-class SummaryWriter:
-    def __init__(self, logdir=None, comment=""): self.folder = logdir
-""",
-    "lightning/pytorch/loggers/csv_logs.py": """
-class CSVLogger:
-    def __init__(self, save_dir, name="lightning_logs"): self.save_dir, self.name = save_dir, name
-""",
     "mlflow/__init__.py": """
 import os
 used = os.environ["MLFLOW_TRACKING_URI"]
@@ -51,10 +39,7 @@ def test_trackers_are_off_or_write_to_a_folder_that_is_not_the_user_s(tmp_path: 
     command = [sys.executable, "-c", _SCRIPT]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    folders, saved, name, used, client, environment = json.loads(done.stdout)
-    assert len({*folders, saved}) == 1
-    assert Path(saved).parent == tmp_path / "scratch"
-    assert name == "x"
+    used, client, environment = json.loads(done.stdout)
     assert used == client == environment["MLFLOW_TRACKING_URI"]
     assert "team" not in used
     assert "MLFLOW_RUN_ID" not in environment

@@ -293,7 +293,10 @@ class ScriptOptions:
         Option("What a script's units are called.", flags=("--unit",), metavar="NAME"),
     ] = None
     scratch: Annotated[
-        Path | None, Option("A script's working directory, which is made if need be.", "Machine", metavar="DIR")
+        Path | None,
+        Option(
+            "Where each process of a script gets a working directory of its own; it stays.", "Machine", metavar="DIR"
+        ),
     ] = None
 
 

@@ -67,9 +67,13 @@ class FileOverlay:
 
     def _install(self) -> None:
         """Replace functions, also where modules hold them by names of their own."""
+
+        def at(place_of: Callable[[Any], Any]) -> Callable[..., Any]:
+            return lambda call, path, *_, **__: call(place_of(path))
+
         table: list[tuple[Any, str, int, Callable[..., Any]]] = [
-            *((os, name, 0, self._read) for name in _READING),
-            *((os, name, 0, self._change) for name in _CHANGING),
+            *((os, name, 0, at(self._visible)) for name in _READING),
+            *((os, name, 0, at(self._changeable)) for name in _CHANGING),
             *((os, name, 0, self._drop_file) for name in ("remove", "unlink")),
             (os, "rmdir", 0, self._drop_empty),
             *((os, name, 0, self._move) for name in ("rename", "replace")),
@@ -80,13 +84,15 @@ class FileOverlay:
             (os, "chdir", 0, self._enter),
             (shutil, "rmtree", 0, self._drop),
             *((importlib.import_module(name), "open", 0, self._open) for name in ("io", "builtins")),
-            (sqlite3, "connect", 0, self._connect),
-            *((module, "save", 1, self._overwrite) for module in (torch, torch.jit)),
-            *((module, "load", 0, self._read) for module in (torch, torch.jit)),
+            (sqlite3, "connect", 0, at(self._database)),
+            *((module, "save", 1, at(self._ready)) for module in (torch, torch.jit)),
+            *((module, "load", 0, at(self._visible)) for module in (torch, torch.jit)),
         ]
         if importlib.util.find_spec("safetensors") is not None:
             module = importlib.import_module("safetensors.torch")
-            table += [(module, "serialize_file", 1, self._overwrite), (module, "safe_open", 0, self._read)]
+            table += [(module, "serialize_file", 1, at(self._ready)), (module, "safe_open", 0, at(self._visible))]
+        # TensorBoard's own writer, in Python, not TensorFlow's. Source: tensorboard/compat/__init__.py.
+        sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))
         new: dict[int, Any] = {}
         for owner, name, index, method in table:
             original = getattr(owner, name)
@@ -158,7 +164,7 @@ class FileOverlay:
             return path
         return self._upper + full
 
-    def _ready(self, path: Any, *, keeps: bool) -> Any:
+    def _ready(self, path: Any, *, keeps: bool = False) -> Any:
         """Return where a file or folder is to be written; with what it has now, if that is kept."""
         full = self._full(path)
         upper = self._upper + full
@@ -180,18 +186,12 @@ class FileOverlay:
         if full and self._exists(full):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
 
-    def _read(self, call: _Call, path: Any, *_: Any, **__: Any) -> Any:
-        return call(self._visible(path))
-
-    def _change(self, call: _Call, path: Any, *_: Any, **__: Any) -> Any:
+    def _changeable(self, path: Any) -> Any:
         full = self._full(path)
-        return call(self._ready(path, keeps=True) if full and self._exists(full) else path)
+        return self._ready(path, keeps=True) if full and self._exists(full) else path
 
-    def _overwrite(self, call: _Call, path: Any, *_: Any, **__: Any) -> Any:
-        return call(self._ready(path, keeps=False))
-
-    def _connect(self, call: _Call, path: Any, *_: Any, **__: Any) -> Any:
-        return call(path if str(path).startswith((":", "file:")) or not path else self._ready(path, keeps=True))
+    def _database(self, path: Any) -> Any:
+        return path if str(path).startswith((":", "file:")) or not path else self._ready(path, keeps=True)
 
     def _open(self, call: _Call, path: Any, mode: str = "r", *_: Any, **__: Any) -> Any:
         if "x" in mode:
@@ -210,7 +210,7 @@ class FileOverlay:
 
     def _make(self, call: _Call, path: Any, *_: Any, **__: Any) -> Any:
         self._refuse_existing(path)
-        return call(self._ready(path, keeps=False))
+        return call(self._ready(path))
 
     def _enter(self, call: _Call, path: Any) -> Any:
         full = self._full(path)
@@ -246,7 +246,7 @@ class FileOverlay:
 
     def _move(self, _: _Call, path: Any, to: Any = None, **kwargs: Any) -> Any:
         full, place, to = self._full(path), self._lifted(path), kwargs.get("dst", to)
-        target = self._ready(to, keeps=False)
+        target = self._ready(to)
         try:
             os.replace(place, target)
         except OSError as error:
@@ -260,7 +260,7 @@ class FileOverlay:
         self._refuse_existing(to)
         beside = os.path.join(os.path.dirname(os.path.abspath(to)), path)  # as a symbolic link has it
         path = next((each for each in (path, beside) if self._full(each) and self._exists(self._full(each))), path)
-        return call(self._visible(os.path.abspath(path)), self._ready(to, keeps=False))
+        return call(self._visible(os.path.abspath(path)), self._ready(to))
 
     def _names(self, path: Any) -> list[str]:
         full = self._full(path)

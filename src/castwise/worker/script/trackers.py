@@ -1,6 +1,5 @@
 """Experiment trackers of a script, off or in a scratch folder: castwise starts the script several times."""
 
-import functools
 import os
 import sys
 import tempfile
@@ -14,18 +13,6 @@ from typing import Any
 from castwise.registry.trackers import OF_ONE_STORE, TRACKER_MODES, TRACKER_PLACES
 from castwise.worker.script.replacing import replaces
 
-# Classes whose first argument, or one of these, is the folder that they write to.
-_FOLDERS = ("save_dir", "root_dir", "log_dir", "logdir")
-_WRITERS = {
-    "torch.utils.tensorboard.writer": "SummaryWriter",
-    "tensorboardX.writer": "SummaryWriter",
-    **{
-        f"{package}.loggers.{module}": name
-        for package in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
-        for module, name in (("tensorboard", "TensorBoardLogger"), ("csv_logs", "CSVLogger"))
-    },
-}
-
 
 def switch_off(parent: Path) -> None:
     """Switch off the trackers of the script that this process is to run, or let them write below a folder."""
@@ -38,16 +25,6 @@ def switch_off(parent: Path) -> None:
     for name in OF_ONE_STORE:
         os.environ.pop(name, None)
 
-    def write_elsewhere(module: ModuleType, name: str) -> None:
-        @replaces(getattr(module, name), "__init__")
-        def in_scratch(make: Any, writer: Any, *args: Any, **kwargs: Any) -> None:
-            given = [each for each in _FOLDERS if each in kwargs]
-            if given:
-                kwargs |= dict.fromkeys(given, scratch)
-            else:
-                args = (scratch, *args[1:])
-            make(writer, *args, **kwargs)
-
     def ignore_server(module: ModuleType) -> None:
         replaces(module, "set_tracking_uri")(lambda *_: None)
         replaces(module, "set_registry_uri")(lambda *_: None)
@@ -56,8 +33,7 @@ def switch_off(parent: Path) -> None:
         def of_scratch(make: Any, client: Any, *_: Any, **__: Any) -> None:
             make(client)
 
-    changes = {module: functools.partial(write_elsewhere, name=name) for module, name in _WRITERS.items()}
-    _change_modules({**changes, "mlflow": ignore_server})
+    _change_modules({"mlflow": ignore_server})
 
 
 def _change_modules(changes: Mapping[str, Callable[[ModuleType], None]]) -> None:
