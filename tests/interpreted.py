@@ -2,13 +2,17 @@
 
 import tempfile
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from programs import SOURCES
 from scripts import run_forked
 
-interpreted = pytest.mark.xdist_group("interpreted kernels")  # one process imports torch for all
+
+def interpreted(test: Callable[[], None]) -> Callable[[], None]:
+    """Mark a test that interprets kernels, which is slow; one process imports torch for all."""
+    return pytest.mark.slow(pytest.mark.xdist_group("interpreted kernels")(test))
 
 
 def run_interpreted(program: str) -> tuple[str, str]:

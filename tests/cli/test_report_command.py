@@ -260,6 +260,7 @@ def test_runs_are_never_written_twice_into_a_folder(command: CommandLine, result
     assert (outcome.code, len(outcome.error_lines)) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_thousand_precisions_and_batches_make_a_page(command: CommandLine, tmp_path: Path) -> None:
     store = Store(tmp_path / "many")
     machine = store.machine_folder(steady().environment)

@@ -97,6 +97,7 @@ def test_a_script_that_ends_early_in_one_precision_is_measured_in_the_others(run
     assert "unsupported: bf16-mixed (train.py ended before an optimizer of torch.optim took a step" in out
 
 
+@pytest.mark.slow
 def test_a_script_that_compiles_its_model_is_measured(run: Run) -> None:
     Path("train.py").write_text(_SCRIPT.replace("optimizer =", "model.compile()\noptimizer ="))
     code, _, err = run("run", *_SHORT[:-1], "as-written", "--rounds", "1")

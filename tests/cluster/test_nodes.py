@@ -31,6 +31,7 @@ def rendezvous() -> str:
         return f"localhost:{server.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_two_nodes_train_one_model(program: Program, rendezvous: str) -> None:
     request = ["run", "mnist-cnn", "--device", "cpu", "--precision", "fp32", "--batch-size", "4", "--rounds", "1"]
     request += ["--seconds", "0.05", "--gpus", "2"]
@@ -207,6 +208,7 @@ def test_nodes_of_a_slurm_job_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (result.code, result.said) == (0, "3 nodes")
 
 
+@pytest.mark.slow
 def test_records_of_packed_trials_and_of_other_nodes_are_of_another_machine(program: Program) -> None:
     code = """
 from castwise.orchestrator.processes import ForkserverEngine

@@ -17,7 +17,9 @@ def test_faults(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         FAULTS[kind](random.Random(f"{kind} -1"), Path(folder))
 
 
-@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "files with a model")) for kind in INPUTS]
+)
 def test_inputs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("castwise.orchestrator.machine.ForkserverEngine", None)  # restored at the end
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

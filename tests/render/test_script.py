@@ -91,6 +91,7 @@ def test_a_script_computes_what_was_measured_over_20_steps(
         pytest.param("gpt2", "fp8-tensorwise", ("fp8-large-layers",), marks=_NEEDS_TORCHAO),
     ],
 )
+@pytest.mark.slow
 def test_a_script_of_a_transformer_computes_what_was_measured(
     name: str, precision: str, techniques: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_script_of_a_transformer_computes_what_was_measured(
 
 
 @pytest.mark.usefixtures("narrow")
+@pytest.mark.slow
 def test_a_script_runs_inductor_s_code(tmp_path: Path) -> None:
     spec = spec_of("mlp-4096", "fp32", ("compile", "compiled-update"))
     losses = [epoch.loss for epoch in run_script(spec, tmp_path, steps=5)]
@@ -132,6 +134,7 @@ def test_a_script_has_no_loss_in_chunks_that_it_does_not_call(
 
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("technique", ["fused-optimizer", "space-to-depth", "activation-checkpointing"])
+@pytest.mark.slow
 def test_a_script_of_a_residual_network_computes_what_was_measured(technique: str, tmp_path: Path) -> None:
     spec = spec_of("resnet18", "fp32", ("channels-last", technique))
     losses = [epoch.loss for epoch in run_script(spec, tmp_path, steps=3)]
@@ -310,6 +313,7 @@ def training_of(
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_the_script_of_a_training_run_trains(
     precision: str, techniques: tuple[str, ...], schedule: Schedule, tmp_path: Path
 ) -> None:
@@ -410,6 +414,7 @@ torch.cuda.synchronize = lambda: None
         ("lstm-lm", "fp32", ("cuda-graph-8",)),
     ],
 )
+@pytest.mark.slow
 def test_a_script_with_a_graph_takes_the_same_steps(
     workload: str, precision: str, techniques: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -67,7 +67,15 @@ def losses_and_step(model: nn.Module, precision: str, data: Tensor) -> tuple[lis
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16-master"])
 @pytest.mark.parametrize("selective", [False, True])
-@pytest.mark.parametrize("make", [bert, resnet, densenet, timm_swin, gpt2_of_transformers])
+@pytest.mark.parametrize(
+    "make",
+    [
+        bert,
+        resnet,
+        densenet,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (timm_swin, gpt2_of_transformers)),
+    ],
+)
 def test_losses_and_state_are_those_of_the_plain_loop(
     make: Callable[[], nn.Module], selective: bool, precision: str
 ) -> None:
@@ -98,6 +106,7 @@ def test_losses_and_state_are_those_of_the_plain_loop(
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("selective", [False, True])
+@pytest.mark.slow
 def test_compiled_losses(selective: bool) -> None:
     plain, losses = bert(), list[list[float]]()
     for module in plain.modules():  # compiled dropout draws other numbers

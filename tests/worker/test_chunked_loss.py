@@ -116,6 +116,7 @@ def test_gradients_can_be_used_once() -> None:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.slow
 def test_compiled_gradients(autocast: bool, request: pytest.FixtureRequest) -> None:
     if not autocast:
         request.getfixturevalue("traced")

@@ -182,6 +182,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("number", range(len(STEPS)), ids=["-".join((*cell[:2], *cell[2])) for cell in STEPS])
+@pytest.mark.slow
 def test_20_steps_equal_distributed_data_parallel(number: int, ranks: list[dict[str, Any]]) -> None:
     precision, loss_scale, _ = STEPS[number]
     rounding = torch.finfo(torch.float32 if precision == "fp32" else torch.float16).eps
@@ -199,12 +200,14 @@ def test_20_steps_equal_distributed_data_parallel(number: int, ranks: list[dict[
     assert all(torch.equal(*pair) for pair in zip(one["weights"], other["weights"], strict=True))
 
 
+@pytest.mark.slow
 def test_language_model_equals_distributed_data_parallel(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         wrapped, reduced = rank["words"]
         assert ((reduced - wrapped) / wrapped).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_accumulated_gradients(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         for wrapped, reduced in zip(*rank["accumulated"], strict=True):
@@ -212,6 +215,7 @@ def test_accumulated_gradients(ranks: list[dict[str, Any]]) -> None:
     assert all(torch.equal(*pair) for pair in zip(*(rank["accumulated"][1] for rank in ranks), strict=True))
 
 
+@pytest.mark.slow
 def test_ranks_begin_with_the_model_of_rank_0(ranks: list[dict[str, Any]]) -> None:
     net = make_net(seed=0)
     for one, other in zip(*(rank["begun"] for rank in ranks), strict=True):
@@ -219,18 +223,21 @@ def test_ranks_begin_with_the_model_of_rank_0(ranks: list[dict[str, Any]]) -> No
     assert torch.equal(ranks[1]["begun"][0], net.conv.weight.detach().bfloat16())
 
 
+@pytest.mark.slow
 def test_gradients_of_some_ranks_are_refused(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         for error, number in zip(rank["unlike"], (1, 0), strict=True):
             assert f"a gradient of 1.weight in some ranks, and in others, such as rank {number}, none" in error
 
 
+@pytest.mark.slow
 def test_compiled_steps(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         losses, plain = (torch.tensor(each) for each in rank["compiled"])
         assert (losses - plain)[plain.isfinite()].abs().max() < 20 * torch.finfo(torch.float16).eps
 
 
+@pytest.mark.slow
 def test_validation_and_resuming(ranks: list[dict[str, Any]]) -> None:
     first, second = (rank["whole"] for rank in ranks)
     for one, other in zip(first, second, strict=True):
@@ -389,6 +396,7 @@ def test_graph_is_released_at_the_end() -> None:
 # A trial's processes
 
 
+@pytest.mark.slow
 def test_trial_of_two_gloo_ranks() -> None:
     protocol = MeasurementProtocol(
         warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=3, max_seconds=1.0

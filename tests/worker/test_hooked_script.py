@@ -47,6 +47,7 @@ def losses() -> dict[tuple[str, str, str], list[list[float]]]:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.slow
 def test_hooked_losses_are_bit_identical_to_those_of_the_script_alone(losses, name):
     for hooked, alone in [("as-written", "none"), ("as-written", SCRIPTS[name][-1]), ("fp32", "none")]:
         found = losses[name, hooked, alone]
@@ -58,6 +59,7 @@ def test_hooked_losses_are_bit_identical_to_those_of_the_script_alone(losses, na
 
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize(("precision", "amp", "own"), [("bf16-mixed", "bf16", "none"), ("fp16-mixed", "fp16", "bf16")])
+@pytest.mark.slow
 def test_mixed_precision_from_outside_agrees_with_the_script_changed_by_hand(losses, name, precision, amp, own):
     """Transformers and Accelerate have no fp16 on a CPU: their losses agree with those in float32, and are others."""
     by_hand = losses[name, "alone", amp if amp in SCRIPTS[name] else "none"]
@@ -68,6 +70,7 @@ def test_mixed_precision_from_outside_agrees_with_the_script_changed_by_hand(los
     assert hooked != losses[name, "fp32", "none"], "it is another precision"
 
 
+@pytest.mark.slow
 def test_lightning_validates_in_the_precision_as_it_does_by_itself(losses):
     hooked = losses["lightning_module", "bf16-mixed", "none"]
     by_hand = losses["lightning_module", "alone", "bf16"]

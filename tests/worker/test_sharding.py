@@ -33,6 +33,7 @@ from castwise.worker.step import TrainingStep
 from castwise.worker.user_model.loop import adopt
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.xdist_group("sharding"),  # one process sets `ranks` up
     pytest.mark.skipif(
         not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"), reason="this torch cannot shard on a CPU"

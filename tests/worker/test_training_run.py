@@ -263,6 +263,7 @@ def test_language_model_trains_on_text(tmp_path: Path) -> None:
     ],
     ids="+".join,
 )
+@pytest.mark.slow
 def test_run_with_techniques_learns(techniques: tuple[str, ...], tmp_path: Path) -> None:
     plain = run(spec(epochs=3), tmp_path).finish().epochs[-1]
     changed = run(spec(epochs=3).model_copy(update={"techniques": techniques}), tmp_path).finish().epochs[-1]
@@ -287,6 +288,7 @@ def test_no_step_sync_reads_fewer_losses(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("graph", ["cuda-graph", "cuda-graph-8"])
+@pytest.mark.slow
 def test_run_with_graphs_equals_plain_run(graph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are made within the graph, of what an epoch draws; here the graph is a fake."""
     captures = FakeCaptures()

@@ -82,7 +82,14 @@ def train(spec: TrialSpec, steps: int = 2) -> tuple[TrialSetup, list[float]]:
     return cell, losses
 
 
-@pytest.mark.parametrize("precision", [row.name for row in PRECISIONS if row.on_cpu])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        row.name if row.name in ("fp32", "bf16-mixed") else pytest.param(row.name, marks=pytest.mark.slow)
+        for row in PRECISIONS
+        if row.on_cpu
+    ],
+)
 @pytest.mark.parametrize("model", six_models.SMALL, ids=lambda model: model.__name__)
 def test_six_models_train_in_every_precision(model: Callable[[], object], precision: str) -> None:
     spec = spec_of(f"{SIX}:{model.__name__}", precision)
