@@ -557,8 +557,8 @@ def compare(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[C
     0.4 s of steps unless `seconds` says otherwise, and rounds end after 75 s unless `budget` or `rounds` is given.
 
     Args:
-        model: The model; a function without arguments that returns it, or everything (docs/own-model.md); or a
-            workload's name, such as "train_me.py:build" or "resnet50".
+        model: The model; a function without arguments that returns it, or everything, as a file for `castwise run`
+            does; or a workload's name, such as "train_me.py:build" or "resnet50".
         batch: An example batch, a function that returns a batch of as many samples as it is asked for, or a data
             loader, whose first batch is the example.
         loss: Takes output and target, the last part of the batch; None takes the output's own `loss`.

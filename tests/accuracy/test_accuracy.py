@@ -404,7 +404,7 @@ def test_the_answer_of_run_about_a_users_own_model_names_the_command_or_what_is_
     line = f"castwise accuracy {name} --precision fp32,bf16-mixed --results {command.results}"
     assert f"Accuracy: untested: `{line}` tells." in " ".join(done.out.split())
     done = command.run(*measure, "--again")
-    assert "Accuracy: untested: docs/accuracy.md shows what your model needs." in done.out
+    assert "Accuracy: untested: your function returns no training_set and validate(model)." in done.out
 
 
 def test_runs_of_a_file_before_it_was_edited_say_nothing() -> None:
@@ -413,7 +413,7 @@ def test_runs_of_a_file_before_it_was_edited_say_nothing() -> None:
     rounds = itertools.product(("fp32", "bf16-mixed"), range(3))
     steps = [steady(precision, repeat, **changes, user_model=new) for precision, repeat in rounds]
     (item,) = recommend(compare(steps))
-    for model, expected in ((new, "as good as fp32"), (old, "untested: docs/accuracy.md")):
+    for model, expected in ((new, "as good as fp32"), (old, "untested: your function")):
         runs = []
         for precision, seed in itertools.product(("fp32", "bf16-mixed"), range(5)):
             spec = fake_training(precision, {"epochs": 1, "validate_each_epoch": True}, seed=seed)

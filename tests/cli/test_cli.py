@@ -56,7 +56,7 @@ def test_commands_that_do_not_measure_import_no_torch(arguments: tuple[str, ...]
 
 def test_a_whole_run_outside_measure_imports_no_torch(tmp_path: Path) -> None:
     done = process("run", "resnet50", "--results", str(tmp_path), CASTWISE_FAKE_FAULTS="fp16-true=nan,tf32=oom")
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 0, done.stderr
     assert "take bf16-mixed" in done.stdout or "bf16-mixed looks faster (" in done.stdout, "on a busy machine"
     assert "Traceback" not in done.stderr
 
@@ -81,7 +81,7 @@ def test_without_a_command_the_next_steps_are_shown(command: CommandLine) -> Non
 
 
 HELP_GROUPS = {
-    "run": ["Arguments", "What to measure", "How long", "Machine", "Output", "Records", "Prices", "Many machines"],
+    "run": ["Arguments", "What to measure", "How long", "Machine", "Output", "Records", "Prices"],
     "tune": ["Arguments", "What to measure", "How long", "Machine", "Output", "Records"],
     "max-batch": ["Arguments", "What to measure", "How long", "Machine", "Output", "Records"],
     "suite": ["Arguments", "What to measure", "How long", "Machine", "Output", "Records"],
@@ -108,7 +108,7 @@ def test_help_groups_options_and_fits_a_terminal(name: str) -> None:
 
 
 def test_help_shows_every_option_whole(command: CommandLine) -> None:
-    done = process("run", "--help", COLUMNS="80")
+    done = process("run", "--help-all", COLUMNS="80")
     for option in [*options_of(RunOptions), *options_of(run.RunPrintOptions)]:
         assert option.label in done.stdout.split(), option.label
 
@@ -128,6 +128,18 @@ def test_a_list_has_every_row_whole(command: CommandLine, what: str, names: list
     for name in names:
         assert any(line.startswith(name) for line in done.out.splitlines()), name
     assert "…" not in done.out
+
+
+def test_list_alone_lists_everything(command: CommandLine) -> None:
+    done = command("list")
+    assert done.code == 0
+    for name in ("mnist-cnn", "bf16-mixed", "channels-last", "NVIDIA H200", "wrn-cifar10"):
+        assert name in done.out
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_the_first_screen_fits_80_columns(arguments: tuple[str, ...], command: CommandLine) -> None:
+    assert all(len(line) <= 80 for line in command(*arguments).out.splitlines())
 
 
 def test_a_list_keeps_its_names_whole_on_a_narrow_terminal() -> None:
@@ -259,7 +271,7 @@ def test_workloads_are_separated_by_spaces_or_commas(command: CommandLine, names
     ("arguments", "message"),
     [
         (("resnet49",), "No workload named 'resnet49'. Did you mean resnet"),
-        (("resnet50", "--precision", "bf16"), "No precision named 'bf16'. Did you mean bf16-"),
+        (("resnet50", "--precision", "fp30"), "No precision named 'fp30'. Did you mean fp"),
         (("resnet50", "--precision", ","), "--precision is empty: ','."),
         (("resnet50", "--batch-size", "0"), "--batch-size takes whole numbers from 1, comma-separated, not '0'."),
         (("resnet50", "--batch-size", "²"), "not '²'."),

@@ -409,6 +409,7 @@ def test_changes_that_may_be_faster_are_named_up_to_five() -> None:
     [
         (("resnet50", "--memory", "much"), "--memory takes an amount of memory above 0"),
         (("resnet50", "--precision", "fp31"), "No precision named 'fp31'"),
+        (("resnet50", "--emit", "nowhere/train.py"), "no folder 'nowhere'"),
         (("resnet152", "--training"), "No suite trains resnet152"),
         (("resnet50", "--data-set", "synthetic:mnist"), "No suite trains resnet50"),
     ],
@@ -419,6 +420,12 @@ def test_bad_input_is_one_line_and_no_trial(command: CommandLine, arguments: tup
     assert words in done.err
     assert len(done.error_lines) == 1
     assert done.engine.measured == []
+
+
+def test_tune_alone_takes_a_short_job(command: CommandLine) -> None:
+    done = command("tune", "--precision", "fp32", "--results", command.results, engine=engine())
+    assert done.code == 0, done.err
+    assert {spec.workload for spec in done.engine.measured} == {"mnist-cnn"}
 
 
 def test_the_script_of_a_user_model_imports_their_file(command: CommandLine, tmp_path: Path) -> None:

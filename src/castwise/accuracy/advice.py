@@ -71,7 +71,7 @@ def _untested(item: Advice, taken: Trial | None, typed: TypedLine | None) -> str
         except UsageError:
             return UNTESTED
     elif is_object(item.workload) or taken.facts is None or taken.facts.higher_is_better is None:
-        return f"{UNTESTED}: docs/accuracy.md shows what your model needs"
+        return f"{UNTESTED}: your function returns no training_set and validate(model)"
     options = {"precision": f"{BASELINE},{item.precision}"}
     if taken is not None and taken.spec.changed_loss_scale:
         options["loss_scale"] = taken.spec.loss_scale

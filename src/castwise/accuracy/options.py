@@ -25,7 +25,7 @@ class AccuracyOptions(SharedOptions):
     precisions: Annotated[
         tuple[str, ...] | None,
         Option(
-            "Precisions, comma-separated; the first is the baseline, unless fp32 is among them. Without it: those of "
+            "Precisions, comma-separated; the first is the baseline, unless fp32 is among them. Default: those of "
             "fp32, tf32, fp16-mixed and bf16-mixed that the device has.",
             keyword="precision",
             completion="precisions",
@@ -34,7 +34,7 @@ class AccuracyOptions(SharedOptions):
     margin: Annotated[
         float | None,
         Option(
-            "The largest difference that does not matter. Without it: 0.3% (0.3 points) of an accuracy, 1% of a "
+            "The largest difference that does not matter. Default: 0.3% (0.3 points) of an accuracy, 1% of a "
             "perplexity or another score.",
             **SHARE,
         ),
@@ -53,6 +53,6 @@ class AccuracyOptions(SharedOptions):
         str | None, Option("none, dynamic, dynamic-apex or a number, for precisions with float16.")
     ] = None
     suite: Annotated[
-        str | None, Option("The suite whose recipe is taken, if several train the workload. Without it: the first.")
+        str | None, Option("The suite whose recipe is taken, if several train the workload. Default: the first.")
     ] = None
     data_set: Annotated[str | None, Option("The data set, if suites train the workload on several.")] = None

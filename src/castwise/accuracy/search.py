@@ -166,7 +166,7 @@ def prepare_accuracy(
     if user_workload is not None and not user_workload.can_be_judged:
         raise UsageError(
             f"'{options.workload}' does not return both training_set and validate, and without them there is no "
-            "accuracy. docs/accuracy.md shows how."
+            "accuracy. training_set is a DataLoader; validate(model) returns the score."
         )
     names = _precisions(options, machine.environment)
     specs = tuple(

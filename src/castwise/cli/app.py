@@ -21,7 +21,7 @@ _PARSING_ERROR: type[Any] = typer.BadParameter.__bases__[0]
 
 # What `castwise` alone shows.
 _START = """\
-castwise measures in which numeric precision to train a model on this machine.
+castwise finds the fastest precision for training your model on this machine.
 
   castwise doctor                   what this machine can do
   castwise run                      a short job, to begin with
@@ -32,7 +32,7 @@ castwise measures in which numeric precision to train a model on this machine.
   castwise report                   what was measured, as a page with charts
 
 `castwise init FILE.py` writes a model of your own to start from.
-`castwise --help` shows every command, `castwise run --help` one with its options.
+`castwise --help` shows every command, `castwise run --help` its options.
 """
 
 app = typer.Typer(
@@ -97,7 +97,11 @@ def init(file: Annotated[Path, typer.Argument(help="The file to write, such as m
 
 
 @app.command("list", cls=HelpCommand)
-def list_(what: Annotated[Listing, typer.Argument(help="What to list.", case_sensitive=False)]) -> None:
+def list_(
+    what: Annotated[
+        Listing | None, typer.Argument(help="What to list. Without it: everything.", case_sensitive=False)
+    ] = None,
+) -> None:
     """List the workloads, the precisions, the techniques, the GPUs whose datasheets castwise knows, or the suites."""
     from castwise.cli import listings
     from castwise.render.console import result_console
@@ -109,7 +113,8 @@ def list_(what: Annotated[Listing, typer.Argument(help="What to list.", case_sen
         Listing.DEVICES: listings.devices,
         Listing.SUITES: listings.suites,
     }
-    result_console().print(makers[what]())
+    for each in Listing if what is None else [what]:
+        result_console().print(makers[each](), *([""] if what is None else []), sep="\n")
 
 
 @app.command(cls=HelpCommand)

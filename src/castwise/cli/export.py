@@ -31,7 +31,7 @@ class ExportOptions(RecordsOptions):
     ] = None
     format: Annotated[
         str | None,
-        Option("csv, json, parquet, tensorboard, mlflow or wandb. Without it: by the file's name.", "Output"),
+        Option("csv, json, parquet, tensorboard, mlflow or wandb. Default: by the file's name.", "Output"),
     ] = None
     level: Annotated[str, Option("What a row is: cells, trials, blocks, epochs, losses or readings.", "Output")] = (
         "trials"

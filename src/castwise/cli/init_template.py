@@ -46,9 +46,9 @@ def {function}():
     return {{
         "model": model,
         "batch": batch,
-        # Of the model's output and the target. Without it: the output's own `loss`.
+        # Of the model's output and the target. Default: the output's own `loss`.
         "loss": nn.CrossEntropyLoss(),
-        # Without it: AdamW.
+        # Default: AdamW.
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
         # Samples per optimizer step, unless --batch-size says otherwise.
         "batch_size": 16,

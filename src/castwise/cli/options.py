@@ -14,6 +14,8 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from castwise.errors import UsageError
 from castwise.spec.options import Option, Panel, options_of, parse_options
 
+_MANY_MACHINES: Panel = "Many machines"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrintOptions:
@@ -31,20 +33,29 @@ class PrintOptions:
 
 
 class HelpCommand(TyperCommand):
-    """A command whose help shows no types: metavars say more."""
+    """A command whose help shows no types: metavars say more. Options for many machines are in --help-all alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words, and keep them as they were typed."""
         if args[-1:] == ["--"]:
             raise UsageError("Nothing follows '--'. Your script does, as in: castwise run -- python train.py")
         ctx.obj = tuple(args)
+        options = args[: args.index("--")] if "--" in args else args
+        args = ["--help"] if "--help-all" in options else args
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters; --help is shown among others, if these are in groups."""
         parameters = _without_types(super().get_params(ctx))
-        if any(getattr(each, "rich_help_panel", None) for each in parameters):
+        panels = {getattr(each, "rich_help_panel", None) for each in parameters}
+        if panels != {None}:
             parameters[-1].rich_help_panel = "Output"
+        if _MANY_MACHINES in panels:
+            is_short = "--help" in (ctx.obj or ())
+            for each in parameters:
+                if getattr(each, "rich_help_panel", None) == _MANY_MACHINES:
+                    each.hidden = is_short
+            parameters[-1].help = "Show this message and exit; --help-all shows the options for many machines, too."
         return parameters
 
 
@@ -105,6 +116,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     if option.completion is not None:
         words["autocompletion"] = completion_of(option.completion)
     if option.is_argument:
+        default = [default] if option.takes_many and default is not None else default
         info = typer.Argument(**words | {"metavar": option.label})
         return _make_parameter(option, default, info)
     words["rich_help_panel"] = option.panel

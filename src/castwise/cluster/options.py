@@ -51,7 +51,7 @@ class ManyMachinesOptions:
     pack: Annotated[bool, _Option("Allow a trial on each GPU of a node at the same time; records say so.")] = False
     partition: Annotated[str | None, _Option("Slurm's partition.")] = None
     gres: Annotated[
-        str | None, _Option("Slurm's gres. Without it: as many GPUs as the plan needs, gpu:1.", metavar="GRES")
+        str | None, _Option("Slurm's gres. Default: as many GPUs as the plan needs, gpu:1.", metavar="GRES")
     ] = None
     sbatch: Annotated[
         tuple[str, ...] | None,

@@ -23,24 +23,24 @@ class MaxBatchOptions(StepOptions):
     precisions: Annotated[
         tuple[str, ...] | None,
         Option(
-            "Precisions, comma-separated. Without it: all that the device has.",
+            "Precisions, comma-separated. Default: all that the device has.",
             keyword="precision",
             completion="precisions",
         ),
     ] = None
     techniques: Techniques = None
-    exact: Annotated[bool, Option("Find the largest batch to the sample. Without it: to a multiple of 8.")] = False
+    exact: Annotated[bool, Option("Find the largest batch to the sample. Default: to a multiple of 8.")] = False
     margin: Annotated[float | None, Option("The share of the memory that must stay free: 5%.", **SHARE)] = None
     memory_bytes: Annotated[
         float | None,
         Option(
-            "The most that a trial may take: 8GiB. Without it: all that the GPU has; a CPU needs it.",
+            "The most that a trial may take: 8GiB. Default: all that the GPU has; a CPU needs it.",
             keyword="memory",
             **MEMORY,
         ),
     ] = None
     steps: Annotated[
         int | None,
-        Option("The least number of steps that a batch must train to fit. Without it: 5.", "How long", **COUNT),
+        Option("The least number of steps that a batch must train to fit. Default: 5.", "How long", **COUNT),
     ] = None
     curve: Annotated[bool, Option("Measure batches below the largest, for the curve and its knee.")] = True

@@ -141,7 +141,7 @@ WORKLOAD_NAMES = (
 )
 TECHNIQUES_HELP = (
     "Loops, comma-separated: none, the plain one, or changes to it (`castwise list techniques`) joined by '+'; tuned "
-    "is short for {}. Without it: the plain loop."
+    "is short for {}. Default: the plain loop."
 )
 Techniques = Annotated[
     tuple[str, ...] | None, Option(TECHNIQUES_HELP.format("those that most models gain from"), completion="techniques")
@@ -166,7 +166,7 @@ class ParameterGrid:
     precisions: Annotated[
         tuple[str, ...] | None,
         Option(
-            "Precisions, comma-separated; O0 to O3 are understood. Without it: all of 16 bits or more on the device.",
+            "Precisions, comma-separated; O0 to O3 are understood. Default: all of 16 bits or more on the device.",
             keyword="precision",
             completion="precisions",
         ),
@@ -180,13 +180,13 @@ class ParameterGrid:
     techniques: Techniques = None
     world_sizes: Annotated[
         tuple[int, ...] | None,
-        Option("Numbers of GPUs, comma-separated; each trains on a whole batch. Without it: 1.", keyword="gpus"),
+        Option("Numbers of GPUs, comma-separated; each trains on a whole batch. Default: 1.", keyword="gpus"),
     ] = None
     parallelisms: Annotated[
         tuple[str, ...] | None,
         Option(
             "How GPUs share a step: ddp (a process each), fsdp (that, with sharded weights) or dp (DataParallel). "
-            "Without it: ddp.",
+            "Default: ddp.",
             keyword="parallelism",
         ),
     ] = None
@@ -213,7 +213,7 @@ class SharedOptions:
         ),
     ] = None
     device: Annotated[
-        str | None, Option("cpu, cuda or cuda:N. Without it: the first GPU, else cpu.", "Machine", metavar="DEVICE")
+        str | None, Option("cpu, cuda or cuda:N. Default: the first GPU, else cpu.", "Machine", metavar="DEVICE")
     ] = None
     data_dir: Annotated[
         Path | None,
@@ -263,15 +263,15 @@ class DurationOptions:
     within: Annotated[
         float | None, Option("Measure in rounds until every speed-up is known within this share.", "How long", **SHARE)
     ] = None
-    rounds: Annotated[
-        int | None, Option("Rounds of fresh processes at the most. Without it: 5.", "How long", **COUNT)
-    ] = None
+    rounds: Annotated[int | None, Option("Rounds of fresh processes at the most. Default: 5.", "How long", **COUNT)] = (
+        None
+    )
     seconds: Annotated[
         float | None, Option("Seconds to time each trial for, at the most.", "How long", metavar="S")
     ] = None
     margin: Annotated[
         float | None,
-        Option("How far from 1 a speed-up still is the same. Without it: 1%.", "How long", **SHARE),
+        Option("Differences up to this count as equal. Default: 1%.", "How long", **SHARE),
     ] = None
 
 
@@ -286,7 +286,7 @@ class ScriptOptions:
         int | None, Option("Steps of a script before these, at least.", "How long", keyword="warm_up", **COUNT)
     ] = None
     units_per_step: Annotated[
-        int | None, Option("What a step of a script counts as. Without it: samples of its loader.", **COUNT)
+        int | None, Option("What a step of a script counts as. Default: samples of its loader.", **COUNT)
     ] = None
     step_unit: Annotated[
         Literal["images", "tokens", "samples"] | None,
@@ -340,7 +340,7 @@ class WhyOptions(ParameterGrid, StepOptions, ScriptOptions):
     precisions: Annotated[
         tuple[str, ...] | None,
         Option(
-            "Precisions, comma-separated. Without it: those of default, fp32, tf32, fp16-mixed and bf16-mixed that the "
+            "Precisions, comma-separated. Default: those of default, fp32, tf32, fp16-mixed and bf16-mixed that the "
             "device has.",
             keyword="precision",
             completion="precisions",

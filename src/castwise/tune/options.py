@@ -29,12 +29,12 @@ class TuneOptions(StepOptions, ScriptOptions):
             is_argument=True,
             takes_many=True,
         ),
-    ]
+    ] = "mnist-cnn"
     _: KW_ONLY
     precisions: Annotated[
         tuple[str, ...] | None,
         Option(
-            "Precisions to try, comma-separated; the first is the plain loop's. Without it: PyTorch's default and all "
+            "Precisions to try, comma-separated; the first is the plain loop's. Default: PyTorch's default and all "
             "that keep float32 weights.",
             keyword="precision",
             completion="precisions",
@@ -60,7 +60,7 @@ class TuneOptions(StepOptions, ScriptOptions):
     budget_seconds: Annotated[
         float | None,
         Option(
-            "Wall time, imports included, after which nothing further is tried: 5min. Without it: 9min, or 160s if a "
+            "Wall time, imports included, after which nothing further is tried: 5min. Default: 9min, or 160s if a "
             "GPU's step takes less than 10 ms.",
             "How long",
             keyword="budget",
@@ -79,8 +79,8 @@ class TuneOptions(StepOptions, ScriptOptions):
     timeout_seconds: Annotated[
         float | None,
         Option(
-            "How long one phase of a trial, such as compilation, may take. Without it: half of --budget, at least "
-            "3min, at most --budget.",
+            "How long one phase of a trial, such as compilation, may take. Default: half of --budget, at least 3min, "
+            "at most --budget.",
             "How long",
             flags=("--timeout",),
             **DURATION,

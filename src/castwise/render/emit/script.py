@@ -155,6 +155,8 @@ def check_script(workload: str, data_set: str, recipe: Recipe | None = None, fil
     Raises:
         UsageError: None can.
     """
+    if file is not None and not file.parent.is_dir():
+        raise UsageError(f"'{file}' cannot be written: there is no folder '{file.parent}'.")
     row = find_workload(workload)
     if row.family == "own":
         user_model.check_user_model(locate(workload), file)

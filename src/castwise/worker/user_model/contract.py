@@ -12,7 +12,7 @@ from castwise.errors import UsageError
 from castwise.spec.types import Unit
 
 _UNITS: tuple[str, ...] = get_args(Unit)
-_FORMS = "a model, (model, batch), (model, batch, loss), or a dict of these and more; docs/own-model.md has all"
+_FORMS = "a model, (model, batch), (model, batch, loss), or a dict of these and more, as `castwise init FILE` writes it"
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,9 @@ def _load(model: UserModel) -> _Loaded:
         elif contract.batch is None:
             raise UsageError(
                 f"{source} gives no batch. Return (model, batch): an example batch, or a function of the batch size."
+                if model.kind != "pickle"
+                else f"{source} comes without a batch. Pass an example batch, or a function of the batch size, as the "
+                "argument after the model."
             )
         check_optimizer(contract.optimizer, contract.model, source)
         check = partial(check_batch_keys, contract, source)

@@ -212,7 +212,8 @@ def check_batch_keys(contract: Contract, source: str, batch: Any) -> None:
     """Check the keys of a dict that goes into the model: a model may take any key in silence, and leave it unread.
 
     Raises:
-        UsageError: A key is not among the arguments of the model's forward, and is nearly one that is missing.
+        UsageError: A key is not among the arguments of the model's forward, which takes no others, or it is nearly one
+            that is missing.
     """
     if contract.training_step is not None or not isinstance(batch, Mapping):
         return
@@ -220,11 +221,20 @@ def check_batch_keys(contract: Contract, source: str, batch: Any) -> None:
     parameters = inspect.signature(contract.model.forward).parameters.values()
     missing = [each.name for each in parameters if each.kind in named and each.name not in batch]
     taken = {each.name for each in parameters}
+    # A hook of theirs may take keys out.
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    takes_any |= bool(contract.model._forward_pre_hooks)
     for key in batch:
         if key not in taken and (near := difflib.get_close_matches(str(key), missing, n=1, cutoff=_NEAR_NAME)):
             raise UsageError(
                 f"The batch of {source} has '{key}', which {type(contract.model).__name__} does not take: "
                 f"it takes '{near[0]}'."
+            )
+        if key not in taken and not takes_any:
+            raise UsageError(
+                f"The batch of {source} has '{key}', which {type(contract.model).__name__} does not take: a dict's "
+                "items are the model's arguments. Return a training_step(model, batch), which gives the model its "
+                "arguments, and returns the loss."
             )
 
 
