@@ -161,6 +161,7 @@ class WhyModelKeywords(ModelKeywords, GridKeywords, ScriptKeywords, total=False)
 
     trace: _PathLike | None
     numerics: bool
+    budget: str | float | None
 
 
 class MaxBatchModelKeywords(ModelKeywords, SharedKeywords, total=False):
@@ -172,6 +173,7 @@ class MaxBatchModelKeywords(ModelKeywords, SharedKeywords, total=False):
     margin: str | float | None
     memory: str | float | None
     steps: int | None
+    budget: str | float | None
     curve: bool
 
 

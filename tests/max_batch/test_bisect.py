@@ -70,6 +70,25 @@ def test_the_limit_is_found_if_memory_is_not_linear_in_the_batch() -> None:
     assert len(trials) <= 14
 
 
+def test_on_a_cpu_few_batches_are_too_large_if_memory_grows_faster_than_foretold() -> None:
+    """There a batch that does not fit has taken a whole step."""
+
+    def measure(spec: TrialSpec) -> Trial:
+        size = spec.batch_size
+        peak = 50e6 + 150e3 * size + 100e3 * max(0, size - 512)
+        assert spec.memory_limit_bytes is not None
+        if peak > spec.memory_limit_bytes:
+            return fake_trial(spec, step_seconds=(), status="oom", message="no memory (fake)")
+        return fake_trial(spec, peak_bytes=int(peak))
+
+    trials = find_limit(measure, fake_spec(device="cpu", memory_limit_bytes=300 * 2**20), BatchGrid(8))
+    fits, fails = limit_of(trials)
+    assert fits is not None
+    assert fails == fits + 8
+    assert sum(trial.status == "oom" for trial in trials) <= 3
+    assert len(trials) <= 8
+
+
 def test_if_the_smallest_multiple_does_not_fit_smaller_ones_are_tried() -> None:
     assert limit_of(search(GIB, 14 * GIB)) == (5, 6)
     assert limit_of(search(GIB, 70 * GIB)) == (1, 2)

@@ -1,8 +1,10 @@
 """`castwise max-batch` on the fake engine: what is searched, found, resumed and reported."""
 
 import io
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import CommandLine
@@ -20,6 +22,7 @@ from fake_engine import (
 )
 from rich.console import Console
 
+from castwise.max_batch import search
 from castwise.max_batch.memory_breakdown import BEYOND_THE_PEAK
 from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.render import breakdown_table, breakdowns_of, print_max_batches
@@ -139,13 +142,32 @@ def test_80_columns_are_enough_and_the_curve_comes_on_demand() -> None:
 
 
 def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
-    cut = FakeEngine(faults={"bf16-mixed": Fault("interrupt")})
-    with pytest.raises(KeyboardInterrupt):
-        fit(cut, results=tmp_path)
+    cut = fit(FakeEngine(faults={"bf16-mixed": Fault("interrupt")}), results=tmp_path)
     rest = FakeEngine()
     found = fit(rest, results=tmp_path)
     assert {spec.precision for spec in rest.measured} == {"bf16-mixed"}
     assert sizes(found["fp32"])[0] == true_limit("fp32", WHOLE) // 8 * 8
+    assert {name: sizes(each) for name, each in cut.items()} == {"fp32": sizes(found["fp32"])}
+
+
+def test_what_was_found_is_printed_if_the_search_is_interrupted_or_its_budget_ends(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("max-batch", "resnet50", "--precision", "fp32,bf16-mixed", "--results", command.results)
+    arguments += ("--format", "json")
+    done = command(*arguments, engine=FakeEngine(faults={"bf16-mixed": Fault("interrupt")}))
+    (found,), ending = json.loads(done.out)["fits"], json.loads(done.out)["ending"]
+    assert (done.code, ending, found["precision"]) == (130, "interrupted", "fp32")
+    assert found["largest_batch"] == true_limit("fp32", WHOLE) // 8 * 8
+    clock = itertools.count(step=10)  # a trial takes that long
+    monkeypatch.setattr(search, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    done = command(*arguments, "--budget", "50s")
+    assert (done.code, json.loads(done.out)["ending"]) == (0, "budget")
+    assert 0 < len(done.engine.measured) < 5
+    clock = itertools.count(step=100)
+    done = command(*arguments, "--budget", "50s", "--again")
+    assert (done.code, done.engine.measured) == (2, [])
+    assert "ended before any trial" in done.error_lines[-1]
 
 
 def test_a_limit_and_a_margin_are_what_trials_are_held_to() -> None:

@@ -29,10 +29,12 @@ def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
     """Find the largest batch that trains, by training on it; and what throughput, memory and energy are below it."""
     from castwise.cli.measuring import FAILED, announce_notes, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit
+    from castwise.errors import UsageError
     from castwise.max_batch import render
     from castwise.max_batch.render import raise_if_nothing_fits
     from castwise.max_batch.search import prepare_max_batch
     from castwise.render.console import print_ending
+    from castwise.render.units import format_duration
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, MaxBatchResult]":
         with looking():
@@ -41,23 +43,26 @@ def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
         with progress:
             return search.job, search.run()
 
-    with measuring(options, output) as progress:
-        _, found = answer(options, work)
-    if output.verbose:
-        say_logs([trial for trial in found.trials if trial.status != "oom"])
-    raise_if_nothing_fits(found.max_batches)
-
     def print_result(console: "Console") -> None:
         render.print_result(found, console, wide=output.wide, verbose=output.verbose)
         print_ending(console, next_step(options.results, len(found.trials)))
 
-    emit(
-        output.format,
-        table=print_result,
-        markdown=lambda: render.markdown_max_batches(found.max_batches),
-        csv=lambda: render.csv_result(found),
-        json=lambda: render.json_result(found),
-    )
+    with measuring(options, output) as progress:
+        _, found = answer(options, work)
+        if not found.trials:
+            raise UsageError(f"A --budget of {format_duration(options.budget_seconds or 0.0)} ended before any trial.")
+        if output.verbose:
+            say_logs([trial for trial in found.trials if trial.status != "oom"])
+        raise_if_nothing_fits(found.max_batches)
+        emit(
+            output.format,
+            table=print_result,
+            markdown=lambda: render.markdown_max_batches(found.max_batches),
+            csv=lambda: render.csv_result(found),
+            json=lambda: render.json_result(found),
+        )
+        if found.ending == "interrupted":
+            raise KeyboardInterrupt
     # That float16 without masters diverges, or that a batch does not fit, is what a search is there to find out.
     failed = any(trial.status in ("crashed", "timeout") for trial in found.trials)
     return FAILED if failed or not any(each.largest for each in found.max_batches) else 0

@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from castwise.spec.options import COUNT, MEMORY, SHARE, WORKLOAD_NAMES, Option, StepOptions, Techniques, parse_model
+from castwise.spec.options import (
+    COUNT,
+    DURATION,
+    MEMORY,
+    SHARE,
+    WORKLOAD_NAMES,
+    Option,
+    StepOptions,
+    Techniques,
+    parse_model,
+)
 
 
 @dataclass(frozen=True)
@@ -42,5 +52,14 @@ class MaxBatchOptions(StepOptions):
     steps: Annotated[
         int | None,
         Option("The least number of steps that a batch must train to fit. Default: 5.", "How long", **COUNT),
+    ] = None
+    budget_seconds: Annotated[
+        float | None,
+        Option(
+            "Wall time, imports included: 5min. No trial begins that would end after it.",
+            "How long",
+            keyword="budget",
+            **DURATION,
+        ),
     ] = None
     curve: Annotated[bool, Option("Measure batches below the largest, for the curve and its knee.")] = True

@@ -265,6 +265,8 @@ def _place(max_batches: Sequence[MaxBatch], *, is_brief: bool = False) -> str:
 def print_result(result: MaxBatchResult, console: Console, *, wide: bool = False, verbose: bool = False) -> None:
     """Print what `castwise max-batch` found to a terminal, and what finding it took."""
     print_max_batches(result.max_batches, console, wide=wide, verbose=verbose)
+    if result.ending != "done":
+        print_line(console, _why_early(result), "yellow")
     print_line(console, f"{took_words(len(result.trials), result.num_recorded, result.seconds)}.", "dim")
 
 
@@ -322,6 +324,7 @@ def document(result: MaxBatchResult) -> dict[str, Any]:
         remarks=remarks(max_batches),
         seconds=result.seconds,
         num_recorded=result.num_recorded,
+        ending=result.ending,
         trials=[json.loads(trial.model_dump_json()) for trial in result.trials],
     )
 
@@ -408,6 +411,14 @@ def remarks(max_batches: Sequence[MaxBatch]) -> list[str]:
     if any(found.spec.device_type == "cpu" for found in max_batches):
         lines.append("memory on a CPU is the growth of the process, an upper bound of what tensors hold")
     return lines
+
+
+def _why_early(result: MaxBatchResult) -> str:
+    """Return what was not searched because the search ended early, and what goes on with it."""
+    names = ", ".join(map(loop_name, result.left))
+    if result.ending == "interrupted":
+        return f"Interrupted. Not searched to the end: {names}."
+    return f"The budget ended. Not searched to the end: {names}. A longer --budget goes on from here."
 
 
 def raise_if_nothing_fits(max_batches: Sequence[MaxBatch]) -> None:

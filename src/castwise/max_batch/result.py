@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from castwise.analysis import steady_metrics
 from castwise.analysis.speedup import comparison_key
@@ -21,6 +22,10 @@ _SMALL = 0.4
 USABLE = 0.99
 # A throughput this near to the best is as good. Source: chosen here, as the project's goal states it.
 KNEE = 0.02
+
+
+# Whether all loops were searched, no time was left for a further trial, or Ctrl-C came.
+Ending = Literal["done", "budget", "interrupted"]
 
 
 def has_trained(trial: Trial) -> bool:
@@ -217,6 +222,9 @@ class MaxBatchResult:
     max_batches: tuple[MaxBatch, ...]  # one for each loop
     seconds: float  # wall time
     num_recorded: int = 0  # trials that were on record before, and are not in the wall time
+    ending: Ending = "done"
+    # Unless it is done: the loops that were not searched, the first of them perhaps in part.
+    left: tuple[TrialSpec, ...] = ()
 
     @property
     def trials(self) -> tuple[Trial, ...]:

@@ -15,6 +15,7 @@ from castwise.max_batch.result import (
     GROWTH,
     START,
     USABLE,
+    Ending,
     MaxBatch,
     MaxBatchResult,
     has_trained,
@@ -110,6 +111,10 @@ class _Bisection:
             self.rises += 1
             return max(size, better_guess or 0)
         middle = (self.fits + self.fails) // 2 // self.step * self.step
+        if self.template.device_type == "cpu":  # where what fails has run a whole step, and memory is guessed less well
+            better_guess = self.guess() if has_trained(self.trials[-1]) else None
+            size = middle if better_guess is None or better_guess >= self.fails else better_guess
+            return max(size, self.fits + self.step)
         low = self.fails - self.step * 4**self.falls if guess and not self.rises else 0
         self.falls += 1
         return max(low, middle, self.fits + self.step)
@@ -140,6 +145,10 @@ def find_limit(
     return search.trials
 
 
+class _BudgetEndedError(Exception):
+    """No time is left for a further trial."""
+
+
 @dataclass(frozen=True)
 class MaxBatchJob:
     """A search made concrete on this machine."""
@@ -148,26 +157,53 @@ class MaxBatchJob:
     grid: BatchGrid
     curve: bool  # whether batches below the largest are measured
     job: Job = field(repr=False)
+    budget_seconds: float = math.inf  # what is left of it
 
     def run(self) -> MaxBatchResult:
-        """Search for each loop's largest batch, and fill in its curve."""
+        """Search for each loop's largest batch, and fill in its curve, until the budget ends, or until Ctrl-C.
+
+        Raises:
+            KeyboardInterrupt: It came before any batch was tried.
+        """
         began = time.perf_counter()
         measure = CachedMeasure(self.job.runner)
+        is_known = dict.fromkeys(measure.known, True) if not self.job.runner.policy.again else {}
         found: list[MaxBatch] = []
+        tried: dict[str, Trial] = {}
+        longest = 0.0  # trial of this loop
+
+        def run_trial(spec: TrialSpec) -> Trial:
+            nonlocal longest
+            if spec.key not in is_known and time.perf_counter() - began + longest > self.budget_seconds:
+                raise _BudgetEndedError
+            trial = tried[spec.key] = measure(spec)
+            longest = max(longest, 0.0 if spec.key in is_known else trial.duration_seconds)
+            return trial
+
+        ending: Ending = "done"
         for template in self.templates:
             # How much of this device fragmentation takes is known once one search has ended.
             usable = next((share for each in reversed(found) if (share := each.usable) is not None), USABLE)
-            trials = find_limit(measure, template, self.grid, usable)
             # The trials of an earlier search of the same loop are part of the result.
             earlier = [] if self.job.runner.policy.again else [t for t in measure.known.values() if _is_of(t, template)]
-            tried = {trial.spec.key: trial for trial in (*earlier, *trials)}
-            while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
-                trial = measure(template.model_copy(update={"batch_size": size}))
-                tried[trial.spec.key] = trial
-            found.append(max_batches_of(tried.values())[0])
+            tried, longest = {trial.spec.key: trial for trial in earlier}, 0.0
+            try:
+                find_limit(run_trial, template, self.grid, usable)
+                while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
+                    run_trial(template.model_copy(update={"batch_size": size}))
+            except _BudgetEndedError:
+                ending = "budget"
+            except KeyboardInterrupt:
+                ending = "interrupted"
+                if not tried and not found:
+                    raise
+            found += max_batches_of(tried.values())
+            if ending != "done":
+                break
         recorded = {id(trial) for trial in measure.known.values()}
         num_recorded = sum(id(trial) in recorded for each in found for trial in each.trials)
-        return MaxBatchResult(tuple(found), time.perf_counter() - began, num_recorded)
+        left = () if ending == "done" else self.templates[self.templates.index(template) :]
+        return MaxBatchResult(tuple(found), time.perf_counter() - began, num_recorded, ending, left)
 
     def _next_of_curve(self, found: MaxBatch) -> int | None:
         """Return a batch below the largest that the curve lacks: one of the small ones, or one below the knee."""
@@ -198,6 +234,7 @@ def prepare_max_batch(
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
+    began = time.perf_counter()
     least = 1 + FIT.min_blocks
     steps = FIT.warm_up_steps + FIT.min_blocks if request.steps is None else request.steps
     if steps < least:
@@ -220,7 +257,8 @@ def prepare_max_batch(
     templates = tuple(spec.model_copy(update=update) for spec in specs)
     finest = max((own.accumulate for own in job.user_workloads.values()), default=1)
     multiple = finest if request.exact else math.lcm(MULTIPLE, finest)
-    return MaxBatchJob(templates, BatchGrid(multiple, finest, math.lcm(START, finest)), request.curve, job)
+    left = math.inf if request.budget_seconds is None else request.budget_seconds - (time.perf_counter() - began)
+    return MaxBatchJob(templates, BatchGrid(multiple, finest, math.lcm(START, finest)), request.curve, job, left)
 
 
 def _limit(request: MaxBatchOptions, environment: Environment) -> int | None:
