@@ -68,8 +68,9 @@ class SharedFolder(Ranks):
 
     def make_folder(self) -> str:
         """Return the folder for the files that any rank writes, which all of them see."""
-        (self._folder / "files").mkdir(exist_ok=True)
-        return str(self._folder / "files")
+        folder = self._folder / self._folder.name
+        folder.mkdir(exist_ok=True)
+        return str(folder)
 
     def stop_looking(self) -> None:
         """Tell the other ranks that rank 0 has warmed up."""

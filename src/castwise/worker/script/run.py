@@ -151,17 +151,17 @@ class ScriptRun:
             os.environ["MASTER_PORT"] = str(get_free_port())  # type: ignore[no-untyped-call]
         sys.argv = [script.path, *script.arguments]
         sys.path.insert(0, os.getcwd() if script.name else str(Path(script.path).parent))
-        folder = Path(self.folder or self.ranks.make_folder())
-        self.folder, kept = str(folder), list[str]()
+        self.folder = self.folder or self.ranks.make_folder()
+        own, kept = [os.getcwd(), str(Path(script.path).parent)], list[str]()
         if script.scratch:
-            kept.append(os.path.join(script.scratch, f"{folder.parent.name}-{folder.name}"))
+            kept.append(os.path.join(script.scratch, os.path.basename(self.folder)))
             os.makedirs(kept[0], exist_ok=True)  # other ranks have it, too
             os.chdir(kept[0])
         process = os.getpid()
         ending: BaseException = SystemExit(0)
         try:
             self._take_order()
-            self.files = FileOverlay(self.folder, [os.getcwd(), str(Path(script.path).parent)], kept)
+            self.files = FileOverlay(self.folder, own, kept)
             self.hooks = ScriptHooks(
                 OutsidePrecision(find_precision(self._precision), self._device.type),
                 OutsideTechniques(self._techniques, self._device),
