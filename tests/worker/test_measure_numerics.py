@@ -102,6 +102,13 @@ def test_a_layer_that_rounds_too_much_has_the_lowest_ratio() -> None:
     assert sqnr["linear"] < 30 < sqnr["conv"]
 
 
+@pytest.mark.parametrize(("precision", "is_rounded"), [("bf16-mixed", False), ("bf16-master", True)])
+def test_a_rounded_buffer_is_noted(precision: str, is_rounded: bool) -> None:
+    net = make_net()
+    net.register_buffer("frequencies", torch.full((2,), 0.1))
+    assert ("frequencies" in measured(precision, net).note) == is_rounded
+
+
 def test_an_overflow_is_counted() -> None:
     rows = by_name(measured("fp16-true", loss_scale=str(2**24)))
     assert max(row.overflow_share for row in rows.values()) > 0

@@ -15,8 +15,10 @@ from castwise.worker.precision import (
     MasterWeights,
     autocast_maker,
     convert_weights,
+    make_weights,
     numeric_state,
     read_fp32_precision,
+    rounded_buffers,
 )
 
 FP32, TF32 = find_precision("fp32"), find_precision("tf32")
@@ -134,6 +136,26 @@ def test_batch_norm_dtype(row: Precision) -> None:
     assert len(floating) == 10
     assert {tensor.dtype for tensor in floating} == {getattr(torch, row.batch_norm_dtype)}
     assert {weight.dtype for weight in net[1:].parameters()} == {getattr(torch, row.param_dtype)}
+
+
+@every_row
+def test_complex_weights_stay_and_are_stepped_as_they_are(row: Precision) -> None:
+    net = nn.Linear(2, 2)
+    net.filter = nn.Parameter(torch.full((2,), 1 + 2j))
+    convert_weights(net, row)
+    weights = make_weights(net, row)
+    assert torch.equal(net.filter, torch.full((2,), 1 + 2j))
+    assert weights.stepped_for(net.filter) is net.filter
+
+
+@every_row
+def test_buffers_that_a_cast_rounds_are_named(row: Precision) -> None:
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(2, 2))
+    net[0].running_mean.fill_(0.1)
+    net[1].register_buffer("even", torch.ones(2))
+    net[1].register_buffer("frequencies", 10000 ** (-torch.arange(4) / 4))
+    found = rounded_buffers(net, row)
+    assert found == (() if row.param_dtype == "float32" else (f"buffer 1.frequencies is rounded to {row.param_dtype}",))
 
 
 # What a row makes of inputs, activations and outputs

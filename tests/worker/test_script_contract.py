@@ -20,7 +20,7 @@ WAYS = {
     "islands": ("dtype", "switch", "helper", "generator", "function"),
     "ends": ("", "decorated", "global", "entered"),
     "critic": ("",),
-    "plain": ("",),
+    "plain": ("", "hook"),
 }
 # The precisions, each with --amp by hand and those that the script is hooked with.
 PRECISIONS = {"fp32": ("none", "bf16"), "bf16-mixed": ("bf16", "none fp16"), "fp16-mixed": ("fp16", "none bf16 fp16")}

@@ -127,7 +127,7 @@ with torch.no_grad():
     torch._foreach_copy_(params, masters)"""
 
 _TRUE_CODE = """\
-model.to(torch.{dtype})  # once, before the loop and the optimizer
+model.{cast}()  # once, before the loop and the optimizer
 loss = loss_fn(model(x.to(torch.{dtype})).float(), y)
 loss.backward()
 optimizer.step()"""
@@ -273,8 +273,8 @@ PRECISIONS: tuple[Precision, ...] = (
         batch_norm_dtype="float16",
         peak_dtype="fp16",
         capability=(5, 3),
-        code=_TRUE_CODE.replace("{dtype}", "float16"),
-        frameworks=Frameworks(lightning="16-true", accelerate="no", transformers="", cast="model.to(torch.float16)"),
+        code=_TRUE_CODE.replace("{cast}", "half").replace("{dtype}", "float16"),
+        frameworks=Frameworks(lightning="16-true", accelerate="no", transformers="", cast="model.half()"),
         look=Look("#d55e00", "x", "dashdot"),
     ),
     Precision(
@@ -285,8 +285,8 @@ PRECISIONS: tuple[Precision, ...] = (
         peak_dtype="bf16",
         capability=(8, 0),
         emulated_below=True,
-        code=_TRUE_CODE.replace("{dtype}", "bfloat16"),
-        frameworks=Frameworks(lightning="bf16-true", accelerate="no", transformers="", cast="model.to(torch.bfloat16)"),
+        code=_TRUE_CODE.replace("{cast}", "bfloat16").replace("{dtype}", "bfloat16"),
+        frameworks=Frameworks(lightning="bf16-true", accelerate="no", transformers="", cast="model.bfloat16()"),
         look=Look("#cc79a7", "cross", "longdash"),
     ),
 )

@@ -86,8 +86,10 @@ def measure_numerics(
         write(carried)
         step.model.zero_grad(set_to_none=True)
     hidden = hiding_operators(spec.techniques)
-    note = f"the step was compared with float32 without {', '.join(hidden)}" if hidden else ""
-    return StepNumerics(modules=modules, loss_scale=step.scaling.read_scale(), note=note)
+    notes = [f"the step was compared with float32 without {', '.join(hidden)}"] if hidden else []
+    # Float32 computes with what they were rounded to.
+    notes += [f"{each}, before what is compared here" for each in step.notes]
+    return StepNumerics(modules=modules, loss_scale=step.scaling.read_scale(), note="; ".join(notes))
 
 
 def _compare(

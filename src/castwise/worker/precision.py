@@ -136,6 +136,20 @@ def convert_weights(model: nn.Module, row: Precision) -> Float8Facts | None:
     return None
 
 
+def rounded_buffers(model: nn.Module, row: Precision) -> tuple[str, ...]:
+    """Return a note if the precision rounds buffers in which the model keeps numbers, such as rotary frequencies."""
+    dtype = getattr(torch, row.param_dtype)
+    names = [
+        f"{name}.{key}".lstrip(".")
+        for name, module in model.named_modules()
+        for key, buffer in module.named_buffers(recurse=False)
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if buffer.dtype == torch.float32 and not torch.equal(buffer.to(dtype).float(), buffer)
+    ]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (f"buffer {names[0]}{more} is rounded to {row.param_dtype}",) if names else ()
+
+
 _CASTS = {torch.float16: nn.Module.half, torch.bfloat16: nn.Module.bfloat16, torch.float32: nn.Module.float}
 
 

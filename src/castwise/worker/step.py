@@ -29,6 +29,7 @@ from castwise.worker.precision import (
     convert_weights,
     make_weights,
     read_fp32_precision,
+    rounded_buffers,
 )
 from castwise.worker.techniques.batch_layout import Prepare
 from castwise.worker.techniques.compile import CompiledLoss, check_compiler, compile_blocks, run_uncompiled
@@ -67,6 +68,7 @@ class TrainingStep:
     ) -> None:
         user_loop = task.user_loop
         self.model = task.model.to(device)
+        self.notes = rounded_buffers(self.model, precision)
         self.float8 = convert_weights(self.model, precision)
         if loop.channels_last:
             self.model.to(memory_format=torch.channels_last)
@@ -327,5 +329,5 @@ def describe(step: TrainingStep, task: Task, optimizer: OptimizerSpec) -> Facts:
         accumulate=step.accumulate,
         higher_is_better=task.higher_is_better,
         fp32_precision=read_fp32_precision(),
-        notes=task.notes,
+        notes=(*task.notes, *step.notes),
     )

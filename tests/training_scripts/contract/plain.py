@@ -1,4 +1,7 @@
-"""Has no AMP unless --amp is given, which is then around forward and loss, with unscale_ where gradients are read."""
+"""Has no AMP unless --amp is given, which is then around forward and loss, with unscale_ where gradients are read.
+
+With --way hook it clips them by hooks on its weights.
+"""
 
 from contextlib import nullcontext
 
@@ -10,6 +13,16 @@ torch.manual_seed(0)
 encoder, decoder = nn.Sequential(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 1)
 optimizer = torch.optim.AdamW([*encoder.parameters(), *decoder.parameters()], lr=1e-2)
 scaler = torch.amp.GradScaler("cpu") if args.amp == "fp16" else None
+weights = [*encoder.parameters(), *decoder.parameters()]
+
+
+def clip_in_backward(gradient):
+    scale = 1 if scaler is None else scaler.get_scale()
+    return (gradient / scale).clamp(-0.01, 0.01) * scale
+
+
+for weight in weights if args.way == "hook" else ():
+    weight.register_hook(clip_in_backward)
 for step in STEPS:
     x, y = batch()
     with amp() if is_on else nullcontext():
@@ -17,7 +30,7 @@ for step in STEPS:
     (loss if scaler is None else scaler.scale(loss)).backward()
     if scaler:
         scaler.unscale_(optimizer)
-    for weight in (*encoder.parameters(), *decoder.parameters()):
+    for weight in weights if args.way == "" else ():
         weight.grad.clamp_(-0.01, 0.01)
     if scaler is None:
         optimizer.step()

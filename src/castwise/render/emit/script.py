@@ -37,7 +37,7 @@ _WRITTEN_SETTINGS = {
 }
 
 _CAST_WEIGHTS = """\
-model.to({dtype})
+{cast}
 for module in model.modules():
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         module.float()"""
@@ -299,11 +299,12 @@ class _Writer:
             lines.append(f"{convert}(model, {_quoted(self.precision.float8_recipe)})  # torchao's")
         if self.precision.param_dtype != "float32":
             dtype = f"torch.{self.precision.param_dtype}"
+            cast = "model.half()" if self.precision.param_dtype == "float16" else "model.bfloat16()"
             keeps_norms = self.precision.batch_norm_dtype != self.precision.param_dtype
             if keeps_norms and self.row.unit != "tokens":
-                lines += ["from torch import nn", _CAST_WEIGHTS.format(dtype=dtype)]
+                lines += ["from torch import nn", _CAST_WEIGHTS.format(cast=cast)]
             else:
-                lines.append(f"model.to({dtype})")
+                lines.append(cast)
             if self.own is not None:
                 lines += self.own.cast_lines(dtype)
         if self.config.channels_last:

@@ -107,7 +107,7 @@ class ScriptAutocast:
                 dtype=dtype or usual,
                 names_half=dtype in HALVES,
                 made=(region._enabled, region.fast_dtype),
-                is_users=bool(sites) and _is_users(sites[0][0].co_filename),
+                is_users=bool(sites) and is_own(sites[0][0].co_filename),
                 is_frameworks=module.startswith(_FRAMEWORKS),
                 sites=sites,
             )
@@ -218,7 +218,8 @@ def _is_written_off(sites: tuple[tuple[CodeType, int], ...]) -> bool:
 
 
 @functools.cache
-def _is_users(file: str) -> bool:
+def is_own(file: str) -> bool:
+    """Return whether a file is the user's."""
     return is_users(file)
 
 

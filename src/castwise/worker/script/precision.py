@@ -20,6 +20,7 @@ from castwise.worker.precision import (
     read_fp32_precision,
     read_products,
     restore_fp32_precision,
+    rounded_buffers,
     set_fp32_precision,
 )
 from castwise.worker.script.autocast import HALVES, ScriptAutocast
@@ -102,6 +103,7 @@ class OutsidePrecision:
         self._default_products = read_products(device_type)
         self._device_type = device_type
         self._converted_at: dict[int, str] = {}  # the script's line that gave a parameter its type
+        self._rounded: tuple[str, ...] = ()
         self._narrowed_at: str | None = None  # the script's line that computes in 16 bits whatever the precision
         self._autocast: ScriptAutocast | None = None
         self._scaling: ScriptScaling | None = None
@@ -125,7 +127,7 @@ class OutsidePrecision:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what is to be known of the script's own precision."""
-        return (self._narrowed_at,) if self._narrowed_at else ()
+        return self._rounded + ((self._narrowed_at,) if self._narrowed_at else ())
 
     def check_model(self, model: nn.Module) -> None:
         """Set the switches for float32 products, which the script may have set, too; refuse what cannot be replaced.
@@ -209,6 +211,7 @@ class OutsidePrecision:
             raise TechniqueError(f"{unfit.pop()} cannot be given masters from outside")
         if not takes_one_loss(optimizer):
             raise TechniqueError(f"{_kind(optimizer)} cannot be given masters from outside")
+        self._rounded = rounded_buffers(models[0], self.row)
         self._masters = _SwappedMasters(models[0], optimizer, self.row)
 
     def put_masters_in(self) -> None:
@@ -245,6 +248,7 @@ class OutsidePrecision:
     def after_backward(self) -> None:
         """Follow what the script reads of its gradients."""
         if self._gradients is not None and self._scaling is not None:
+            self._scaling.after_backward()
             self._gradients.switch(is_on=self._scaling.is_scaling or self._masters is not None)
 
     def before_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:

@@ -1,6 +1,7 @@
 """The loss scale of a script: that of its own GradScaler, or castwise's if it has none in use."""
 
 import functools
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from torch.overrides import get_default_nowrap_functions
 
 from castwise.errors import TechniqueError
 from castwise.registry.precisions import Precision
-from castwise.worker.script.autocast import ScriptAutocast
+from castwise.worker.script.autocast import ScriptAutocast, is_own
 from castwise.worker.script.replacing import replaces
 from castwise.worker.user_model.source import calling_line
 
@@ -83,7 +84,9 @@ class ScriptScaling:
         self._stepped: set[int] = set()  # the optimizers that have, since the last backward
         self._has_stepped = False
         self._withheld: list[tuple[Tensor, Tensor]] = []  # gradients of a step that is skipped
+        self._is_in_backward = False
         self._follow_scalers()
+        self._follow_hooks()
 
     @property
     def is_scaling(self) -> bool:
@@ -106,7 +109,12 @@ class ScriptScaling:
             self.scaler.update()
             self._stepped.clear()
         self._inf_checks.clear()
+        self._is_in_backward = True
         return loss if self._is_scripts else self.scaler.scale(loss)
+
+    def after_backward(self) -> None:
+        """End what `before_backward` began."""
+        self._is_in_backward = False
 
     def scale_again(self) -> None:
         """Give gradients the scale again that were read, if no step came; a lower one if they overflowed."""
@@ -217,6 +225,21 @@ class ScriptScaling:
             for checks in earlier.values():
                 found = found | {device: each + found.get(device, 0) for device, each in checks.items()}
             return dict(found)
+
+    def _follow_hooks(self) -> None:
+        """Let the script's hooks on tensors have gradients without the scale."""
+
+        @replaces(Tensor, "register_hook")
+        def register_unscaled(register: Any, tensor: Tensor, hook: Any) -> Any:
+            def call(gradient: Tensor) -> Tensor | None:
+                scale = self.scaler._scale if self.scaler is not None and self._is_in_backward else None
+                if scale is None:
+                    unchanged: Tensor | None = hook(gradient)
+                    return unchanged
+                changed = hook(gradient.float() / scale)
+                return None if changed is None else (changed * scale).to(gradient.dtype)
+
+            return register(tensor, call if is_own(sys._getframe(2).f_code.co_filename) else hook)
 
     def _use(self, scaler: Any) -> None:
         """Let the script scale its losses by this GradScaler of its own."""
