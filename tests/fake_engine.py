@@ -219,6 +219,7 @@ class FakeEngine:
     devices: tuple[str, ...] = ("cpu", "cuda", "cuda:0")  # what `open` accepts besides "auto"
     models: tuple[str, ...] = ("torchvision:alexnet", "timm:vit_tiny")  # of its zoos
     own: int | TrialFailedError | None = 16  # the batch size of users' own models; or why they cannot be run
+    limits: list[float] = field(default_factory=list)  # in seconds, of looks at users' own models
     higher_is_better: bool | None = None  # a score of users' own models; None if they have none
     sources: Mapping[str, str] | None = None  # what users' own models were read from; None if not only from files
     on_hang: Callable[[], object] = lambda: None  # is called when a trial starts to hang
@@ -292,6 +293,7 @@ class FakeSession:
         self, model: UserModel, limit_seconds: float, on_note: Callable[[str], None] | None = None
     ) -> UserWorkload:
         self._enter("inspect", after="open")
+        self._engine.limits.append(limit_seconds)
         if isinstance(self._engine.own, TrialFailedError):
             raise self._engine.own
         found, sources = model.model_copy(update={"digest": FAKE_DIGEST}), self._engine.sources

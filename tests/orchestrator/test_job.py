@@ -9,16 +9,18 @@ from fake_engine import FakeEngine, FakeSession, Fault, fake_environment
 import castwise
 from castwise.errors import DataError, UsageError
 from castwise.orchestrator import machine as machine_module
-from castwise.orchestrator.job import Job, prepare
+from castwise.orchestrator.job import Job, prepare, prepare_profiles
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.orchestrator.runner import NullListener
 from castwise.records.schema import Facts, Trial
 from castwise.records.store import Store, load_folder
 from castwise.registry import datasets
 from castwise.registry.precisions import PRECISIONS
-from castwise.spec.options import RunOptions
+from castwise.spec.options import RunOptions, WhyOptions
 from castwise.spec.trial import CPU_ROUND, CUDA_ROUND
 from castwise.spec.user_model import UserModel, UserWorkload
+from castwise.tune.options import TuneOptions
+from castwise.tune.search import prepare_tuning
 
 ALL = [row.name for row in PRECISIONS]
 
@@ -416,3 +418,22 @@ def test_each_comparison_has_its_share_of_the_budget_and_none_begins_without_any
 
     monkeypatch.setattr(Rounds, "run", take_long)
     assert {trial.spec.batch_size for trial in made.run()} == {8}
+
+
+@pytest.mark.parametrize("command", ["run", "why", "tune"])
+def test_the_first_steps_of_a_script_have_no_more_time_than_the_budget(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    made, listener = FakeEngine(), NullListener()
+    for options in ({}, {"budget_seconds": 30.0}, {"budget_seconds": 30.0, "timeout_seconds": 7.0}):
+        if command == "run":
+            prepare(RunOptions(("python train.py",), **options), listener, lambda *_: made)
+        elif command == "why":
+            prepare_profiles(WhyOptions(("python train.py",), **options), listener, lambda *_: made)
+        else:
+            prepare_tuning(TuneOptions("python train.py", **options), listener, lambda *_: made)
+    without, with_budget, with_both = made.limits
+    assert 15.0 <= with_budget <= 30.0 < without
+    assert with_both == 7.0
