@@ -3,8 +3,8 @@
 Its argument is a JSON list of [file, precision or "alone", value of --amp]; the answer has a list of losses for each.
 With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error; with
 "measure" it is what it measures, in the precision that stands last; with "profile" the classes of what takes the most
-time; with "count" the samples of a step. With a second argument the answers are the lines of the logs,
-and why castwise refused a script. The value of --amp may be followed by other arguments.
+time; with "count" the samples of a step; with "own" what it does itself, as JSON. With a second argument the answers
+are the lines of the logs, and why castwise refused a script. The value of --amp may be followed by other arguments.
 """
 
 import gc
@@ -34,7 +34,7 @@ from castwise.worker.script.run import ScriptRun, ScriptTrial, _Order
 from castwise.worker.user_model.source import where, with_line
 
 NUM_STEPS = 8
-ASKED = ("inspect", "measure", "count", "profile")
+ASKED = ("inspect", "measure", "count", "profile", "own")
 HANG_SECONDS = 5.0  # what a script that hangs has for its steps
 NUM_RANKS = {"ddp": 2}
 # What scripts import that takes seconds: once is enough for all.
@@ -69,8 +69,10 @@ def run_hooked(file: str, arguments: list[str], precision: str) -> None:
 
 
 def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
-    """Run a script as a trial's process does, and write what becomes known of it: its batch, or its steps."""
-    model = UserModel(kind="script", path=file, name="")
+    """Run a script as a trial's process does, and write what becomes known of it: its batch, its steps, or itself."""
+    amp, precision = (precision, "as-written") if how == "own" else ("", precision)
+    arguments = ("--log", os.devnull, "--amp", amp, "--steps", "99") if amp else ()
+    model = UserModel(kind="script", path=file, name="", arguments=arguments)
     limit = HANG_SECONDS if Path(file).stem == "waits" else PATIENCE_SECONDS
     num_steps = 7 if Path(file).stem == "functional" else 8  # in two blocks
     profile_steps = 2 * (how == "profile")
@@ -91,13 +93,15 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
                     raise UsageError(" / ".join([*notes, str(error)])) from None
             else:
                 trial.set_up()
-                trial.warm_up()
+                facts = trial.warm_up()
                 if Path(file).stem == "hangs":
                     run._LIMIT_SHARE = HANG_SECONDS / PATIENCE_SECONDS
                 blocks = trial.run_stretch(0.0, 2, 0.1)
                 num_steps = sum(each.num_steps for each in blocks)
                 notes = "; ".join(trial.finish().notes)
                 found = f"{num_steps} steps, {sum(each.skipped_steps for each in blocks)} skipped; {notes}"
+                if how == "own":
+                    found = json.dumps([facts.own_precision, facts.framework])
                 if how == "count":
                     found = f"{sum(each.num_samples or 0 for each in blocks) / num_steps:g} a step; {notes}"
                 if how == "profile":

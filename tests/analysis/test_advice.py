@@ -452,6 +452,18 @@ def test_the_command_that_decides_about_fp8_measures_bf16_mixed_too() -> None:
     assert "--precision bf16-mixed,fp8-tensorwise,fp8-rowwise" in advice.command
 
 
+def test_a_script_with_autocast_that_is_faster_without_is_told_its_line() -> None:
+    facts = fake_facts(own_precision={"autocast bfloat16": ("train.py:25",)}, framework="")
+    script = UserModel(kind="script", path="train.py", name="", digest="d")
+    measured = [
+        trial.model_copy(update={"facts": facts, "spec": trial.spec.model_copy(update={"user_model": script})})
+        for trial in rounds(on_cpu("as-written", 1), on_cpu("fp32", 4))
+    ]
+    advice = advise(*measured)
+    assert (advice.decision, advice.precision) == ("take", "fp32")
+    assert (advice.code, advice.snippets) == ("# remove the autocast at train.py:25", ())
+
+
 def test_a_script_is_compared_with_itself_as_written_and_told_how_to_wait_less() -> None:
     script = UserModel(kind="script", path="train.py", name="", digest="d")
     measured = rounds(*(at(name, speed) for name, speed in (("as-written", 1), ("fp32", 0.9), ("bf16-mixed", 2))))

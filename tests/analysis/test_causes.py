@@ -5,7 +5,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from fake_engine import fake_environment, fake_epoch, fake_profile, fake_run, fake_spec, fake_training, fake_trial
+from fake_engine import (
+    fake_environment,
+    fake_epoch,
+    fake_facts,
+    fake_profile,
+    fake_run,
+    fake_spec,
+    fake_training,
+    fake_trial,
+)
 from fake_gpu import fake_gpu_facts, fake_reading
 
 from castwise.analysis.causes import Diagnosis, diagnose, try_line
@@ -245,6 +254,15 @@ def test_the_kernels_of_a_script_as_written_tell_its_format(name: str, cause: st
     assert len({"float32-units", "no-tensor-cores"} & {*names(found)}) == 1
     tried = next(each.advice for each in found.causes if each.name == cause)
     assert ("TF32" in tried) == (cause == "float32-units" and machine >= (8, 0))
+
+
+def test_a_script_with_autocast_that_the_device_emulates_is_told() -> None:
+    trial = fake_trial(
+        fake_spec("as-written", device="cpu", user_model=UserModel(kind="script", path="train.py", name="")),
+        facts=fake_facts(own_precision={"autocast bfloat16": ("train.py:25",)}),
+        environment=fake_environment(None),
+    )
+    assert names(last(trial)) == ["no-hardware"]
 
 
 def test_the_cause_that_saves_most_is_first() -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from fake_engine import fake_spec, fake_trial
+from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from small_step import CPU, make_batch, make_net, make_task
 from torch import Tensor, nn
 
 from castwise.analysis.advice import recommend
-from castwise.analysis.code_snippets import framework_snippets, loop_patch, own_calls, pytorch_code
+from castwise.analysis.code_snippets import framework_snippets, loop_patch, own_calls, pytorch_code, script_code
 from castwise.analysis.result_table import compare
-from castwise.records.schema import Facts
+from castwise.records.schema import Facts, Trial
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
 from castwise.registry.workloads import OptimizerSpec
 from castwise.render.notes import snippet_lines
@@ -183,6 +183,81 @@ def test_arguments_are_added_to_the_user_s_own_calls(row: Precision, is_recorded
 def code_of(precision: str, framework: str, known: Facts | None = None, device_type: str = "cuda") -> str:
     snippets = framework_snippets(find_precision(precision), device_type, known)
     return next(snippet.code for snippet in snippets if snippet.framework == framework)
+
+
+def written(framework: str = "", device: str = "cuda:0", conv: str = "tf32", **own: tuple[str, ...]) -> Trial:
+    """Return a script as it is written, with PyTorch's defaults but for what is said."""
+    switches = {"cuda.matmul": "none", "cudnn.conv": conv}
+    own_precision = {name.replace("_", " "): lines for name, lines in own.items()}
+    known = fake_facts(framework=framework, own_precision=own_precision, fp32_precision=switches)
+    model = UserModel(kind="script", path="train.py", name="")
+    environment = fake_environment(None) if device == "cpu" else None
+    spec = fake_spec("as-written", device=device, user_model=model)
+    return fake_trial(spec, facts=known, environment=environment)
+
+
+def taking(trial: Trial, precision: str, **changes: object) -> Trial:
+    """Return the script in another precision, or with other changes."""
+    row = find_precision(precision)
+    update = {"precision": precision, "loss_scale": row.loss_scale, **changes}
+    return trial.model_copy(update={"spec": trial.spec.model_copy(update=update)})
+
+
+OWN_BF16: dict[str, Any] = {"autocast_bfloat16": ("train.py:25",)}
+OWN_FP16: dict[str, Any] = {"autocast_float16": ("train.py:25", "train.py:40"), "GradScaler": ("train.py:9",)}
+MATMUL, CONV = "torch.backends.cuda.matmul.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = False"
+
+
+@pytest.mark.parametrize(
+    ("trial", "precision", "expected"),
+    [
+        (written(device="cpu", **OWN_BF16), "fp32", ["# remove the autocast at train.py:25"]),
+        (written(**OWN_BF16), "fp32", ["# remove the autocast at train.py:25"]),
+        (
+            written(**OWN_FP16),
+            "tf32",
+            ["# remove the autocast at train.py:25 and train.py:40", "# remove the GradScaler at train.py:9"],
+        ),
+        (
+            written(**OWN_FP16),
+            "bf16-mixed",
+            [
+                "# the autocast at train.py:25 and train.py:40: dtype=torch.bfloat16",
+                "# remove the GradScaler at train.py:9",
+            ],
+        ),
+        (written(**OWN_BF16), "bf16-mixed", []),
+        (written(device="cpu"), "fp32", []),
+        (written(device="cpu"), "bf16-mixed", pytorch_code(find_precision("bf16-mixed"), "cpu").splitlines()),
+        (written(), "default", []),
+        (written(), "tf32", [MATMUL]),
+        (written(), "fp32", [CONV]),
+        (written(conv="ieee"), "default", [CONV.replace("False", "True")]),
+        (written("Lightning", **OWN_BF16), "fp32", ['Trainer(precision="32-true")  # Lightning']),
+        (written("Accelerate"), "bf16-mixed", ['accelerator = Accelerator(mixed_precision="bf16")  # Accelerate']),
+        (written("transformers"), "bf16-master", ["# transformers: no such precision"]),
+        (written("transformers"), "as-written", []),
+    ],
+)
+def test_a_script_is_told_what_differs_from_what_it_does_itself(
+    trial: Trial, precision: str, expected: list[str]
+) -> None:
+    assert script_code(trial, taking(trial, precision)).splitlines() == expected
+
+
+def test_a_script_that_begins_to_scale_its_loss_keeps_its_autocast() -> None:
+    trial = written(**OWN_BF16)
+    lines = script_code(trial, taking(trial, "fp16-mixed")).splitlines()
+    assert lines[0] == "# the autocast at train.py:25: dtype=torch.float16"
+    assert [line for line in lines[1:] if "scaler" not in line] == []
+    assert any(line.startswith("scaler = ") for line in lines)
+
+
+def test_techniques_of_a_script_come_without_a_precision() -> None:
+    trial = written(**OWN_BF16)
+    code = script_code(trial, taking(trial, "as-written", techniques=("fused-optimizer",)))
+    assert "fused=True" in code
+    assert "autocast" not in code
 
 
 def test_framework_snippets_on_a_cpu() -> None:

@@ -28,6 +28,19 @@ NUM_STEPS = 8
 _ROUNDING = 0.02
 
 
+# What scripts do themselves, by their own precision: autocasts and GradScalers with their lines, and the framework.
+OWN = {
+    "own_amp": {
+        "none": ({}, ""),
+        "bf16": ({"autocast bfloat16": "@torch.autocast("}, ""),
+        "fp16": ({"autocast float16": "@torch.autocast(", "GradScaler": "return torch.amp.GradScaler("}, ""),
+    },
+    "lightning_module": {"bf16": ({"GradScaler": "own = ", "autocast bfloat16": ".fit("}, "Lightning")},
+    "accelerate_loop": {"none": ({}, "Accelerate")},
+    "transformers_trainer": {"none": ({}, "transformers")},
+}
+
+
 def job(name: str, how: str, amp: str) -> tuple[str, str, str]:
     return str(TESTS / "training_scripts" / f"{name}.py"), how, amp
 
@@ -39,11 +52,23 @@ def losses() -> dict[tuple[str, str, str], list[list[float]]]:
     for name, own in SCRIPTS.items():
         ways[name] += [(how, amp) for how in ("as-written", "fp32") for amp in ("none", own[-1])]
         ways[name] += [("bf16-mixed", "none"), ("fp16-mixed", "bf16")]
+        ways[name] += [("own", each) for each in OWN.get(name, ())]
     jobs = [(name, how, amp) for name in SCRIPTS for how, amp in ways[name]]
     command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps([job(*each) for each in jobs])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return dict(zip(jobs, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+@pytest.mark.parametrize(("name", "amp"), [(name, amp) for name, expected in OWN.items() for amp in expected])
+def test_what_a_script_does_itself_is_recorded_with_its_lines(losses, name, amp):
+    expected, framework = OWN[name][amp]
+    found, by = json.loads(losses[name, "own", amp])
+    assert (found.keys(), by) == (expected.keys(), framework)
+    for kind, text in expected.items():
+        (place,) = found[kind]
+        file, _, number = place.partition(":")
+        assert text in (TESTS / "training_scripts" / file).read_text().splitlines()[int(number) - 1]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

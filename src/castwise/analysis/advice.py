@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from castwise.analysis.causes import diagnose, try_line
-from castwise.analysis.code_snippets import Snippet, framework_snippets, own_calls, pytorch_code
+from castwise.analysis.code_snippets import Snippet, framework_snippets, own_calls, pytorch_code, script_code
 from castwise.analysis.model_flops import why_inexact
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
@@ -163,7 +163,8 @@ def _advise(rows: list[Row], typed: TypedLine | None) -> Advice:
         best = _simplest_of_the_fastest(proven)
         doubts = _doubts(reference, best)
         verb = f"{_name(best)} looks faster ({', '.join(doubts)})" if doubts else f"take {_name(best)}"
-        advice = replace(_take(best, setting), **_beside(best, reference, references, rows))
+        written = reference.trial if reference.precision == AS_WRITTEN else None
+        advice = replace(_take(best, setting, written), **_beside(best, reference, references, rows))
         gain = _gain(best, advice, reference)
         return replace(advice, sentence=f"{where}: {verb}. It trains {gain}.{_caution(measured, best)}")
     best, ratio = max(ratios, key=lambda pair: pair[1].value)
@@ -346,15 +347,22 @@ def _without_reference(
     return replace(_take(best, setting), sentence=sentence, why=why, how_sure=how_sure)
 
 
-def _take(row: Row, setting: tuple[str, int, int]) -> Advice:
-    """Return the advice to take a row's loop, with what to paste; its words are still missing."""
+def _take(row: Row, setting: tuple[str, int, int], written: Trial | None = None) -> Advice:
+    """Return the advice to take a row's loop, with what to paste; its words are still missing.
+
+    `written` is the trial of the script as it is written, if it is what the row is compared with.
+    """
     spec, facts = row.trial.spec, row.trial.facts
     precision = precision_row(spec.precision)
-    techniques = spec.techniques if precision.code else ()
-    code = pytorch_code(precision, spec.device_type, facts, techniques, own_calls(spec, facts))
+    snippets: tuple[Snippet, ...] = ()
+    if written is not None and written.facts is not None and written.facts.framework is not None:
+        code = script_code(written, row.trial)
+    else:
+        techniques = spec.techniques if precision.code else ()
+        code = pytorch_code(precision, spec.device_type, facts, techniques, own_calls(spec, facts))
+        snippets = framework_snippets(precision, spec.device_type, facts, spec.techniques) if code else ()
     if code and spec.changed_loss_scale:
         code = f"# Measured with the loss scale {spec.loss_scale}; this is {precision.loss_scale} loss scaling.\n{code}"
-    snippets = framework_snippets(precision, spec.device_type, facts, spec.techniques) if code else ()
     return Advice(*setting, "take", spec.precision, "", spec.techniques, code=code, key=spec.key, snippets=snippets)
 
 

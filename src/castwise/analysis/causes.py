@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from castwise.analysis import steady_metrics
+from castwise.analysis.code_snippets import precision_of
 from castwise.analysis.model_flops import flops_of
 from castwise.analysis.numerics import Finding, findings_of
 from castwise.analysis.result_table import Row, group_of
@@ -24,7 +25,7 @@ from castwise.errors import UsageError
 from castwise.records.schema import KernelTime, Trial
 from castwise.registry.gpus import find_gpu_model, peak
 from castwise.registry.kernel_classes import KernelClass, format_of
-from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, precision_row, why_emulated
+from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, why_emulated
 from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join, why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_share
@@ -128,7 +129,7 @@ class Diagnosis:
         self.counters = next((trial.counters for trial in row.trials if trial.counters is not None), None)
         self.flops = flops_of(row.trials)
         self.gpu = find_gpu_model(self.trial.environment.gpu or "")
-        self.precision = precision_row(row.precision)
+        self.precision = precision_of(self.trial)
         self.on_cpu = self.trial.spec.device_type == "cpu"
 
     @cached_property

@@ -5,14 +5,31 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from castwise.records.schema import Facts
-from castwise.registry.precisions import AS_WRITTEN, Precision
+from castwise.records.schema import Facts, Trial
+from castwise.registry.precisions import (
+    AS_WRITTEN,
+    DEFAULT,
+    DTYPES,
+    Precision,
+    find_precision,
+    is_same_as_fp32,
+    precision_row,
+)
 from castwise.registry.techniques import TECHNIQUES, rows_of
 from castwise.spec.trial import TrialSpec
 
 _MOST_LINES = 15  # of a patch in plain PyTorch
 _BATCH_NORM_LOOP = re.compile(r"for module in .*\n    if .*_BatchNorm\):\n        module.float\(\)\n")
+_AUTOCAST, _SCALER = "autocast ", "GradScaler"  # of what a script does itself
+# The switches of float32 products, PyTorch's defaults, and what a precision sets them to: whether they use TF32.
+_SWITCHES = {"cuda.matmul": "torch.backends.cuda.matmul.allow_tf32", "cudnn.conv": "torch.backends.cudnn.allow_tf32"}
+_TF32: dict[Literal["ieee", "tf32"] | None, tuple[bool, bool]] = {
+    None: (False, True),
+    "ieee": (False, False),
+    "tf32": (True, True),
+}
 _CAST_INPUT = re.compile(r"model\(x\.\w+\([\w.]*\)\)")
 
 
@@ -77,7 +94,8 @@ def framework_snippets(
             *(code.transformers for code in codes if not code.optimizer or _optimizer(facts) == "AdamW"),
         )
     lines = {"Lightning": lightning, "Accelerate": accelerate, "transformers": transformers}
-    return tuple(Snippet(framework, line) for framework, line in lines.items())
+    own = None if facts is None else facts.framework  # of a script
+    return tuple(Snippet(framework, line) for framework, line in lines.items() if own in (None, framework))
 
 
 def _call(first: str, function: str, *arguments: str) -> str:
@@ -128,6 +146,7 @@ def pytorch_code(
         places = _places(row, device_type, facts, techniques, _optimizer(facts), calls or {})
         return "\n".join(line for lines in places.values() for line, _ in lines)
     lines = _fitting(row.code.replace("{device!r}", f'"{device_type}"'), facts).splitlines()
+    lines = [line for line in lines if device_type != "cpu" or "allow_tf32" not in line]  # which does nothing there
     if facts is None or not any(".backward()" in line for line in lines):
         return "\n".join(lines)
     if facts.accumulate > 1:  # forward and backward become a loop over the batches of one step; the loss is their mean
@@ -149,6 +168,64 @@ def pytorch_code(
             clipping.insert(0, "scaler.unscale_(optimizer)")
         lines = [*lines[:step], *clipping, *lines[step:]]
     return "\n".join(lines)
+
+
+def precision_of(trial: Trial) -> Precision:
+    """Return the row of a trial's precision; of a script as it is written, with what that does itself."""
+    row, facts = precision_row(trial.spec.precision), trial.facts
+    if row.name != AS_WRITTEN or facts is None:
+        return row
+    casts = {kind.removeprefix(_AUTOCAST) for kind in facts.own_precision if kind.startswith(_AUTOCAST)}
+    tf32 = tuple(facts.fp32_precision.get(name) == "tf32" for name in _SWITCHES)
+    most = max(facts.param_dtypes, key=facts.param_dtypes.__getitem__, default="")
+    return replace(
+        row,
+        autocast_dtype=next((dtype for dtype in DTYPES if dtype in casts), None),
+        param_dtype=next((dtype for dtype in DTYPES if dtype == most), row.param_dtype),
+        float32_matmul=next((products for products, uses in _TF32.items() if uses == tf32), None),
+        loss_scale="dynamic" if _SCALER in facts.own_precision else "none",
+    )
+
+
+def script_code(written: Trial, taken: Trial) -> str:
+    """Return what to change in a script: how what it does as it is written differs from a trial, and its techniques.
+
+    Args:
+        written: The script as it is written; its facts say what it does itself.
+        taken: The script with another precision, with techniques, or both.
+    """
+    spec, facts, now = taken.spec, taken.facts, precision_of(written)
+    row, device_type, hardware = precision_row(spec.precision), spec.device_type, written.environment.hardware
+    row = now if row.name == AS_WRITTEN else row
+    own, framework = (written.facts.own_precision, written.facts.framework) if written.facts is not None else ({}, "")
+
+    def at(kind: str) -> str:
+        return f" at {' and '.join(own[kind])}" if own.get(kind) else ""
+
+    before, after = now.autocast_dtype, row.autocast_dtype
+    code = pytorch_code(row, device_type, facts).splitlines()
+    lines: list[str] = []
+    if (before, row.master_weights) == (after, False):
+        if after is None and not is_same_as_fp32(
+            find_precision(DEFAULT), hardware
+        ):  # else there is one kind of product
+            switches = zip(_SWITCHES.values(), _TF32[now.float32_matmul], _TF32[row.float32_matmul], strict=True)
+            lines = [f"{switch} = {wanted}" for switch, present, wanted in switches if present != wanted]
+    elif framework:
+        (snippet,) = framework_snippets(row, device_type, written.facts)
+        lines = [f"{snippet.code}  # {framework}" if snippet.code else f"# {framework}: no such precision"]
+    else:
+        if before and after:
+            lines = [f"# the autocast{at(_AUTOCAST + before)}: dtype=torch.{after}"]
+            code = [line for line in code if "scaler" in line and now.loss_scale == "none"]
+        elif before:
+            lines = [f"# remove the autocast{at(_AUTOCAST + before)}"]
+        if now.loss_scale != row.loss_scale == "none":
+            lines.append(f"# remove the GradScaler{at(_SCALER)}")
+        lines += code if after or row.master_weights else []
+    plain, techniques = replace(row, code=""), spec.techniques
+    added = pytorch_code(plain, device_type, facts, techniques, own_calls(spec, facts)) if techniques else ""
+    return "\n".join(filter(None, [*lines, added]))
 
 
 def _fitting(code: str, facts: Facts | None) -> str:

@@ -31,6 +31,7 @@ from castwise.spec.types import Unit
 # - MeasurementProtocol.numerics, StepProfile.numerics: older records say nothing of rounding.
 # - UserModel.arguments, units_per_step, unit, scratch, MeasurementProtocol.num_steps, Facts.hooked,
 #   Block.data_seconds, num_samples: for scripts.
+# - Facts.own_precision, framework: older records say nothing of what a script does itself.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 
@@ -179,6 +180,10 @@ class Facts(FrozenModel):
     fp32_precision: dict[str, str]  # of float32 matmul, convolution and RNN, as torch reports it
     notes: tuple[str, ...] = ()  # what the user's own code changed before the first timed step, a sentence each
     hooked: tuple[str, ...] = ()  # of a script: its models and optimizers by class, and whether its loader was timed
+    # Of a script as written: its "autocast bfloat16" or "autocast float16", and "GradScaler", with their lines ("t.py:25").
+    own_precision: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    # The one that takes a script's steps: Lightning, Accelerate, transformers; "" if itself does, None if not known.
+    framework: str | None = None
     data_note: str | None = None  # what the data was, if the spec's name does not say it
     data_bytes: int = 0  # batches that lie on the device all the time; part of every peak
     ready_seconds: float = 0.0  # from the request for a process until torch is imported and the device is open

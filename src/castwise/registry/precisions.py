@@ -4,11 +4,12 @@ A record may name a precision that has no row here: `precision_row` gives it neu
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from castwise.errors import UsageError, unknown_name
 
 Dtype = Literal["float32", "float16", "bfloat16"]
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,34 @@ class ScriptAutocast:
             replaces(torch, name)(set_changed)
 
 
+def note_own_precision() -> dict[str, list[str]]:
+    """Return what gets the script's own autocasts and GradScalers that are on, each with the lines that make it."""
+    found: dict[str, list[str]] = {}
+    seen: set[tuple[CodeType, int]] = set()
+
+    def note(kind: str, site: tuple[CodeType, int]) -> None:
+        if site not in seen:  # once for all steps: to find a line takes a while
+            seen.add(site)
+            lines, line = found.setdefault(kind, []), calling_line()
+            lines += [line] if line and line not in lines else []
+
+    @replaces(torch.autocast, "__init__")
+    def make_region(make: Any, region: Any, *args: Any, **kwargs: Any) -> None:
+        make(region, *args, **kwargs)
+        module, sites = _sites()
+        if region._enabled and region.fast_dtype in HALVES and not module.startswith("torch."):
+            note(f"autocast {str(region.fast_dtype).removeprefix('torch.')}", sites[0])
+
+    @replaces(torch.amp.GradScaler, "__init__")
+    def make_scaler(make: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        make(scaler, *args, **kwargs)
+        _, sites = _sites()
+        if scaler._enabled:
+            note("GradScaler", sites[0])
+
+    return found
+
+
 def _sites() -> tuple[str, tuple[tuple[CodeType, int], ...]]:
     """Return the module that makes a `torch.autocast`, and the calls that are under way, that one first."""
     frame: Any = sys._getframe(3)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -40,6 +41,7 @@ from castwise.worker.distributed import Peers
 from castwise.worker.kernel_profile import profile_step
 from castwise.worker.memory import memory_meter
 from castwise.worker.precision import read_fp32_precision
+from castwise.worker.script.autocast import note_own_precision
 from castwise.worker.script.file_overlay import FileOverlay
 from castwise.worker.script.hooks import ScriptHooks
 from castwise.worker.script.precision import OutsidePrecision, note_scripts_own
@@ -63,6 +65,13 @@ _FEWEST_PERIODS, _LEAST_PERIODIC = 3, 0.8  # of work at regular distances, and t
 _NUM_PERIODS = 3  # that are tried
 _MOST_EXTRA_STEPS = 0.35  # of all steps; chosen here
 _MOST_STRETCH_SECONDS = 10.0  # in which whole periods are timed; chosen here
+# Frameworks that take a script's steps, by the beginning of their modules' names.
+_FRAMEWORKS = {
+    "lightning.pytorch.": "Lightning",
+    "pytorch_lightning.": "Lightning",
+    "accelerate.": "Accelerate",
+    "transformers.": "transformers",
+}
 _INSPECTED_STEPS = 2  # what precedes the first may look at a batch, so the second shows how many samples a step has
 
 
@@ -131,6 +140,7 @@ class ScriptRun:
         # Of the last steps, in seconds: the process's CPU time, which other programs do not change.
         self.step_ends: deque[float] = deque(maxlen=_MOST_STEP_ENDS)
         self.digest = ""  # of the script's files, once its first step is done
+        self.framework = ""  # that takes its steps, likewise
         self.ranks = Ranks()
         self.ending: BaseException | None = None  # how the script ended, once it has
         self._has_ended = threading.Event()
@@ -224,6 +234,7 @@ class ScriptRun:
         self.step_ends.append(time.process_time())
         if self.num_steps == 1:
             self.digest = digest(user_files([Path(self._script.path)], self._modules))
+            self.framework = _framework()
         if self.num_steps < self._next_mark:
             return
         order, hooks = self._order, self.hooks
@@ -395,6 +406,7 @@ class ScriptTrial:
         self._step_seconds = 0.0
         self._warm_up_peak: int | None = None
         self._facts: Facts | None = None
+        self._own_precision: dict[str, list[str]] = {}
         self._notes: list[str] = []
 
     @property
@@ -416,6 +428,7 @@ class ScriptTrial:
             UsageError: It took none, or its files were changed.
         """
         started = time.perf_counter()
+        self._own_precision = note_own_precision() if self._spec.precision == AS_WRITTEN else {}
         if not self.run._carry_out(_Order(lambda moments: None if moments else 1), self._limit_seconds):
             self.run.raise_too_slow(self._limit_seconds)
         hooks, spec = self._hooks, self._spec
@@ -511,6 +524,8 @@ class ScriptTrial:
             "fp32_precision": read_fp32_precision(),
             "optimizer": self._optimizers,
             "hooked": self._hooked,
+            "own_precision": {kind: tuple(lines) for kind, lines in self._own_precision.items()},
+            "framework": self.run.framework,
         }
         self._facts = self._facts.model_copy(update=update)
         return self._facts
@@ -676,6 +691,13 @@ def extra_work(ends: Sequence[float]) -> tuple[int, list[float]]:
         if len(expected) >= _FEWEST_PERIODS and len({*expected} & {*places}) > _LEAST_PERIODIC * len(expected):
             return period, shares
     return 0, shares
+
+
+def _framework() -> str:
+    """Return the outermost framework that is taking a step right now; "" if the script does so by itself."""
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(sys._getframe())]
+    names = (name for each in reversed(modules) for prefix, name in _FRAMEWORKS.items() if each.startswith(prefix))
+    return next(names, "")
 
 
 def _described(optimizer: Optimizer) -> str:
