@@ -170,7 +170,7 @@ def test_the_words_of_the_advice(snapshot: SnapshotAssertion) -> None:
 
 
 def test_it_says_why_nothing_can_be_compared() -> None:
-    assert advise(FP32).why == "no other precision was measured"
+    assert "--budget" in advise(FP32).why
     assert advise(FP32, at("bf16-mixed", 2, status="crashed")).why == "bf16-mixed: crashed"
 
 
@@ -318,7 +318,7 @@ def test_an_answer_prints_as_its_sentence() -> None:
 def test_nothing_to_recommend_has_the_reason() -> None:
     failed = fake_trial(status="crashed", step_seconds=()).model_copy(update={"message": "TypeError: no"})
     assert (advise(failed).decision, advise(failed).why) == ("nothing", "TypeError: no")
-    assert advise(FP32).why == "no other precision was measured"
+    assert "--budget" in advise(FP32).why
 
 
 def test_what_is_clear_after_one_process_is_said() -> None:
@@ -356,11 +356,11 @@ def test_a_busy_cpu_comes_before_more_rounds() -> None:
         [FP32, at("bf16-mixed", 2).model_copy(update=busy)],
         [at("tf32", 1), at("bf16-mixed", 2).model_copy(update=busy)],
     ):
-        sentence = advise(*trials).sentence
-        first, then = sentence.index("until that ends."), sentence.index("bf16-mixed was")
-        assert "undecided. The CPU was busy with other work (tasks waited for a CPU 97 % of the time): more" in sentence
-        assert first < then < sentence.index("After that, more rounds decide: castwise run")
-    assert "busy" not in advise(FP32, at("bf16-mixed", 2)).sentence
+        advice = advise(*trials)
+        before, after = advice.sentence.split("(tasks waited for a CPU 97 % of the time)")
+        assert "bf16-mixed was" in before
+        assert after.endswith(f"run: {advice.command}")
+    assert "the CPU" not in advise(FP32, at("bf16-mixed", 2)).sentence
 
 
 @pytest.mark.parametrize("update", [{}, {"readings": (fake_reading(cpu_pressure=0.97),) * 6}])
@@ -376,7 +376,8 @@ def test_after_the_most_rounds_no_command_decides(update: dict[str, object]) -> 
 
 def test_an_interval_that_is_too_wide_is_not_shown_as_numbers() -> None:
     advice = advise(*rounds(FP32, at("bf16-mixed", 1), gains=(1.1, 1.5, 9)))
-    assert "bf16-mixed was 2.46× (too noisy) as fast as" in advice.sentence
+    assert "bf16-mixed was about 2.46× as fast as" in advice.sentence
+    assert "[" not in advice.sentence
 
 
 def test_advice_is_per_workload_batch_size_and_number_of_gpus() -> None:

@@ -59,7 +59,7 @@ def test_a_script_is_measured_from_the_command_line_to_the_record(run: Run) -> N
     assert [line.split()[0] for line in out.splitlines()[2:4]] == ["as-written", "bf16-mixed"]
     assert {trial.spec.precision for trial in records()} == {"as-written", "bf16-mixed"}
     assert "tokens/s  × written" in out
-    assert "timed one at a time" in out
+    assert "the others paused" in out
     written = [path.name for path in Path("out/here").glob("*/*")]
     assert written == ["log.txt"] * 3, "of the process that looks at the script, and of each trial"
     assert "log.txt" not in {path.name for path in Path().iterdir()}

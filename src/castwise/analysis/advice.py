@@ -26,7 +26,7 @@ from castwise.registry.precisions import (
     why_emulated,
 )
 from castwise.registry.techniques import join, rows_of
-from castwise.spec.quantities import format_interval, with_interval
+from castwise.spec.quantities import TOO_NOISY, format_interval, with_interval
 from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import is_object
@@ -154,9 +154,10 @@ def _advise(rows: list[Row], typed: TypedLine | None) -> Advice:
     keeping = [row for row in keeping if _why_not_fp8(row) is None]
     ratios = [(row, ratio) for row in keeping if (ratio := speedup_estimate(reference.trials, row.trials)) is not None]
     if not ratios:
-        sentence = f"{where}: nothing to compare {name} with: no other precision with float32 weights was measured."
+        kind = " with float32 weights" if len(measured) > 1 else ""
+        sentence = f"{where}: only {name} was measured{kind}: there is nothing to compare it with."
         failed = [f"{row.trial.spec.precision}: {row.trial.status}" for row in rows if row.trial.status != "ok"]
-        why = ", ".join(failed) or "no other precision was measured"
+        why = ", ".join(failed) or "no other was asked for, or the time ran out (--budget gives more)"
         return Advice(*setting, "nothing", None, sentence + _caution(measured, reference), why=why)
     proven = [row for row, ratio in ratios if _is_known(ratio) and ratio.low > 1 and ratio.value >= WORTHWHILE]
     if proven:
@@ -298,6 +299,11 @@ def _undecided(
     best, ratio = max(candidates, key=lambda pair: pair[1].value)
     seen = f"{_name(best)} was {_times(ratio)} as fast as {reference_name}"
     doubt = "so it may be slower or faster" if _is_known(ratio) else _NO_INTERVAL
+    if format_interval(ratio.value, ratio.low, ratio.high) == TOO_NOISY:
+        seen, doubt = (
+            f"{_name(best)} was about {ratio.value:.2f}× as fast as {reference_name}",
+            "but runs differ too much",
+        )
     rows = [reference, *(row for row, _ in candidates)]
     command = _command(rows, typed)
     sentence = _undecided_sentence(where, f"{seen}, {doubt}", rows, command)
@@ -459,7 +465,7 @@ def _and(rows: Sequence[Row], addition: Callable[[Row], str] = lambda _: "") -> 
 
 
 def _undecided_sentence(where: str, seen: str, rows: Sequence[Row], command: str) -> str:
-    """Return what was seen and what decides; on a busy CPU first that nothing decides before that ends.
+    """Return what was seen and what decides; on a busy CPU nothing does before other programs end.
 
     Without a command nothing decides.
     """
@@ -470,10 +476,7 @@ def _undecided_sentence(where: str, seen: str, rows: Sequence[Row], command: str
     busy = next((each.brief for each in warnings if each.name == "cpu-starved"), None)
     if busy is None:
         return f"{where}: undecided. {seen}. More rounds decide: {command}"
-    return (
-        f"{where}: undecided. The CPU was busy with other work ({busy}): more rounds do not help until that ends. "
-        f"{seen}. After that, more rounds decide: {command}"
-    )
+    return f"{where}: undecided. {seen}. Other programs use the CPU ({busy}). Stop them, then run: {command}"
 
 
 def _why_clear(row: Row, ratio: Estimate) -> str:

@@ -349,7 +349,7 @@ def _missing(step: Diagnosis) -> Iterator[str]:
         why = step.trial.telemetry_note.removeprefix("not available: ") or "this driver gives none"
         yield f"no counters of the GPU: {why}"
     if step.profile is not None and step.flops is None:
-        yield "how far the products are from the peak: no FLOPs were counted"
+        yield "how far the matrix products are from the peak: no FLOPs were counted"
     if (
         "alignment" not in {each.name for each in step.causes}
         and step.scale * sum(each.seconds for each in step.misaligned) >= _LEAST_MEMORY

@@ -31,7 +31,7 @@ def measured_on(trials: Sequence[Trial], *, is_brief: bool = False) -> str:
     If the trials (at least one) differ, every device, version and commit is named. In brief it has device, torch and
     date alone. Of scripts it also says how they were timed.
     """
-    alone = "; timed one at a time" if any(trial.spec.is_script for trial in trials) else ""
+    alone = "; each ran alone, the others paused" if any(trial.spec.is_script for trial in trials) else ""
     hooked = [each for trial in trials for each in (() if trial.facts is None else trial.facts.hooked)]
     alone += "".join(f"; {each}" for each in dict.fromkeys(hooked) if each.startswith("samples are "))
     environments = [trial.environment for trial in trials]
