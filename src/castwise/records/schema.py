@@ -180,7 +180,7 @@ class Facts(FrozenModel):
     fp32_precision: dict[str, str]  # of float32 matmul, convolution and RNN, as torch reports it
     notes: tuple[str, ...] = ()  # what the user's own code changed before the first timed step, a sentence each
     hooked: tuple[str, ...] = ()  # of a script: its models and optimizers by class, and whether its loader was timed
-    # Of a script as written: its "autocast bfloat16" or "autocast float16", and "GradScaler", with their lines ("t.py:25").
+    # Of a script as written: "autocast bfloat16" or "autocast float16", and "GradScaler", with their lines ("t.py:25").
     own_precision: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     # The one that takes a script's steps: Lightning, Accelerate, transformers; "" if itself does, None if not known.
     framework: str | None = None
