@@ -18,8 +18,10 @@ from castwise.worker.script.replacing import replaces
 from castwise.worker.user_model.source import calling_line, is_users
 
 HALVES = (torch.float16, torch.bfloat16)
-# Modules that hand a script's arguments on to `torch.autocast`: who called them decides.
+# Modules that hand a script's arguments on to `torch.autocast`: who called them decides. Not the two functions of
+# `custom_fwd` and `custom_bwd`, whose regions are torch's: they keep what surrounds a function off or as it was.
 _OF_AUTOCAST = ("torch.amp.", "torch.cuda.amp.", "torch.cpu.amp.", "contextlib")
+_OF_FUNCTIONS = ("decorate_fwd", "decorate_bwd")
 # Whose regions are the precision of the whole training, as a script's own are; a model's layers may have others.
 _FRAMEWORKS = ("accelerate.", "lightning.", "lightning_fabric.", "pytorch_lightning.")
 _MOST_SITES = 5
@@ -35,6 +37,7 @@ class _Region:
     made: tuple[bool, torch.dtype]  # what torch made of both
     is_users: bool  # by its caller
     is_frameworks: bool
+    is_of_function: bool  # of an autograd function's forward or backward, by torch
     sites: tuple[tuple[CodeType, int], ...]  # the calls that made it, innermost first
     entered: list[tuple[bool, bool]] = field(default_factory=list)  # whether it is an island, and is within castwise's
 
@@ -55,6 +58,7 @@ class ScriptAutocast:
         self._region: Any = autocast_maker(row, device_type)()  # castwise's, entered and left time after time
         self._usual_dtype = torch.get_autocast_dtype(device_type)  # of the script's regions that name none
         self.is_on = False  # whether castwise's region is
+        self.has_been_on = False  # whether anything has run in a region of either, with gradients
         self.has_own = False  # whether the script trains in regions of its own
         self._asked_dtype: torch.dtype | None = None  # what the script itself would compute in
         self._num_islands = 0  # that are entered
@@ -81,11 +85,13 @@ class ScriptAutocast:
             if dtype in HALVES and dtype is not self._dtype:
                 raise TechniqueError(f"{calling_line()} runs in autocast that was switched on without torch.autocast")
             self.has_own |= torch.is_grad_enabled()
+            self.has_been_on |= torch.is_grad_enabled()
             return False
         if self.is_on or self.has_own or self._num_islands or self._dtype is None:
             return False
         self._region.__enter__()
         self.is_on = True
+        self.has_been_on |= torch.is_grad_enabled()
         return True
 
     def leave(self) -> bool:
@@ -109,6 +115,7 @@ class ScriptAutocast:
                 made=(region._enabled, region.fast_dtype),
                 is_users=bool(sites) and is_own(sites[0][0].co_filename),
                 is_frameworks=module.startswith(_FRAMEWORKS),
+                is_of_function=bool(sites) and sites[0][0].co_name in _OF_FUNCTIONS and module.startswith("torch."),
                 sites=sites,
             )
 
@@ -137,10 +144,12 @@ class ScriptAutocast:
     def _decide(self, device_type: str, made: _Region) -> tuple[bool, torch.dtype]:
         """Return whether a region that is being entered is on, and its type."""
         is_ours = device_type == self._device_type
+        is_within_scripts = torch.is_autocast_enabled(device_type) and not self.is_on
         if made.is_enabled and made.made[0] and made.dtype in HALVES:
-            self._asked_dtype = made.dtype if is_ours else self._asked_dtype
+            if is_ours and is_within_scripts and self._dtype is not None and made.dtype is not self._asked_dtype:
+                return made.made  # a part that the script keeps in the other type of 16 bits
+            self._asked_dtype = made.dtype if is_ours and not made.is_of_function else self._asked_dtype
         else:
-            is_within_scripts = torch.is_autocast_enabled(device_type) and not self.is_on
             may_be_switch = is_ours and made.is_users and not made.is_enabled and not self._num_islands
             if not may_be_switch or self._dtype is None or is_within_scripts or _is_written_off(made.sites):
                 return made.made
@@ -154,6 +163,7 @@ class ScriptAutocast:
         if self.is_on and torch.is_grad_enabled() and (made.is_users or made.is_frameworks):
             self.leave()
             self.has_own = True
+        self.has_been_on |= torch.is_grad_enabled()
         return True, self._dtype
 
     def _switch(self, method: Any, region: Any, *args: Any) -> Any:
@@ -218,7 +228,7 @@ def _sites() -> tuple[str, tuple[tuple[CodeType, int], ...]]:
     frame: Any = sys._getframe(3)
     modules, sites = list[str](), list[tuple[CodeType, int]]()
     while frame is not None and len(sites) < _MOST_SITES:
-        if not _module_of(frame).startswith(_OF_AUTOCAST):
+        if not _module_of(frame).startswith(_OF_AUTOCAST) or frame.f_code.co_name in _OF_FUNCTIONS:
             modules.append(_module_of(frame))
             sites.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back

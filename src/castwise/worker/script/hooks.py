@@ -348,7 +348,7 @@ class ScriptHooks:
         def noting_backward(backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if torch._C._current_graph_task_id() != -1:  # of a checkpoint, within another
                 return backward(tensors, *args, **kwargs)
-            if not self.stepped:
+            if not self.stepped and not self._num_stepping:  # an optimizer may compute the loss within its step
                 self._check_updates()
             losses = list(tensors) if type(tensors) in {list, tuple} else [tensors]
             if not self._has_noted_loss and isinstance(losses[0], Tensor):
@@ -362,8 +362,7 @@ class ScriptHooks:
         @replaces(torch.autograd, "grad")
         def noting_grad(grad: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
             inputs = {id(each) for each in tree_tensors(kwargs.get("inputs", args[:1]))}
-            is_last = not (kwargs.get("create_graph") or args[3:4] == (True,))  # not of a loss that is to come
-            if is_last and not inputs.isdisjoint(map(id, weights_of(*self.optimizers))):
+            if not inputs.isdisjoint(map(id, weights_of(*self.optimizers))):
                 self.precision.check_gradients()
             found = grad(outputs, *args, **kwargs)
             if not self._has_backward and isinstance(outputs, Tensor) and not is_functorch_wrapped_tensor(outputs):

@@ -196,6 +196,15 @@ class OutsidePrecision:
         if self._scaling is not None:
             self._scaling.check_gradients()
 
+    def check_effect(self) -> None:
+        """Refuse a script whose steps, so far, had no part in the precision's autocast.
+
+        Raises:
+            TechniqueError: They had none.
+        """
+        if self._autocast is not None and self.row.autocast_dtype is not None and not self._autocast.has_been_on:
+            raise TechniqueError("autocast was never on while the script trained: castwise sees no call of its model")
+
     def make_masters(self, models: Sequence[nn.Module], optimizer: Optimizer) -> None:
         """Cast the model after its first step, if the precision wants that, and keep its weights as masters.
 

@@ -444,6 +444,7 @@ class ScriptTrial:
             )
         if not parameters and spec.precision != AS_WRITTEN:
             raise UsageError(f"{self.run._name} calls no torch.nn.Module that it trains before its first step.")
+        hooks.precision.check_effect()
         hooks.precision.make_masters(hooks.models, hooks.stepped[0])
         dtypes: dict[str, int] = {}
         for each in parameters:

@@ -80,6 +80,7 @@ class ScriptScaling:
         self._is_scripts = False  # whether the script scales its losses
         self._is_left_alone = False  # whether it has switched its GradScaler on itself
         self._inf_checks: dict[int, dict[torch.device, Tensor]] = {}  # of gradients without the scale, by weight
+        self._checked: dict[int, Tensor | None] = {}  # those gradients: the script may put others in their places
         self._read: dict[int, Any] = {}  # optimizers whose gradients the script has read since, before their step
         self._stepped: set[int] = set()  # the optimizers that have, since the last backward
         self._has_stepped = False
@@ -109,6 +110,7 @@ class ScriptScaling:
             self.scaler.update()
             self._stepped.clear()
         self._inf_checks.clear()
+        self._checked.clear()
         self._is_in_backward = True
         return loss if self._is_scripts else self.scaler.scale(loss)
 
@@ -150,7 +152,10 @@ class ScriptScaling:
     def check_gradients(self) -> None:
         """Refuse gradients of the weights that no backward computes, if castwise scales the losses."""
         if self.is_castwises:
-            raise TechniqueError("the script computes its gradients without backward, where loss scaling begins")
+            raise TechniqueError(
+                "the script computes gradients of its weights without backward, where loss scaling begins: scale their "
+                "loss by hand"
+            )
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Take the scale out of an optimizer's gradients; withhold them if one overflowed, so that none steps."""
@@ -162,7 +167,11 @@ class ScriptScaling:
             self.check_gradients()
         self._unscale(optimizer)
         self._has_stepped = True
-        found = self.scaler._found_inf_per_device(optimizer)
+        found: dict[Any, Any] = self.scaler._found_inf_per_device(optimizer)
+        for weight in weights_of(optimizer):
+            if (gradient := weight.grad) is not None and self._checked.get(id(weight)) is not gradient:
+                has_inf = gradient.isfinite().logical_not().any().float()
+                found[gradient.device] = found[gradient.device] + has_inf if gradient.device in found else has_inf
         if getattr(optimizer, "_step_supports_amp_scaling", False) and found:
             optimizer.found_inf = sum(found.values())  # type: ignore[attr-defined]  # skips the step on the device
         elif sum(each.item() for each in found.values()):
@@ -222,6 +231,7 @@ class ScriptScaling:
             found = unscale_all(scaler, SimpleNamespace(param_groups=[{"params": scaled}]), *args)
             earlier = {id(each): each for weight in weights if (each := self._inf_checks.get(id(weight)))}
             self._inf_checks.update(dict.fromkeys(map(id, scaled), found))
+            self._checked.update((id(each), each.grad) for each in scaled)
             for checks in earlier.values():
                 found = found | {device: each + found.get(device, 0) for device, each in checks.items()}
             return dict(found)
