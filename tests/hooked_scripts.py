@@ -4,7 +4,8 @@ Its argument is a JSON list of [file, precision or "alone", value of --amp]; the
 With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error; with
 "measure" it is what it measures, in the precision that stands last; with "profile" the classes of what takes the most
 time; with "count" the samples of a step; with "own" what it does itself, as JSON. With a second argument the answers
-are the lines of the logs, and why castwise refused a script. The value of --amp may be followed by other arguments.
+are the lines of the logs, and why a script failed, or castwise refused it. The value of --amp may be followed by other
+arguments.
 """
 
 import gc
@@ -25,7 +26,7 @@ import torch._dynamo  # a first backward imports it: once is enough for all
 from fake_engine import fake_spec
 from programs import PATIENCE_SECONDS
 
-from castwise.errors import CastwiseError, UsageError
+from castwise.errors import UsageError
 from castwise.spec.trial import MeasurementProtocol
 from castwise.spec.user_model import UserModel
 from castwise.worker.classify_error import classify
@@ -138,14 +139,12 @@ def losses_of(file: str, how: str, amp: str, *, in_words: bool = False) -> list[
                     run_alone(file, arguments)
                 else:
                     run_hooked(file, arguments, how)
-            except CastwiseError as error:
+            except BaseException as error:  # noqa: BLE001  it ends here
                 if not in_words:
-                    raise
+                    traceback.print_exc()
+                    os._exit(1)
                 with Path(log.name).open("a") as lines:
                     print(error, file=lines)
-            except BaseException:  # noqa: BLE001  it ends here
-                traceback.print_exc()
-                os._exit(1)
             os._exit(0)
         assert all(os.waitpid(child, 0)[1] == 0 for child in children), (file, how, amp)
         if how in ASKED:
