@@ -649,7 +649,7 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
         assert answers[script].startswith("batch 5,")
     assert answers["compiles"].startswith("batch 7,")
     assert "steps, 0 skipped" in answers["scripted as-written"]
-    said = "8 steps, 0 skipped; 'log.txt' and 5 more files that the script wrote are gone"
+    said = "8 steps, 0 skipped; 'log.txt' and 5 more of its files are gone"
     assert answers["writes measure as-written"].startswith(said)
     assert answers["files"] == dict.fromkeys(
         ["last.pt", "log.txt", "model.pt", "model.safetensors", "old/a.txt", "old/b.txt"], "kept"

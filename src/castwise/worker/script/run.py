@@ -60,6 +60,7 @@ _STARTS_PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate")
 # Work that a script does now and then, such as rollouts, evaluation or logging, if it takes more than steps do.
 _MOST_STEP_ENDS = 100_000
 _LEAST_EXTRA_SHARE, _LEAST_EXTRA_FACTOR = 0.05, 3.0  # of all steps' time, and of the usual step's; chosen here
+_LEAST_LONE_SHARE = 0.3  # of a single such step, which may be another program's doing; chosen here
 _FEWEST_TIMED_STEPS = 20  # fewer do not tell what is usual
 _FEWEST_PERIODS, _LEAST_PERIODIC = 3, 0.8  # of work at regular distances, and the share of them that has it
 _NUM_PERIODS = 3  # that are tried
@@ -588,7 +589,7 @@ class ScriptTrial:
             )
         step_ends = list(self.run.step_ends)[-1 - moments[-1].num_steps + moments[0].num_steps :]
         _, shares = extra_work(step_ends)
-        if shares and not is_whole:
+        if not is_whole and (len(shares) > 1 or sum(shares) > _LEAST_LONE_SHARE):
             self._notes.append(
                 f"{len(shares)} of {len(step_ends) - 1} timed steps took {sum(shares):.0%} of the CPU's time "
                 "(evaluation, rollouts, logging?), and blocks do not hold as many each: the figures are by chance. "
@@ -629,10 +630,10 @@ class ScriptTrial:
         written = files.written()
         if not written:
             return []
-        others = f" and {len(written) - 1} more files" if len(written) > 1 else ""
+        others = f" and {len(written) - 1} more of its files are" if len(written) > 1 else ", a file of its, is"
         return [
-            f"'{written[0].name}'{others} that the script wrote are gone: each of its processes writes into a folder "
-            "of its own. No file was overwritten"
+            f"'{written[0].name}'{others} gone: each process of the script writes into a folder of its own, and no "
+            "file was overwritten"
         ]
 
     def profile(self, num_steps: int, trace: Path | None) -> StepProfile:
