@@ -13,13 +13,13 @@ from castwise.analysis.speedup import (
     rate_estimate,
     speedup_estimate,
     step_estimate,
-    was_timed,
 )
 from castwise.analysis.statistics import Estimate, Verdict, estimate, verdict_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, BESIDE_FP8, DEFAULT, precision_row
 
 MARGIN = 0.01  # how far from 1 a speed-up still is "the same"
+_CONTRADICTION = 0.05  # of a throughput and a speed-up, as a share; chosen here: readers see it in a table
 _MOST_BASELINES = 50  # among which the most similar one is looked for
 _MACHINE_FIELDS = (
     "device_name",
@@ -45,9 +45,10 @@ class Row:
     step_seconds: float | None  # the pseudomedian over blocks, the geometric mean over processes; see `adjusted_to`
     spread: float | None  # the blocks' interquartile range over their median, in the median process
     throughput_estimate: Estimate | None  # units per second
-    # The precision that it is compared with, if one of the two was in sessions without the other. Step time and
-    # throughput are then that one's by the speed-up, which is of the sessions that they share: means adjusted for
-    # blocks, as in an incomplete block design. Source: Cochran and Cox, Experimental Designs, 1957, chapter 9.
+    # The precision that it is compared with, if the ratio of their own throughputs contradicts the speed-up: one was in
+    # rounds without the other, in which the machine had another pace. Step time and throughput are then that one's by
+    # the speed-up, of the moments that they share: means adjusted for blocks, as in an incomplete block design.
+    # Source: Cochran and Cox, Experimental Designs, 1957, chapter 9. Empty if they agree.
     adjusted_to: str
     speedup_estimate: Estimate | None  # fp32's step time over this one's; above 1 is faster
     default_estimate: Estimate | None  # the same over PyTorch's default, if that was measured
@@ -171,8 +172,8 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         reference = next((name for name, each in references.items() if each), BASELINE)
         decisive = over[reference]
         adjusted_to = ""
-        base, sessions, others = step_estimate(references[reference]), _sessions(own), _sessions(references[reference])
-        if base is not None and decisive is not None and sessions != others and sessions & others:
+        base = step_estimate(references[reference])
+        if step and base and decisive and abs(base.value / step.value / decisive.value - 1) > _CONTRADICTION:
             adjusted_to = reference
             low, high = base.low / decisive.high, base.high / decisive.low
             step = Estimate(base.value / decisive.value, low, high, decisive.n)
@@ -213,11 +214,6 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         )
         rows.append(row)
     return rows
-
-
-def _sessions(trials: Sequence[Trial]) -> set[str]:
-    """Return the sessions in which a configuration was timed beside others."""
-    return {trial.session_id for trial in trials if trial.session_id is not None and was_timed(trial)}
 
 
 def _is_fp8(trial: Trial) -> bool:

@@ -243,10 +243,8 @@ def _disagreements(rows: Sequence[Row]) -> list[Note]:
             ratios.append(f"{format_ratio(unpaired)} for {row.trial.spec.label} (speed-up {format_ratio(row.speedup)})")
     for other in dict.fromkeys(row.adjusted_to for row in rows if row.adjusted_to):
         own = [row for row in rows if row.adjusted_to == other]
-        why = f"not in the same rounds as {other}: throughput is that of {other} by the speed-up in the rounds of both"
-        notes.append(
-            Note("rounds", f"{_who(own, rows)}: {why}", tuple(f"{row.trial.spec.label}: {why}" for row in own))
-        )
+        why = f"the machine's pace changed between rounds: throughput is that of {other}, times the speed-up"
+        notes.append(Note("drift", f"{_who(own, rows)}: {why}", tuple(f"{row.trial.spec.label}: {why}" for row in own)))
     if ratios:
         why = (
             "speed-up compares blocks measured moments apart; throughput is that of all blocks, whatever drifted "
