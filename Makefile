@@ -12,7 +12,6 @@ demo: .venv/installed-all
 
 test: lint types tests
 
-test-long: OLDEST = $(OLDEST_OF_CI)
 test-long: slow-tests test-oldest
 
 lint: .venv/installed-dev
@@ -34,11 +33,8 @@ slow-tests: .venv/installed-dev
 	.venv/$(PYTEST) -m "slow and not gpu"
 
 # What runs with torch, on a CPU, with the oldest versions that pyproject.toml permits. Needs 6 GB of disk.
-OLDEST := tests/worker tests/orchestrator tests/registry tests/analysis
-# The part of it that CI runs: a test or more of all that castwise does with torch.
-OLDEST_OF_CI := $(addprefix tests/worker/test_,loop.py)
 test-oldest: .venv-oldest/installed
-	.venv-oldest/$(PYTEST) -m "not gpu and not slow" $(OLDEST)
+	.venv-oldest/$(PYTEST) -m "not gpu and not slow" tests/worker tests/orchestrator tests/registry tests/analysis
 
 # The documentation site, as site/index.html; it opens without a server. A broken link or anchor is an error, here and in
 # `make tests`, which builds it too.

@@ -58,6 +58,7 @@ def test_fastest_loop_on_record_is_a_valid_trial(name: str) -> None:
     assert emitted.fastest_of(name).key
 
 
+@pytest.mark.slow
 def test_emitted_script_and_loop_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emitted, "_EPOCH_SECONDS", 0.01)
     protocol = MeasurementProtocol(warm_up_steps=1, warm_up_seconds=0.1, block_seconds=0.01, num_blocks=2, min_blocks=1)
@@ -106,6 +107,7 @@ def test_loop_of_castwise_beside_one_by_hand_is_a_valid_trial(name: str) -> None
     assert why_unsupported(spec, (9, 0)) is None
 
 
+@pytest.mark.slow
 def test_loops_by_hand_run_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "gpt-d4096-fp8"
     out = tmp_path / "folder" / "2026-11-25-cpu.json"

@@ -18,6 +18,7 @@ from castwise.worker.techniques.compile import CompiledLoss, check_compiler, com
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
+@pytest.mark.slow
 def test_losses_of_20_compiled_steps() -> None:
     found = losses_of(spec_of(WORDS, "fp32", "foreach-optimizer", "compile"))
     expected = losses_of(spec_of(WORDS, "fp32"))
