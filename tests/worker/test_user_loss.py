@@ -152,6 +152,20 @@ class Lenient(nn.Linear):
         return super().forward(input_ids)
 
 
+class TwoTower(nn.Linear):
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        return super().forward(user) * item
+
+
+def test_a_label_in_a_dict_that_the_model_does_not_take_is_refused_with_the_way_out() -> None:
+    batch = {"user": X, "item": X, "click": Y}
+    with pytest.raises(UsageError, match=r"has 'click', which TwoTower does not take.*training_step\(model, batch\)"):
+        check_batch_keys(Contract(TwoTower(3, 3), batch, nn.MSELoss()), "train_me.py:build", batch)
+    hooked = TwoTower(3, 3)
+    hooked.register_forward_pre_hook(lambda *_: None, with_kwargs=True)
+    check_batch_keys(Contract(hooked, batch), "train_me.py:build", batch)  # a hook may take the label out
+
+
 def test_a_key_that_is_nearly_an_argument_of_the_model_is_refused() -> None:
     def check(batch: Any, **parts: Any) -> None:
         check_batch_keys(Contract(Lenient(3, 3), batch, **parts), "train_me.py:build", batch)

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision
-from castwise.registry.techniques import ATTENTION_KERNELS, join, rows_of, step_config_of
+from castwise.registry.techniques import (
+    ATTENTION_KERNELS,
+    compiles,
+    join,
+    rows_of,
+    searches_kernels,
+    step_config_of,
+)
 from castwise.registry.workloads import find_workload
 from castwise.render.emit import training, updates, user_model, workloads
 from castwise.render.emit.builder import ScriptBuilder
@@ -131,7 +138,7 @@ arguments = parser.parse_args()
 # Your data loader goes here: loader = map(to_device, DataLoader(...)), made anew in each epoch.
 loader = itertools.cycle(batches)
 
-for epoch in range(arguments.epochs):  # in the first one, code is compiled and kernels are searched
+for epoch in range(arguments.epochs):{first}
     started = time.perf_counter()
     for batch in itertools.islice(loader, arguments.steps):
 {step}
@@ -227,7 +234,8 @@ class _Writer:
         if self.own is None:
             workloads.write_loss(self.script, self.row, dtype and f"torch.{dtype}", self.config.loss_options)
         else:
-            self.own.write_loss(self.script, dtype and f"torch.{dtype}")
+            is_16_bit = bool(dtype or self.precision.autocast_dtype)
+            self.own.write_loss(self.script, dtype and f"torch.{dtype}", is_16_bit=is_16_bit)
         if self.config.compile_mode is not None:
             if self.precision.autocast_dtype is not None:
                 self.script.add(
@@ -381,7 +389,10 @@ class _Writer:
         if self.own is not None:
             unit, per_sample = self.own.parts.unit, self.own.parts.units_per_sample
             units = "BATCH_SIZE" if per_sample == 1 else f"BATCH_SIZE * {per_sample}"
+        slow = ["code is compiled"] if compiles(self.spec.techniques) else []
+        slow += ["kernels are searched"] if searches_kernels(self.spec.techniques) else []
         text = _LOOP.format(
+            first=f"  # in the first one, {' and '.join(slow)}" if slow else "",
             step="\n".join(f"        {line}" for line in step),
             end="\n".join(f"    {line}" for line in end),
             unit=unit,

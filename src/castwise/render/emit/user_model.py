@@ -40,7 +40,7 @@ def compute_loss(model, batch):
     return (loss if loss is not None else scalars[0] if scalars else tensors[0].float().square().mean()).float()"""
 
 _TO_DEVICE = """\
-def to_device(batch):  # of your loader
+def to_device(batch):  # a batch of your loader
     def move(part):
         part = part.to(DEVICE, torch.float32 if part.is_floating_point() else None, non_blocking=True)
         return {part}
@@ -226,36 +226,36 @@ class OwnModel:
             return [*before, *step, f"if {' and '.join(conditions)}:  # not after a skipped step", f"    {moved}"]
         return [*step, moved]
 
-    def write_loss(self, script: ScriptBuilder, dtype: str) -> None:
-        """Write the lines that define `compute_loss(model, batch)`."""
-        parts = self.parts
+    def write_loss(self, script: ScriptBuilder, dtype: str, *, is_16_bit: bool) -> None:
+        """Write the lines that define `compute_loss(model, batch)`, whose loss is float32."""
+        parts, in_float32 = self.parts, ".float()" if is_16_bit else ""
         if parts.lightning is not None:
             batch = "cast(batch)" if dtype else "batch"
             script.define(
                 "def compute_loss(model, batch):",
                 f"    loss = model.training_step({batch}, 0)",
-                '    return (loss["loss"] if isinstance(loss, dict) else loss).float()',
+                f'    return (loss["loss"] if isinstance(loss, dict) else loss){in_float32}',
             )
             return
         if "training_step" in parts.names:
             script.add('training_step = parts["training_step"]')
-            script.define("def compute_loss(model, batch):", "    return training_step(model, batch).float()")
+            script.define("def compute_loss(model, batch):", f"    return training_step(model, batch){in_float32}")
             return
         inputs = {"tensor": "batch", "dict": "**batch"}
         if "loss" not in parts.names:
             call = f"model({inputs.get(parts.batch_form, '*batch')})"
             if parts.is_of_transformers:
-                script.define("def compute_loss(model, batch):", f"    return {call}.loss.float()")
+                script.define("def compute_loss(model, batch):", f"    return {call}.loss{in_float32}")
             else:
                 script.define(_LEAVES, _LOSS_OF_OUTPUT.format(call=call))
             return
         if parts.form == "dict" or parts.has_loss_module:
             script.add(f"loss_fn = {self._part('loss')}{'.to(DEVICE)' if parts.has_loss_module else ''}")
         if parts.batch_form == "tuple":
-            lines = ["    *inputs, target = batch", "    return loss_fn(model(*inputs), target).float()"]
+            lines = ["    *inputs, target = batch", f"    return loss_fn(model(*inputs), target){in_float32}"]
         else:
             target = ", batch" if parts.batch_form == "dict" else ""
-            lines = [f"    return loss_fn(model({inputs[parts.batch_form]}){target}).float()"]
+            lines = [f"    return loss_fn(model({inputs[parts.batch_form]}){target}){in_float32}"]
         script.define("def compute_loss(model, batch):", *lines)
 
     def write_batches(self, script: ScriptBuilder, spec: TrialSpec, count: int, is_channels_last: bool) -> None:

@@ -193,7 +193,7 @@ def write_to_device(script: ScriptBuilder, row: Workload, image_lines: Sequence[
     names = {"samples": "samples, targets", "tokens": "tokens, targets"}.get(row.unit, "images, labels")
     inputs, target = names.split(", ")
     script.define(
-        "def to_device(batch):  # of your loader",
+        "def to_device(batch):  # a batch of your loader",
         f"    {names} = batch",
         f"    {inputs}, {target} = {inputs}.to(DEVICE, non_blocking=True), {target}.to(DEVICE, non_blocking=True)",
         *(f"    {line}" for line in image_lines),
