@@ -17,10 +17,10 @@ TESTS = Path(__file__).parents[1]
 WAYS = {
     "clips": ("", "late", "none"),
     "sam": ("", "clip"),
-    "islands": ("dtype", "switch", "helper", "generator", "function"),
+    "islands": ("dtype", "switch", "helper", "generator", "function", "other"),
     "ends": ("", "decorated", "global", "entered"),
     "critic": ("",),
-    "plain": ("", "hook"),
+    "plain": ("", "hook", "function", "replaced"),
 }
 # The precisions, each with --amp by hand and those that the script is hooked with.
 PRECISIONS = {"fp32": ("none", "bf16"), "bf16-mixed": ("bf16", "none fp16"), "fp16-mixed": ("fp16", "none bf16 fp16")}
@@ -30,8 +30,10 @@ CASES = [
     for way in ways
     for precision, (_, own) in PRECISIONS.items()
     for amp in own.split()
-    # A loop without AMP does not say that it would be on for the whole process.
+    # A loop without AMP does not say that it would be on for the whole process, nor a loop without float16 that a part
+    # is in another type than the rest.
     if not (amp == "none" and way in ("global", "entered"))
+    if not (amp != "fp16" and way == "other")
 ]
 REFUSED = {
     ("scaler", "fp16-mixed"): "makes a GradScaler of its own kind, OwnScaler",
@@ -39,6 +41,7 @@ REFUSED = {
     ("switch", "bf16-mixed"): "has autocast of its own, which a variable switches off",
     ("extension", "fp32"): "runs in autocast that was switched on without torch.autocast",
     ("ranks", "fp32"): "starts processes that train",
+    ("grad", "fp16-mixed"): "takes gradients of its weights that no backward computes",
 }
 
 

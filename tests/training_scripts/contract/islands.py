@@ -1,4 +1,7 @@
-"""Keeps a part in float32 by autocast: its dtype, a helper, the old switch, a generator, or a cast of a function."""
+"""Keeps a part in float32 by autocast: its dtype, a helper, the old switch, a generator, or a cast of a function.
+
+With --way other it keeps that part in bfloat16.
+"""
 
 from contextlib import contextmanager
 
@@ -42,6 +45,8 @@ def island():
         return torch.autocast("cpu", dtype=torch.float32)
     if args.way == "switch":
         return switched_off()
+    if args.way == "other":
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.amp != "none")
     return {"helper": amp, "generator": generated}.get(args.way, amp)(False)
 
 

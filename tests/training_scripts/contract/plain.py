@@ -1,6 +1,7 @@
 """Has no AMP unless --amp is given, which is then around forward and loss, with unscale_ where gradients are read.
 
-With --way hook it clips them by hooks on its weights.
+With --way hook it clips them by hooks on its weights. With --way replaced it puts others in their places, infinite ones
+once. With --way function a part is a function that keeps its inputs in float32 within autocast.
 """
 
 from contextlib import nullcontext
@@ -9,8 +10,28 @@ import torch
 from case import STEPS, amp, args, batch, is_on, log
 from torch import nn
 
+
+class Widened(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, gradient):
+        x, w = ctx.saved_tensors
+        return gradient @ w.T, x.T @ gradient
+
+
+class Decoder(nn.Linear):
+    def forward(self, x):
+        return Widened.apply(x, self.weight.T) if args.way == "function" else super().forward(x)
+
+
 torch.manual_seed(0)
-encoder, decoder = nn.Sequential(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 1)
+encoder, decoder = nn.Sequential(nn.Linear(8, 16), nn.Tanh()), Decoder(16, 1, bias=args.way != "function")
 optimizer = torch.optim.AdamW([*encoder.parameters(), *decoder.parameters()], lr=1e-2)
 scaler = torch.amp.GradScaler("cpu") if args.amp == "fp16" else None
 weights = [*encoder.parameters(), *decoder.parameters()]
@@ -28,10 +49,15 @@ for step in STEPS:
     with amp() if is_on else nullcontext():
         loss = nn.functional.smooth_l1_loss(decoder(encoder(x)), y)
     (loss if scaler is None else scaler.scale(loss)).backward()
-    if scaler:
+    if scaler and args.way != "replaced":  # else its step unscales and checks what is there by then
         scaler.unscale_(optimizer)
     for weight in weights if args.way == "" else ():
         weight.grad.clamp_(-0.01, 0.01)
+    if args.way == "replaced":
+        for weight in weights:
+            weight.grad = weight.grad.clone()
+            if step == 2:
+                weight.grad.div_(0)
     if scaler is None:
         optimizer.step()
     else:

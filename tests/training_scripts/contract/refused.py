@@ -30,6 +30,8 @@ if args.way == "ranks":
 for _ in STEPS:
     x, y = batch()
     loss = nn.functional.mse_loss(model(x), y)
+    if args.way == "grad":
+        loss = loss + torch.autograd.grad(loss, model.weight, create_graph=True)[0].square().sum()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
