@@ -313,6 +313,9 @@ sqlite3.connect(run / "study.db").execute("create table trial (number int)")
 assert sorted(os.listdir(run)) == ["config.json", "last.pt", "one.safetensors", "study.db"]
 assert [each.name for each in run.glob("*.pt")] == ["last.pt"]
 assert glob.glob("r*/*/l*") == ["runs/one/last.pt"]
+with open(b"runs/one/events", "wb") as file: file.write(b"1")
+assert os.path.exists(b"runs/one/events") and os.path.getsize("runs/one/events") == 1
+os.remove("runs/one/events")
 os.remove("old/a.txt")
 assert os.listdir("old") == ["b.txt"] and not os.path.exists("old/a.txt")
 os.rename("old", "older")

@@ -115,6 +115,8 @@ class FileOverlay:
         def call(original: Any, *args: Any, **kwargs: Any) -> Any:
             keyword = next((name for name in _KEYWORDS if name in kwargs), "")
             path = args[index] if len(args) > index else kwargs.get(keyword, None if args or kwargs else ".")
+            if isinstance(path, bytes) and method != self._list:  # TensorBoard's
+                path = os.fsdecode(path)
             has_folder = any(kwargs.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
             if getattr(self._thread, "is_off", False) or has_folder or not isinstance(path, str | os.PathLike):
                 return original(*args, **kwargs)
