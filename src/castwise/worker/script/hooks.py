@@ -50,6 +50,9 @@ _OTHER_OPTIMIZERS = {
 }
 _UPDATES = 3  # changes of weights without an optimizer's step; a script may change them once or twice by itself
 _NUM_WATCHED = 8  # of the weights, and of each one's values
+_MANY_VALUES = 1_000_000  # of an output, whose copy in float32 would take time and memory
+_LOSSES = [name for name in dir(nn.functional) if name.endswith("_loss")]
+_LOSSES += ["binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "kl_div"]
 _FORWARD = ("forward", "_call_impl")  # of a module, around which its hooks run
 _installed: list["ScriptHooks"] = []  # one at the most
 
@@ -244,7 +247,8 @@ class ScriptHooks:
     def leave_model(self, module: nn.Module, output: Any) -> Any:
         """End a forward pass and autocast with it: what follows gets float32 for 16 bits, as Accelerate has it.
 
-        Outputs beside a loss that the model computes itself stay as they are, if no other loss came of them so far.
+        A loss function of torch's gets the 16 bits, in autocast, as it does by hand: `compute_loss`. An output that
+        nothing else computes with stays as it is if it is large or beside a loss that the model computes itself.
         """
         if self._left_with is not module:
             return None
@@ -252,18 +256,35 @@ class ScriptHooks:
         tensors = tree_tensors(output)
         if not self.precision.leave() or not any(tensor.dtype in HALVES for tensor in tensors):
             return None
-        has_loss = any(not each.dim() and each.requires_grad for each in tensors) and not _is_prepared(module)
+        is_prepared = _is_prepared(module)
+        has_loss = any(not each.dim() and each.requires_grad for each in tensors)
 
         def widen(tensor: Tensor) -> Tensor:
-            is_beside = has_loss and tensor.dim() > 0
-            if tensor.dtype not in HALVES or (is_beside and not self._is_looking and module not in self._fed):
+            may_stay = not is_prepared and tensor.dim() > 0 and (has_loss or tensor.numel() > _MANY_VALUES)
+            if tensor.dtype not in HALVES or (may_stay and not self._is_looking and module not in self._fed):
                 return tensor
             wide = tensor.float()
-            if is_beside and wide.requires_grad and self._is_looking:
+            if not is_prepared:
+                wide.castwise_low = tensor  # type: ignore[attr-defined]
+            if may_stay and wide.requires_grad and self._is_looking:
                 wide.register_hook(lambda _: self._fed.add(module))  # type: ignore[no-untyped-call]
             return wide
 
         return tree_map_tensors(widen, output)
+
+    def compute_loss(self, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute a loss of a model's outputs in castwise's autocast, as around both by hand."""
+        if not torch.is_grad_enabled():
+            return loss(*args, **kwargs)
+        computed = [_as_computed(each) for each in (*args, *kwargs.values())]
+        if not any(isinstance(each, Tensor) and each.dtype in HALVES for each in computed):
+            return loss(*args, **kwargs)
+        has_begun = self.precision.enter()
+        try:
+            return loss(*computed[: len(args)], **dict(zip(kwargs, computed[len(args) :], strict=True)))
+        finally:
+            if has_begun:
+                self.precision.leave()
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Prepare gradients; return the step's arguments if they are others now."""
@@ -417,6 +438,10 @@ class ScriptHooks:
 
         vars(torch.multiprocessing)["start_processes"] = sys.modules["torch.multiprocessing.spawn"].start_processes
 
+        if self.precision.row.autocast_dtype is not None:
+            for name in _LOSSES:
+                replaces(nn.functional, name)(_compute_loss)
+
         @replaces(nn.Module, "compile")
         def compile_within_hooks(compile_in_place: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
             compile_in_place(module, *args, **kwargs)
@@ -476,6 +501,24 @@ class ScriptHooks:
         finally:
             if has_begun:
                 self.precision.leave()
+
+
+def _compute_loss(loss: Any, *args: Any, **kwargs: Any) -> Any:
+    compute = loss if torch.compiler.is_compiling() else functools.partial(_installed[0].compute_loss, loss)
+    return compute(*args, **kwargs)
+
+
+def _as_computed(value: Any) -> Any:
+    """Return a model's output, or a view of one, as it was before it became float32; any other value as it is."""
+    if not isinstance(value, Tensor) or is_functorch_wrapped_tensor(value):
+        return value
+    wide = value if value._base is None else value._base
+    low = getattr(wide, "castwise_low", None)
+    if low is None or value is wide or low.stride() != wide.stride():
+        return value if low is None or value is not wide else low
+    if value.is_contiguous() and value.numel() == low.numel():
+        return low.view(value.shape)
+    return low.as_strided(value.size(), value.stride(), value.storage_offset())
 
 
 def _modules_used(*values: Any) -> Iterator[nn.Module]:

@@ -153,8 +153,8 @@ class ScriptScaling:
         """Refuse gradients of the weights that no backward computes, if castwise scales the losses."""
         if self.is_castwises:
             raise TechniqueError(
-                f"{calling_line() or 'the script'} takes gradients of its weights that no backward computes, where loss "
-                "scaling begins: scale their loss by hand"
+                f"{calling_line() or 'the script'} takes gradients of its weights that no backward computes, where "
+                "loss scaling begins: scale their loss by hand"
             )
 
     def before_step(self, optimizer: Optimizer) -> None:
