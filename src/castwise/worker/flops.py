@@ -99,12 +99,30 @@ def _torch_formula(packet: Any, needed: int) -> Callable[..., _Found]:
     return lambda args, out: ("attention", own(*args, out_val=out) * needed // 5, args[0])
 
 
+def _flash_attention(packet: Any, times: int) -> Callable[..., _Found]:
+    """Return the formula of flash attention's own operator; `times` is 2 for backward.
+
+    If the sequences' lengths vary, it is torch's. If not, torch 2.11 takes heads for tokens.
+    """
+    varying = _torch_formula(packet, 6 - times)
+
+    def formula(args: Sequence[Any], out: Any) -> _Found:
+        if args[3 * times] is not None:
+            return varying(args, out)
+        query, key, value = (each.transpose(-3, -2) for each in args[times - 1 : times + 2])
+        return _attention(query, key, value, times)
+
+    return formula
+
+
 _FORMULAS: dict[Any, Callable[[Sequence[Any], Any], _Found]] = {
     _aten.linear: lambda args, _: ("linear", 2 * args[0].numel() * args[1].shape[0], args[0]),
     **dict.fromkeys((_aten.convolution, _aten._convolution, _aten.convolution_overrideable), _convolution),
     _aten.convolution_backward: _convolution_backward,
     **dict.fromkeys((_aten._cudnn_rnn, _aten.miopen_rnn), lambda args, _: _recurrent(args[0], args[1])),
     **dict.fromkeys((_aten._cudnn_rnn_backward, _aten.miopen_rnn_backward), _recurrent_backward),
+    _aten._flash_attention_forward: _flash_attention(_aten._flash_attention_forward, 1),
+    _aten._flash_attention_backward: _flash_attention(_aten._flash_attention_backward, 2),
     _aten.mkldnn_rnn_layer: lambda args, _: _recurrent(args[0], args[1:3]),
     _aten.mkldnn_rnn_layer_backward: lambda args, _: _recurrent(args[0], args[1:3], 2),
 }

@@ -9,6 +9,7 @@ records: benchmarks/records/causal_attention/).
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from castwise.errors import TechniqueError
@@ -46,4 +47,10 @@ def use_causal_attention(model: nn.Module) -> None:
 def _refuse_masks(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
     given = [name for name in _MASKS if named.get(name) is not None]
     if given or len(args) > 1:
-        raise TechniqueError(f"causal-attention is for batches without {' and '.join(given) or 'a mask'}.")
+        _refuse(" and ".join(given) or "a mask")
+
+
+# torch 2.11 cannot raise an error of castwise's in compiled code.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _refuse(masks: str) -> None:
+    raise TechniqueError(f"causal-attention is for batches without {masks}.")
