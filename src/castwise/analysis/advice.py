@@ -307,8 +307,7 @@ def _undecided(
     rows = [reference, *(row for row, _ in candidates)]
     command = _command(rows, typed)
     sentence = _undecided_sentence(where, f"{seen}, {doubt}", rows, command)
-    why = f"{_name(best)} was {_times(ratio)} as fast"
-    return Advice(*setting, "undecided", None, sentence, why=why, how_sure=_how_sure(reference, best), command=command)
+    return Advice(*setting, "undecided", None, sentence, why=seen, how_sure=_how_sure(reference, best), command=command)
 
 
 def _without_reference(
