@@ -233,6 +233,22 @@ def losses_with_masters(dtype: torch.dtype, factor: float, *, has_closure: bool)
     return found
 
 
+# A model that computes a loss, beside outputs that a loss may be computed of.
+_BESIDE = """
+class Both(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y.float().mean(), y
+w = Both(3, 1)
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+for number in range(99):
+    loss, y = w(torch.randn(5, 3))
+    if number == 9: raise ValueError(y.dtype)
+    (LOSS).backward()
+    optimizer.step()
+"""
+
+
 # How scripts compute gradients without a call of Tensor.backward.
 _GRADIENTS = """
 from torch.utils.checkpoint import checkpoint
@@ -362,6 +378,13 @@ w.bfloat16()
 while True:
     w(torch.randn(5, 3).bfloat16()).sum().backward()
     optimizer.step()
+""",
+        "calls-twice": """
+def step():
+    x = torch.randn(5, 3)
+    (w(x) + w(x)).sum().backward()
+    optimizer.step()
+for _ in range(3): step()
 """,
         "observes": """
 int(os.environ["MASTER_PORT"])
@@ -532,6 +555,31 @@ with torch.no_grad():
     seen.append(rounds(loss_of(torch.randn(5, 3))[1]))
 raise ValueError(*seen, torch.is_autocast_enabled("cpu"), torch._dynamo.utils.counters["stats"]["unique_graphs"])
 """,
+        "narrows fp32": """
+class Half(torch.nn.Linear):
+    def forward(self, x): return super().forward(x).bfloat16().float()
+w = Half(3, 1)
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+for _ in range(99): step()
+""",
+        "beside bf16-mixed": _BESIDE.replace("LOSS", "loss"),
+        "beside-used bf16-mixed": _BESIDE.replace("LOSS", "loss + y.mean()"),
+        "holds-prepared bf16-mixed": """
+class Loss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = w
+    def forward(self, x):
+        y = self.model(x)
+        seen.append((w.seen, y.dtype, torch.is_autocast_enabled("cpu")))
+        return y.sum()
+seen, w._is_accelerate_prepared, criterion = [], True, Loss()
+w.register_forward_hook(lambda module, args, y: setattr(w, "seen", y.dtype))
+for _ in range(2):
+    criterion(torch.randn(5, 3)).backward()
+    optimizer.step()
+raise ValueError(seen[0] == seen[1], *seen[1])
+""",
         "teacher bf16-mixed": """
 teacher, seen = torch.nn.Linear(3, 3).eval(), []
 teacher.register_forward_hook(lambda module, args, output: seen.append(output.dtype), prepend=True)
@@ -645,6 +693,7 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
         "saves-and-loads",
         "writes",
         "observes",
+        "calls-twice",
         "subclasses",
         "swallows",
         "swallows-it-all",
@@ -737,6 +786,22 @@ def test_gradients_lose_the_loss_scale_once(answers):
 def test_a_module_that_is_not_trained_has_the_precision_in_its_forward_pass(answers):
     said = "crashed: ValueError: (torch.bfloat16, torch.float32, False)"
     assert answers["teacher bf16-mixed"].startswith(said)
+
+
+def test_a_script_that_casts_to_16_bits_itself_is_noted_with_its_line(answers):
+    assert "narrows.py:11 casts to bfloat16 itself" in answers["narrows fp32"]
+
+
+@pytest.mark.parametrize(("script", "dtype"), [("beside", "bfloat16"), ("beside-used", "float32")])
+def test_outputs_beside_a_loss_of_the_model_s_own_stay_as_they_are_if_no_other_loss_comes_of_them(
+    answers, script, dtype
+):
+    assert answers[f"{script} bf16-mixed"].startswith(f"crashed: ValueError: torch.{dtype}")
+
+
+def test_a_module_that_computes_the_loss_of_a_prepared_model_is_not_in_autocast(answers):
+    said = "crashed: ValueError: (True, torch.bfloat16, torch.float32, False)"
+    assert answers["holds-prepared bf16-mixed"].startswith(said)
 
 
 def test_masters_are_what_is_averaged(answers):

@@ -83,6 +83,7 @@ class ScriptHooks:
         self.num_loaded = 0  # samples that loaders have yielded in training
         self._samples: Counter[str] = Counter()  # of this step, by where they were seen
         self._samples_of_steps: list[Counter[str]] = []
+        self._called_with: list[Tensor | None] = []  # the first arguments of the model, of this step
         self._known: set[int] = set()  # modules of the models, and others without weights
         self._always: WeakSet[nn.Module] = WeakSet()  # those with the precision in evaluations, too, and their parts
         self._around_prepared: WeakSet[nn.Module] = WeakSet()  # models with a part that Accelerate has prepared
@@ -239,7 +240,10 @@ class ScriptHooks:
         self.precision.before_forward()
         is_trained = module.training or module is self._trained_in_eval
         if is_trained and self._is_looking and module is self.model and torch.is_grad_enabled():
-            self._samples["model"] += _num_samples_of_call(args)
+            first = next(iter(tree_tensors(args)), None)
+            if not any(first is each for each in self._called_with):  # sharpness-aware minimisation calls it twice
+                self._called_with.append(first)
+                self._samples["model"] += _num_samples_of_call(args)
         is_in_training = is_trained and torch.is_grad_enabled() and module not in self._around_prepared
         if (is_in_training or module in self._always or _is_prepared(module)) and self.precision.enter():
             self._left_with = module
@@ -317,6 +321,7 @@ class ScriptHooks:
             if self._is_looking:
                 self._samples_of_steps.append(self._samples)
                 self._samples = Counter()
+                self._called_with.clear()
             self._after_step()
 
     def _call_compiled(self, module: nn.Module, compiled: Any, *args: Any, **kwargs: Any) -> Any:
