@@ -35,8 +35,7 @@ class _Region:
     dtype: torch.dtype
     names_half: bool  # whether that is an argument, and of 16 bits
     made: tuple[bool, torch.dtype]  # what torch made of both
-    is_users: bool  # by its caller
-    is_frameworks: bool
+    is_scripts: bool  # whether the user's code made it, or a framework that the user gave the loop to
     is_of_function: bool  # of an autograd function's forward or backward, by torch
     sites: tuple[tuple[CodeType, int], ...]  # the calls that made it, innermost first
     entered: list[tuple[bool, bool]] = field(default_factory=list)  # whether it is an island, and is within castwise's
@@ -113,8 +112,7 @@ class ScriptAutocast:
                 dtype=dtype or usual,
                 names_half=dtype in HALVES,
                 made=(region._enabled, region.fast_dtype),
-                is_users=bool(sites) and is_own(sites[0][0].co_filename),
-                is_frameworks=module.startswith(_FRAMEWORKS),
+                is_scripts=module.startswith(_FRAMEWORKS) or (bool(sites) and is_own(sites[0][0].co_filename)),
                 is_of_function=bool(sites) and sites[0][0].co_name in _OF_FUNCTIONS and module.startswith("torch."),
                 sites=sites,
             )
@@ -150,7 +148,7 @@ class ScriptAutocast:
                 return made.made  # a part that the script keeps in the other type of 16 bits
             self._asked_dtype = made.dtype if is_ours and not made.is_of_function else self._asked_dtype
         else:
-            may_be_switch = is_ours and made.is_users and not made.is_enabled and not self._num_islands
+            may_be_switch = is_ours and made.is_scripts and not made.is_enabled and not self._num_islands
             if not may_be_switch or self._dtype is None or is_within_scripts or _is_written_off(made.sites):
                 return made.made
             if self.is_on and not made.names_half:
@@ -160,7 +158,7 @@ class ScriptAutocast:
                 )
         if self._dtype is None:
             return False, made.made[1]
-        if self.is_on and torch.is_grad_enabled() and (made.is_users or made.is_frameworks):
+        if self.is_on and torch.is_grad_enabled() and made.is_scripts:
             self.leave()
             self.has_own = True
         self.has_been_on |= torch.is_grad_enabled()
