@@ -28,6 +28,7 @@ from castwise.worker.models import build_task
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.slow
 def test_tables_are_up_to_date(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["tables.py", "--check"])
     assert tables.main() == 0, capsys.readouterr().err

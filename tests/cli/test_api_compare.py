@@ -158,6 +158,7 @@ print([trial.status for trial in found.trials], found.trials[0].spec.workload)
 """
 
 
+@pytest.mark.slow
 def test_objects_of_a_script_are_pickled_and_the_script_runs_once(tmp_path: Path) -> None:
     """For real: classes, functions and lambdas of `__main__`, without a guard."""
     script = tmp_path / "script.py"
