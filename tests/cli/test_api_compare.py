@@ -43,8 +43,8 @@ def test_a_comparison_is_a_table_and_its_records(engine: FakeEngine, capsys: pyt
     assert "<table>" in found._repr_html_()
     out, err = capsys.readouterr()
     assert out == ""
-    trial_lines = [line for line in err.splitlines() if line.startswith("trial ")]
-    assert [line.split(": ")[0] for line in trial_lines] == [f"trial {number} of 6" for number in range(1, 7)]
+    rounds = [line.split(": ")[0] for line in err.splitlines() if line.startswith("round ")]
+    assert rounds == [f"round {number}" for number in (1, 1, 2, 2, 3, 3)]
 
 
 def test_rich_prints_colours_if_the_console_has_them(engine: FakeEngine) -> None:

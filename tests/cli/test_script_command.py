@@ -23,9 +23,9 @@ while True:
         model(batch).sum().backward()
         optimizer.step()
 """
-_ENDS_IN_16_BITS = """        out = model(batch)
-        if out.dtype != torch.float32: sys.exit()
-        out.sum()"""
+_ENDS_IN_16_BITS = """model = nn.Sequential(nn.Linear(32, 2))
+model[0].register_forward_hook(lambda _, given, out: sys.exit() if out.dtype != torch.float32 else None)
+"""
 _SHORT = ("--device", "cpu", "--steps", "8", "--warm-up", "2", "--precision", "bf16-mixed")
 
 
@@ -88,7 +88,7 @@ def test_a_module_is_run_as_python_does(run: Run) -> None:
 
 
 def test_a_script_that_ends_early_in_one_precision_is_measured_in_the_others(run: Run) -> None:
-    Path("train.py").write_text(_SCRIPT.replace("        model(batch).sum()", _ENDS_IN_16_BITS))
+    Path("train.py").write_text(_SCRIPT.replace("model = nn.Linear(32, 2)\n", _ENDS_IN_16_BITS))
     code, out, err = run("run", *_SHORT, "--rounds", "1")
     assert code == 0, err
     assert {trial.spec.precision: trial.status for trial in records()} == {
