@@ -61,6 +61,7 @@ def losses() -> dict[tuple[str, str, str], list[list[float]]]:
 
 
 @pytest.mark.parametrize(("name", "amp"), [(name, amp) for name, expected in OWN.items() for amp in expected])
+@pytest.mark.slow
 def test_what_a_script_does_itself_is_recorded_with_its_lines(losses, name, amp):
     expected, framework = OWN[name][amp]
     found, by = json.loads(losses[name, "own", amp])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("script contract")  # one process runs them
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("script contract")]  # one process runs them
 TESTS = Path(__file__).parents[1]
 WAYS = {
     "clips": ("", "late", "none"),

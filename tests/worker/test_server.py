@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from programs import wait_until
 from small_step import cpu_spec
 from torch.distributed.elastic.utils.distributed import get_free_port
 
@@ -537,8 +538,10 @@ def test_every_rank_of_a_script_gets_the_techniques(
     script = {"workload": "torchrun train.py", "user_model": model, "techniques": techniques}
     event = parent.set_up(SPEC.model_copy(update=script))
     assert event["event"] == "returned", event
+    wait_until(lambda: all((tmp_path / rank).read_text() for rank in "01"), "the first step of each rank")
     assert [(tmp_path / rank).read_text() for rank in "01"] == [f"True True True {rank}" for rank in "01"]
     parent.result("warm_up")
     for _ in range(2):  # the other rank stops looking for models at the next mark
         parent.result("run_stretch", lead_in_seconds=0.0, num_blocks=2, block_seconds=0.01)
-    assert all((tmp_path / f"hooks {rank}").read_text().endswith("\n0\n") for rank in "01")
+    hooks = [tmp_path / f"hooks {rank}" for rank in "01"]
+    wait_until(lambda: all(each.read_text().endswith("\n0\n") for each in hooks), "the end of the hooks")
