@@ -58,7 +58,6 @@ def test_a_name_finds_one_row(
 @pytest.mark.parametrize(
     ("find", "name", "nearest"),
     [
-        (find_precision, "bf16", "bf16-mixed, bf16-master or bf16-true"),
         (find_precision, "FP16-MIXD", "fp16-mixed"),
         (find_workload, "mnist-cn", "mnist-cnn"),
         (find_data_set, "mnits", "mnist"),

@@ -128,8 +128,8 @@ def test_workloads_and_precisions_narrow_it_down(command: CommandLine, tmp_path:
     assert f"{output}: 13 trials" in outcome.err
     outcome = command("report", folder, "-o", output, "--workload", "gru-lm")
     assert (outcome.code, len(outcome.error_lines)) == (2, 1)
-    outcome = command("report", folder, "-o", output, "--precision", "fp64")
-    assert (outcome.code, "No precision named 'fp64'" in outcome.err) == (2, True)
+    outcome = command("report", folder, "-o", output, "--precision", "fp65")
+    assert (outcome.code, "No precision named 'fp65'" in outcome.err) == (2, True)
 
 
 def test_an_unwritable_output_is_one_line(command: CommandLine, results: Path, unwritable: Path) -> None:
