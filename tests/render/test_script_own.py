@@ -69,6 +69,7 @@ def written(folder: Path, *, scheduled: bool) -> Path:
     ],
     ids=lambda value: getattr(value, "__name__", None) or str(value),
 )
+@pytest.mark.slow
 def test_scripts_of_models_that_nobody_here_wrote_compute_what_was_measured(
     model: object, precision: str, techniques: tuple[str, ...], tmp_path: Path
 ) -> None:

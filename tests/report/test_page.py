@@ -310,6 +310,7 @@ def test_wide_page_is_accessible_and_nothing_is_cut_off(full: Opened) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(768, "light"), (PHONE, "dark")])
+@pytest.mark.slow
 def test_narrow_page_is_accessible_and_nothing_is_cut_off(open_page: Opener, width: int, scheme: str) -> None:
     made = open_page(report_of([*every_kind(), *SPREAD]), width, scheme)
     made.unfold_all()

@@ -37,6 +37,7 @@ def masks_of(model: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, list
 
 
 @pytest.mark.parametrize("make", [gpt2, lambda: model_of("llama", **_TINY, num_key_value_heads=1, use_cache=False)])
+@pytest.mark.slow
 def test_attention_has_no_mask_and_computes_the_same(make: Any) -> None:
     model, tokens = make(), torch.randint(64, (2, 16))
     expected = model(input_ids=tokens).logits

@@ -187,6 +187,7 @@ def test_what_a_closure_computes_is_not_the_optimizer_s() -> None:
     assert (found["plain_product"], found["optimizer"]) == (70, 31)
 
 
+@pytest.mark.slow
 def test_a_million_kernels_take_seconds_not_minutes() -> None:
     names = [GEMM, NORM, ADD]
     events = [DeviceEvent(names[i % 3], 10 * i, 10 * i + 7, 4) for i in range(1_000_000)]

@@ -73,6 +73,7 @@ def test_compiled_update_equals_the_plain_update(
 
 
 @pytest.mark.usefixtures("traced")
+@pytest.mark.slow
 def test_losses_of_20_compiled_updates() -> None:
     found = losses_of(spec_of(ADADELTA, "fp32", "compiled-update", loss_scale="dynamic"))
     expected = losses_of(spec_of(ADADELTA, "fp32", loss_scale="dynamic"))
@@ -80,6 +81,7 @@ def test_losses_of_20_compiled_updates() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 3], ids=["SGD", "AdamW"])
+@pytest.mark.slow
 def test_compiled_optimizers_on_a_cpu(number: int, request: pytest.FixtureRequest) -> None:
     """AdamW is compiled for real: torch's foreach Adam needs `capturable` there, which it has on a GPU."""
     name, arguments = OPTIMIZERS[number]
