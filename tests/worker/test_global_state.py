@@ -70,9 +70,11 @@ def test_tf32_is_noted_and_restored(code: Callable[[], None]) -> None:
 )
 def test_settings_of_the_precision_are_restored(code: Callable[[], object], name: str) -> None:
     before = read_process_state()
+    num_modes = torch._C._len_torch_function_stack()
     (note,) = notes_on(code)
     assert note == f"your code sets torch.{name} was restored for this trial"
     assert read_process_state().values == before.values
+    assert torch._C._len_torch_function_stack() == num_modes, "each call of torch would take longer, compiled or not"
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,13 @@ _ANOMALY = torch.autograd.set_detect_anomaly
 _DETERMINISTIC = torch.use_deterministic_algorithms
 SETTINGS: tuple[Setting, ...] = (
     Setting("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype, is_kept=False),
-    Setting("torch.set_default_device", torch.get_default_device, torch.set_default_device, is_kept=False),
+    Setting(
+        "torch.set_default_device",
+        torch.get_default_device,
+        # Any device that is set, the CPU too, costs each call of torch time, and torch 2.11 compiles less with it.
+        lambda device: torch.set_default_device(None if device == torch.device("cpu") else device),
+        is_kept=False,
+    ),
     Setting("torch.cuda.set_device", _current_device, _set_device, is_kept=False),
     Setting("torch.set_grad_enabled", torch.is_grad_enabled, torch.set_grad_enabled, is_kept=False),
     _autocast("cuda"),
