@@ -6,24 +6,10 @@ With --way other it keeps that part in bfloat16.
 from contextlib import contextmanager
 
 import torch
-from case import STEPS, amp, args, batch, grad_scaler, log
+from case import STEPS, Exact, amp, args, batch, grad_scaler, log
 from torch import nn
 
 seen = []
-
-
-class Exact(torch.autograd.Function):
-    @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x @ w
-
-    @staticmethod
-    @torch.amp.custom_bwd(device_type="cpu")
-    def backward(ctx, grad):
-        x, w = ctx.saved_tensors
-        return grad @ w.T, x.T @ grad
 
 
 @contextmanager
