@@ -12,6 +12,8 @@ demo: .venv/installed-all
 
 test: lint types tests
 
+# Of test-oldest what depends on torch's version most: castwise's own loop, and scripts in a precision from outside.
+test-long: OLDEST = tests/registry $(addprefix tests/worker/test_,loop.py precision.py applied.py script_contract.py)
 test-long: slow-tests test-oldest
 
 lint: .venv/installed-dev
@@ -33,8 +35,9 @@ slow-tests: .venv/installed-dev
 	.venv/$(PYTEST) -m "slow and not gpu"
 
 # What runs with torch, on a CPU, with the oldest versions that pyproject.toml permits. Needs 6 GB of disk.
+OLDEST := tests/worker tests/orchestrator tests/registry tests/analysis
 test-oldest: .venv-oldest/installed
-	.venv-oldest/$(PYTEST) -m "not gpu and not slow" tests/worker tests/orchestrator tests/registry tests/analysis
+	.venv-oldest/$(PYTEST) -m "not gpu and not slow" $(OLDEST)
 
 # The documentation site, as site/index.html; it opens without a server. A broken link or anchor is an error, here and in
 # `make tests`, which builds it too.
