@@ -520,9 +520,9 @@ loader = torch.utils.data.DataLoader(images, 4, sampler=sampler)
 for batch in loader:
     ddp(batch).sum().backward()
     is_turned = model[0].weight.is_contiguous(memory_format=torch.channels_last)
-    open(rank, "w").write(f"{is_turned} {optimizer.defaults['foreach']} {loader.num_workers > 0} {sampler.rank}")
+    open(f"../notes/{rank}", "w").write(f"{is_turned} {optimizer.defaults['foreach']} {loader.num_workers > 0} {sampler.rank}")
     optimizer.step()
-    with open(f"hooks {rank}", "a") as file:
+    with open(f"../notes/hooks {rank}", "a") as file:
         print(len(torch.nn.modules.module._global_forward_pre_hooks), file=file)
 """
 
@@ -530,18 +530,22 @@ for batch in loader:
 def test_every_rank_of_a_script_gets_the_techniques(
     parent: Parent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "forking.py").write_text(_FORKING)
-    (tmp_path / "train.py").write_text(_DDP)
+    # What a script writes beside itself, only it sees; temporary files are written as always.
+    own, notes = tmp_path / "own", tmp_path / "notes"
+    own.mkdir()
+    notes.mkdir()
+    monkeypatch.chdir(own)
+    (own / "forking.py").write_text(_FORKING)
+    (own / "train.py").write_text(_DDP)
     model = UserModel(kind="script", path="train.py", name="", launcher=("python", "forking.py"))
     techniques = ("loader-workers", "channels-last", "foreach-optimizer")
     script = {"workload": "torchrun train.py", "user_model": model, "techniques": techniques}
     event = parent.set_up(SPEC.model_copy(update=script))
     assert event["event"] == "returned", event
-    wait_until(lambda: all((tmp_path / rank).read_text() for rank in "01"), "the first step of each rank")
-    assert [(tmp_path / rank).read_text() for rank in "01"] == [f"True True True {rank}" for rank in "01"]
+    wait_until(lambda: all((notes / rank).read_text() for rank in "01"), "the first step of each rank")
+    assert [(notes / rank).read_text() for rank in "01"] == [f"True True True {rank}" for rank in "01"]
     parent.result("warm_up")
     for _ in range(2):  # the other rank stops looking for models at the next mark
         parent.result("run_stretch", lead_in_seconds=0.0, num_blocks=2, block_seconds=0.01)
-    hooks = [tmp_path / f"hooks {rank}" for rank in "01"]
+    hooks = [notes / f"hooks {rank}" for rank in "01"]
     wait_until(lambda: all(each.read_text().endswith("\n0\n") for each in hooks), "the end of the hooks")
