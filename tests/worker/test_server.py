@@ -520,7 +520,8 @@ loader = torch.utils.data.DataLoader(images, 4, sampler=sampler)
 for batch in loader:
     ddp(batch).sum().backward()
     is_turned = model[0].weight.is_contiguous(memory_format=torch.channels_last)
-    open(f"../notes/{rank}", "w").write(f"{is_turned} {optimizer.defaults['foreach']} {loader.num_workers > 0} {sampler.rank}")
+    with open(f"../notes/{rank}", "w") as file:
+        file.write(f"{is_turned} {optimizer.defaults['foreach']} {loader.num_workers > 0} {sampler.rank}")
     optimizer.step()
     with open(f"../notes/hooks {rank}", "a") as file:
         print(len(torch.nn.modules.module._global_forward_pre_hooks), file=file)
