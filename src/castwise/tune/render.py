@@ -141,7 +141,7 @@ def _row(result: TuningResult, spec: TrialSpec, tried: TriedChange | None = None
 
 
 def _speedup(measured: Measurements, base: TrialSpec, spec: TrialSpec) -> float | None:
-    """Return a speed-up that the speeds beside it do not deny."""
+    """Return a speed-up; None if the speeds over all sessions contradict it."""
     ratio = measured.ratio(base, spec) if measured.agrees(base, spec) else None
     return None if ratio is None else 1.0 if key_of(base) == key_of(spec) else ratio.value
 
