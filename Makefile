@@ -10,7 +10,8 @@ export CASTWISE_DATA ?= data
 demo: .venv/installed-all
 	$(BIN)/castwise run
 
-test: lint types tests
+test:
+	$(MAKE) --jobs 2 tests lint types
 
 # Of test-oldest what depends on torch's version most: castwise's own loop, and scripts in a precision from outside.
 test-long: OLDEST = tests/registry $(addprefix tests/worker/test_,loop.py precision.py applied.py script_contract.py)

@@ -406,6 +406,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "max_batch_loops": lambda _: max_batch_tables.loops_table(max_batches()),
     "max_batch_predictions": lambda _: max_batch_tables.predictions(max_batches()),
     "scripts": script_agreement.table,
+    "script_contract": script_agreement.contract_table,
     "script_masters": script_masters,
     "goals": goals,
     "searches": lambda _: search_tables.summary(),

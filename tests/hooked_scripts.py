@@ -54,7 +54,8 @@ def run_alone(file: str, arguments: list[str]) -> None:
 
 
 def run_hooked(file: str, arguments: list[str], precision: str) -> None:
-    script = ScriptRun(UserModel(kind="script", path=file, name="", arguments=tuple(arguments)), precision, "cpu")
+    device = "cuda:0" if "--device=cuda" in arguments else "cpu"
+    script = ScriptRun(UserModel(kind="script", path=file, name="", arguments=tuple(arguments)), precision, device)
 
     def order() -> None:
         for num_steps in (1, NUM_STEPS - 1):

@@ -23,7 +23,13 @@ WAYS = {
     "plain": ("", "hook", "function", "replaced"),
 }
 # The precisions, each with --amp by hand and those that the script is hooked with.
-PRECISIONS = {"fp32": ("none", "bf16"), "bf16-mixed": ("bf16", "none fp16"), "fp16-mixed": ("fp16", "none bf16 fp16")}
+PRECISIONS = {
+    "default": ("none", "fp16"),
+    "fp32": ("none", "bf16"),
+    "tf32": ("tf32", "bf16"),
+    "bf16-mixed": ("bf16", "none fp16"),
+    "fp16-mixed": ("fp16", "none bf16 fp16"),
+}
 CASES = [
     (case, way, precision, amp)
     for case, ways in WAYS.items()
@@ -45,28 +51,37 @@ REFUSED = {
 }
 
 
-def job(case: str, how: str, amp: str, way: str) -> tuple[str, str, str]:
-    return str(TESTS / "training_scripts" / "contract" / f"{case}.py"), how, f"{amp} --way={way}"
+def job(case: str, how: str, amp: str, way: str, device: str = "cpu") -> tuple[str, str, str]:
+    path = TESTS / "training_scripts" / "contract" / f"{case}.py"
+    return str(path), how, f"{amp} --way={way} --device={device}"
 
 
-@pytest.fixture(scope="module")
-def logs() -> dict[tuple[str, str, str], list[list[str]] | str]:
-    """Return what each job logged, or how the script ended."""
-    jobs = [job(case, precision, amp, way) for case, way, precision, amp in CASES]
-    ways = [(case, way) for case, ways in WAYS.items() for way in ways]
-    jobs += [job(case, "alone", amp, way) for case, way in ways for amp in ("none", "bf16", "fp16")]
-    jobs += [job("ahead", *how, way) for how in (("alone", "bf16"), ("bf16-master", "none")) for way in ("", "data")]
-    jobs += [job("refused", precision, "none", way) for way, precision in REFUSED]
+def jobs_of(case: str, way: str, precision: str, amp: str, device: str = "cpu") -> list[tuple[str, str, str]]:
+    """Return the job of a case under castwise, and that of the same by hand."""
+    return [job(case, precision, amp, way, device), job(case, "alone", PRECISIONS[precision][0], way, device)]
+
+
+def logs_of(jobs: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], list[str]]:
+    """Return what each job logged, with how it was refused."""
+    jobs = list(dict.fromkeys(jobs))
     command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps(jobs), "in words"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return dict(zip(jobs, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
+@pytest.fixture(scope="module")
+def logs() -> dict[tuple[str, str, str], list[str]]:
+    jobs = [each for case in CASES for each in jobs_of(*case)]
+    jobs += [job("ahead", *how, way) for how in (("alone", "bf16"), ("bf16-master", "none")) for way in ("", "data")]
+    jobs += [job("refused", precision, "none", way) for way, precision in REFUSED]
+    return logs_of(jobs)
+
+
 @pytest.mark.parametrize(("case", "way", "precision", "amp"), CASES)
 def test_a_hooked_script_trains_as_by_hand(logs, case, way, precision, amp):
-    by_hand, _ = PRECISIONS[precision]
-    assert logs[job(case, precision, amp, way)] == logs[job(case, "alone", by_hand, way)]
+    hooked, by_hand = (logs[each] for each in jobs_of(case, way, precision, amp))
+    assert hooked == by_hand
 
 
 @pytest.mark.parametrize("way", ["", "data"])

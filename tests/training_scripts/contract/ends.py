@@ -6,7 +6,7 @@ from torch import nn
 
 
 class Net(nn.Sequential):
-    @torch.autocast("cpu", dtype=dtype, enabled=is_on)
+    @torch.autocast(args.device, dtype=dtype, enabled=is_on)
     def forward(self, x):
         return super().forward(x)
 
@@ -17,16 +17,16 @@ optimizer, scaler = torch.optim.Adam(model.parameters(), lr=1e-2), grad_scaler()
 if args.way in ("global", "entered"):
     torch.set_autocast_cache_enabled(False)
     if args.way == "entered":
-        torch.autocast("cpu", dtype=dtype, enabled=is_on).__enter__()
+        torch.autocast(args.device, dtype=dtype, enabled=is_on).__enter__()
     elif is_on:
-        torch.set_autocast_dtype("cpu", dtype)
-        torch.set_autocast_enabled("cpu", True)
+        torch.set_autocast_dtype(args.device, dtype)
+        torch.set_autocast_enabled(args.device, True)
 for _ in STEPS:
     x, _y = batch()
     if args.way in ("global", "entered", "decorated"):
         z = model(x)
     else:
-        with torch.autocast("cpu", dtype=dtype, enabled=is_on):
+        with torch.autocast(args.device, dtype=dtype, enabled=is_on):
             z = model(x)
     z = nn.functional.normalize(z.float())
     gram = z.T @ z

@@ -14,10 +14,10 @@ seen = []
 
 @contextmanager
 def switched_off():
-    was_on = torch.is_autocast_enabled("cpu")
-    torch.set_autocast_enabled("cpu", False)
+    was_on = torch.is_autocast_enabled(args.device)
+    torch.set_autocast_enabled(args.device, False)
     yield
-    torch.set_autocast_enabled("cpu", was_on)
+    torch.set_autocast_enabled(args.device, was_on)
 
 
 @contextmanager
@@ -28,11 +28,11 @@ def generated(on):
 
 def island():
     if args.way == "dtype":
-        return torch.autocast("cpu", dtype=torch.float32)
+        return torch.autocast(args.device, dtype=torch.float32)
     if args.way == "switch":
         return switched_off()
     if args.way == "other":
-        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.amp != "none")
+        return torch.autocast(args.device, dtype=torch.bfloat16, enabled=args.amp != "none")
     return {"helper": amp, "generator": generated}.get(args.way, amp)(False)
 
 

@@ -19,7 +19,7 @@ class Decoder(nn.Linear):
 torch.manual_seed(0)
 encoder, decoder = nn.Sequential(nn.Linear(8, 16), nn.Tanh()), Decoder(16, 1, bias=args.way != "function")
 optimizer = torch.optim.AdamW([*encoder.parameters(), *decoder.parameters()], lr=1e-2)
-scaler = torch.amp.GradScaler("cpu") if args.amp == "fp16" else None
+scaler = torch.amp.GradScaler(args.device) if args.amp == "fp16" else None
 weights = [*encoder.parameters(), *decoder.parameters()]
 
 

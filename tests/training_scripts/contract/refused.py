@@ -13,7 +13,7 @@ class OwnScaler(torch.amp.GradScaler):
 
 class Net(nn.Linear):
     def forward(self, x):
-        with torch.autocast("cpu", enabled=is_precise):
+        with torch.autocast(args.device, enabled=is_precise):
             return super().forward(x)
 
 
@@ -21,10 +21,10 @@ is_precise = "".startswith("x")
 model = (Net if args.way == "switch" else nn.Linear)(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 if args.way == "scaler":
-    scaler = OwnScaler("cpu")
+    scaler = OwnScaler(args.device)
 if args.way == "extension":
-    torch._C.set_autocast_dtype("cpu", torch.bfloat16)
-    torch._C.set_autocast_enabled("cpu", True)
+    torch._C.set_autocast_dtype(args.device, torch.bfloat16)
+    torch._C.set_autocast_enabled(args.device, True)
 if args.way == "ranks":
     torch.multiprocessing.spawn(sys.exit, nprocs=2)
 for _ in STEPS:
