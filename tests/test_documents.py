@@ -180,6 +180,7 @@ _TOO_WIDE = """() => [...document.querySelectorAll("article table")].filter((tab
 }).map((table) => table.scrollWidth - table.closest("article").clientWidth).filter((excess) => excess > 0)"""
 
 
+@pytest.mark.slow
 @site_group
 def test_no_page_of_the_site_scrolls_sideways(site: Path, browser_path: str) -> None:
     names = ("evidence/suites.html", "evidence/searches.html", "python-api.html", "techniques.html", "tune.html")

@@ -42,6 +42,7 @@ def test_every_python_file_of_the_document_is_run() -> None:
     assert len(BLOCKS) == TEXT.count("```python") >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "name", "code"), BLOCKS, ids=[name for _, name, _ in BLOCKS])
 def test_it_runs_as_the_document_says(
     call: str,

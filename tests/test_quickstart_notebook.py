@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 from programs import PATIENCE_SECONDS
 
@@ -13,6 +14,7 @@ job.CPU_ROUND = job.CPU_ROUND.model_copy(update={"warm_up_seconds": 0.1})
 NOTEBOOK = Path(__file__).resolve().parent.parent / "docs" / "quickstart.ipynb"
 
 
+@pytest.mark.slow
 def test_it_runs_and_shows_a_table(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     for cell in notebook.cells:  # a CPU without bfloat16 takes half a second for a step of the whole batch

@@ -80,6 +80,7 @@ def test_an_array_measures_the_plan(command: CommandLine, state: Path) -> None:
     assert [file.name for file in state.glob("*.sh")] == ["100.sh"], "nothing is submitted again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_losses", "calls"), [(1, "NODE_FAIL on node100"), (2, "NODE_FAIL on"), (2, "gone, and")])
 def test_a_lost_job_is_tried_once_more(
     num_losses: int, calls: str, command: CommandLine, state: Path, monkeypatch: pytest.MonkeyPatch
@@ -153,6 +154,7 @@ def test_clocks_of_nodes_may_differ(
             assert "measures the same" in str(lock_all([tmp_path / "lock"], second)), "no lock grows old"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
 def test_the_same_command_follows_jobs_whose_submitter_died(
     number: signal.Signals, command: CommandLine, state: Path, program: Program

@@ -364,6 +364,7 @@ prepare(RunOptions(**grid, device="cpu", seconds=3600.0, rounds=1), Speaking()).
 HANGING = run_trial('faulty_worker.fail_at("run_block", faulty_worker.hang)')
 
 
+@pytest.mark.slow
 def test_unguarded_script_and_its_sudden_end(program: Program) -> None:
     process = program.start_script(UNGUARDED, stdin=subprocess.PIPE)
     assert process.stdin is not None

@@ -291,6 +291,7 @@ session.warm_up()
 """
 
 
+@pytest.mark.slow
 def test_no_gloo_rank_outlives_a_killed_program(program: Program) -> None:
     process = program.start_script(MET)
     program.wait_for_line("met")

@@ -304,6 +304,7 @@ def test_theme_is_the_readers_and_the_button_changes_it(open_page: Opener, schem
     assert made.page.evaluate(ink)
 
 
+@pytest.mark.slow
 def test_wide_page_is_accessible_and_nothing_is_cut_off(full: Opened) -> None:
     assert full.cut_off() == []
     assert full.violations() == []

@@ -100,6 +100,7 @@ def test_a_gpt_of_the_user_s_own_on_a_cpu(tmp_path: Path) -> None:
     assert profile.module_seconds["blocks.1"].backward_seconds > 0, "attention"
 
 
+@pytest.mark.slow
 def test_loss_scaling_is_told_from_the_optimizer() -> None:
     profile = profile_of("fp16-mixed", loss_scale="dynamic")
     assert profile.class_seconds["loss_scaling"] > 0

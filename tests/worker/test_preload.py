@@ -42,6 +42,7 @@ def test_what_a_users_model_needs_is_imported_too(tmp_path: Path, monkeypatch: p
     assert "CASTWISE_IMPORTS" not in os.environ, "a trial's process sees the user's own environment"
 
 
+@pytest.mark.slow
 def test_torchao_is_not_imported_before_the_fork_nor_for_other_precisions() -> None:
     """It opens the GPU."""
     pytest.importorskip("transformers")

@@ -469,6 +469,7 @@ open(f"port {meeting.getsockname()[1]}", "w").close()
 """
 
 
+@pytest.mark.slow
 def test_launchers_of_trials_that_run_side_by_side_take_a_port_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
