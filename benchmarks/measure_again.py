@@ -20,7 +20,6 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from accuracy_study import JOBS
 from by_hand import ROWS
 from script_agreement import SIZES
 from search_tables import searches
@@ -64,14 +63,11 @@ KINDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "by_hand": (tuple(ROWS), "", ()),
     "scripts": (tuple(name for name in SIZES if name != "ddp"), "", ()),  # which needs two GPUs
     "emitted": (tuple(searches()), "", ("--rounds", "5")),
-    "accuracy": (tuple(JOBS), "", ("--more",)),  # one job named twice runs on two GPUs
 }
 # Each process of a comparison with an emitted script chooses its kernels anew.
 _VARIABLES = {"emitted": {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}}
 # Sessions of the two largest models take half a minute each.
 _OPTIONS = {
-    "accuracy/fast-wikitext2": ("--lanes", "3"),
-    "accuracy/fast-mnist": ("--lanes", "5"),
     "searches/resnet50": ("--memory", "8GiB"),
     "searches/gpt2-xl": ("--budget", "15min"),  # a first step takes a minute, and a proof takes several
     "transformers/llama-1b": ("--rounds", "2"),
@@ -154,10 +150,7 @@ class Lane:
         kind, _, name = job.partition("/")
         _, verb, options = KINDS[kind]
         record = self._out / kind / f"{name}.json"
-        if kind == "accuracy":
-            command = [sys.executable, str(HERE / "accuracy_study.py"), str(self._out / "runs"), name]
-            command += ["--out", str(record.parent), *options, *_OPTIONS.get(job, ())]
-        elif not verb:
+        if not verb:
             if record.exists():
                 return True
             file = "script_agreement.py" if kind == "scripts" else f"{kind}.py"

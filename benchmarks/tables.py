@@ -20,12 +20,10 @@ from typing import Any
 
 import aa
 import accuracy_errors
-import accuracy_study
 import by_hand
 import causes
 import emitted
 import max_batch_tables
-import nsight
 import reference_tables
 import script_agreement
 import search_tables
@@ -35,10 +33,9 @@ from stored import RECORDS, by_place, costs_of, load, markdown, place_of, where_
 
 from castwise.accuracy.advice import with_accuracy
 from castwise.analysis.advice import recommend
-from castwise.analysis.causes import MEMORY, PRODUCTS, UPDATE, diagnose
+from castwise.analysis.causes import diagnose
 from castwise.analysis.model_flops import float8_of, fp8_share
 from castwise.analysis.result_table import Row, compare
-from castwise.analysis.steady_metrics import throughput
 from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import find_suite, is_search, specs_of
@@ -55,6 +52,7 @@ from castwise.suites.result import SuiteResult
 HERE = Path(__file__).resolve().parent
 DOCUMENTS = (HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.md")))
 SCHEMA = HERE.parent / "docs" / "record.schema.json"
+KEPT = "kept"  # not made anew; its argument is the commit whose benchmarks/ made it
 _MARKED = re.compile(r"(<!-- table: (\w+)(?: ([^\n]+?))? -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
@@ -171,27 +169,6 @@ def against_plain(_: str) -> str:
     return "\n".join([places, "", *markdown(heading, "lrrrrr", cells)]) + "\n"
 
 
-def power_limit(_: str) -> str:
-    """Return how figures of loops at the power limit compare with each loop running alone for a minute."""
-    found, where = studies("power_limit")
-    cells = [
-        (
-            study["cell"].partition(":")[0],
-            line["what"],
-            line["session"],
-            f"{line['castwise']:.4g}",
-            f"{line['alone']:.4g}",
-            f"{100 * line['difference']:+.2f} %",
-            f"±{100 * line['allowed']:.2f} %",
-            "yes" if line["agrees"] else "no",
-        )
-        for study in found
-        for line in study["lines"]
-    ]
-    heading = "model | figure | session | castwise | alone | difference | allowed | agrees"
-    return "\n".join([where, "", *markdown(heading, "llrrrrrl", cells)]) + "\n"
-
-
 def runs(_: str) -> str:
     """Return how long `castwise run` took for each workload on record, from its first process to its last."""
     groups: dict[tuple[str, str], list[Trial]] = {}
@@ -236,23 +213,6 @@ def _cell(spec: TrialSpec) -> tuple[object, ...]:
     return (spec.workload, spec.precision, spec.loss_scale, spec.batch_size, spec.world_size, spec.parallelism)
 
 
-def advice(_: str) -> str:
-    """Return what the runs of a study advised on a quiet and on a busy machine, and how often that was wrong."""
-    found, where = studies("advice")
-    cells = [
-        (
-            study["model"],
-            "busy" if study["busy"] else "quiet",
-            len(study["runs"]),
-            *(study["decisions"].get(decision, 0) for decision in ("take", "stay", "undecided", "nothing")),
-            study["wrong"],
-        )
-        for study in found
-    ]
-    heading = "model | machine | runs | take | stay | undecided | nothing | wrong"
-    return "\n".join([where, "", *markdown(heading, "llrrrrrr", cells)]) + "\n"
-
-
 def coverage(name: str) -> str:
     """Return how often simulated intervals hold the truth, as one run of coverage.py found it."""
     heading = (
@@ -274,27 +234,6 @@ def coverage(name: str) -> str:
     return "\n".join(markdown(heading, "lrrrrrr", cells)) + "\n"
 
 
-def cluster_cost(name: str) -> str:
-    """Return what castwise's scheduler cost in a simulated cluster, as one run of cluster_cost.py found it."""
-    document = json.loads((RECORDS / "cluster_cost" / f"{name}.json").read_text())
-    where = document["environment"]
-    cells = [
-        (
-            f"{row['name']}",
-            f"{row['nodes']:,} × {row['trials']:,}",
-            f"{row['cpu_seconds']:.0f} s",
-            f"{row['peak_rss_bytes'] / 1e6:.0f} MB",
-            f"{row['makespan_seconds'] / row['bound_seconds'] - 1:.1%}",
-            f"{row['lost_shards']}",
-            f"{row['trials_on_record']:,}",
-        )
-        for row in document["scenarios"]
-    ]
-    heading = "scenario | nodes × trials | CPU | memory | makespan above the bound | shards lost and moved | on record"
-    place = f"{where['cpu']}, Python {where['python']}, {where['date']}, castwise at {where['commit']}"
-    return "\n".join([place, "", *markdown(heading, "llrrrrr", cells)]) + "\n"
-
-
 def cluster_faults(name: str) -> str:
     """Return what was tried of faults of clusters, and what held, by `tests/faults/run_faults.py --clusters`."""
     found = json.loads((RECORDS / "cluster_faults" / f"{name}.json").read_text())
@@ -308,64 +247,6 @@ def max_batches() -> max_batch_tables.Measured:
     return max_batch_tables.measured_fits(RECORDS / "fit")
 
 
-# Units per second that were to be reached on an H200.
-GOALS = {
-    ("gpt2", "bf16-master"): 600_000,
-    ("gpt-d2048x12", "bf16-master"): 135_000,
-    ("gpt-d4096", "bf16-master"): 95_000,
-    ("gpt-d4096", "fp8-tensorwise"): 125_000,
-    ("vit-b16", "bf16-master"): 4_200,
-}
-
-
-def goals(_: str) -> str:
-    """Return what a step at each goal that is not reached has to consist of, beside the profile of a fast loop."""
-    best: dict[tuple[str, str], float] = {}
-    for path in sorted((RECORDS / "by_hand").glob("*.json")):
-        for row in json.loads(path.read_text())["rows"]:
-            key = row.get("workload", row["name"]), row["loops"][by_hand.CASTWISE].partition(",")[0]
-            speeds = [turn["per_second"] for turn in row["turns"] if turn["side"] == by_hand.CASTWISE]
-            best[key] = max(best.get(key, 0.0), *speeds)
-    for search in search_tables.searches().values():
-        key = search["workload"], search["fastest"]["precision"]
-        best[key] = max(best.get(key, 0.0), search_tables.fastest_row(search)["throughput_per_second"])
-    for folder in ("batches", "loss_kernel", "short_gelu"):
-        for trial in load(RECORDS / folder):
-            key = trial.spec.workload, trial.spec.precision
-            best[key] = max(best[key], throughput(trial) or 0.0)
-    latest = max((RECORDS / "bytes_moved").glob("*.json"))
-    record = json.loads(latest.read_text())
-    moved = {(by_hand.ROWS[row["name"]].workload, row["batch_size"]): row for row in record["rows"]}
-    cells = []
-    for found in diagnose(rows("tuned")):
-        spec, speed, step = found.row.trial.spec, throughput(found.row.trial), found.row.step_seconds
-        assert speed is not None
-        assert step is not None
-        goal, measured = GOALS[spec.workload, spec.precision], max(speed, best[spec.workload, spec.precision])
-        if measured >= goal:
-            continue
-        shares = [found.share_of(*PRODUCTS), found.share_of(*UPDATE), found.share_of(*MEMORY)]
-        products, update, rest = (1000 * step * (share or 0.0) for share in shares)
-        allowed = 1000 * step * speed / goal
-        generated = moved[spec.workload, spec.batch_size]
-        copied = f"{generated['bytes'] / 1e9:.0f} GB, {1000 * generated['bytes'] / record['copied_per_second']:.1f} ms"
-        cells.append(
-            [
-                f"{spec.workload}, batch {spec.batch_size}, {spec.precision}",
-                f"{goal:,}",
-                f"{format_rate(measured)} ({100 * measured / goal:.0f} %)",
-                *(f"{value:.1f} ms" for value in (allowed, products, update, allowed - products - update, rest)),
-                copied,
-            ]
-        )
-    heading = (
-        "loop | goal, units/s | reached | step at the goal | products, attention | update | leaves | all else takes | "
-        "bytes, copied in"
-    )
-    where = f"Bytes and copy: {place_of(record['environment'], latest.name[:10])}"
-    return "\n".join([*markdown(heading, "lrrrrrrrr", cells), "", where]) + "\n"
-
-
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
     "terminal": terminal,
@@ -377,18 +258,12 @@ TABLES: dict[str, Callable[[str], str]] = {
     "fp8": fp8,
     "compile_times": compile_times,
     "against_plain": against_plain,
-    "power_limit": power_limit,
     "coverage": coverage,
-    "cluster_cost": cluster_cost,
     "cluster_faults": cluster_faults,
     "runs": runs,
     "script_lines": emitted.lines_table,
     "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),
     "accuracy_errors": accuracy_errors.table,
-    "accuracy": accuracy_study.real_table,
-    "accuracy_sources": accuracy_study.sources_table,
-    "planted_faults": accuracy_study.planted_table,
-    "advice": advice,
     "aa": lambda _: aa.table(sorted((RECORDS / "aa").glob("*.json"))),
     "suite": suite,
     "commands": reference_tables.commands,
@@ -408,19 +283,21 @@ TABLES: dict[str, Callable[[str], str]] = {
     "scripts": script_agreement.table,
     "script_contract": script_agreement.contract_table,
     "script_masters": script_masters,
-    "goals": goals,
     "searches": lambda _: search_tables.summary(),
     "search": search_tables.accepted,
     "search_sentence": search_tables.sentence,
     "why": causes.workloads,
     "causes": lambda _: causes.tables(RECORDS / "causes"),
-    "nsight": lambda name: nsight.table(json.loads((RECORDS / "nsight" / f"{name}.json").read_text())),
 }
 
 
 def fill(text: str) -> str:
-    """Return a document with every marked table made anew."""
-    return _MARKED.sub(lambda match: match[1] + TABLES[match[2]](match[3] or "") + match[4], text)
+    """Return a document with every marked table made anew, but those that are kept as a commit's scripts made them."""
+
+    def made_anew(match: re.Match[str]) -> str:
+        return match[0] if match[2] == KEPT else match[1] + TABLES[match[2]](match[3] or "") + match[4]
+
+    return _MARKED.sub(made_anew, text)
 
 
 def main() -> int:

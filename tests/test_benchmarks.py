@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import by_hand
-import cluster_cost
 import emitted
 import hand_loops
 import hero
@@ -17,7 +16,6 @@ import tables
 import torch
 from own_script import picture
 
-from castwise.cluster import ray_nodes
 from castwise.orchestrator.machine import detect_machine
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import parse_techniques, why_unsupported
@@ -32,15 +30,6 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_tables_are_up_to_date(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["tables.py", "--check"])
     assert tables.main() == 0, capsys.readouterr().err
-
-
-def test_the_simulated_cluster_measures_each_trial_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr(ray_nodes, "time", ray_nodes.time)
-    found = cluster_cost.simulate(cluster_cost.SCENARIOS[-1], num_nodes=20, num_trials=60)
-    assert found["lost_shards"] == 1
-    assert found["shards_done"] == found["trials_on_record"] == found["trials"] == 60
-    assert found["makespan_seconds"] < 1.8 * found["bound_seconds"]
 
 
 def test_the_pictures_are_up_to_date() -> None:

@@ -3,8 +3,7 @@
 Under torch.compile transformers 5 hands over the causal mask as a matrix (huggingface/transformers#48925, not merged
 in November 2026), which neither FlashAttention nor cuDNN's kernels take. With an implementation of attention for
 which it knows no masks, it leaves the mask to the kernel. Measured on one H200: benchmarks/gpt2.py trains 484,607
-tokens/s, without it 426,126 (2026-11-28, one run each, bf16-master, batch 16, fused-optimizer+pad-vocabulary+compile;
-records: benchmarks/records/causal_attention/).
+tokens/s, without it 426,126 (2026-11-28, one run each, bf16-master, batch 16, fused-optimizer+pad-vocabulary+compile).
 """
 
 from typing import Any
