@@ -24,7 +24,7 @@ from castwise.orchestrator.machine import Machine, detect_machine
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import parse_techniques
 from castwise.registry.workloads import find_workload
-from castwise.render.units import format_rate
+from castwise.show.units import format_rate
 from castwise.spec.trial import CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
 
 HAND, CASTWISE = "by hand", "castwise"  # the names of the sides in records

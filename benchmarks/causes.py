@@ -18,9 +18,9 @@ from stored import RECORDS, load, markdown
 from castwise.analysis.causes import MEMORY, PRODUCTS, UPDATE, Diagnosis, diagnose
 from castwise.analysis.result_table import compare
 from castwise.orchestrator.job import prepare_profiles
-from castwise.render.notes import measured_on
-from castwise.render.table import markdown_text
-from castwise.render.units import format_ratio, format_seconds
+from castwise.show.notes import measured_on
+from castwise.show.table import markdown_text
+from castwise.show.units import format_ratio, format_seconds
 from castwise.spec.options import WhyOptions
 from castwise.spec.quantities import format_share
 from castwise.spec.types import CauseName

@@ -31,8 +31,8 @@ from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import join, parse_techniques
 from castwise.registry.workloads import find_workload
 from castwise.render.emit.script import script_of
-from castwise.render.table import markdown_text
-from castwise.render.units import format_rate
+from castwise.show.table import markdown_text
+from castwise.show.units import format_rate
 from castwise.spec.trial import CUDA_ROUND, TrialSpec
 from castwise.spec.user_model import UserParts, locate
 

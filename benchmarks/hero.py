@@ -13,12 +13,12 @@ from typing import Any
 from search_tables import fastest_row, searches
 from stored import RECORDS
 
-from castwise.render.theme import FAINT, look_of
-from castwise.render.units import format_rate
 from castwise.report.charts.chart import Chart
 from castwise.report.charts.registry import pictures_of
 from castwise.report.charts.svg import Bar, Key, Segment, bar_chart
 from castwise.report.files import SelectionOptions, find
+from castwise.show.theme import FAINT, look_of
+from castwise.show.units import format_rate
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 # By name: a folder of records, and which of its charts.

@@ -19,8 +19,8 @@ from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.registry.precisions import DEFAULT, PRECISIONS, why_unsupported
 from castwise.registry.published import LargestBatch, largest_batches
 from castwise.registry.workloads import find_workload
-from castwise.render.table import markdown_text
-from castwise.render.units import format_bytes, format_percent, format_rate, format_ratio
+from castwise.show.table import markdown_text
+from castwise.show.units import format_bytes, format_percent, format_rate, format_ratio
 
 # The workloads of the sources that filled their GPU's memory.
 _SOURCED = ("dpn92", *(f"fastai-resnet{depth}" for depth in (18, 34, 50, 101, 152)))

@@ -7,8 +7,8 @@ from typing import Any
 from stored import RECORDS, markdown, place_of
 
 from castwise.registry.techniques import join
-from castwise.render.table import markdown_text
-from castwise.render.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
+from castwise.show.table import markdown_text
+from castwise.show.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
 
 Search = dict[str, Any]
 _ENDINGS = {"nothing left": "nothing left to try", "budget": "the budget", "failed": "the first loop failed"}

@@ -40,11 +40,11 @@ from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import find_suite, is_search, specs_of
 from castwise.registry.workloads import find_workload
-from castwise.render.fields import ratio_text
-from castwise.render.run_report import markdown_table, print_table
-from castwise.render.table import markdown_text
-from castwise.render.units import format_rate
-from castwise.render.why_report import print_why
+from castwise.show.fields import ratio_text
+from castwise.show.run_report import markdown_table, print_table
+from castwise.show.table import markdown_text
+from castwise.show.units import format_rate
+from castwise.show.why_report import print_why
 from castwise.spec.trial import TrialSpec
 from castwise.suites.render import markdown_suite
 from castwise.suites.result import SuiteResult

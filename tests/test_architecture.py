@@ -22,7 +22,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 _BASE = {"_version", "errors", "spec", "registry"}
 _RECORDS = {*_BASE, "records"}
 _MEASURED = {*_RECORDS, "telemetry"}
-_CORE = {*_MEASURED, "analysis", "orchestrator", "render"}
+_CORE = {*_MEASURED, "analysis", "orchestrator", "show", "render"}
 ALLOWED = {
     "_version": set[str](),
     "errors": set[str](),
@@ -33,7 +33,8 @@ ALLOWED = {
     "worker": _MEASURED,
     "analysis": _RECORDS,
     "orchestrator": {*_MEASURED, "analysis", "worker"},  # the latter through worker/entry.py alone
-    "render": {*_RECORDS, "analysis"},
+    "show": {*_RECORDS, "analysis"},
+    "render": {*_RECORDS, "analysis", "show"},
     "accuracy": _CORE,
     "max_batch": _CORE,
     "suites": {*_CORE, "max_batch"},

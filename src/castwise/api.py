@@ -27,10 +27,10 @@ from castwise.orchestrator.job import prepare, prepare_profiles
 from castwise.orchestrator.pickling import pickle_user_objects
 from castwise.orchestrator.runner import Listener, NullListener
 from castwise.records.schema import Trial
-from castwise.render import run_report, why_report
-from castwise.render.progress import LiveProgress
-from castwise.render.table import DataTable, json_document, plain
 from castwise.report.files import ReportOptions, find, write_pictures, write_report
+from castwise.show import run_report, why_report
+from castwise.show.progress import LiveProgress
+from castwise.show.table import DataTable, json_document, plain
 from castwise.spec.options import RunOptions, WhyOptions, options_of, parse_options
 from castwise.spec.trial import TrialSpec
 from castwise.tune.options import TuneOptions
@@ -269,7 +269,7 @@ class Comparison(Result, Sequence[Trial]):
         return self.advice[0].precision if self.advice else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document that `castwise run --format json` prints: `castwise.render.run_report.document`."""
+        """Return the document that `castwise run --format json` prints: `castwise.show.run_report.document`."""
         return run_report.document(self.rows, self.advice)
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ from castwise.accuracy.result import AccuracyResult, runs_of
 from castwise.analysis import training_metrics
 from castwise.analysis.advice import recommend
 from castwise.analysis.result_table import compare
-from castwise.render.training_table import flat_row
+from castwise.show.training_table import flat_row
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload, locate
 
@@ -116,7 +116,7 @@ def test_the_headline_says_that_runs_were_cut_short(command: CommandLine) -> Non
 def test_the_answer_says_by_how_much_and_how_fast_in_80_columns(
     command: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("castwise.render.console._PIPED_WIDTH", 80)
+    monkeypatch.setattr("castwise.show.console._PIPED_WIDTH", 80)
     done = asked(command, "--precision", "fp32,bf16-mixed,fp16-mixed")
     assert "bf16-mixed is as good as fp32: " in done.out
     assert "over 5 pairs of runs, usual margin 0.3 points." in done.out

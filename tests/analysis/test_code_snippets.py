@@ -18,7 +18,7 @@ from castwise.analysis.result_table import compare
 from castwise.records.schema import Facts, Trial
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
 from castwise.registry.workloads import OptimizerSpec
-from castwise.render.notes import snippet_lines
+from castwise.show.notes import snippet_lines
 from castwise.spec.user_model import UserModel
 from castwise.worker.precision import numeric_state
 from castwise.worker.step import TrainingStep

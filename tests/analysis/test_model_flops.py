@@ -7,7 +7,7 @@ from fake_gpu import fake_reading
 from castwise.analysis.model_flops import model_flops_per_second, model_flops_utilization, sm_clock_hertz
 from castwise.analysis.result_table import compare
 from castwise.records.schema import StepFlops, Trial
-from castwise.render.run_report import data_table, flat_row
+from castwise.show.run_report import data_table, flat_row
 
 H200 = "NVIDIA H200"
 

@@ -17,7 +17,7 @@ from castwise.analysis.speedup import (
 )
 from castwise.analysis.statistics import LEVEL
 from castwise.records.schema import Status, Trial
-from castwise.render.notes import notes_of, remarks
+from castwise.show.notes import notes_of, remarks
 from castwise.spec.trial import MeasurementProtocol
 from castwise.spec.user_model import UserModel
 

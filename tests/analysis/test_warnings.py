@@ -10,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 from castwise.analysis.result_table import compare
 from castwise.analysis.warnings import WarningName, warnings_of, warnings_of_all
 from castwise.records.schema import EnergyMeasurement, StepFlops, TelemetrySummary, Trial
-from castwise.render.notes import remarks
+from castwise.show.notes import remarks
 
 NUM_BLOCKS = 8
 STEADY = (0.1,) * NUM_BLOCKS

@@ -15,8 +15,8 @@ from castwise.analysis.result_table import compare
 from castwise.orchestrator import machine
 from castwise.records.schema import Trial
 from castwise.records.store import load_folder
-from castwise.render.console import SafeConsole
-from castwise.render.why_report import print_why
+from castwise.show.console import SafeConsole
+from castwise.show.why_report import print_why
 
 RECORDS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "records" / "why"
 WORKLOADS = sorted(path.name.removesuffix("-default.json") for path in RECORDS.glob("*-default.json"))

@@ -28,7 +28,7 @@ from castwise.registry.precisions import (
     why_unsupported,
 )
 from castwise.render.emit.script import script_of
-from castwise.render.theme import look_of
+from castwise.show.theme import look_of
 
 NEW = Precision(
     name="bf16-quick",

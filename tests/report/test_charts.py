@@ -18,9 +18,6 @@ from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, pro
 
 from castwise.records.schema import Trial
 from castwise.registry.kernel_classes import KERNEL_CLASSES
-from castwise.render.fields import FlatRow
-from castwise.render.table import csv_grid
-from castwise.render.theme import KERNELS, STACK, look_of
 from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, downsample
 from castwise.report.charts.machines import ratios
 from castwise.report.charts.profile import PARTS
@@ -39,6 +36,9 @@ from castwise.report.collection import collect
 from castwise.report.conclusions import answers_of
 from castwise.report.machine_comparison import compare_machines
 from castwise.report.machines import Origin, measured_machines
+from castwise.show.fields import FlatRow
+from castwise.show.table import csv_grid
+from castwise.show.theme import KERNELS, STACK, look_of
 
 
 def file_of(trial: Trial) -> str:

@@ -8,7 +8,7 @@ from fake_engine import fake_epoch, fake_run, fake_training, fake_trial
 from castwise.analysis import training_metrics
 from castwise.records.schema import Trial
 from castwise.registry.suites import Published, Suite, SuiteFilter, find_suite, parse_suite, specs_of
-from castwise.render.fields import FlatRow
+from castwise.show.fields import FlatRow
 from castwise.suites.compare_published import compare_with_published, published_pairs
 
 MINE = """\

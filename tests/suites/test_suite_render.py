@@ -15,7 +15,7 @@ from rich.console import Console
 from castwise.analysis.training_metrics import length_in_words
 from castwise.records.schema import RankSamples, Trial
 from castwise.registry.suites import SUITE_NAMES, SuiteFilter, find_suite, limit_specs, specs_of
-from castwise.render import training_table
+from castwise.show import training_table
 from castwise.suites.render import csv_suites, json_suites, limits_table, markdown_suite, print_suite
 from castwise.suites.result import SuiteResult
 

@@ -10,8 +10,8 @@ from castwise.analysis.statistics import has_interval
 from castwise.analysis.training_metrics import epochs_of
 from castwise.registry.techniques import join
 from castwise.registry.workloads import find_workload
-from castwise.render.console import print_line, took_words
-from castwise.render.fields import (
+from castwise.show.console import print_line, took_words
+from castwise.show.fields import (
     FlatRow,
     estimate_values,
     find_field,
@@ -19,8 +19,8 @@ from castwise.render.fields import (
     short_ratio_text,
     trial_values,
 )
-from castwise.render.notes import measured_on
-from castwise.render.table import (
+from castwise.show.notes import measured_on
+from castwise.show.table import (
     DataTable,
     csv_grid,
     json_document,
@@ -31,7 +31,7 @@ from castwise.render.table import (
     print_data_table,
     short_table_of,
 )
-from castwise.render.units import format_ratio, pluralize
+from castwise.show.units import format_ratio, pluralize
 from castwise.spec.quantities import TOO_NOISY, format_interval, format_share, with_interval
 from castwise.spec.recipe import Recipe
 from castwise.spec.typed import advised_line

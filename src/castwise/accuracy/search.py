@@ -22,7 +22,7 @@ from castwise.registry.suites import RunGrid, Suite, find_recipe
 from castwise.registry.techniques import NONE, SETS, TUNED, parse_techniques, resolve
 from castwise.registry.techniques import why_unsupported as why_technique_unsupported
 from castwise.registry.workloads import find_workload
-from castwise.render.units import format_duration
+from castwise.show.units import format_duration
 from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec

@@ -27,7 +27,7 @@ def accuracy(options: AccuracyOptions, output: PrintOptions) -> int:
     from castwise.accuracy.search import prepare_accuracy
     from castwise.cli.measuring import FAILED, announce_notes, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit
-    from castwise.render.console import print_ending, result_console
+    from castwise.show.console import print_ending, result_console
     from castwise.spec.typed import read_line
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, AccuracyResult]":

@@ -13,7 +13,7 @@ from castwise.cli import accuracy, compare, export, max_batch, merge, report, ru
 from castwise.cli.options import HelpCommand, HelpGroup, add_command
 from castwise.cli.streams import check_stdout, prepare_streams
 from castwise.errors import CastwiseError, EngineError, StoreError, printable, shortened
-from castwise.render.units import wrap
+from castwise.show.units import wrap
 
 # Click's error for what cannot be parsed. Typer has a Click of its own, older ones the package; of its errors they
 # export this subclass alone.
@@ -104,7 +104,7 @@ def list_(
 ) -> None:
     """List the workloads, the precisions, the techniques, the GPUs whose datasheets castwise knows, or the suites."""
     from castwise.cli import listings
-    from castwise.render.console import result_console
+    from castwise.show.console import result_console
 
     makers = {
         Listing.WORKLOADS: listings.workloads,

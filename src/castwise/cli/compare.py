@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from castwise.cli.output import emit, format_size, say, say_problems
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
-from castwise.render.units import pluralize
 from castwise.report.files import ChartOptions, SelectionOptions, find, write_by_suffix, write_pictures
+from castwise.show.units import pluralize
 from castwise.spec.options import DEFAULT_RESULTS, SHARE, Option
 
 if TYPE_CHECKING:

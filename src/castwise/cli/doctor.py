@@ -15,8 +15,8 @@ from castwise.registry.precisions import (
     why_unsupported,
     why_without_torchao,
 )
-from castwise.render.console import print_line, result_console
-from castwise.render.units import format_bytes
+from castwise.show.console import print_line, result_console
+from castwise.show.units import format_bytes
 from castwise.telemetry.gpu import GpuUnreadableError
 from castwise.telemetry.nvml import compute_processes
 from castwise.telemetry.sampler import open_monitor

@@ -8,8 +8,8 @@ from typing import Annotated
 from castwise.cli.output import format_size, say, say_problems
 from castwise.errors import StoreError, UsageError
 from castwise.records.collector import gc_disabled
-from castwise.render.units import pluralize
 from castwise.report.files import RecordsOptions, atomic_write, find
+from castwise.show.units import pluralize
 from castwise.spec.options import Option
 
 EXAMPLES = """\

@@ -21,9 +21,9 @@ from castwise.errors import UsageError
 from castwise.orchestrator.job import make_plan
 from castwise.records.schema import Trial
 from castwise.records.store import Store, load_folder
-from castwise.render.units import format_duration, pluralize
 from castwise.report.files import SelectionOptions, atomic_write, find
 from castwise.report.text_report import markdown_report, print_report
+from castwise.show.units import format_duration, pluralize
 from castwise.spec.options import DEFAULT_RESULTS, RunOptions
 from castwise.spec.plan_file import PlanFile, read_plan
 

@@ -33,8 +33,8 @@ def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
     from castwise.max_batch import render
     from castwise.max_batch.render import raise_if_nothing_fits
     from castwise.max_batch.search import prepare_max_batch
-    from castwise.render.console import print_ending
-    from castwise.render.units import format_duration
+    from castwise.show.console import print_ending
+    from castwise.show.units import format_duration
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, MaxBatchResult]":
         with looking():

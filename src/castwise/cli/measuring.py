@@ -20,8 +20,8 @@ from castwise.orchestrator.machine import EngineFactory
 from castwise.orchestrator.machine_cache import CachedEngine, remember
 from castwise.records.schema import Trial
 from castwise.registry.precisions import find_precision, why_emulated
-from castwise.render.progress import LiveProgress
-from castwise.render.units import pluralize
+from castwise.show.progress import LiveProgress
+from castwise.show.units import pluralize
 from castwise.spec.options import DEFAULT_RESULTS, SharedOptions
 
 INTERRUPTED = 130

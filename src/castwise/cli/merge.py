@@ -6,7 +6,7 @@ from typing import Annotated
 
 from castwise.cli.output import say, say_problems
 from castwise.records.collector import gc_disabled
-from castwise.render.units import pluralize
+from castwise.show.units import pluralize
 from castwise.spec.options import Option
 
 EXAMPLES = """\

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from castwise.errors import printable
-from castwise.render.units import pluralize
+from castwise.show.units import pluralize
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,7 @@ def emit(output_format: str, table: "Callable[[Console], object]", **texts: Call
         texts: Return the result as a text, by the format's name.
     """
     if output_format == "table":
-        from castwise.render.console import result_console
+        from castwise.show.console import result_console
 
         table(result_console())
     else:
@@ -31,14 +31,14 @@ def emit(output_format: str, table: "Callable[[Console], object]", **texts: Call
 
 def error_console() -> "Console":
     """Return the console of stderr."""
-    from castwise.render.console import SafeConsole
+    from castwise.show.console import SafeConsole
 
     return SafeConsole(stderr=True)
 
 
 def say(line: str, style: str | None = None) -> None:
     """Print a line on stderr; only a terminal wraps it, so that `grep` finds it whole."""
-    from castwise.render.console import print_line
+    from castwise.show.console import print_line
 
     print_line(error_console(), line, style)
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from castwise.cli.output import emit, format_size, say, say_problems
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
-from castwise.render.units import pluralize
 from castwise.report.files import ReportOptions, find, write_pictures, write_report
+from castwise.show.units import pluralize
 from castwise.spec.options import Option
 
 EXAMPLES = """\

@@ -61,8 +61,8 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     from castwise.orchestrator.machine import choose_device
     from castwise.orchestrator.nodes import Nodes
     from castwise.orchestrator.processes import ForkserverEngine
-    from castwise.render import run_report
-    from castwise.render.console import print_ending
+    from castwise.show import run_report
+    from castwise.show.console import print_ending
     from castwise.spec.typed import read_line
 
     prices = Prices(output.price_kwh, output.price_gpu_hour)

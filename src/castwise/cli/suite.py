@@ -37,7 +37,7 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
     from castwise.cli.output import emit, say
     from castwise.orchestrator.machine import detect_machine
     from castwise.registry.suites import SUITE_NAMES, find_suite
-    from castwise.render.units import pluralize
+    from castwise.show.units import pluralize
     from castwise.suites import render
     from castwise.suites.run import check, prepare_suite
 
@@ -93,7 +93,7 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
 def _print_end(results: "list[SuiteResult]", options: SuiteOptions, output: PrintOptions) -> None:
     """Print where the results are, or the one document over all suites."""
     from castwise.cli.measuring import next_step
-    from castwise.render.console import print_ending, result_console
+    from castwise.show.console import print_ending, result_console
     from castwise.suites import render
 
     if output.format == "table":

@@ -56,7 +56,7 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     """Search from the plain loop for the fastest that computes the same, and say what each technique gains."""
     from castwise.cli.measuring import FAILED, REPORT, announce_notes, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import emit
-    from castwise.render.console import print_ending
+    from castwise.show.console import print_ending
     from castwise.spec.user_model import is_script
     from castwise.tune import render
     from castwise.tune.measurements import key_of

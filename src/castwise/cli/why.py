@@ -42,7 +42,7 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
     from castwise.cli.output import emit
     from castwise.cli.run import exit_code
     from castwise.orchestrator.job import prepare_profiles
-    from castwise.render import why_report
+    from castwise.show import why_report
     from castwise.spec.typed import read_line
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":

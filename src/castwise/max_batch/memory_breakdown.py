@@ -7,8 +7,8 @@ from castwise.analysis.steady_metrics import peak_allocated_bytes, peak_reserved
 from castwise.max_batch.result import held_bytes, parts_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import known_precision
-from castwise.render.fields import find_field
-from castwise.render.units import format_bytes
+from castwise.show.fields import find_field
+from castwise.show.units import format_bytes
 
 # A part that explains less than this share of the distance from half is not named. Source: chosen here.
 _WORTH_NAMING = 0.1

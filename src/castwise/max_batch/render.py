@@ -22,10 +22,10 @@ from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE, known_precision
 from castwise.registry.published import LargestBatch, largest_batches
 from castwise.registry.techniques import join
-from castwise.render.console import print_line, took_words
-from castwise.render.fields import FlatRow, find_field, find_fields
-from castwise.render.notes import MORE, first_of, measured_on
-from castwise.render.table import (
+from castwise.show.console import print_line, took_words
+from castwise.show.fields import FlatRow, find_field, find_fields
+from castwise.show.notes import MORE, first_of, measured_on
+from castwise.show.table import (
     DataTable,
     csv_grid,
     json_document,
@@ -36,7 +36,7 @@ from castwise.render.table import (
     print_data_table,
     short_table_of,
 )
-from castwise.render.units import format_bytes, format_rate, format_ratio
+from castwise.show.units import format_bytes, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
 
 SUMMARY = (

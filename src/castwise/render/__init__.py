@@ -1,1 +1,1 @@
-"""Fields, tables, units and code for the terminal, Markdown, CSV and JSON."""
+"""Scripts with the loop of a recommendation: `emit`."""

@@ -18,10 +18,10 @@ from castwise.records.schema import Environment, Trial
 from castwise.records.store import free_name
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, precision_sort_key
 from castwise.registry.suites import is_search
-from castwise.render.fields import interval_values, trial_values
-from castwise.render.units import format_bytes, pluralize
 from castwise.report.machine_names import distinctions, short_name
 from castwise.report.machine_notes import Figure, MachineNote, machine_notes
+from castwise.show.fields import interval_values, trial_values
+from castwise.show.units import format_bytes, pluralize
 from castwise.spec.quantities import truncate_list
 from castwise.spec.types import SYNTHETIC
 

@@ -15,11 +15,11 @@ from castwise.records.schema import Epoch, Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import BASELINE, DEFAULT, precision_row
 from castwise.registry.suites import is_search
-from castwise.render.fields import Field, FlatRow, estimate_values, find_field, interval_text, worth_showing
-from castwise.render.table import DataTable
-from castwise.render.units import format_ratio, pluralize
 from castwise.report.collection import Collection, ComparisonGroup, Configuration, value_of
 from castwise.report.machine_names import short_name
+from castwise.show.fields import Field, FlatRow, estimate_values, find_field, interval_text, worth_showing
+from castwise.show.table import DataTable
+from castwise.show.units import format_ratio, pluralize
 from castwise.spec.quantities import format_interval, truncate_list, with_interval
 from castwise.spec.trial import TrialSpec
 

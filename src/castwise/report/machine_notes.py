@@ -8,8 +8,8 @@ from statistics import median
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
-from castwise.render.units import format_rate, pluralize
 from castwise.report.machine_names import names_by_fingerprint
+from castwise.show.units import format_rate, pluralize
 from castwise.spec.quantities import format_share
 
 # By so much may figures without intervals differ. Source: chosen here; processes of one configuration differ by per

@@ -9,8 +9,10 @@ from rich.console import Console
 
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.registry.precisions import precision_sort_key
-from castwise.render.console import print_line
-from castwise.render.fields import (
+from castwise.report.machine_comparison import ComparisonRow, MachineComparison, MachineResult
+from castwise.report.text_report import bullets
+from castwise.show.console import print_line
+from castwise.show.fields import (
     Field,
     FlatRow,
     difference_text,
@@ -20,11 +22,9 @@ from castwise.render.fields import (
     ratio_text,
     worth_showing,
 )
-from castwise.render.run_report import json_estimate
-from castwise.render.table import DataTable, json_document, json_text, markdown_grid, markdown_text, print_data_table
-from castwise.render.units import pluralize
-from castwise.report.machine_comparison import ComparisonRow, MachineComparison, MachineResult
-from castwise.report.text_report import bullets
+from castwise.show.run_report import json_estimate
+from castwise.show.table import DataTable, json_document, json_text, markdown_grid, markdown_text, print_data_table
+from castwise.show.units import pluralize
 from castwise.spec.quantities import truncate_list
 
 _MAX_LABELS = 4  # configurations that a line names

@@ -6,13 +6,13 @@ from rich.console import Console
 
 from castwise.analysis.advice import Advice
 from castwise.max_batch.render import markdown_max_batches, print_max_batches
-from castwise.render import run_report, training_table, why_report
-from castwise.render.console import print_line
-from castwise.render.table import markdown_grid, markdown_text, print_data_table
-from castwise.render.units import pluralize
 from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.conclusions import Answer, answer_table, answers_of, headline
 from castwise.report.machine_notes import MachineNote
+from castwise.show import run_report, training_table, why_report
+from castwise.show.console import print_line
+from castwise.show.table import markdown_grid, markdown_text, print_data_table
+from castwise.show.units import pluralize
 
 _MORE = "in the HTML report"
 _MAX_LENGTH = 60_000  # characters; GitHub takes 65,536

@@ -21,7 +21,7 @@ from castwise.registry.precisions import BASELINE, find_precision
 from castwise.registry.published import baseline_of, is_figure_of
 from castwise.registry.suites import Published, Suite
 from castwise.registry.workloads import find_workload
-from castwise.render.fields import FlatRow
+from castwise.show.fields import FlatRow
 from castwise.spec.trial import TrialSpec
 
 _PEAKS = {"allocated": peak_allocated_bytes, "reserved": peak_reserved_bytes, "driver": driver_used_bytes}

@@ -12,17 +12,17 @@ from rich.console import Console
 from castwise.analysis.steady_metrics import largest
 from castwise.analysis.training_metrics import median
 from castwise.registry.techniques import join
-from castwise.render import training_table
-from castwise.render.console import print_line
-from castwise.render.fields import (
+from castwise.show import training_table
+from castwise.show.console import print_line
+from castwise.show.fields import (
     FlatRow,
     estimate_values,
     find_field,
     find_fields,
     worth_showing,
 )
-from castwise.render.notes import MORE, first_of, measured_on
-from castwise.render.table import (
+from castwise.show.notes import MORE, first_of, measured_on
+from castwise.show.table import (
     DataTable,
     csv_grid,
     json_document,
@@ -32,7 +32,7 @@ from castwise.render.table import (
     print_data_table,
     short_table_of,
 )
-from castwise.render.units import pluralize
+from castwise.show.units import pluralize
 from castwise.suites.result import SuiteResult, notes
 from castwise.suites.tuned_vs_published import TunedPair, tuned_notes
 

@@ -14,7 +14,7 @@ from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.suites import Suite
 from castwise.registry.workloads import find_workload
-from castwise.render.fields import FlatRow
+from castwise.show.fields import FlatRow
 from castwise.spec.quantities import truncate_list
 from castwise.suites.compare_published import compare_with_published, published_pairs
 from castwise.suites.tuned_vs_published import TunedPair, tuned_pairs

@@ -13,16 +13,16 @@ from castwise.analysis.advice import doubts_of
 from castwise.analysis.code_snippets import loop_patch
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, REFERENCE_WORDS, precision_row
 from castwise.registry.techniques import join, loop_changes
-from castwise.render.console import print_line, took_words
-from castwise.render.fields import (
+from castwise.show.console import print_line, took_words
+from castwise.show.fields import (
     FlatRow,
     estimate_values,
     find_field,
     find_fields,
     short_ratio_text,
 )
-from castwise.render.notes import measured_on
-from castwise.render.table import (
+from castwise.show.notes import measured_on
+from castwise.show.table import (
     DataTable,
     csv_grid,
     json_document,
@@ -33,7 +33,7 @@ from castwise.render.table import (
     print_data_table,
     short_table_of,
 )
-from castwise.render.units import format_bytes, format_ratio, pluralize
+from castwise.show.units import format_bytes, format_ratio, pluralize
 from castwise.spec.quantities import truncate_list
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import is_object

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from castwise.analysis import steady_metrics
 from castwise.records.schema import TelemetrySummary
-from castwise.render.units import format_seconds
 from castwise.report.charts.chart import MAX_LINES, Chart, GroupSubject, varied
 from castwise.report.charts.svg import Panel, line_chart
 from castwise.report.charts.throughput import pick
+from castwise.show.units import format_seconds
 from castwise.spec.quantities import format_share
 
 _LEAST_SPAN = 0.05  # of an axis, as a share of the highest value on it

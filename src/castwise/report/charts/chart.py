@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from castwise.analysis.statistics import Estimate, has_interval
-from castwise.render.fields import Field, FlatRow, find_field, find_fields
-from castwise.render.table import DataTable
-from castwise.render.theme import INK, LIGHT, PAGE, SOFT, look_of
 from castwise.report.charts.svg import HATCH, WIDE, Drawing, Line, text
 from castwise.report.collection import ComparisonGroup, Configuration, FileOf
 from castwise.report.machine_names import short_name
+from castwise.show.fields import Field, FlatRow, find_field, find_fields
+from castwise.show.table import DataTable
+from castwise.show.theme import INK, LIGHT, PAGE, SOFT, look_of
 from castwise.spec.quantities import TOO_NOISY, format_interval
 
 MAX_BARS = 32

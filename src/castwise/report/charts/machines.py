@@ -4,15 +4,15 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from castwise.render.fields import Field, FlatRow, difference_text, find_fields, ratio_text
-from castwise.render.table import DataTable
-from castwise.render.theme import INK, STACK, look_of
-from castwise.render.units import format_ratio, pluralize
 from castwise.report.charts.chart import Chart, interval_of, interval_text, left_out
 from castwise.report.charts.svg import NARROW, Axis, Dot, Drawing, Key, cut_off, dot_chart, log_ticks, nice_ticks
 from castwise.report.collection import FileOf
 from castwise.report.machine_comparison import MachineComparison, MachineResult
 from castwise.report.machine_report import flat_row, short_ratio, title_of, verdict_text
+from castwise.show.fields import Field, FlatRow, difference_text, find_fields, ratio_text
+from castwise.show.table import DataTable
+from castwise.show.theme import INK, STACK, look_of
+from castwise.show.units import format_ratio, pluralize
 
 _MAX_ROWS = 40
 # Of machines: a colour and a marker each.

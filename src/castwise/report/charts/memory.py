@@ -4,13 +4,13 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from castwise.max_batch.render import breakdown_table, breakdowns_of, curve_row, loop_name, part_titles, summary_table
-from castwise.render.fields import Field, find_field, find_fields
-from castwise.render.theme import STACK, look_of
-from castwise.render.units import format_bytes
 from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.svg import Bar, Key, Segment, bar_chart
 from castwise.report.charts.throughput import pick
 from castwise.report.collection import Configuration
+from castwise.show.fields import Field, find_field, find_fields
+from castwise.show.theme import STACK, look_of
+from castwise.show.units import format_bytes
 
 _GIB = 2**30
 _DTYPE_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}

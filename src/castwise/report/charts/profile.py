@@ -10,15 +10,15 @@ from castwise.analysis.model_flops import flops_of, model_flops_per_second
 from castwise.analysis.roofline import least_bytes, roofline
 from castwise.records.schema import StepNumerics
 from castwise.registry.gpus import GpuModel, find_gpu_model, peak
-from castwise.render.fields import Field, find_fields
-from castwise.render.theme import FAINT, KERNELS, SOFT, look_of
-from castwise.render.units import format_number, format_rate, format_seconds
-from castwise.render.why_report import numerics_lines, numerics_table
 from castwise.report.charts.chart import MAX_LINES, Chart, GroupSubject, varied
 from castwise.report.charts.memory import stacked
 from castwise.report.charts.svg import Line, Panel, bar_chart, line_chart, log_ticks
 from castwise.report.charts.throughput import highest, pick
 from castwise.report.collection import Configuration, value_of
+from castwise.show.fields import Field, find_fields
+from castwise.show.theme import FAINT, KERNELS, SOFT, look_of
+from castwise.show.units import format_number, format_rate, format_seconds
+from castwise.show.why_report import numerics_lines, numerics_table
 from castwise.spec.quantities import format_share
 
 # What a step is drawn as, by the classes of its kernels; idle time comes last.

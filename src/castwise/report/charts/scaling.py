@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from castwise.analysis.energy import joules_per_unit
 from castwise.analysis.steady_metrics import throughput
-from castwise.render.fields import find_field, find_fields
-from castwise.render.theme import INK, look_of
-from castwise.render.units import format_bytes, format_percent, format_rate
 from castwise.report.charts.chart import MAX_LINES, RATE_FIELDS, Chart, GroupSubject, interval_of, interval_text, varied
 from castwise.report.charts.svg import Line, Panel, line_chart
 from castwise.report.collection import Configuration, value_of
+from castwise.show.fields import find_field, find_fields
+from castwise.show.theme import INK, look_of
+from castwise.show.units import format_bytes, format_percent, format_rate
 
 _GIB = 2**30
 

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from castwise.render.theme import FAINT, INK, PAGE, SOFT
+from castwise.show.theme import FAINT, INK, PAGE, SOFT
 
 WIDE, NARROW = 640, 340  # pixels; each chart is drawn for a computer and for a phone
 _SIZE = 13  # pixels, of letters

@@ -6,13 +6,13 @@ from math import inf
 
 from castwise.analysis.advice import WORTHWHILE
 from castwise.registry.techniques import TECHNIQUES
-from castwise.render.fields import Field, find_field, find_fields
-from castwise.render.theme import FAINT, look_of
-from castwise.render.units import format_bytes, format_rate, format_ratio
 from castwise.report.charts.chart import MAX_BARS, RATE_FIELDS, Chart, GroupSubject, interval_of, interval_text
 from castwise.report.charts.svg import Bar, Segment, bar_chart
 from castwise.report.collection import REFERENCES, ComparisonGroup, Configuration, value_of
 from castwise.report.conclusions import Answer
+from castwise.show.fields import Field, find_field, find_fields
+from castwise.show.theme import FAINT, look_of
+from castwise.show.units import format_bytes, format_rate, format_ratio
 from castwise.tune.measurements import Measurements
 
 _GIB = 2**30

@@ -13,10 +13,6 @@ from castwise.accuracy.render import SHORT, difference_unit, flat_row, verdict_t
 from castwise.accuracy.result import Runs, runs_of
 from castwise.analysis import training_metrics
 from castwise.records.schema import Trial
-from castwise.render.fields import Field, find_field
-from castwise.render.table import DataTable
-from castwise.render.theme import look_of
-from castwise.render.units import format_percent, format_seconds
 from castwise.report import series
 from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, downsample, left_out, varied
 from castwise.report.charts.memory import stacked
@@ -34,6 +30,10 @@ from castwise.report.charts.svg import (
 )
 from castwise.report.collection import Configuration
 from castwise.report.series import Point
+from castwise.show.fields import Field, find_field
+from castwise.show.table import DataTable
+from castwise.show.theme import look_of
+from castwise.show.units import format_percent, format_seconds
 
 _PARTS = {"first step": "start", "waiting for data": "data", "training": "train", "validation": "validation"}
 

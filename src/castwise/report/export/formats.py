@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from castwise.errors import UsageError, printable, unknown_name
-from castwise.render.table import DataTable, csv_grid, plain
 from castwise.report.export.trackers import TrackedRun, write_mlflow, write_tensorboard, write_wandb
+from castwise.show.table import DataTable, csv_grid, plain
 
 
 def to_csv(table: DataTable[Any]) -> bytes:

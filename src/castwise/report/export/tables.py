@@ -1,7 +1,7 @@
 """Records as flat tables, at the level asked for: configurations, trials, blocks, epochs, losses or readings.
 
 Names and units of the columns are stable: figures in SI units, with the unit as a suffix. What a record does not have
-is None. To add a column: one line here, and its field in `render/fields.py`.
+is None. To add a column: one line here, and its field in `show/fields.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ from castwise.analysis.energy import joules_per_unit, power_watts
 from castwise.analysis.model_flops import model_flops_values
 from castwise.errors import unknown_name
 from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
-from castwise.render.fields import Field, Unit, counter_values, find_fields
-from castwise.render.table import DataTable
-from castwise.render.why_report import share_values
 from castwise.report.collection import Collection, FileOf, throughput_of
+from castwise.show.fields import Field, Unit, counter_values, find_fields
+from castwise.show.table import DataTable
+from castwise.show.why_report import share_values
 
 QUESTION = (
     *("key", "cell", "workload", "kind", "precision", "loss_scale", "batch_size", "world_size", "parallelism"),

@@ -16,12 +16,12 @@ from typing import Any
 
 from castwise._version import __version__
 from castwise.errors import UsageError
-from castwise.render.table import DataTable
-from castwise.render.theme import LIGHT
-from castwise.render.units import keep_units
 from castwise.report.charts.chart import Chart
 from castwise.report.charts.svg import HATCH, NARROW, WIDE, mark_breaks
 from castwise.report.collection import FileOf
+from castwise.show.table import DataTable
+from castwise.show.theme import LIGHT
+from castwise.show.units import keep_units
 from castwise.spec.quantities import truncate_list
 
 

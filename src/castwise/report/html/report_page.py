@@ -10,12 +10,6 @@ from castwise.max_batch import render as max_batch_render
 from castwise.records.store import free_name, slug
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import is_search
-from castwise.render import run_report, training_table, why_report
-from castwise.render.fields import Field, FlatRow, find_fields, trial_values, worth_showing
-from castwise.render.notes import remarks
-from castwise.render.table import DataTable
-from castwise.render.theme import FAINT, INK, SOFT, look_of
-from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts.chart import GroupSubject
 from castwise.report.charts.registry import DIAGNOSTICS, WHY, charts_of
 from castwise.report.charts.svg import Axis, Dot, Drawing, draw_dot, marker, nice_ticks, path, text
@@ -24,6 +18,12 @@ from castwise.report.collection import REFERENCES, Collection, ComparisonGroup, 
 from castwise.report.conclusions import WORDS, Answer, answer_table, answers_of, headline, loop_of, ranked
 from castwise.report.html.page_frame import PageData, Source, assemble
 from castwise.report.machine_names import names_by_fingerprint
+from castwise.show import run_report, training_table, why_report
+from castwise.show.fields import Field, FlatRow, find_fields, trial_values, worth_showing
+from castwise.show.notes import remarks
+from castwise.show.table import DataTable
+from castwise.show.theme import FAINT, INK, SOFT, look_of
+from castwise.show.units import format_rate, format_ratio
 from castwise.spec.quantities import truncate_list
 
 MAX_SECTIONS = 40  # with charts: more would make a page that no one reads and no phone opens

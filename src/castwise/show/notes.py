@@ -15,7 +15,7 @@ from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set, train_samples
 from castwise.registry.precisions import known_precision, why_emulated
 from castwise.registry.techniques import join
-from castwise.render.units import format_ratio, format_seconds, pluralize
+from castwise.show.units import format_ratio, format_seconds, pluralize
 from castwise.spec.quantities import format_share, truncate_list
 
 _MILLION = 1_000_000

@@ -20,8 +20,8 @@ from castwise.analysis.steady_metrics import cold_start_seconds, data_share
 from castwise.analysis.warnings import TrialWarning, warnings_of_all
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT
 from castwise.registry.techniques import NONE
-from castwise.render.console import print_line
-from castwise.render.fields import (
+from castwise.show.console import print_line
+from castwise.show.fields import (
     Field,
     FlatRow,
     Kind,
@@ -33,7 +33,7 @@ from castwise.render.fields import (
     trial_values,
     worth_showing,
 )
-from castwise.render.notes import (
+from castwise.show.notes import (
     MORE,
     cost_lines,
     costs,
@@ -44,7 +44,7 @@ from castwise.render.notes import (
     remarks,
     snippet_lines,
 )
-from castwise.render.table import (
+from castwise.show.table import (
     SCHEMA_VERSION,
     DataTable,
     competing_by,

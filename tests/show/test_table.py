@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from castwise.render.console import print_line, result_console
-from castwise.render.fields import FIELDS, Field, FlatRow, find_field, short_ratio_text, worth_showing
-from castwise.render.table import DataTable, json_values, markdown_grid, print_data_table
+from castwise.show.console import print_line, result_console
+from castwise.show.fields import FIELDS, Field, FlatRow, find_field, short_ratio_text, worth_showing
+from castwise.show.table import DataTable, json_values, markdown_grid, print_data_table
 
 FIGURE, WORDS = Field("figure", "figure", "count"), Field("words", "words", wraps=True)
 RESULTS: list[FlatRow] = [

@@ -9,7 +9,7 @@ from importlib import resources
 import pytest
 
 from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS, UNKNOWN_LOOK
-from castwise.render.theme import FAINT, INK, KERNELS, LIGHT, PAGE, SOFT, STACK, look_of
+from castwise.show.theme import FAINT, INK, KERNELS, LIGHT, PAGE, SOFT, STACK, look_of
 
 # What remains of linear RGB for people without one kind of cone.
 # Source: G. Machado, M. Oliveira, L. Fernandes, IEEE TVCG 15 (2009), severity 1.0.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castwise.render.units import (
+from castwise.show.units import (
     format_bytes,
     format_duration,
     format_energy,

@@ -21,9 +21,9 @@ from castwise.analysis.advice import recommend
 from castwise.analysis.energy import Prices
 from castwise.analysis.result_table import compare
 from castwise.records.schema import GpuCounters, Trial
-from castwise.render import run_report
-from castwise.render.notes import cost_lines, headline, measured_on, remarks, snippet_lines
-from castwise.render.table import SCHEMA_VERSION
+from castwise.show import run_report
+from castwise.show.notes import cost_lines, headline, measured_on, remarks, snippet_lines
+from castwise.show.table import SCHEMA_VERSION
 
 CSV_HEADER = (
     "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,techniques,throughput_per_second,"

@@ -8,7 +8,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from castwise.errors import printable
-from castwise.render.units import format_duration, wrap
+from castwise.show.units import format_duration, wrap
 
 _PIPED_WIDTH = 250
 

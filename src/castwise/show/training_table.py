@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 
 from castwise.analysis.training_metrics import Run, data_share, epochs_of, length_in_words
-from castwise.render.fields import FlatRow, find_field, trial_values, worth_showing
-from castwise.render.table import DataTable, competing_by, print_data_table, short_table_of
-from castwise.render.units import sparkline
+from castwise.show.fields import FlatRow, find_field, trial_values, worth_showing
+from castwise.show.table import DataTable, competing_by, print_data_table, short_table_of
+from castwise.show.units import sparkline
 from castwise.spec.trial import TrialSpec
 
 SHOWN = (

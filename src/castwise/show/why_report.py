@@ -12,10 +12,10 @@ from castwise.analysis.numerics import lost_here, lost_share, worst_first
 from castwise.analysis.steady_metrics import data_share
 from castwise.registry.precisions import DEFAULT
 from castwise.registry.techniques import join
-from castwise.render.console import print_line
-from castwise.render.fields import FlatRow, estimate_values, trial_values
-from castwise.render.notes import headline, measured_on
-from castwise.render.table import (
+from castwise.show.console import print_line
+from castwise.show.fields import FlatRow, estimate_values, trial_values
+from castwise.show.notes import headline, measured_on
+from castwise.show.table import (
     DataTable,
     json_document,
     json_text,
@@ -24,7 +24,7 @@ from castwise.render.table import (
     print_data_table,
     short_table_of,
 )
-from castwise.render.units import format_ratio, format_seconds
+from castwise.show.units import format_ratio, format_seconds
 from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
 

@@ -17,7 +17,7 @@ from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import known_precision
 from castwise.registry.techniques import join
-from castwise.render.units import (
+from castwise.show.units import (
     format_bytes,
     format_energy,
     format_number,

@@ -10,8 +10,8 @@ from rich.console import Console
 from castwise.orchestrator.runner import Listener
 from castwise.records.schema import Trial
 from castwise.registry.suites import LIMIT_STEPS
-from castwise.render import progress as live
-from castwise.render.progress import LiveProgress
+from castwise.show import progress as live
+from castwise.show.progress import LiveProgress
 
 
 def piped() -> Console:
@@ -120,7 +120,7 @@ def test_the_time_left_is_a_bound_and_never_stands_at_nothing(
     budget_seconds: float | None, left: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("castwise.render.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("castwise.show.progress.time.monotonic", lambda: now[0])
     console = terminal(100)
     with LiveProgress(console) as progress:
         progress.known([], budget_seconds)

@@ -20,9 +20,9 @@ from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import DEFAULT
 from castwise.registry.suites import is_search
-from castwise.render.console import print_line
-from castwise.render.run_report import print_rows
-from castwise.render.units import format_duration, format_rate, format_ratio
+from castwise.show.console import print_line
+from castwise.show.run_report import print_rows
+from castwise.show.units import format_duration, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
 
 _SILENCE_SECONDS = 8.0  # after which a log gets a line

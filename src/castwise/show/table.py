@@ -14,8 +14,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from castwise.render.console import print_line
-from castwise.render.fields import (
+from castwise.show.console import print_line
+from castwise.show.fields import (
     Field,
     FlatRow,
     distinct_precision_text,
@@ -23,7 +23,7 @@ from castwise.render.fields import (
     short_ratio_text,
     worth_showing,
 )
-from castwise.render.units import format_bytes, format_rate
+from castwise.show.units import format_bytes, format_rate
 
 R = TypeVar("R", bound=FlatRow)
 

@@ -1,0 +1,1 @@
+"""Fields, tables, units and code for the terminal, Markdown, CSV and JSON."""
