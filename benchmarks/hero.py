@@ -23,9 +23,8 @@ from castwise.show.units import format_rate
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 # By name: a folder of records, and which of its charts.
 _CHARTS = {
-    "accuracy-curves.svg": ("accuracy_runs", "accuracy"),
+    "accuracy-curves.svg": ("accuracy_runs", "score"),
     "accuracy-equivalence.svg": ("accuracy_runs", "equivalence"),
-    "gradient-exponents.svg": ("numerics", "numerics"),
 }
 
 

@@ -52,7 +52,7 @@ _NUMERIC = {
 }
 _MOST_NUMERIC = 6  # rows
 _MODULE_LENGTH = 24
-_NUMERICS_TITLE = "Rounding of one step, against float32"
+NUMERICS_TITLE = "Rounding of one step, against float32"
 _FEW = 3  # of so many configurations two causes each fit into 25 lines, of more one
 _MOST_MODULES = 8
 _NAME_LENGTH = 60
@@ -177,7 +177,7 @@ def print_why(
         print_line(console, line, "yellow")
     if numerics := numerics_table(diagnoses):
         console.print()
-        print_line(console, _NUMERICS_TITLE, "bold")
+        print_line(console, NUMERICS_TITLE, "bold")
         print_data_table(console, numerics, elsewhere=_IN_JSON)
     for line in numerics_lines(diagnoses):
         print_line(console, line)
@@ -238,7 +238,7 @@ def to_markdown(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()
         lines += [f"**{markdown_text(first)}**", "", *(f"- {markdown_text(line.strip())}" for line in others), ""]
     lines += [f"- {markdown_text(line)}" for line in (*_left_out_lines(left_out), *remarks(diagnoses))]
     if numerics := numerics_table(diagnoses):
-        lines += ["", f"**{_NUMERICS_TITLE}**", "", *markdown_grid(numerics.columns, numerics.rows), ""]
+        lines += ["", f"**{NUMERICS_TITLE}**", "", *markdown_grid(numerics.columns, numerics.rows), ""]
     lines += [f"- {markdown_text(line)}" for line in numerics_lines(diagnoses)]
     for found in diagnoses if kernels else ():
         lines += ["", "```text", *kernel_lines(found), "```"]

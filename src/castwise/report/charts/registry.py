@@ -3,36 +3,24 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from castwise.records.store import free_name, slug
-from castwise.report.charts import blocks, memory, profile, scaling, throughput, training
+from castwise.report.charts import profile, scaling, throughput, training
 from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.collection import Collection, FileOf
 from castwise.report.conclusions import Answer, answers_of
 
 GROUP_CHARTS: dict[str, Callable[[GroupSubject], Chart | None]] = {
-    "largest": memory.max_batch,
+    "largest": scaling.largest_batch,
     "throughput": throughput.throughput,
     "memory": throughput.memory,
     "batch": scaling.batch,
     "scaling": scaling.scaling,
     "equivalence": training.equivalence,
     "loss": training.loss,
-    "accuracy": training.accuracy,
-    "perplexity": training.perplexity,
     "score": training.score,
-    "time": training.time_split,
     "profile": profile.step_time,
-    "roofline": profile.step_roofline,
-    "numerics": profile.exponents,
-    "parts": memory.memory_breakdown,
-    "holders": memory.holders,
-    "blocks": blocks.blocks,
-    "telemetry": blocks.telemetry,
 }
-# Folded: they say how a figure came about, not what it is.
-DIAGNOSTICS = ("parts", "holders", "blocks", "telemetry")
-WHY = ("profile", "roofline", "numerics")
 # Of a search for the largest batch; bars of every batch that it tried would be too many.
-_OF_MAX_BATCH = ("largest", "batch", "parts")
+_OF_MAX_BATCH = ("largest", "batch")
 
 
 def charts_of(subject: GroupSubject, answers: Sequence[Answer]) -> dict[str, Chart]:

@@ -1,11 +1,12 @@
-"""Throughput over the batch size, with memory, and over the number of GPUs, with the scaling efficiency."""
+"""The largest batch; throughput and memory over the batch size; throughput and efficiency over the number of GPUs."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from castwise.analysis.energy import joules_per_unit
 from castwise.analysis.steady_metrics import throughput
+from castwise.max_batch.render import curve_row, loop_name, summary_table
 from castwise.report.charts.chart import MAX_LINES, RATE_FIELDS, Chart, GroupSubject, interval_of, interval_text, varied
-from castwise.report.charts.svg import Line, Panel, line_chart
+from castwise.report.charts.svg import Bar, Line, Panel, Segment, bar_chart, line_chart
 from castwise.report.collection import Configuration, value_of
 from castwise.show.fields import find_field, find_fields
 from castwise.show.theme import INK, look_of
@@ -14,6 +15,29 @@ from castwise.show.units import format_bytes, format_percent, format_rate
 _GIB = 2**30
 
 Lines = Mapping[str, Sequence[Configuration]]  # by their names
+
+
+def largest_batch(subject: GroupSubject) -> Chart | None:
+    """Return the largest batch that trained of each loop; None if none was searched for."""
+    max_batches = subject.group.max_batches
+    found = [(each, each.largest) for each in max_batches if each.largest is not None]
+    if not found:
+        return None
+    best, largest = max(found, key=lambda pair: pair[1].spec.batch_size)
+    bars = []
+    for each, trial in found:
+        name, size = loop_name(each.spec), trial.spec.batch_size
+        rate = find_field("throughput_per_second").text(curve_row(trial))
+        files = [subject.file_of(trial), subject.file_of(each.failing) if each.failing is not None else ""]
+        tip = "\n".join(part for part in (name, f"batch {size:,}", rate, *files) if part)
+        bars.append(Bar(name, [Segment(size, look_of(each.spec.precision).colour, tip)], f"{size:,} · {rate}"))
+    return Chart(
+        title="Largest batch that trains",
+        summary=f"The largest batch that trained is {largest.spec.batch_size:,}, with {loop_name(best.spec)}.",
+        draw=lambda width: bar_chart(bars, width, "largest batch that trains"),
+        table=summary_table(max_batches),
+        note="Each was trained in a process of its own, and so was the next one, which ran out of memory.",
+    )
 
 
 def batch(subject: GroupSubject) -> Chart | None:

@@ -21,6 +21,7 @@ _ROW, _LINE, _BAR = 24, 15, 16  # pixels: a row of bars or dots, a further line 
 _LEAST_SEGMENT = 0.5  # pixels: of a thinner part of a bar one would see its outline alone
 _MAY_BREAK = "\u200b"
 _LEGEND_ROW, _MARK = 20, 24
+_PANEL = 150  # pixels, of a panel's height
 _LONGEST_WHISKER = 2.0  # times the largest value that is drawn
 _MAX_TEXT = 240  # characters
 _DASHES = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "12 4", "longdashdot": "12 3 2 3"}
@@ -111,10 +112,7 @@ class Panel:
     x_title: str = ""  # empty if the panel below has the same axis
     x_ticks: Sequence[float] = ()  # empty for even ones
     is_log: bool = False  # the horizontal axis
-    is_log_y: bool = False  # the vertical axis
-    height: int = 150  # pixels
     from_zero: bool = False
-    least_span: float = 0.0  # of the vertical axis, as a share of the highest value: noise is not magnified
 
 
 @dataclass(frozen=True)
@@ -351,18 +349,15 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
     ends = [end for each in panel.lines for interval in (*each.intervals, *each.band) if interval for end in interval]
     xs, ys = [x for x, _ in points] or [0.0], [*(y for _, y in points), *ends] or [0.0]
     low, high = (0.0 if panel.from_zero else min(ys)), max(ys)
-    least = max(panel.least_span * abs(high), 1e-9)
-    if high - low < least:
-        low, high = (low + high - least) / 2, (low + high + least) / 2
+    if high - low < 1e-9:
+        low, high = low - 5e-10, high + 5e-10
     pad = 0.06 * (high - low)
     vertical = Axis(low if panel.from_zero else low - pad, high + pad, nice_ticks(low, high + pad, 5), number)
     across = Axis(min(xs), max(xs), nice_ticks(min(xs), max(xs), int(span / 75)), number, is_log=panel.is_log)
-    if panel.is_log_y:
-        vertical = Axis(low / 1.4, high * 1.4, log_ticks(low / 1.4, high * 1.4, 6), number, is_log=True)
-    bottom = top + panel.height
+    bottom = top + _PANEL
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return across.at(x, left + 8, span - 16), bottom + top - vertical.at(y, top, panel.height)
+        return across.at(x, left + 8, span - 16), bottom + top - vertical.at(y, top, _PANEL)
 
     parts = [text(0, top - 6, panel.y_title, fill=SOFT)]
     for tick in vertical.ticks:

@@ -1,4 +1,4 @@
-"""Loss, accuracy, perplexity and score of training runs, over time and over epochs, and where the wall time went.
+"""Loss and score of training runs, over time and over epochs.
 
 The equivalence plot: how far each precision's score is from the baseline's, with its interval, and the margin.
 """
@@ -10,19 +10,16 @@ from functools import partial
 from statistics import fmean
 
 from castwise.accuracy.render import SHORT, difference_unit, flat_row, verdict_text
-from castwise.accuracy.result import Runs, runs_of
-from castwise.analysis import training_metrics
-from castwise.records.schema import Trial
+from castwise.accuracy.result import Runs, metric_of, runs_of
+from castwise.records.schema import Epoch, Trial
 from castwise.report import series
 from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, downsample, left_out, varied
-from castwise.report.charts.memory import stacked
 from castwise.report.charts.svg import (
     NARROW,
     Axis,
     Dot,
     Drawing,
     Panel,
-    bar_chart,
     dot_chart,
     line_chart,
     nice_ticks,
@@ -33,9 +30,6 @@ from castwise.report.series import Point
 from castwise.show.fields import Field, find_field
 from castwise.show.table import DataTable
 from castwise.show.theme import look_of
-from castwise.show.units import format_percent, format_seconds
-
-_PARTS = {"first step": "start", "waiting for data": "data", "training": "train", "validation": "validation"}
 
 
 def _curves(
@@ -91,52 +85,21 @@ def _means(runs: Iterable[Sequence[Point]]) -> list[tuple[Point, float, float]]:
     return found
 
 
-loss = partial(_curves, title="Training loss", y_title="training loss", points_of=series.losses)
-accuracy = partial(
-    _curves,
-    title="Validation accuracy",
-    y_title="accuracy, %",
-    points_of=partial(
-        series.epoch_ends, value_of=lambda epoch: None if epoch.accuracy is None else 100 * epoch.accuracy
-    ),
-)
-perplexity = partial(
-    _curves,
-    title="Validation perplexity",
-    y_title="perplexity",
-    points_of=partial(series.epoch_ends, value_of=training_metrics.perplexity),
-)
-score = partial(
-    _curves,
-    title="Validation score",
-    y_title="score",
-    points_of=partial(series.epoch_ends, value_of=lambda epoch: epoch.score),
-)
+def loss(subject: GroupSubject) -> Chart | None:
+    """Return the training loss of each run."""
+    return _curves(subject, "Training loss", "training loss", series.losses)
 
 
-def time_split(subject: GroupSubject) -> Chart | None:
-    """Return where the wall time of each run went; of runs that differ in their seeds, of the first."""
-    group = subject.group.over_seeds
-    splits = {config: split for config in group.configurations if (split := training_metrics.split(config.trial))}
-    if not splits:
-        return None
-    shown = list(splits)[:MAX_BARS]
-    seconds = {config: [getattr(split, name) for name in _PARTS.values()] for config, split in splits.items()}
-    rows = [(group.label(c), seconds[c], format_seconds(splits[c].total), c.trial.status != "ok") for c in shown]
-    bars, keys = stacked(rows, list(_PARTS), lambda _, own: format_seconds(own))
-    fields = [Field(f"{name}_seconds", title, "seconds") for title, name in _PARTS.items()]
-    shares = [share for config in shown if (share := training_metrics.data_share(config.trial)) is not None]
-    waits = "; none of it waits for data" if len(shares) == len(shown) else ""  # some records do not know
-    if shares and max(shares) >= 0.0005:  # less is shown as nothing
-        waits = f"; up to {format_percent(max(shares))} of the training is waiting for data"
-    return Chart(
-        title="Where the time went",
-        summary=f"Wall time of {'each run' if group == subject.group else 'one run each'}{waits}.",
-        draw=lambda width: bar_chart(bars, width, "seconds", keys),
-        table=subject.table(
-            list(splits), fields, lambda c: {field.name: own for field, own in zip(fields, seconds[c], strict=True)}
-        ),
-    )
+def score(subject: GroupSubject) -> Chart | None:
+    """Return the validation accuracy, the perplexity, or a user's own score of each run."""
+    metric = metric_of([config.trial for config in subject.group.configurations])
+    factor, y_title = (100, "accuracy, %") if metric.name == "accuracy" else (1, metric.name)
+
+    def value_of(epoch: Epoch) -> float | None:
+        found = metric.score(epoch)
+        return None if found is None else factor * metric.shown(found)
+
+    return _curves(subject, f"Validation {metric.name}", y_title, partial(series.epoch_ends, value_of=value_of))
 
 
 def equivalence(subject: GroupSubject) -> Chart | None:

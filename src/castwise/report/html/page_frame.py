@@ -40,14 +40,10 @@ class PageData:
         self.charts: dict[str, dict[str, Any]] = {}
         self.tables: dict[str, dict[str, Any]] = {}
 
-    def add_chart(self, name: str, chart: Chart, context: str, *, is_folded: bool = False) -> str:
-        """Add a chart under an id, and return it; the context says of which model, machine and date it is.
-
-        What is folded is drawn once, and scrolls on a phone.
-        """
+    def add_chart(self, name: str, chart: Chart, context: str) -> str:
+        """Add a chart under an id, and return it; the context says of which model, machine and date it is."""
         label = f"{chart.title}. {chart.summary}"
-        drawn = chart.draw(WIDE).inline(label, "wide")
-        drawn += "" if is_folded else chart.draw(NARROW).inline(label, "narrow")
+        drawn = chart.draw(WIDE).inline(label, "wide") + chart.draw(NARROW).inline(label, "narrow")
         self.charts[name] = {"chart": chart, "svg": drawn, "context": context}
         if chart.table is not None:
             self.tables[name] = _table(chart.table)

@@ -11,7 +11,7 @@ from castwise.records.store import free_name, slug
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import is_search
 from castwise.report.charts.chart import GroupSubject
-from castwise.report.charts.registry import DIAGNOSTICS, WHY, charts_of
+from castwise.report.charts.registry import charts_of
 from castwise.report.charts.svg import Axis, Dot, Drawing, draw_dot, marker, nice_ticks, path, text
 from castwise.report.charts.throughput import highest
 from castwise.report.collection import REFERENCES, Collection, ComparisonGroup, FileOf, machine_traits, throughput_of
@@ -76,6 +76,7 @@ def _section(
     anchor: str, group: ComparisonGroup, answers: list[Answer], collection: Collection, source: Source, data: PageData
 ) -> dict[str, Any]:
     table: DataTable[Any]
+    more: list[tuple[str, str, DataTable[Any]]] = []
     if group.is_training:
         table = training_table.data_table(group.runs)
         failed = [run.trial for run in group.runs if run.trial.status != "ok"]
@@ -84,12 +85,16 @@ def _section(
         found = group.max_batches
         table = max_batch_render.summary_table(found)
         lines = [*max_batch_render.conclusions(found), *max_batch_render.remarks(found)]
+        if breakdowns := max_batch_render.breakdowns_of(found):
+            more.append(("parts", "Where the memory goes", max_batch_render.breakdown_table(breakdowns)))
     else:
         table = _steady_table(group, {each.advice.key for each in answers if each.advice.decision == "take"})
         lines = remarks(group.rows)
+    if (numerics := why_report.numerics_table(list(group.profiled.values()))) is not None:
+        more.append(("numerics", why_report.NUMERICS_TITLE, numerics))
     subject = GroupSubject(group, source.file_of)
     ids = {
-        name: data.add_chart(f"{anchor}-{name}", chart, subject.context, is_folded=name in DIAGNOSTICS)
+        name: data.add_chart(f"{anchor}-{name}", chart, subject.context)
         for name, chart in charts_of(subject, answers).items()
     }
     return {
@@ -102,10 +107,10 @@ def _section(
         "codes": list(
             dict.fromkeys((each.advice.precision or "", each.advice.code) for each in answers if each.advice.code)
         ),
-        "charts": [each for name, each in ids.items() if name not in (*DIAGNOSTICS, *WHY)],
-        "why": _why(group) | {"charts": [each for name, each in ids.items() if name in WHY]},
-        "diagnostics": [each for name, each in ids.items() if name in DIAGNOSTICS],
+        "charts": [each for name, each in ids.items() if name != "profile"],
+        "why": _why(group) | {"chart": ids.get("profile")},
         "table": data.add_table(f"{anchor}-results", table),
+        "more_tables": [(title, data.add_table(f"{anchor}-{name}", own)) for name, title, own in more],
         "remarks": [*(note.text for note in collection.machine_notes_of(*group.configurations)), *lines],
     }
 
