@@ -59,14 +59,14 @@ def test_a_node_without_the_device_waits_for_no_other(program: Program, rendezvo
 
 
 def test_nodes_that_have_come_end_with_a_refusal(rendezvous: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    has_come, connect = threading.Event(), nodes._connect
+    has_come, connect = threading.Event(), socket.create_connection
 
-    def come(*given: Any) -> Any:
-        connection = connect(*given)
+    def come(*given: Any, **options: Any) -> Any:
+        connection = connect(*given, **options)
         has_come.set()
         return connection
 
-    monkeypatch.setattr(nodes, "_connect", come)
+    monkeypatch.setattr(socket, "create_connection", come)
 
     def refuse() -> None:
         with pytest.raises(UsageError, match="does not take this node: it has ended"):
@@ -152,8 +152,7 @@ def test_messages_pass_and_an_end_is_told(leader: Nodes) -> None:
 
 def test_a_node_that_has_gone_is_an_error(rendezvous: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def join_and_go() -> None:
-        host, port = nodes._parse(rendezvous)
-        nodes._connect(host, port, {"host": "node2"}, PATIENCE_SECONDS).close()
+        nodes._connect(rendezvous, {"host": "node2"}, PATIENCE_SECONDS).close()
 
     thread = threading.Thread(target=join_and_go)
     thread.start()
@@ -170,15 +169,43 @@ def test_a_node_that_has_gone_is_an_error(rendezvous: str, monkeypatch: pytest.M
 
 def test_another_castwise_is_refused(rendezvous: str) -> None:
     def join() -> None:
-        host, port = nodes._parse(rendezvous)
-        hello = {"host": "node2", "castwise": "0.0"}
-        nodes._connect(host, port, hello, PATIENCE_SECONDS)
+        nodes._connect(rendezvous, {"host": "node2", "castwise": "0.0"}, PATIENCE_SECONDS)
 
     thread = threading.Thread(target=join)
     thread.start()
     with pytest.raises(UsageError, match="node2 has another castwise"):
         Nodes(rendezvous, 2)
     thread.join()
+
+
+def test_a_node_with_another_secret_is_refused(rendezvous: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals: list[str] = []
+
+    def join() -> None:
+        for secret in ("theirs", "ours"):
+            monkeypatch.setenv(nodes.SECRET, secret)
+            try:
+                follow(rendezvous, lambda _: FakeProcess())
+            except UsageError as error:
+                refusals.append(str(error))
+
+    monkeypatch.setenv(nodes.SECRET, "ours")
+    thread = threading.Thread(target=join)
+    with closing(Nodes(rendezvous, 2, check=thread.start)) as leader:
+        assert leader.hosts == (socket.gethostname(),)
+    thread.join(PATIENCE_SECONDS)
+    assert refusals == [
+        f"The leader at {rendezvous} has another secret: set CASTWISE_SECRET to the same text on each node."
+    ]
+
+
+def test_the_secret_is_a_file_of_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "cache_dir", lambda: tmp_path / "cache")
+    secret = nodes.read_secret()
+    assert len(secret) == 64
+    assert nodes.read_secret() == secret
+    (file,) = (tmp_path / "cache").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ that no file system is shared.
 
 import logging
 import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ class NodeActor:
         return free_port()
 
     def start(
-        self, plan: bytes, records: Mapping[str, bytes], arguments: Sequence[str], extra: Sequence[str], folder: str
+        self, plan: bytes, records: Mapping[str, bytes], arguments: Sequence[str], folder: str, secret: str = ""
     ) -> None:
         """Start castwise on a shard, with its records so far by their paths in the results folder."""
         self._folder = make_folder()
@@ -56,7 +57,7 @@ class NodeActor:
         own = ["--plan", str(self._folder.path / "plan"), "--results", str(results)]
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # Ray's, for an actor without GPUs
             del os.environ["CUDA_VISIBLE_DEVICES"]
-        self._process = ShardProcess([*arguments, *own, *extra], folder)
+        self._process = ShardProcess([*arguments, *own], folder, secret)
 
     def news(self) -> tuple[list[bytes], ShardResult | None]:
         """Wait a moment; return the records that are new, and how castwise ended if it has."""
@@ -183,7 +184,7 @@ class RayBackend:
             if len(names) < self._num_nodes or task is None:
                 continue
             team = [self._nodes[each] for each in teams.pop(last.kind)]
-            first, address = team[0], ""
+            first, address, secret = team[0], "", secrets.token_hex(32)
             if len(team) > 1:
                 try:
                     address = f"{first.address}:{self._ray.get(first.actor.free_port.remote(), timeout=30.0)}"
@@ -198,7 +199,7 @@ class RayBackend:
             for rank, node in enumerate(team):
                 node.task, node.leads = task, node is first
                 extra = rendezvous_arguments(address, rank) if address else []
-                node.actor.start.remote(plan, records, self._arguments, extra, os.getcwd())
+                node.actor.start.remote(plan, records, [*self._arguments, *extra], os.getcwd(), secret)
                 node.reply = node.actor.news.remote()
             started[task] = names[0]
         return started

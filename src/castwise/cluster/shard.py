@@ -1,6 +1,7 @@
 """A shard on a node: castwise as a process of its own, which ends with the process that started it."""
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from castwise.orchestrator.nodes import free_port
+from castwise.orchestrator.nodes import SECRET, free_port
 
 PROGRAM = ("-m", "castwise")  # what Python runs
 
@@ -32,9 +33,12 @@ class ShardResult(NamedTuple):
 
 
 class ShardProcess:
-    """castwise on a shard, started by the arguments of Python, in a folder if this node has it."""
+    """castwise on a shard, started by the arguments of Python, in a folder if this node has it.
 
-    def __init__(self, arguments: Sequence[str], folder: str) -> None:
+    `secret` is that of the nodes that share its trials.
+    """
+
+    def __init__(self, arguments: Sequence[str], folder: str, secret: str = "") -> None:
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115  closed by `poll`
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -42,6 +46,7 @@ class ShardProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._printed,
             stderr=self._said,
+            env={**os.environ, SECRET: secret} if secret else None,
             cwd=folder if Path(folder).is_dir() else None,
         )
 
@@ -70,14 +75,20 @@ def rendezvous_arguments(address: str, node_rank: int) -> list[str]:
 def run_shard(arguments: Sequence[str], folder: str, num_nodes: int = 1) -> ShardResult:
     """Run castwise on a shard to its end; if several nodes share trials, on the first of them, in a job of Slurm."""
     followers: subprocess.Popen[bytes] | None = None
+    secret = ""
     if num_nodes > 1:
-        address = f"{socket.gethostname()}:{free_port()}"
+        address, secret = f"{socket.gethostname()}:{free_port()}", secrets.token_hex(32)
         step = ["srun", "--relative=1", f"--nodes={num_nodes - 1}", f"--ntasks={num_nodes - 1}"]
         step.append(f"--cpus-per-task={os.environ.get('SLURM_CPUS_ON_NODE', '1')}")  # else it would have one
         command = [*step, sys.executable, *arguments, *rendezvous_arguments(address, 1)]
-        followers = subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=folder if Path(folder).is_dir() else None)
+        followers = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, SECRET: secret},  # srun gives it to its steps
+            cwd=folder if Path(folder).is_dir() else None,
+        )
         arguments = [*arguments, *rendezvous_arguments(address, 0)]
-    result = ShardProcess(arguments, folder).poll(waits=True)
+    result = ShardProcess(arguments, folder, secret).poll(waits=True)
     if followers is not None:
         followers.terminate()
         followers.wait()

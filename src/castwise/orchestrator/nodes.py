@@ -1,23 +1,30 @@
 """Trials over several nodes: the leader's castwise gives orders to the processes that followers start on their nodes.
 
 A follower keeps one connection, over which the leader asks for the processes of a trial, and has one more for each
-process, over which messages pass as they do in a pipe. All are JSON; nothing is unpickled.
+process, over which messages pass as they do in a pipe. Both ends of each prove that they know the nodes' secret; all
+messages are JSON; nothing is unpickled.
 """
 
 import json
+import os
+import secrets
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from typing import Any
 
 from castwise._version import __version__
 from castwise.errors import EngineError, UsageError
 from castwise.orchestrator.session import ProcessGoneError
 from castwise.orchestrator.temporary_files import TemporaryFolder, make_folder
+from castwise.registry.datasets import cache_dir
+
+SECRET = "CASTWISE_SECRET"  # the environment variable; without it a file of the user's has it
 
 _PATIENCE_SECONDS = 600.0  # in which all nodes must come; torchrun's join_timeout
 _STALL_SECONDS = 10  # between two pieces of one message
@@ -43,6 +50,7 @@ class Nodes:
         self.host, port = _parse(rendezvous)
         self.count = count
         self._followers: list[tuple[str, Connection]] = []
+        self._num_refused, self._secret = 0, read_secret()
         try:
             self._server = socket.create_server(("", port))
         except OSError as error:
@@ -95,23 +103,30 @@ class Nodes:
         self._server.close()
 
     def _accept(self, deadline: float) -> tuple[dict[str, Any], Connection]:
-        """Return the next connection of a follower, with what it says first."""
+        """Return the next connection of a node that knows the secret, with what it says first."""
         while True:
             controls = {control: host for host, control in self._followers}
             for end in wait([self._server.fileno(), *controls], max(0.0, deadline - time.monotonic())):
                 if isinstance(end, Connection):
                     raise EngineError(f"The node {controls[end]} has gone.")
                 connection = _connection(self._server.accept()[0])
+                _never_stall(connection)
                 try:
+                    deliver_challenge(connection, self._secret)
+                    answer_challenge(connection, self._secret)
                     hello = json.loads(connection.recv_bytes(_HELLO_BYTES))
-                    if isinstance(hello, dict) and "castwise" in hello:
+                    if isinstance(hello, dict):
                         return hello, connection
-                except (OSError, EOFError, ValueError):
+                except AuthenticationError:
+                    self._num_refused += 1
+                except (OSError, EOFError, ValueError):  # whoever it is
                     pass
-                connection.close()  # whoever it is
+                connection.close()
             if time.monotonic() > deadline:
-                there = f"{len(self._followers) + 1} of {self.count} nodes are there"
-                raise EngineError(f"{there} after {_PATIENCE_SECONDS:g} s. Start the same command on each.")
+                there = f"{len(self._followers) + 1} of {self.count} nodes are there after {_PATIENCE_SECONDS:g} s"
+                if self._num_refused:
+                    raise EngineError(f"{there}, and one was refused: {_set_secret()}")
+                raise EngineError(f"{there}. Start the same command on each.")
 
 
 class RemoteProcess:
@@ -162,12 +177,11 @@ def follow(rendezvous: str, start_process: Callable[[TemporaryFolder], Any]) -> 
     """Start processes for the leader until it closes the connection.
 
     Raises:
-        UsageError: The leader does not take this node.
+        UsageError: The leader does not take this node, or has another secret.
         EngineError: There is no leader.
     """
-    host, port = _parse(rendezvous)
-    control = _connect(host, port, {"host": socket.gethostname()}, _PATIENCE_SECONDS)
     try:
+        control = _connect(rendezvous, {"host": socket.gethostname()}, _PATIENCE_SECONDS)
         node = json.loads(control.recv_bytes(_HELLO_BYTES))
     except (EOFError, OSError):
         raise UsageError(
@@ -180,7 +194,8 @@ def follow(rendezvous: str, start_process: Callable[[TemporaryFolder], Any]) -> 
             for number in range(int(control.recv_bytes(_HELLO_BYTES))):
                 folder = make_folder("log")
                 process = start_process(folder)
-                channel = _connect(host, port, {"node": node, "process": number}, _STALL_SECONDS)
+                channel = _connect(rendezvous, {"node": node, "process": number}, _STALL_SECONDS)
+                _never_stall(channel)
                 threads.append(threading.Thread(target=_relay, args=(process, channel, folder), daemon=True))
                 threads[-1].start()
     for thread in threads:  # their connections end with the leader
@@ -211,6 +226,35 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+def read_secret() -> bytes:
+    """Return what nodes prove to each other that they know; the first of them makes the file.
+
+    Raises:
+        UsageError: The file cannot be read or made.
+    """
+    if given := os.environ.get(SECRET):
+        return given.encode()
+    try:
+        file = cache_dir() / "secret"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            new = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
+            try:
+                with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
+                    output.write(secrets.token_hex(32))
+                with suppress(FileExistsError):  # another node was faster
+                    os.link(new, file)  # whole, or not at all
+            finally:
+                new.unlink(missing_ok=True)
+        return file.read_bytes()
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"The nodes' secret cannot be read ({error}): {_set_secret()}") from None
+
+
+def _set_secret() -> str:
+    return f"set {SECRET} to the same text on each node."
+
+
 def _parse(rendezvous: str) -> tuple[str, int]:
     host, _, port = rendezvous.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -220,28 +264,44 @@ def _parse(rendezvous: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _connect(host: str, port: int, hello: dict[str, Any], seconds: float) -> Connection:
-    deadline = time.monotonic() + seconds
+def _connect(rendezvous: str, hello: dict[str, Any], seconds: float) -> Connection:
+    """Return a connection to the leader, which may be busy for a while before it answers.
+
+    Raises:
+        UsageError: It has another secret.
+        EngineError: There is none.
+        OSError, EOFError: It has ended meanwhile.
+    """
+    address, secret, deadline = _parse(rendezvous), read_secret(), time.monotonic() + seconds
     while True:
         try:
-            end = socket.create_connection((host, port), timeout=_STALL_SECONDS)
-            connection = _connection(end, may_wait="process" not in hello)
-            connection.send_bytes(json.dumps({"castwise": __version__, **hello}).encode())
-            return connection
+            connection = _connection(socket.create_connection(address, timeout=_STALL_SECONDS))
+            break
         except OSError as error:
             if time.monotonic() > deadline:
-                raise EngineError(f"No leader answers at {host}:{port}: {error.strerror or error}.") from None
+                raise EngineError(f"No leader answers at {rendezvous}: {error.strerror or error}.") from None
         time.sleep(0.2)
+    try:
+        answer_challenge(connection, secret)
+        deliver_challenge(connection, secret)
+    except AuthenticationError:
+        raise UsageError(f"The leader at {rendezvous} has another secret: {_set_secret()}") from None
+    connection.send_bytes(json.dumps({"castwise": __version__, **hello}).encode())
+    return connection
 
 
-def _connection(end: socket.socket, *, may_wait: bool = False) -> Connection:
-    """Return a socket as a connection that fails if its other host has gone, or stops in the middle of a message."""
+def _connection(end: socket.socket) -> Connection:
+    """Return a socket as a connection that fails if its other host has gone."""
     end.settimeout(None)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6), ("TCP_USER_TIMEOUT", 40_000)):
         if hasattr(socket, name):
             end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if not may_wait:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL_SECONDS, 0))
     return Connection(end.detach())
+
+
+def _never_stall(connection: Connection) -> None:
+    """Let a connection fail whose other end stops in the middle of a message."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL_SECONDS, 0))
