@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.pytree import Batch
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import Workload, find_workload
 from castwise.spec.trial import TrialSpec
@@ -15,7 +16,6 @@ from castwise.worker import build as cells
 from castwise.worker.build import TrialSetup
 from castwise.worker.data.sharding import rank_batches
 from castwise.worker.distributed import Peers
-from castwise.worker.models.task import Batch
 
 # The smallest of each kind of model: convolutions and batch norm under SGD with momentum and clipped gradients, and a
 # recurrent network that carries its state; a transformer, whose embedding is tied to its head.

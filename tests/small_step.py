@@ -6,11 +6,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.pytree import Batch
 from castwise.registry.precisions import Precision
 from castwise.registry.techniques import PLAIN, StepConfig
 from castwise.registry.workloads import OptimizerSpec
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
-from castwise.worker.models.task import Batch, Task
+from castwise.worker.models.task import Task
 from castwise.worker.models.torchvision_timm import image_task
 from castwise.worker.step import TrainingStep
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from castwise.apply.precision import numeric_state, read_fp32_precision, restore_fp32_precision
 from castwise.errors import UsageError
 from castwise.registry.datasets import DATA_SETS, find_data_set
 from castwise.registry.gpus import PEAK_DTYPES
@@ -15,7 +16,6 @@ from castwise.registry.techniques import TECHNIQUES, find_technique
 from castwise.registry.workloads import WORKLOADS, Workload, find_workload
 from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.types import SYNTHETIC
-from castwise.worker.precision import numeric_state, read_fp32_precision, restore_fp32_precision
 from castwise.worker.step import describe_optimizer
 
 every_precision = pytest.mark.parametrize("row", [*PRECISIONS, *NARROW_PRECISIONS], ids=lambda row: row.name)

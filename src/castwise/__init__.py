@@ -23,10 +23,10 @@ if TYPE_CHECKING:
         tune,
         why,
     )
+    from castwise.apply.applied import Applied, apply
     from castwise.errors import CastwiseError, DataError, EngineError, StoreError, UsageError
     from castwise.records.schema import Environment, Trial
     from castwise.spec.trial import TrialSpec
-    from castwise.worker.applied import Applied, apply
 
 __all__ = [
     "Accuracies",
@@ -62,7 +62,7 @@ _HOMES = {
     **dict.fromkeys(("CastwiseError", "DataError", "EngineError", "StoreError", "UsageError"), "castwise.errors"),
     **dict.fromkeys(("Environment", "Trial"), "castwise.records.schema"),
     "TrialSpec": "castwise.spec.trial",
-    **dict.fromkeys(("Applied", "apply"), "castwise.worker.applied"),  # the only ones that need PyTorch
+    **dict.fromkeys(("Applied", "apply"), "castwise.apply.applied"),  # the only ones that need PyTorch
 }
 
 

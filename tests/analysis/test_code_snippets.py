@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from castwise.analysis.advice import recommend
 from castwise.analysis.code_snippets import framework_snippets, loop_patch, own_calls, pytorch_code, script_code
 from castwise.analysis.result_table import compare
+from castwise.apply.precision import numeric_state
 from castwise.records.schema import Facts, Trial
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
 from castwise.registry.workloads import OptimizerSpec
 from castwise.show.notes import snippet_lines
 from castwise.spec.user_model import UserModel
-from castwise.worker.precision import numeric_state
 from castwise.worker.step import TrainingStep
 from castwise.worker.user_model.contract import Contract
 from castwise.worker.user_model.loop import make_loop

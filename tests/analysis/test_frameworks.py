@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from castwise.analysis.code_snippets import framework_snippets
+from castwise.apply.precision import numeric_state
 from castwise.records.schema import Facts
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import OptimizerSpec
-from castwise.worker.precision import numeric_state
 from castwise.worker.step import TrainingStep
 from castwise.worker.user_model.contract import Contract
 from castwise.worker.user_model.loop import make_loop

@@ -11,8 +11,8 @@ from real_gpu import on_gpus
 from small_step import make_batch
 
 import castwise
+from castwise.apply.precision import numeric_state
 from castwise.registry.precisions import PRECISIONS, find_precision, why_unsupported
-from castwise.worker.precision import numeric_state
 
 pytestmark = on_gpus()
 

@@ -10,13 +10,13 @@ from loops import ADADELTA, IMAGES, WORDS, cell_of, losses_of, spec_of
 from real_gpu import on_gpus
 from torch import Tensor
 
+from castwise.apply.precision import autocast_maker, numeric_state
+from castwise.apply.techniques.first_conv import SpaceToDepthConv
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import TECHNIQUES, join, why_unsupported
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
-from castwise.worker.precision import autocast_maker, numeric_state
 from castwise.worker.steady_run import SteadyRun
-from castwise.worker.techniques.first_conv import SpaceToDepthConv
 from castwise.worker.training_run import TrainingRun
 
 pytestmark = on_gpus()

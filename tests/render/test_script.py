@@ -265,7 +265,7 @@ def test_what_has_no_script_is_refused(spec: TrialSpec, words: str) -> None:
 
 
 def test_definitions_come_with_what_they_use() -> None:
-    imports, text = copy_definitions(["castwise.worker.techniques.cuda_graph:StepGraph"])
+    imports, text = copy_definitions(["castwise.apply.techniques.cuda_graph:StepGraph"])
     assert "# Steps on the capture's stream" in text
     assert "@dataclass(frozen=True)\nclass _Captured:" in text
     assert text.index("def tree_signature") < text.index("class StepGraph")

@@ -9,13 +9,13 @@ import torch
 from small_step import cpu_spec
 from torch import nn
 
+from castwise.apply.precision import attention_in, read_fp32_precision
 from castwise.registry.techniques import ATTENTION_KERNELS, TECHNIQUES
 from castwise.spec.recipe import Optimizer, Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.worker import build as build_module
 from castwise.worker.build import build_trial
 from castwise.worker.distributed import Peers
-from castwise.worker.precision import attention_in, read_fp32_precision
 from castwise.worker.step import layers_of
 
 

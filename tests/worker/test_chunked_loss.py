@@ -8,10 +8,10 @@ import torch
 from interpreted import interpreted, run_interpreted
 from torch import Tensor, nn
 
+from castwise.apply.techniques.padding import pad_decoder
 from castwise.worker.flops import ProductCounter
 from castwise.worker.models.chunked_loss import chunked_loss
 from castwise.worker.models.transformer import Architecture, Transformer, compute_loss, to_batch
-from castwise.worker.techniques.padding import pad_decoder
 
 NUM_WORDS, WIDTH = 500, 16
 KERNEL_COMPARED = """

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import castwise
-from castwise.worker import environment, float8
+from castwise.apply import float8, hardware
+from castwise.apply.precision import read_fp32_precision
 from castwise.worker.environment import read_environment
-from castwise.worker.precision import read_fp32_precision
 
 CPU = torch.device("cpu")
 
@@ -36,7 +36,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuinfo: str | None
     path = tmp_path / "cpuinfo"
     if cpuinfo is not None:
         path.write_text(cpuinfo)
-    monkeypatch.setattr(environment, "Path", lambda asked: path if asked == "/proc/cpuinfo" else Path(asked))
+    monkeypatch.setattr(hardware, "Path", lambda asked: path if asked == "/proc/cpuinfo" else Path(asked))
 
 
 def test_a_cpu_s_environment() -> None:

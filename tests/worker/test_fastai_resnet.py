@@ -9,11 +9,12 @@ from small_step import make_step, stepped_tensors
 from torch import nn
 from torchvision import models
 
+from castwise.apply.pytree import Batch
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import find_workload
 from castwise.worker.models import build_task
 from castwise.worker.models.fastai_resnet import AdaptiveConcatPool2d, group_of, make_model
-from castwise.worker.models.task import Batch, Task
+from castwise.worker.models.task import Task
 
 
 def make_batch(count: int = 4, side: int = 64) -> Batch:

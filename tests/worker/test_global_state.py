@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from castwise.apply.precision import numeric_state, read_fp32_precision
 from castwise.registry.precisions import find_precision
-from castwise.worker.precision import numeric_state, read_fp32_precision
 from castwise.worker.user_model import global_state
 from castwise.worker.user_model.global_state import changes_while_training, read_process_state, user_code
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from traced import trace_only
 
+from castwise.apply.techniques.cuda_graph import StepGraph
 from castwise.errors import UsageError
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.runner import NullListener, TrialRunner
@@ -31,7 +32,6 @@ from castwise.worker.distributed import Peers, spread
 from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
 from castwise.worker.models.task import UserLoop
 from castwise.worker.step import TrainingStep
-from castwise.worker.techniques.cuda_graph import StepGraph
 from castwise.worker.training_run import TrainingRun
 
 pytestmark = pytest.mark.xdist_group("gradient reducer")  # one process sets `ranks` up

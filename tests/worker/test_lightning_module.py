@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
+from castwise.apply.precision import convert_weights
 from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision
-from castwise.worker.precision import convert_weights
 from castwise.worker.user_model.contract import Contract
 from castwise.worker.user_model.lightning import StepModule, adapt, is_lightning_module
 from castwise.worker.user_model.loop import make_compute_loss, make_loop

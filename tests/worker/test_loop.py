@@ -10,6 +10,9 @@ import torch
 from loops import ADADELTA, IMAGES, WORDS, cell_of, losses_of, spec_of
 from torch import Tensor, nn
 
+from castwise.apply.loss_scaling import DeviceScaling, DynamicScaling
+from castwise.apply.techniques.first_conv import MatmulConv, use_matmul_stem, use_space_to_depth
+from castwise.apply.techniques.padding import pad_decoder, pad_first_conv, pad_hidden
 from castwise.errors import UsageError
 from castwise.registry.techniques import (
     PLAIN,
@@ -21,10 +24,7 @@ from castwise.registry.techniques import (
     why_unsupported,
 )
 from castwise.spec.recipe import Loader, Recipe
-from castwise.worker.loss_scaling import DeviceScaling, DynamicScaling
 from castwise.worker.models.rnn_lm import LanguageModel
-from castwise.worker.techniques.first_conv import MatmulConv, use_matmul_stem, use_space_to_depth
-from castwise.worker.techniques.padding import pad_decoder, pad_first_conv, pad_hidden
 
 # The relative difference allowed after 20 steps, in roundings of the format: a loss is a mean of many numbers, and
 # float32 training amplifies the difference of a sum in another order. The losses fall by 3 to 16 % in these steps.

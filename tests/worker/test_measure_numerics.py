@@ -12,11 +12,11 @@ from small_step import MOMENTUM_SGD, cpu_spec, cross_entropy, make_batch, make_n
 from torch import Tensor, nn
 
 from castwise.analysis.numerics import findings_of, underflow_share
+from castwise.apply.precision import numeric_state
 from castwise.records.schema import ModuleNumerics, StepNumerics
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import OptimizerSpec
 from castwise.worker.numerics import measure_numerics
-from castwise.worker.precision import numeric_state
 
 
 def measured(

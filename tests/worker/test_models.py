@@ -10,6 +10,8 @@ from loops import lstm_anywhere
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from castwise.apply.precision import convert_weights
+from castwise.apply.pytree import Batch
 from castwise.errors import DataError, UsageError
 from castwise.registry.precisions import find_precision
 from castwise.registry.suites import find_suite
@@ -19,9 +21,8 @@ from castwise.worker.data.wikitext import make_corpus
 from castwise.worker.lr_schedules import triangular
 from castwise.worker.models import build_task, transformer
 from castwise.worker.models.rnn_lm import CarriedLoss, LanguageModel
-from castwise.worker.models.task import Batch, Task
+from castwise.worker.models.task import Task
 from castwise.worker.models.wide_resnet import WideResNet
-from castwise.worker.precision import convert_weights
 
 CPU = torch.device("cpu")
 META = torch.device("meta")

@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from castwise.apply.pytree import Batch
 from castwise.registry.datasets import CIFAR10, CIFAR100, MNIST
 from castwise.registry.techniques import ON_DEVICE_TRANSFORMS
 from castwise.worker.data.gpu_augmentation import AUGMENTATIONS, Augmentation, DeviceImages, Epochs
 from castwise.worker.data.transforms import STATISTICS, TRANSFORMS
 from castwise.worker.distributed import Peers
-from castwise.worker.models.task import Batch
 
 CPU = torch.device("cpu")
 PLAIN = Augmentation()

@@ -14,13 +14,13 @@ from small_step import CPU, cross_entropy, make_batch, make_net
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop, lr_scheduler
 
+from castwise.apply.pytree import tree_signature
+from castwise.apply.techniques import cuda_graph
+from castwise.apply.techniques.first_conv import find_stem, use_matmul_stem, use_space_to_depth
+from castwise.apply.techniques.optimizer_options import set_as_wanted
 from castwise.errors import TechniqueError
 from castwise.registry.techniques import step_config_of
 from castwise.worker.kernels.max_pool.module import KernelMaxPool, use_max_pool_kernel
-from castwise.worker.pytree import tree_signature
-from castwise.worker.techniques import cuda_graph
-from castwise.worker.techniques.first_conv import find_stem, use_matmul_stem, use_space_to_depth
-from castwise.worker.techniques.optimizer_options import set_as_wanted
 
 
 def hooked(optimizer: Optimizer) -> Optimizer:

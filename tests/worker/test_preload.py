@@ -50,7 +50,7 @@ def test_torchao_is_not_imported_before_the_fork_nor_for_other_precisions() -> N
     program = (
         "import sys, castwise.worker.preload, castwise.worker.server, torch, transformers.utils as utils\n"
         "from castwise.registry.precisions import find_precision\n"
-        "from castwise.worker.precision import convert_weights\n"
+        "from castwise.apply.precision import convert_weights\n"
         "convert_weights(torch.nn.Linear(16, 16), find_precision('bf16-mixed'))\n"
         "assert 'transformers.modeling_utils' in sys.modules and 'torchao' not in sys.modules\n"
         "assert utils.is_torchao_available(), 'a trial may use it'\n"

@@ -17,6 +17,7 @@ from programs import wait_until
 from small_step import cpu_spec
 from torch.distributed.elastic.utils.distributed import get_free_port
 
+from castwise.apply.precision import read_fp32_precision, restore_fp32_precision
 from castwise.errors import TechniqueError, UsageError
 from castwise.orchestrator.session import Session
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, StepProfile
@@ -24,7 +25,6 @@ from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Loader, Recipe
 from castwise.spec.user_model import UserModel
 from castwise.worker import server, training_run
-from castwise.worker.precision import read_fp32_precision, restore_fp32_precision
 from castwise.worker.script.ranks import start_of
 
 PATIENCE_SECONDS = 300.0

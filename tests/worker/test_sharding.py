@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD
 from traced import trace_only
 
+from castwise.apply.pytree import Batch, tree_tensors
 from castwise.errors import TechniqueError, UsageError
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.runner import NullListener, TrialRunner
@@ -27,10 +28,8 @@ from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.types import Parallelism
 from castwise.worker.distributed import Peers, shard, spread
 from castwise.worker.flops import count_flops
-from castwise.worker.models.task import Batch, Task, UserLoop
-from castwise.worker.pytree import tree_tensors
+from castwise.worker.models.task import Task, UserLoop
 from castwise.worker.step import TrainingStep
-from castwise.worker.user_model.loop import adopt
 
 pytestmark = [
     pytest.mark.slow,
@@ -129,7 +128,7 @@ def with_own_optimizer(peers: Peers, way: Parallelism) -> list[Tensor]:
     optimizer = SGD([{"params": net.linear.parameters(), "lr": 0.2}, {"params": net.norm.parameters()}], lr=0.1)
 
     def own(weights: Any) -> SGD:
-        adopt(optimizer, weights)
+        weights.adopt(optimizer)
         return optimizer
 
     task = make_task(net)
@@ -172,7 +171,7 @@ def has_stepped(peers: Peers) -> None:
     net(make_batch()[0]).sum().backward()
     optimizer.step()
     task = make_task(net)
-    task.user_loop = UserLoop(lambda weights: adopt(optimizer, weights), None)
+    task.user_loop = UserLoop(lambda weights: weights.adopt(optimizer), None)
     make(peers, "fsdp", task)
 
 

@@ -11,13 +11,13 @@ import torch
 from small_step import cpu_spec, make_net, make_task
 from torch import Tensor, nn
 
+from castwise.apply.precision import read_fp32_precision
+from castwise.apply.pytree import Batch
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS, Precision
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker import build as build_module
 from castwise.worker import steady_run
-from castwise.worker.models.task import Batch
-from castwise.worker.precision import read_fp32_precision
 from castwise.worker.steady_run import SteadyRun, time_works
 
 QUICK = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=1e-6, block_seconds=0.001, num_blocks=3)

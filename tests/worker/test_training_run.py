@@ -12,6 +12,8 @@ from fake_graphs import FakeCaptures
 from small_step import cpu_spec
 from torch import Tensor
 
+from castwise.apply.precision import read_fp32_precision
+from castwise.apply.techniques import cuda_graph as graphs
 from castwise.errors import UsageError
 from castwise.registry.workloads import find_workload
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
@@ -24,8 +26,6 @@ from castwise.worker.data.transforms import STATISTICS
 from castwise.worker.data.wikitext import make_corpus
 from castwise.worker.memory import CpuMemory
 from castwise.worker.models import build_task
-from castwise.worker.precision import read_fp32_precision
-from castwise.worker.techniques import cuda_graph as graphs
 from castwise.worker.training_run import EpochSteps, TrainingRun, why_diverged
 from castwise.worker.user_model.load import build_user_model
 

@@ -18,11 +18,11 @@ from small_step import (
 )
 from torch import Tensor, nn
 
+from castwise.apply.pytree import Batch
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
 from castwise.registry.workloads import OptimizerSpec
 from castwise.spec.loss_scale import DYNAMIC_SCALES
-from castwise.worker.models.task import Batch
 from castwise.worker.step import TrainingStep, describe_optimizer, make_optimizer
 
 # Adam's own epsilon is 0 in float16, and a gradient of 0 then makes a weight not-a-number.

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from castwise.apply.pytree import tree_tensors
 from castwise.errors import UsageError
-from castwise.worker.pytree import tree_tensors
 from castwise.worker.user_model.batches import BatchMaker
 
 CPU = torch.device("cpu")

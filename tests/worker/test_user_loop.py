@@ -8,13 +8,14 @@ from small_step import CPU, make_batch, make_net, make_task, stepped_tensors
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 
+from castwise.apply.applied import check_optimizer
+from castwise.apply.precision import numeric_state
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.registry.workloads import OptimizerSpec
-from castwise.worker.precision import numeric_state
 from castwise.worker.step import TrainingStep
 from castwise.worker.user_model.contract import Contract
-from castwise.worker.user_model.loop import check_optimizer, make_loop
+from castwise.worker.user_model.loop import make_loop
 
 UNUSED = OptimizerSpec("SGD", (("lr", 1e9),))
 every_cpu_row = pytest.mark.parametrize("row", [row for row in PRECISIONS if row.on_cpu], ids=lambda row: row.name)

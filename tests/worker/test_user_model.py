@@ -16,6 +16,7 @@ import six_models
 import torch
 from torch import nn
 
+from castwise.apply.precision import read_fp32_precision
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.registry.techniques import TECHNIQUES, resolve, why_unsupported
@@ -25,7 +26,6 @@ from castwise.spec.user_model import UserModel, digest_of, locate, pickle_refere
 from castwise.worker.build import TrialSetup, build_trial
 from castwise.worker.data.sharding import rank_batches
 from castwise.worker.distributed import Peers
-from castwise.worker.precision import read_fp32_precision
 from castwise.worker.steady_run import SteadyRun
 from castwise.worker.user_model.contract import read_contract
 from castwise.worker.user_model.load import build_user_model, inspect_model

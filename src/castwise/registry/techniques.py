@@ -57,28 +57,41 @@ class ModelChange:
     arguments: tuple[Hashable, ...] = ()  # after the model
 
 
+# What can apply a setting besides castwise's own loop: `castwise.apply`, the hooks of a script, and an emitted script.
+Applier = Literal["apply", "script", "emit"]
+
+
+def _setting(default: Any, *appliers: Applier) -> Any:
+    return field(default=default, metadata={"appliers": appliers})
+
+
 @dataclass(frozen=True)
 class StepConfig:
-    """The settings of a training step that techniques change; the defaults are the plain loop."""
+    """The settings of a step that techniques change, with what can apply each; the defaults are the plain loop."""
 
-    resident_data: bool = False  # the data set lies on the device and is augmented there
-    loader_workers: bool = False  # as many loader processes as help, kept from epoch to epoch
-    pinned_transfer: bool = False  # batches are copied from page-locked memory while the host goes on
-    channels_last: bool = False
-    cudnn_search: bool = False  # torch.backends.cudnn.benchmark
-    attention: str = ""  # the only kernels that attention may run in, of ATTENTION_KERNELS; all may without one
-    optimizer_arguments: tuple[tuple[str, bool], ...] = ()  # `fused` or `foreach`
-    scales_on_device: bool = False  # dynamic loss scaling decides on the device whether a step is skipped
-    reads_loss: bool = True  # the host may read the loss each step, if the source does
-    model_changes: tuple[ModelChange, ...] = ()
-    num_channels: int | None = None  # images are padded to so many channels
-    loss_options: tuple[tuple[str, int | bool], ...] = ()  # of `Task.loss_with`, which does not keep all logits
-    compile_mode: str | None = None  # of torch.compile; None compiles nothing
-    compile_blocks: bool = False  # it compiles each repeated block of the model, not the whole loss
-    compiled_update: bool = False  # what follows backward is one compiled function
-    coalesced_reduce: bool = False  # ranks average all gradients at once after backward
-    cuda_graph: bool = False
-    steps_per_launch: int = 1
+    resident_data: bool = _setting(False, "emit")  # the data set lies on the device and is augmented there
+    loader_workers: bool = _setting(False, "script")  # as many loader processes as help, kept from epoch to epoch
+    # Batches are copied from page-locked memory while the host goes on.
+    pinned_transfer: bool = _setting(False, "script")
+    channels_last: bool = _setting(False, "apply", "script", "emit")
+    cudnn_search: bool = _setting(False, "apply", "script", "emit")  # torch.backends.cudnn.benchmark
+    # The only kernels that attention may run in, of ATTENTION_KERNELS; all may without one.
+    attention: str = _setting("", "apply", "emit")
+    optimizer_arguments: tuple[tuple[str, bool], ...] = _setting((), "apply", "script", "emit")  # `fused` or `foreach`
+    # Dynamic loss scaling decides on the device whether a step is skipped.
+    scales_on_device: bool = _setting(False, "apply", "script", "emit")
+    reads_loss: bool = _setting(True, "apply", "emit")  # the host may read the loss each step, if the source does
+    model_changes: tuple[ModelChange, ...] = _setting((), "emit")
+    num_channels: int | None = _setting(None, "emit")  # images are padded to so many channels
+    # Of `Task.loss_with`, which does not keep all logits.
+    loss_options: tuple[tuple[str, int | bool], ...] = _setting((), "emit")
+    compile_mode: str | None = _setting(None, "apply", "script", "emit")  # of torch.compile; None compiles nothing
+    # It compiles each repeated block of the model, not the whole loss.
+    compile_blocks: bool = _setting(False, "apply", "emit")
+    compiled_update: bool = _setting(False, "emit")  # what follows backward is one compiled function
+    coalesced_reduce: bool = _setting(False)  # ranks average all gradients at once after backward
+    cuda_graph: bool = _setting(False, "emit")
+    steps_per_launch: int = _setting(1, "emit")
 
     @property
     def reads_rates_on_device(self) -> bool:
@@ -142,7 +155,6 @@ class Technique:
     absent_in: tuple[str, ...] = ()  # families, and beginnings of model names, without that part
     requires: str = ""  # another technique
     required_on_several_gpus: str = ""  # the technique that it requires there
-    fits_scripts: bool = False  # whether a script's own loop can be given it from outside
     fits_user_models: bool = True  # nothing is known of one before it is built; unfit layers are refused then
     excludes: tuple[str, ...] = ()
     needs_triton: bool = False
@@ -171,15 +183,20 @@ class Technique:
         """Return whether a model with these kinds of layers has the one that it acts on; also if they are not known."""
         return layers is None or not self.layer or self.layer in layers
 
+    def unfit_settings(self, applier: Applier) -> list[str]:
+        """Return those of its settings that cannot be applied so."""
+        fields = StepConfig.__dataclass_fields__
+        return [name for name in self.settings if applier not in fields[name].metadata["appliers"]]
+
+    @property
+    def fits_scripts(self) -> bool:
+        """Return whether a script's own loop can be given it from outside."""
+        return not self.unfit_settings("script")
+
     @property
     def is_for_fp8(self) -> bool:
         """Return whether it chooses the layers that run in FP8."""
         return self.why_not is _needs_fp8
-
-    @property
-    def changes_model(self) -> bool:
-        """Return whether the model is another one; such a technique is taken only if it is named."""
-        return self.numerics == "shape"
 
 
 # The transforms of `worker/data/transforms.py` that `worker/data/gpu_augmentation.py` does.
@@ -273,9 +290,9 @@ def _predicts_all(spec: TrialSpec) -> str | None:
 
 
 _MULTIPLE = 64
-_PADDING = "castwise.worker.techniques.padding"
-_FIRST_CONV = "castwise.worker.techniques.first_conv"
-_CHECKPOINT = "castwise.worker.techniques.activation_checkpointing:checkpoint_blocks"
+_PADDING = "castwise.apply.techniques.padding"
+_FIRST_CONV = "castwise.apply.techniques.first_conv"
+_CHECKPOINT = "castwise.apply.techniques.activation_checkpointing:checkpoint_blocks"
 # The kernel replaces the blocks, and a capture cannot read the state of the random numbers that backward draws again.
 _NOT_CHECKPOINTED = ("batch-norm-kernel", "cuda-graph", "cuda-graph-8")
 _GRAPH = {"cuda_graph": True, "reads_loss": False, "scales_on_device": True}
@@ -366,7 +383,6 @@ TECHNIQUES: list[Technique] = [
         numerics="draws",
         kinds=("training",),
         units=("images",),
-        fits_scripts=True,
         fits_user_models=False,
         settings={"loader_workers": True},
         why_not=_has_no_loader,
@@ -385,7 +401,6 @@ TECHNIQUES: list[Technique] = [
         devices=("cuda",),
         kinds=("training",),
         units=("images",),
-        fits_scripts=True,
         fits_user_models=False,
         settings={"pinned_transfer": True},
         why_not=_has_no_loader,
@@ -404,7 +419,6 @@ TECHNIQUES: list[Technique] = [
         numerics="rounding",
         units=("images",),
         layer="convolution",
-        fits_scripts=True,
         settings={"channels_last": True},
         why_not=_reorders_shards,
         sets=(TUNED, COMPILED),
@@ -421,7 +435,6 @@ TECHNIQUES: list[Technique] = [
         devices=("cuda",),
         units=("images",),
         layer="convolution",
-        fits_scripts=True,
         settings={"cudnn_search": True},
         sets=(TUNED, COMPILED),
         times_kernels=True,
@@ -436,7 +449,6 @@ TECHNIQUES: list[Technique] = [
         numerics="rounding",
         devices=("cpu",),
         excludes=("fused-optimizer",),
-        fits_scripts=True,
         settings={"optimizer_arguments": (("foreach", True),)},
     ),
     Technique(
@@ -447,7 +459,6 @@ TECHNIQUES: list[Technique] = [
         code=Code(optimizer="fused=True", transformers='optim="adamw_torch_fused"'),
         numerics="rounding",
         optimizers=("SGD", "Adam", "AdamW"),
-        fits_scripts=True,
         settings={"optimizer_arguments": (("fused", True),), "scales_on_device": True},
         why_not=_steps_shards,
         sets=(TUNED, COMPILED),
@@ -605,7 +616,7 @@ TECHNIQUES: list[Technique] = [
         numerics="rounding",
         devices=("cuda",),
         layer="attention",
-        settings=_model_change("castwise.worker.techniques.causal_attention:use_causal_attention"),
+        settings=_model_change("castwise.apply.techniques.causal_attention:use_causal_attention"),
         kinds=("steady",),
         why_not=_needs_transformers,
         rank=Rank.COMPILE,
@@ -620,7 +631,7 @@ TECHNIQUES: list[Technique] = [
         loop_changes=3,
         numerics="rounding",
         layer="GELU",
-        settings=_model_change("castwise.worker.techniques.gelu:use_short_gelu"),
+        settings=_model_change("castwise.apply.techniques.gelu:use_short_gelu"),
         acts_on="GELU",
         absent_in=("mlp", "mnist_cnn", "rnn_lm", "wide_resnet", "resnet9", "dpn", "fastai_resnet", "resnet", "llama"),
         rank=Rank.COMPILE,
@@ -633,7 +644,7 @@ TECHNIQUES: list[Technique] = [
         cost="none",
         numerics="rounding",
         devices=("cuda",),
-        settings=_model_change("castwise.worker.float8:keep_small_layers"),
+        settings=_model_change("castwise.apply.float8:keep_small_layers"),
         why_not=_needs_fp8,
         rank=Rank.COMPILE,
     ),
@@ -645,7 +656,7 @@ TECHNIQUES: list[Technique] = [
         numerics="rounding",
         devices=("cuda",),
         units=("tokens",),
-        settings=_model_change("castwise.worker.float8:keep_decoder"),
+        settings=_model_change("castwise.apply.float8:keep_decoder"),
         why_not=_needs_fp8,
         rank=Rank.COMPILE,
     ),
@@ -717,7 +728,6 @@ TECHNIQUES: list[Technique] = [
         loop_changes=3,
         numerics="draws",
         excludes=("compile-max-autotune",),
-        fits_scripts=True,
         settings={"compile_mode": "default"},
         needs_triton=True,
         sets=(COMPILED,),
@@ -745,7 +755,6 @@ TECHNIQUES: list[Technique] = [
         loop_changes=4,
         numerics="draws",
         # Inductor's own graphs are left out: they would be graphs within the technique cuda-graph's.
-        fits_scripts=True,
         settings={"compile_mode": "max-autotune-no-cudagraphs"},
         needs_triton=True,
         rank=Rank.AUTOTUNE,

@@ -9,6 +9,9 @@ from pkgutil import resolve_name
 import torch
 from torch import nn
 
+from castwise.apply.precision import attention_in, numeric_state
+from castwise.apply.techniques.batch_layout import Prepare, preparation
+from castwise.apply.techniques.optimizer_options import keep_rates_on_device, optimizer_for
 from castwise.errors import TechniqueError
 from castwise.records.schema import Facts
 from castwise.registry.precisions import find_precision
@@ -21,10 +24,7 @@ from castwise.worker.distributed import Peers, shard, spread
 from castwise.worker.flops import make_fake_copy
 from castwise.worker.models import build_task
 from castwise.worker.models.task import Task
-from castwise.worker.precision import attention_in, numeric_state
 from castwise.worker.step import TrainingStep, describe
-from castwise.worker.techniques.batch_layout import Prepare, preparation
-from castwise.worker.techniques.optimizer_options import keep_rates_on_device, optimizer_for
 from castwise.worker.user_model.load import build_user_model
 
 

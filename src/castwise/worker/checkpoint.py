@@ -1,4 +1,4 @@
-"""The state of a training loop, and where it is kept between epochs."""
+"""Where the state of a training loop is kept between epochs."""
 
 import pickle
 import warnings
@@ -7,36 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
-
-from castwise.worker.loss_scaling import NoScaling
-from castwise.worker.precision import Weights
 
 # What a file that is not a checkpoint, or half of one, has been seen to raise.
 _DAMAGED = (EOFError, KeyError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError)
-
-
-def state_of_loop(model: nn.Module, weights: Weights, optimizer: Optimizer, scaling: NoScaling) -> dict[str, Any]:
-    """Return what `load_state_of_loop` needs to go on: model, masters, optimizer, loss scaling."""
-    return {
-        "model": model.state_dict(),
-        "stepped": weights.stepped,
-        "optimizer": optimizer.state_dict(),
-        "scaling": scaling.state_dict(),
-    }
-
-
-@torch.no_grad()
-def load_state_of_loop(
-    state: dict[str, Any], model: nn.Module, weights: Weights, optimizer: Optimizer, scaling: NoScaling
-) -> None:
-    """Go on from a state of a loop with the same precision."""
-    model.load_state_dict(state["model"])
-    for tensor, saved in zip(weights.stepped, state["stepped"], strict=True):
-        tensor.copy_(saved)
-    optimizer.load_state_dict(state["optimizer"])
-    scaling.load_state_dict(state["scaling"])
 
 
 def save(path: Path, state: dict[str, Any]) -> bool:

@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from castwise.apply.techniques.blocks import repeated_blocks
 from castwise.errors import UsageError
 from castwise.spec.trial import TrialSpec, device_of_rank
-from castwise.worker.techniques.blocks import repeated_blocks
 
 _T = TypeVar("_T")
 

@@ -1,18 +1,16 @@
 """Read the machine and the software of a trial from inside its process."""
 
-import os
 import platform
 import socket
-from pathlib import Path
 
 import torch
 
 from castwise._version import __version__
+from castwise.apply.float8 import version_of
+from castwise.apply.hardware import read_hardware
+from castwise.apply.precision import read_fp32_precision
 from castwise.records.schema import Environment
-from castwise.registry.precisions import KNOWN_CPU_FEATURES, Hardware
 from castwise.telemetry.nvml import driver_version, power_limit
-from castwise.worker.float8 import version_of
-from castwise.worker.precision import read_fp32_precision
 
 
 def read_environment(device: torch.device, commit: str | None) -> Environment:
@@ -21,6 +19,7 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
     Raises:
         RuntimeError: The device cannot be opened.
     """
+    cpu = read_hardware(torch.device("cpu"))
     shared = Environment(
         castwise=__version__,
         commit=commit,
@@ -31,9 +30,9 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
         fp32_precision=read_fp32_precision(),
         host=socket.gethostname(),
         system=f"{platform.system()} {platform.release()}",
-        cpu=_cpu_name(),
+        cpu=cpu.name,
         num_threads=torch.get_num_threads(),
-        cpu_features=_cpu_features(),
+        cpu_features=cpu.cpu_features,
     )
     if device.type != "cuda":
         return shared
@@ -56,28 +55,3 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
             "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         }
     )
-
-
-def read_hardware(device: torch.device) -> Hardware:
-    """Return what decides about precisions of a device, without making it the current one."""
-    if device.type != "cuda":
-        return Hardware(_cpu_name(), None, _cpu_features())
-    return Hardware(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
-
-
-def _cpu_name() -> str:
-    name = next(iter(_cpu_lines("model name")), platform.processor() or platform.machine())
-    return f"{name} ({len(os.sched_getaffinity(0))} cores)" if hasattr(os, "sched_getaffinity") else name
-
-
-def _cpu_features() -> tuple[str, ...]:
-    features = set(" ".join((_cpu_lines("flags") or _cpu_lines("Features"))[:1]).split())  # on x86, and on Arm
-    return tuple(sorted(features & KNOWN_CPU_FEATURES))
-
-
-def _cpu_lines(prefix: str) -> list[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-    return [line.partition(":")[2].strip() for line in lines if line.startswith(prefix)]

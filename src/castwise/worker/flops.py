@@ -18,13 +18,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from castwise.apply.loss_scaling import stepped_by
+from castwise.apply.precision import FP32_SWITCHES
+from castwise.apply.pytree import tree_tensors
 from castwise.records.schema import StepFlops
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
-from castwise.worker.loss_scaling import stepped_by
 from castwise.worker.models.task import ComputeLoss, FakeCopy, Task
-from castwise.worker.precision import FP32_SWITCHES
-from castwise.worker.pytree import tree_tensors
 from castwise.worker.step import TrainingStep
 
 _aten: Any = torch.ops.aten

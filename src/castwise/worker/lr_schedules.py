@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer, lr_scheduler
 
+from castwise.apply.loss_scaling import NoScaling
+from castwise.apply.techniques.optimizer_options import keep_rates_on_device
 from castwise.errors import TechniqueError
 from castwise.spec.recipe import Recipe, Schedule
-from castwise.worker.loss_scaling import NoScaling
-from castwise.worker.techniques.optimizer_options import keep_rates_on_device
 
 
 class Scheduler:

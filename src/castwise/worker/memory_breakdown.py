@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from castwise.apply.loss_scaling import stepped_by
+from castwise.apply.pytree import Batch, tree_tensors
 from castwise.records.schema import MemoryParts
 from castwise.registry.techniques import rows_of
 from castwise.spec.trial import TrialSpec
-from castwise.worker.loss_scaling import stepped_by
 from castwise.worker.memory import CpuMemory, CudaMemory
-from castwise.worker.models.task import Batch
-from castwise.worker.pytree import tree_tensors
 from castwise.worker.step import TrainingStep
 
 # Kinds of storages, as `MemoryParts` names them.

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from castwise.apply.float8 import sqnr_db
+from castwise.apply.loss_scaling import NoScaling
+from castwise.apply.precision import numeric_state, weights_in_float32
+from castwise.apply.pytree import Batch, tree_tensors
+from castwise.apply.techniques.cuda_graph import RecurrentState
 from castwise.records.schema import GradientHistogram, ModuleNumerics, StepNumerics
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.worker.data.sharding import seed_generators
-from castwise.worker.float8 import sqnr_db
-from castwise.worker.loss_scaling import NoScaling
-from castwise.worker.models.task import Batch, RecurrentState
-from castwise.worker.precision import numeric_state, weights_in_float32
-from castwise.worker.pytree import tree_tensors
 from castwise.worker.step import TrainingStep
 
 _MOST_MODULES = 32  # rows; deeper modules are merged, so that a record stays small

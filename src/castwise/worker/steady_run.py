@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from castwise.apply.float8 import compare_with_bfloat16
+from castwise.apply.pytree import tree_tensors
 from castwise.records.schema import Block, Facts, RankSamples, StepProfile
 from castwise.registry.techniques import compiles, times_kernels
 from castwise.registry.workloads import find_workload
@@ -20,13 +22,11 @@ from castwise.worker.build import build_trial
 from castwise.worker.data.sharding import rank_batches
 from castwise.worker.device_lock import device_lock
 from castwise.worker.distributed import Peers, devices_of
-from castwise.worker.float8 import compare_with_bfloat16
 from castwise.worker.flops import count_flops
 from castwise.worker.kernel_profile import profile_step
 from castwise.worker.memory import memory_meter
 from castwise.worker.memory_breakdown import profile_memory
 from castwise.worker.numerics import measure_numerics
-from castwise.worker.pytree import tree_tensors
 from castwise.worker.user_model.side_effects import SideEffectWatch
 
 # Warm-up ends when this many windows in a row agree within this much, and the allocator has not grown in them.

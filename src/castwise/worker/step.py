@@ -10,20 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
-from castwise.errors import TechniqueError, UsageError
-from castwise.records.schema import Facts
-from castwise.registry.precisions import Precision
-from castwise.registry.techniques import PLAIN, StepConfig
-from castwise.registry.workloads import OptimizerSpec
-from castwise.spec.loss_scale import is_dynamic
-from castwise.worker.checkpoint import load_state_of_loop, state_of_loop
-from castwise.worker.distributed import Peers
-from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
-from castwise.worker.kernels.allreduce.reducer import CollectiveMean, SymmetricMean
-from castwise.worker.loss_scaling import make_loss_scaling
-from castwise.worker.lr_schedules import AfterStep, DeviceLearningRates
-from castwise.worker.models.task import Batch, Task, UserLoop
-from castwise.worker.precision import (
+from castwise.apply.applied import load_state_of_loop, state_of_loop
+from castwise.apply.loss_scaling import make_loss_scaling
+from castwise.apply.precision import (
     ShardedWeights,
     autocast_maker,
     convert_weights,
@@ -31,12 +20,24 @@ from castwise.worker.precision import (
     read_fp32_precision,
     rounded_buffers,
 )
-from castwise.worker.techniques.batch_layout import Prepare
-from castwise.worker.techniques.compile import CompiledLoss, check_compiler, compile_blocks, run_uncompiled
-from castwise.worker.techniques.compiled_update import CompiledUpdate
-from castwise.worker.techniques.cuda_graph import StepGraph
-from castwise.worker.techniques.gelu import form_of_gelu
-from castwise.worker.techniques.optimizer_options import check_hooks, check_reads_rates, set_as_wanted
+from castwise.apply.pytree import Batch
+from castwise.apply.techniques.batch_layout import Prepare
+from castwise.apply.techniques.compile import CompiledLoss, check_compiler, compile_blocks, run_uncompiled
+from castwise.apply.techniques.compiled_update import CompiledUpdate
+from castwise.apply.techniques.cuda_graph import StepGraph
+from castwise.apply.techniques.gelu import form_of_gelu
+from castwise.apply.techniques.optimizer_options import check_hooks, check_reads_rates, set_as_wanted
+from castwise.errors import TechniqueError, UsageError
+from castwise.records.schema import Facts
+from castwise.registry.precisions import Precision
+from castwise.registry.techniques import PLAIN, StepConfig
+from castwise.registry.workloads import OptimizerSpec
+from castwise.spec.loss_scale import is_dynamic
+from castwise.worker.distributed import Peers
+from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
+from castwise.worker.kernels.allreduce.reducer import CollectiveMean, SymmetricMean
+from castwise.worker.lr_schedules import AfterStep, DeviceLearningRates
+from castwise.worker.models.task import Task, UserLoop
 
 # The kinds of layers that techniques act on, as `Technique.layer` names them.
 _LAYERS: dict[str, Callable[[nn.Module], bool]] = {

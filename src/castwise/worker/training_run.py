@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.precision import autocast_maker
+from castwise.apply.pytree import Batch
 from castwise.errors import UsageError
 from castwise.records.schema import Epoch, RankSamples
 from castwise.registry.datasets import imitated_data_set
@@ -25,8 +27,6 @@ from castwise.worker.data.training_data import BatchSource, make_training_data
 from castwise.worker.distributed import Peers, devices_of
 from castwise.worker.lr_schedules import make_run_scheduler
 from castwise.worker.memory import memory_meter
-from castwise.worker.models.task import Batch
-from castwise.worker.precision import autocast_maker
 
 OnProgress = Callable[[float], None]
 

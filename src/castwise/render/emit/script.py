@@ -24,25 +24,6 @@ from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import UserParts, locate
 
-# The fields of `StepConfig` that this package has lines for. A technique with another one is refused.
-_WRITTEN_SETTINGS = {
-    "resident_data",
-    "channels_last",
-    "cudnn_search",
-    "attention",
-    "optimizer_arguments",
-    "scales_on_device",
-    "reads_loss",
-    "model_changes",
-    "num_channels",
-    "loss_options",
-    "compile_mode",
-    "compile_blocks",
-    "compiled_update",
-    "cuda_graph",
-    "steps_per_launch",
-}
-
 _CAST_WEIGHTS = """\
 {cast}
 for module in model.modules():
@@ -192,7 +173,7 @@ def script_of(
     if spec.world_size > 1 or (spec.kind == "steady" and spec.data_set != SYNTHETIC):
         raise UsageError("A script can be emitted of steps on synthetic data and one device; this loop is another.")
     for row in rows_of(spec.techniques):
-        unknown = sorted(set(row.settings) - _WRITTEN_SETTINGS)
+        unknown = row.unfit_settings("emit")
         if unknown:
             raise UsageError(
                 f"No script can be emitted with {row.name}: the emitter has no lines for its setting '{unknown[0]}'. "
@@ -263,7 +244,7 @@ class _Writer:
         if self.row.family == "transformer":
             lines = ["for block in model.blocks:", "    block.compile(dynamic=False)"]
         else:
-            self.script.copy("castwise.worker.techniques.blocks:repeated_blocks")
+            self.script.copy("castwise.apply.techniques.blocks:repeated_blocks")
             limit = "torch._dynamo.config.recompile_limit += 1  # a block may have a shape of its own"
             lines = ["for block in repeated_blocks(model):", "    block.compile(dynamic=False)", f"    {limit}"]
         self.script.add(*lines)
@@ -303,7 +284,7 @@ class _Writer:
             lines.append(f"{self.script.borrow(change.function)}(model{arguments})")
         lines.append("model.to(DEVICE)")
         if self.precision.float8_recipe:  # pip install 'torchao>=0.18,<0.19'
-            convert = self.script.borrow("castwise.worker.float8:convert_linear_layers")
+            convert = self.script.borrow("castwise.apply.float8:convert_linear_layers")
             lines.append(f"{convert}(model, {_quoted(self.precision.float8_recipe)})  # torchao's")
         if self.precision.param_dtype != "float32":
             dtype = f"torch.{self.precision.param_dtype}"

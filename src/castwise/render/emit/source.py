@@ -1,6 +1,6 @@
 """Definitions copied from castwise's own source with all that they use: what was measured is what is emitted.
 
-A definition is asked for by its dotted name, `castwise.worker.precision:MasterWeights`, and read from its file. That is
+A definition is asked for by its dotted name, `castwise.apply.precision:MasterWeights`, and read from its file. That is
 not imported: it may import torch.
 """
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.pytree import Batch
 from castwise.worker.data.sharding import seed_of
 from castwise.worker.data.transforms import STATISTICS
 from castwise.worker.distributed import Peers
-from castwise.worker.models.task import Batch
 
 Images = tuple[Tensor, Tensor]
 

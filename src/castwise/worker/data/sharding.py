@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from castwise.apply.pytree import Batch
 from castwise.registry.workloads import Workload
 from castwise.spec.trial import TrialSpec
 from castwise.worker.distributed import Peers
-from castwise.worker.models.task import Batch, Task
+from castwise.worker.models.task import Task
 
 # Distance between the seeds of two runs: 2^64 / golden ratio, whose multiples are far apart, made odd so that none are
 # equal. Between those of two ranks: 2^64 / plastic number. Torch's generator on a CPU, as in a loader, uses the low 32

@@ -15,6 +15,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from castwise.apply.pytree import Batch
+from castwise.apply.techniques.batch_layout import Prepare
 from castwise.registry.datasets import SYNTHETIC_PREFIX, WIKITEXT2
 from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import Workload
@@ -35,8 +37,7 @@ from castwise.worker.data.transforms import TRANSFORMS, Transform
 from castwise.worker.data.wikitext import batchify, load_wikitext2, random_corpus, segments
 from castwise.worker.distributed import Peers
 from castwise.worker.lifetime import kill_when_parent_dies
-from castwise.worker.models.task import Batch, Task
-from castwise.worker.techniques.batch_layout import Prepare
+from castwise.worker.models.task import Task
 from castwise.worker.user_model.batches import to_device
 
 Sample = tuple[Tensor, int]

@@ -6,8 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.pytree import Batch
 from castwise.registry.workloads import Workload
-from castwise.worker.models.task import Batch, Task
+from castwise.worker.models.task import Task
 
 _NUM_LINEAR_LAYERS = 3
 

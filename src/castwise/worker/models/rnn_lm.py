@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.pytree import Batch
 from castwise.registry.workloads import Workload
 from castwise.worker.models.chunked_loss import chunked_loss
-from castwise.worker.models.task import Batch, BatchScore, Task
+from castwise.worker.models.task import BatchScore, Task
 
 # Source: pytorch/examples word_language_model main.py at 0d3fe14a (--bptt, --nlayers); WikiText-2 has 33,278
 # different words, <eos> among them.

@@ -3,19 +3,18 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
+from castwise.apply.precision import Weights
+from castwise.apply.pytree import Batch
+from castwise.apply.techniques.cuda_graph import RecurrentState
 from castwise.spec.types import Unit
 
-if TYPE_CHECKING:
-    from castwise.worker.precision import Weights
-
-Batch = tuple[Tensor, ...]
 ComputeLoss = Callable[[nn.Module, Batch], Tensor]
 # A model and its loss whose tensors have shapes and no values, and the mode that they run in.
 FakeCopy = tuple[FakeTensorMode, nn.Module, ComputeLoss]
@@ -28,20 +27,10 @@ BatchScore = tuple[Tensor, Tensor | None, int]
 class UserLoop:
     """The user's own parts of the training loop."""
 
-    make_optimizer: "Callable[[Weights], Optimizer]"  # over the model's weights or their masters
+    make_optimizer: Callable[[Weights], Optimizer]  # over the model's weights or their masters
     make_scheduler: Callable[[Optimizer], Callable[[], None] | None] | None  # makes what is called after each step
     accumulate: int = 1  # batches of one optimizer step; if more than 1, `make_batches` returns tuples of as many
     clip_grad_norm: float | None = None
-
-
-class RecurrentState(Protocol):
-    """State that a task carries from step to step, such as a language model's hidden state."""
-
-    def read(self) -> tuple[Tensor, ...]:
-        """Return the tensors that the next step starts from; none if it starts from zeros."""
-
-    def write(self, tensors: tuple[Tensor, ...]) -> None:
-        """Let the next step start from these tensors, as many as `read` returned."""
 
 
 @dataclass

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.pytree import Batch
 from castwise.errors import UsageError, unknown_name
 from castwise.registry.workloads import Workload
-from castwise.worker.models.task import Batch, BatchScore, Task
+from castwise.worker.models.task import BatchScore, Task
 
 _NUM_CLASSES = 1000
 

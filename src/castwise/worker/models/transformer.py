@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from castwise.apply.pytree import Batch
 from castwise.errors import DataError
 from castwise.registry.workloads import Workload
 from castwise.worker.data.wikitext import load_tokens
 from castwise.worker.models.chunked_loss import NO_TARGET, chunked_loss
-from castwise.worker.models.task import Batch, Task
+from castwise.worker.models.task import Task
 from castwise.worker.models.torchvision_timm import image_task
 
 _CLASSES, _PATCH = 1000, 16

@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from castwise.apply.precision import autocast_maker
 from castwise.errors import TechniqueError
 from castwise.registry.precisions import Precision
-from castwise.worker.precision import autocast_maker
 from castwise.worker.script.replacing import replaces
 from castwise.worker.user_model.source import calling_line, is_users
 

@@ -26,8 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
+from castwise.apply.pytree import tree_map_tensors, tree_tensors
 from castwise.errors import UsageError
-from castwise.worker.pytree import tree_map_tensors, tree_tensors
 from castwise.worker.script.autocast import HALVES
 from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.replacing import replaces

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
-from castwise.errors import TechniqueError
-from castwise.registry.precisions import AS_WRITTEN, OF_SCRIPTS, Precision, find_precision
-from castwise.worker.precision import (
+from castwise.apply.precision import (
     cast_floating,
     cast_weights,
     read_fp32_precision,
@@ -23,6 +21,8 @@ from castwise.worker.precision import (
     rounded_buffers,
     set_fp32_precision,
 )
+from castwise.errors import TechniqueError
+from castwise.registry.precisions import AS_WRITTEN, OF_SCRIPTS, Precision, find_precision
 from castwise.worker.script.autocast import HALVES, ScriptAutocast
 from castwise.worker.script.replacing import replaces
 from castwise.worker.script.scaling import ReadGradients, ScriptScaling, takes_one_loss, with_loss

@@ -32,6 +32,7 @@ import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.optim import Optimizer
 
+from castwise.apply.precision import read_fp32_precision
 from castwise.errors import CastwiseError, UsageError
 from castwise.records.schema import Block, Facts, RankSamples, StepProfile
 from castwise.registry.precisions import AS_WRITTEN, find_precision
@@ -40,7 +41,6 @@ from castwise.spec.user_model import UserModel, UserWorkload, digest_of
 from castwise.worker.distributed import Peers
 from castwise.worker.kernel_profile import profile_step
 from castwise.worker.memory import memory_meter
-from castwise.worker.precision import read_fp32_precision
 from castwise.worker.script.autocast import note_own_precision
 from castwise.worker.script.file_overlay import FileOverlay
 from castwise.worker.script.hooks import ScriptHooks

@@ -10,12 +10,12 @@ from torch._dynamo import OptimizedModule
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
+from castwise.apply.pytree import tree_map_tensors
+from castwise.apply.techniques.compile import check_compiler
 from castwise.errors import TechniqueError
 from castwise.registry.techniques import PLAIN, rows_of, step_config_of
 from castwise.spec.recipe import Recipe
-from castwise.worker.pytree import tree_map_tensors
 from castwise.worker.script.replacing import replaces
-from castwise.worker.techniques.compile import check_compiler
 
 
 class OutsideTechniques:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from castwise.apply.pytree import tree_map_tensors, tree_tensors
 from castwise.errors import UsageError
-from castwise.worker.pytree import tree_map_tensors, tree_tensors
 
 _MAX_SHAPES_SHOWN = 6
 

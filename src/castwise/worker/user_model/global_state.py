@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from castwise.worker.precision import read_fp32_precision, restore_fp32_precision
+from castwise.apply.precision import read_fp32_precision, restore_fp32_precision
 
 # Variables that override what float32 products compute in, whatever torch's switches say.
 # Source: cuBLAS and cuDNN documentation (NVIDIA_TF32_OVERRIDE); torch, aten/src/ATen/Context.cpp.

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from castwise.apply.applied import check_optimizer
 from castwise.errors import CastwiseError, UsageError, unknown_name
 from castwise.spec.user_model import UserModel, UserParts, UserWorkload
 from castwise.worker.models.task import Task
@@ -25,7 +26,7 @@ from castwise.worker.user_model.batches import BatchMaker
 from castwise.worker.user_model.contract import Contract, call_without_arguments, read_contract
 from castwise.worker.user_model.global_state import user_code
 from castwise.worker.user_model.lightning import adapt, is_lightning_module
-from castwise.worker.user_model.loop import check_batch_keys, check_optimizer, make_compute_loss, make_loop
+from castwise.worker.user_model.loop import check_batch_keys, make_compute_loss, make_loop
 from castwise.worker.user_model.parts import describe_parts
 from castwise.worker.user_model.side_effects import count_helpers, helper_notes
 from castwise.worker.user_model.source import Sources, defined_at, digest, phase_of, user_files, where

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
+from castwise.apply.precision import Weights
+from castwise.apply.pytree import tree_tensors
 from castwise.errors import UsageError
 from castwise.worker.models.task import UserLoop
-from castwise.worker.precision import ShardedWeights, Weights
-from castwise.worker.pytree import tree_tensors
 from castwise.worker.user_model.contract import Contract, check_single_optimizer
 
 # Usual names of a parameter that is a model.
@@ -238,50 +238,17 @@ def check_batch_keys(contract: Contract, source: str, batch: Any) -> None:
             )
 
 
-def check_optimizer(optimizer: Any, model: nn.Module, source: str) -> None:
-    """Check that an optimizer, unless it is a function that makes one, steps weights of the model.
-
-    Raises:
-        UsageError: It steps others, for example those of a copy of the model.
-    """
-    if not isinstance(optimizer, Optimizer):
-        return
-    own = {id(parameter) for parameter in model.parameters()}
-    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
-        raise UsageError(f"The optimizer of {source} steps no weight of its model. Make it from model.parameters().")
-
-
 def _optimizer(given: Any, weights: Weights, source: str) -> Optimizer:
     if given is None:
         return torch.optim.AdamW(weights.stepped, lr=LEARNING_RATE)
     if isinstance(given, Optimizer):
-        adopt(given, weights)
+        weights.adopt(given)
         return given
     made = given(weights.stepped)
     check_single_optimizer(made, source)
     if not isinstance(made, Optimizer):
         raise UsageError(f"The optimizer function of {source} returned {type(made).__name__}, not an optimizer.")
     return made
-
-
-def adopt(optimizer: Optimizer, weights: Weights) -> None:
-    """Let an optimizer of a model's weights step the precision's masters in their place, its state included.
-
-    Source: NVIDIA/apex apex/amp/_process_optimizer.py at 47e3367f (masters take the weights' places in the groups).
-    """
-    for group in optimizer.param_groups:
-        group["params"] = [weights.stepped_for(parameter) for parameter in group["params"]]
-    if optimizer.state and isinstance(weights, ShardedWeights):
-        raise UsageError("fsdp cannot shard the state of an optimizer that has stepped already. Take ddp.")
-    state, optimizer.state = dict(optimizer.state), type(optimizer.state)(dict)
-    for parameter, values in state.items():
-        stepped = weights.stepped_for(parameter)
-        optimizer.state[stepped] = {
-            name: value.to(stepped.device, stepped.dtype if value.shape == stepped.shape else None)
-            if isinstance(value, Tensor)
-            else value
-            for name, value in values.items()
-        }
 
 
 def _scheduler(given: Any, source: str, optimizer: Optimizer) -> Callable[[], None] | None:

@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, distributed
 
+from castwise.apply.techniques.compile import check_compiler
 from castwise.errors import UsageError
 from castwise.worker.distributed import Peers
 from castwise.worker.kernels.allreduce.flat_buffer import offsets, views
-from castwise.worker.techniques.compile import check_compiler
 
 _SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
 # Alignment of a tensor's view: cache lines, which kernels and Inductor's code read without special edges.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from castwise.apply.techniques.hooks import has_hooks
 from castwise.errors import TechniqueError
 from castwise.worker.kernels.batch_norm.aliasing import (
     add_in_place,
@@ -18,7 +19,6 @@ from castwise.worker.kernels.batch_norm.aliasing import (
     multiply_in_place,
     subtract_in_place,
 )
-from castwise.worker.techniques.hooks import has_hooks
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 _COLLECTIONS = (list, dict, set)

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.techniques.hooks import has_hooks
 from castwise.errors import TechniqueError
-from castwise.worker.techniques.hooks import has_hooks
 
 _SIDE = 3
 _STRIDE = 2

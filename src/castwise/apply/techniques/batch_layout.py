@@ -5,9 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.pytree import Batch, tree_map_tensors
 from castwise.registry.techniques import StepConfig
-from castwise.worker.models.task import Batch
-from castwise.worker.pytree import tree_map_tensors
 
 Prepare = Callable[[Batch], Batch]
 

@@ -4,8 +4,8 @@ import torch
 import torchvision
 from torch import nn
 
+from castwise.apply.techniques.blocks import repeated_blocks
 from castwise.worker.models.transformer import Architecture, Transformer
-from castwise.worker.techniques.blocks import repeated_blocks
 
 
 def test_a_transformers_layers_are_its_blocks() -> None:

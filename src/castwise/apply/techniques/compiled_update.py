@@ -16,9 +16,9 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from castwise.apply.loss_scaling import NoScaling
+from castwise.apply.precision import Weights
 from castwise.errors import TechniqueError
-from castwise.worker.loss_scaling import NoScaling
-from castwise.worker.precision import Weights
 
 _SMALL = 1e-6  # Source: torch.nn.utils.clip_grad_norm_
 

@@ -10,8 +10,7 @@ import torch
 from small_step import compute_dtype, cross_entropy, make_batch, make_net
 from torch import Tensor, nn
 
-from castwise.registry.precisions import PRECISIONS, Precision, find_precision
-from castwise.worker.precision import (
+from castwise.apply.precision import (
     MasterWeights,
     autocast_maker,
     convert_weights,
@@ -20,6 +19,7 @@ from castwise.worker.precision import (
     read_fp32_precision,
     rounded_buffers,
 )
+from castwise.registry.precisions import PRECISIONS, Precision, find_precision
 
 FP32, TF32 = find_precision("fp32"), find_precision("tf32")
 BACKENDS: Any = torch.backends

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from castwise.apply.techniques.causal_attention import use_causal_attention
 from castwise.errors import TechniqueError
-from castwise.worker.techniques.causal_attention import use_causal_attention
 
 transformers: Any = pytest.importorskip("transformers")
 _TINY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

@@ -8,15 +8,15 @@ import torch
 from small_step import PLAIN_SGD, make_step, make_task
 from torch import Tensor, nn
 
+from castwise.apply.float8 import compare_with_bfloat16, convert_to_float8, keep_decoder, keep_small_layers
+from castwise.apply.pytree import Batch
+from castwise.apply.techniques.padding import pad_decoder
 from castwise.errors import TechniqueError
 from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import NARROW_PRECISIONS, Precision, find_precision
 from castwise.registry.techniques import step_config_of
 from castwise.worker.build import describe
-from castwise.worker.float8 import compare_with_bfloat16, convert_to_float8, keep_decoder, keep_small_layers
 from castwise.worker.flops import ProductCounter
-from castwise.worker.models.task import Batch
-from castwise.worker.techniques.padding import pad_decoder
 
 pytest.importorskip("torchao", reason="pip install 'castwise[fp8]'")
 

@@ -8,13 +8,15 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from castwise.apply.float8 import convert_to_float8
+from castwise.apply.pytree import tree_map_tensors
+from castwise.errors import UsageError
 from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import Precision
 from castwise.registry.techniques import ATTENTION_KERNELS
-from castwise.worker.float8 import convert_to_float8
-from castwise.worker.pytree import tree_map_tensors
 
 # These two are written with the older switch for matrix products. It decides nothing, but torch 2.11's max-autotune
 # reads it, and torch raises if it contradicts them.
@@ -214,6 +216,23 @@ class Weights:
         """Return the weight, with the gradient of backward, that a stepped tensor stands for."""
         return stepped
 
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Let an optimizer of the model's weights step what stands for them, its state included.
+
+        Source: NVIDIA/apex apex/amp/_process_optimizer.py at 47e3367f (masters take the weights' places in the groups).
+        """
+        for group in optimizer.param_groups:
+            group["params"] = [self.stepped_for(parameter) for parameter in group["params"]]
+        state, optimizer.state = dict(optimizer.state), type(optimizer.state)(dict)
+        for parameter, values in state.items():
+            stepped = self.stepped_for(parameter)
+            optimizer.state[stepped] = {
+                name: value.to(stepped.device, stepped.dtype if value.shape == stepped.shape else None)
+                if isinstance(value, Tensor)
+                else value
+                for name, value in values.items()
+            }
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
         for parameter in self._parameters:
@@ -285,6 +304,12 @@ class ShardedWeights(Weights):
         """Return the shard of what was a whole weight, and every other tensor itself."""
         stepped: Tensor = self._shard_of.get(parameter, parameter)  # type: ignore[no-untyped-call]
         return stepped
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Let an optimizer of the whole weights step the shards, before its first step."""
+        if optimizer.state:
+            raise UsageError("fsdp cannot shard the state of an optimizer that has stepped already. Take ddp.")
+        super().adopt(optimizer)
 
 
 def make_weights(model: nn.Module, row: Precision) -> Weights:

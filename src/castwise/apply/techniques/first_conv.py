@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.techniques.hooks import has_hooks
 from castwise.errors import TechniqueError
-from castwise.worker.techniques.hooks import has_hooks
 
 _STRIDE = 2
 _MOST_CHANNELS = 4

@@ -7,11 +7,11 @@ import torch
 from loops import ADADELTA, IMAGES, cell_of, losses_of, spec_of
 from torch import Tensor, nn
 
+from castwise.apply.loss_scaling import NoScaling, make_loss_scaling
+from castwise.apply.precision import convert_weights, make_weights
+from castwise.apply.techniques.compiled_update import CompiledUpdate
 from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision
-from castwise.worker.loss_scaling import NoScaling, make_loss_scaling
-from castwise.worker.precision import convert_weights, make_weights
-from castwise.worker.techniques.compiled_update import CompiledUpdate
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.1}),

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from castwise.apply.techniques.blocks import repeated_blocks
 from castwise.errors import TechniqueError
-from castwise.worker.techniques.blocks import repeated_blocks
 
 _aten: Any = torch.ops.aten
 _Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.techniques.padding import PaddedDecoder, find_decoder, hide_words
 from castwise.errors import TechniqueError
 from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import Precision, why_without_torchao
-from castwise.worker.techniques.padding import PaddedDecoder, find_decoder, hide_words
 
 # cuBLASLt takes FP8 matrices whose dimensions are multiples of this; of the tokens, too, for the weight's gradient.
 _MULTIPLE = 16

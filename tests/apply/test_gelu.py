@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from castwise.apply.techniques.gelu import ShortGelu, use_short_gelu
 from castwise.errors import TechniqueError
-from castwise.worker.techniques.gelu import ShortGelu, use_short_gelu
 
 
 @pytest.mark.parametrize("form", ["none", "tanh"])

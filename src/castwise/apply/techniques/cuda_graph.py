@@ -4,13 +4,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from castwise.apply.pytree import Batch, TreeSignature, tree_map_tensors, tree_signature, tree_tensors
 from castwise.errors import TechniqueError
-from castwise.worker.models.task import Batch, RecurrentState
-from castwise.worker.pytree import TreeSignature, tree_map_tensors, tree_signature, tree_tensors
 
 # Steps on the capture's stream before it: they load libraries, choose algorithms and create the optimizer's state.
 # Source: PyTorch, "CUDA semantics", Whole-network capture: 3 steps.
@@ -18,6 +18,16 @@ _WARM_UP_STEPS = 3
 # For batches of another shape, such as a short last one, only algorithms are still to be chosen.
 _MORE_WARM_UP_STEPS = 1
 _MOST_SHAPES = 2
+
+
+class RecurrentState(Protocol):
+    """State that a task carries from step to step, such as a language model's hidden state."""
+
+    def read(self) -> tuple[Tensor, ...]:
+        """Return the tensors that the next step starts from; none if it starts from zeros."""
+
+    def write(self, tensors: tuple[Tensor, ...]) -> None:
+        """Let the next step start from these tensors, as many as `read` returned."""
 
 
 class CudaCaptures:

@@ -12,13 +12,13 @@ from scripts import spec_of
 from torch import nn
 
 import castwise
+from castwise.apply.precision import numeric_state
 from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel
 from castwise.worker.build import build_trial
 from castwise.worker.distributed import Peers
-from castwise.worker.precision import numeric_state
 
 STEPS = 20
 

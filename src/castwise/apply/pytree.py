@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+Batch = tuple[Tensor, ...]
 TreeSignature = Hashable
 
 

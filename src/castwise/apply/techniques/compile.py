@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.pytree import Batch, tree_tensors
+from castwise.apply.techniques.blocks import repeated_blocks
 from castwise.errors import TechniqueError
-from castwise.worker.models.task import Batch
-from castwise.worker.pytree import tree_tensors
-from castwise.worker.techniques.blocks import repeated_blocks
 
 ComputeLoss = Callable[[nn.Module, Any], Tensor]
 

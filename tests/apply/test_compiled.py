@@ -9,11 +9,11 @@ from small_step import SmallNet, cross_entropy, make_batch, make_net
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from castwise.apply.pytree import Batch
+from castwise.apply.techniques import compile as compile_technique
+from castwise.apply.techniques.compile import CompiledLoss, check_compiler, compile_blocks, run_uncompiled
 from castwise.errors import TechniqueError, UsageError
-from castwise.worker.models.task import Batch
 from castwise.worker.models.transformer import Architecture, Transformer, compute_loss
-from castwise.worker.techniques import compile as compile_technique
-from castwise.worker.techniques.compile import CompiledLoss, check_compiler, compile_blocks, run_uncompiled
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

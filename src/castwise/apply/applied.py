@@ -8,36 +8,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from castwise.errors import UsageError
-from castwise.registry.precisions import find_precision, why_unsupported
-from castwise.registry.techniques import NONE, SETS, find_technique, parse_techniques, step_config_of
-from castwise.spec.loss_scale import is_dynamic
-from castwise.worker.checkpoint import load_state_of_loop, state_of_loop
-from castwise.worker.environment import read_hardware
-from castwise.worker.loss_scaling import make_loss_scaling
-from castwise.worker.precision import (
+from castwise.apply.hardware import read_hardware
+from castwise.apply.loss_scaling import NoScaling, make_loss_scaling
+from castwise.apply.precision import (
+    Weights,
     autocast_maker,
     convert_weights,
     make_weights,
     set_attention,
     set_fp32_precision,
 )
-from castwise.worker.techniques.batch_layout import preparation
-from castwise.worker.techniques.compile import check_compiler, compile_blocks
-from castwise.worker.techniques.optimizer_options import set_as_wanted
-from castwise.worker.user_model.loop import adopt, check_optimizer
-
-# The fields of `StepConfig` that need no line in the user's loop.
-_SETTINGS = {
-    "channels_last",
-    "cudnn_search",
-    "attention",
-    "optimizer_arguments",
-    "scales_on_device",
-    "reads_loss",
-    "compile_mode",
-    "compile_blocks",
-}
+from castwise.apply.techniques.batch_layout import preparation
+from castwise.apply.techniques.compile import check_compiler, compile_blocks
+from castwise.apply.techniques.optimizer_options import set_as_wanted
+from castwise.errors import UsageError
+from castwise.registry.precisions import find_precision, why_unsupported
+from castwise.registry.techniques import NONE, SETS, find_technique, parse_techniques, step_config_of
+from castwise.spec.loss_scale import is_dynamic
 
 
 class Applied:
@@ -67,7 +54,7 @@ class Applied:
             convert: Callable[[Any], Any] = prepare
             model.register_forward_pre_hook(lambda _, args, named: (convert(args), convert(named)), with_kwargs=True)
         self._weights = make_weights(model, row)
-        adopt(optimizer, self._weights)
+        self._weights.adopt(optimizer)
         set_as_wanted(optimizer, loop, device, may_skip=is_dynamic(row.loss_scale))
         self._scaling = make_loss_scaling(row.loss_scale, device, optimizer, decides_on_device=loop.scales_on_device)
         self._zero_grad = self._weights.zero_grad if row.master_weights else optimizer.zero_grad
@@ -140,7 +127,7 @@ def apply(model: nn.Module, optimizer: Optimizer, *, precision: str, techniques:
         if name in SETS:
             raise UsageError(f"{name} is short for {', '.join(SETS[name])}. Name those that your loop is to have.")
         row = find_technique(name)
-        if set(row.settings) - _SETTINGS:
+        if row.unfit_settings("apply"):
             raise UsageError(
                 f"{name} needs a loop of its own, which castwise.apply cannot make. If a function in a file builds the "
                 "model, `castwise tune FILE.py:FUNCTION --emit train.py` writes the loop."
@@ -156,3 +143,38 @@ def apply(model: nn.Module, optimizer: Optimizer, *, precision: str, techniques:
             "load_state_dict of what castwise.apply returns."
         )
     return Applied(model, optimizer, precision, names)
+
+
+def check_optimizer(optimizer: Any, model: nn.Module, source: str) -> None:
+    """Check that an optimizer, unless it is a function that makes one, steps weights of the model.
+
+    Raises:
+        UsageError: It steps others, for example those of a copy of the model.
+    """
+    if not isinstance(optimizer, Optimizer):
+        return
+    own = {id(parameter) for parameter in model.parameters()}
+    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise UsageError(f"The optimizer of {source} steps no weight of its model. Make it from model.parameters().")
+
+
+def state_of_loop(model: nn.Module, weights: Weights, optimizer: Optimizer, scaling: NoScaling) -> dict[str, Any]:
+    """Return what `load_state_of_loop` needs to go on: model, masters, optimizer, loss scaling."""
+    return {
+        "model": model.state_dict(),
+        "stepped": weights.stepped,
+        "optimizer": optimizer.state_dict(),
+        "scaling": scaling.state_dict(),
+    }
+
+
+@torch.no_grad()
+def load_state_of_loop(
+    state: dict[str, Any], model: nn.Module, weights: Weights, optimizer: Optimizer, scaling: NoScaling
+) -> None:
+    """Go on from a state of a loop with the same precision."""
+    model.load_state_dict(state["model"])
+    for tensor, saved in zip(weights.stepped, state["stepped"], strict=True):
+        tensor.copy_(saved)
+    optimizer.load_state_dict(state["optimizer"])
+    scaling.load_state_dict(state["scaling"])

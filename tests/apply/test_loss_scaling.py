@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adadelta, Adam, AdamW, Optimizer
 
+from castwise.apply import loss_scaling
+from castwise.apply.loss_scaling import DeviceScaling, DynamicScaling, NoScaling, make_loss_scaling
 from castwise.errors import UsageError
 from castwise.spec.loss_scale import DYNAMIC_SCALES, DynamicScale, parse_loss_scale
-from castwise.worker import loss_scaling
-from castwise.worker.loss_scaling import DeviceScaling, DynamicScaling, NoScaling, make_loss_scaling
 
 CPU = torch.device("cpu")
 DYNAMIC, APEX = DYNAMIC_SCALES

@@ -8,8 +8,8 @@ from fake_graphs import FakeCaptures
 from loops import WORDS, cell_of, spec_of
 from torch import Tensor
 
-from castwise.worker.models.task import Batch
-from castwise.worker.techniques.cuda_graph import StepGraph
+from castwise.apply.pytree import Batch
+from castwise.apply.techniques.cuda_graph import StepGraph
 
 CPU = torch.device("cpu")
 WARM_UP = 3

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.techniques.hooks import has_hooks
 from castwise.errors import TechniqueError
-from castwise.worker.techniques.hooks import has_hooks
 
 # Classes by name, as not all are torch's: transformers or timm may not be installed.
 _FORMS = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from castwise.worker.pytree import tree_map_tensors, tree_tensors
+from castwise.apply.pytree import tree_map_tensors, tree_tensors
 
 Pair = namedtuple("Pair", ["first", "second"])
 ONE, TWO = torch.ones(2), torch.full((3,), 2)
