@@ -13,6 +13,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -40,13 +41,14 @@ from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import find_suite, is_search, specs_of
 from castwise.registry.workloads import find_workload
+from castwise.show import presentation, run_report, why_report
 from castwise.show.fields import ratio_text
-from castwise.show.run_report import markdown_table, print_table
+from castwise.show.notes import headline, notes_of
+from castwise.show.presentation import Grid, Lines, print_parts
 from castwise.show.table import markdown_text
 from castwise.show.units import format_rate
-from castwise.show.why_report import print_why
 from castwise.spec.trial import TrialSpec
-from castwise.suites.render import markdown_suite
+from castwise.suites import render
 from castwise.suites.result import SuiteResult
 
 HERE = Path(__file__).resolve().parent
@@ -66,14 +68,21 @@ def results(workload: str, folder: str = "trials") -> str:
     """Return the table of one workload's trials in a folder."""
     found = [row for row in rows(folder) if row.trial.spec.workload == workload]
     found.sort(key=lambda row: precision_sort_key(row.trial.spec.precision))
-    return markdown_table(found, recommend(found))
+    _, grid, place = run_report.table_parts(found, [item.key for item in recommend(found)])
+    assert isinstance(grid, Grid)
+    head = Lines([headline(found)], is_list=False)
+    columns = [each for each in grid.table.columns if each.name != "verdict"]
+    columns = [replace(each, otherwise="status") if each.name == "throughput_per_second" else each for each in columns]
+    notes = [note.line for note in notes_of(found) if not note.is_routine]
+    return presentation.markdown([head, replace(grid, table=replace(grid.table, columns=columns)), place, Lines(notes)])
 
 
 def terminal(folder: str) -> str:
     """Return what `castwise run` prints of the trials in a folder, without the notes below the table."""
     text = io.StringIO()
     found = rows(folder)
-    print_table(found, with_accuracy(recommend(found), ()), Console(file=text, width=130, emoji=False))
+    shown = run_report.present(found, with_accuracy(recommend(found), ()))
+    print_parts(shown.parts, Console(file=text, width=130, emoji=False))
     lines = [line.rstrip() for line in text.getvalue().rstrip().splitlines()]
     kept = [line if not re.match(r"  \S", line) else "  …" for line in lines]
     return "\n".join(["```text", *(line for line, _ in itertools.groupby(kept)), "```"]) + "\n"
@@ -84,7 +93,8 @@ def why_terminal(names: str) -> str:
     text = io.StringIO()
     paths = (RECORDS / "why" / f"{name}.json" for name in names.split())
     found = diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths]))
-    print_why(found, Console(file=text, width=80, force_terminal=True, color_system=None, emoji=False))
+    console = Console(file=text, width=80, force_terminal=True, color_system=None, emoji=False)
+    print_parts(why_report.present(found).parts, console)
     return "\n".join(["```text", *(line.rstrip() for line in text.getvalue().rstrip().splitlines()), "```"]) + "\n"
 
 
@@ -206,7 +216,8 @@ def suite(name: str) -> str:
             runs.append(trial)
     order = {_cell(spec): index for index, spec in enumerate(specs_of(found, device="cuda:0"))}
     runs.sort(key=lambda trial: order[_cell(trial.spec)])
-    return markdown_suite(SuiteResult(found, tuple(runs), tuple(tuple(search) for search in searches.values())))
+    result = SuiteResult(found, tuple(runs), tuple(tuple(search) for search in searches.values()))
+    return render.present([result], wide=True, verbose=True).text("markdown")
 
 
 def _cell(spec: TrialSpec) -> tuple[object, ...]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
@@ -29,6 +28,7 @@ from castwise.orchestrator.runner import Listener, NullListener
 from castwise.records.schema import Trial
 from castwise.report.files import ReportOptions, find, write_pictures, write_report
 from castwise.show import run_report, why_report
+from castwise.show.presentation import Presentation, html, print_parts
 from castwise.show.progress import LiveProgress
 from castwise.show.table import DataTable, json_document, plain
 from castwise.spec.options import RunOptions, WhyOptions, options_of, parse_options
@@ -203,9 +203,14 @@ class Result:
     trials: tuple[Trial, ...]
     margin: float = MARGIN
 
+    @property
+    def _shown(self) -> Presentation:
+        raise NotImplementedError
+
     def to_dict(self) -> dict[str, Any]:
         """Return the document that the command prints with `--format json`."""
-        raise NotImplementedError
+        assert self._shown.document is not None
+        return dict(self._shown.document())
 
     def to_pandas(self) -> Any:
         """Return a data frame with a row for each configuration and the columns of `castwise export --level cells`.
@@ -224,9 +229,6 @@ class Result:
 
         return flat_table("cells", collect(self.trials, self.margin), lambda _: "")
 
-    def _print(self, console: Console) -> None:
-        raise NotImplementedError
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the tables as rich's console has room for them."""
         yield Text.from_ansi(self._rendered(options.max_width, color=console.color_system is not None))
@@ -237,13 +239,13 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return what Jupyter shows."""
-        return f"<pre>{escape(str(self))}</pre>"
+        return html(self._shown.parts)
 
     def _rendered(self, width: int, *, color: bool) -> str:
         text = io.StringIO()
         # Without force_jupyter rich would also display the table in a notebook, whatever the console's file is.
         console = Console(file=text, width=width, force_terminal=color, emoji=False, force_jupyter=False)
-        self._print(console)
+        print_parts(self._shown.parts, console)
         return text.getvalue().rstrip("\n")
 
 
@@ -268,21 +270,14 @@ class Comparison(Result, Sequence[Trial]):
         """Return the precision to take; None if that is undecided, or nothing could be measured."""
         return self.advice[0].precision if self.advice else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document that `castwise run --format json` prints: `castwise.show.run_report.document`."""
-        return run_report.document(self.rows, self.advice)
+    @property
+    def _shown(self) -> Presentation:
+        return run_report.present(self.rows, self.advice)
 
     def __repr__(self) -> str:
         """Return it in a line; `print` shows the table."""
         workloads = ", ".join(dict.fromkeys(row.trial.spec.workload for row in self.rows))
         return f"Comparison({workloads}: {len(self.rows)} rows of {len(self.trials)} trials, best: {self.best})"
-
-    def _repr_html_(self) -> str:
-        """Return what Jupyter shows."""
-        return run_report.to_html(self.rows, self.advice)
-
-    def _print(self, console: Console) -> None:
-        run_report.print_table(self.rows, self.advice, console)
 
     @overload
     def __getitem__(self, index: int) -> Trial: ...
@@ -315,17 +310,14 @@ class Diagnoses(Result):
         """Return a diagnosis of each configuration that was timed."""
         return tuple(diagnose(compare_trials(self.trials)))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document that `castwise why --format json` prints."""
-        return why_report.document(self.found, self.left_out)
+    @property
+    def _shown(self) -> Presentation:
+        return why_report.present(self.found, self.left_out)
 
     def __repr__(self) -> str:
         """Return it in a line; `print` shows the causes."""
         first = {each.row.precision: each.causes[0].name if each.causes else "none" for each in self.found}
         return f"Diagnoses({first})"
-
-    def _print(self, console: Console) -> None:
-        why_report.print_why(self.found, console, self.left_out)
 
 
 @dataclass(frozen=True, repr=False)
@@ -354,21 +346,16 @@ class Tuning(Result):
 
         return conclusions(self.found, self.memory_bytes)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document that `castwise tune --format json` prints."""
-        from castwise.tune.render import document
+    @property
+    def _shown(self) -> Presentation:
+        from castwise.tune.render import present
 
-        return document(self.found, self.memory_bytes)
+        return present(self.found, self.memory_bytes)
 
     def __repr__(self) -> str:
         """Return it in a line; `print` shows the table."""
         fastest = None if self.fastest is None else self.fastest.label
         return f"Tuning({self.found.start.label}: {len(self.found.tried)} changes tried, fastest: {fastest})"
-
-    def _print(self, console: Console) -> None:
-        from castwise.tune.render import print_tuning
-
-        print_tuning(self.found, console, self.memory_bytes)
 
 
 @dataclass(frozen=True, repr=False)
@@ -397,20 +384,15 @@ class MaxBatches(Result):
             for each in self.max_batches
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document that `castwise max-batch --format json` prints."""
-        from castwise.max_batch.render import document
+    @property
+    def _shown(self) -> Presentation:
+        from castwise.max_batch.render import present
 
-        return document(self.found)
+        return present(self.found)
 
     def __repr__(self) -> str:
         """Return it in a line; `print` shows the tables."""
         return f"MaxBatches({self.max_batches[0].spec.workload}: {self.largest})"
-
-    def _print(self, console: Console) -> None:
-        from castwise.max_batch.render import print_result
-
-        print_result(self.found, console)
 
 
 @dataclass(frozen=True, repr=False)
@@ -436,21 +418,16 @@ class Accuracies(Result):
 
         return sentences(self.found)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document that `castwise accuracy --format json` prints."""
-        from castwise.accuracy.render import document
+    @property
+    def _shown(self) -> Presentation:
+        from castwise.accuracy.render import present
 
-        return document(self.found)
+        return present(self.found)
 
     def __repr__(self) -> str:
         """Return it in a line; `print` shows the table."""
         kinds = {each.spec.precision: each.verdict.kind if each.verdict else "no score" for each in self.runs[1:]}
         return f"Accuracies({self.runs[0].spec.workload}: {kinds})"
-
-    def _print(self, console: Console) -> None:
-        from castwise.accuracy.render import print_result
-
-        print_result(self.found, console)
 
 
 @dataclass(frozen=True, repr=False)
@@ -486,10 +463,11 @@ class Report(Result):
 
         return flat_table("cells", self.collection, self.file_of)
 
-    def _print(self, console: Console) -> None:
-        from castwise.report.text_report import print_report
+    @property
+    def _shown(self) -> Presentation:
+        from castwise.report.text_report import present
 
-        print_report(self.collection, console)
+        return present(self.collection)
 
 
 def _with_options(options: type, keywords: Any) -> Callable[[_Function], _Function]:

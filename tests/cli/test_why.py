@@ -16,7 +16,8 @@ from castwise.orchestrator import machine
 from castwise.records.schema import Trial
 from castwise.records.store import load_folder
 from castwise.show.console import SafeConsole
-from castwise.show.why_report import print_why
+from castwise.show.presentation import print_parts
+from castwise.show.why_report import present
 
 RECORDS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "records" / "why"
 WORKLOADS = sorted(path.name.removesuffix("-default.json") for path in RECORDS.glob("*-default.json"))
@@ -52,7 +53,9 @@ def test_two_precisions_fit_on_a_terminal_of_80_columns(
     if workload:
         paths = (RECORDS / f"{workload}-{precision}.json" for precision in (first, "bf16-mixed"))
         console = SafeConsole(width=80, force_terminal=True, record=True)
-        print_why(diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths])), console)
+        print_parts(
+            present(diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths]))).parts, console
+        )
         lines = console.export_text().splitlines()
     else:
         monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes stdout for a terminal
@@ -67,7 +70,9 @@ def test_two_precisions_fit_on_a_terminal_of_80_columns(
 def test_loops_have_one_line_each_on_a_terminal_of_80_columns() -> None:
     paths = [RECORDS / f"resnet50-{name}.json" for name in ("default", "bf16-mixed", "bf16-mixed-channels-last")]
     console = SafeConsole(width=80, force_terminal=True, record=True)
-    print_why(diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths])), console)
+    print_parts(
+        present(diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths]))).parts, console
+    )
     lines = console.export_text().splitlines()
     assert [line.split()[1] for line in lines[3:6]] == ["none", "none", "channels-last"]
     assert lines[6] == "  left out, the terminal is too narrow: update (--format json has them)"
@@ -194,7 +199,7 @@ def test_records_without_a_profile_have_a_table_and_say_so(command: CommandLine)
     command.run(*TWO, "--rounds", "1")
     found = diagnose(compare(load_folder(command.results)[0]))
     console = SafeConsole(width=80, record=True)
-    print_why(found, console, kernels=True)
+    print_parts(present(found, kernels=True).parts, console)
     text = console.export_text()
     assert "moving" not in text
     assert "fp32: no cause found. What takes its time is not known." in text

@@ -25,11 +25,12 @@ from rich.console import Console
 from castwise.max_batch import search
 from castwise.max_batch.memory_breakdown import BEYOND_THE_PEAK
 from castwise.max_batch.options import MaxBatchOptions
-from castwise.max_batch.render import breakdown_table, breakdowns_of, print_max_batches
+from castwise.max_batch.render import breakdown_table, breakdowns_of, parts
 from castwise.max_batch.result import START, MaxBatch, held_bytes, max_batches_of
 from castwise.max_batch.search import prepare_max_batch
 from castwise.records.store import load_folder
 from castwise.registry.published import largest_batches
+from castwise.show.presentation import print_parts
 from castwise.spec.trial import FIT
 
 GIB = 2**30
@@ -130,7 +131,7 @@ def test_trials_on_record_are_counted_apart(tmp_path: Path, command: CommandLine
 def test_80_columns_are_enough_and_the_curve_comes_on_demand() -> None:
     def printed(**how: bool) -> str:
         out = io.StringIO()
-        print_max_batches(list(fit(FakeEngine()).values()), Console(file=out, width=80), **how)
+        print_parts(parts(list(fit(FakeEngine()).values()), **how), Console(file=out, width=80))
         return out.getvalue()
 
     lines = printed().splitlines()

@@ -7,7 +7,8 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args
 from xml.etree import ElementTree
 
 import jsonschema
@@ -17,12 +18,15 @@ from fake_gpu import fake_gpu_facts, fake_reading
 from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
-from castwise.analysis.advice import recommend
+from castwise.analysis.advice import Decision, recommend
 from castwise.analysis.energy import Prices
 from castwise.analysis.result_table import compare
+from castwise.analysis.warnings import TrialWarning
 from castwise.records.schema import GpuCounters, Trial
 from castwise.show import run_report
+from castwise.show.fields import find_fields
 from castwise.show.notes import cost_lines, headline, measured_on, remarks, snippet_lines
+from castwise.show.presentation import html, print_parts
 from castwise.show.table import SCHEMA_VERSION
 
 CSV_HEADER = (
@@ -85,7 +89,7 @@ ON_GPUS = [trial("fp32", 0.3), trial("fp32", 0.3, **TWO_GPUS), trial("fp32", 0.4
 def printed(trials: Sequence[Trial], width: int = 80, prices: Prices | None = None, **how: bool) -> str:
     rows, stream = compare(trials), io.StringIO()
     console = Console(file=stream, width=width, highlight=False)
-    run_report.print_table(rows, recommend(rows), console, prices, **how)  # type: ignore[arg-type]
+    print_parts(run_report.present(rows, recommend(rows), prices, **how).parts, console)
     return stream.getvalue()
 
 
@@ -94,18 +98,18 @@ def as_json(trials: Sequence[Trial]) -> dict[str, list[dict[str, Any]]]:
         raise AssertionError(f"{name} is not JSON")
 
     rows = compare(trials)
-    document = json.loads(run_report.to_json(rows, recommend(rows)), parse_constant=refuse)
+    document = json.loads(run_report.present(rows, recommend(rows)).text("json"), parse_constant=refuse)
     assert isinstance(document, dict)
     return document
 
 
 def as_csv(trials: Sequence[Trial]) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(run_report.to_csv(compare(trials)))))
+    return list(csv.DictReader(io.StringIO(run_report.present(compare(trials), []).text("csv"))))
 
 
 def as_markdown(trials: Sequence[Trial], *, wide: bool = False) -> str:
     rows = compare(trials)
-    return run_report.to_markdown(rows, recommend(rows), wide=wide)
+    return run_report.present(rows, recommend(rows), wide=wide).text("markdown")
 
 
 def markdown_rows(trials: Sequence[Trial], *, wide: bool = False) -> list[dict[str, str]]:
@@ -174,9 +178,8 @@ def test_a_failed_configuration_has_no_speed() -> None:
 
 def test_colours_are_for_what_is_taken_slower_or_failed() -> None:
     rows, stream = compare(JOB), io.StringIO()
-    run_report.print_table(
-        rows, recommend(rows), Console(file=stream, force_terminal=True, color_system="standard", width=80)
-    )
+    console = Console(file=stream, force_terminal=True, color_system="standard", width=80)
+    print_parts(run_report.present(rows, recommend(rows)).parts, console)
     lines = stream.getvalue().splitlines()
     fp32, taken, diverged = (
         next(line for line in lines[2:] if name in line) for name in ("fp32", "bf16-mixed", "fp16-true")
@@ -326,7 +329,7 @@ def test_all_devices_versions_commits_and_dates_are_named() -> None:
 
 
 def test_csv_has_plain_values() -> None:
-    assert run_report.to_csv(compare(JOB)).splitlines()[0] == CSV_HEADER
+    assert run_report.present(compare(JOB), []).text("csv").splitlines()[0] == CSV_HEADER
     message = 'says "no", twice,\nand | once more'
     rows = as_csv([*JOB, failed("fp32", "crashed", message)])
     assert message in {row["message"] for row in rows}
@@ -371,11 +374,35 @@ def test_json_has_rows_advice_and_whole_trials() -> None:
     assert as_json([]) == {"schema_version": SCHEMA_VERSION, "rows": [], "warnings": [], "advice": [], "trials": []}
 
 
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of what `castwise run --format json` prints."""
+    types = {"text": ["string"], "integer": ["integer"], "number": ["number", "string"], "truth": ["boolean"]}
+    text, some_text, some_object = {"type": "string"}, {"type": ["string", "null"]}, {"type": "object"}
+
+    def array(properties: dict[str, Any]) -> dict[str, Any]:
+        row = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+        return {"type": "array", "items": row}
+
+    advice = dict.fromkeys(("precision", "accuracy", "limit", "command", "code"), some_text)
+    advice |= {"workload": text, "sentence": text, "decision": {"enum": list(get_args(Decision))}}
+    properties = {
+        "schema_version": {"const": SCHEMA_VERSION},
+        "rows": array({f.name: {"type": [*types[f.kind], "null"]} for f in find_fields(run_report.IN_FILES)}),
+        "warnings": array(dict.fromkeys(("key", *(each.name for each in fields(TrialWarning))), text)),
+        "advice": array(advice | {"frameworks": {"type": "object", "additionalProperties": some_text}}),
+        "trials": {"type": "array", "items": some_object},
+        "costs": {"type": "array", "items": some_object},
+    }
+    required = [name for name in properties if name != "costs"]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
 @pytest.mark.parametrize("prices", [None, Prices(per_kwh=0.3, per_gpu_hour=2.0)])
 def test_json_is_what_its_schema_says(prices: Prices | None) -> None:
-    validator = jsonschema.Draft202012Validator(run_report.json_schema())
+    validator = jsonschema.Draft202012Validator(schema())
     trials = [*JOB, failed("fp32", "crashed"), fake_trial(losses=(math.inf,))]
-    document = json.loads(run_report.to_json(compare(trials), recommend(compare(trials)), prices))
+    rows = compare(trials)
+    document = json.loads(run_report.present(rows, recommend(rows), prices).text("json"))
     assert document["warnings"]
     assert list(validator.iter_errors(document)) == []
     for name, value in (("schema_version", 2), ("rows", [{}]), ("more", 1)):
@@ -389,14 +416,14 @@ def test_a_value_is_one_thing_in_csv_and_json() -> None:
 
 def test_markdown_has_headline_table_advice_code_and_notes() -> None:
     text = as_markdown(JOB)
-    assert text.startswith("resnet50, batch 256, synthetic data\n")
+    assert text.startswith("**resnet50, batch 256, synthetic data**\n")
     assert "\nFake GPU (castwise 0.0 at " in text
     assert len(markdown_rows(JOB)) == NUM_ROWS
     assert [row["precision"] for row in markdown_rows(JOB) if row["precision"].startswith("**")] == ["**bf16-mixed**"]
     assert "\n- oom: fp16-mixed\n- diverged: fp16-true (the loss was nan)\n" in text
     ast.parse(text.partition("```python\n")[2].partition("```")[0])
     assert "\n\n\n" not in text
-    assert as_markdown([]).startswith("no trials")
+    assert as_markdown([]).startswith("**no trials**")
     without_code = as_markdown([trial("fp32", 0.3)])
     assert "```" not in without_code
     assert "\n\n\n" not in without_code
@@ -405,7 +432,9 @@ def test_markdown_has_headline_table_advice_code_and_notes() -> None:
 def test_notebook_html_has_the_terminals_table_and_escapes_text() -> None:
     nasty = "<script>alert(1)</script>"
     rows = compare([*FP32, *BF16, failed("tf32", "crashed", nasty)])
-    page = ElementTree.fromstring(f"<body>{run_report.to_html(rows, recommend(rows))}</body>")  # every tag is closed
+    page = ElementTree.fromstring(
+        f"<body>{html(run_report.present(rows, recommend(rows)).parts)}</body>"
+    )  # every tag is closed
     table = run_report.short_table(rows)
     texts = [[column.text(row) for column in table.columns] for row in table.rows]
     found = [["".join(cell.itertext()) for cell in row] for row in page.iter("tr")]
@@ -464,9 +493,9 @@ def test_costs_of_an_epoch_or_of_a_million_samples() -> None:
     assert cost_lines(compare([failed("fp32", "oom")]), PRICES) == []
     assert cost_lines(compare([metered("fp32", 256.0)]), None) == []
     rows = compare([metered("fp32", 256.0)])
-    assert "a million samples cost" in run_report.to_markdown(rows, [], PRICES)
+    assert "a million samples cost" in run_report.present(rows, [], PRICES).text("markdown")
     assert "a million samples cost" in printed([metered("fp32", 256.0)], 300, PRICES)
-    (cost,) = json.loads(run_report.to_json(rows, [], PRICES))["costs"]
+    (cost,) = json.loads(run_report.present(rows, [], PRICES).text("json"))["costs"]
     assert set(cost) == {"key", "samples", "seconds", "joules", "energy_cost", "gpu_hour_cost"}
 
 

@@ -16,7 +16,8 @@ from castwise.analysis.training_metrics import length_in_words
 from castwise.records.schema import RankSamples, Trial
 from castwise.registry.suites import SUITE_NAMES, SuiteFilter, find_suite, limit_specs, specs_of
 from castwise.show import training_table
-from castwise.suites.render import csv_suites, json_suites, limits_table, markdown_suite, print_suite
+from castwise.show.presentation import print_parts
+from castwise.suites.render import limits_table, present
 from castwise.suites.result import SuiteResult
 
 HOSTILE = "a | b [red] [/red] \\ *c* <d>\nnext line"
@@ -44,21 +45,25 @@ def result(name: str, **choice: Any) -> SuiteResult:
 def printed(made: SuiteResult, width: int = 200, terminal: bool = True, **how: bool) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=terminal, color_system=None, emoji=False)
-    print_suite(made, console, **how)
+    print_parts(present([made], **how).parts, console)
     return out.getvalue()
+
+
+def markdown(made: SuiteResult) -> str:
+    return present([made], wide=True, verbose=True).text("markdown")
 
 
 def as_json(*made: SuiteResult) -> list[dict[str, Any]]:
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
-    suites = json.loads(json_suites(made), parse_constant=refuse)["suites"]
+    suites = json.loads(present(made).text("json"), parse_constant=refuse)["suites"]
     assert isinstance(suites, list)
     return suites
 
 
 def as_csv(*made: SuiteResult) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(csv_suites(made))))
+    return list(csv.DictReader(io.StringIO(present(made).text("csv"))))
 
 
 def cells(line: str) -> list[str]:
@@ -111,7 +116,7 @@ def test_the_length_of_a_shortened_run_is_in_every_format(choice: dict[str, Any]
     rows = [line for line in printed(made, 300).splitlines() if re.match(r"(fp32|fp16)", line)]
     assert len(rows) == 4 + 4 + 1 + 3, "the runs, and next to them the figures of T4, K80 and P100"
     assert all(words in row for row in rows)
-    for table in markdown_tables(markdown_suite(made)):
+    for table in markdown_tables(markdown(made)):
         column = next(index for index, title in enumerate(table[0]) if title in ("length", "measured run"))
         assert all(row[column] == words for row in table[2:])
     assert [row["length"] for row in as_csv(made)] == [words] * 4
@@ -201,7 +206,7 @@ def test_the_largest_batch() -> None:
 
 @pytest.mark.parametrize("name", SUITE_NAMES)
 def test_every_markdown_table_is_well_formed(name: str) -> None:
-    tables = markdown_tables(markdown_suite(result(name)))
+    tables = markdown_tables(markdown(result(name)))
     assert tables
     for table in tables:
         assert len({len(line) for line in table}) == 1
@@ -222,7 +227,7 @@ def hostile() -> SuiteResult:
 
 def test_hostile_strings_break_no_table() -> None:
     made = hostile()
-    text = markdown_suite(made)
+    text = markdown(made)
     tables = markdown_tables(text)
     assert len(tables) == 3
     for table in tables:
@@ -264,7 +269,7 @@ def test_json_and_csv_hold_everything() -> None:
     assert [row["suite"] for row in rows] == ["dpn-cifar10"] * 11 + ["rnn-lm"] * len(two["runs"])
     assert all(None not in row and None not in row.values() for row in rows), "each line has every column"
     empty = replace(made[0], trials=(), searches=())
-    assert markdown_tables(markdown_suite(empty)) == []
+    assert markdown_tables(markdown(empty)) == []
     assert as_csv(empty) == []
 
 
@@ -292,6 +297,6 @@ def test_the_note_on_first_steps_is_below_the_table_of_tuned_runs() -> None:
     made = result("tensorcore", workloads=("mnist-cnn",), max_steps=3, synthetic=True, techniques=("none", "tuned"))
     (document,) = as_json(made)
     (note,) = [line for line in document["notes"] if line.startswith("times as fast counts the first step")]
-    for text in (printed(made, 2000), markdown_suite(made)):
+    for text in (printed(made, 2000), markdown(made)):
         _, _, below = text.partition("The published loop, and the tuned one")
         assert note in below

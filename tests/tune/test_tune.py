@@ -24,9 +24,9 @@ from castwise.tune.render import (
     chosen,
     conclusions,
     fastest_within,
-    markdown_tuning,
     measured_words,
     patch,
+    present,
     reasons,
     rows_of,
     simplest,
@@ -397,7 +397,7 @@ def test_changes_that_may_be_faster_are_named_up_to_five() -> None:
     result = tune(engine())
     named = [each.change.name for each in result.tried]
     unproven = replace(result, tried=tuple(replace(each, outcome="unproven") for each in result.tried))
-    text = markdown_tuning(unproven)
+    text = present(unproven).text("markdown")
     found = [line for line in text.splitlines() if line.startswith("- unproven: ")]
     assert len(found) == 5
     assert all(any(f"unproven: {name} " in line for name in named) for line in found)

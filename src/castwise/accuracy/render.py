@@ -1,16 +1,14 @@
-"""What `castwise accuracy` found as a table, sentences, Markdown, CSV or JSON."""
+"""What `castwise accuracy` found as a table and sentences."""
 
 import json
 from typing import Any
-
-from rich.console import Console
 
 from castwise.accuracy.result import AccuracyResult, Metric, Runs
 from castwise.analysis.statistics import has_interval
 from castwise.analysis.training_metrics import epochs_of
 from castwise.registry.techniques import join
 from castwise.registry.workloads import find_workload
-from castwise.show.console import print_line, took_words
+from castwise.show.console import took_words
 from castwise.show.fields import (
     FlatRow,
     estimate_values,
@@ -20,17 +18,8 @@ from castwise.show.fields import (
     trial_values,
 )
 from castwise.show.notes import measured_on
-from castwise.show.table import (
-    DataTable,
-    csv_grid,
-    json_document,
-    json_text,
-    markdown_grid,
-    markdown_text,
-    plain,
-    print_data_table,
-    short_table_of,
-)
+from castwise.show.presentation import Grid, Lines, Presentation
+from castwise.show.table import DataTable, json_document, plain, short_table_of
 from castwise.show.units import format_ratio, pluralize
 from castwise.spec.quantities import TOO_NOISY, format_interval, format_share, with_interval
 from castwise.spec.recipe import Recipe
@@ -219,28 +208,20 @@ def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow
     return short_table_of({**SHORT, **titles}, rows, formats=formats, wraps=("precision", "verdict", "difference"))
 
 
-def print_result(result: AccuracyResult, console: Console, *, wide: bool = False) -> None:
-    """Print the table and the answer to a terminal."""
-    print_line(console, headline(result), "bold")
-    print_data_table(console, table_of(result, wide=wide))
-    print_line(console, measured_on(result.trials, is_brief=not wide), "dim")
-    console.print()
-    for line in sentences(result):
-        print_line(console, line)
-    print_line(console, f"{took_words(len(result.trials), result.num_recorded, result.seconds)}.", "dim")
-
-
-def markdown(result: AccuracyResult) -> str:
-    """Return the same as Markdown."""
-    table = table_of(result)
-    lines = [markdown_text(f"{headline(result)}, {measured_on(result.trials)}"), ""]
-    lines += [*markdown_grid(table.columns, table.rows), ""]
-    return "\n".join([*lines, *(f"- {markdown_text(line)}" for line in sentences(result))]) + "\n"
-
-
-def csv(result: AccuracyResult) -> str:
-    """Return a line for each precision, with plain values."""
-    return csv_grid(find_fields(IN_FILES), [flat_row(runs) for runs in result.runs])
+def present(result: AccuracyResult, *, wide: bool = False) -> Presentation:
+    """Return the table and the answer."""
+    place, took = measured_on(result.trials), took_words(len(result.trials), result.num_recorded, result.seconds)
+    return Presentation(
+        [
+            Lines([headline(result)], "bold", is_list=False),
+            Grid(table_of(result, wide=wide)),
+            Lines([measured_on(result.trials, is_brief=not wide)], "dim", is_list=False, full=[place]),
+            Lines(sentences(result), gap=True),
+            Lines([f"{took}."], "dim"),
+        ],
+        lambda: DataTable(find_fields(IN_FILES), [flat_row(runs) for runs in result.runs]),
+        lambda: document(result),
+    )
 
 
 def document(result: AccuracyResult) -> dict[str, Any]:
@@ -255,8 +236,3 @@ def document(result: AccuracyResult) -> dict[str, Any]:
         num_recorded=result.num_recorded,
         trials=[json.loads(trial.model_dump_json()) for trial in result.trials],
     )
-
-
-def json_result(result: AccuracyResult) -> str:
-    """Return `document` as text."""
-    return json_text(document(result))

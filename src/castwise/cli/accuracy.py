@@ -23,11 +23,10 @@ Examples:
 
 def accuracy(options: AccuracyOptions, output: PrintOptions) -> int:
     """Train pairs of runs on real data, and say in which precision the model becomes as good."""
-    from castwise.accuracy import render
+    from castwise.accuracy.render import present
     from castwise.accuracy.search import prepare_accuracy
     from castwise.cli.measuring import FAILED, announce_notes, answer, looking, measuring, next_step, say_logs
-    from castwise.cli.output import emit
-    from castwise.show.console import print_ending, result_console
+    from castwise.cli.output import show
     from castwise.spec.typed import read_line
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, AccuracyResult]":
@@ -42,14 +41,6 @@ def accuracy(options: AccuracyOptions, output: PrintOptions) -> int:
     found = replace(found, typed=read_line(output.words, AccuracyOptions, PrintOptions))
     if output.verbose:
         say_logs(found.trials)
-    emit(
-        output.format,
-        table=lambda console: render.print_result(found, console, wide=output.wide),
-        markdown=lambda: render.markdown(found),
-        csv=lambda: render.csv(found),
-        json=lambda: render.json_result(found),
-    )
-    if output.format == "table":
-        print_ending(result_console(), next_step(options.results, len(found.trials)))
+    show(output.format, present(found, wide=output.wide), next_step(options.results, len(found.trials)))
     # That a precision diverges is what the command is there to find out; without a baseline it finds out nothing.
     return FAILED if found.baseline.mean is None or any(each.failed is not None for each in found.runs) else 0

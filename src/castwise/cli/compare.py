@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from castwise.cli.output import emit, format_size, say, say_problems
+from castwise.cli.output import format_size, say, say_problems, show
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
 from castwise.report.files import ChartOptions, SelectionOptions, find, write_by_suffix, write_pictures
@@ -101,12 +101,7 @@ def compare(options: CompareOptions) -> int:
     if options.output is not None:
         say(f"{options.output}: {format_size(write_comparison(compared, options.output, options.title))}")
     elif options.charts is None:
-        emit(
-            options.format,
-            table=lambda console: machine_report.print_comparison(comparison, console),
-            markdown=lambda: machine_report.markdown_comparison(comparison),
-            json=lambda: machine_report.json_comparison(comparison),
-        )
+        show(options.format, machine_report.present(comparison))
     if options.charts is not None:
         from castwise.report.charts.machines import pictures_of_machines
 
@@ -174,11 +169,9 @@ def write_comparison(compared: Compared, output: Path, title: str | None = None)
 
         return render_comparison(compared.comparison, Source(compared.file_of, compared.problems), title)
 
+    shown = machine_report.present(compared.comparison)
     return write_by_suffix(
-        output,
-        html=html,
-        markdown=lambda: machine_report.markdown_comparison(compared.comparison),
-        json=lambda: machine_report.json_comparison(compared.comparison),
+        output, html=html, markdown=lambda: shown.text("markdown"), json=lambda: shown.text("json") + "\n"
     )
 
 

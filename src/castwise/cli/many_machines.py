@@ -11,7 +11,7 @@ from pathlib import Path
 
 from castwise.cli.measuring import looking, measuring, next_step
 from castwise.cli.options import PrintOptions
-from castwise.cli.output import emit, error_console, say
+from castwise.cli.output import error_console, say, show
 from castwise.cluster import shard
 from castwise.cluster.dispatch import UNKNOWN, Journal, Task, dispatch, save_crashed
 from castwise.cluster.options import ManyMachinesOptions
@@ -22,7 +22,7 @@ from castwise.orchestrator.job import make_plan
 from castwise.records.schema import Trial
 from castwise.records.store import Store, load_folder
 from castwise.report.files import SelectionOptions, atomic_write, find
-from castwise.report.text_report import markdown_report, print_report
+from castwise.report.text_report import present
 from castwise.show.units import format_duration, pluralize
 from castwise.spec.options import DEFAULT_RESULTS, RunOptions
 from castwise.spec.plan_file import PlanFile, read_plan
@@ -151,11 +151,7 @@ def _show_records(plan: PlanFile, results: Path, journal: Journal, output: Print
     trials = [trial for trial in load_folder(results)[0] if trial.spec.configuration in configurations]
     if trials:
         found = find([results], SelectionOptions())
-        emit(
-            output.format,
-            table=lambda console: print_report(found.collection, console),
-            markdown=lambda: markdown_report(found.collection),
-        )
+        show(output.format, present(found.collection, wide=output.format == "markdown"))
         say(next_step(results, len(found.collection.configurations)))
     measured = [trial for trial in trials if trial.environment.host != UNKNOWN]  # of what was lost, the journal decides
     return UsageError.exit_code if endings["refused"] else int(endings["crashed"] > 0), measured

@@ -7,8 +7,6 @@ from castwise.cli.options import PrintOptions
 from castwise.max_batch.options import MaxBatchOptions
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from castwise.max_batch.result import MaxBatchResult
     from castwise.orchestrator.job import Job
     from castwise.orchestrator.machine import EngineFactory
@@ -28,12 +26,10 @@ Examples:
 def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
     """Find the largest batch that trains, by training on it; and what throughput, memory and energy are below it."""
     from castwise.cli.measuring import FAILED, announce_notes, answer, looking, measuring, next_step, say_logs
-    from castwise.cli.output import emit
+    from castwise.cli.output import show
     from castwise.errors import UsageError
-    from castwise.max_batch import render
-    from castwise.max_batch.render import raise_if_nothing_fits
+    from castwise.max_batch.render import present, raise_if_nothing_fits
     from castwise.max_batch.search import prepare_max_batch
-    from castwise.show.console import print_ending
     from castwise.show.units import format_duration
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, MaxBatchResult]":
@@ -43,10 +39,6 @@ def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
         with progress:
             return search.job, search.run()
 
-    def print_result(console: "Console") -> None:
-        render.print_result(found, console, wide=output.wide, verbose=output.verbose)
-        print_ending(console, next_step(options.results, len(found.trials)))
-
     with measuring(options, output) as progress:
         _, found = answer(options, work)
         if not found.trials:
@@ -54,13 +46,9 @@ def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
         if output.verbose:
             say_logs([trial for trial in found.trials if trial.status != "oom"])
         raise_if_nothing_fits(found.max_batches)
-        emit(
-            output.format,
-            table=print_result,
-            markdown=lambda: render.markdown_max_batches(found.max_batches),
-            csv=lambda: render.csv_result(found),
-            json=lambda: render.json_result(found),
-        )
+        is_long = output.format == "markdown"
+        shown = present(found, wide=output.wide or is_long, verbose=output.verbose or is_long)
+        show(output.format, shown, next_step(options.results, len(found.trials)))
         if found.ending == "interrupted":
             raise KeyboardInterrupt
     # That float16 without masters diverges, or that a batch does not fit, is what a search is there to find out.

@@ -1,7 +1,6 @@
 """How commands print: results on stdout, everything else on stderr."""
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from castwise.errors import printable
@@ -10,21 +9,20 @@ from castwise.show.units import pluralize
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from castwise.show.presentation import Presentation
 
-def emit(output_format: str, table: "Callable[[Console], object]", **texts: Callable[[], str]) -> None:
-    """Print a result on stdout.
 
-    Args:
-        output_format: "table", or a name of `texts`.
-        table: Prints the result on a console.
-        texts: Return the result as a text, by the format's name.
-    """
+def show(output_format: str, shown: "Presentation", ending: str = "") -> None:
+    """Print what a command shows on stdout: in a "table" with the ending below it, or as a text of another format."""
     if output_format == "table":
-        from castwise.show.console import result_console
+        from castwise.show.console import print_ending, result_console
+        from castwise.show.presentation import print_parts
 
-        table(result_console())
+        console = result_console()
+        print_parts(shown.parts, console)
+        print_ending(console, ending)
     else:
-        text = printable(texts[output_format]())
+        text = printable(shown.text(output_format))
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from castwise.cli.output import emit, format_size, say, say_problems
+from castwise.cli.output import format_size, say, say_problems, show
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
 from castwise.report.files import ReportOptions, find, write_pictures, write_report
@@ -41,13 +41,9 @@ def report(options: ReportOptions, output: ReportPrintOptions) -> None:
         raise UsageError("--format prints on stdout, and --output writes a file: name one of them.")
     found = find(options.folders("report"), options)
     if output.format is not None:
-        from castwise.report.text_report import markdown_report, print_report
+        from castwise.report.text_report import present
 
-        emit(
-            output.format,
-            table=lambda console: print_report(found.collection, console),
-            markdown=lambda: markdown_report(found.collection),
-        )
+        show(output.format, present(found.collection, wide=output.format == "markdown"))
     elif options.output is not None or options.charts is None:
         path = options.output or _DEFAULT_REPORT
         size = write_report(found, path, options.title)

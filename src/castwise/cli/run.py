@@ -13,8 +13,6 @@ from castwise.spec.options import Option, RunOptions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Console
-
     from castwise.orchestrator.job import Job
     from castwise.orchestrator.machine import EngineFactory
     from castwise.records.schema import Trial
@@ -56,13 +54,12 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     from castwise.accuracy.advice import answer_of
     from castwise.analysis.energy import Prices
     from castwise.cli.measuring import announce, answer, looking, measuring, next_step, say_logs
-    from castwise.cli.output import emit, say
+    from castwise.cli.output import say, show
     from castwise.orchestrator.job import CPU_BUDGET_SECONDS, prepare, prepare_shard
     from castwise.orchestrator.machine import choose_device
     from castwise.orchestrator.nodes import Nodes
     from castwise.orchestrator.processes import ForkserverEngine
-    from castwise.show import run_report
-    from castwise.show.console import print_ending
+    from castwise.show.run_report import present
     from castwise.spec.typed import read_line
 
     prices = Prices(output.price_kwh, output.price_gpu_hour)
@@ -120,17 +117,8 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     typed = read_line(output.words, RunOptions, ManyMachinesOptions, RunPrintOptions)
     rows, advice = answer_of(job, trials, typed)
 
-    def print_result(console: "Console") -> None:
-        run_report.print_table(rows, advice, console, prices, wide=output.wide, verbose=output.verbose)
-        print_ending(console, next_step(options.results, len(rows)))
-
-    emit(
-        output.format,
-        table=print_result,
-        markdown=lambda: run_report.to_markdown(rows, advice, prices, wide=output.wide, verbose=output.verbose),
-        csv=lambda: run_report.to_csv(rows),
-        json=lambda: run_report.to_json(rows, advice, prices),
-    )
+    shown = present(rows, advice, prices, wide=output.wide, verbose=output.verbose)
+    show(output.format, shown, next_step(options.results, len(rows)))
     if output.verbose:
         say_logs(trials)
     return exit_code(trials)

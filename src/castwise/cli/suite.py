@@ -1,12 +1,10 @@
 """`castwise suite`."""
 
-import sys
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from castwise.cli.options import PrintOptions
-from castwise.errors import UsageError, printable
+from castwise.errors import UsageError
 from castwise.suites.options import SuiteOptions
 
 if TYPE_CHECKING:
@@ -33,24 +31,25 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
         if options.techniques is not None:
             raise UsageError("--tuned stands for --techniques none,tuned. Give one of the two.")
         options = replace(options, techniques=("none", "tuned"))
-    from castwise.cli.measuring import FAILED, announce, answer, looking, measuring, say_logs
-    from castwise.cli.output import emit, say
+    from castwise.cli.measuring import FAILED, announce, answer, looking, measuring, next_step, say_logs
+    from castwise.cli.output import say, show
     from castwise.orchestrator.machine import detect_machine
     from castwise.registry.suites import SUITE_NAMES, find_suite
+    from castwise.show.presentation import Presentation
     from castwise.show.units import pluralize
-    from castwise.suites import render
+    from castwise.suites.render import present
     from castwise.suites.run import check, prepare_suite
 
     suites = [find_suite(each) for each in dict.fromkeys(options.suites or SUITE_NAMES)]
     check(options)
     shown: list[SuiteResult] = []
 
-    def show(result: "SuiteResult") -> None:
+    def show_suite(result: "SuiteResult") -> None:
         """Print a suite at once if its format allows it; the others are one document over all suites."""
         shown.append(result)
-        print_result = partial(render.print_suite, result, wide=output.wide, verbose=output.verbose)
         if output.format in ("table", "markdown"):
-            emit(output.format, print_result, markdown=partial(render.markdown_suite, result))
+            is_long = output.format == "markdown"
+            show(output.format, present([result], wide=output.wide or is_long, verbose=output.verbose or is_long))
             print(flush=True)
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job | None, tuple[list[SuiteResult], int]]":
@@ -74,32 +73,22 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
                 continue
             job = suite_job.job
             if make_engine is None:
-                show(results[-1])
+                show_suite(results[-1])
         return job, (results, refused)
 
     with measuring(options, output) as progress:
         _, (results, refused) = answer(options, work)
     for result in results[len(shown) :]:
-        show(result)
-    _print_end(results, options, output)
+        show_suite(result)
+    num_results = sum(len(result.all_trials) for result in results)
+    show(
+        output.format,
+        Presentation([]) if output.format in ("table", "markdown") else present(results),
+        next_step(options.results, num_results),
+    )
     trials = [trial for result in results for trial in result.all_trials]
     if output.verbose:
         say_logs(trials)
     # That float16 without masters diverges, or that a batch does not fit, is what a suite is run to find out.
     failed = not trials or any(trial.status in ("crashed", "timeout") for trial in trials)
     return refused or (FAILED if failed else 0)
-
-
-def _print_end(results: "list[SuiteResult]", options: SuiteOptions, output: PrintOptions) -> None:
-    """Print where the results are, or the one document over all suites."""
-    from castwise.cli.measuring import next_step
-    from castwise.show.console import print_ending, result_console
-    from castwise.suites import render
-
-    if output.format == "table":
-        num_results = sum(len(result.all_trials) for result in results)
-        print_ending(result_console(), next_step(options.results, num_results))
-    elif output.format == "csv":
-        sys.stdout.write(printable(render.csv_suites(results)))
-    elif output.format == "json":
-        print(printable(render.json_suites(results)))

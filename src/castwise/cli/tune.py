@@ -10,8 +10,6 @@ from castwise.spec.options import Option
 from castwise.tune.options import TuneOptions
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from castwise.orchestrator.job import Job
     from castwise.orchestrator.machine import EngineFactory
     from castwise.tune.search import TuningResult
@@ -55,8 +53,7 @@ _PATCH = Path("patch")
 def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     """Search from the plain loop for the fastest that computes the same, and say what each technique gains."""
     from castwise.cli.measuring import FAILED, REPORT, announce_notes, answer, looking, measuring, next_step, say_logs
-    from castwise.cli.output import emit
-    from castwise.show.console import print_ending
+    from castwise.cli.output import show
     from castwise.spec.user_model import is_script
     from castwise.tune import render
     from castwise.tune.measurements import key_of
@@ -85,26 +82,17 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
         limit = options.memory_bytes
         emits_patch = output.emit == _PATCH and found.was_compared
 
-        def print_result(console: "Console") -> None:
-            if emits_patch:
-                _print_patch(console, found, limit, simple=output.simple)
-                return
-            render.print_tuning(found, console, limit, wide=output.wide, verbose=output.verbose)
+        if emits_patch and output.format == "table":
+            _print_patch(found, limit, simple=output.simple)
+        else:
             command = REPORT
             if output.emit is None and found.was_compared and key_of(found.winner) != key_of(found.start):
                 what = "patch" if is_script(options.workload) else "train.py"
                 command = f"the same command with --emit {what}"
             elif found.ending == "budget":
                 command = "the same command with a longer --budget"
-            print_ending(console, next_step(options.results, len(found.trials), command))
-
-        emit(
-            output.format,
-            table=print_result,
-            markdown=lambda: render.markdown_tuning(found, limit, wide=output.wide, verbose=output.verbose),
-            csv=lambda: render.csv_tuning(found),
-            json=lambda: render.json_tuning(found, limit),
-        )
+            shown = render.present(found, limit, wide=output.wide, verbose=output.verbose)
+            show(output.format, shown, next_step(options.results, len(found.trials), command))
         if output.verbose:
             say_logs(found.trials)
         if found.ending == "interrupted":
@@ -117,14 +105,14 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     return _write_script(output.emit, job, found, options, simple=output.simple)
 
 
-def _print_patch(console: "Console", found: "TuningResult", limit: float | None, *, simple: bool) -> None:
+def _print_patch(found: "TuningResult", limit: float | None, *, simple: bool) -> None:
     """Print what to change in a loop, ready to be copied."""
+    from castwise.errors import printable
     from castwise.tune import render
 
     spec = render.simplest(found, limit) if simple else render.chosen(found, limit)
     if spec is not None:
-        text = f"{render.patch_summary(found, spec)}\n{render.patch(found, spec)}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print(printable(f"{render.patch_summary(found, spec)}\n{render.patch(found, spec)}"), flush=True)
 
 
 def _write_script(file: Path, job: "Job", found: "TuningResult", options: TuneOptions, *, simple: bool) -> int:

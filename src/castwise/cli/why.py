@@ -39,10 +39,10 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
     from castwise.analysis.causes import diagnose, left_out_of
     from castwise.analysis.result_table import compare
     from castwise.cli.measuring import announce_notes, answer, looking, measuring, say_logs
-    from castwise.cli.output import emit
+    from castwise.cli.output import show
     from castwise.cli.run import exit_code
     from castwise.orchestrator.job import prepare_profiles
-    from castwise.show import why_report
+    from castwise.show.why_report import present
     from castwise.spec.typed import read_line
 
     def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":
@@ -60,12 +60,6 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
     left_out = left_out_of(job.specs, trials)
     if output.verbose:
         say_logs(trials)
-    emit(
-        output.format,
-        table=lambda console: why_report.print_why(
-            found, console, left_out, kernels=output.kernels, verbose=output.verbose
-        ),
-        markdown=lambda: why_report.to_markdown(found, left_out, kernels=output.kernels),
-        json=lambda: why_report.to_json(found, left_out),
-    )
+    verbose = output.verbose or output.format == "markdown"
+    show(output.format, present(found, left_out, kernels=output.kernels, verbose=verbose))
     return exit_code(trials)

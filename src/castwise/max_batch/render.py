@@ -1,10 +1,8 @@
-"""The largest batches as tables, sentences, Markdown, CSV or JSON."""
+"""The largest batches as tables and sentences."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
-
-from rich.console import Console
 
 from castwise.analysis import steady_metrics
 from castwise.analysis.energy import joules_per_unit
@@ -22,20 +20,11 @@ from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE, known_precision
 from castwise.registry.published import LargestBatch, largest_batches
 from castwise.registry.techniques import join
-from castwise.show.console import print_line, took_words
+from castwise.show.console import took_words
 from castwise.show.fields import FlatRow, find_field, find_fields
 from castwise.show.notes import MORE, first_of, measured_on
-from castwise.show.table import (
-    DataTable,
-    csv_grid,
-    json_document,
-    json_text,
-    markdown_grid,
-    markdown_text,
-    plain,
-    print_data_table,
-    short_table_of,
-)
+from castwise.show.presentation import Grid, Lines, Part, Presentation
+from castwise.show.table import DataTable, json_document, plain, short_table_of
 from castwise.show.units import format_bytes, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
 
@@ -237,17 +226,6 @@ def breakdown_table(breakdowns: Sequence[MemoryBreakdown]) -> DataTable[FlatRow]
     return DataTable(find_fields(names), rows)
 
 
-def _more_tables(max_batches: Sequence[MaxBatch]) -> list[tuple[str, DataTable[FlatRow]]]:
-    """Return the tables below the first with their titles, but for empty ones."""
-    breakdowns = breakdowns_of(max_batches)
-    batch = f", batch {breakdowns[0].trial.spec.batch_size}" if breakdowns else ""
-    tables = [
-        ("Throughput, memory and energy over the batch size", curve_table(max_batches)),
-        (f"Where the memory goes{batch}", breakdown_table(breakdowns)),
-    ]
-    return [(title, table) for title, table in tables if table.rows]
-
-
 # Formats
 
 
@@ -258,58 +236,49 @@ def headline(max_batches: Sequence[MaxBatch]) -> str:
     return f"Largest batch of {spec.workload}{limit}"
 
 
-def _place(max_batches: Sequence[MaxBatch], *, is_brief: bool = False) -> str:
-    return measured_on([trial for found in max_batches for trial in found.trials], is_brief=is_brief)
+def present(result: MaxBatchResult, *, wide: bool = False, verbose: bool = False) -> Presentation:
+    """Return what `castwise max-batch` found, and what finding it took."""
+    ending = [] if result.ending == "done" else [_why_early(result)]
+    took = f"{took_words(len(result.trials), result.num_recorded, result.seconds)}."
+    return Presentation(
+        [*parts(result.max_batches, wide=wide, verbose=verbose), Lines(ending, "yellow"), Lines([took], "dim")],
+        lambda: DataTable(find_fields((*CURVE, *PARTS)), [curve_row(trial) for trial in result.trials]),
+        lambda: document(result),
+    )
 
 
-def print_result(result: MaxBatchResult, console: Console, *, wide: bool = False, verbose: bool = False) -> None:
-    """Print what `castwise max-batch` found to a terminal, and what finding it took."""
-    print_max_batches(result.max_batches, console, wide=wide, verbose=verbose)
-    if result.ending != "done":
-        print_line(console, _why_early(result), "yellow")
-    print_line(console, f"{took_words(len(result.trials), result.num_recorded, result.seconds)}.", "dim")
-
-
-def print_max_batches(
-    max_batches: Sequence[MaxBatch], console: Console, *, wide: bool = False, verbose: bool = False, more: str = MORE
-) -> None:
-    """Print the largest batches, what follows from them, and notes to a terminal.
+def parts(
+    max_batches: Sequence[MaxBatch], *, wide: bool = False, verbose: bool = False, more: str = MORE
+) -> list[Part]:
+    """Return the largest batches, what follows from them, and notes.
 
     Args:
         max_batches: What was found.
-        console: The terminal.
-        wide: Print all columns, the curve below the largest batches, and where their memory goes.
-        verbose: Print all notes.
-        more: Where the notes are that are not printed.
+        wide: Show all columns, the curve below the largest batches, and where their memory goes.
+        verbose: Show all notes.
+        more: Where the notes are that are not shown.
     """
-    print_line(console, headline(max_batches), "bold")
-    print_data_table(console, summary_table(max_batches) if wide else short_table(max_batches))
-    print_line(console, _place(max_batches, is_brief=not (wide or verbose)), "dim")
-    for title, table in _more_tables(max_batches) if wide else ():
-        print_line(console, f"\n{title}", "bold")
-        print_data_table(console, table)
-    console.print()
-    for line in conclusions(max_batches):
-        print_line(console, line)
-    for line in remarks(max_batches) if verbose else first_of(remarks(max_batches), more):
-        print_line(console, line, "yellow")
-
-
-def markdown_max_batches(max_batches: Sequence[MaxBatch]) -> str:
-    """Return all columns, the curve and where memory goes as Markdown."""
-    summary = summary_table(max_batches)
-    title = markdown_text(f"{headline(max_batches)} on {_place(max_batches)}")
-    lines = [title, "", *markdown_grid(summary.columns, summary.rows), ""]
-    lines += [f"- {markdown_text(line)}" for line in remarks(max_batches)]
-    for title, table in _more_tables(max_batches):
-        lines += ["", f"**{markdown_text(title)}**", "", *markdown_grid(table.columns, table.rows)]
-    lines += ["", *(f"- {markdown_text(line)}" for line in conclusions(max_batches))]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def csv_result(result: MaxBatchResult) -> str:
-    """Return a line for each batch that was tried, with plain values."""
-    return csv_grid(find_fields((*CURVE, *PARTS)), [curve_row(trial) for trial in result.trials])
+    trials = [trial for found in max_batches for trial in found.trials]
+    place = measured_on(trials, is_brief=not (wide or verbose))
+    found: list[Part] = [
+        Lines([headline(max_batches)], "bold", is_list=False),
+        Grid(summary_table(max_batches) if wide else short_table(max_batches)),
+        Lines([place], "dim", is_list=False, full=[measured_on(trials)]),
+    ]
+    breakdowns = breakdowns_of(max_batches)
+    batch = f", batch {breakdowns[0].trial.spec.batch_size}" if breakdowns else ""
+    for title, table in (
+        ("Throughput, memory and energy over the batch size", curve_table(max_batches)),
+        (f"Where the memory goes{batch}", breakdown_table(breakdowns)),
+    ):
+        if wide and table.rows:
+            found += [Lines([title], "bold", is_list=False, gap=True), Grid(table)]
+    notes = remarks(max_batches)
+    return [
+        *found,
+        Lines(conclusions(max_batches), gap=True),
+        Lines(notes if verbose else first_of(notes, more), "yellow"),
+    ]
 
 
 def document(result: MaxBatchResult) -> dict[str, Any]:
@@ -327,11 +296,6 @@ def document(result: MaxBatchResult) -> dict[str, Any]:
         ending=result.ending,
         trials=[json.loads(trial.model_dump_json()) for trial in result.trials],
     )
-
-
-def json_result(result: MaxBatchResult) -> str:
-    """Return `document` as text."""
-    return json_text(document(result))
 
 
 # Sentences

@@ -152,9 +152,9 @@ def write_report(found: Found, output: Path, title: str | None = None) -> int:
         return render(found.collection, Source(found.file_of, found.problems), title)
 
     def markdown() -> str:
-        from castwise.report.text_report import markdown_report
+        from castwise.report.text_report import present
 
-        return markdown_report(found.collection)
+        return present(found.collection, wide=True).text("markdown")
 
     return write_by_suffix(output, html=html, markdown=markdown)
 

@@ -1,17 +1,13 @@
-"""Compared machines as tables for a terminal, as Markdown and as JSON."""
+"""Compared machines as tables and sentences."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
-
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.registry.precisions import precision_sort_key
 from castwise.report.machine_comparison import ComparisonRow, MachineComparison, MachineResult
-from castwise.report.text_report import bullets
-from castwise.show.console import print_line
 from castwise.show.fields import (
     Field,
     FlatRow,
@@ -22,8 +18,9 @@ from castwise.show.fields import (
     ratio_text,
     worth_showing,
 )
+from castwise.show.presentation import Fold, Grid, Lines, Part, Presentation
 from castwise.show.run_report import json_estimate
-from castwise.show.table import DataTable, json_document, json_text, markdown_grid, markdown_text, print_data_table
+from castwise.show.table import DataTable, json_document
 from castwise.show.units import pluralize
 from castwise.spec.quantities import truncate_list
 
@@ -325,56 +322,38 @@ def slower_lines(comparison: MachineComparison) -> list[str]:
     return lines
 
 
-def _parts_below(comparison: MachineComparison) -> dict[str, DataTable[FlatRow] | list[str]]:
-    """Return what comes after the result by its title: tables, and lists of lines."""
-    tables = {COSTS: cost_table(comparison), "What differs": trait_table(comparison)}
-    lists = {"Not compared": refused_lines(comparison), "Left out": note_lines(comparison)}
-    return {title: table for title, table in tables.items() if table.rows} | {
-        title: lines for title, lines in lists.items() if lines
-    }
-
-
-def print_comparison(comparison: MachineComparison, console: Console) -> None:
-    """Print the comparison to a terminal."""
-    print_line(console, headline(comparison), "bold")
-    for line in (*mean_lines(comparison), verdict_counts(comparison)):
-        print_line(console, line)
+def present(comparison: MachineComparison) -> Presentation:
+    """Return the result, the table of ratios, and below it costs, what differs and what could not be compared."""
     elsewhere = "--format json has all"
-    table = result_table(comparison)
-    if table.rows:
-        console.print()
-        print_data_table(console, table, drop_first=_DROP_FIRST, style=lambda line: line["style"], elsewhere=elsewhere)
-    for line in remark_lines(comparison):
-        print_line(console, f"  {line}", "yellow")
-    for title, part in _parts_below(comparison).items():
-        print_line(console, f"\n{title}", "bold")
-        if isinstance(part, DataTable):
-            print_data_table(console, part, drop_first=_DROP_COSTS_FIRST, elsewhere=elsewhere)
-            continue
-        for line in part:
-            print_line(console, f"  {line}")
 
+    def grid(table: DataTable[FlatRow], drop_first: Sequence[str | tuple[str, ...]] = _DROP_COSTS_FIRST) -> Grid:
+        return Grid(table, lambda line: line.get("style"), drop_first=drop_first, elsewhere=elsewhere)
 
-def markdown_comparison(comparison: MachineComparison) -> str:
-    """Return the comparison as GitHub's Markdown: the result, the table, and the rest folded."""
-    table = result_table(comparison)
-    parts = [
-        f"**{markdown_text(headline(comparison))}** {markdown_text(verdict_counts(comparison))}",
-        bullets(mean_lines(comparison)),
-        "\n".join(f"- ▼ {markdown_text(line)}" for line in slower_lines(comparison)),
-        "\n".join(markdown_grid(table.columns, table.rows)) if table.rows else "",
-        bullets(remark_lines(comparison)),
+    below: dict[str, list[Part]] = {}
+    for title, table in ((COSTS, cost_table(comparison)), ("What differs", trait_table(comparison))):
+        below |= (
+            {title: [grid(replace(table, rows=[{**row, "style": None} for row in table.rows]))]} if table.rows else {}
+        )
+    for title, lines in (("Not compared", refused_lines(comparison)), ("Left out", note_lines(comparison))):
+        below |= {title: [Lines([f"  {line}" for line in lines])]} if lines else {}
+    parts: list[Part] = [
+        Lines([headline(comparison)], "bold", is_list=False),
+        Lines(mean_lines(comparison)),
+        Lines([verdict_counts(comparison)], is_list=False),
+        Lines([""]),
+        grid(result_table(comparison), _DROP_FIRST),
+        Lines([f"  {_MARKS['slower']} {line}" for line in slower_lines(comparison)], "red"),
+        Lines([f"  {line}" for line in remark_lines(comparison)], "yellow"),
     ]
-    for title, part in _parts_below(comparison).items():
-        content = "\n".join(markdown_grid(part.columns, part.rows)) if isinstance(part, DataTable) else bullets(part)
-        parts.append(f"<details><summary>{title}</summary>\n\n{content}\n\n</details>")
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return Presentation(
+        [*parts, *(Fold(title, own) for title, own in below.items())], document=lambda: document(comparison)
+    )
 
 
-def json_comparison(comparison: MachineComparison) -> str:
-    """Return the comparison as JSON: figures with intervals, verdicts, what differs and what could not be compared."""
+def document(comparison: MachineComparison) -> dict[str, Any]:
+    """Return what `--format json` prints: figures with intervals, verdicts, and what could not be compared."""
     names = ("workload", "precision", "loss_scale", "batch_size", "world_size", "parallelism", "kind")
-    document = json_document(
+    return json_document(
         headline=headline(comparison),
         margin=comparison.margin,
         geometric_means=[
@@ -412,7 +391,6 @@ def json_comparison(comparison: MachineComparison) -> str:
             for each in comparison.incomparable
         ],
     )
-    return json_text(document) + "\n"
 
 
 def _json_result(result: MachineResult) -> dict[str, Any]:

@@ -1,83 +1,55 @@
 """A collection of records as text: in a terminal, and as Markdown for issues and pull requests."""
 
-from collections.abc import Iterable, Sequence
-
-from rich.console import Console
+from collections.abc import Sequence
 
 from castwise.analysis.advice import Advice
-from castwise.max_batch.render import markdown_max_batches, print_max_batches
+from castwise.max_batch import render as max_batch_render
 from castwise.report.collection import Collection, ComparisonGroup
-from castwise.report.conclusions import Answer, answer_table, answers_of, headline
+from castwise.report.conclusions import answer_table, answers_of, headline
 from castwise.report.machine_notes import MachineNote
 from castwise.show import run_report, training_table, why_report
-from castwise.show.console import print_line
-from castwise.show.table import markdown_grid, markdown_text, print_data_table
-from castwise.show.units import pluralize
+from castwise.show.presentation import Fold, Grid, Lines, Part, Presentation
 
 _MORE = "in the HTML report"
+_MOST_ANSWERS = 100
 _MAX_LENGTH = 60_000  # characters; GitHub takes 65,536
 
 
-def print_report(collection: Collection, console: Console) -> None:
-    """Print the answers, and a table for each group."""
+def present(collection: Collection, *, wide: bool = False) -> Presentation:
+    """Return the answers, and a table for each group; in all columns of searches and training runs if it is wide."""
     answers = answers_of(collection)
-    print_line(console, headline(collection, answers), "bold")
-    print_line(console, collection.summary)
-    if len(answers) > 1:
-        console.print()
-        print_data_table(console, answer_table(answers), drop_first=("memory_ratio", "why"), elsewhere=_MORE)
-
-    def print_notes(notes: Sequence[MachineNote]) -> None:
-        for note in notes:
-            print_line(console, f"  {note.text}", "yellow" if note.is_warning else None)
-
-    print_notes(collection.machine_notes)
-    for group in collection.groups:
-        print_line(console, f"\n{group.title}", "bold underline")
-        if group.is_max_batch:
-            print_max_batches(group.max_batches, console, more=_MORE)
-        elif group.is_training:
-            training_table.print_runs(group.runs, None, console)
-        else:
-            run_report.print_table(group.rows, _advice(group, answers), console, more=_MORE)
-            for line in _why_lines(group):
-                print_line(console, f"  {line}")
-        print_notes(collection.machine_notes_of(*group.configurations))
-    for note in collection.notes:
-        print_line(console, f"  {note}", "yellow")
-
-
-def markdown_report(collection: Collection) -> str:
-    """Return the answers, and a folded table for each group, as Markdown that GitHub takes: not too long for it."""
-    answers = answers_of(collection)
-    table = answer_table(answers)
-    parts = [
-        f"**{markdown_text(headline(collection, answers))}**",
-        markdown_text(collection.summary),
-        "\n".join(markdown_grid(table.columns, table.rows[:100])) if answers else "",
-        bullets(note.text for note in collection.machine_notes),
-        bullets(collection.notes),
+    table = answer_table(answers[:_MOST_ANSWERS])
+    parts: list[Part] = [
+        Lines([headline(collection, answers)], "bold", is_list=False),
+        Lines([collection.summary], is_list=False),
     ]
-    length = sum(map(len, parts))
-    folds = len(collection.groups) > 1
-    for number, group in enumerate(collection.groups):
-        notes = bullets((*_why_lines(group), *(n.text for n in collection.machine_notes_of(*group.configurations))))
-        content = "\n\n".join(part for part in (_markdown_group(group, answers).strip(), notes) if part)
-        title = markdown_text(group.title)
-        part = f"### {title}\n\n{content}"
-        if folds:
-            part = f"<details><summary>{title}</summary>\n\n{content}\n\n</details>"
-        length += len(part)
-        if length > _MAX_LENGTH:
-            left = pluralize(len(collection.groups) - number, "more comparison")
-            parts.append(f"{left} in the HTML report: this one would be too long for GitHub.")
-            break
-        parts.append(part)
-    return "\n\n".join(part for part in parts if part) + "\n"
+    if len(answers) > (0 if wide else 1):
+        parts += [Lines([""]), Grid(table, drop_first=("memory_ratio", "why"), elsewhere=_MORE)]
+    parts += [*_machine_lines(collection.machine_notes), Lines([f"  {note}" for note in collection.notes], "yellow")]
+    for group in collection.groups:
+        advice = [answer.advice for answer in answers if answer.group is group]
+        own = [
+            *_group_parts(group, advice, wide=wide),
+            Lines([f"  {line}" for line in _why_lines(group)]),
+            *_machine_lines(collection.machine_notes_of(*group.configurations)),
+        ]
+        title = Lines([group.title], "bold underline", is_list=False, gap=True)
+        parts += [title, *own] if len(collection.groups) == 1 else [Fold(group.title, own, "bold underline")]
+    return Presentation(parts, longest=_MAX_LENGTH)
 
 
-def _advice(group: ComparisonGroup, answers: Sequence[Answer]) -> list[Advice]:
-    return [answer.advice for answer in answers if answer.group is group]
+def _group_parts(group: ComparisonGroup, advice: Sequence[Advice], *, wide: bool) -> Sequence[Part]:
+    """Return the tables of a group, and what they say."""
+    if group.is_max_batch:
+        return max_batch_render.parts(group.max_batches, wide=wide, verbose=wide, more=_MORE)
+    if not group.is_training:
+        return run_report.present(group.rows, advice, more=_MORE).parts
+    failed = [run.trial for run in group.runs if run.trial.status != "ok"]
+    return [
+        Lines([group.description], "dim", is_list=False),
+        *training_table.parts(group.runs, wide=wide),
+        Lines([f"  {trial.spec.label}: {trial.status}: {trial.message}" for trial in failed], "yellow"),
+    ]
 
 
 def _why_lines(group: ComparisonGroup) -> list[str]:
@@ -88,17 +60,5 @@ def _why_lines(group: ComparisonGroup) -> list[str]:
     ]
 
 
-def bullets(lines: Iterable[str]) -> str:
-    """Return lines as a list in Markdown."""
-    return "\n".join(f"- {markdown_text(line)}" for line in lines)
-
-
-def _markdown_group(group: ComparisonGroup, answers: Sequence[Answer]) -> str:
-    if group.is_max_batch:
-        return markdown_max_batches(group.max_batches)
-    if not group.is_training:
-        return run_report.to_markdown(group.rows, _advice(group, answers), more=_MORE)
-    table = training_table.data_table(group.runs)
-    failed = [run.trial for run in group.runs if run.trial.status != "ok"]
-    notes = bullets(f"{trial.spec.label}: {trial.status}: {trial.message}" for trial in failed)
-    return "\n".join([markdown_text(group.description), "", *markdown_grid(table.columns, table.rows), "", notes])
+def _machine_lines(notes: list[MachineNote]) -> list[Part]:
+    return [Lines([f"  {note.text}"], "yellow" if note.is_warning else "") for note in notes]

@@ -21,7 +21,8 @@ from castwise.records.schema import Trial
 from castwise.registry.precisions import DEFAULT
 from castwise.registry.suites import is_search
 from castwise.show.console import print_line
-from castwise.show.run_report import print_rows
+from castwise.show.presentation import print_parts
+from castwise.show.run_report import table_parts
 from castwise.show.units import format_duration, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
 
@@ -173,7 +174,7 @@ class LiveProgress:
         """Draw the table of the results so far: its end, if the terminal is too low for all of it."""
         text = io.StringIO()
         console = Console(file=text, width=self.console.width, force_terminal=True, emoji=False, force_jupyter=False)
-        print_rows(compare(self._trials), console)
+        print_parts(table_parts(compare(self._trials))[:2], console)
         lines = text.getvalue().splitlines()
         self._table = Text.from_ansi("\n".join(lines[-max(self.console.height - _LINES_FOR_BAR, 1) :]))
 

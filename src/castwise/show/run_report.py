@@ -1,30 +1,23 @@
-"""The results of steady trials as a terminal table, Markdown, HTML for a notebook, CSV or JSON."""
+"""The results of steady trials."""
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
-from html import escape
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
-from castwise.analysis.advice import Advice, Decision, references_among
+from castwise.analysis.advice import Advice, references_among
 from castwise.analysis.energy import Prices, energy_of, power_watts
 from castwise.analysis.model_flops import float8_of, fp8_share, model_flops_values
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.analysis.steady_metrics import cold_start_seconds, data_share
-from castwise.analysis.warnings import TrialWarning, warnings_of_all
+from castwise.analysis.warnings import warnings_of_all
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT
-from castwise.registry.techniques import NONE
-from castwise.show.console import print_line
 from castwise.show.fields import (
     Field,
     FlatRow,
-    Kind,
     distinct_precision_text,
     estimate_values,
     find_fields,
@@ -40,23 +33,11 @@ from castwise.show.notes import (
     headline,
     measured_on,
     note_lines,
-    notes_of,
     remarks,
     snippet_lines,
 )
-from castwise.show.table import (
-    SCHEMA_VERSION,
-    DataTable,
-    competing_by,
-    csv_grid,
-    json_document,
-    json_text,
-    markdown_grid,
-    markdown_text,
-    plain,
-    print_data_table,
-    short_table_of,
-)
+from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
+from castwise.show.table import DataTable, competing_by, json_document, plain, short_table_of
 
 SHOWN = (
     *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
@@ -199,67 +180,46 @@ def _loop(row: Row) -> tuple[object, ...]:
     return row.trial.spec.techniques, row.trial.spec.parallelism
 
 
-def _setting(table: DataTable[FlatRow]) -> Callable[[FlatRow], str]:
-    """Return a function for the setting of a row in words: what differs between rows besides the precision."""
-    varied = [name for name in _SETTING if len({row[name] for row in table.rows}) > 1]
-
-    def text(row: FlatRow) -> str:
-        gpus = str(row["gpus"]) + (" GPU" if row["gpus"] == 1 else f" GPUs ({row['parallelism']})")
-        words = {
-            "batch_size": f"batch {row['batch_size']}",
-            "gpus": gpus,
-            "parallelism": "" if "gpus" in varied else gpus,
-            "techniques": "plain loop" if row["techniques"] == NONE else row["techniques"].replace("+", " + "),
-        }
-        return ", ".join(filter(None, (words.get(name, row[name]) for name in varied)))
-
-    return text
-
-
-def print_table(  # noqa: PLR0913  what is printed, by keyword
+def present(
     rows: Sequence[Row],
     advice: Sequence[Advice],
-    console: Console,
     prices: Prices | None = None,
     *,
     wide: bool = False,
     verbose: bool = False,
     more: str = MORE,
-) -> None:
-    """Print the table, where it was measured, what epochs cost at these prices, the advice and notes to a terminal.
+) -> Presentation:
+    """Return the table, where it was measured, what epochs cost at these prices, the advice and notes.
 
     Args:
         rows: The results.
         advice: What follows from them.
-        console: The terminal.
         prices: Of electricity and GPU hours.
-        wide: Print all columns.
-        verbose: Print all notes in full.
-        more: Where the notes are that are not printed.
+        wide: Show all columns.
+        verbose: Show all notes in full.
+        more: Where the notes are that are not shown.
     """
+    parts = [*table_parts(rows, [item.key for item in advice], wide=wide, verbose=verbose)]
+    if rows:
+        parts.append(Lines(cost_lines(rows, prices)))
+        codes = {""}
+        for item in advice:
+            parts += _advice_parts(item, is_new=item.code not in codes)
+            codes.add(item.code)
+        parts.append(Lines(remarks(rows) if verbose else note_lines(rows, more), "yellow", gap=True))
+    return Presentation(
+        parts,
+        lambda: DataTable(find_fields(IN_FILES), [flat_row(row) for row in rows]),
+        lambda: document(rows, advice, prices),
+    )
+
+
+def table_parts(
+    rows: Sequence[Row], taken: Sequence[str | None] = (), *, wide: bool = False, verbose: bool = False
+) -> list[Part]:
+    """Return what all rows share, the table with those in colour that are taken (by their keys), and the machine."""
     if not rows:
-        print_line(console, "no trials", "bold")
-        return
-    print_rows(rows, console, [item.key for item in advice], wide=wide)
-    trials = [trial for row in rows for trial in row.trials]
-    print_line(console, measured_on(trials, is_brief=not (wide or verbose)), "dim")
-    for line in cost_lines(rows, prices):
-        print_line(console, line)
-    printed = {""}
-    for item in advice:
-        console.print()
-        _print_advice(item, console, is_new=item.code not in printed)
-        printed.add(item.code)
-    lines = remarks(rows) if verbose else note_lines(rows, more)
-    if lines:
-        console.print()
-    for line in lines:
-        print_line(console, line, "yellow")
-
-
-def print_rows(rows: Sequence[Row], console: Console, taken: Sequence[str | None] = (), *, wide: bool = False) -> None:
-    """Print what all rows share, and the table, with those in colour that are taken, by their trials' keys."""
-    print_line(console, headline(rows), "bold")
+        return [Lines(["no trials"], "bold", is_list=False)]
 
     def style(row: FlatRow) -> str | None:
         if row["status"] != "ok":
@@ -271,130 +231,34 @@ def print_rows(rows: Sequence[Row], console: Console, taken: Sequence[str | None
             return ""
         return _COLOURS.get(row["verdict"], "") if row["status"] == "ok" else "red"
 
-    if wide:
-        print_data_table(console, data_table(rows), style=style)
-    else:
-        table = short_table(rows)
-        print_data_table(console, table, style=style, cell_style=cell_style, section=_setting(table))
+    grid = Grid(data_table(rows), style) if wide else Grid(short_table(rows), style, cell_style, _SETTING)
+    return [Lines([headline(rows)], "bold", is_list=False), grid, place_of(rows, is_brief=not (wide or verbose))]
 
 
-def _print_advice(item: Advice, console: Console, *, is_new: bool) -> None:
-    """Print the sentence, why, how sure that is, and what to paste, if that is new."""
+def place_of(rows: Sequence[Row], *, is_brief: bool = True) -> Lines:
+    """Return where rows were measured."""
+    trials = [trial for row in rows for trial in row.trials]
+    return Lines([measured_on(trials, is_brief=is_brief)], "dim", is_list=False, full=[measured_on(trials)])
+
+
+def _advice_parts(item: Advice, *, is_new: bool) -> list[Part]:
+    """Return the sentence, why, how sure that is, and what to paste, if that is new."""
     colour = {"take": " green", "stay": " green", "undecided": " yellow"}.get(item.decision, "")
     # The command is on a line of its own.
     sentence = item.sentence.removesuffix(f" {item.command}") if item.command else item.sentence
-    print_line(console, sentence, f"bold{colour}")
-    if item.command:
-        _print_code([item.command], console)
-    for line in _reason_lines(item):
-        print_line(console, f"  {line}")
-    if item.code and is_new:
-        _print_code([*item.code.splitlines(), *snippet_lines(item)], console)
-
-
-def _print_code(lines: Sequence[str], console: Console) -> None:
-    """Print lines that are never wrapped: what is copied from the terminal has to run."""
-    for line in lines:
-        console.print(Text(f"    {line}"), highlight=False, soft_wrap=True)
-
-
-def _reason_lines(item: Advice) -> list[str]:
-    """Return why this and no other, if the sentence does not say it, and how sure that is.
-
-    The sentence of "stay" names the one that comes closest.
-    """
-    why = "" if item.decision == "stay" or item.why in item.sentence else f"Why: {item.why}."
-    limit = f"Why no faster: {item.limit}. `{item.ask}` says more." if item.limit else ""
-    sure = f"How sure: {item.how_sure}." if item.how_sure else ""
-    accuracy = f"Accuracy: {item.accuracy}." if item.accuracy else ""
-    return list(filter(None, [why, sure, accuracy, limit]))
-
-
-def to_markdown(
-    rows: Sequence[Row],
-    advice: Sequence[Advice],
-    prices: Prices | None = None,
-    *,
-    wide: bool = False,
-    verbose: bool = False,
-    more: str = MORE,
-) -> str:
-    """Return what `print_table` prints as Markdown."""
-    if not rows:
-        return "no trials\n"
-    lines = _markdown_grid(rows, advice, None if wide else short_table(rows).columns)
-    lines += ["", *(f"- {markdown_text(line)}" for line in cost_lines(rows, prices))] if prices else []
-    for item in advice:
-        lines += ["", f"**{markdown_text(item.sentence)}**"]
-        reasons = _reason_lines(item)
-        lines += ["", *(f"- {markdown_text(line)}" for line in reasons)] if reasons else []
-        if item.code:
-            lines += ["", "```python", item.code, *snippet_lines(item), "```"]
-    notes = remarks(rows) if verbose else note_lines(rows, more)
-    lines += ["", *(f"- {markdown_text(line)}" for line in notes)]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def markdown_table(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
-    """Return the table without verdicts, where it was measured, and all notes in a line each as Markdown."""
-    columns = [each for each in short_table(rows).columns if each.name != "verdict"]
-    columns = [replace(each, otherwise="status") if each.name == "throughput_per_second" else each for each in columns]
-    items = (f"- {markdown_text(note.line)}" for note in notes_of(rows) if not note.is_routine)
-    return "\n".join([*_markdown_grid(rows, advice, columns), "", *items]).rstrip() + "\n"
-
-
-def _markdown_grid(rows: Sequence[Row], advice: Sequence[Advice], columns: Sequence[Field] | None) -> list[str]:
-    """Return what all rows share, the table, and where it was measured.
-
-    Columns are all, or these and those that tell settings apart; what is taken is in bold.
-    """
-    full, taken = data_table(rows), {item.key for item in advice}
-    table = full
-    if columns is not None:
-        columns = [*(each for each in full.columns if each.name in _SETTING), *columns]
-        table = DataTable(columns, short_table(rows).rows)
-    flat = [{**row, "precision": f"**{row['precision']}**"} if row["key"] in taken else row for row in table.rows]
-    place = measured_on([trial for row in rows for trial in row.trials])
-    return [markdown_text(headline(rows)), "", *markdown_grid(table.columns, flat), "", markdown_text(place)]
-
-
-def to_html(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
-    """Return what `print_table` prints as HTML for a notebook."""
-    if not rows:
-        return "<p>no trials</p>"
-    table, advised = short_table(rows), {item.key for item in advice}
-    table = replace(
-        table, columns=[*(each for each in data_table(rows).columns if each.name in _SETTING), *table.columns]
-    )
-    sides = [f' style="text-align:{"left" if column.left else "right"}"' for column in table.columns]
-    heads = [f"<th{side}>{escape(column.title)}</th>" for column, side in zip(table.columns, sides, strict=True)]
-    parts = [f"<p><b>{escape(headline(rows))}</b></p>", "<table>"]
-    parts += [f"<thead><tr>{''.join(heads)}</tr></thead>", "<tbody>"]
-    for row in table.rows:
-        tag = "b" if row["key"] in advised else "span"
-        texts = (escape(column.text(row)) for column in table.columns)
-        cells = (f"<td{side}><{tag}>{text}</{tag}></td>" for text, side in zip(texts, sides, strict=True))
-        parts.append(f"<tr>{''.join(cells)}</tr>")
-    parts += ["</tbody>", "</table>"]
-    parts.append(f"<p>{escape(measured_on([trial for row in rows for trial in row.trials]))}</p>")
-    for item in advice:
-        parts += [f"<p><b>{escape(item.sentence)}</b></p>", *(f"<p>{escape(line)}</p>" for line in _reason_lines(item))]
-        code = "\n".join(filter(None, [item.code, *snippet_lines(item)]))
-        parts += [f"<pre>{escape(code)}</pre>"] if code else []
-    lines = remarks(rows)
-    if lines:
-        parts += ["<details><summary>Notes</summary><ul>", *(f"<li>{escape(line)}</li>" for line in lines)]
-        parts += ["</ul></details>"]
-    return "\n".join(parts)
-
-
-def to_csv(rows: Sequence[Row]) -> str:
-    """Return one line a configuration, plain values, a header line first."""
-    return csv_grid(find_fields(IN_FILES), [flat_row(row) for row in rows])
+    parts: list[Part] = [Lines([sentence], f"bold{colour}", is_list=False, gap=True)]
+    parts += [Code([item.command], "sh")] if item.command else []
+    # "stay" names the one that comes closest.
+    why = "" if item.decision == "stay" or item.why in item.sentence else f"  Why: {item.why}."
+    limit = f"  Why no faster: {item.limit}. `{item.ask}` says more." if item.limit else ""
+    sure = f"  How sure: {item.how_sure}." if item.how_sure else ""
+    accuracy = f"  Accuracy: {item.accuracy}." if item.accuracy else ""
+    parts.append(Lines([line for line in (why, sure, accuracy, limit) if line]))
+    return [*parts, *([Code([*item.code.splitlines(), *snippet_lines(item)])] if item.code and is_new else [])]
 
 
 def document(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> dict[str, Any]:
-    """Return what `castwise run --format json` prints; `json_schema` describes it.
+    """Return what `castwise run --format json` prints; its test has the schema.
 
     - `schema_version`: rises if a key goes or changes its meaning.
     - `rows`: one for each configuration, with the columns and types of `--format csv`: SI units, the unit as a suffix;
@@ -425,56 +289,6 @@ def document(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | Non
         trials=[json.loads(trial.model_dump_json()) for row in rows for trial in row.trials],
     )
     return found | {"costs": costs(rows, prices)} if prices else found
-
-
-def to_json(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
-    """Return `document` as text."""
-    return json_text(document(rows, advice, prices))
-
-
-_JSON_TYPES: dict[Kind, list[str]] = {
-    "text": ["string", "null"],
-    "integer": ["integer", "null"],
-    "number": ["number", "string", "null"],
-    "truth": ["boolean", "null"],
-}
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of `document`."""
-
-    def array(properties: dict[str, Any], description: str, **others: Any) -> dict[str, Any]:
-        row = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-        return {"type": "array", "description": description, "items": row | others}
-
-    text: dict[str, Any] = {"type": "string"}
-    optional_text: dict[str, Any] = {"type": _JSON_TYPES["text"]}
-    columns = {
-        field.name: {"type": _JSON_TYPES[field.kind], "description": f"{field.title or field.name} ({field.unit})"}
-        for field in find_fields(IN_FILES)
-    }
-    advice = dict.fromkeys(("precision", "accuracy", "limit", "command", "code"), optional_text)
-    advice |= {"workload": text, "sentence": text, "decision": {"enum": list(get_args(Decision))}}
-    advice |= {"frameworks": {"type": "object", "additionalProperties": optional_text}}
-    properties = {
-        "schema_version": {"const": SCHEMA_VERSION},
-        "rows": array(columns, "One for each configuration, as in CSV."),
-        "warnings": array(
-            dict.fromkeys(("key", *(field.name for field in fields(TrialWarning))), text),
-            "What was unusual, by the key of a row.",
-        ),
-        "advice": array(advice, "Which precision to take."),
-        "trials": {"type": "array", "description": "The whole records.", "items": {"type": "object"}},
-        "costs": {"type": "array", "description": "What an epoch costs.", "items": {"type": "object"}},
-    }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "castwise run --format json",
-        "type": "object",
-        "properties": properties,
-        "required": [name for name in properties if name != "costs"],
-        "additionalProperties": False,
-    }
 
 
 def json_estimate(found: Estimate | None) -> dict[str, Any] | None:

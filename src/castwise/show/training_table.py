@@ -1,14 +1,13 @@
 """The results of training runs as tables."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from rich.console import Console
 
 from castwise.analysis.training_metrics import Run, data_share, epochs_of, length_in_words
 from castwise.show.fields import FlatRow, find_field, trial_values, worth_showing
-from castwise.show.table import DataTable, competing_by, print_data_table, short_table_of
+from castwise.show.presentation import Grid, Part
+from castwise.show.table import DataTable, competing_by, short_table_of
 from castwise.show.units import sparkline
 from castwise.spec.trial import TrialSpec
 
@@ -100,21 +99,12 @@ def short_table(runs: Sequence[Run]) -> DataTable[FlatRow]:
     return short_table_of(titles, rows, ("seconds",), wraps=("precision", "length"))
 
 
-def setting_text(rows: Sequence[FlatRow], names: Sequence[str] = _SETTING) -> Callable[[FlatRow], str]:
-    """Return a function for what differs between rows besides the precision, the line above them in a table."""
-    varied = [name for name in names if len({row.get(name) for row in rows}) > 1]
-    words = {"gpus": "GPUs: {}", "seed": "seed {}"}
-    return lambda row: ", ".join(words.get(name, "{}").format(row[name]).replace("+", " + ") for name in varied)
-
-
-def print_runs(runs: Sequence[Run], pairs: Mapping[str, float] | None, console: Console, *, wide: bool = False) -> None:
-    """Print a table of training runs to a terminal."""
+def parts(runs: Sequence[Run], pairs: Mapping[str, float] | None = None, *, wide: bool = False) -> list[Part]:
+    """Return the table of training runs."""
 
     def style(row: FlatRow) -> str | None:
         return None if row["status"] == "ok" else "red"
 
     if wide:
-        print_data_table(console, data_table(runs, pairs, with_curve=True), style=style)
-    else:
-        table = short_table(runs)
-        print_data_table(console, table, style=style, section=setting_text(table.rows))
+        return [Grid(data_table(runs, pairs, with_curve=True), style)]
+    return [Grid(short_table(runs), style, setting=_SETTING)]

@@ -1,29 +1,20 @@
-"""Diagnoses as a terminal table with a few lines for each precision, as Markdown or JSON."""
+"""Diagnoses: a table with a few lines for each precision."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from rich.console import Console
-
 from castwise.analysis.causes import CLASS_WORDS, MEMORY, PRODUCTS, UPDATE, Diagnosis, LeftOut, try_line
 from castwise.analysis.numerics import lost_here, lost_share, worst_first
 from castwise.analysis.steady_metrics import data_share
 from castwise.registry.precisions import DEFAULT
 from castwise.registry.techniques import join
-from castwise.show.console import print_line
 from castwise.show.fields import FlatRow, estimate_values, trial_values
-from castwise.show.notes import headline, measured_on
-from castwise.show.table import (
-    DataTable,
-    json_document,
-    json_text,
-    markdown_grid,
-    markdown_text,
-    print_data_table,
-    short_table_of,
-)
+from castwise.show.notes import headline
+from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
+from castwise.show.run_report import place_of
+from castwise.show.table import DataTable, json_document, short_table_of
 from castwise.show.units import format_ratio, format_seconds
 from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
@@ -121,11 +112,6 @@ def numerics_lines(diagnoses: Sequence[Diagnosis]) -> list[str]:
     ]
 
 
-def _left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
-    """Return why configurations have no diagnosis."""
-    return [f"{_name_of(each.spec)}: {each.status}: {each.reason}" for each in left_out]
-
-
 def _name_of(spec: TrialSpec) -> str:
     return f"{spec.precision} {' + '.join(spec.techniques)}".rstrip()
 
@@ -144,47 +130,36 @@ def lines_of(found: Diagnosis, most_causes: int | None = None, name: str = "") -
     return lines
 
 
-def print_why(
+def present(
     diagnoses: Sequence[Diagnosis],
-    console: Console,
     left_out: Sequence[LeftOut] = (),
     *,
     kernels: bool = False,
     verbose: bool = False,
-) -> None:
-    """Print the table, then the causes of each configuration, why others have none, and what is not known."""
-    rows, table = [each.row for each in diagnoses], short_table(diagnoses, left_out)
-    print_line(console, headline(rows), "bold")
-    print_data_table(console, table, drop_first=("update_share", "idle_share"), elsewhere=_IN_JSON)
-    if rows:
-        print_line(console, measured_on([trial for row in rows for trial in row.trials], is_brief=not verbose), "dim")
-    console.print()
+) -> Presentation:
+    """Return the table, then the causes of each configuration, why others have none, and what is not known."""
+    rows = [each.row for each in diagnoses]
+    shares = Grid(short_table(diagnoses, left_out), drop_first=("update_share", "idle_share"), elsewhere=_IN_JSON)
+    parts: list[Part] = [Lines([headline(rows)] if rows else [], "bold", is_list=False), shares]
+    parts += [place_of(rows, is_brief=not verbose)] if rows else []
     most = None if verbose else 2 if len(diagnoses) <= _FEW else 1
     # Among many, these are known: fp32 without Tensor Cores, and TF32 as in PyTorch's default.
     known = {"fp32", "tf32"} if most == 1 and any(row.precision == DEFAULT for row in rows) else set[str]()
-    for found in diagnoses:
-        if found.row.precision in known:
-            continue
+    explained = [found for found in diagnoses if found.row.precision not in known]
+    for found in explained:
         first, *others = lines_of(found, most)
-        print_line(console, first, "bold")
-        for line in others:
-            print_line(console, line)
+        parts += [Lines([first], "bold", is_list=False, gap=found is explained[0]), Lines(others)]
     if left := [row.precision for row in rows if row.precision in known]:
-        print_line(console, f"{', '.join(left)}: with --verbose")
-    for line in _left_out_lines(left_out):
-        print_line(console, line, "red")
-    for line in remarks(diagnoses):
-        print_line(console, line, "yellow")
+        parts.append(Lines([f"{', '.join(left)}: with --verbose"]))
+    failures = [f"{_name_of(each.spec)}: {each.status}: {each.reason}" for each in left_out]
+    parts += [Lines(failures, "red"), Lines(remarks(diagnoses), "yellow")]
     if numerics := numerics_table(diagnoses):
-        console.print()
-        print_line(console, NUMERICS_TITLE, "bold")
-        print_data_table(console, numerics, elsewhere=_IN_JSON)
-    for line in numerics_lines(diagnoses):
-        print_line(console, line)
+        title = Lines([NUMERICS_TITLE], "bold", is_list=False, gap=True)
+        parts += [title, Grid(numerics, elsewhere=_IN_JSON)]
+    parts.append(Lines(numerics_lines(diagnoses)))
     for found in diagnoses if kernels else ():
-        console.print()
-        for line in kernel_lines(found):
-            print_line(console, line)
+        parts += [Lines([""]), Code(kernel_lines(found), "text")]
+    return Presentation(parts, document=lambda: document(diagnoses, left_out))
 
 
 def remarks(diagnoses: Sequence[Diagnosis]) -> list[str]:
@@ -228,23 +203,6 @@ def kernel_lines(found: Diagnosis) -> list[str]:
     return lines
 
 
-def to_markdown(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = (), *, kernels: bool = False) -> str:
-    """Return what `print_why` prints as Markdown, with all causes."""
-    rows, table = [each.row for each in diagnoses], short_table(diagnoses, left_out)
-    lines = [markdown_text(headline(rows)), "", *markdown_grid(table.columns, table.rows), ""]
-    lines += [markdown_text(measured_on([trial for row in rows for trial in row.trials])), ""] if rows else []
-    for found in diagnoses:
-        first, *others = lines_of(found)
-        lines += [f"**{markdown_text(first)}**", "", *(f"- {markdown_text(line.strip())}" for line in others), ""]
-    lines += [f"- {markdown_text(line)}" for line in (*_left_out_lines(left_out), *remarks(diagnoses))]
-    if numerics := numerics_table(diagnoses):
-        lines += ["", f"**{NUMERICS_TITLE}**", "", *markdown_grid(numerics.columns, numerics.rows), ""]
-    lines += [f"- {markdown_text(line)}" for line in numerics_lines(diagnoses)]
-    for found in diagnoses if kernels else ():
-        lines += ["", "```text", *kernel_lines(found), "```"]
-    return "\n".join(lines).rstrip() + "\n"
-
-
 def document(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()) -> dict[str, Any]:
     """Return what `castwise why --format json` prints: shares of the step's time, 0 to 1, and causes in order.
 
@@ -274,8 +232,3 @@ def document(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()) -
         for each in left_out
     ]
     return json_document(diagnoses=found, left_out=others)
-
-
-def to_json(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()) -> str:
-    """Return `document` as text."""
-    return json_text(document(diagnoses, left_out))

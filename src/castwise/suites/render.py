@@ -1,4 +1,4 @@
-"""A suite's result as terminal tables, Markdown, CSV or JSON: what was run, and the published figures next to it."""
+"""A suite's result: what was run, and the published figures next to it."""
 
 import json
 import math
@@ -7,13 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
-
 from castwise.analysis.steady_metrics import largest
 from castwise.analysis.training_metrics import median
 from castwise.registry.techniques import join
 from castwise.show import training_table
-from castwise.show.console import print_line
 from castwise.show.fields import (
     FlatRow,
     estimate_values,
@@ -22,16 +19,8 @@ from castwise.show.fields import (
     worth_showing,
 )
 from castwise.show.notes import MORE, first_of, measured_on
-from castwise.show.table import (
-    DataTable,
-    csv_grid,
-    json_document,
-    json_text,
-    json_values,
-    markdown_grid,
-    print_data_table,
-    short_table_of,
-)
+from castwise.show.presentation import Grid, Lines, Part, Presentation
+from castwise.show.table import DataTable, json_document, json_values, short_table_of
 from castwise.show.units import pluralize
 from castwise.suites.result import SuiteResult, notes
 from castwise.suites.tuned_vs_published import TunedPair, tuned_notes
@@ -97,11 +86,6 @@ _SHORT_TUNED = {
 }
 
 
-def _short(table: DataTable[FlatRow], titles: Mapping[str, str]) -> DataTable[FlatRow]:
-    """Return a table with the columns that decide."""
-    return short_table_of(titles, table.rows, ("published_seconds",), wraps=("precision", "measured"))
-
-
 def tuned_table(pairs: Sequence[TunedPair]) -> DataTable[FlatRow]:
     """Return the table of published loops next to tuned ones."""
     flat = [tuned_row(pair) for pair in pairs]
@@ -161,57 +145,69 @@ def limits_table(limits: Sequence[FlatRow]) -> DataTable[FlatRow]:
     return DataTable([replace(field, format=texts.get(field.name, field.format)) for field in fields], limits)
 
 
-def print_suite(result: SuiteResult, console: Console, *, wide: bool = False, verbose: bool = False) -> None:
-    """Print a suite's tables and notes to a terminal.
+def present(results: Sequence[SuiteResult], *, wide: bool = False, verbose: bool = False) -> Presentation:
+    """Return the tables and notes of suites.
 
     Args:
-        result: What was run.
-        console: The terminal.
-        wide: Print all columns.
-        verbose: Print all notes, and what is odd in the source.
+        results: What was run.
+        wide: Show all columns.
+        verbose: Show all notes, and what is odd in the source.
     """
-    first, *rest = headlines(result)
-    print_line(console, first, "bold")
-    for line in rest:
-        print_line(console, line)
-    console.print()
-    if result.runs:
-        training_table.print_runs(result.runs, result.pairs, console, wide=wide)
-    measured = [trial for trial in result.trials if trial.ranks]
-    if measured:
-        print_line(console, measured_on(measured, is_brief=not (wide or verbose)), "dim")
 
-    def shown(lines: Iterable[str]) -> Sequence[str]:
-        return list(lines) if verbose else first_of(list(lines))
+    def rows() -> DataTable[FlatRow]:
+        found = [
+            {"suite": result.suite.name, **training_table.flat_row(run, result.pairs)}
+            for result in results
+            for run in result.runs
+        ]
+        return DataTable(find_fields(("suite", *training_table.IN_FILES)), found)
 
-    _print_lines(console, shown(notes(result)), "yellow")
-    for title, table, below in _comparisons(result):
-        print_line(console, f"\n{title}", "bold")
-        titles = _SHORT_TUNED if "tuned_seconds" in {column.name for column in table.columns} else _SHORT_PUBLISHED
-        if wide or "published_seconds" not in {column.name for column in table.columns}:
-            print_data_table(console, table)
-        else:
-            setting = training_table.setting_text(table.rows, ("workload", "gpus", "loop"))
-            print_data_table(console, _short(table, titles), section=setting)
-        _print_lines(console, shown(below), "yellow")
+    return Presentation(
+        [part for result in results for part in _parts(result, wide=wide, verbose=verbose)],
+        rows,
+        lambda: json_document(suites=[_document(result) for result in results]),
+    )
+
+
+def _parts(result: SuiteResult, *, wide: bool, verbose: bool) -> list[Part]:
+    suite = result.suite
+    parts: list[Part] = [
+        Lines([f"{suite.name}: {suite.title}"], "bold", is_list=False),
+        Lines([f"source: {suite.source}", f"the source's machine: {suite.machine}"]),
+        Lines([""], is_list=False),
+    ]
+    parts += training_table.parts(result.runs, result.pairs, wide=wide) if result.runs else []
+    if measured := [trial for trial in result.trials if trial.ranks]:
+        place = measured_on(measured, is_brief=not (wide or verbose))
+        parts.append(Lines([place], "dim", is_list=False, full=[f"measured on: {measured_on(measured)}"]))
+
+    def indented(lines: Iterable[str], style: str = "yellow") -> Lines:
+        return Lines([f"  {line}" for line in (lines if verbose else first_of(list(lines)))], style)
+
+    parts.append(indented(notes(result)))
+    for title, grid, below in _comparisons(result, wide=wide):
+        parts += [Lines([title], "bold", is_list=False, gap=True), grid, indented(below)]
     for title, lines in _about_the_source(result).items():
         if verbose:
-            print_line(console, f"\n{title}", "dim bold")
-            _print_lines(console, lines, "dim")
+            parts += [Lines([title], "dim bold", is_list=False, gap=True), indented(lines, "dim")]
         else:
-            print_line(console, f"\n{title}: {pluralize(len(lines), 'note')} {MORE}", "dim")
+            parts.append(Lines([f"{title}: {pluralize(len(lines), 'note')} {MORE}"], "dim", gap=True))
+    return parts
 
 
-def _print_lines(console: Console, lines: Iterable[str], style: str) -> None:
-    for line in lines:
-        print_line(console, f"  {line}", style)
-
-
-def _comparisons(result: SuiteResult) -> list[tuple[str, DataTable[FlatRow], list[str]]]:
+def _comparisons(result: SuiteResult, *, wide: bool) -> list[tuple[str, Grid, Sequence[str]]]:
     """Return the tables below the runs: a title, a table, and lines below it each."""
-    tables = []
+
+    def grid(table: DataTable[FlatRow], titles: Mapping[str, str]) -> Grid:
+        if wide:
+            return Grid(table)
+        short = short_table_of(titles, table.rows, ("published_seconds",), wraps=("precision", "measured"))
+        return Grid(short, setting=("workload", "gpus", "loop"))
+
+    tables: list[tuple[str, Grid, Sequence[str]]] = []
     if result.tuned:
-        tables.append(("The published loop, and the tuned one", tuned_table(result.tuned), tuned_notes(result.tuned)))
+        table = grid(tuned_table(result.tuned), _SHORT_TUNED)
+        tables.append(("The published loop, and the tuned one", table, tuned_notes(result.tuned)))
     by_gpu: dict[str, list[FlatRow]] = {}
     for row in result.published:
         if row["trials"]:
@@ -219,9 +215,10 @@ def _comparisons(result: SuiteResult) -> list[tuple[str, DataTable[FlatRow], lis
     for gpu, rows in by_gpu.items():
         fields = [find_field(name, _PUBLISHED_TITLES.get(name, "")) for name in PUBLISHED]
         shown = worth_showing(fields, rows, always=("batch_size", "published_seconds"))
-        tables.append((f"Published on {gpu}, and measured here", DataTable(shown, rows), []))
+        table = grid(DataTable(shown, rows), _SHORT_PUBLISHED)
+        tables.append((f"Published on {gpu}, and measured here", table, ()))
     if result.limits:
-        tables.append(("Largest batch that trains", limits_table(result.limits), []))
+        tables.append(("Largest batch that trains", Grid(limits_table(result.limits)), ()))
     return tables
 
 
@@ -231,48 +228,6 @@ def _about_the_source(result: SuiteResult) -> dict[str, tuple[str, ...]]:
         "Contradictions in the source": result.suite.contradictions,
     }
     return {title: each for title, each in lines.items() if each}
-
-
-def markdown_suite(result: SuiteResult) -> str:
-    """Return the same as Markdown."""
-    first, *rest = headlines(result)
-    measured = [trial for trial in result.trials if trial.ranks]
-    rest += [f"measured on: {measured_on(measured)}"] if measured else []
-    parts = [[f"**{first}**"], [f"{line}  " for line in rest]]
-    if result.runs:
-        runs = training_table.data_table(result.runs, result.pairs)
-        parts.append(markdown_grid(runs.columns, runs.rows))
-    parts.append(_items(notes(result)))
-    for title, table, below in _comparisons(result):
-        parts += [[f"**{title}**"], markdown_grid(table.columns, table.rows), _items(below)]
-    for title, lines in _about_the_source(result).items():
-        parts += [[f"**{title}**"], _items(lines)]
-    return "\n\n".join("\n".join(line.replace("\n", " ") for line in part) for part in parts if part) + "\n"
-
-
-def _items(lines: Iterable[str]) -> list[str]:
-    return [f"- {line}" for line in lines]
-
-
-def csv_suites(results: Sequence[SuiteResult]) -> str:
-    """Return one line a run over all suites, plain values, a header line first."""
-    rows = [
-        {"suite": result.suite.name, **training_table.flat_row(run, result.pairs)}
-        for result in results
-        for run in result.runs
-    ]
-    return csv_grid(find_fields(("suite", *training_table.IN_FILES)), rows)
-
-
-def json_suites(results: Sequence[SuiteResult]) -> str:
-    """Return an object with each suite's runs, published figures, largest batches and whole records."""
-    return json_text(json_document(suites=[_document(result) for result in results]))
-
-
-def headlines(result: SuiteResult) -> list[str]:
-    """Return what the suite is, and where it comes from."""
-    suite = result.suite
-    return [f"{suite.name}: {suite.title}", f"source: {suite.source}", f"the source's machine: {suite.machine}"]
 
 
 def _document(result: SuiteResult) -> dict[str, Any]:

@@ -1,19 +1,16 @@
-"""The result of a search as a terminal table, Markdown, CSV or JSON."""
+"""The result of a search as a table, sentences, and what to change."""
 
 import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from castwise.analysis import steady_metrics
 from castwise.analysis.advice import doubts_of
 from castwise.analysis.code_snippets import loop_patch
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, REFERENCE_WORDS, precision_row
 from castwise.registry.techniques import join, loop_changes
-from castwise.show.console import print_line, took_words
+from castwise.show.console import took_words
 from castwise.show.fields import (
     FlatRow,
     estimate_values,
@@ -22,17 +19,8 @@ from castwise.show.fields import (
     short_ratio_text,
 )
 from castwise.show.notes import measured_on
-from castwise.show.table import (
-    DataTable,
-    csv_grid,
-    json_document,
-    json_text,
-    markdown_grid,
-    markdown_text,
-    plain,
-    print_data_table,
-    short_table_of,
-)
+from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
+from castwise.show.table import DataTable, json_document, plain, short_table_of
 from castwise.show.units import format_bytes, format_ratio, pluralize
 from castwise.spec.quantities import truncate_list
 from castwise.spec.trial import TrialSpec
@@ -430,50 +418,42 @@ def headline(result: TuningResult) -> str:
     return f"{spec.workload}, batch {spec.batch_size}, on {where}: from {loop_name(spec)}"
 
 
-def print_tuning(
-    result: TuningResult,
-    console: Console,
-    memory_bytes: float | None = None,
-    *,
-    wide: bool = False,
-    verbose: bool = False,
-) -> None:
-    """Print a result to a terminal: the accepted changes, what else matters, the answer and what bounds it.
+def present(
+    result: TuningResult, memory_bytes: float | None = None, *, wide: bool = False, verbose: bool = False
+) -> Presentation:
+    """Return the accepted changes, what else matters, the answer, what bounds it, and what to change.
 
     Args:
         result: The end of a search.
-        console: The terminal.
         memory_bytes: The limit that was asked for.
-        wide: Print all that was tried, in all columns.
-        verbose: Print all that was tried and why changes failed, and what bounds each plain loop, too.
+        wide: Show all that was tried, in all columns.
+        verbose: Show all that was tried and why changes failed, and what bounds each plain loop, too.
     """
-    print_line(console, headline(result), "bold")
 
     def style(row: FlatRow) -> str | None:
         return "green" if row["outcome"] == "accepted" else (None if row["outcome"] is None else "dim")
 
-    if wide or verbose:
-        print_data_table(console, data_table(result, memory_bytes), style=style)
-    else:
-        print_data_table(console, short_table(result, memory_bytes, accepted_rows(result)), style=style)
+    has_all = wide or verbose
+    table = data_table(result, memory_bytes) if has_all else short_table(result, memory_bytes, accepted_rows(result))
+    parts: list[Part] = [Lines([headline(result)], "bold", is_list=False), Grid(table, style)]
     if result.trials:
-        print_line(console, measured_on(result.trials, is_brief=not (wide or verbose)), "dim")
-    if wide or verbose:
-        for line in reasons(result):
-            print_line(console, line, "yellow")
-    else:
-        for line in _tried_lines(result):
-            print_line(console, line, "yellow")
-    console.print()
+        place = measured_on(result.trials)
+        parts.append(Lines([measured_on(result.trials, is_brief=not has_all)], "dim", is_list=False, full=[place]))
     answer, *others = answers(result, memory_bytes)
-    print_line(console, answer, "bold green" if result.was_compared else "bold yellow")
-    for line in [*others, *_shown_bounds(result, verbose=verbose)]:
-        print_line(console, line)
+    parts += [
+        Lines(reasons(result) if has_all else _tried_lines(result), "yellow"),
+        Lines([answer], "bold green" if result.was_compared else "bold yellow", is_list=False, gap=True),
+        Lines([*others, *(bounds(result) if verbose else bounds(result)[-1:])]),
+    ]
     best = chosen(result, memory_bytes)
     if best is not None and result.was_compared and key_of(best) != key_of(result.start):
-        console.print("\nWhat to change in your loop:", style="bold")
-        for line in patch(result, best).splitlines():  # never wrapped: what is copied has to run
-            console.print(f"    {escape(line)}", highlight=False, soft_wrap=True)
+        parts.append(Lines(["What to change in your loop:"], "bold", is_list=False, gap=True))
+        parts.append(Code(patch(result, best).splitlines()))
+    return Presentation(
+        parts,
+        lambda: DataTable(find_fields(IN_FILES), rows_of(result)),
+        lambda: document(result, memory_bytes),
+    )
 
 
 def _tried_lines(result: TuningResult) -> list[str]:
@@ -486,29 +466,6 @@ def _tried_lines(result: TuningResult) -> list[str]:
     ]
     left = len(found) - _MOST_OPEN
     return lines + ([f"second best or unproven: {left} more with --verbose"] if left > 0 else []) + counts(result)
-
-
-def _shown_bounds(result: TuningResult, *, verbose: bool) -> list[str]:
-    return bounds(result) if verbose else bounds(result)[-1:]
-
-
-def markdown_tuning(
-    result: TuningResult, memory_bytes: float | None = None, *, wide: bool = False, verbose: bool = False
-) -> str:
-    """Return what `print_tuning` prints as Markdown."""
-    has_all = wide or verbose
-    table = data_table(result, memory_bytes) if has_all else short_table(result, memory_bytes, accepted_rows(result))
-    lines = [*(reasons(result) if has_all else _tried_lines(result)), *answers(result, memory_bytes)]
-    lines += _shown_bounds(result, verbose=verbose)
-    place = [markdown_text(measured_on(result.trials)), ""] if result.trials else []
-    grid = markdown_grid(table.columns, table.rows)
-    items = [f"- {markdown_text(line)}" for line in lines]
-    return "\n".join([markdown_text(headline(result)), "", *grid, "", *place, *items]) + "\n"
-
-
-def csv_tuning(result: TuningResult) -> str:
-    """Return a line for each configuration that was tried, with plain values."""
-    return csv_grid(find_fields(IN_FILES), rows_of(result))
 
 
 def document(result: TuningResult, memory_bytes: float | None = None) -> dict[str, Any]:
@@ -537,8 +494,3 @@ def document(result: TuningResult, memory_bytes: float | None = None) -> dict[st
         sentences=conclusions(result, memory_bytes),
         trials=[json.loads(trial.model_dump_json()) for trial in result.trials],
     )
-
-
-def json_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
-    """Return `document` as text."""
-    return json_text(document(result, memory_bytes))
