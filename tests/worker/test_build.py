@@ -9,8 +9,9 @@ import torch
 from small_step import cpu_spec
 from torch import nn
 
-from castwise.apply.precision import attention_in, read_fp32_precision
-from castwise.registry.techniques import ATTENTION_KERNELS, TECHNIQUES
+from castwise.apply.precision import numeric_state, read_fp32_precision
+from castwise.registry.precisions import find_precision
+from castwise.registry.techniques import ATTENTION_KERNELS, TECHNIQUES, step_config_of
 from castwise.spec.recipe import Optimizer, Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.worker import build as build_module
@@ -90,7 +91,7 @@ def test_attention_runs_in_one_kind_of_kernels_and_then_in_all_again() -> None:
         return [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ATTENTION_KERNELS]
 
     before = enabled()
-    with attention_in("cudnn"):
+    with numeric_state(find_precision("fp32"), step_config_of(["cudnn-attention"])):
         assert enabled() == [False, False, False, True]
     assert enabled() == before
 

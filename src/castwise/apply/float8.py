@@ -249,5 +249,4 @@ def _keep_worst(kept: dict[str, Tensor], name: str, value: Tensor, worst: Callab
 
 
 def _floats(values: dict[str, Tensor]) -> dict[str, float]:
-    """Return numbers that lie on the device, read at once."""
     return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))

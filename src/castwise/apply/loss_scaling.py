@@ -18,7 +18,6 @@ class NoScaling:
     may_skip = False
 
     def backward(self, loss: Tensor) -> None:
-        """Run backward on the (scaled) loss."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
@@ -39,7 +38,6 @@ class NoScaling:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs to go on."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -56,20 +54,16 @@ class StaticScaling(NoScaling):
         self._scale = scale
 
     def backward(self, loss: Tensor) -> None:
-        """Run backward on the scaled loss."""
         (loss * self._scale).backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
-        """Multiply the gradients by the scale's inverse, clip, step."""
         torch._foreach_mul_([p.grad for p in stepped_by(optimizer) if p.grad is not None], 1.0 / self._scale)
         super().step(optimizer, clip_grad_norm)
 
     def inverse(self) -> float | Tensor | None:
-        """Return the scale's inverse."""
         return 1.0 / self._scale
 
     def read_scale(self) -> float | None:
-        """Return the constant."""
         return self._scale
 
 
@@ -91,18 +85,15 @@ class DynamicScaling(NoScaling):
 
     @property
     def skipped_steps(self) -> int:  # type: ignore[override]
-        """Return the steps skipped so far."""
         return self._asked - self._taken
 
     def _count_step(self, *_: object) -> None:
         self._taken += 1
 
     def backward(self, loss: Tensor) -> None:
-        """Run backward on the scaled loss."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
-        """Unscale and clip; step unless a gradient overflowed; update the scale."""
         if clip_grad_norm is not None:
             self._scaler.unscale_(optimizer)
             clip(optimizer, clip_grad_norm)
@@ -114,15 +105,12 @@ class DynamicScaling(NoScaling):
             self._scaler._scale.clamp_(max=self._maximum)  # type: ignore[union-attr]
 
     def read_scale(self) -> float | None:
-        """Return the scale."""
         return float(self._scaler.get_scale())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scaler's state."""
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a scaler's state."""
         self._scaler.load_state_dict(state)
 
 
@@ -166,12 +154,10 @@ class DeviceScaling(NoScaling):
         return int(self._skipped)
 
     def backward(self, loss: Tensor) -> None:
-        """Run backward on the scaled loss."""
         (loss * self._scale).backward()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def step(self, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
-        """Unscale and clip; step unless a gradient overflowed; update the scale."""
         self._overflowed.zero_()
         inverse = self.inverse()
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
@@ -193,7 +179,6 @@ class DeviceScaling(NoScaling):
         return self._scale.double().reciprocal().float()
 
     def settle(self, overflowed: Tensor | None) -> None:
-        """Count the step and move the scale."""
         assert overflowed is not None, "dynamic scaling looks at every step"
         self._skipped += overflowed
         row = self._row
@@ -215,11 +200,9 @@ class DeviceScaling(NoScaling):
                 tensor.masked_fill_(is_skipped.to(tensor.device), 0)
 
     def read_scale(self) -> float | None:
-        """Return the scale."""
         return float(self._scale)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return scale, good steps since it last moved, and skipped steps."""
         return {"scale": self._scale, "good_steps": self._good_steps, "skipped": self._skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -271,7 +254,6 @@ def make_loss_scaling(
 
 
 def stepped_by(optimizer: Optimizer) -> Iterable[Any]:
-    """Return the tensors that an optimizer steps."""
     for group in optimizer.param_groups:
         yield from group["params"]
 

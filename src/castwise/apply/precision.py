@@ -16,7 +16,7 @@ from castwise.apply.pytree import tree_map_tensors
 from castwise.errors import UsageError
 from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import Precision
-from castwise.registry.techniques import ATTENTION_KERNELS
+from castwise.registry.techniques import ATTENTION_KERNELS, PLAIN, StepConfig
 
 # These two are written with the older switch for matrix products. It decides nothing, but torch 2.11's max-autotune
 # reads it, and torch raises if it contradicts them.
@@ -45,16 +45,33 @@ def read_products(device_type: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def numeric_state(row: Precision) -> Iterator[None]:
-    """Set the global float32 switches as the precision wants them; restore them whatever happens inside."""
-    before = read_fp32_precision()
+def numeric_state(row: Precision, loop: StepConfig = PLAIN) -> Iterator[None]:
+    """Set the global switches as precision and techniques want them; restore them whatever happens inside."""
+    before, benchmark = read_fp32_precision(), torch.backends.cudnn.benchmark
+    attention = [name for name in ATTENTION_KERNELS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]
     written: list[str] = []
     try:
-        if row.float32_matmul is not None:
-            written = set_fp32_precision(row.float32_matmul)
+        written = set_switches(row, loop)
         yield
     finally:
         restore_fp32_precision(before, written)
+        torch.backends.cudnn.benchmark = benchmark
+        if loop.attention:
+            _set_attention(attention)
+
+
+def set_switches(row: Precision, loop: StepConfig) -> list[str]:
+    """Set the global switches as precision and techniques want them; return those for float32 that this wrote."""
+    if loop.cudnn_search:
+        torch.backends.cudnn.benchmark = True
+    if loop.attention:
+        _set_attention([loop.attention])
+    return [] if row.float32_matmul is None else set_fp32_precision(row.float32_matmul)
+
+
+def _set_attention(kernels: Sequence[str]) -> None:
+    for name in ATTENTION_KERNELS:
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(name in kernels)
 
 
 def set_fp32_precision(products: str) -> list[str]:
@@ -96,23 +113,6 @@ def _set_older(wanted: str) -> list[str]:
     return list(_OLDER_WRITES)
 
 
-@contextmanager
-def attention_in(kernels: str) -> Iterator[None]:
-    """Let attention run in one kind of kernels of ATTENTION_KERNELS alone; restore the switches afterwards."""
-    before = [name for name in ATTENTION_KERNELS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]
-    try:
-        set_attention([kernels])
-        yield
-    finally:
-        set_attention(before)
-
-
-def set_attention(kernels: Sequence[str]) -> None:
-    """Let attention run in these kinds of kernels of ATTENTION_KERNELS, and in no others."""
-    for name in ATTENTION_KERNELS:
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(name in kernels)
-
-
 def autocast_maker(row: Precision, device_type: str) -> Callable[[], AbstractContextManager[Any]]:
     """Return what makes a new autocast for every step, as a loop written by hand does, or a context without effect."""
     if row.autocast_dtype is None:
@@ -124,16 +124,40 @@ def autocast_maker(row: Precision, device_type: str) -> Callable[[], AbstractCon
     return functools.partial(torch.autocast, device_type, dtype=getattr(torch, row.autocast_dtype))
 
 
-def convert_weights(model: nn.Module, row: Precision) -> Float8Facts | None:
-    """Cast the model's weights in place to what the precision holds them in, or let its linear layers run in FP8."""
+_CASTS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "float16": nn.Module.half,
+    "bfloat16": nn.Module.bfloat16,
+    "float32": nn.Module.float,
+}
+
+
+def _cast_inputs(dtype: torch.dtype, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return cast_floating(args, dtype), cast_floating(kwargs, dtype)
+
+
+def _cast_outputs(_: nn.Module, __: Any, output: Any) -> Any:
+    return cast_floating(output, torch.float32)
+
+
+def convert_weights(
+    model: nn.Module, row: Precision, cast_inputs: Callable[..., tuple[Any, Any]] = _cast_inputs
+) -> Float8Facts | None:
+    """Cast the model's weights in place to what the precision holds them in, or let its linear layers run in FP8.
+
+    Buffers are cast, too, and complex weights stay, of which a cast would drop a half. Inputs are cast to the weights'
+    dtype and outputs to float32, so the loss is taken in float32.
+    Source: NVIDIA/apex apex/amp/_initialize.py at 47e3367f (convert_network, patched forward).
+    """
     if row.float8_recipe:
         return convert_to_float8(model, row)
     if row.param_dtype != "float32":
-        dtype = getattr(torch, row.param_dtype)
-        cast_weights(model, dtype, getattr(torch, row.batch_norm_dtype))
-        # Inputs are cast to the weights' dtype and outputs to float32, so the loss is taken in float32.
-        # Source: NVIDIA/apex apex/amp/_initialize.py at 47e3367f (patched forward).
-        model.register_forward_pre_hook(functools.partial(_cast_inputs, dtype), with_kwargs=True)
+        _CASTS[row.param_dtype](model)
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                _CASTS[row.batch_norm_dtype](module)
+        model.register_forward_pre_hook(
+            functools.partial(cast_inputs, getattr(torch, row.param_dtype)), with_kwargs=True
+        )
         model.register_forward_hook(_cast_outputs)
     return None
 
@@ -150,28 +174,6 @@ def rounded_buffers(model: nn.Module, row: Precision) -> tuple[str, ...]:
     ]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (f"buffer {names[0]}{more} is rounded to {row.param_dtype}",) if names else ()
-
-
-_CASTS = {torch.float16: nn.Module.half, torch.bfloat16: nn.Module.bfloat16, torch.float32: nn.Module.float}
-
-
-def cast_weights(model: nn.Module, dtype: torch.dtype, batch_norm_dtype: torch.dtype) -> None:
-    """Cast a model's weights and buffers in place; complex ones stay, of which a cast would drop a half.
-
-    Source: NVIDIA/apex apex/amp/_initialize.py at 47e3367f (convert_network).
-    """
-    _CASTS[dtype](model)
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            _CASTS[batch_norm_dtype](module)
-
-
-def _cast_inputs(dtype: torch.dtype, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    return cast_floating(args, dtype), cast_floating(kwargs, dtype)
-
-
-def _cast_outputs(_: nn.Module, __: Any, output: Any) -> Any:
-    return cast_floating(output, torch.float32)
 
 
 @contextmanager
@@ -193,7 +195,6 @@ def weights_in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def cast_floating(nested: Any, dtype: torch.dtype) -> Any:
-    """Return the same nest with every floating-point tensor in `dtype`."""
     return tree_map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, nested)
 
 
@@ -234,7 +235,6 @@ class Weights:
             }
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -260,11 +260,9 @@ class MasterWeights(Weights):
         self._weight_of = dict(zip((id(m) for m in self._masters), self._low, strict=True))
 
     def stepped_for(self, parameter: Tensor) -> Tensor:
-        """Return the master of a lower-precision weight, and every other tensor itself."""
         return self._master_of.get(id(parameter), parameter)
 
     def behind(self, stepped: Tensor) -> Tensor:
-        """Return the lower-precision weight of a master, and every other tensor itself."""
         return self._weight_of.get(id(stepped), stepped)
 
     @torch.no_grad()
@@ -283,7 +281,6 @@ class MasterWeights(Weights):
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Round the masters into the model's weights."""
         if self._low:
             torch._foreach_copy_(self._low, self._masters)
 
@@ -292,7 +289,6 @@ class ShardedWeights(Weights):
     """Weights of which the optimizer steps this rank's shards."""
 
     def __init__(self, model: nn.Module, shard: Callable[[nn.Module], None]) -> None:
-        """Shard a model, which replaces its parameters."""
         whole = dict(model.named_parameters())
         shard(model)
         super().__init__(model)
@@ -301,7 +297,6 @@ class ShardedWeights(Weights):
         self._shard_of = WeakIdKeyDictionary({each: shards[name] for name, each in whole.items()})
 
     def stepped_for(self, parameter: Tensor) -> Tensor:
-        """Return the shard of what was a whole weight, and every other tensor itself."""
         stepped: Tensor = self._shard_of.get(parameter, parameter)  # type: ignore[no-untyped-call]
         return stepped
 

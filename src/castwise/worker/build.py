@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 import torch
 from torch import nn
 
-from castwise.apply.precision import attention_in, numeric_state
+from castwise.apply.precision import numeric_state
 from castwise.apply.techniques.batch_layout import Prepare, preparation
 from castwise.apply.techniques.optimizer_options import keep_rates_on_device, optimizer_for
 from castwise.errors import TechniqueError
@@ -48,12 +48,9 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
     seed_generators(spec.seed)
     # The user's code runs first: the trial then decides about what that code sets globally.
     own = None if spec.user_model is None else build_user_model(spec.user_model)
-    stack.enter_context(numeric_state(precision))
-    if own is None or loop.cudnn_search:  # the user's own setting is kept
-        stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
-        torch.backends.cudnn.benchmark = loop.cudnn_search or (recipe is not None and recipe.cudnn_benchmark)
-    if loop.attention:
-        stack.enter_context(attention_in(loop.attention))
+    stack.enter_context(numeric_state(precision, loop))
+    if own is None and not loop.cudnn_search:  # the user's own setting is kept
+        torch.backends.cudnn.benchmark = recipe is not None and recipe.cudnn_benchmark
     data_set = SYNTHETIC if recipe is not None else spec.data_set
     # A transformer's weights are drawn on the device: for a billion of them a CPU takes 10 s or more. Those that are to
     # be sharded may not fit there.

@@ -48,7 +48,6 @@ def _first_line(error: Exception) -> str:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Return the state of torch's random numbers."""
     return {
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
@@ -56,7 +55,6 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Restore the state of torch's random numbers."""
     torch.set_rng_state(state["cpu"].cpu())
     if state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)

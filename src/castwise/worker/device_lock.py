@@ -63,12 +63,10 @@ class DeviceLock:
         return True
 
     def release(self) -> None:
-        """Release the lock, to be acquired again."""
         if self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Release the lock for good."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import ProfilerActivity
 
 from castwise.records.schema import StepProfile
 from castwise.registry.kernel_classes import Classified, classify_kernel, classify_ptx
@@ -23,10 +23,9 @@ from castwise.worker.script.hooks import ScriptHooks
 from castwise.worker.step import TrainingStep
 from castwise.worker.trace_summary import (
     MODULE_RANGE,
-    SCALING_RANGE,
-    UPDATE_RANGE,
     DeviceEvent,
     HostEvent,
+    mark,
     measure_idle,
     summarize_kernels,
     summarize_operators,
@@ -161,7 +160,7 @@ def _events(profiler: torch.profiler.profile) -> list[Any]:
 def _annotated(step: ProfiledStep, *, has_modules: bool) -> Iterator[None]:
     """Run the parts of a step, and the modules of its model, within ranges that the profiler records."""
     with ExitStack() as stack:
-        stack.enter_context(step.within_ranges(record_function, UPDATE_RANGE, SCALING_RANGE))
+        stack.enter_context(step.within_ranges())
         for name, module in _outer_modules(step.model) if has_modules else ():
             _mark_module(name, module, stack)
         yield
@@ -178,18 +177,8 @@ def _outer_modules(model: nn.Module, prefix: str = "", level: int = 1) -> Iterat
 
 def _mark_module(name: str, module: nn.Module, stack: ExitStack) -> None:
     """Let a module's forward pass run within a range; one that takes no hooks is left as it is."""
-    ranges: list[Any] = []
-
-    def enter(*_: object) -> None:
-        ranges.append(record_function(f"{MODULE_RANGE}{name}"))
-        ranges[-1].__enter__()
-
-    def leave(*_: object) -> None:
-        if ranges:
-            ranges.pop().__exit__(None, None, None)
-
     try:
-        handles = [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+        handles = mark(f"{MODULE_RANGE}{name}", module.register_forward_pre_hook, module.register_forward_hook)
     except RuntimeError:  # a module of TorchScript
         return
     for handle in handles:

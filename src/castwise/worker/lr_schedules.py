@@ -48,11 +48,9 @@ class Scheduler:
             self._scheduler.step(validation_loss)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs to go on."""
         return {} if self._scheduler is None else dict(self._scheduler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state)
 

@@ -75,27 +75,22 @@ class CpuMemory:
         self._limit: int | None = None
 
     def reset_peak(self) -> None:
-        """Start a new phase, with a new peak."""
         try:
             _CLEAR_REFS.write_text("5")
         except OSError:
             return  # the peak stays that of the whole trial, which is an upper bound
 
     def peak_allocated(self) -> int | None:
-        """Return the largest growth of the resident set; None without /proc."""
         peak = _read_status_bytes("VmHWM")
         return None if peak is None or self._before is None else max(0, peak - self._before)
 
     def peak_reserved(self) -> int | None:
-        """Return None."""
         return None
 
     def driver_used(self) -> int | None:
-        """Return None."""
         return None
 
     def current_bytes(self) -> int | None:
-        """Return the resident set now; None without /proc."""
         return _read_status_bytes("VmRSS")
 
     def reserved(self) -> int:
@@ -114,7 +109,6 @@ class CpuMemory:
 
 
 def memory_meter(*devices: torch.device) -> CudaMemory | CpuMemory:
-    """Return the meter for the devices of a process."""
     return CudaMemory(*devices) if devices[0].type == "cuda" else CpuMemory()
 
 

@@ -154,7 +154,6 @@ class Worker:
         return workload
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
-        """Download a data set into a folder."""
         fetch(data_set, data_dir)
         self.done = True
 
@@ -188,7 +187,6 @@ class Worker:
             self._steady = SteadyRun(spec, data_dir, self._peers)
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
-        """Run steps until their time has settled."""
         return self._steady_run.warm_up(step_seconds)
 
     def lead_in(self) -> None:
@@ -196,7 +194,6 @@ class Worker:
         self._steady_run.lead_in()
 
     def run_block(self, length: int = 1) -> Block:
-        """Time one block of steps, `length` times as long as usual."""
         return self._steady_run.run_block(length)
 
     def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
@@ -204,7 +201,6 @@ class Worker:
         return self._steady_run.run_stretch(lead_in_seconds, num_blocks, block_seconds)
 
     def run_sustained(self, seconds: float) -> Block:
-        """Run steps for about so many seconds without a pause."""
         return self._own_loop.run_sustained(seconds)
 
     def resume(self) -> Resumed:

@@ -107,7 +107,6 @@ class SteadyRun:
 
     @property
     def is_to_be_profiled(self) -> bool:
-        """Return whether `profile` comes after `finish`."""
         return self._spec.protocol.profile_steps > 0
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:

@@ -1,28 +1,23 @@
 """One training step: a task in a precision, with its optimizer, loss scaling and techniques."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
+from torch.profiler import record_function
 
-from castwise.apply.applied import load_state_of_loop, state_of_loop
-from castwise.apply.loss_scaling import make_loss_scaling
-from castwise.apply.precision import (
-    ShardedWeights,
-    autocast_maker,
-    convert_weights,
-    make_weights,
-    read_fp32_precision,
-    rounded_buffers,
-)
+from castwise.apply.applied import Applied
+from castwise.apply.precision import Weights, read_fp32_precision
 from castwise.apply.pytree import Batch
 from castwise.apply.techniques.batch_layout import Prepare
-from castwise.apply.techniques.compile import CompiledLoss, check_compiler, compile_blocks, run_uncompiled
+from castwise.apply.techniques.compile import CompiledLoss, run_uncompiled
 from castwise.apply.techniques.compiled_update import CompiledUpdate
 from castwise.apply.techniques.cuda_graph import StepGraph
 from castwise.apply.techniques.gelu import form_of_gelu
@@ -38,6 +33,7 @@ from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
 from castwise.worker.kernels.allreduce.reducer import CollectiveMean, SymmetricMean
 from castwise.worker.lr_schedules import AfterStep, DeviceLearningRates
 from castwise.worker.models.task import Task, UserLoop
+from castwise.worker.trace_summary import SCALING_RANGE, UPDATE_RANGE
 
 # The kinds of layers that techniques act on, as `Technique.layer` names them.
 _LAYERS: dict[str, Callable[[nn.Module], bool]] = {
@@ -52,7 +48,7 @@ _LAYERS: dict[str, Callable[[nn.Module], bool]] = {
 }
 
 
-class TrainingStep:
+class TrainingStep(Applied):
     """Forward, backward and update, as one call."""
 
     def __init__(  # noqa: PLR0913  a setting each, by keyword
@@ -68,46 +64,37 @@ class TrainingStep:
         shard: Callable[[nn.Module], None] | None = None,
     ) -> None:
         user_loop = task.user_loop
-        self.model = task.model.to(device)
-        self.notes = rounded_buffers(self.model, precision)
-        self.float8 = convert_weights(self.model, precision)
-        if loop.channels_last:
-            self.model.to(memory_format=torch.channels_last)
-        self.model.train()
-        self._called = self.model
-        self._weights = make_weights(self.model, precision) if shard is None else ShardedWeights(self.model, shard)
-        if user_loop is None:
-            groups = _layer_groups(task, optimizer.group_rates, self._weights.stepped)
-            self.optimizer = make_optimizer(optimizer, groups)
-        else:
-            self.optimizer = user_loop.make_optimizer(self._weights)
-            set_as_wanted(self.optimizer, loop, device, may_skip=is_dynamic(loss_scale))
+
+        def make(weights: Weights) -> Optimizer:
+            if user_loop is None:
+                return make_optimizer(optimizer, _layer_groups(task, optimizer.group_rates, weights.stepped))
+            made = user_loop.make_optimizer(weights)
+            set_as_wanted(made, loop, device, may_skip=is_dynamic(loss_scale))
+            return made
+
+        task.model.to(device).train()
+        super().__init__(task.model, precision, make, loss_scale=loss_scale, device=device, loop=loop, shard=shard)
         if shard is not None and type(self.optimizer) is SGD and self.optimizer.defaults["fused"]:
             raise TechniqueError("torch has no fused SGD for sharded weights. Leave fused out, or take ddp.")
-        self.scaling = make_loss_scaling(loss_scale, device, self.optimizer, decides_on_device=loop.scales_on_device)
         self.clip_grad_norm = clip_grad_norm
         self.accumulate = 1 if user_loop is None else user_loop.accumulate
         self.steps_per_launch = loop.steps_per_launch  # before `flush` the last ones may not have been taken
         # The optimizer makes its states in a step of its own, before a compiled update takes over.
         self.steps_to_compile = 2 if loop.compiled_update else 1
-        if loop.compile_mode is not None or loop.compiled_update:
-            check_compiler(device)
 
         # The parts of a step, in their order.
+        self._called = self.model
         self._make: Prepare | None = None
-        # Masters keep their gradients' memory; everything else is as in a loop written by hand.
-        self._zero_grad = self._weights.zero_grad if precision.master_weights else self.optimizer.zero_grad
-        self.autocast = autocast_maker(precision, device.type)
         self._compute_loss = task.compute_loss
         if loop.compile_mode is not None:
-            if loop.compile_blocks:
-                compile_blocks(self.model, loop.compile_mode)
             self._compute_loss = CompiledLoss(task.compute_loss, None if loop.compile_blocks else loop.compile_mode)
         # Validation, whose batches have shapes of their own, runs within it.
         self.uncompiled = run_uncompiled if loop.compile_blocks else nullcontext
         # Forward and backward on a batch; returns the loss.
         self.run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
         self._reduce: CoalescedReduce | None = None
+        # Steps the weights by the gradients of `run_backward`, without what compiles or captures it.
+        self.plain_update: Callable[[], None] = partial(self._step_optimizer, clip_grad_norm)
         self._update: Callable[[], None] = self.plain_update
         if loop.compiled_update:
             self._update = CompiledUpdate(self.optimizer, self._weights, self.scaling, clip_grad_norm)
@@ -181,14 +168,8 @@ class TrainingStep:
         self._update()
         return loss
 
-    def plain_update(self) -> None:
-        """Step the weights by the gradients of `run_backward`, without what compiles or captures it."""
-        self._weights.collect_gradients()
-        self.scaling.step(self.optimizer, self.clip_grad_norm)
-        self._weights.publish()
-
     def _backward(self, batch: Batch) -> Tensor:
-        with self.autocast():
+        with self._autocast():
             loss = self._compute_loss(self._called, batch)
         self.scaling.backward(loss)
         return loss
@@ -200,36 +181,20 @@ class TrainingStep:
         for number, batch in enumerate(batches, start=1):
             waits = number < len(batches)
             with called.no_sync() if waits and isinstance(called, DistributedDataParallel) else nullcontext():
-                with self.autocast():
+                with self._autocast():
                     loss = self._compute_loss(called, batch) / len(batches)
                 self.scaling.backward(loss)
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "there is at least one batch"
         return total
 
-    @contextmanager
-    def within_ranges(
-        self, make_range: Callable[[str], AbstractContextManager[object]], update: str, scaling: str
-    ) -> Iterator[None]:
-        """Run a compiled update, or else loss scaling's part of a plain one, within a profiler's range of this name."""
-
-        def within(name: str, work: Callable[..., None]) -> Callable[..., None]:
-            def work_in_range(*arguments: Any) -> None:
-                with make_range(name):
-                    work(*arguments)
-
-            return work_in_range
-
-        plain_update = self._update
-        if isinstance(plain_update, CompiledUpdate):
-            self._update = within(update, plain_update)
-        elif self.scaling.read_scale() is not None:
-            vars(self.scaling)["step"] = within(scaling, self.scaling.step)
-        try:
-            yield
-        finally:
-            self._update = plain_update
-            vars(self.scaling).pop("step", None)
+    def within_ranges(self) -> AbstractContextManager[object]:
+        """Return a context with a profiler's range around a compiled update, or loss scaling's part of a plain one."""
+        if isinstance(self._update, CompiledUpdate):
+            return patch.object(self, "_update", record_function(UPDATE_RANGE)(self._update))
+        if self.scaling.read_scale() is None:
+            return nullcontext()
+        return patch.object(self.scaling, "step", record_function(SCALING_RANGE)(self.scaling.step))
 
     def peak_allocated(self, seen: int | None, *, ever: bool = False) -> int | None:
         """Return the most bytes that tensors held at once; the allocator saw `seen`, without those of a CUDA graph.
@@ -253,20 +218,11 @@ class TrainingStep:
 
     @property
     def averaged_by(self) -> Literal["collectives", "shared memory"] | None:
-        """Return how ranks average gradients after backward; None if they do not, or not yet."""
         return None if self._mean is None else self._mean.kind
 
     @property
     def _mean(self) -> CollectiveMean | SymmetricMean | None:
         return None if self._reduce is None else self._reduce.mean
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs to go on: model, masters, optimizer, loss scaling."""
-        return state_of_loop(self.model, self._weights, self.optimizer, self.scaling)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        load_state_of_loop(state, self.model, self._weights, self.optimizer, self.scaling)
 
 
 def _layer_groups(task: Task, rates: Sequence[float], stepped: Sequence[Tensor]) -> list[Tensor] | list[dict[str, Any]]:
@@ -298,33 +254,41 @@ def make_optimizer(spec: OptimizerSpec, tensors: Sequence[Tensor] | Sequence[dic
     return optimizer
 
 
-def describe_optimizer(spec: OptimizerSpec) -> str:
-    """Return the optimizer as one would write it: `Adam(lr=0.0002, ...)`."""
-    written = f"{spec.name}({', '.join(f'{name}={value}' for name, value in spec.arguments)})"
-    return f"{written}, layer groups at lr {', '.join(map(str, spec.group_rates))}" if spec.group_rates else written
+def describe_optimizer(optimizer: OptimizerSpec | Optimizer) -> str:
+    """Return an optimizer as one would write it: `Adam(lr=0.0002, ...)`."""
+    if isinstance(optimizer, Optimizer):
+        given = {name: value for name, value in optimizer.defaults.items() if value not in (None, False)}
+        optimizer = OptimizerSpec(type(optimizer).__name__, tuple(given.items()))
+    written = f"{optimizer.name}({', '.join(f'{name}={value}' for name, value in optimizer.arguments)})"
+    return (
+        f"{written}, layer groups at lr {', '.join(map(str, optimizer.group_rates))}"
+        if optimizer.group_rates
+        else written
+    )
+
+
+def count_dtypes(parameters: Iterable[Tensor]) -> dict[str, int]:
+    """Return the number of values in each dtype."""
+    found: Counter[str] = Counter()
+    for parameter in parameters:
+        found[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return dict(found)
 
 
 def layers_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the kinds of layers in a model, of those that techniques act on."""
     return tuple(name for name, is_one in _LAYERS.items() if any(map(is_one, model.modules())))
 
 
 def describe(step: TrainingStep, task: Task, optimizer: OptimizerSpec) -> Facts:
     """Return what is known of a trial once its precision is applied; `optimizer` unless it is the user's own."""
-    dtypes: Counter[str] = Counter()
-    for p in step.model.parameters():
-        dtypes[str(p.dtype).removeprefix("torch.")] += p.numel()
-    written = describe_optimizer(optimizer)
-    if task.user_loop is not None:
-        given = {name: value for name, value in step.optimizer.defaults.items() if value not in (None, False)}
-        written = describe_optimizer(OptimizerSpec(type(step.optimizer).__name__, tuple(given.items())))
+    dtypes = count_dtypes(step.model.parameters())
     return Facts(
-        num_parameters=dtypes.total(),
+        num_parameters=sum(dtypes.values()),
         units_per_sample=task.units_per_sample,
         unit=task.unit,
-        param_dtypes=dict(dtypes),
+        param_dtypes=dtypes,
         layers=layers_of(step.model),
-        optimizer=written,
+        optimizer=describe_optimizer(optimizer if task.user_loop is None else step.optimizer),
         float8=step.float8,
         clip_grad_norm=step.clip_grad_norm,
         accumulate=step.accumulate,

@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from castwise.apply.precision import autocast_maker
 from castwise.apply.pytree import Batch
 from castwise.errors import UsageError
 from castwise.records.schema import Epoch, RankSamples
 from castwise.registry.datasets import imitated_data_set
-from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import find_workload
 from castwise.spec.quantities import format_share
@@ -62,7 +60,6 @@ class TrainingRun:
             self._memory = memory_meter(*devices_of(spec))
             setup = build_trial(spec, stack, self._peers)
             self._task, self._step = setup.task, setup.step
-            self._autocast = autocast_maker(find_precision(spec.precision), self._device.type)
             self._training, self._validation = make_training_data(
                 find_workload(spec.workload),
                 self._task,
@@ -88,7 +85,6 @@ class TrainingRun:
 
     @property
     def model(self) -> nn.Module:
-        """Return the model, as it is trained."""
         return self._step.model
 
     def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
@@ -140,7 +136,6 @@ class TrainingRun:
         )
 
     def close(self) -> None:
-        """Restore the process's numeric state."""
         self._stack.close()
 
     def _train(self, on_progress: OnProgress | None) -> Epoch:
@@ -221,7 +216,7 @@ class TrainingRun:
         heartbeat = _Heartbeat(on_progress, source.num_batches)
         for index, batch in enumerate(source.start(0)):
             heartbeat.done(index)
-            with self._step.uncompiled(), self._autocast():
+            with self._step.uncompiled(), self._step.autocast():
                 batch_loss, batch_right, batch_count = judge(self._step.model, batch)
             loss += batch_loss.float()
             count += batch_count
@@ -248,7 +243,7 @@ class TrainingRun:
         self._step.model.eval()
         self._task.begin_epoch()
         started = time.perf_counter()
-        with self._step.uncompiled(), self._autocast():
+        with self._step.uncompiled(), self._step.autocast():
             returned = validate(self._step.model)
         try:
             score = float(returned)
@@ -326,7 +321,6 @@ class EpochSteps:
         self.num_steps = self.num_samples = 0
 
     def add(self, index: int, loss: Tensor, num_samples: int) -> None:
-        """Count a step, and keep its loss."""
         self.num_steps += 1
         self.num_samples += num_samples
         value: Tensor | float = loss.detach()

@@ -1,6 +1,8 @@
 """The memory layout and the channels of batches, as the techniques require them."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +20,25 @@ def preparation(loop: StepConfig) -> Prepare | None:
     """
     if not loop.channels_last and loop.num_channels is None:
         return None
+    # Plain functions: a model may be saved with its hooks.
+    return partial(tree_map_tensors, partial(_convert, loop))
 
-    def convert(part: Tensor) -> Tensor:
-        if part.dim() != 4:
-            return part
-        missing = 0 if loop.num_channels is None else loop.num_channels - part.shape[1]
-        if missing > 0:
-            part = nn.functional.pad(part, (0, 0, 0, 0, 0, missing))
-        return part.contiguous(memory_format=torch.channels_last) if loop.channels_last else part
 
-    return lambda batch: tree_map_tensors(convert, batch)
+def prepare_inputs(model: nn.Module, loop: StepConfig) -> None:
+    """Let a model convert what it is called with."""
+    prepare = preparation(loop)
+    if prepare is not None:
+        model.register_forward_pre_hook(partial(_convert_call, prepare), with_kwargs=True)
+
+
+def _convert(loop: StepConfig, part: Tensor) -> Tensor:
+    if part.dim() != 4:
+        return part
+    missing = 0 if loop.num_channels is None else loop.num_channels - part.shape[1]
+    if missing > 0:
+        part = nn.functional.pad(part, (0, 0, 0, 0, 0, missing))
+    return part.contiguous(memory_format=torch.channels_last) if loop.channels_last else part
+
+
+def _convert_call(prepare: Callable[[Any], Any], _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return prepare(args), prepare(kwargs)

@@ -68,7 +68,6 @@ class CompiledLoss:
         self._shapes: tuple[torch.Size, ...] | None = None  # of the first batch's tensors
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss of a batch."""
         shapes = tuple(part.shape for part in tree_tensors(batch))
         if self._shapes is None:
             self._shapes = shapes

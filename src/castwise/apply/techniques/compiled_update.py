@@ -69,7 +69,6 @@ class CompiledUpdate:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Update the weights by the gradients of backward."""
         if self._is_first:
             self._is_first = False
             self._first_step()

@@ -92,8 +92,6 @@ class CudaCaptures:
 
 @dataclass(frozen=True)
 class _Captured:
-    """Several steps as one graph."""
-
     inputs: Sequence[list[Tensor]]  # that a replay reads: for each part of a batch the tensors of all batches
     losses: Tensor  # of shape (steps,)
     replay: Callable[[], None]  # takes the steps

@@ -31,12 +31,10 @@ class ShortGelu(nn.Module):
     """nn.GELU in one of its two forms."""
 
     def __init__(self, approximate: str) -> None:
-        """Take nn.GELU's argument: `none` or `tanh`."""
         super().__init__()
         self.approximate = approximate
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  as nn.GELU names it
-        """Return the activation of a tensor of any shape, in its dtype."""
         output: Tensor = _Gelu.apply(input, self.approximate == "tanh")
         return output
 

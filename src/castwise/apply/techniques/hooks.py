@@ -6,5 +6,4 @@ _KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has forward or backward hooks."""
     return any(getattr(module, kind) for kind in _KINDS)

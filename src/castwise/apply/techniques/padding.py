@@ -81,7 +81,6 @@ class PaddedDecoder(nn.Linear):
                 self.bias = nn.Parameter(nn.functional.pad(decoder.bias, (0, missing)))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's own name
-        """Return the logits of the words that there are; see `hide_words`."""
         return hide_words(super().forward(input), self)
 
 

@@ -108,7 +108,6 @@ class CarriedLoss:
         self._batch_size = tensors[0].shape[1]
 
     def forget(self) -> None:
-        """Start from zeros at the next batch."""
         self.hidden = None
 
 

@@ -54,7 +54,6 @@ class Attention(nn.Module):
     """Self-attention, of Llama with rotated queries and keys, and keys and values that several heads share."""
 
     def __init__(self, arch: Architecture) -> None:
-        """Build it."""
         super().__init__()
         self.is_causal, self.heads, self.key_heads = arch.is_causal, arch.heads, arch.key_heads or arch.heads
         self.size = arch.width // arch.heads
@@ -94,12 +93,10 @@ class GatedLinear(nn.Module):
     """Llama's feed-forward layers: SwiGLU without biases. Source: Shazeer 2020."""
 
     def __init__(self, width: int, hidden: int) -> None:
-        """Build it."""
         super().__init__()
         self.up, self.down = nn.Linear(width, 2 * hidden, bias=False), nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         gate, value = self.up(x).chunk(2, dim=-1)
         return cast(Tensor, self.down(functional.silu(gate) * value))
 
@@ -108,7 +105,6 @@ class Block(nn.Module):
     """Attention and feed-forward layers, each added to its input; BERT normalizes after the sum, the others before."""
 
     def __init__(self, arch: Architecture) -> None:
-        """Build it."""
         super().__init__()
         self.norms_sum = arch.kind == "bert"
         self.norm1, self.norm2 = norm_of(arch), norm_of(arch)
@@ -132,7 +128,6 @@ class Block(nn.Module):
 
 
 def norm_of(arch: Architecture) -> nn.Module:
-    """Return the normalization of a kind of model."""
     if arch.kind == "llama":
         return nn.RMSNorm(arch.width, eps=1e-5)
     return nn.LayerNorm(arch.width, eps={"bert": 1e-12, "vit": 1e-6}.get(arch.kind, 1e-5))

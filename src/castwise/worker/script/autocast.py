@@ -13,7 +13,7 @@ import torch
 
 from castwise.apply.precision import autocast_maker
 from castwise.errors import TechniqueError
-from castwise.registry.precisions import Precision
+from castwise.registry.precisions import AS_WRITTEN, Precision
 from castwise.worker.script.replacing import replaces
 from castwise.worker.user_model.source import calling_line, is_users
 
@@ -63,6 +63,9 @@ class ScriptAutocast:
         self._num_islands = 0  # that are entered
         self._is_switching = False  # whether a region is being entered or left, whose type has been decided
         self._regions: WeakKeyDictionary[Any, _Region] = WeakKeyDictionary()
+        self._is_scripts_alone = row.name == AS_WRITTEN
+        if self._is_scripts_alone:
+            return
         if self._dtype is not None:
             torch.set_autocast_dtype(device_type, self._dtype)
         self._follow_regions()
@@ -79,6 +82,8 @@ class ScriptAutocast:
         Raises:
             TechniqueError: Autocast was switched on in another type, without a function of torch.
         """
+        if self._is_scripts_alone:
+            return False
         if torch.is_autocast_enabled(self._device_type) and not self.is_on:
             dtype = torch.get_autocast_dtype(self._device_type)
             if dtype in HALVES and dtype is not self._dtype:
@@ -172,7 +177,6 @@ class ScriptAutocast:
             self._is_switching = was_switching
 
     def _follow_switches(self) -> None:
-        """Follow torch's functions that switch autocast for the whole process."""
 
         def change(value: Any) -> Any:
             if value is True:
@@ -189,12 +193,16 @@ class ScriptAutocast:
             else:
                 function(*map(change, args), **{name: change(value) for name, value in kwargs.items()})
 
-        for name in [each for each in dir(torch) if each.startswith("set_autocast") and "cache" not in each]:
+        for name in _switches():
             replaces(torch, name)(set_changed)
 
 
-def note_own_precision() -> dict[str, list[str]]:
-    """Return what gets the script's own autocasts and GradScalers that are on, each with the lines that make it."""
+def note_own_precision(*, with_switches: bool = False) -> dict[str, list[str]]:
+    """Return what gets the script's own autocasts and GradScalers that are on, each with the lines that make it.
+
+    Args:
+        with_switches: Note calls of torch's functions that switch autocast on, too. Each region calls one.
+    """
     found: dict[str, list[str]] = {}
     seen: set[tuple[CodeType, int]] = set()
 
@@ -211,6 +219,15 @@ def note_own_precision() -> dict[str, list[str]]:
         if region._enabled and region.fast_dtype in HALVES and not module.startswith("torch."):
             note(f"autocast {str(region.fast_dtype).removeprefix('torch.')}", sites[0])
 
+    def switch(function: Any, *args: Any, **kwargs: Any) -> None:
+        function(*args, **kwargs)
+        if True in (*args, *kwargs.values()):
+            note(function.__name__, _sites()[1][0])
+
+    if with_switches:
+        for name in _switches("_enabled"):
+            replaces(torch, name)(switch)
+
     @replaces(torch.amp.GradScaler, "__init__")
     def make_scaler(make: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         make(scaler, *args, **kwargs)
@@ -219,6 +236,12 @@ def note_own_precision() -> dict[str, list[str]]:
             note("GradScaler", sites[0])
 
     return found
+
+
+def _switches(end: str = "") -> list[str]:
+    """Return the names of torch's functions that switch autocast, or set its type, for the whole process."""
+    names = [name for name in dir(torch) if name.startswith("set_autocast") and "cache" not in name]
+    return [name for name in names if name.endswith(end)]
 
 
 def _sites() -> tuple[str, tuple[tuple[CodeType, int], ...]]:
@@ -255,7 +278,6 @@ def _is_written_off(sites: tuple[tuple[CodeType, int], ...]) -> bool:
 
 @functools.cache
 def is_own(file: str) -> bool:
-    """Return whether a file is the user's."""
     return is_users(file)
 
 

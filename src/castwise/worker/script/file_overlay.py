@@ -160,7 +160,6 @@ class FileOverlay:
         return os.path.lexists(self._upper + full) or self._has_below(full)
 
     def _visible(self, path: Any) -> Any:
-        """Return where the script finds a file."""
         full = self._full(path)
         if not full or not (os.path.lexists(self._upper + full) or (self._gone and not self._has_below(full))):
             return path
@@ -301,8 +300,6 @@ class _Entry:
 
 
 class _Entries:
-    """What `os.scandir` returns."""
-
     def __init__(self, entries: Iterable[_Entry]) -> None:
         self._entries = iter(list(entries))
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from traceback import walk_stack
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -23,6 +23,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.profiler import record_function
 from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
@@ -33,7 +34,7 @@ from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.replacing import replaces
 from castwise.worker.script.scaling import weights_of
 from castwise.worker.script.techniques import OutsideTechniques
-from castwise.worker.trace_summary import CLOSURE_RANGE
+from castwise.worker.trace_summary import CLOSURE_RANGE, UPDATE_RANGE, mark
 from castwise.worker.user_model.source import calling_line, is_users
 
 _STRATEGIES = {"lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy"}  # Lightning's, by name
@@ -98,7 +99,7 @@ class ScriptHooks:
         self._num_updates = 0  # how often they had changed
         self._untrained: dict[int, nn.Module] = {}  # modules in training before there was an optimizer of torch.optim
         self._followed: set[str] = set()  # of Lightning's modules
-        self._make_range: Callable[[str], AbstractContextManager[object]] | None = None  # of a profiler that runs
+        self._is_profiled = False
         self._left_with: nn.Module | None = None  # the model whose forward pass ends autocast
         self._is_elsewhere = False  # whether this is a process that the script has forked
         os.register_at_fork(after_in_child=lambda: setattr(self, "_is_elsewhere", True))
@@ -113,7 +114,6 @@ class ScriptHooks:
 
     @property
     def model(self) -> nn.Module:
-        """Return the first of its models."""
         return self.models[0] if self.models else nn.Module()
 
     def stop_looking(self) -> None:
@@ -126,45 +126,18 @@ class ScriptHooks:
                 hook.remove()
 
     @contextmanager
-    def within_ranges(
-        self, make_range: Callable[[str], AbstractContextManager[object]], update: str, scaling: str
-    ) -> Iterator[None]:
-        """Run the optimizers' steps within a profiler's range of this name.
+    def within_ranges(self) -> Iterator[None]:
+        """Run the optimizers' steps within a profiler's range.
 
         The profile may begin and end within a step, in which torch's own range is cut off.
         """
-        del scaling
-        self._make_range = make_range
-        ranges: list[AbstractContextManager[object]] = []
-
-        def enter(*_: object) -> None:
-            ranges.append(make_range(update))
-            ranges[-1].__enter__()
-
-        def leave(*_: object) -> None:
-            if ranges:
-                ranges.pop().__exit__(None, None, None)
-
-        hooks = [each.register_step_pre_hook(enter) for each in self.stepped]
-        hooks += [each.register_step_post_hook(leave) for each in self.stepped]
-        try:
+        self._is_profiled = True
+        with ExitStack() as stack:
+            for each in self.stepped:
+                for hook in mark(UPDATE_RANGE, each.register_step_pre_hook, each.register_step_post_hook):
+                    stack.callback(hook.remove)
             yield
-        finally:
-            self._make_range = None
-            for hook in hooks:
-                hook.remove()
-
-    def _within_range(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Return a closure that a profiler tells from the optimizer's step, which calls it."""
-        make_range = self._make_range
-        if make_range is None:
-            return closure
-
-        def call() -> Any:
-            with make_range(CLOSURE_RANGE):
-                return closure()
-
-        return call
+        self._is_profiled = False
 
     @property
     def samples_per_step(self) -> int | None:
@@ -236,7 +209,6 @@ class ScriptHooks:
             self.enter_model(module, args)
 
     def enter_model(self, module: nn.Module, args: Any) -> None:
-        """Begin a forward pass."""
         self.precision.before_forward()
         is_trained = module.training or module is self._trained_in_eval
         if is_trained and self._is_looking and module is self.model and torch.is_grad_enabled():
@@ -245,7 +217,7 @@ class ScriptHooks:
                 self._called_with.append(first)
                 self._samples["model"] += _num_samples_of_call(args)
         is_in_training = is_trained and torch.is_grad_enabled() and module not in self._around_prepared
-        if (is_in_training or module in self._always or _is_prepared(module)) and self.precision.enter():
+        if (is_in_training or module in self._always or _is_prepared(module)) and self.precision.autocast.enter():
             self._left_with = module
 
     def leave_model(self, module: nn.Module, output: Any) -> Any:
@@ -258,7 +230,7 @@ class ScriptHooks:
             return None
         self._left_with = None
         tensors = tree_tensors(output)
-        if not self.precision.leave() or not any(tensor.dtype in HALVES for tensor in tensors):
+        if not self.precision.autocast.leave() or not any(tensor.dtype in HALVES for tensor in tensors):
             return None
         is_prepared = _is_prepared(module)
         has_loss = any(not each.dim() and each.requires_grad for each in tensors)
@@ -283,12 +255,12 @@ class ScriptHooks:
         computed = [_as_computed(each) for each in (*args, *kwargs.values())]
         if not any(isinstance(each, Tensor) and each.dtype in HALVES for each in computed):
             return loss(*args, **kwargs)
-        has_begun = self.precision.enter()
+        has_begun = self.precision.autocast.enter()
         try:
             return loss(*computed[: len(args)], **dict(zip(kwargs, computed[len(args) :], strict=True)))
         finally:
             if has_begun:
-                self.precision.leave()
+                self.precision.autocast.leave()
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Prepare gradients; return the step's arguments if they are others now."""
@@ -297,7 +269,10 @@ class ScriptHooks:
         if self._is_elsewhere or self._num_stepping > 1:
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        prepared = self.precision.before_step(optimizer, closure and self._within_range(closure))
+        prepared = closure
+        if closure is not None and self._is_profiled:  # the profiler tells it from the step, which calls it
+            prepared = record_function(CLOSURE_RANGE)(closure)
+        prepared = self.precision.before_step(optimizer, prepared)
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and (not self.stepped or optimizer is self.stepped[0]):
             self.skipped_steps = self.skipped_steps + (found_inf > 0)
@@ -354,14 +329,14 @@ class ScriptHooks:
                 for each in used:
                     if id(each) not in parts:
                         self.find_model(each, args)
-                        self.precision.leave()
+                        self.precision.autocast.leave()
                 models[:] = [each for each in used if any(each is model for model in self.models)]
             if self._is_looking and any(each is self.model for each in models):
                 self._samples["compiled"] += _num_samples_of_call(args or tuple(kwargs.values()))
             if not models:
                 return compiled(*args, **kwargs)
             self.precision.before_forward()
-            if self.precision.enter():
+            if self.precision.autocast.enter():
                 self._left_with = models[0]
             return self._leave_after(models[0], compiled, args, kwargs)
 
@@ -389,7 +364,7 @@ class ScriptHooks:
         def noting_grad(grad: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
             inputs = {id(each) for each in tree_tensors(kwargs.get("inputs", args[:1]))}
             if not inputs.isdisjoint(map(id, weights_of(*self.optimizers))):
-                self.precision.check_gradients()
+                self.precision.scaling.check_gradients()
             found = grad(outputs, *args, **kwargs)
             if not self._has_backward and isinstance(outputs, Tensor) and not is_functorch_wrapped_tensor(outputs):
                 self.loss = outputs.detach()  # the script may have no other
@@ -430,7 +405,6 @@ class ScriptHooks:
             )
 
     def _replace_methods(self) -> None:
-        """Replace functions of torch by ones that tell of their calls."""
 
         @replaces(sys.modules["torch.multiprocessing.spawn"], "start_processes")
         def refuse_ranks(start: Any, *args: Any, **kwargs: Any) -> Any:
@@ -500,12 +474,12 @@ class ScriptHooks:
                 replaces(sys.modules[name].Strategy, step)(self._run_in_precision)
 
     def _run_in_precision(self, step: Any, *args: Any, **kwargs: Any) -> Any:
-        has_begun = self.precision.enter()
+        has_begun = self.precision.autocast.enter()
         try:
             return step(*args, **kwargs)
         finally:
             if has_begun:
-                self.precision.leave()
+                self.precision.autocast.leave()
 
 
 def _compute_loss(loss: Any, *args: Any, **kwargs: Any) -> Any:

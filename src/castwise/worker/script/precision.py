@@ -1,7 +1,6 @@
 """A precision applied to a script from outside: around its forward, its backward and its optimizers' steps."""
 
 import copy
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -14,7 +13,7 @@ from torch.optim import Optimizer
 
 from castwise.apply.precision import (
     cast_floating,
-    cast_weights,
+    convert_weights,
     read_fp32_precision,
     read_products,
     restore_fp32_precision,
@@ -43,22 +42,15 @@ class _SwappedMasters:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, row: Precision) -> None:
         self.optimizer = optimizer
-        weights = [each for each in model.parameters() if each.dtype == torch.float32]
-        masters = [each.data for each in weights]
+        masters = {id(each): each.data for each in model.parameters() if each.dtype == torch.float32}
         norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
         states = [copy.deepcopy(each.state_dict()) for each in norms]
-        dtype = getattr(torch, row.param_dtype)
-        cast_weights(model, dtype, getattr(torch, row.batch_norm_dtype))
-        model.register_forward_pre_hook(functools.partial(_cast_inputs, dtype), with_kwargs=True)
-        model.register_forward_hook(_cast_outputs)
+        convert_weights(model, row, _cast_inputs)
         for norm, state in zip(norms, states, strict=True):
             norm.load_state_dict(state)  # they are in float32 again, and rounded
-        pairs = [
-            (weight, master)
-            for weight, master in zip(weights, masters, strict=True)
-            if weight.requires_grad and weight.dtype != torch.float32
-        ]
-        self._weights, self._masters = [weight for weight, _ in pairs], [master for _, master in pairs]
+        kept = [each for each in model.parameters() if id(each) in masters and each.dtype != torch.float32]
+        self._weights = [each for each in kept if each.requires_grad]
+        self._masters = [masters[id(each)] for each in self._weights]
         self._low = [weight.data for weight in self._weights]
         self._gradients: list[Tensor | None] | None = None  # of 16 bits, while the masters are in their weights' places
         self.is_checked = True  # whether weights are compared with their masters, which a script might bypass
@@ -93,11 +85,17 @@ class _SwappedMasters:
 
 
 class OutsidePrecision:
-    """What stands around a script's own calls, so that it trains in a precision; `as-written` changes nothing."""
+    """What stands around a script's own calls, so that it trains in a precision; `as-written` changes nothing.
+
+    Attributes:
+        optimizers: Those that the script has made.
+    """
 
     def __init__(self, row: Precision, device_type: str) -> None:
         self.row = row
-        self.optimizers: WeakSet[Optimizer] = WeakSet()  # those that the script has made
+        self.optimizers: WeakSet[Optimizer] = WeakSet()
+        self.autocast = ScriptAutocast(row, device_type)
+        self.scaling = ScriptScaling(row, device_type, self.autocast, self.optimizers)
         self._masters: _SwappedMasters | None = None
         self._fp32_precision = read_fp32_precision()  # PyTorch's defaults
         self._default_products = read_products(device_type)
@@ -105,28 +103,19 @@ class OutsidePrecision:
         self._converted_at: dict[int, str] = {}  # the script's line that gave a parameter its type
         self._rounded: tuple[str, ...] = ()
         self._narrowed_at: str | None = None  # the script's line that computes in 16 bits whatever the precision
-        self._autocast: ScriptAutocast | None = None
-        self._scaling: ScriptScaling | None = None
         self._gradients: ReadGradients | None = None
         if row.name == AS_WRITTEN:
             return
-        self._autocast = ScriptAutocast(row, device_type)
-        self._scaling = ScriptScaling(row, device_type, self._autocast, self.optimizers)
         if row.loss_scale != "none" or row.master_weights:
             self._gradients = ReadGradients(self._read_gradient)
-            self._let_gradients_be_dropped()
+            replaces(Optimizer, "zero_grad")(self._zero_unread)
+            replaces(nn.Module, "zero_grad")(self._zero_unread)
         elif row.autocast_dtype is None:
             self._note_narrowing()
         self._note_conversions()
 
     @property
-    def scale(self) -> float | None:
-        """Return the loss scale."""
-        return None if self._scaling is None or self._scaling.scaler is None else self._scaling.scaler.get_scale()
-
-    @property
     def notes(self) -> tuple[str, ...]:
-        """Return what is to be known of the script's own precision."""
         return self._rounded + ((self._narrowed_at,) if self._narrowed_at else ())
 
     def check_model(self, model: nn.Module) -> None:
@@ -191,18 +180,13 @@ class OutsidePrecision:
             )
         )
 
-    def check_gradients(self) -> None:
-        """Refuse gradients of the weights that no backward computes, if there is a loss scale."""
-        if self._scaling is not None:
-            self._scaling.check_gradients()
-
     def check_effect(self) -> None:
         """Refuse a script whose steps, so far, had no part in the precision's autocast.
 
         Raises:
             TechniqueError: They had none.
         """
-        if self._autocast is not None and self.row.autocast_dtype is not None and not self._autocast.has_been_on:
+        if self.row.autocast_dtype is not None and not self.autocast.has_been_on:
             raise TechniqueError("autocast was never on while the script trained: castwise sees no call of its model")
 
     def make_masters(self, models: Sequence[nn.Module], optimizer: Optimizer) -> None:
@@ -230,8 +214,8 @@ class OutsidePrecision:
 
     def before_forward(self) -> None:
         """Take masters out."""
-        if self._masters is not None and self._scaling is not None:
-            self._scaling.scale_again()
+        if self._masters is not None:
+            self.scaling.scale_again()
             self._masters.take_out()
 
     def stop_checking(self) -> None:
@@ -239,26 +223,18 @@ class OutsidePrecision:
         if self._masters is not None:
             self._masters.is_checked = False
 
-    def enter(self) -> bool:
-        """Switch autocast on, at the beginning of a forward pass; return False if it is on already, or never."""
-        return self._autocast is not None and self._autocast.enter()
-
-    def leave(self) -> bool:
-        """Switch autocast off, at the end of a forward pass; return whether it was on."""
-        return self._autocast is not None and self._autocast.leave()
-
     def before_backward(self, loss: Tensor) -> Tensor:
         """Return what backward begins with: the loss, times its scale."""
-        self.leave()
+        self.autocast.leave()
         if self._gradients is not None:
             self._gradients.switch(is_on=False)
-        return loss if self._scaling is None else self._scaling.before_backward(loss)
+        return self.scaling.before_backward(loss)
 
     def after_backward(self) -> None:
         """Follow what the script reads of its gradients."""
-        if self._gradients is not None and self._scaling is not None:
-            self._scaling.after_backward()
-            self._gradients.switch(is_on=self._scaling.is_scaling or self._masters is not None)
+        if self._gradients is not None:
+            self.scaling.after_backward()
+            self._gradients.switch(is_on=self.scaling.is_scaling or self._masters is not None)
 
     def before_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
         """Take the loss scale out of an optimizer's gradients; let masters take their weights' places.
@@ -266,41 +242,35 @@ class OutsidePrecision:
         Returns:
             The closure for the optimizer. With a loss scale or masters it has been called: its loss is what it returns.
         """
-        self.leave()
-        if self._gradients is None or self._scaling is None:
+        self.autocast.leave()
+        if self._gradients is None:
             return closure
-        if closure is not None and (self._scaling.is_castwises or self._masters is not None):
+        if closure is not None and (self.scaling.is_castwises or self._masters is not None):
             closure = with_loss(optimizer, closure)
         self._gradients.switch(is_on=False)
         if self._masters is not None:
             if optimizer is not self._masters.optimizer:
                 raise TechniqueError(f"masters are for one optimizer; the script steps {_kind(optimizer)}, too")
             self._masters.put_in()
-        self._scaling.before_step(optimizer)
+        self.scaling.before_step(optimizer)
         return closure
 
     def after_step(self, optimizer: Optimizer) -> bool:
         """Give back the gradients of a step that was skipped; return whether it was."""
-        if self._gradients is None or self._scaling is None:
+        if self._gradients is None:
             return False
-        was_skipped = self._scaling.after_step(optimizer)
-        self._gradients.switch(is_on=self._scaling.wait_for_others())
+        was_skipped = self.scaling.after_step(optimizer)
+        self._gradients.switch(is_on=self.scaling.wait_for_others())
         return was_skipped
 
     def _read_gradient(self, tensor: Tensor) -> None:
         self.put_masters_in()
-        if self._scaling is not None:
-            self._scaling.read(tensor)
+        self.scaling.read(tensor)
 
-    def _let_gradients_be_dropped(self) -> None:
+    def _zero_unread(self, zero: Any, *args: Any, **kwargs: Any) -> None:
         """Let `zero_grad` look at gradients as they are."""
-
-        def zero_unread(zero: Any, *args: Any, **kwargs: Any) -> None:
-            with nullcontext() if torch.compiler.is_compiling() or self._gradients is None else self._gradients.off():
-                zero(*args, **kwargs)
-
-        replaces(Optimizer, "zero_grad")(zero_unread)
-        replaces(nn.Module, "zero_grad")(zero_unread)
+        with nullcontext() if torch.compiler.is_compiling() or self._gradients is None else self._gradients.off():
+            zero(*args, **kwargs)
 
     def _note_narrowing(self) -> None:
         """Note the first line of the script that casts what it trains on to 16 bits, which no precision changes."""
@@ -343,37 +313,10 @@ def _cast_inputs(dtype: torch.dtype, module: nn.Module, args: Any, kwargs: Any) 
     return found
 
 
-def _cast_outputs(_: nn.Module, __: Any, output: Any) -> Any:
-    return cast_floating(output, torch.float32)
-
-
 def _copy(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) -> None:
-    """Copy tensors into tensors, where there are both."""
     pairs = [(a, b) for a, b in zip(targets, sources, strict=True) if a is not None and b is not None]
     if pairs:
         torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
-
-
-def note_scripts_own() -> list[str]:
-    """Return a list that gets the name of each function that switches autocast on, and of each GradScaler that is."""
-    found: list[str] = []
-
-    def set_noted(function: Any, *args: Any, **kwargs: Any) -> None:
-        function(*args, **kwargs)
-        if True in (*args, *kwargs.values()):
-            found.append(function.__name__)
-
-    for name in [each for each in dir(torch) if each.startswith("set_autocast") and each.endswith("_enabled")]:
-        if "cache" not in name:
-            replaces(torch, name)(set_noted)
-
-    @replaces(torch.amp.GradScaler, "__init__")
-    def make_noted(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        if self._enabled:
-            found.append(_kind(self))
-
-    return found
 
 
 def _policy_of_fsdp2(module: Any) -> Any:

@@ -47,7 +47,6 @@ class SharedFolder(Ranks):
             self._allowed = memoryview(mmap.mmap(file.fileno(), 8)).cast("q")
 
     def allow(self, num_steps: float) -> None:
-        """Let all ranks take steps until they have taken so many."""
         self._allowed[0] = int(min(num_steps, UNLIMITED))
 
     def wait_for_more(self, num_steps: int) -> int:
@@ -67,13 +66,11 @@ class SharedFolder(Ranks):
         new.unlink()
 
     def make_folder(self) -> str:
-        """Return the folder for the files that any rank writes, which all of them see."""
         folder = self._folder / self._folder.name
         folder.mkdir(exist_ok=True)
         return str(folder)
 
     def stop_looking(self) -> None:
-        """Tell the other ranks that rank 0 has warmed up."""
         self.tell(WARM, "")
 
     def samples_of_others(self) -> int:

@@ -30,7 +30,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
-from torch.optim import Optimizer
 
 from castwise.apply.precision import read_fp32_precision
 from castwise.errors import CastwiseError, UsageError
@@ -44,8 +43,9 @@ from castwise.worker.memory import memory_meter
 from castwise.worker.script.autocast import note_own_precision
 from castwise.worker.script.file_overlay import FileOverlay
 from castwise.worker.script.hooks import ScriptHooks
-from castwise.worker.script.precision import OutsidePrecision, note_scripts_own
+from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.techniques import OutsideTechniques
+from castwise.worker.step import count_dtypes, describe_optimizer
 from castwise.worker.user_model.source import digest, is_users, user_files
 
 _LIMIT_SHARE = 0.9  # of the time that the parent waits for an answer
@@ -195,7 +195,6 @@ class ScriptRun:
                 self._order.is_over.set()
 
     def follow(self, next_mark: Callable[[Sequence[_Moment]], int | None]) -> None:
-        """Let the script take as many steps as a function returns, time after time."""
         self._orders.put(_Order(next_mark, synchronised=False))
 
     def stop(self) -> None:
@@ -324,7 +323,6 @@ class ScriptRun:
 
     @property
     def samples_per_step(self) -> int | None:
-        """Return the samples of this rank's steps; None if unknown."""
         assert self.hooks is not None, "it has run"
         return self.hooks.samples_per_step
 
@@ -373,7 +371,7 @@ class ScriptRun:
             UsageError: They took longer, or the script ended before.
         """
         sys.addaudithook(self._note_command)
-        own = note_scripts_own()
+        own = note_own_precision(with_switches=True)
         order = _Order(lambda moments: 1 if len(moments) < _INSPECTED_STEPS else None)
         if len(self._carry_out(order, limit_seconds, on_note)) < _INSPECTED_STEPS and self.ending is None:
             self.raise_too_slow(limit_seconds)
@@ -447,10 +445,7 @@ class ScriptTrial:
             raise UsageError(f"{self.run._name} calls no torch.nn.Module that it trains before its first step.")
         hooks.precision.check_effect()
         hooks.precision.make_masters(hooks.models, hooks.stepped[0])
-        dtypes: dict[str, int] = {}
-        for each in parameters:
-            name = str(each.dtype).removeprefix("torch.")
-            dtypes[name] = dtypes.get(name, 0) + each.numel()
+        dtypes = count_dtypes(parameters)
         hooks.precision.put_masters_in()
         self._facts = Facts(
             num_parameters=sum(dtypes.values()),
@@ -458,18 +453,13 @@ class ScriptTrial:
             unit=self._script.unit or "samples",
             param_dtypes=dtypes,
             fp32_precision=read_fp32_precision(),
-            optimizer=self._optimizers,
+            optimizer="; ".join(map(describe_optimizer, hooks.stepped)),
             hooked=self._hooked,
             set_up_seconds=time.perf_counter() - started,
         )
 
     @property
-    def _optimizers(self) -> str:
-        return "; ".join(map(_described, self._hooks.stepped))
-
-    @property
     def _hooked(self) -> tuple[str, ...]:
-        """Return what was hooked: models, optimizers, a loader, and other ranks."""
         hooks, num_ranks = self._hooks, self.run.ranks.num_ranks
         kinds = [f"model {type(model).__name__}" for model in hooks.models]
         kinds += [f"optimizer {type(each).__name__}" for each in hooks.stepped]
@@ -524,7 +514,7 @@ class ScriptTrial:
             "warm_up_steps": last.num_steps,
             "settled": has_settled,
             "fp32_precision": read_fp32_precision(),
-            "optimizer": self._optimizers,
+            "optimizer": "; ".join(map(describe_optimizer, self._hooks.stepped)),
             "hooked": self._hooked,
             "own_precision": {kind: tuple(lines) for kind, lines in self._own_precision.items()},
             "framework": self.run.framework,
@@ -569,7 +559,7 @@ class ScriptTrial:
             self._notes.append(f"the script ended, or its time was up, after {len(moments) - 1} of {num_blocks} blocks")
         if self._spec.device_type == "cuda":
             torch.cuda.synchronize(self._spec.device)
-        found = list[Block]()
+        found, scaler = list[Block](), hooks.precision.scaling.scaler
         # The other ranks' loaders are taken to yield as many.
         num_loaders = self.run.ranks.num_ranks if self._script.units_per_step is None else 0
         for before, after in itertools.pairwise(moments):
@@ -581,7 +571,7 @@ class ScriptTrial:
                     lead_in_steps=0 if found else lead_in,
                     in_stretch=True,
                     loss=None if after.loss is None else after.loss.double().mean().item(),
-                    loss_scale=hooks.precision.scale,
+                    loss_scale=None if scaler is None else scaler.get_scale(),
                     num_samples=(after.num_samples - before.num_samples) * num_loaders or None,
                     skipped_steps=int(after.skipped_steps - before.skipped_steps),
                     data_seconds=after.data_seconds - before.data_seconds if hooks.uses_loader else None,
@@ -623,7 +613,6 @@ class ScriptTrial:
         return samples
 
     def _file_notes(self) -> list[str]:
-        """Return a sentence on the files that the script has written."""
         files = self.run.files
         assert files is not None, "it has run"
         files.switch_off()  # what castwise writes, such as a trace, is the user's
@@ -700,8 +689,3 @@ def _framework() -> str:
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(sys._getframe())]
     names = (name for each in reversed(modules) for prefix, name in _FRAMEWORKS.items() if each.startswith(prefix))
     return next(names, "")
-
-
-def _described(optimizer: Optimizer) -> str:
-    settings = [f"{name}={value}" for name, value in optimizer.defaults.items() if value not in (None, False)]
-    return f"{type(optimizer).__name__}({', '.join(settings)})"

@@ -14,7 +14,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.overrides import get_default_nowrap_functions
 
 from castwise.errors import TechniqueError
-from castwise.registry.precisions import Precision
+from castwise.registry.precisions import AS_WRITTEN, Precision
 from castwise.worker.script.autocast import ScriptAutocast, is_own
 from castwise.worker.script.replacing import replaces
 from castwise.worker.user_model.source import calling_line
@@ -45,14 +45,12 @@ class ReadGradients:
         torch.Tensor.grad = self._property  # type: ignore[assignment]
 
     def switch(self, *, is_on: bool) -> None:
-        """Begin or end to tell."""
         if is_on is not self._is_on:
             self._is_on = is_on
             self._property.__init__(*self._fields[is_on])  # another one would void what Python keeps of the class
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Do not tell for a while."""
         was_on = self._is_on
         self.switch(is_on=False)
         try:
@@ -86,8 +84,9 @@ class ScriptScaling:
         self._has_stepped = False
         self._withheld: list[tuple[Tensor, Tensor]] = []  # gradients of a step that is skipped
         self._is_in_backward = False
-        self._follow_scalers()
-        self._follow_hooks()
+        if row.name != AS_WRITTEN:
+            self._follow_scalers()
+            self._follow_hooks()
 
     @property
     def is_scaling(self) -> bool:
@@ -101,7 +100,6 @@ class ScriptScaling:
         return self.is_scaling and not self._is_scripts
 
     def before_backward(self, loss: Tensor) -> Tensor:
-        """Return what backward begins with."""
         if not self.is_scaling:
             return loss
         assert self.scaler is not None, "it is scaling"
@@ -115,7 +113,6 @@ class ScriptScaling:
         return loss if self._is_scripts else self.scaler.scale(loss)
 
     def after_backward(self) -> None:
-        """End what `before_backward` began."""
         self._is_in_backward = False
 
     def scale_again(self) -> None:
@@ -281,7 +278,6 @@ def takes_one_loss(optimizer: Optimizer) -> bool:
 
 
 def weights_of(*optimizers: Any) -> Iterator[Tensor]:
-    """Yield the weights that optimizers train."""
     groups = (group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()))
     return (each for group in groups for each in group["params"])
 

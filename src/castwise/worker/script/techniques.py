@@ -10,7 +10,7 @@ from torch._dynamo import OptimizedModule
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from castwise.apply.pytree import tree_map_tensors
+from castwise.apply.techniques.batch_layout import prepare_inputs
 from castwise.apply.techniques.compile import check_compiler
 from castwise.errors import TechniqueError
 from castwise.registry.techniques import PLAIN, rows_of, step_config_of
@@ -48,7 +48,7 @@ class OutsideTechniques:
             if all(each.is_contiguous(memory_format=torch.channels_last) for each in weights):
                 self._refuse("channels_last", "the script's model has no convolution in another layout")
             model.to(memory_format=torch.channels_last)
-            model.register_forward_pre_hook(_to_channels_last, with_kwargs=True)
+            prepare_inputs(model, config)
         if config.cudnn_search:
             if torch.backends.cudnn.benchmark or not weights:
                 self._refuse("cudnn_search", "the script has it, or no convolution")
@@ -56,9 +56,8 @@ class OutsideTechniques:
         if config.compile_mode is not None:
             if isinstance(model, OptimizedModule) or model._compiled_call_impl is not None:
                 self._refuse("compile_mode", "the script compiles its model")
-            mode = None if config.compile_mode == "default" else config.compile_mode
             # Not the module: castwise's hooks on it stay outside.
-            model.forward = torch.compile(model.forward, mode=mode)
+            model.forward = torch.compile(model.forward, mode=config.compile_mode)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer that did not take the arguments."""
@@ -74,7 +73,6 @@ class OutsideTechniques:
             self._refuse(setting, "the script makes no DataLoader that lacks it")
 
     def _change_optimizers(self, arguments: Mapping[str, bool]) -> None:
-        """Let torch's optimizers be made with arguments, such as `fused`."""
         others = dict.fromkeys({"fused", "foreach"} - {*arguments})
 
         def change(kind: Any) -> None:
@@ -117,12 +115,3 @@ def _not_blocking(method: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any
     if tensor.device.type == "cpu" and not is_asked and not torch.compiler.is_compiling() and tensor.is_pinned():
         kwargs["non_blocking"] = True
     return method(tensor, *args, **kwargs)
-
-
-def _to_channels_last(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    del module
-
-    def converted(tensor: Tensor) -> Tensor:
-        return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
-
-    return tree_map_tensors(converted, (args, kwargs))

@@ -113,7 +113,6 @@ class ProcessState:
 
 
 def read_process_state() -> ProcessState:
-    """Return the current settings."""
     return ProcessState(
         values=tuple(setting.read() for setting in SETTINGS),
         fp32_precision=read_fp32_precision(),

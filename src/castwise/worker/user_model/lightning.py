@@ -28,7 +28,6 @@ class StepModule(nn.Module):
         self._index = -1
 
     def forward(self, batch: Any) -> Tensor:
-        """Return the loss of a batch, as `training_step` has it."""
         self._index = min(self._index + 1, 1)  # each new number would be compiled again
         returned = self.module.training_step(batch, self._index)
         return returned["loss"] if isinstance(returned, Mapping) else returned  # type: ignore[no-any-return]

@@ -35,12 +35,10 @@ class SideEffectWatch:
         self._printed = _printed_bytes()
 
     def record_block(self, block: Block) -> None:
-        """Record the memory after a timed block."""
         self._num_steps += block.all_steps if self._held else 0
         self._held.append(self._memory.current_bytes())
 
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence for each side effect."""
         notes = changes_while_training(self._state)
         printed = _printed_bytes() - self._printed
         if printed > 0:

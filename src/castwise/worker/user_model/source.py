@@ -163,7 +163,6 @@ class Sources:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
         self._is_over = True
 
     def digests(self, files: Iterable[Path]) -> dict[str, str] | None:

@@ -86,7 +86,6 @@ class SymmetricMean:
         self.outputs = [group.outputs for group in self._groups]
 
     def __call__(self, groups: Groups) -> None:
-        """Compute the means of all ranks' tensors into the outputs; all ranks must call it."""
         for shared, group in zip(self._groups, groups, strict=True):
             shared.scatter([with_layout(*pair) for pair in zip(shared.outputs, group, strict=True)])
         self._handle.barrier()  # all blocks have arrived, and no rank reads the last step's means any more

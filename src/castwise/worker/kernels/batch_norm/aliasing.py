@@ -23,25 +23,21 @@ _FRESH_FUNCTIONS = (operator.add, operator.mul, torch.add, torch.mul, torch.cat)
 
 
 def add_in_place(one: Any, other: Any) -> Any:
-    """Return `one += other`."""
     one += other
     return one
 
 
 def subtract_in_place(one: Any, other: Any) -> Any:
-    """Return `one -= other`."""
     one -= other
     return one
 
 
 def multiply_in_place(one: Any, other: Any) -> Any:
-    """Return `one *= other`."""
     one *= other
     return one
 
 
 def divide_in_place(one: Any, other: Any) -> Any:
-    """Return `one /= other`."""
     one /= other
     return one
 

@@ -60,8 +60,6 @@ class Epilogue(NamedTuple):
 
 
 class FusedOutput(NamedTuple):
-    """What a batch norm with prologue and epilogue returns."""
-
     out: Tensor
     mean: Tensor | None  # of what was normalised, shape (C,); None if torch has updated the running statistics itself
     variance: Tensor | None  # the same, unbiased
