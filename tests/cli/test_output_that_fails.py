@@ -98,18 +98,6 @@ def test_init_on_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
     assert not (tmp_path / "mine.py").exists()
 
 
-@pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
-def test_a_tracker_on_a_full_disk_is_one_line(tracker: str, tmp_path: Path) -> None:
-    pytest.importorskip(tracker)
-    Store(tmp_path / "r").save(fake_trial(fake_spec()))
-    arguments = ("export", "r", "--format", tracker, "-o", "out")
-    done = castwise(*arguments, cwd=tmp_path, before=limit_files)
-    assert done.returncode == 3, done.stderr
-    assert "Traceback" not in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("castwise: ")]
-    assert "'out' cannot be written" in line
-
-
 # Texts that command a terminal
 
 

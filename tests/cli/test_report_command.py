@@ -144,9 +144,6 @@ def test_an_unwritable_output_is_one_line(command: CommandLine, results: Path, u
     [
         ("jinja2", ["report", "-o", "x.html"], "castwise[report]"),
         ("pyarrow", ["export", "-o", "x.parquet"], "castwise[parquet]"),
-        ("tensorboard", ["export", "--format", "tensorboard", "-o", "x"], "castwise[tensorboard]"),
-        ("mlflow", ["export", "--format", "mlflow", "-o", "x"], "castwise[mlflow]"),
-        ("wandb", ["export", "--format", "wandb", "-o", "x"], "castwise[wandb]"),
     ],
 )
 def test_a_missing_extra_is_named(  # noqa: PLR0917  a fixture each
@@ -167,7 +164,7 @@ def test_a_missing_extra_is_named(  # noqa: PLR0917  a fixture each
     assert extra in outcome.err
 
 
-MORE_THAN_REPORT = "cloudpickle,pandas,pyarrow,tensorboard,mlflow,wandb,lightning,transformers,accelerate"
+MORE_THAN_REPORT = "cloudpickle,pandas,pyarrow,lightning,transformers,accelerate"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +234,6 @@ def test_export_prints_csv_and_writes_the_format_of_a_name(command: CommandLine,
         ("export", ["--level", "cell"], "Did you mean cells?"),
         ("export", ["-o", "trials.xls"], "--format"),
         ("export", ["--format", "parquet"], "--output"),
-        ("export", ["--format", "wandb"], "needs a folder"),
         ("report", ["-o", "report.pdf"], "one of .html, .md."),
         ("report", ["--format", "pdf"], "'pdf' is not one of 'table', 'markdown'"),
         ("report", ["--format", "table", "-o", "x.html"], "name one of them"),
@@ -249,14 +245,6 @@ def test_a_format_that_cannot_be_written_is_one_line(
     outcome = command(name, results, *arguments)
     assert (outcome.code, len(outcome.error_lines)) == (2, 1)
     assert word in outcome.err
-
-
-def test_runs_are_never_written_twice_into_a_folder(command: CommandLine, results: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    arguments = ("export", results, "--format", "tensorboard", "-o", tmp_path / "runs")
-    assert command(*arguments).code == 0
-    outcome = command(*arguments)
-    assert (outcome.code, len(outcome.error_lines)) == (2, 1)
 
 
 @pytest.mark.slow

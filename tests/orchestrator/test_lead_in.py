@@ -8,8 +8,6 @@ from castwise.analysis.steady_metrics import final_loss, step_seconds
 from castwise.max_batch.render import num_steps
 from castwise.orchestrator.runner import status_of
 from castwise.records.schema import Block, Trial
-from castwise.report.collection import collect
-from castwise.report.export.trackers import tracked_runs
 from castwise.worker.user_model.side_effects import SideEffectWatch
 
 
@@ -29,12 +27,6 @@ def test_lead_in_steps_are_trained_and_not_timed() -> None:
     assert step_seconds(trial) == 0.1
     assert final_loss(trial) == (2.0, trial.facts.warm_up_steps + 30)
     assert num_steps(trial) == trial.facts.warm_up_steps + 30
-
-
-def test_series_counts_lead_in_steps() -> None:
-    (run,) = tracked_runs(collect([led(3.0, 2.0)]), lambda _: "")
-    points = run.series["loss"]
-    assert [(point.step, point.seconds) for point in points] == [(15, 1.5), (30, 3.0)]
 
 
 def test_divergence_counts_lead_in_steps() -> None:

@@ -5,14 +5,14 @@ The equivalence plot: how far each precision's score is from the baseline's, wit
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
 from castwise.accuracy.render import SHORT, difference_unit, flat_row, verdict_text
 from castwise.accuracy.result import Runs, metric_of, runs_of
+from castwise.analysis.training_metrics import epochs_of
 from castwise.records.schema import Epoch, Trial
-from castwise.report import series
 from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, downsample, left_out, varied
 from castwise.report.charts.svg import (
     NARROW,
@@ -26,18 +26,46 @@ from castwise.report.charts.svg import (
     number,
 )
 from castwise.report.collection import Configuration
-from castwise.report.series import Point
 from castwise.show.fields import Field, find_field
 from castwise.show.table import DataTable
 from castwise.show.theme import look_of
 
 
+@dataclass(frozen=True)
+class _Point:
+    """A value, and how many seconds and epochs had gone by."""
+
+    seconds: float
+    value: float
+    epoch: float
+
+
+def _losses(trial: Trial) -> Iterator[_Point]:
+    """Yield the recorded losses; the steps of an epoch are taken to be equally long."""
+    began = 0.0
+    for place, epoch in enumerate(epochs_of(trial)):
+        for index, loss in epoch.losses:
+            done = (index + 1) / max(1, epoch.num_steps)
+            yield _Point(began + done * epoch.seconds, loss, place + done)
+        began += epoch.seconds + epoch.validation_seconds
+
+
+def _epoch_ends(trial: Trial, value_of: Callable[[Epoch], float | None]) -> Iterator[_Point]:
+    """Yield a value at the end of each epoch that has it."""
+    seconds = 0.0
+    for place, epoch in enumerate(epochs_of(trial), start=1):
+        seconds += epoch.seconds + epoch.validation_seconds
+        value = value_of(epoch)
+        if value is not None:
+            yield _Point(seconds, value, place)
+
+
 def _curves(
-    subject: GroupSubject, title: str, y_title: str, points_of: Callable[[Trial], Iterator[Point]]
+    subject: GroupSubject, title: str, y_title: str, points_of: Callable[[Trial], Iterator[_Point]]
 ) -> Chart | None:
     """Return a value of each run over time and over epochs; of runs that differ in their seeds, mean and range."""
     group = subject.group
-    runs: dict[str, list[tuple[Configuration, list[Point]]]] = {}
+    runs: dict[str, list[tuple[Configuration, list[_Point]]]] = {}
     for config in group.configurations:
         if points := list(points_of(config.trial)):
             runs.setdefault(group.label(config, "seed"), []).append((config, points))
@@ -71,23 +99,23 @@ def _curves(
     )
 
 
-def _means(runs: Iterable[Sequence[Point]]) -> list[tuple[Point, float, float]]:
+def _means(runs: Iterable[Sequence[_Point]]) -> list[tuple[_Point, float, float]]:
     """Return the mean point of runs at each of their epochs, with the lowest and the highest value there."""
-    at: dict[float, list[Point]] = {}
+    at: dict[float, list[_Point]] = {}
     for points in runs:
         for point in points:
             at.setdefault(point.epoch, []).append(point)
     found = []
     for epoch, points in sorted(at.items()):
         values = [point.value for point in points if math.isfinite(point.value)] or [math.nan]
-        mean = Point(points[0].step, fmean(point.seconds for point in points), fmean(values), epoch)
+        mean = _Point(fmean(point.seconds for point in points), fmean(values), epoch)
         found.append((mean, min(values), max(values)))
     return found
 
 
 def loss(subject: GroupSubject) -> Chart | None:
     """Return the training loss of each run."""
-    return _curves(subject, "Training loss", "training loss", series.losses)
+    return _curves(subject, "Training loss", "training loss", _losses)
 
 
 def score(subject: GroupSubject) -> Chart | None:
@@ -99,7 +127,7 @@ def score(subject: GroupSubject) -> Chart | None:
         found = metric.score(epoch)
         return None if found is None else factor * metric.shown(found)
 
-    return _curves(subject, f"Validation {metric.name}", y_title, partial(series.epoch_ends, value_of=value_of))
+    return _curves(subject, f"Validation {metric.name}", y_title, partial(_epoch_ends, value_of=value_of))
 
 
 def equivalence(subject: GroupSubject) -> Chart | None:

@@ -1,13 +1,12 @@
-"""All formats of an export: a row each, and how flat tables become CSV, JSON and Parquet."""
+"""How flat tables become CSV, JSON, Parquet and data frames."""
 
 import io
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from castwise.errors import UsageError, printable, unknown_name
-from castwise.report.export.trackers import TrackedRun, write_mlflow, write_tensorboard, write_wandb
 from castwise.show.table import DataTable, csv_grid, plain
 
 
@@ -68,12 +67,6 @@ def to_pandas(table: DataTable[Any]) -> Any:
 
 
 FILE_FORMATS: dict[str, Callable[[DataTable[Any]], bytes]] = {"csv": to_csv, "json": to_json, "parquet": to_parquet}
-# What fills a folder and returns the number of runs, and the command that shows them.
-TRACKER_FORMATS: dict[str, tuple[Callable[[Iterable[TrackedRun], Path], int], str]] = {
-    "tensorboard": (write_tensorboard, "tensorboard --logdir {folder}"),
-    "mlflow": (write_mlflow, "mlflow ui --backend-store-uri sqlite:///{folder}/mlflow.db"),
-    "wandb": (write_wandb, "wandb sync {folder}/wandb/offline-run-*"),
-}
 
 
 def choose_format(name: str | None, output: Path | None) -> str:
@@ -88,6 +81,6 @@ def choose_format(name: str | None, output: Path | None) -> str:
             raise UsageError(f"What '{output}' should be is not clear from its name; say --format.")
         return suffix
     chosen = (name or "csv").lower()
-    if chosen not in FILE_FORMATS and chosen not in TRACKER_FORMATS:
-        raise unknown_name("format", name or "", [*FILE_FORMATS, *TRACKER_FORMATS])
+    if chosen not in FILE_FORMATS:
+        raise unknown_name("format", chosen, FILE_FORMATS)
     return chosen
