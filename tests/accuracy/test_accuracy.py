@@ -19,9 +19,8 @@ from castwise.accuracy import search
 from castwise.accuracy.advice import with_accuracy
 from castwise.accuracy.render import sentences
 from castwise.accuracy.result import AccuracyResult, runs_of
-from castwise.analysis import training_metrics
 from castwise.analysis.advice import recommend
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import compare, compare_runs
 from castwise.show.training_table import flat_row
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload, locate
@@ -286,7 +285,7 @@ def test_a_users_score_is_judged_by_a_share_of_the_baselines() -> None:
     assert mixed.verdict is not None
     assert narrow.verdict is not None
     assert (mixed.verdict.kind, narrow.verdict.kind) == ("as good", "worse"), "the margin is 1 % of 22"
-    assert [flat_row(run)["final_score"] for run in training_metrics.runs(runs[:2])] == [20.0, 21.001]
+    assert [flat_row(run)["final_score"] for run in compare_runs(runs[:2])] == [20.0, 21.001]
 
 
 def test_the_baselines_own_divergence_is_told() -> None:

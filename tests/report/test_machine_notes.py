@@ -8,8 +8,7 @@ import pytest
 from conftest import CommandLine
 from fake_engine import fake_environment, fake_facts, fake_run, fake_spec, fake_training, fake_trial
 
-from castwise.analysis.result_table import compare
-from castwise.analysis.training_metrics import runs
+from castwise.analysis.result_table import compare, compare_runs
 from castwise.records.schema import Environment, GpuFacts, Trial
 from castwise.records.store import Store
 from castwise.report.collection import collect
@@ -190,8 +189,8 @@ class TestNoRatioAcrossMachines:
     def test_loops_of_training_runs(self) -> None:
         plain = fake_run(fake_training(), environment=SMALL)
         tuned = fake_run(fake_training(techniques=("fused-optimizer",)), environment=LARGE)
-        assert tuned_pairs(runs([plain, tuned])) == []
-        assert tuned_pairs(runs([plain, tuned.model_copy(update={"environment": SMALL})])) != []
+        assert tuned_pairs(compare_runs([plain, tuned])) == []
+        assert tuned_pairs(compare_runs([plain, tuned.model_copy(update={"environment": SMALL})])) != []
 
     def test_a_job_goes_on_from_records_of_its_own_machine(self, tmp_path: Path) -> None:
         store = Store(tmp_path)

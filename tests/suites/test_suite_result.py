@@ -34,11 +34,11 @@ def test_a_speed_up_below_its_ratio_of_throughputs_is_noted() -> None:
     assert list(notes(made)) == []
     longer = replace(made, trials=tuple(validated(trial, 1000.0) for trial in made.trials))
     _, mixed = longer.runs
-    assert mixed.throughput_ratio is not None
-    assert mixed.throughput_ratio > 1.1
+    assert mixed.unpaired_speedup is not None
+    assert mixed.unpaired_speedup > 1.1
     assert mixed.speedup == pytest.approx(1.0, abs=0.05)
     (note,) = notes(longer)
-    assert f"{mixed.throughput_ratio:.2f}× for {mixed.trial.spec.label} (speed-up {mixed.speedup:.2f}×)" in note
+    assert f"{mixed.unpaired_speedup:.2f}× for {mixed.trial.spec.label} (speed-up {mixed.speedup:.2f}×)" in note
 
 
 def test_a_note_counts_the_runs_cut_short_among_those_that_succeeded() -> None:

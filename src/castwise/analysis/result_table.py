@@ -1,10 +1,11 @@
-"""One row for each configuration among some trials, with its ratios to the float32 baseline."""
+"""The result: a row for each configuration among some trials, with its ratios to what it is compared with."""
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from castwise.analysis import steady_metrics
+from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.speedup import (
     GPUS,
     as_on_one_gpu,
@@ -15,6 +16,7 @@ from castwise.analysis.speedup import (
     step_estimate,
 )
 from castwise.analysis.statistics import Estimate, Verdict, estimate, verdict_of
+from castwise.analysis.training_metrics import PRECISION, run_comparison_key
 from castwise.records.schema import Trial
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, BESIDE_FP8, DEFAULT, precision_row
 
@@ -36,38 +38,42 @@ _MACHINE_FIELDS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
-    """One configuration's figures over all its processes, and their ratios to the baseline's."""
+    """A result: one configuration's figures over all its processes, or a training run's, and their ratios.
+
+    Its first trial has its `spec` and the `environment` of its machine; figures of a run's epochs are those of
+    `castwise.analysis.training_metrics`.
+    """
 
     trial: Trial  # the first, or the one that failed
-    trials: tuple[Trial, ...]  # one for each process
-    step_seconds: float | None  # the pseudomedian over blocks, the geometric mean over processes; see `adjusted_to`
-    spread: float | None  # the blocks' interquartile range over their median, in the median process
-    throughput_estimate: Estimate | None  # units per second
+    trials: tuple[Trial, ...]  # one for each process, or for each seed
+    step_seconds: float | None = None  # the pseudomedian over blocks, the mean over processes; see `adjusted_to`
+    spread: float | None = None  # the blocks' interquartile range over their median, in the median process
+    throughput_estimate: Estimate | None = None  # units per second, of a run with its waits for data
     # The precision that it is compared with, if the ratio of their own throughputs contradicts the speed-up: one was in
     # rounds without the other, in which the machine had another pace. Step time and throughput are then that one's by
     # the speed-up, of the moments that they share: means adjusted for blocks, as in an incomplete block design.
     # Source: Cochran and Cox, Experimental Designs, 1957, chapter 9. Empty if they agree.
-    adjusted_to: str
-    speedup_estimate: Estimate | None  # fp32's step time over this one's; above 1 is faster
-    default_estimate: Estimate | None  # the same over PyTorch's default, if that was measured
-    written_estimate: Estimate | None  # the same over the user's script as written
-    bf16_estimate: Estimate | None  # the same over bf16-mixed, for FP8
-    memory_estimate: Estimate | None  # peak allocated over the baseline's
-    unpaired_speedup: float | None  # the ratio of the throughputs, each over all blocks, drift included
-    # On the speed-up over the script as written, else over PyTorch's default, else over fp32; None for that one, and if
-    # nothing was measured.
-    verdict: Verdict | None
-    loop_speedup: float | None  # over the same configuration without techniques, if that is among the trials
+    adjusted_to: str = ""
+    speedup_estimate: Estimate | None = None  # fp32's step time over this one's, of runs the wall time; > 1 is faster
+    default_estimate: Estimate | None = None  # the same over PyTorch's default, if that was measured
+    written_estimate: Estimate | None = None  # the same over the user's script as written
+    bf16_estimate: Estimate | None = None  # the same over bf16-mixed, for FP8
+    memory_estimate: Estimate | None = None  # peak allocated over the baseline's
+    unpaired_speedup: float | None = None  # the ratio of the throughputs, each over all blocks, drift included
+    # On the speed-up over the script as written, else over PyTorch's default, else over fp32; None for that one, for
+    # runs, and if nothing was measured.
+    verdict: Verdict | None = None
+    loop_speedup: float | None = None  # over the same configuration without techniques, if that is among the trials
     # Throughput over world size times the throughput of the same configuration on one GPU, if that is among the
     # trials; 1 is ideal.
-    scaling_efficiency: float | None
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    final_loss: float | None  # of the last timed step
-    final_step: int | None  # its number, warm-up included
-    skipped_steps: int  # after warm-up, by loss scaling
+    scaling_efficiency: float | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    final_loss: float | None = None  # of the last timed step
+    final_step: int | None = None  # its number, warm-up included
+    skipped_steps: int = 0  # after warm-up, by loss scaling
 
     def __repr__(self) -> str:
         """Return the row in a line."""
@@ -121,6 +127,21 @@ class Row:
         """Return peak allocated over the baseline's."""
         return _value(self.memory_estimate)
 
+    @property
+    def driver_used_bytes(self) -> int | None:
+        """Return the most memory in use on a device at the end, as the driver reports it."""
+        return steady_metrics.largest(map(training_metrics.driver_used_bytes, self.trials))
+
+    def over(self, other: "Row") -> Estimate | None:
+        """Return how many times as fast it is as another row, whatever their loops; of runs seed by seed."""
+        if other is self:
+            return Estimate(1.0, 1.0, 1.0, len(self.trials))
+        if self.trial.spec.kind == "steady":
+            return speedup_estimate(other.trials, self.trials)
+        baselines = {trial.spec.seed: trial for trial in other.trials}
+        ratios = (training_metrics.speedup(baselines.get(trial.spec.seed), trial) for trial in self.trials)
+        return estimate([ratio for ratio in ratios if ratio])
+
 
 def _value(found: Estimate | None) -> float | None:
     return None if found is None else found.value
@@ -139,85 +160,130 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     """
     configurations: dict[tuple[str, str], list[Trial]] = {}
     groups: dict[tuple[str, str], list[Trial]] = {}
-    on_one_gpu: dict[tuple[str, str], list[Trial]] = {}
-    without_techniques: dict[tuple[str, str], list[Trial]] = {}
-    # Comparison keys are costly for ten thousand trials: they are computed only if something is compared by them.
-    uses_several_gpus = any(trial.spec.world_size > 1 for trial in trials)
-    uses_techniques = any(trial.spec.techniques for trial in trials)
     for trial in trials:
         configurations.setdefault((trial.environment.fingerprint, trial.spec.configuration), []).append(trial)
         groups.setdefault(group_of(trial), []).append(trial)
-        if uses_several_gpus and trial.spec.world_size == 1 and trial.status == "ok":
-            on_one_gpu.setdefault(comparison_key(trial, *GPUS), []).append(trial)
-        if uses_techniques and not trial.spec.techniques and trial.status == "ok":
-            without_techniques.setdefault(comparison_key(trial, "techniques"), []).append(trial)
-    references_of = {
-        key: {name: baselines_among(group, name) for name in (AS_WRITTEN, DEFAULT, BASELINE)}
-        for key, group in groups.items()
-    }
-    have_fp8 = {key for key, group in groups.items() if any(_is_fp8(trial) for trial in group)}
-    beside_fp8 = {key: baselines_among(groups[key], BESIDE_FP8) for key in have_fp8}
+    references_of = {key: _references(group) for key, group in groups.items()}
+    # Keys are costly for ten thousand trials: they are computed only if something is compared by them.
+    single = [trial for trial in trials if trial.spec.world_size == 1 and trial.status == "ok"]
+    on_one_gpu = _by_key(single if any(trial.spec.world_size > 1 for trial in trials) else (), *GPUS)
+    plain = [trial for trial in trials if not trial.spec.techniques and trial.status == "ok"]
+    in_plain_loop = _by_key(plain if any(trial.spec.techniques for trial in trials) else (), "techniques")
     rows = []
     for own in configurations.values():
-        first = own[0]
-        loop_speedup = scaling_efficiency = None
-        if first.spec.techniques:
-            loop_speedup = speedup_estimate(without_techniques.get(comparison_key(first, "techniques"), []), own)
-        step = step_estimate(own)
-        references = dict(references_of[group_of(first)])
-        baseline_step = step_estimate(references[BASELINE])
-        is_beside_fp8 = _is_fp8(first) or first.spec.precision == BESIDE_FP8
-        references[BESIDE_FP8] = beside_fp8.get(group_of(first), []) if is_beside_fp8 else []
-        over = {name: _speedup(each, own) for name, each in references.items()}
-        reference = next((name for name, each in references.items() if each), BASELINE)
+        spec, loop_speedup, efficiency = own[0].spec, None, None
+        baselines = (each[BASELINE] for each in references_of.values())
+        row = _row(own, references_of[group_of(own[0])], baselines, margin)
+        if spec.techniques:
+            loop_speedup = speedup_estimate(in_plain_loop.get(comparison_key(own[0], "techniques"), []), own)
+        if spec.world_size > 1 and row.throughput is not None:
+            alone = on_one_gpu.get(comparison_key(as_on_one_gpu(own[0]), *GPUS), [])
+            rate = rate_estimate(alone, step_estimate(alone))
+            efficiency = None if rate is None else row.throughput / (rate.value * spec.world_size)
+        rows.append(replace(row, loop_speedup=_value(loop_speedup), scaling_efficiency=efficiency))
+    return rows
+
+
+def _row(own: list[Trial], references: dict[str, list[Trial]], baselines: Iterable[list[Trial]], margin: float) -> Row:
+    """Return a configuration's row; `baselines` are those of all groups, read if it has none of its own."""
+    first, step = own[0], step_estimate(own)
+    if not _is_beside_fp8(first):
+        references = references | {BESIDE_FP8: []}
+    baseline_step = step_estimate(references[BASELINE])
+    reference = next((name for name, each in references.items() if each), BASELINE)
+    over = {name: _speedup(each, own) for name, each in references.items()}
+    step, is_adjusted = _adjusted(step, step_estimate(references[reference]), over[reference])
+    verdict = None
+    if step is not None and first.spec.precision != reference:
         decisive = over[reference]
-        adjusted_to = ""
-        base = step_estimate(references[reference])
-        if step and base and decisive and abs(base.value / step.value / decisive.value - 1) > _CONTRADICTION:
-            adjusted_to = reference
-            low, high = base.low / decisive.high, base.high / decisive.low
-            step = Estimate(base.value / decisive.value, low, high, decisive.n)
-        rate = rate_estimate(own, step)
-        if first.spec.world_size > 1:
-            single = on_one_gpu.get(comparison_key(as_on_one_gpu(first), *GPUS), [])
-            single_rate = rate_estimate(single, step_estimate(single))
-            if rate is not None and single_rate is not None:
-                scaling_efficiency = rate.value / (single_rate.value * first.spec.world_size)
-        verdict = None
-        if step is not None and first.spec.precision != reference:
-            baselines = (each[BASELINE] for each in references_of.values())  # read if there is no ratio
-            verdict = verdict_of(decisive, margin) if decisive is not None else _incomparable(first, baselines)
-        spreads = [spread for trial in own if (spread := steady_metrics.spread(trial)) is not None]
-        shown = next((trial for trial in own if trial.status not in ("ok", "diverged")), first)
-        loss, loss_step = steady_metrics.final_loss(shown) or (None, None)
+        verdict = verdict_of(decisive, margin) if decisive is not None else _incomparable(first, baselines)
+    spreads = [spread for trial in own if (spread := steady_metrics.spread(trial)) is not None]
+    shown = next((trial for trial in own if trial.status not in ("ok", "diverged")), first)
+    loss, loss_step = steady_metrics.final_loss(shown) or (None, None)
+    return Row(
+        trial=shown,
+        trials=tuple(own),
+        step_seconds=_value(step),
+        spread=statistics.median(spreads) if spreads else None,
+        throughput_estimate=rate_estimate(own, step),
+        adjusted_to=reference if is_adjusted else "",
+        speedup_estimate=over[BASELINE],
+        default_estimate=over[DEFAULT],
+        written_estimate=over[AS_WRITTEN],
+        bf16_estimate=over[BESIDE_FP8],
+        memory_estimate=estimate(_memory_ratios(own, references[BASELINE])),
+        unpaired_speedup=baseline_step.value / step.value if baseline_step and step else None,
+        verdict=verdict,
+        peak_allocated_bytes=steady_metrics.largest(map(steady_metrics.peak_allocated_bytes, own)),
+        peak_reserved_bytes=steady_metrics.largest(map(steady_metrics.peak_reserved_bytes, own)),
+        final_loss=loss,
+        final_step=loss_step,
+        skipped_steps=sum(map(steady_metrics.skipped_steps, own)),
+    )
+
+
+def compare_runs(trials: Sequence[Trial]) -> list[Row]:
+    """Return a row for each training run, in order, compared with fp32's run of the same loop, data and seed."""
+    baselines: dict[tuple[str, str], Trial] = {}
+    singles: dict[tuple[str, str], Trial] = {}
+    for trial in trials:
+        if trial.status == "ok" and trial.spec.precision == BASELINE:
+            baselines.setdefault(run_comparison_key(trial, *PRECISION), trial)
+        if trial.status == "ok" and trial.spec.world_size == 1:
+            singles.setdefault(run_comparison_key(trial, *GPUS), trial)
+    rows = []
+    for trial in trials:
+        baseline = baselines.get(run_comparison_key(trial, *PRECISION))
+        single = singles.get(run_comparison_key(as_on_one_gpu(trial), *GPUS))
+        rate, efficiency = training_metrics.throughput(trial), None
+        if single is not None and trial.spec.world_size > 1 and rate and (alone := training_metrics.throughput(single)):
+            efficiency = rate / (alone * trial.spec.world_size)
         row = Row(
-            trial=shown,
-            trials=tuple(own),
-            step_seconds=_value(step),
-            spread=statistics.median(spreads) if spreads else None,
-            throughput_estimate=rate,
-            adjusted_to=adjusted_to,
-            speedup_estimate=over[BASELINE],
-            default_estimate=over[DEFAULT],
-            written_estimate=over[AS_WRITTEN],
-            bf16_estimate=over[BESIDE_FP8],
-            memory_estimate=estimate(_memory_ratios(own, references[BASELINE])),
-            unpaired_speedup=baseline_step.value / step.value if baseline_step and step else None,
-            verdict=verdict,
-            loop_speedup=_value(loop_speedup),
-            scaling_efficiency=scaling_efficiency,
-            peak_allocated_bytes=steady_metrics.largest(map(steady_metrics.peak_allocated_bytes, own)),
-            peak_reserved_bytes=steady_metrics.largest(map(steady_metrics.peak_reserved_bytes, own)),
-            final_loss=loss,
-            final_step=loss_step,
-            skipped_steps=sum(map(steady_metrics.skipped_steps, own)),
+            trial=trial,
+            trials=(trial,),
+            throughput_estimate=_of_one(rate),
+            speedup_estimate=_of_one(training_metrics.speedup(baseline, trial)),
+            unpaired_speedup=training_metrics.throughput_ratio(baseline, trial),
+            scaling_efficiency=efficiency,
+            peak_allocated_bytes=steady_metrics.peak_allocated_bytes(trial),
+            peak_reserved_bytes=steady_metrics.peak_reserved_bytes(trial),
+            skipped_steps=sum(epoch.skipped_steps for epoch in training_metrics.epochs_of(trial)),
         )
         rows.append(row)
     return rows
 
 
-def _is_fp8(trial: Trial) -> bool:
-    return bool(precision_row(trial.spec.precision).float8_recipe)
+def _of_one(value: float | None) -> Estimate | None:
+    """Return a figure of one run, which has no interval."""
+    return None if value is None else Estimate(value, math.nan, math.nan, 1)
+
+
+def _by_key(trials: Iterable[Trial], *without: str) -> dict[tuple[str, str], list[Trial]]:
+    found: dict[tuple[str, str], list[Trial]] = {}
+    for trial in trials:
+        found.setdefault(comparison_key(trial, *without), []).append(trial)
+    return found
+
+
+def _adjusted(step: Estimate | None, base: Estimate | None, speedup: Estimate | None) -> tuple[Estimate | None, bool]:
+    """Return a step time, and whether it is the reference's by the speed-up, which its own contradicts."""
+    if not step or not base or not speedup:
+        return step, False
+    if abs(base.value / step.value / speedup.value - 1) <= _CONTRADICTION:
+        return step, False
+    low, high = base.low / speedup.high, base.high / speedup.low
+    return Estimate(base.value / speedup.value, low, high, speedup.n), True
+
+
+def _references(group: Sequence[Trial]) -> dict[str, list[Trial]]:
+    """Return what a group is compared with, by precision: the first that was measured is what a verdict is on."""
+    found = {name: baselines_among(group, name) for name in (AS_WRITTEN, DEFAULT, BASELINE)}
+    has_fp8 = any(trial.spec.precision != BESIDE_FP8 and _is_beside_fp8(trial) for trial in group)
+    return found | {BESIDE_FP8: baselines_among(group, BESIDE_FP8) if has_fp8 else []}
+
+
+def _is_beside_fp8(trial: Trial) -> bool:
+    return trial.spec.precision == BESIDE_FP8 or bool(precision_row(trial.spec.precision).float8_recipe)
 
 
 def _speedup(baselines: list[Trial], trials: list[Trial]) -> Estimate | None:

@@ -1,4 +1,4 @@
-"""Figures of training runs, computed from their raw epochs, and their ratios to float32's."""
+"""Figures of training runs, computed from their raw epochs."""
 
 import math
 import statistics
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from castwise.analysis import steady_metrics
-from castwise.analysis.speedup import GPUS, as_on_one_gpu, comparison_key
+from castwise.analysis.speedup import comparison_key
 from castwise.records.schema import Epoch, Trial
-from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import rows_of
 from castwise.spec.recipe import Loader
 
@@ -39,65 +38,6 @@ class Split:
     def total(self) -> float:
         """Return the whole."""
         return self.start + self.data + self.train + self.validation
-
-
-@dataclass(frozen=True)
-class Run:
-    """One training trial's figures; ratios are None without the run that they are relative to."""
-
-    trial: Trial
-    split: Split | None  # None if no epoch ended
-    throughput: float | None  # units per second of all GPUs, waits for data included, in what the recipe counts
-    speedup: float | None  # over float32 at the same batch
-    throughput_ratio: float | None  # the same of throughputs
-    efficiency: float | None  # throughput over that of as many single GPUs; None on one GPU
-    accuracy: float | None  # after the last epoch; None without validation
-    best_accuracy: float | None  # after the epoch of the lowest validation loss
-    perplexity: float | None  # after the last epoch of a language model
-    final_score: float | None  # after the last epoch of a user's own model
-    skipped_steps: int
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    driver_used_bytes: int | None  # on the device at the end
-
-
-def runs(trials: Iterable[Trial]) -> list[Run]:
-    """Return the figures of training trials, in order."""
-    trials = list(trials)
-    baselines: dict[tuple[str, str], Trial] = {}
-    singles: dict[tuple[str, str], Trial] = {}
-    for trial in trials:
-        if trial.status == "ok" and trial.spec.precision == BASELINE:
-            baselines.setdefault(run_comparison_key(trial, *PRECISION), trial)
-        if trial.status == "ok" and trial.spec.world_size == 1:
-            singles.setdefault(run_comparison_key(trial, *GPUS), trial)
-    found = []
-    for trial in trials:
-        baseline = baselines.get(run_comparison_key(trial, *PRECISION))
-        single = singles.get(run_comparison_key(as_on_one_gpu(trial), *GPUS))
-        epochs = epochs_of(trial)
-        rate = throughput(trial)
-        efficiency = None
-        if single is not None and trial.spec.world_size > 1 and rate and (alone := throughput(single)):
-            efficiency = rate / (alone * trial.spec.world_size)
-        run = Run(
-            trial=trial,
-            split=split(trial),
-            throughput=rate,
-            speedup=speedup(baseline, trial),
-            throughput_ratio=_throughput_ratio(baseline, trial),
-            efficiency=efficiency,
-            accuracy=epochs[-1].accuracy if epochs else None,
-            best_accuracy=best_accuracy(trial),
-            perplexity=perplexity(epochs[-1]) if epochs else None,
-            final_score=epochs[-1].score if epochs else None,
-            skipped_steps=sum(epoch.skipped_steps for epoch in epochs),
-            peak_allocated_bytes=steady_metrics.peak_allocated_bytes(trial),
-            peak_reserved_bytes=steady_metrics.peak_reserved_bytes(trial),
-            driver_used_bytes=driver_used_bytes(trial),
-        )
-        found.append(run)
-    return found
 
 
 def run_comparison_key(trial: Trial, *fields: str) -> tuple[str, str]:
@@ -225,10 +165,11 @@ def speedup(baseline: Trial | None, trial: Trial) -> float | None:
     theirs, own = split(baseline), split(trial)
     if is_whole(baseline) and is_whole(trial) and theirs is not None and own is not None:
         return theirs.total / own.total
-    return _throughput_ratio(baseline, trial)
+    return throughput_ratio(baseline, trial)
 
 
-def _throughput_ratio(baseline: Trial | None, trial: Trial) -> float | None:
+def throughput_ratio(baseline: Trial | None, trial: Trial) -> float | None:
+    """Return a run's throughput over its baseline's, None if it is not known."""
     slow, fast = None if baseline is None else throughput(baseline), throughput(trial)
     return fast / slow if slow and fast else None
 

@@ -1,6 +1,5 @@
 """Records of any origin as comparison groups of configurations, steady state and training runs alike."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,10 +8,8 @@ from typing import Any
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.causes import Diagnosis, diagnose
 from castwise.analysis.energy import joules_per_unit
-from castwise.analysis.result_table import MARGIN, Row, compare
-from castwise.analysis.speedup import speedup_estimate
-from castwise.analysis.statistics import Estimate, Verdict, estimate, has_interval
-from castwise.analysis.training_metrics import Run
+from castwise.analysis.result_table import MARGIN, Row, compare, compare_runs
+from castwise.analysis.statistics import estimate, has_interval
 from castwise.max_batch.result import MaxBatch, is_max_batch_trial, max_batches_of
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import free_name
@@ -33,43 +30,22 @@ AXES = ("precision", "loss_scale", "batch_size", "world_size", "num_nodes", "par
 REFERENCES = (AS_WRITTEN, BASELINE, DEFAULT)
 
 
-@dataclass(frozen=True, eq=False)
-class Configuration:
-    """One configuration's figures, whether it was timed in steady state or is a training run."""
-
-    trial: Trial  # the one that represents it
-    trials: tuple[Trial, ...]  # one for each process
-    throughput: Estimate | None  # without an interval if one process was measured
-    speedup: Estimate | None  # over float32
-    verdict: Verdict | None  # None for float32, for training runs, and if nothing was measured
-    scaling_efficiency: float | None  # None on one GPU
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    driver_used_bytes: int | None
-    source: Row | Run
-
-    @property
-    def precision(self) -> str:
-        """Return the precision's name."""
-        return self.trial.spec.precision
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """Return the values by the names of their fields."""
-        values: dict[str, Any] = trial_values(self.trial)
-        for name, figure in (("throughput_per_second", self.throughput), ("speedup", self.speedup)):
-            values[name] = figure.value if figure else None
-            values |= interval_values(name, figure if has_interval(figure) else None)
-        return values | {
-            "processes": len(self.trials),
-            "verdict": self.verdict.kind if self.verdict else None,
-            "verdict_reason": self.verdict.reason if self.verdict else None,
-            "scaling_efficiency": self.scaling_efficiency,
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "peak_reserved_bytes": self.peak_reserved_bytes,
-            "driver_used_bytes": self.driver_used_bytes,
-            "joules_per_unit": joules_per_unit(self.trial),
-        }
+def row_values(row: Row) -> dict[str, Any]:
+    """Return a row's values by the names of their fields."""
+    values: dict[str, Any] = trial_values(row.trial)
+    for name, figure in (("throughput_per_second", row.throughput_estimate), ("speedup", row.speedup_estimate)):
+        values[name] = figure.value if figure else None
+        values |= interval_values(name, figure if has_interval(figure) else None)
+    return values | {
+        "processes": len(row.trials),
+        "verdict": row.verdict.kind if row.verdict else None,
+        "verdict_reason": row.verdict.reason if row.verdict else None,
+        "scaling_efficiency": row.scaling_efficiency,
+        "peak_allocated_bytes": row.peak_allocated_bytes,
+        "peak_reserved_bytes": row.peak_reserved_bytes,
+        "driver_used_bytes": row.driver_used_bytes,
+        "joules_per_unit": joules_per_unit(row.trial),
+    }
 
 
 @dataclass(frozen=True)
@@ -77,7 +53,7 @@ class ComparisonGroup:
     """Configurations that differ in nothing but `AXES`: the same workload, data, recipe, machine and protocol."""
 
     title: str  # no two groups of a collection share one
-    configurations: tuple[Configuration, ...]  # by batch size, GPUs and so on, and then by precision
+    configurations: tuple[Row, ...]  # by batch size, GPUs and so on, and then by precision
 
     @property
     def first(self) -> Trial:
@@ -99,26 +75,15 @@ class ComparisonGroup:
         """Return what throughput counts."""
         return steady_metrics.unit_of(self.first)
 
-    @property
-    def rows(self) -> list[Row]:
-        """Return the rows of configurations in steady state."""
-        return [config.source for config in self.configurations if isinstance(config.source, Row)]
-
     @cached_property
     def diagnoses(self) -> list[Diagnosis]:
         """Return why each configuration in steady state is no faster."""
-        return diagnose(self.rows)
+        return [] if self.is_training else diagnose(self.configurations)
 
     @property
-    def profiled(self) -> dict[Configuration, Diagnosis]:
+    def profiled(self) -> dict[Row, Diagnosis]:
         """Return the diagnoses that rest on a profile, by their configuration."""
-        found = {id(each.row): each for each in self.diagnoses if each.profile is not None and each.seconds}
-        return {each: found[id(each.source)] for each in self.configurations if id(each.source) in found}
-
-    @property
-    def runs(self) -> list[Run]:
-        """Return the training runs."""
-        return [config.source for config in self.configurations if isinstance(config.source, Run)]
+        return {each.row: each for each in self.diagnoses if each.profile is not None and each.seconds}
 
     @property
     def max_batches(self) -> list[MaxBatch]:
@@ -138,24 +103,24 @@ class ComparisonGroup:
         """Return the group with one configuration for training runs that differ in their seed alone."""
         if not self.is_training:
             return self
-        runs: dict[tuple[str, str], list[Configuration]] = {}
+        runs: dict[tuple[str, str], list[Row]] = {}
         for config in self.configurations:
             runs.setdefault((self.label(config, "seed"), config.trial.spec.loss_scale), []).append(config)
         if len(runs) == len(self.configurations):
             return self
         return replace(self, configurations=tuple(map(_mean, runs.values())))
 
-    def setting(self, config: Configuration, *without: str) -> str:
+    def setting(self, config: Row, *without: str) -> str:
         """Return how a configuration differs from the others, without precision and some axes: "batch 128, 4 GPUs"."""
         texts = [_axis_text(config.trial, name) for name in self._varying if name not in without]
         return ", ".join(text for text in texts if text)
 
-    def label(self, config: Configuration, *without: str) -> str:
+    def label(self, config: Row, *without: str) -> str:
         """Return precision and setting, without some axes."""
         setting = self.setting(config, *without)
         return f"{config.precision}, {setting}" if setting else config.precision
 
-    def reference_of(self, config: Configuration) -> Configuration | None:
+    def reference_of(self, config: Row) -> Row | None:
         """Return the script as written, or the plain loop in fp32 or else the default, of one batch size and GPUs."""
         spec = config.trial.spec
         same = [
@@ -168,13 +133,13 @@ class ComparisonGroup:
             and (each.trial.spec.batch_size, each.trial.spec.world_size) == (spec.batch_size, spec.world_size)
         ]
 
-        def rank(each: Configuration) -> tuple[int, bool, bool]:
+        def rank(each: Row) -> tuple[int, bool, bool]:
             own = each.trial.spec
             return REFERENCES.index(each.precision), own.parallelism == "dp", own.seed != spec.seed
 
         return min(same, key=rank, default=None)
 
-    def times_reference(self, config: Configuration) -> float | None:
+    def times_reference(self, config: Row) -> float | None:
         """Return how many times as fast as its reference a configuration is; None without one."""
         reference = self.reference_of(config)
         if reference is None or reference.throughput is None or config.throughput is None:
@@ -182,10 +147,10 @@ class ComparisonGroup:
         spec, plain = config.trial.spec, reference.trial.spec
         is_paired = spec.techniques == () and plain.precision == BASELINE and spec.parallelism == plain.parallelism
         if is_paired and config.speedup is not None:
-            return config.speedup.value
-        if plain.precision == AS_WRITTEN and (ratio := speedup_estimate(reference.trials, config.trials)) is not None:
+            return config.speedup
+        if plain.precision == AS_WRITTEN and (ratio := config.over(reference)) is not None:
             return ratio.value
-        return config.throughput.value / reference.throughput.value
+        return config.throughput / reference.throughput
 
     @property
     def description(self) -> str:
@@ -209,7 +174,7 @@ class Collection:
     notes: tuple[str, ...] = ()  # what was left out, a line each
 
     @property
-    def configurations(self) -> list[Configuration]:
+    def configurations(self) -> list[Row]:
         """Return all configurations."""
         return [config for group in self.groups for config in group.configurations]
 
@@ -218,8 +183,8 @@ class Collection:
         """Return the throughput of each configuration on each machine, by the configuration, the oldest first."""
         found: dict[str, list[Figure]] = {}
         for config in self.configurations:
-            if config.throughput is not None:
-                found.setdefault(config.trial.spec.configuration, []).append((config.trial, config.throughput))
+            if config.throughput_estimate is not None:
+                found.setdefault(config.trial.spec.configuration, []).append((config.trial, config.throughput_estimate))
         return {key: sorted(each, key=lambda figure: figure[0].started_at) for key, each in found.items()}
 
     @property
@@ -227,7 +192,7 @@ class Collection:
         """Return what must be said of configurations that several machines with the same GPU model measured."""
         return machine_notes(self._figures.values())
 
-    def machine_notes_of(self, *configurations: Configuration) -> list[MachineNote]:
+    def machine_notes_of(self, *configurations: Row) -> list[MachineNote]:
         """Return the same of some configurations."""
         keys = dict.fromkeys(config.trial.spec.configuration for config in configurations)
         return machine_notes(self._figures.get(key, ()) for key in keys)
@@ -277,11 +242,6 @@ def collect(trials: Iterable[Trial], margin: float = MARGIN) -> Collection:
     return Collection(kept, _groups(kept, margin), tuple(notes))
 
 
-def value_of(found: Estimate | None) -> float:
-    """Return a figure, 0 if there is none."""
-    return found.value if found is not None else 0.0
-
-
 def throughput_of(trial: Trial) -> float | None:
     """Return units per second of a trial of either kind; None if nothing was timed."""
     return training_metrics.throughput(trial) if trial.spec.kind == "training" else steady_metrics.throughput(trial)
@@ -313,38 +273,10 @@ def machine_traits(machine: Environment) -> dict[str, str]:
 
 
 def _groups(trials: Sequence[Trial], margin: float) -> tuple[ComparisonGroup, ...]:
-    found = [
-        Configuration(
-            trial=row.trial,
-            trials=row.trials,
-            throughput=row.throughput_estimate,
-            speedup=row.speedup_estimate,
-            verdict=row.verdict,
-            scaling_efficiency=row.scaling_efficiency,
-            peak_allocated_bytes=row.peak_allocated_bytes,
-            peak_reserved_bytes=row.peak_reserved_bytes,
-            driver_used_bytes=steady_metrics.largest(map(training_metrics.driver_used_bytes, row.trials)),
-            source=row,
-        )
-        for row in compare([trial for trial in trials if trial.spec.kind == "steady"], margin)
-    ]
-    found += [
-        Configuration(
-            trial=run.trial,
-            trials=(run.trial,),
-            throughput=None if run.throughput is None else Estimate(run.throughput, math.nan, math.nan, 1),
-            speedup=None if run.speedup is None else Estimate(run.speedup, math.nan, math.nan, 1),
-            verdict=None,
-            scaling_efficiency=run.efficiency,
-            peak_allocated_bytes=run.peak_allocated_bytes,
-            peak_reserved_bytes=run.peak_reserved_bytes,
-            driver_used_bytes=run.driver_used_bytes,
-            source=run,
-        )
-        for run in training_metrics.runs([trial for trial in trials if trial.spec.kind == "training"])
-    ]
-    by_key: dict[tuple[str, ...], list[Configuration]] = {}
-    for config in found:
+    rows = compare([trial for trial in trials if trial.spec.kind == "steady"], margin)
+    rows += compare_runs([trial for trial in trials if trial.spec.kind == "training"])
+    by_key: dict[tuple[str, ...], list[Row]] = {}
+    for config in rows:
         key: tuple[str, ...] = (config.trial.spec.kind, *training_metrics.run_comparison_key(config.trial, *AXES))
         by_key.setdefault(key, []).append(config)
     has_devices = len({trial.environment.device_name for trial in trials}) > 1
@@ -361,7 +293,7 @@ def _groups(trials: Sequence[Trial], margin: float) -> tuple[ComparisonGroup, ..
     return tuple(groups.values())
 
 
-def _mean(runs: Sequence[Configuration]) -> Configuration:
+def _mean(runs: Sequence[Row]) -> Row:
     """Return runs that differ in their seed as one: that of the first seed that ended well, with the means of all."""
     ended = [each for each in runs if each.trial.status == "ok"]
     if len(ended) < 2:
@@ -369,11 +301,10 @@ def _mean(runs: Sequence[Configuration]) -> Configuration:
     return replace(
         ended[0],
         trials=tuple(each.trial for each in ended),
-        throughput=estimate([each.throughput.value for each in ended if each.throughput is not None]),
-        speedup=estimate([each.speedup.value for each in ended if each.speedup is not None]),
+        throughput_estimate=estimate([each.throughput for each in ended if each.throughput is not None]),
+        speedup_estimate=estimate([each.speedup for each in ended if each.speedup is not None]),
         peak_allocated_bytes=steady_metrics.largest(each.peak_allocated_bytes for each in ended),
         peak_reserved_bytes=steady_metrics.largest(each.peak_reserved_bytes for each in ended),
-        driver_used_bytes=steady_metrics.largest(each.driver_used_bytes for each in ended),
     )
 
 
@@ -391,7 +322,7 @@ def _title(trial: Trial, has_devices: bool) -> str:
     return f"{title} ({short_name(trial.environment.device_name)})" if has_devices else title
 
 
-def _sort_key(config: Configuration) -> tuple[object, ...]:
+def _sort_key(config: Row) -> tuple[object, ...]:
     spec = config.trial.spec
     gpus = (spec.world_size, spec.num_nodes, spec.parallelism)
     loop = (len(spec.techniques), spec.techniques, spec.seed)

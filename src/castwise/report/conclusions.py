@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from castwise.accuracy.advice import UNTESTED, with_accuracy
 from castwise.analysis.advice import WORTHWHILE, Advice, Decision, recommend
+from castwise.analysis.result_table import Row
 from castwise.analysis.statistics import Estimate
 from castwise.analysis.training_metrics import data_share, epochs_of, is_whole, length_in_words, perplexity
 from castwise.max_batch.result import max_batches_of
@@ -15,7 +16,7 @@ from castwise.records.schema import Epoch, Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import BASELINE, DEFAULT, precision_row
 from castwise.registry.suites import is_search
-from castwise.report.collection import Collection, ComparisonGroup, Configuration, value_of
+from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.machine_names import short_name
 from castwise.show.fields import Field, FlatRow, estimate_values, find_field, interval_text, worth_showing
 from castwise.show.table import DataTable
@@ -41,9 +42,9 @@ class Answer:
     group: ComparisonGroup
     advice: Advice
     spec: TrialSpec  # of the configuration that the answer is based on, or of another one of the same setting
-    config: Configuration | None  # that the answer is based on; None without a precision
-    reference: Configuration | None  # what the others are compared with: PyTorch's default, or else fp32
-    configurations: Sequence[Configuration] = ()  # of the same batch size and GPUs
+    config: Row | None  # that the answer is based on; None without a precision
+    reference: Row | None  # what the others are compared with: PyTorch's default, or else fp32
+    configurations: Sequence[Row] = ()  # of the same batch size and GPUs
     cut: str = ""  # how training runs were cut short, in words; empty for whole runs and for steady state
 
     @property
@@ -189,7 +190,7 @@ def _answers_of_steady_state(group: ComparisonGroup) -> list[Answer]:
     """Return the answers, without those for the half batches that a search measures to find what bounds a loop."""
     answers = []
     decided: dict[tuple[int, int], set[tuple[object, ...]]] = {}  # loops, by batch size and GPUs
-    for advice in recommend(group.rows):
+    for advice in recommend(group.configurations):
         setting = (advice.batch_size, advice.num_gpus)
         own = [c for c in group.configurations if (c.trial.spec.batch_size, c.trial.spec.world_size) == setting]
         based_on = next((each for each in own if each.trial.spec.key == advice.key), None)
@@ -209,7 +210,7 @@ def _answers_of_steady_state(group: ComparisonGroup) -> list[Answer]:
 
 def _answers_of_runs(group: ComparisonGroup) -> list[Answer]:
     """Return the answers from training runs; their times include data loading and validation."""
-    settings: dict[tuple[object, ...], list[Configuration]] = {}
+    settings: dict[tuple[object, ...], list[Row]] = {}
     for config in group.over_seeds.configurations:
         spec = config.trial.spec
         settings.setdefault((spec.batch_size, spec.world_size, spec.parallelism), []).append(config)
@@ -217,7 +218,7 @@ def _answers_of_runs(group: ComparisonGroup) -> list[Answer]:
 
 
 def _answer_of_runs(
-    group: ComparisonGroup, configurations: Sequence[Configuration], fastest: str = "the fastest"
+    group: ComparisonGroup, configurations: Sequence[Row], fastest: str = "the fastest"
 ) -> Answer | None:
     """Return the answer of a setting: the best that keeps float32 weights, compared with fp32 in the plain loop.
 
@@ -230,11 +231,11 @@ def _answer_of_runs(
     if not plain or not safe:
         return None
     baseline = min(plain, key=lambda config: len(config.trial.spec.techniques))
-    best = max(safe, key=lambda config: value_of(config.throughput))
+    best = max(safe, key=lambda config: config.throughput or 0.0)
     spec = best.trial.spec
-    over = best.speedup or Estimate(math.nan, math.nan, math.nan, 1)
+    over = best.speedup_estimate or Estimate(math.nan, math.nan, math.nan, 1)
     if spec.techniques != baseline.trial.spec.techniques:
-        over = Estimate(value_of(best.throughput) / value_of(baseline.throughput), math.nan, math.nan, 1)
+        over = Estimate((best.throughput or 0.0) / (baseline.throughput or 0.0), math.nan, math.nan, 1)
     speedup = over.value
     count = min(len(best.trials), len(baseline.trials))
     how_sure = f"{count} runs" if count > 1 else "one run"
@@ -250,7 +251,7 @@ def _answer_of_runs(
     waiting = data_share(best.trial) or 0.0
     why = f"waits for data {100 * waiting:.0f} % of the time" if waiting >= _WAITS else fastest
     if speedup < WORTHWHILE or over.low <= 1:  # without an interval, of one run, the figure counts
-        faster = [c for c in others if value_of(c.throughput) > value_of(best.throughput)]
+        faster = [c for c in others if (c.throughput or 0.0) > (best.throughput or 0.0)]
         among = " of those that keep float32 weights" if faster else ""
         comes = f"{best.precision}{loop} comes closest{among}, at {speedup:.2f} times its speed{in_cut_runs}."
         if speedup >= WORTHWHILE:
@@ -281,7 +282,7 @@ def _answer_of_runs(
     return Answer(group, advice, spec, best, baseline, configurations, cut)
 
 
-def _learned(best: Configuration, baseline: Configuration) -> str:
+def _learned(best: Row, baseline: Row) -> str:
     """Return what both reached, in the mean of their runs, after as many epochs; empty if their data is made up."""
     sides = [[epochs_of(trial) for trial in config.trials] for config in (best, baseline)]
     done = min(len(epochs) for side in sides for epochs in side)

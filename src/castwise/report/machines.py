@@ -9,12 +9,13 @@ from typing import Any
 
 from castwise.analysis import training_metrics
 from castwise.analysis.energy import joules_per_unit
+from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import was_timed
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.published import PublishedMachine
-from castwise.report.collection import Collection, Configuration, collect, machine_traits, throughput_of
+from castwise.report.collection import Collection, collect, machine_traits, throughput_of
 from castwise.report.machine_names import machine_names, short_name
 from castwise.spec.trial import TrialSpec
 
@@ -161,7 +162,7 @@ def published_machine(
 
 
 def _measured(name: str, origin: Origin, collection: Collection) -> ComparedMachine:
-    by_key: dict[Key, dict[str, list[Configuration]]] = {}
+    by_key: dict[Key, dict[str, list[Row]]] = {}
     for config in collection.configurations:
         spec = config.trial.spec
         # Seeds of one training run are repetitions; other protocols and lengths are other measurements.
@@ -180,7 +181,7 @@ def _measured(name: str, origin: Origin, collection: Collection) -> ComparedMach
     return ComparedMachine(name, entries, traits, notes=tuple(notes))
 
 
-def _measured_entry(configurations: Sequence[Configuration]) -> Entry:
+def _measured_entry(configurations: Sequence[Row]) -> Entry:
     trials = [trial for config in configurations for trial in config.trials]
     shown = next((trial for trial in trials if trial.status != "ok"), trials[0])
     is_training = shown.spec.kind == "training"
@@ -201,7 +202,7 @@ def _measured_entry(configurations: Sequence[Configuration]) -> Entry:
         unit_seconds=tuple(1 / rate for rate in rates if rate is not None),
         run_seconds=tuple(totals) if len(totals) == len(trials) else (),
         units=units,
-        speedup=None if is_training else configurations[0].speedup,
+        speedup=None if is_training else configurations[0].speedup_estimate,
         trials=tuple(trials),
         unit_joules=tuple(joules for trial in trials if (joules := joules_per_unit(trial))),
         cut=cut,

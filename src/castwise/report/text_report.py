@@ -43,11 +43,11 @@ def _group_parts(group: ComparisonGroup, advice: Sequence[Advice], *, wide: bool
     if group.is_max_batch:
         return max_batch_render.parts(group.max_batches, wide=wide, verbose=wide, more=_MORE)
     if not group.is_training:
-        return run_report.present(group.rows, advice, more=_MORE).parts
-    failed = [run.trial for run in group.runs if run.trial.status != "ok"]
+        return run_report.present(group.configurations, advice, more=_MORE).parts
+    failed = [run.trial for run in group.configurations if run.trial.status != "ok"]
     return [
         Lines([group.description], "dim", is_list=False),
-        *training_table.parts(group.runs, wide=wide),
+        *training_table.parts(group.configurations, wide=wide),
         Lines([f"  {trial.spec.label}: {trial.status}: {trial.message}" for trial in failed], "yellow"),
     ]
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from castwise.analysis.training_metrics import Run, data_share, epochs_of, length_in_words
+from castwise.analysis.result_table import Row
+from castwise.analysis.training_metrics import best_accuracy, data_share, epochs_of, length_in_words, perplexity, split
 from castwise.show.fields import FlatRow, find_field, trial_values, worth_showing
 from castwise.show.presentation import Grid, Part
 from castwise.show.table import DataTable, competing_by, short_table_of
@@ -36,20 +37,18 @@ _SHORT = {
 _SETTING = ("workload", "data_set", "gpus", "seed", "techniques")
 _WAITS = 0.1  # of the time; a smaller share is not worth a column
 # Figures of a run under the names of their fields.
-_OF_RUN = (
-    *("speedup", "efficiency", "peak_allocated_bytes", "peak_reserved_bytes", "driver_used_bytes"),
-    *("accuracy", "best_accuracy", "perplexity", "final_score", "skipped_steps"),
-)
+_OF_RUN = ("speedup", "peak_allocated_bytes", "peak_reserved_bytes", "driver_used_bytes", "skipped_steps")
 
 
-def flat_row(run: Run, pairs: Mapping[str, float] | None = None) -> dict[str, Any]:
+def flat_row(run: Row, pairs: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Return the values of a training run by field name.
 
     Args:
         run: The run.
         pairs: Speed-ups over float32 at the batch that the source paired a run with, by the trial's key.
     """
-    epochs, split = epochs_of(run.trial), run.split
+    epochs, parts = epochs_of(run.trial), split(run.trial)
+    last = epochs[-1] if epochs else None
     losses = [loss for epoch in epochs for _, loss in epoch.losses]
     finite = [loss for loss in losses if math.isfinite(loss)]
     return {
@@ -57,13 +56,18 @@ def flat_row(run: Run, pairs: Mapping[str, float] | None = None) -> dict[str, An
         **{name: getattr(run, name) for name in _OF_RUN},
         "gpus": gpus_text(run.trial.spec),
         "length": length_in_words(run.trial) or "–",
-        "seconds": split and split.total,
-        "start_seconds": split and split.start,
-        "validation_seconds": split and split.validation,
+        "seconds": parts and parts.total,
+        "start_seconds": parts and parts.start,
+        "validation_seconds": parts and parts.validation,
         "data_share": data_share(run.trial),
         "throughput_per_second": run.throughput,
+        "efficiency": run.scaling_efficiency,
+        "accuracy": last and last.accuracy,
+        "best_accuracy": best_accuracy(run.trial),
+        "perplexity": last and perplexity(last),
+        "final_score": last and last.score,
         "published_pair_speedup": (pairs or {}).get(run.trial.spec.key),
-        "final_loss": epochs[-1].losses[-1][1] if epochs else None,
+        "final_loss": last and last.losses[-1][1],
         # Between its own extremes; a few values are no curve.
         "loss_curve": sparkline(losses, min(finite), max(finite)) if len(finite) > 3 else None,
     }
@@ -75,7 +79,7 @@ def gpus_text(spec: TrialSpec) -> str:
 
 
 def data_table(
-    runs: Sequence[Run], pairs: Mapping[str, float] | None = None, *, with_curve: bool = False
+    runs: Sequence[Row], pairs: Mapping[str, float] | None = None, *, with_curve: bool = False
 ) -> DataTable[FlatRow]:
     """Return the table of training runs, with the columns worth showing, on demand with the loss as a small curve."""
     *names, status = SHOWN
@@ -88,7 +92,7 @@ def data_table(
     return DataTable(worth_showing(fields, rows, _ALWAYS), rows, group)
 
 
-def short_table(runs: Sequence[Run]) -> DataTable[FlatRow]:
+def short_table(runs: Sequence[Row]) -> DataTable[FlatRow]:
     """Return the table of training runs with the columns that decide; one that failed is not as fast as any."""
     rows = [flat_row(run) for run in runs]
     rows = [row if row["status"] == "ok" else {**row, "speedup": None} for row in rows]
@@ -99,7 +103,7 @@ def short_table(runs: Sequence[Run]) -> DataTable[FlatRow]:
     return short_table_of(titles, rows, ("seconds",), wraps=("precision", "length"))
 
 
-def parts(runs: Sequence[Run], pairs: Mapping[str, float] | None = None, *, wide: bool = False) -> list[Part]:
+def parts(runs: Sequence[Row], pairs: Mapping[str, float] | None = None, *, wide: bool = False) -> list[Part]:
     """Return the table of training runs."""
 
     def style(row: FlatRow) -> str | None:

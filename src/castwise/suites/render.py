@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from castwise.analysis.steady_metrics import largest
-from castwise.analysis.training_metrics import median
+from castwise.analysis.training_metrics import median, split
 from castwise.registry.techniques import join
 from castwise.show import training_table
 from castwise.show.fields import (
@@ -111,7 +111,7 @@ def tuned_row(pair: TunedPair) -> FlatRow:
     }
     for name, side in (("published", pair.published), ("tuned", pair.tuned)):
         scores = pair.scores(side)
-        values[f"{name}_seconds"] = median(run.split.total for run in side if run.split is not None)
+        values[f"{name}_seconds"] = median(parts.total for run in side if (parts := split(run.trial)))
         values[f"{name}_bytes"] = largest(run.peak_allocated_bytes for run in side)
         values[f"{name}_score"] = statistics.fmean(scores) if scores else None
         if scores:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from castwise.analysis.causes import diagnose
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import Row, compare, compare_runs
 from castwise.analysis.steady_metrics import peak_reserved_bytes
-from castwise.analysis.training_metrics import Run, epochs_of, is_whole, loader_of, runs
+from castwise.analysis.training_metrics import epochs_of, is_whole, loader_of
 from castwise.analysis.warnings import NOISE
 from castwise.max_batch.result import has_trained
 from castwise.records.schema import Trial
@@ -37,9 +37,9 @@ class SuiteResult:
         return self.trials + tuple(trial for search in self.searches for trial in search)
 
     @cached_property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[Row]:
         """Return the runs' figures; runs on more GPUs than this machine has are left out."""
-        return [run for run in runs(self.trials) if not lacks_gpus(run.trial)]
+        return [run for run in compare_runs(self.trials) if not lacks_gpus(run.trial)]
 
     @cached_property
     def tuned(self) -> list[TunedPair]:
@@ -112,7 +112,7 @@ def notes(result: SuiteResult) -> Iterator[str]:
         yield "the source gives no figures in numbers to compare these with"
 
 
-def _about_lengths(runs: Sequence[Run]) -> Iterator[str]:
+def _about_lengths(runs: Sequence[Row]) -> Iterator[str]:
     """Say which runs are cut short, and what their speed-ups and throughputs leave out or count."""
     succeeded = [run.trial for run in runs if run.trial.status == "ok"]
     num_cut = sum(not is_whole(trial) for trial in succeeded)
@@ -122,9 +122,9 @@ def _about_lengths(runs: Sequence[Run]) -> Iterator[str]:
             "throughput, not of whole runs' times"
         )
     ratios = [
-        f"{run.throughput_ratio:.2f}× for {run.trial.spec.label} (speed-up {run.speedup:.2f}×)"
+        f"{run.unpaired_speedup:.2f}× for {run.trial.spec.label} (speed-up {run.speedup:.2f}×)"
         for run in runs
-        if run.speedup and run.throughput_ratio and abs(run.throughput_ratio / run.speedup - 1) > NOISE
+        if run.speedup and run.unpaired_speedup and abs(run.unpaired_speedup / run.speedup - 1) > NOISE
     ]
     if ratios:
         yield (

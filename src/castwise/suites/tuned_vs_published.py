@@ -5,8 +5,17 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from castwise.analysis.result_table import Row
 from castwise.analysis.statistics import Difference, Estimate, estimate, mean_difference, paired_difference
-from castwise.analysis.training_metrics import Run, epoch_seconds, is_whole, run_comparison_key, speedup, start_share
+from castwise.analysis.training_metrics import (
+    epoch_seconds,
+    epochs_of,
+    is_whole,
+    perplexity,
+    run_comparison_key,
+    speedup,
+    start_share,
+)
 from castwise.analysis.warnings import NOISE
 from castwise.records.schema import Trial
 from castwise.spec.quantities import format_share, truncate_list
@@ -19,8 +28,8 @@ _LEVEL = 0.95
 class TunedPair:
     """Runs in the source's loop and in another, by seed, that differ in nothing else."""
 
-    published: tuple[Run, ...]
-    tuned: tuple[Run, ...]
+    published: tuple[Row, ...]
+    tuned: tuple[Row, ...]
 
     @property
     def spec(self) -> TrialSpec:
@@ -55,11 +64,13 @@ class TunedPair:
     @property
     def is_language_model(self) -> bool:
         """Return whether runs are scored by perplexity, and not by accuracy."""
-        return any(run.perplexity is not None for run in (*self.published, *self.tuned))
+        ends = [epochs_of(run.trial)[-1:] for run in (*self.published, *self.tuned)]
+        return any(perplexity(epoch) is not None for epochs in ends for epoch in epochs)
 
-    def scores(self, side: Sequence[Run]) -> list[float]:
+    def scores(self, side: Sequence[Row]) -> list[float]:
         """Return the accuracy, or the perplexity, after the last epoch of each run of a side that has one."""
-        found = [run.perplexity if self.is_language_model else run.accuracy for run in side]
+        ends = [epoch for run in side for epoch in epochs_of(run.trial)[-1:]]
+        found = [perplexity(epoch) if self.is_language_model else epoch.accuracy for epoch in ends]
         return [score for score in found if score is not None and math.isfinite(score)]
 
     @property
@@ -81,15 +92,15 @@ def _epochs_ratio(baseline: Trial | None, trial: Trial) -> float | None:
     return before / after if before and after else None
 
 
-def tuned_pairs(runs: Sequence[Run]) -> list[TunedPair]:
+def tuned_pairs(runs: Sequence[Row]) -> list[TunedPair]:
     """Return the configurations that ended well in the published loop and in another, in the order of first runs."""
-    loops: dict[tuple[object, ...], dict[tuple[str, ...], list[Run]]] = {}
+    loops: dict[tuple[object, ...], dict[tuple[str, ...], list[Row]]] = {}
     for run in runs:
         if run.trial.status == "ok":
             of_configuration = loops.setdefault(run_comparison_key(run.trial, "techniques", "seed"), {})
             of_configuration.setdefault(run.trial.spec.techniques, []).append(run)
 
-    def by_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
+    def by_seed(runs: Sequence[Row]) -> tuple[Row, ...]:
         return tuple(sorted(runs, key=lambda run: run.trial.spec.seed))
 
     return [

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
+from castwise.analysis.result_table import Row
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.report.charts.svg import HATCH, WIDE, Drawing, Line, text
-from castwise.report.collection import ComparisonGroup, Configuration, FileOf
+from castwise.report.collection import ComparisonGroup, FileOf, row_values
 from castwise.report.machine_names import short_name
 from castwise.show.fields import Field, FlatRow, find_field, find_fields
 from castwise.show.table import DataTable
@@ -69,11 +70,11 @@ class GroupSubject:
         first = self.group.first
         return f"{self.group.title}, {short_name(first.environment.device_name)}, {first.started_at[:10]}"
 
-    def tip(self, config: Configuration, *lines: str) -> str:
+    def tip(self, config: Row, *lines: str) -> str:
         """Return the text at the pointer for a configuration: its label, these lines, and its file."""
         return "\n".join(each for each in (self.group.label(config), *lines, self.file_of(config.trial)) if each)
 
-    def line(self, name: str, config: Configuration, points: Sequence[tuple[float, float | None]], words: str) -> Line:
+    def line(self, name: str, config: Row, points: Sequence[tuple[float, float | None]], words: str) -> Line:
         """Return a configuration's line in its precision's look, with as many points as a screen shows."""
         kept = [points[number] for number in downsample(len(points))]
         look = look_of(config.precision)
@@ -82,14 +83,14 @@ class GroupSubject:
 
     def table(
         self,
-        configurations: Sequence[Configuration],
+        configurations: Sequence[Row],
         fields: Sequence[Field],
-        more_values: Callable[[Configuration], FlatRow] = lambda _: {},
+        more_values: Callable[[Row], FlatRow] = lambda _: {},
     ) -> DataTable[FlatRow]:
         """Return the table below a chart: which configurations, these fields, and the files."""
         settings = [self.group.setting(config) for config in configurations]
         rows: list[FlatRow] = [
-            {**config.values, "setting": setting, "file": self.file_of(config.trial), **more_values(config)}
+            {**row_values(config), "setting": setting, "file": self.file_of(config.trial), **more_values(config)}
             for config, setting in zip(configurations, settings, strict=True)
         ]
         setting = [Field("setting", "setting")] if any(settings) else []

@@ -4,7 +4,6 @@ from castwise.analysis.causes import UPDATE
 from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.svg import Bar, Key, Segment, bar_chart
 from castwise.report.charts.throughput import pick
-from castwise.report.collection import value_of
 from castwise.show.fields import Field, find_field
 from castwise.show.theme import FAINT, KERNELS, SOFT
 from castwise.show.units import format_seconds
@@ -49,7 +48,7 @@ def step_time(subject: GroupSubject) -> Chart | None:
         ]
         bars.append(Bar(name, segments, format_seconds(whole)))
     keys = [Key(*look) for place, look in enumerate(looks) if any(parts[config][place] > 0 for config in names)]
-    fastest = max(profiled, key=lambda config: value_of(config.throughput))
+    fastest = max(profiled, key=lambda config: config.throughput or 0.0)
     on_cpu = group.first.spec.device_type == "cpu"
     fields = [Field(f"part_{place}", title, "seconds") for place, title in enumerate(titles)]
     on_cpu_note = "On a CPU it is the profiled step, whose operators take longer. " if on_cpu else ""

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from castwise.analysis.energy import joules_per_unit
+from castwise.analysis.result_table import Row
 from castwise.analysis.steady_metrics import throughput
 from castwise.max_batch.render import curve_row, loop_name, summary_table
 from castwise.report.charts.chart import MAX_LINES, RATE_FIELDS, Chart, GroupSubject, interval_of, interval_text, varied
 from castwise.report.charts.svg import Bar, Line, Panel, Segment, bar_chart, line_chart
-from castwise.report.collection import Configuration, value_of
 from castwise.show.fields import find_field, find_fields
 from castwise.show.theme import INK, look_of
 from castwise.show.units import format_bytes, format_percent, format_rate
 
 _GIB = 2**30
 
-Lines = Mapping[str, Sequence[Configuration]]  # by their names
+Lines = Mapping[str, Sequence[Row]]  # by their names
 
 
 def largest_batch(subject: GroupSubject) -> Chart | None:
@@ -43,7 +43,7 @@ def largest_batch(subject: GroupSubject) -> Chart | None:
 def batch(subject: GroupSubject) -> Chart | None:
     """Return throughput and peak memory over the batch size, for lines of at least two batch sizes."""
     group = subject.group
-    named: dict[str, list[Configuration]] = {}
+    named: dict[str, list[Row]] = {}
     for config in group.configurations:
         named.setdefault(group.label(config, "batch_size"), []).append(config)
     lines = _drawable(named, "batch_size")
@@ -53,7 +53,7 @@ def batch(subject: GroupSubject) -> Chart | None:
     if is_search or not any(config.throughput for config in configurations):
         return None
 
-    def held(config: Configuration) -> tuple[float | None, str]:
+    def held(config: Row) -> tuple[float | None, str]:
         allocated, reserved = config.peak_allocated_bytes, config.peak_reserved_bytes
         most = allocated if reserved is None else reserved
         text = f"peak reserved {format_bytes(reserved)}, allocated {format_bytes(allocated)}"
@@ -97,8 +97,8 @@ def batch(subject: GroupSubject) -> Chart | None:
 def scaling(subject: GroupSubject) -> Chart | None:
     """Return throughput and scaling efficiency over the number of GPUs, for lines of at least two numbers."""
     group = subject.group
-    on_one: dict[str, Configuration] = {}
-    named: dict[str, list[Configuration]] = {}  # by number of GPUs, the single GPU first
+    on_one: dict[str, Row] = {}
+    named: dict[str, list[Row]] = {}  # by number of GPUs, the single GPU first
     measured = [config for config in group.configurations if config.throughput is not None]
     for config in sorted(measured, key=lambda c: c.trial.spec.world_size):
         name = group.label(config, "world_size", "parallelism")
@@ -111,7 +111,7 @@ def scaling(subject: GroupSubject) -> Chart | None:
     if not lines:
         return None
 
-    def efficiency(config: Configuration) -> tuple[float | None, str]:
+    def efficiency(config: Row) -> tuple[float | None, str]:
         share = config.scaling_efficiency
         text = "" if share is None else f"{format_percent(share)} of the ideal"
         share = 1.0 if config.trial.spec.world_size == 1 else share
@@ -120,7 +120,7 @@ def scaling(subject: GroupSubject) -> Chart | None:
     above, below = _two_panels(subject, lines, "world_size", efficiency)
     configurations = list(dict.fromkeys(config for own in lines.values() for config in own))
     most = max(config.trial.spec.world_size for config in configurations)
-    single = max((value_of(c.throughput) for c in configurations if c.trial.spec.world_size == 1), default=None)
+    single = max(((c.throughput or 0.0) for c in configurations if c.trial.spec.world_size == 1), default=None)
     if single is not None:
         above.append(Line("ideal, of the fastest", [(1, single), (most, single * most)], INK, "", "dot"))
     efficient = [config for config in configurations if config.scaling_efficiency is not None]
@@ -147,7 +147,7 @@ def _drawable(lines: Lines, option: str) -> Lines:
 
 
 def _two_panels(
-    subject: GroupSubject, lines: Lines, option: str, below: Callable[[Configuration], tuple[float | None, str]]
+    subject: GroupSubject, lines: Lines, option: str, below: Callable[[Row], tuple[float | None, str]]
 ) -> tuple[list[Line], list[Line]]:
     """Return lines of throughput with intervals, and lines of other values, each with its words, to go below them."""
     rates: list[Line] = []
@@ -155,9 +155,10 @@ def _two_panels(
     for name, own in lines.items():
         points, lower, intervals, tips, lower_tips = [], [], [], [], []
         for config in own:
-            if config.throughput is None:
+            rate = config.throughput_estimate
+            if rate is None:
                 continue
-            x, rate = float(getattr(config.trial.spec, option)), config.throughput
+            x = float(getattr(config.trial.spec, option))
             value, words = below(config)
             figure = f"{format_rate(rate.value)} {subject.group.unit}/s"
             tips.append(subject.tip(config, figure, interval_text(rate, format_rate), words))

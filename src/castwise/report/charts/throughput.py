@@ -5,10 +5,11 @@ from itertools import pairwise
 from math import inf
 
 from castwise.analysis.advice import WORTHWHILE
+from castwise.analysis.result_table import Row
 from castwise.registry.techniques import TECHNIQUES
 from castwise.report.charts.chart import MAX_BARS, RATE_FIELDS, Chart, GroupSubject, interval_of, interval_text
 from castwise.report.charts.svg import Bar, Segment, bar_chart
-from castwise.report.collection import REFERENCES, ComparisonGroup, Configuration, value_of
+from castwise.report.collection import REFERENCES, ComparisonGroup
 from castwise.report.conclusions import Answer
 from castwise.show.fields import Field, find_field, find_fields
 from castwise.show.theme import FAINT, look_of
@@ -22,26 +23,26 @@ _LONG = 4  # techniques in a name
 def throughput(subject: GroupSubject) -> Chart | None:
     """Return the throughput of each configuration, with its speed-up over the plain loop."""
     group = subject.group.over_seeds
-    best = max(group.configurations, key=lambda c: value_of(c.throughput))
+    best = max(group.configurations, key=lambda c: c.throughput or 0.0)
     if best.throughput is None:
         return None
     names, note = pick(group, group.configurations)
     fastest, bars = names.get(best, group.label(best)), []
     for config, name in names.items():
-        found, speedup = config.throughput, group.times_reference(config)
+        found, speedup = config.throughput_estimate, group.times_reference(config)
         status = "" if config.trial.status == "ok" else config.trial.status
         figure = format_rate(found.value) if found else ""
         lines = [f"{figure} {group.unit}/s" if found else "", interval_text(found, format_rate)]
         lines += [f"{status}: {config.trial.message}" if status else ""]
         ratio = format_ratio(speedup) if speedup is not None else ""
-        segment = Segment(value_of(found), look_of(config.precision).colour, subject.tip(config, *lines))
+        segment = Segment(config.throughput or 0.0, look_of(config.precision).colour, subject.tip(config, *lines))
         words = " · ".join(each for each in (figure, status or ratio) if each)
         bars.append(Bar(name, [segment], words, interval_of(found), bool(status)))
     references = dict.fromkeys(r.precision for c in names if (r := group.reference_of(c)) is not None)
     over = f"; × is over {' or '.join(references)}" if references else ""
     return Chart(
         title="Throughput and speed-up",
-        summary=f"The highest is {format_rate(best.throughput.value)} {group.unit} a second, with {fastest}.",
+        summary=f"The highest is {format_rate(best.throughput)} {group.unit} a second, with {fastest}.",
         draw=lambda width: bar_chart(bars, width, f"{group.unit} per second{over}"),
         table=subject.table(
             group.configurations,
@@ -81,14 +82,14 @@ def memory(subject: GroupSubject) -> Chart | None:
     )
 
 
-def highest(configurations: Sequence[Configuration], most: int = MAX_BARS) -> list[Configuration]:
+def highest(configurations: Sequence[Row], most: int = MAX_BARS) -> list[Row]:
     """Return as many configurations as a chart has room for, in their order: references, and the fastest ones."""
     if len({config.trial.spec.techniques for config in configurations}) > 1:
         most = min(most, 14)  # names are long then
 
-    def rank(config: Configuration) -> tuple[bool, float]:
+    def rank(config: Row) -> tuple[bool, float]:
         is_reference = config.precision in REFERENCES and not config.trial.spec.techniques
-        return not is_reference, -value_of(config.throughput)
+        return not is_reference, -(config.throughput or 0.0)
 
     kept = sorted(configurations, key=rank)[:most]
     return [config for config in configurations if config in kept]
@@ -96,10 +97,10 @@ def highest(configurations: Sequence[Configuration], most: int = MAX_BARS) -> li
 
 def pick(
     group: ComparisonGroup,
-    configurations: Sequence[Configuration],
+    configurations: Sequence[Row],
     most: int = MAX_BARS,
     elsewhere: str = "the table",
-) -> tuple[dict[Configuration, str], str]:
+) -> tuple[dict[Row, str], str]:
     """Return the configurations that a chart has room for with their names, and what a reader must know of these.
 
     That is what the word "base" in names stands for, if they would be long without it, and how many are left out.
@@ -126,14 +127,14 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
     """Return the proven changes from the plain loop to the one to take, each with its factor over the one before."""
     group = subject.group.over_seeds
     taken = [answer for answer in answers if answer.advice.decision == "take" and answer.advice.techniques]
-    answer = max(taken, key=lambda each: value_of(each.config.throughput if each.config else None), default=None)
+    answer = max(taken, key=lambda each: (each.config and each.config.throughput) or 0.0, default=None)
     if answer is None or answer.config is None or answer.reference is None or answer.reference.trial.spec.techniques:
         return None
     steps = proven_steps(group, answer.reference, answer.config)
     if len(steps) < 2:
         return None
     measured = Measurements().plus(trial for config in steps for trial in config.trials)
-    rates = [value_of(config.throughput) for config in steps]
+    rates = [(config.throughput or 0.0) for config in steps]
     names = [f"{steps[0].precision}, plain loop"]
     for before, config in pairwise(steps):
         new = [name for name in config.trial.spec.techniques if name not in before.trial.spec.techniques]
@@ -141,15 +142,18 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
     if group.is_training:  # whose rates may be of several seeds
         factors = [own / before for before, own in pairwise(rates)]
     else:
-        factors = [value_of(measured.shown_ratio(b.trial.spec, c.trial.spec)) for b, c in pairwise(steps)]
+        factors = [
+            ratio.value if (ratio := measured.shown_ratio(b.trial.spec, c.trial.spec)) else 0.0
+            for b, c in pairwise(steps)
+        ]
     bars = []
     for name, config, below, rate, factor in zip(names, steps, [0.0, *rates], rates, [None, *factors], strict=False):
-        tip = subject.tip(config, f"{format_rate(rate)} {group.unit}/s", interval_text(config.throughput, format_rate))
+        interval = interval_text(config.throughput_estimate, format_rate)
+        tip = subject.tip(config, f"{format_rate(rate)} {group.unit}/s", interval)
         parts = [Segment(below, FAINT, tip)] if below else []
         words = format_rate(rate) if factor is None else f"{format_rate(rate)} · ×{factor:.2f}"
         bars.append(Bar(name, [*parts, Segment(rate - below, look_of(config.precision).colour, tip)], words))
-    total = answer.advice.over_default or answer.advice.over_fp32
-    over = f"{value_of(total):.2f}× {steps[0].precision}"
+    over = f"{answer.speedup or 0.0:.2f}× {steps[0].precision}"
     values = {
         config: {"change": name, "factor": factor}
         for config, name, factor in zip(steps, names, [None, *factors], strict=True)
@@ -169,7 +173,7 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
     )
 
 
-def proven_steps(group: ComparisonGroup, start: Configuration, winner: Configuration) -> list[Configuration]:
+def proven_steps(group: ComparisonGroup, start: Row, winner: Row) -> list[Row]:
     """Return the longest chain from the plain loop to a winner in which each is proven faster than the one before.
 
     Each has more of the winner's techniques, or another precision that is among the fastest with these techniques.
@@ -187,10 +191,10 @@ def proven_steps(group: ComparisonGroup, start: Configuration, winner: Configura
     best: dict[tuple[str, ...], float] = {}
     for config in rest:
         loop = config.trial.spec.techniques
-        best[loop] = max(best.get(loop, 0.0), value_of(config.throughput))
-    rest = [c for c in rest if value_of(c.throughput) * WORTHWHILE >= best[c.trial.spec.techniques] or c is winner]
-    rest.sort(key=lambda c: (len(c.trial.spec.techniques), value_of(c.throughput)))
-    chains: list[list[Configuration]] = [[start]]
+        best[loop] = max(best.get(loop, 0.0), (config.throughput or 0.0))
+    rest = [c for c in rest if (c.throughput or 0.0) * WORTHWHILE >= best[c.trial.spec.techniques] or c is winner]
+    rest.sort(key=lambda c: (len(c.trial.spec.techniques), (c.throughput or 0.0)))
+    chains: list[list[Row]] = [[start]]
     for config in rest:
         names = set(config.trial.spec.techniques)
         below = [

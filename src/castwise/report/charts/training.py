@@ -11,6 +11,7 @@ from statistics import fmean
 
 from castwise.accuracy.render import SHORT, difference_unit, flat_row, verdict_text
 from castwise.accuracy.result import Runs, metric_of, runs_of
+from castwise.analysis.result_table import Row
 from castwise.analysis.training_metrics import epochs_of
 from castwise.records.schema import Epoch, Trial
 from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, downsample, left_out, varied
@@ -25,7 +26,6 @@ from castwise.report.charts.svg import (
     nice_ticks,
     number,
 )
-from castwise.report.collection import Configuration
 from castwise.show.fields import Field, find_field
 from castwise.show.table import DataTable
 from castwise.show.theme import look_of
@@ -65,7 +65,7 @@ def _curves(
 ) -> Chart | None:
     """Return a value of each run over time and over epochs; of runs that differ in their seeds, mean and range."""
     group = subject.group
-    runs: dict[str, list[tuple[Configuration, list[_Point]]]] = {}
+    runs: dict[str, list[tuple[Row, list[_Point]]]] = {}
     for config in group.configurations:
         if points := list(points_of(config.trial)):
             runs.setdefault(group.label(config, "seed"), []).append((config, points))

@@ -15,7 +15,7 @@ from castwise.analysis.energy import joules_per_unit, power_watts
 from castwise.analysis.model_flops import model_flops_values
 from castwise.errors import unknown_name
 from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
-from castwise.report.collection import Collection, FileOf, throughput_of
+from castwise.report.collection import Collection, FileOf, row_values, throughput_of
 from castwise.show.fields import Field, Unit, counter_values, find_fields
 from castwise.show.table import DataTable
 from castwise.show.why_report import share_values
@@ -103,13 +103,13 @@ def _configurations(collection: Collection, file_of: FileOf) -> DataTable[Any]:
     rows = []
     why = {id(found.row): found for group in collection.groups for found in group.diagnoses}
     for config in collection.configurations:
-        found = why.get(id(config.source))
-        trial, values = config.trial, config.values
+        found = why.get(id(config))
+        trial, values = config.trial, row_values(config)
         rows.append(
             {
                 **_question(trial),
                 **{name: values[name] for name in _FIGURES},
-                **model_flops_values(config.trials, getattr(config.source, "step_seconds", None)),
+                **model_flops_values(config.trials, config.step_seconds),
                 **share_values(found),
                 "cause": found.causes[0].name if found is not None and found.causes else None,
                 "status": trial.status,

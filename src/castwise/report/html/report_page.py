@@ -78,8 +78,8 @@ def _section(
     table: DataTable[Any]
     more: list[tuple[str, str, DataTable[Any]]] = []
     if group.is_training:
-        table = training_table.data_table(group.runs)
-        failed = [run.trial for run in group.runs if run.trial.status != "ok"]
+        table = training_table.data_table(group.configurations)
+        failed = [run.trial for run in group.configurations if run.trial.status != "ok"]
         lines = [f"{trial.spec.label}: {trial.status}: {trial.message}" for trial in failed]
     elif group.is_max_batch:
         found = group.max_batches
@@ -89,7 +89,7 @@ def _section(
             more.append(("parts", "Where the memory goes", max_batch_render.breakdown_table(breakdowns)))
     else:
         table = _steady_table(group, {each.advice.key for each in answers if each.advice.decision == "take"})
-        lines = remarks(group.rows)
+        lines = remarks(group.configurations)
     if (numerics := why_report.numerics_table(list(group.profiled.values()))) is not None:
         more.append(("numerics", why_report.NUMERICS_TITLE, numerics))
     subject = GroupSubject(group, source.file_of)
@@ -134,7 +134,7 @@ def _why(group: ComparisonGroup) -> dict[str, Any]:
 
 def _steady_table(group: ComparisonGroup, taken: set[str | None]) -> DataTable[FlatRow]:
     """Return the table of steady results, with the ratios that the terminal shows, and a ring at what to take."""
-    table, short = run_report.data_table(group.rows), run_report.short_table(group.rows)
+    table, short = run_report.data_table(group.configurations), run_report.short_table(group.configurations)
     speedups = ("written_speedup", "default_speedup", "speedup")
     names = [f"{name}{end}" for name in speedups for end in ("", "_low", "_high")]
     ratios = {row["key"]: {name: row[name] for name in ("verdict", *names)} for row in short.rows}
@@ -233,7 +233,7 @@ def _dots(answer: Answer) -> list[Dot]:
         if speed is None and status == "ok":
             continue
         look = look_of(config.precision)
-        rate = f"{format_rate(config.throughput.value)} {answer.group.unit}/s" if config.throughput else ""
+        rate = f"{format_rate(config.throughput)} {answer.group.unit}/s" if config.throughput else ""
         lines = (
             answer.group.label(config),
             format_ratio(speed) if speed else "",
