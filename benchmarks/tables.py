@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ from rich.console import Console
 from stored import RECORDS, by_place, costs_of, load, markdown, place_of, where_of
 
 from castwise.accuracy.advice import with_accuracy
-from castwise.analysis.advice import recommend
 from castwise.analysis.causes import diagnose
+from castwise.analysis.decide import decide
 from castwise.analysis.model_flops import float8_of, fp8_share
 from castwise.analysis.result_table import Row, compare
 from castwise.records.schema import Trial
@@ -68,7 +68,7 @@ def results(workload: str, folder: str = "trials") -> str:
     """Return the table of one workload's trials in a folder."""
     found = [row for row in rows(folder) if row.trial.spec.workload == workload]
     found.sort(key=lambda row: precision_sort_key(row.trial.spec.precision))
-    _, grid, place = run_report.table_parts(found, [item.key for item in recommend(found)])
+    _, grid, place = run_report.table_parts(found, [item.key for item in decide(found)])
     assert isinstance(grid, Grid)
     head = Lines([headline(found)], is_list=False)
     columns = [each for each in grid.table.columns if each.name != "verdict"]
@@ -81,7 +81,7 @@ def terminal(folder: str) -> str:
     """Return what `castwise run` prints of the trials in a folder, without the notes below the table."""
     text = io.StringIO()
     found = rows(folder)
-    shown = run_report.present(found, with_accuracy(recommend(found), ()))
+    shown = run_report.present(found, decide(found, judge=partial(with_accuracy, trials=())))
     print_parts(shown.parts, Console(file=text, width=130, emoji=False))
     lines = [line.rstrip() for line in text.getvalue().rstrip().splitlines()]
     kept = [line if not re.match(r"  \S", line) else "  …" for line in lines]
@@ -100,7 +100,7 @@ def why_terminal(names: str) -> str:
 
 def answer(workload: str) -> str:
     """Return what `castwise run` advises for a workload's trials, and the lines to paste."""
-    (advice,) = recommend([row for row in rows() if row.trial.spec.workload == workload])
+    (advice,) = decide([row for row in rows() if row.trial.spec.workload == workload])
     return f"{markdown_text(advice.sentence)}\n\n```python\n{advice.code}\n```\n"
 
 

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from castwise.accuracy.advice import answer_of
 from castwise.accuracy.options import AccuracyOptions
-from castwise.analysis.advice import Advice
 from castwise.analysis.causes import Diagnosis, LeftOut, diagnose, left_out_of
+from castwise.analysis.decide import Advice
 from castwise.analysis.result_table import MARGIN, Row
 from castwise.analysis.result_table import compare as compare_trials
 from castwise.errors import UsageError

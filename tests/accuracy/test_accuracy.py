@@ -19,7 +19,7 @@ from castwise.accuracy import search
 from castwise.accuracy.advice import with_accuracy
 from castwise.accuracy.render import sentences
 from castwise.accuracy.result import AccuracyResult, runs_of
-from castwise.analysis.advice import recommend
+from castwise.analysis.decide import decide
 from castwise.analysis.result_table import compare, compare_runs
 from castwise.show.training_table import flat_row
 from castwise.spec.trial import TrialSpec
@@ -411,14 +411,14 @@ def test_runs_of_a_file_before_it_was_edited_say_nothing() -> None:
     changes: dict[str, object] = {"workload": "own.py:build", "data_set": "synthetic"}
     rounds = itertools.product(("fp32", "bf16-mixed"), range(3))
     steps = [steady(precision, repeat, **changes, user_model=new) for precision, repeat in rounds]
-    (item,) = recommend(compare(steps))
+    (item,) = decide(compare(steps))
     for model, expected in ((new, "as good as fp32"), (old, "untested: your function")):
         runs = []
         for precision, seed in itertools.product(("fp32", "bf16-mixed"), range(5)):
             spec = fake_training(precision, {"epochs": 1, "validate_each_epoch": True}, seed=seed)
             spec = spec.model_copy(update={**changes, "user_model": model})
             runs.append(fake_run(spec, fake_epoch(spec).model_copy(update={"score": 20.0 + seed + 0.001 * (seed % 2)})))
-        assert with_accuracy([item], [*steps, *runs])[0].accuracy.startswith(expected)
+        assert with_accuracy(item, [*steps, *runs]).accuracy.startswith(expected)
 
 
 def test_the_answer_of_run_rests_on_the_longest_runs_and_says_if_they_were_short(command: CommandLine) -> None:

@@ -12,8 +12,8 @@ from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from small_step import CPU, make_batch, make_net, make_task
 from torch import Tensor, nn
 
-from castwise.analysis.advice import recommend
 from castwise.analysis.code_snippets import framework_snippets, loop_patch, own_calls, pytorch_code, script_code
+from castwise.analysis.decide import decide
 from castwise.analysis.result_table import compare
 from castwise.apply.precision import numeric_state
 from castwise.records.schema import Facts, Trial
@@ -336,7 +336,7 @@ def lines_of(**seconds: float) -> list[str]:
         for repeat in (0, 1)
         for name, each in seconds.items()
     ]
-    (advice,) = recommend(compare(trials))
+    (advice,) = decide(compare(trials))
     return snippet_lines(advice)
 
 

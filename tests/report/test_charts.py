@@ -243,8 +243,8 @@ def test_runs_that_differ_in_their_seeds_are_one_curve_with_its_range() -> None:
     assert len(rows(chart("throughput", *every))) == 2, "a row for each precision, with the mean of its seeds"
     (answer,) = answers_of(collect(every))
     assert answer.advice.how_sure == "3 runs"
-    assert answer.config is not None
-    assert len(answer.config.trials) == 3
+    assert answer.advice.row is not None
+    assert len(answer.advice.row.trials) == 3
 
 
 def test_the_equivalence_plot_has_a_dot_for_each_precision_compared_with_the_margin() -> None:

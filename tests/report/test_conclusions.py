@@ -41,7 +41,7 @@ def test_answer_has_precision_speedup_memory_and_code() -> None:
     trials = [*rounds("fp32"), *rounds("bf16-mixed")]
     (answer,) = answers(*trials)
     assert (answer.advice.decision, answer.advice.precision) == ("take", "bf16-mixed")
-    assert answer.speedup == pytest.approx(2.5, rel=0.03)
+    assert answer.advice.speedup == pytest.approx(2.5, rel=0.03)
     assert answer.advice.memory_ratio == pytest.approx(0.7)
     assert answer.advice.code.startswith("with torch.autocast")
     assert sentence(*trials) == "resnet50 on Fake GPU: take bf16-mixed, 2.50× as fast as fp32"
@@ -51,10 +51,23 @@ def test_speedup_is_over_pytorchs_default_if_that_was_measured() -> None:
     names = ("resnet50", "dpn92")
     trials = [each for name in names for p in ("default", "fp32", "bf16-mixed") for each in rounds(p, workload=name)]
     answer, _ = answers(*trials)
-    assert answer.speedup == pytest.approx(0.7 / 0.4, rel=0.03)
+    assert answer.advice.speedup == pytest.approx(0.7 / 0.4, rel=0.03)
     assert answer.advice.over_fp32 is not None
     assert answer.advice.over_fp32.value == pytest.approx(2.5, rel=0.03)
     assert sentence(*trials) == "2 models on Fake GPU: 2 train faster than PyTorch's default, 1.75×"
+
+
+def test_a_script_s_speedup_is_over_the_script_as_written() -> None:
+    trials = [
+        each
+        for p, factor in (("as-written", 2.0), ("fp32", 1.0), ("bf16-mixed", 1.0))
+        for each in rounds(p, factor=factor)
+    ]
+    (answer,) = answers(*trials)
+    assert answer.advice.over_written is not None
+    assert answer.advice.speedup == answer.advice.over_written.value
+    assert f"{answer.advice.speedup:.2f}× as fast as your script as written" in sentence(*trials)
+    assert f"{answer.advice.speedup:.2f}× [" in answer.advice.sentence
 
 
 def test_the_title_counts_answers_and_the_table_has_the_largest_gain_first() -> None:
@@ -75,8 +88,8 @@ def test_the_title_counts_answers_and_the_table_has_the_largest_gain_first() -> 
 
 def test_one_process_of_each_leaves_it_undecided() -> None:
     small, large = answers(*(steady(name, batch_size=size) for size in (32, 64) for name in ("default", "bf16-mixed")))
-    assert (small.advice.decision, small.advice.precision, small.speedup) == ("undecided", None, None)
-    assert (small.spec.batch_size, large.spec.batch_size) == (32, 64)
+    assert (small.advice.decision, small.advice.precision, small.advice.speedup) == ("undecided", None, None)
+    assert (small.advice.batch_size, large.advice.batch_size) == (32, 64)
 
 
 def test_nothing_is_recommended_if_nothing_ended_well() -> None:
@@ -88,7 +101,7 @@ def test_nothing_is_recommended_if_nothing_ended_well() -> None:
 
 def test_whole_runs_are_recommended_with_their_accuracy() -> None:
     (answer,) = answers(run("fp32", 10.0, 0.8), run("fp16-mixed", 5.0, 0.79))
-    assert (answer.advice.precision, answer.cut, answer.speedup) == ("fp16-mixed", "", pytest.approx(2.0))
+    assert (answer.advice.precision, answer.advice.cut, answer.advice.speedup) == ("fp16-mixed", "", pytest.approx(2.0))
     assert "79.0 % accuracy" in answer.advice.sentence
     assert "after 2 epochs" in answer.advice.sentence
     (own,) = answers(run("fp32", 10.0, score=3.5), run("fp16-mixed", 5.0, score=3.25))
@@ -100,7 +113,7 @@ def test_whole_runs_are_recommended_with_their_accuracy() -> None:
 
 def test_cut_runs_say_so_and_recommend_nothing() -> None:
     (answer,) = answers(run("fp32", 10.0, 0.8, epochs=1), run("fp16-mixed", 5.0, 0.79, epochs=1))
-    assert answer.cut == "1 of 2 epochs"
+    assert answer.advice.cut == "1 of 2 epochs"
     assert "cut short (1 of 2 epochs)" in answer.advice.sentence
     assert "after 1 epoch" in answer.advice.sentence
     assert "take" not in answer.advice.sentence
@@ -148,5 +161,5 @@ def test_the_half_batch_that_a_search_measures_once_has_no_answer() -> None:
     loop = {"techniques": ("channels-last",), "batch_size": 256}
     taken = [*rounds("fp32", batch_size=256), *rounds("bf16-mixed", **loop)]
     probes = [steady("fp32", batch_size=128), steady("bf16-mixed", **{**loop, "batch_size": 128})]
-    assert [each.spec.batch_size for each in answers(*taken, *probes)] == [256]
+    assert [each.advice.batch_size for each in answers(*taken, *probes)] == [256]
     assert len(answers(*taken, *probes, steady("tf32", batch_size=128))) == 2, "the batch was asked for"

@@ -18,7 +18,7 @@ from fake_gpu import fake_gpu_facts, fake_reading
 from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
-from castwise.analysis.advice import Decision, recommend
+from castwise.analysis.decide import Decision, decide
 from castwise.analysis.energy import Prices
 from castwise.analysis.result_table import compare
 from castwise.analysis.warnings import TrialWarning
@@ -89,7 +89,7 @@ ON_GPUS = [trial("fp32", 0.3), trial("fp32", 0.3, **TWO_GPUS), trial("fp32", 0.4
 def printed(trials: Sequence[Trial], width: int = 80, prices: Prices | None = None, **how: bool) -> str:
     rows, stream = compare(trials), io.StringIO()
     console = Console(file=stream, width=width, highlight=False)
-    print_parts(run_report.present(rows, recommend(rows), prices, **how).parts, console)
+    print_parts(run_report.present(rows, decide(rows), prices, **how).parts, console)
     return stream.getvalue()
 
 
@@ -98,7 +98,7 @@ def as_json(trials: Sequence[Trial]) -> dict[str, list[dict[str, Any]]]:
         raise AssertionError(f"{name} is not JSON")
 
     rows = compare(trials)
-    document = json.loads(run_report.present(rows, recommend(rows)).text("json"), parse_constant=refuse)
+    document = json.loads(run_report.present(rows, decide(rows)).text("json"), parse_constant=refuse)
     assert isinstance(document, dict)
     return document
 
@@ -109,7 +109,7 @@ def as_csv(trials: Sequence[Trial]) -> list[dict[str, str]]:
 
 def as_markdown(trials: Sequence[Trial], *, wide: bool = False) -> str:
     rows = compare(trials)
-    return run_report.present(rows, recommend(rows), wide=wide).text("markdown")
+    return run_report.present(rows, decide(rows), wide=wide).text("markdown")
 
 
 def markdown_rows(trials: Sequence[Trial], *, wide: bool = False) -> list[dict[str, str]]:
@@ -164,7 +164,7 @@ def test_rows_come_under_what_they_do_not_share() -> None:
 
 
 def test_ratios_are_those_of_the_advice() -> None:
-    (first, _) = recommend(compare(SETTINGS))
+    (first, _) = decide(compare(SETTINGS))
     (row,) = (row for row in run_report.short_table(compare(SETTINGS)).rows if row["key"] == first.key)
     assert first.over_default is not None
     assert first.over_fp32 is not None
@@ -179,7 +179,7 @@ def test_a_failed_configuration_has_no_speed() -> None:
 def test_colours_are_for_what_is_taken_slower_or_failed() -> None:
     rows, stream = compare(JOB), io.StringIO()
     console = Console(file=stream, force_terminal=True, color_system="standard", width=80)
-    print_parts(run_report.present(rows, recommend(rows)).parts, console)
+    print_parts(run_report.present(rows, decide(rows)).parts, console)
     lines = stream.getvalue().splitlines()
     fp32, taken, diverged = (
         next(line for line in lines[2:] if name in line) for name in ("fp32", "bf16-mixed", "fp16-true")
@@ -279,7 +279,7 @@ def test_energy_of_some_of_the_gpus_is_a_remark(
 
 
 def test_code_and_messages_are_printed_unchanged() -> None:
-    (advice,) = recommend(compare(JOB))
+    (advice,) = decide(compare(JOB))
     code = [*advice.code.splitlines(), *snippet_lines(advice)]
     assert "\n".join(f"    {line}" for line in code) in printed(JOB, 40)
     message = "RuntimeError: [bold]sizes[/bold] [3, 4] :smile:"
@@ -402,7 +402,7 @@ def test_json_is_what_its_schema_says(prices: Prices | None) -> None:
     validator = jsonschema.Draft202012Validator(schema())
     trials = [*JOB, failed("fp32", "crashed"), fake_trial(losses=(math.inf,))]
     rows = compare(trials)
-    document = json.loads(run_report.present(rows, recommend(rows), prices).text("json"))
+    document = json.loads(run_report.present(rows, decide(rows), prices).text("json"))
     assert document["warnings"]
     assert list(validator.iter_errors(document)) == []
     for name, value in (("schema_version", 2), ("rows", [{}]), ("more", 1)):
@@ -433,7 +433,7 @@ def test_notebook_html_has_the_terminals_table_and_escapes_text() -> None:
     nasty = "<script>alert(1)</script>"
     rows = compare([*FP32, *BF16, failed("tf32", "crashed", nasty)])
     page = ElementTree.fromstring(
-        f"<body>{html(run_report.present(rows, recommend(rows)).parts)}</body>"
+        f"<body>{html(run_report.present(rows, decide(rows)).parts)}</body>"
     )  # every tag is closed
     table = run_report.short_table(rows)
     texts = [[column.text(row) for column in table.columns] for row in table.rows]

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from castwise.accuracy.render import compared_text, length_text, verdict_text
 from castwise.accuracy.result import Runs, runs_of
-from castwise.analysis.advice import Advice, recommend
+from castwise.analysis.decide import Advice, decide
 from castwise.analysis.result_table import MARGIN, Row, compare
 from castwise.errors import UsageError
 from castwise.records.schema import Trial
@@ -33,63 +34,59 @@ def answer_of(job: "Job", trials: Sequence[Trial], typed: TypedLine | None = Non
     rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
     store = job.runner.store
     others = [] if store is None else store.load_more(job.runner.environment)[0].values()
-    return rows, with_accuracy(recommend(rows, typed), [*trials, *others], typed)
+    judge = partial(with_accuracy, trials=[*trials, *others], typed=typed)
+    return rows, decide(rows, typed, judge)
 
 
-def with_accuracy(advice: Sequence[Advice], trials: Collection[Trial], typed: TypedLine | None = None) -> list[Advice]:
-    """Return advice that says of each precision to take whether it trains as well, or that nobody has tested it.
+def with_accuracy(item: Advice, trials: Collection[Trial], typed: TypedLine | None = None) -> Advice:
+    """Return advice that says of the precision to take whether it trains as well, or that nobody has tested it.
 
     Args:
-        advice: What to take.
+        item: What to take.
         trials: All records there are; of those of training runs, the longest count, and of as long ones the most.
         typed: What the user typed, if that is at hand; the command that tests is built from it.
     """
-    return [_with_accuracy(item, trials, typed) for item in advice]
-
-
-def _with_accuracy(item: Advice, trials: Collection[Trial], typed: TypedLine | None) -> Advice:
-    if item.decision != "take" or item.precision in (None, BASELINE, DEFAULT):
+    if item.decision != "take" or item.row is None or item.precision in (BASELINE, DEFAULT):
         return item
-    taken = next((trial for trial in trials if trial.spec.key == item.key), None)
-    of_file = trials if taken is None else [each for each in trials if each.spec.user_model == taken.spec.user_model]
-    scale = None if taken is None else taken.spec.loss_scale
-    found = _longest_runs(item, of_file, scale)  # an edited file is another model
-    if found is not None:
-        baseline = found.baseline[0].spec.precision
-        than = {"as good": " as", "worse": " than", "better": " than"}.get(verdict_text(found), ", compared with")
-        short = f" in runs of {length_text(found.recipe)}" if found.recipe.is_shortened else ""
-        parts = f"{verdict_text(found)}{than} {baseline}{short}", compared_text(found)
-        text = ": ".join(part for part in parts if part)
-        return replace(item, accuracy=text, is_less_accurate=found.is_less_accurate)
-    return replace(item, accuracy=_untested(item, taken, typed))
+    taken = item.row.trial
+    same_file = [each for each in trials if each.spec.user_model == taken.spec.user_model]  # an edited one is another
+    found = _longest_runs(taken, same_file)
+    if found is None:
+        return replace(item, accuracy=_untested(taken, typed))
+    baseline = found.baseline[0].spec.precision
+    than = {"as good": " as", "worse": " than", "better": " than"}.get(verdict_text(found), ", compared with")
+    short = f" in runs of {length_text(found.recipe)}" if found.recipe.is_shortened else ""
+    parts = f"{verdict_text(found)}{than} {baseline}{short}", compared_text(found)
+    return replace(item, accuracy=": ".join(filter(None, parts)), is_less_accurate=found.is_less_accurate)
 
 
-def _untested(item: Advice, taken: Trial | None, typed: TypedLine | None) -> str:
-    if taken is None or taken.spec.user_model is None or taken.spec.is_script:
+def _untested(taken: Trial, typed: TypedLine | None) -> str:
+    spec = taken.spec
+    if spec.user_model is None or spec.is_script:
         try:
-            find_recipe(item.workload)
+            find_recipe(spec.workload)
         except UsageError:
             return UNTESTED
-    elif is_object(item.workload) or taken.facts is None or taken.facts.higher_is_better is None:
+    elif is_object(spec.workload) or taken.facts is None or taken.facts.higher_is_better is None:
         return f"{UNTESTED}: your function returns no training_set and validate(model)"
-    options = {"precision": f"{BASELINE},{item.precision}"}
-    if taken is not None and taken.spec.changed_loss_scale:
-        options["loss_scale"] = taken.spec.loss_scale
-    line = advised_line("accuracy", item.workload, options, typed)
+    options = {"precision": f"{BASELINE},{spec.precision}"}
+    if spec.changed_loss_scale:
+        options["loss_scale"] = spec.loss_scale
+    line = advised_line("accuracy", spec.workload, options, typed)
     return f"{UNTESTED}: `{line}` tells"
 
 
-def _longest_runs(item: Advice, trials: Collection[Trial], loss_scale: str | None) -> Runs | None:
+def _longest_runs(taken: Trial, trials: Collection[Trial]) -> Runs | None:
     """Return the runs of the precision to take in the setting, such as a loop or a data set, with the longest runs.
 
     Whole runs count as longer than shortened ones. Of settings with runs as long, it is the one with most pairs. Runs
-    with another loss scale do not count, unless that is None.
+    with another loss scale do not count.
     """
     settings: dict[str, list[Trial]] = {}
-    precisions = (BASELINE, DEFAULT, item.precision)
+    precisions = (BASELINE, DEFAULT, taken.spec.precision)
     for trial in trials:
         spec = trial.spec
-        if (spec.kind, spec.workload) == ("training", item.workload) and spec.precision in precisions:
+        if (spec.kind, spec.workload) == ("training", taken.spec.workload) and spec.precision in precisions:
             without = {"precision", "loss_scale", "seed", "repeat"}
             key = trial.environment.fingerprint + spec.without_extras.model_dump_json(exclude=without)
             settings.setdefault(key, []).append(trial)
@@ -97,7 +94,7 @@ def _longest_runs(item: Advice, trials: Collection[Trial], loss_scale: str | Non
         runs
         for own in settings.values()
         for runs in runs_of(own, BASELINE, None) or runs_of(own, DEFAULT, None)
-        if runs.spec.precision == item.precision and loss_scale in (None, runs.spec.loss_scale)
+        if (runs.spec.precision, runs.spec.loss_scale) == (taken.spec.precision, taken.spec.loss_scale)
         if runs.verdict is not None
         if runs.verdict.difference is not None or runs.verdict.kind == "diverged"
     ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from castwise.analysis.advice import Advice
+from castwise.analysis.decide import Advice
 from castwise.max_batch import render as max_batch_render
 from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.conclusions import answer_table, answers_of, headline

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from castwise.analysis.advice import Advice
+from castwise.analysis.decide import Advice
 from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR, EpochCost, Prices, cost_of, gpus_read
 from castwise.analysis.model_flops import float8_of, flops_of, fp8_share
 from castwise.analysis.result_table import Row

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
-from castwise.analysis.advice import references_among
+from castwise.analysis.decide import references_among
 from castwise.analysis.result_table import compare
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.steady_metrics import unit_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from castwise.analysis.advice import Advice, references_among
+from castwise.analysis.decide import Advice, references_among
 from castwise.analysis.energy import Prices, energy_of, power_watts
 from castwise.analysis.model_flops import float8_of, fp8_share, model_flops_values
 from castwise.analysis.result_table import Row

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from castwise.analysis import steady_metrics
-from castwise.analysis.advice import doubts_of
 from castwise.analysis.causes import diagnose
+from castwise.analysis.decide import doubts_of
 from castwise.analysis.model_flops import flops_of, why_inexact
 from castwise.analysis.result_table import compare
 from castwise.analysis.speedup import rate_estimate, session_speedup_estimate, speedup_estimate, step_estimate

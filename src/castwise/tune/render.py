@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from castwise.analysis import steady_metrics
-from castwise.analysis.advice import doubts_of
 from castwise.analysis.code_snippets import loop_patch
+from castwise.analysis.decide import doubts_of
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, REFERENCE_WORDS, precision_row
 from castwise.registry.techniques import join, loop_changes
 from castwise.show.console import took_words

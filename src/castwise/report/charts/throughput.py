@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
-from castwise.analysis.advice import WORTHWHILE
+from castwise.analysis.decide import WORTHWHILE
 from castwise.analysis.result_table import Row
 from castwise.registry.techniques import TECHNIQUES
 from castwise.report.charts.chart import MAX_BARS, RATE_FIELDS, Chart, GroupSubject, interval_of, interval_text
@@ -126,11 +126,11 @@ def pick(
 def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
     """Return the proven changes from the plain loop to the one to take, each with its factor over the one before."""
     group = subject.group.over_seeds
-    taken = [answer for answer in answers if answer.advice.decision == "take" and answer.advice.techniques]
-    answer = max(taken, key=lambda each: (each.config and each.config.throughput) or 0.0, default=None)
-    if answer is None or answer.config is None or answer.reference is None or answer.reference.trial.spec.techniques:
+    taken = [each.advice for each in answers if each.advice.decision == "take" and each.advice.techniques]
+    advice = max(taken, key=lambda each: (each.row and each.row.throughput) or 0.0, default=None)
+    if advice is None or advice.row is None or advice.reference is None or advice.reference.techniques:
         return None
-    steps = proven_steps(group, answer.reference, answer.config)
+    steps = proven_steps(group, advice.reference, advice.row)
     if len(steps) < 2:
         return None
     measured = Measurements().plus(trial for config in steps for trial in config.trials)
@@ -153,7 +153,7 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
         parts = [Segment(below, FAINT, tip)] if below else []
         words = format_rate(rate) if factor is None else f"{format_rate(rate)} · ×{factor:.2f}"
         bars.append(Bar(name, [*parts, Segment(rate - below, look_of(config.precision).colour, tip)], words))
-    over = f"{answer.speedup or 0.0:.2f}× {steps[0].precision}"
+    over = f"{advice.speedup or 0.0:.2f}× {steps[0].precision}"
     values = {
         config: {"change": name, "factor": factor}
         for config, name, factor in zip(steps, names, [None, *factors], strict=True)

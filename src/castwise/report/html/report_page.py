@@ -56,7 +56,7 @@ def render(collection: Collection, source: Source, title: str | None = None) -> 
         "summary": f"{collection.summary} · {truncate_list(list(versions), most=2)}",
         "sentence": said if title else "",
         "answers": _answer_rows(answers, anchors),
-        "some_cut": any(each.cut for each in answers),
+        "some_cut": any(each.advice.cut for each in answers),
         "tiles": _tiles(collection, answers) if any(each.advice.how_sure for each in answers) else [],
         "sections": sections,
         "without_charts": [group.title for group in collection.groups[MAX_SECTIONS:]],
@@ -150,11 +150,11 @@ def _steady_table(group: ComparisonGroup, taken: set[str | None]) -> DataTable[F
 
 def _tiles(collection: Collection, answers: Sequence[Answer]) -> list[tuple[str, str, str]]:
     """Return the figures above the table of answers: a heading, a figure and a line below it each."""
-    taken = [each for each in answers if each.advice.decision == "take" and not each.cut]
+    taken = [each for each in answers if each.advice.decision == "take" and not each.advice.cut]
     over = dict.fromkeys("PyTorch's default" if each.advice.over_default else "fp32" for each in taken)
     tiles = []
     for heading, words, values in (
-        ("median speed-up", f"over {' or '.join(over)}", [each.speedup for each in taken]),
+        ("median speed-up", f"over {' or '.join(over)}", [each.advice.speedup for each in taken]),
         ("median memory", "of the reference's peak", [each.advice.memory_ratio for each in taken]),
     ):
         known = [value for value in values if value is not None]
@@ -197,8 +197,8 @@ def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str
     ticks = "".join(
         text(axis.at(tick, _MARGIN, _SPAN), 12, axis.label(tick), "middle", 12, SOFT) for tick in axis.ticks
     )
-    shown = {c.precision for answer in answers for c in answer.configurations}
-    over = {r.precision for a in answers for c in a.configurations if (r := a.group.reference_of(c)) is not None}
+    shown = {c.precision for answer in answers for c in answer.advice.rows}
+    over = {r.precision for a in answers for c in a.advice.rows if (r := a.group.reference_of(c)) is not None}
     return {
         "columns": [(column.name, column.title) for column in columns],
         "rows": rows,
@@ -228,7 +228,7 @@ def _mark(precision: str) -> str:
 def _dots(answer: Answer) -> list[Dot]:
     """Return how many times as fast as its reference each configuration of an answer's setting is."""
     found = []
-    for config in answer.configurations:
+    for config in answer.advice.rows:
         speed, status = answer.group.times_reference(config), config.trial.status
         if speed is None and status == "ok":
             continue
@@ -241,7 +241,7 @@ def _dots(answer: Answer) -> list[Dot]:
             "" if status == "ok" else status,
         )
         tip = "\n".join(line for line in lines if line)
-        is_taken = config is answer.config and answer.advice.decision in ("take", "stay")
+        is_taken = config is answer.advice.row and answer.advice.decision in ("take", "stay")
         found.append(Dot(speed or 0.0, look.colour, look.marker, tip, None, is_taken, status != "ok"))
     return found
 

@@ -1,0 +1,662 @@
+"""Decide which loop to take, from ratios of rows and their intervals: one answer everywhere, as data and in words."""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from castwise.analysis.causes import diagnose, try_line
+from castwise.analysis.code_snippets import Snippet, framework_snippets, own_calls, pytorch_code, script_code
+from castwise.analysis.model_flops import why_inexact
+from castwise.analysis.result_table import Row
+from castwise.analysis.speedup import speedup_estimate
+from castwise.analysis.statistics import MOST_ROUNDS, Estimate
+from castwise.analysis.training_metrics import data_share, epochs_of, is_whole, length_in_words, perplexity
+from castwise.analysis.warnings import WarningName, warnings_of_all
+from castwise.records.schema import Epoch, Trial
+from castwise.registry.datasets import imitated_data_set
+from castwise.registry.precisions import (
+    AS_WRITTEN,
+    BASELINE,
+    BESIDE_FP8,
+    DEFAULT,
+    REFERENCE_WORDS,
+    find_precision,
+    is_same_as_fp32,
+    precision_row,
+    why_emulated,
+)
+from castwise.registry.techniques import join, rows_of
+from castwise.spec.quantities import TOO_NOISY, format_interval, with_interval
+from castwise.spec.typed import TypedLine, advised_line
+from castwise.spec.types import SYNTHETIC
+from castwise.spec.user_model import is_object
+
+# A gain smaller than this is not worth a change of numerics. The figure is a choice, not a measurement.
+WORTHWHILE = 1.03
+# One process that is slower than this share of the reference's speed needs no interval: processes of a configuration
+# were never seen to differ by so much. One of an emulated precision need only be slower, as is to be expected.
+_HOPELESS = 0.5
+# The same if the machine was disturbed. Source: equal loops on a busy CPU, which differed by 0.39 to 2.09.
+_HOPELESS_WITH_DOUBTS = 0.2
+
+Decision = Literal["take", "stay", "undecided", "nothing"]
+
+# Why a reference has no figures, by its status.
+_WITHOUT_REFERENCE = {
+    "oom": "{} does not fit into memory at this batch size",
+    "crashed": "{} crashed, so there is nothing to compare with",
+    "timeout": "{} took too long, so there is nothing to compare with",
+    "unsupported": "{} does not run here, so there is nothing to compare with",
+    "diverged": "{} diverged: look at the learning rate before anything else",
+}
+# Intervals hold what processes differ by. These say that the machine itself was disturbed.
+_DOUBTS: dict[WarningName, str] = {
+    "noisy": "noisy",
+    "cpu-starved": "busy CPU",
+    "foreign-process": "shared GPU",
+    "thermal-drift": "GPU warming up",
+}
+_FAILURES = {"diverged": "diverged", "oom": "ran out of memory"}
+_REFERENCES = (AS_WRITTEN, DEFAULT, BASELINE)  # the first that was measured is what a gain is over
+_CHECK_ACCURACY = "check the accuracy first."
+_NO_INTERVAL = "but one process of each gives no interval"
+_WAITS = 0.5  # of the training time; a run that waits longer for its data says little about precisions
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Advice:
+    """What to do, how sure that is, and the code that does it."""
+
+    rows: tuple[Row, ...]  # what was measured of a workload with a batch size on a number of GPUs
+    decision: Decision  # `take` another loop and `stay` rest on intervals, of training runs on the figures if need be
+    row: Row | None = None  # to take or to stay with; None if that is undecided
+    reference: Row | None = None  # what the others are compared with
+    next: Row | None = None  # the fastest that is not taken, if none is proven faster than the reference
+    over_next: Estimate | None = None  # how many times as fast as the reference that is
+    rivals: tuple[Row, ...] = ()  # that may be as fast or faster
+    over_written: Estimate | None = None  # the row's speed-up over the script as written
+    over_default: Estimate | None = None  # over PyTorch's default in the plain loop
+    over_fp32: Estimate | None = None  # and over fp32
+    memory_ratio: float | None = None  # peak allocated over that of what it is compared with
+    sentence: str = ""
+    why: str = ""  # why this one and no other
+    how_sure: str = ""  # how many processes it rests on, and what disturbed them
+    accuracy: str = ""  # whether what is taken trains as well, as far as records show it; empty if that is no question
+    is_less_accurate: bool = False  # it trains worse, or some of its runs diverge
+    limit: str = ""  # why the fastest is no faster, as far as the records show it
+    code: str = ""  # the lines of PyTorch that switch the precision on; empty if there is nothing to switch
+    snippets: tuple[Snippet, ...] = ()  # what to set in the frameworks around PyTorch
+    command: str = ""  # decides what is undecided; of objects a call of castwise.compare
+    ask: str = ""  # the command, or the call, that says more of the limit
+    cut: str = ""  # how training runs were cut short, in words; empty for whole runs and for timed steps
+
+    def __repr__(self) -> str:
+        """Return it in a line; `print` shows the sentence."""
+        return f"Advice({self.sentence!r})"
+
+    def __str__(self) -> str:
+        """Return the decision in words."""
+        return self.sentence
+
+    @property
+    def workload(self) -> str:
+        """Return what was trained."""
+        return self.rows[0].trial.spec.workload
+
+    @property
+    def batch_size(self) -> int:
+        """Return the samples of a step, on each GPU."""
+        return self.rows[0].trial.spec.batch_size
+
+    @property
+    def num_gpus(self) -> int:
+        """Return how many GPUs share a step."""
+        return self.rows[0].trial.spec.world_size
+
+    @property
+    def precision(self) -> str | None:
+        """Return the precision to take or to stay with; None if that is undecided."""
+        return None if self.row is None else self.row.precision
+
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """Return the techniques of the loop to take."""
+        return () if self.row is None else self.row.techniques
+
+    @property
+    def key(self) -> str | None:
+        """Return the key of the trial that it rests on."""
+        return None if self.row is None else self.row.trial.spec.key
+
+    @property
+    def speedup(self) -> float | None:
+        """Return how many times as fast what is taken trains as the reference; None without one."""
+        over = self.over_written or self.over_default or self.over_fp32
+        return None if over is None else over.value
+
+
+Judge = Callable[[Advice], Advice]  # adds whether what is taken trains as well
+
+
+def decide(rows: Sequence[Row], typed: TypedLine | None = None, judge: Judge = lambda advice: advice) -> list[Advice]:
+    """Return one piece of advice for each workload, batch size and number of GPUs, in order.
+
+    It is the fastest loop that keeps float32 weights, over all precisions and techniques that were measured, compared
+    with the plain loop; of training runs one that is no less accurate, if there is one.
+
+    Args:
+        rows: The results: of timed steps, or of training runs, whose figures count without an interval, too.
+        typed: What the user typed, if that is at hand: commands are built from it.
+        judge: Says whether what is taken trains as well.
+    """
+    settings: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        spec = row.trial.spec
+        loop = spec.parallelism if spec.kind == "training" else ""
+        settings.setdefault((spec.kind, spec.workload, spec.batch_size, spec.world_size, loop), []).append(row)
+    return [_answer(own, typed, judge) for own in settings.values()]
+
+
+def _answer(rows: list[Row], typed: TypedLine | None, judge: Judge) -> Advice:
+    advice = _decide(rows)
+    if advice.decision == "undecided":
+        advice = replace(advice, command=_command(advice, typed))
+    elif advice.decision == "take":
+        advice = _with_code(advice)
+    ask = "castwise.why" if is_object(advice.workload) else advised_line("why", advice.workload, {}, typed)
+    advice = judge(replace(advice, sentence=_sentence(advice), limit=_limit(advice), ask=ask))
+    if _is_run(rows) and advice.is_less_accurate:
+        rest = [row for row in rows if row is not advice.row]
+        slower = _answer(rest, typed, judge)
+        if slower.decision == "take" and not slower.is_less_accurate:
+            return replace(slower, rows=tuple(rows), why=f"the fastest that is no less accurate; {slower.why}")
+    return advice
+
+
+def _is_run(rows: Sequence[Row]) -> bool:
+    return rows[0].trial.spec.kind == "training"
+
+
+def _limit(advice: Advice) -> str:
+    """Return the first cause of what is taken, or of the fastest that is not; empty if none is known."""
+    timed = [] if _is_run(advice.rows) else [row for row in advice.rows if _is_measured(row)]
+    taken = [row for row in timed if row is advice.row]
+    if advice.decision != "take":
+        taken = [row for row in timed if row.precision not in (DEFAULT, BASELINE) and _keeps_float32_weights(row)]
+    if not taken:
+        return ""
+    (found,) = diagnose([max(taken, key=_speed)], advice.rows)
+    if not found.causes:
+        return ""
+    cause, spec = found.causes[0], found.row.trial.spec
+    said = f"{_name(found.row)}: {cause.evidence}"
+    lines = [each.code.loader for each in rows_of([cause.technique]) if each.code is not None and each.code.loader]
+    line = f"; DataLoader(..., {lines[0]})" if lines else ""
+    return f"{said}. Try {try_line(cause, spec.techniques)}{line}" if spec.is_script else said
+
+
+def _decide(rows: list[Row]) -> Advice:
+    """Return the decision as data, without its sentence, the lines to paste and the command that decides."""
+    measured = [row for row in rows if _is_measured(row)]
+    references = references_among(rows)
+    reference = next((row for row in references if row in measured), None)
+    advice = Advice(tuple(rows), "nothing", reference=reference)
+    if not measured:
+        return replace(advice, why=next((row.trial.message for row in rows if row.trial.message), ""))
+    candidates = _candidates(measured, reference)
+    if reference is None:
+        return _decide_without_reference(advice, candidates)
+    ratios = [(row, ratio) for row in candidates if (ratio := row.over(reference)) is not None]
+    if not ratios:
+        failed = [f"{row.precision}: {row.trial.status}" for row in rows if row.trial.status != "ok"]
+        why = ", ".join(failed) or "no other was asked for, or the time ran out (--budget gives more)"
+        return replace(advice, why=why)
+    if proven := [row for row, ratio in ratios if _is_proven(ratio, is_run=_is_run(rows))]:
+        return _with_row(replace(advice, decision="take"), _simplest_of_the_fastest(proven))
+    may_be_faster = [
+        (row, each)
+        for row, each in ratios
+        if (_is_open(each) or not _is_known(each)) and not is_clearly_slower(reference.trials, row.trials)
+    ]
+    is_undecided = may_be_faster and not _is_run(rows)
+    best, ratio = max(may_be_faster if is_undecided else ratios, key=lambda pair: pair[1].value)
+    advice = replace(advice, next=best, over_next=ratio, how_sure=_how_sure(reference, best))
+    if is_undecided:
+        about = "about " if _is_too_noisy(ratio) else ""
+        times = f"{ratio.value:.2f}×" if about else _times(ratio)
+        why = f"{_name(best)} was {about}{times} as fast as {_reference_name(reference)}"
+        return replace(advice, decision="undecided", rivals=tuple(row for row, _ in may_be_faster), why=why)
+    chance = ", perhaps by chance" if ratio.value >= WORTHWHILE else ""
+    why = _waiting(best) or f"{_name(best)}, the next, trains {_times(ratio)} as fast{chance}"
+    return replace(_with_row(replace(advice, decision="stay"), reference), how_sure=advice.how_sure, why=why)
+
+
+def _waiting(row: Row) -> str:
+    """Return that a training run waits for its data, if it does for most of the time."""
+    share = data_share(row.trial) or 0.0
+    return f"waits for data {100 * share:.0f} % of the time" if share >= _WAITS else ""
+
+
+def _decide_without_reference(advice: Advice, candidates: Sequence[Row]) -> Advice:
+    """Return the fastest of those that could be measured, if that is proven, and why there is nothing to compare."""
+    why = "neither PyTorch's default nor fp32 was measured"
+    if references := references_among(advice.rows):
+        failed = references[0]
+        why = _WITHOUT_REFERENCE.get(failed.trial.status, "{} was not measured").format(_reference_name(failed))
+    elif len({row.precision for row in advice.rows if _is_measured(row)}) == 1:
+        return replace(advice, next=candidates[0], why=why)
+    fastest = max(candidates, key=_speed)
+    rivals = [(row, fastest.over(row)) for row in candidates if row is not fastest]
+    rest = [row for row, ratio in rivals if ratio is None or not _is_known(ratio) or _is_open(ratio)]
+    how_sure = _how_sure(fastest, (rest or candidates)[0])
+    advice = replace(advice, next=fastest, how_sure=how_sure, why=why)
+    if not rest:
+        return replace(advice, decision="take", row=_simplest_of_the_fastest(candidates))
+    doubt = f"but {_and(rest)} may be as fast" if all(_is_known(ratio) for _, ratio in rivals) else _NO_INTERVAL
+    among = _among([row for row in advice.rows if _is_measured(row)])
+    seen = f"{_name(fastest)} was the fastest{among}, {doubt}; {why}"
+    return replace(advice, decision="undecided", rivals=tuple(rest), why=seen)
+
+
+def _candidates(measured: Sequence[Row], reference: Row | None) -> list[Row]:
+    """Return what may be taken: it keeps float32 weights, if any does, and FP8 is good enough."""
+    keeping = [row for row in measured if _keeps_float32_weights(row) and row is not reference]
+    keeping = [row for row in keeping if _why_not_fp8(row, is_proven=reference is None) is None]
+    return keeping or ([] if reference is not None else list(measured))
+
+
+def _is_measured(row: Row) -> bool:
+    return row.trial.status == "ok" and row.throughput is not None
+
+
+def _is_proven(ratio: Estimate, *, is_run: bool) -> bool:
+    """Return whether a ratio is worth a change; that of one training run, which has no interval, counts as it is."""
+    if ratio.value < WORTHWHILE:
+        return False
+    return ratio.low > 1 and _is_known(ratio) if not is_run or ratio.n > 1 else True
+
+
+def _with_row(advice: Advice, row: Row) -> Advice:
+    """Return advice on a row, with how it compares with the references and with all others."""
+    reference, references = advice.reference, references_among(advice.rows)
+    assert reference is not None
+    over = {each.precision: row.over(each) for each in references if each is not row and _is_measured(each)}
+    memory = None
+    if row.peak_allocated_bytes and reference.peak_allocated_bytes:
+        memory = row.peak_allocated_bytes / reference.peak_allocated_bytes
+    cut = ""
+    if _is_run(advice.rows):
+        shortened = (each.trial for each in (row, reference, advice.next) if each and not is_whole(each.trial))
+        cut = next(map(length_in_words, shortened), "")
+    return replace(
+        advice,
+        row=row,
+        over_written=over.get(AS_WRITTEN),
+        over_default=over.get(DEFAULT),
+        over_fp32=over.get(BASELINE),
+        memory_ratio=memory,
+        why=_waiting(row) or _why(row, advice.rows),
+        how_sure=_how_sure(reference, row),
+        cut=cut,
+    )
+
+
+def _sentence(advice: Advice) -> str:
+    """Return a decision in words."""
+    spec, row, reference, other = advice.rows[0].trial.spec, advice.row, advice.reference, advice.next
+    where = f"{spec.workload}, batch {spec.batch_size}"
+    where += f" on {spec.world_size} GPUs" if spec.world_size > 1 else ""
+    measured = [each for each in advice.rows if _is_measured(each)]
+    cut = f" in runs that were cut short ({advice.cut}), so that their end is unknown" if advice.cut else ""
+    if advice.decision == "undecided":
+        return f"{where}: undecided. {_doubt(advice)}"
+    if row is None and reference is not None:
+        kind = " with float32 weights" if len(measured) > 1 else ""
+        said = f"only {_reference_name(reference)} was measured{kind}: there is nothing to compare it with."
+        return f"{where}: {said}{_caution(measured, reference)}"
+    if row is None:
+        compared = other and f"nothing to compare {_name(other)} with: {advice.why}."
+        return f"{where}: {compared or 'nothing to recommend. No trial ended well.'}"
+    if reference is None:
+        rank = f"the fastest{_among(measured)}"
+        if row is not other and other is not None:
+            rank = f"simpler than {_name(other)} and hardly slower"
+        elif len(_candidates(measured, None)) == 1:
+            is_fp8_refused = any(_why_not_fp8(each, is_proven=True) for each in measured)
+            rank = f"the only one{_among(measured)} that {'can be taken' if is_fp8_refused else 'trained'}"
+        weights = "" if _keeps_float32_weights(row) else f" It keeps no float32 weights: {_CHECK_ACCURACY}"
+        return f"{where}: take {_name(row)}, {rank}; {advice.why}.{weights}{_caution(measured, row)}"
+    if advice.decision == "stay":
+        return (
+            f"{where}: stay with {_reference_name(reference)}. {_closest(advice, cut)}{_caution(measured, reference)}"
+        )
+    doubts = _doubts(reference, row)
+    verb = f"{_name(row)} looks faster ({', '.join(doubts)})" if doubts else f"take {_name(row)}"
+    verb = f"{verb}. It" if not cut else _name(row)
+    return f"{where}: {verb} trains {_gain(advice)}{cut}.{_caution(measured, row)}"
+
+
+def _closest(advice: Advice, cut: str) -> str:
+    """Return what comes closest to the reference that one stays with, and why it is not taken."""
+    row, ratio = advice.next, advice.over_next
+    assert row is not None
+    assert ratio is not None
+    if ratio.value >= WORTHWHILE:
+        return f"{_name(row)} trains {_times(ratio)} as fast{cut}, which may be chance."
+    if ratio.value > 1:
+        return f"{_name(row)} gains too little for a change of numerics: it trains {_times(ratio)} as fast{cut}."
+    clear = ""
+    if not _is_run(advice.rows) and (not _is_known(ratio) or _is_open(ratio)):
+        clear = " At half the speed or less, one run is enough."
+        if _is_emulated(row.trial):
+            clear = " It is emulated here, and one run shows that it is slower."
+    return f"{_name(row)} comes closest, at {_times(ratio)} its speed{cut}.{clear}"
+
+
+def _doubt(advice: Advice) -> str:
+    """Return what was seen and what decides; on a busy CPU nothing does before other programs end.
+
+    Without a command nothing decides.
+    """
+    seen, ratio, rows = advice.why, advice.over_next, _compared(advice)
+    if advice.reference is not None and ratio is not None:
+        doubt = "so it may be slower or faster" if _is_known(ratio) else _NO_INTERVAL
+        seen += f", {'but runs differ too much' if _is_too_noisy(ratio) else doubt}"
+    if not advice.command:
+        many = f"after {min(len(row.trials) for row in rows)} rounds"
+        return f"{seen}. This machine is too noisy to tell them apart {many}."
+    warnings = (each for row in rows for each in warnings_of_all(row.trials))
+    busy = next((each.brief for each in warnings if each.name == "cpu-starved"), None)
+    if busy is None:
+        return f"{seen}. More rounds decide: {advice.command}"
+    return f"{seen}. Other programs use the CPU ({busy}). Stop them, then run: {advice.command}"
+
+
+def _compared(advice: Advice) -> list[Row]:
+    """Return what is undecided: the reference, or else the fastest, and what may be as fast."""
+    first = advice.reference or advice.next
+    return [*([] if first is None else [first]), *advice.rivals]
+
+
+def _is_too_noisy(ratio: Estimate) -> bool:
+    return format_interval(ratio.value, ratio.low, ratio.high) == TOO_NOISY
+
+
+def _among(measured: Sequence[Row]) -> str:
+    return " with float32 weights" if len(_candidates(measured, None)) < len(measured) else ""
+
+
+def _gain(advice: Advice) -> str:
+    """Return how much faster what is taken is than the reference and than fp32, how well it trains, in which memory."""
+    row, reference = advice.row, advice.reference
+    assert row is not None
+    assert reference is not None
+    over = row.over(reference)
+    words = f"{_times(over)} as fast as {_reference_name(reference)}" if over is not None else ""
+    if reference.precision != BASELINE and advice.over_fp32 is not None:
+        words += f" ({advice.over_fp32.value:.2f}× as fast as fp32)"
+    words += _learned(row, reference)
+    if (memory := advice.memory_ratio) is not None:
+        words += ", in the same memory" if 0.995 <= memory < 1.005 else f", in {memory:.2f}× the memory"
+    if row.skipped_steps:
+        words += f"; loss scaling skipped {row.skipped_steps} step{'s' if row.skipped_steps > 1 else ''}"
+    return words
+
+
+def _why_not_fp8(row: Row, *, is_proven: bool = False) -> str | None:
+    """Return why a row of FP8 is not taken; None if it may be, and for other precisions.
+
+    Its products have to be good enough, and it has to be proven faster than bf16-mixed in the same loop, unless the
+    caller proves that itself.
+    """
+    if not precision_row(row.precision).float8_recipe:
+        return None
+    if (reason := why_inexact(row.trials)) is not None:
+        return reason
+    ratio = row.bf16_estimate
+    if row.trial.spec.kind == "training":  # whose accuracy is known, and its ratio to fp32
+        return None
+    if ratio is None:
+        return f"{BESIDE_FP8} was not measured in the same loop"
+    if is_proven or (_is_known(ratio) and ratio.low > 1 and ratio.value >= WORTHWHILE):
+        return None
+    return f"not proven faster than {BESIDE_FP8} in the same loop"
+
+
+def references_among(rows: Sequence[Row]) -> list[Row]:
+    """Return PyTorch's default and fp32 in the simplest loop that was measured in one of them, the default first.
+
+    A script as it is written comes before both.
+    """
+    plain = [row for row in rows if row.precision in _REFERENCES]
+    if not plain:
+        return []
+    spec = min(plain, key=lambda row: (len(row.trial.spec.techniques), row.trial.spec.parallelism == "dp")).trial.spec
+    same = [
+        row
+        for row in plain
+        if (row.trial.spec.techniques, row.trial.spec.parallelism) == (spec.techniques, spec.parallelism)
+    ]
+    return sorted(same, key=lambda row: _REFERENCES.index(row.precision))
+
+
+def _why(best: Row, rows: Sequence[Row]) -> str:
+    """Return why this row and no other, in a few words: what was faster, and why it is not taken."""
+    faster = [row for row in rows if row is not best and _speed(row) > _speed(best)]
+    faster = [row for row in faster if _why_not_fp8(row) is None]  # the sentence says why not
+    keeping = [row for row in faster if row.trial.status == "ok" and _keeps_float32_weights(row)]
+    near = max((row for row in keeping if _speed(row) <= _speed(best) * WORTHWHILE), key=_speed, default=None)
+    unproven = max((row for row in keeping if _speed(row) > _speed(best) * WORTHWHILE), key=_speed, default=None)
+    dropping = [row for row in faster if row.trial.status == "ok" and not _keeps_float32_weights(row)]
+    failed = [row for row in rows if row.trial.status in ("diverged", "oom")]
+    reasons = []
+    if dropping and (pure := max(dropping, key=_speed)):
+        reasons.append(f"{_loop_name(pure, best)} {_percent(pure, best)}, but keeps no fp32 weights")
+    if near is not None:
+        reasons.append(f"{_loop_name(near, best)} {_percent(near, best)}: within 3 %, so the simpler one")
+    if unproven is not None:
+        reasons.append(f"{_loop_name(unproven, best)} {_percent(unproven, best)}, but not proven")
+    reasons += [f"{_loop_name(row, best)} {_FAILURES[row.trial.status]}" for row in failed[:1] if not reasons]
+    return "; ".join(reasons) or "the fastest"
+
+
+def _loop_name(row: Row, best: Row) -> str:
+    """Return a row's precision, and the techniques that the best one has not."""
+    spec, techniques = row.trial.spec, best.trial.spec.techniques
+    if spec.techniques == techniques:
+        return spec.precision
+    added = [each for each in spec.techniques if each not in techniques]
+    return f"{spec.precision} with {join(added) if added else 'fewer techniques'}"
+
+
+def _percent(row: Row, best: Row) -> str:
+    return f"+{100 * (_speed(row) / _speed(best) - 1):.1f} %".replace(".0 %", " %")
+
+
+def _how_sure(reference: Row, best: Row) -> str:
+    """Return on how many processes a comparison rests, and what disturbed them."""
+    fewest = min(len(reference.trials), len(best.trials))
+    words = "one run" if fewest == 1 else f"{fewest} runs each"
+    return ", ".join([words, *_doubts(reference, best)])
+
+
+def _doubts(*rows: Row) -> list[str]:
+    return doubts_of([trial for row in rows for trial in row.trials])
+
+
+def doubts_of(trials: Sequence[Trial]) -> list[str]:
+    """Return what disturbed the machine while these processes ran, in a word each."""
+    names = {warning.name for warning in warnings_of_all(trials)}
+    return [word for name, word in _DOUBTS.items() if name in names]
+
+
+def _with_code(advice: Advice) -> Advice:
+    """Return advice with the lines to paste."""
+    row, reference = advice.row, advice.reference
+    assert row is not None
+    spec, facts = row.trial.spec, row.trial.facts
+    precision = precision_row(spec.precision)
+    snippets: tuple[Snippet, ...] = ()
+    written = None if reference is None or reference.precision != AS_WRITTEN else reference.trial
+    if written is not None and written.facts is not None and written.facts.framework is not None:
+        code = script_code(written, row.trial)
+    else:
+        techniques = spec.techniques if precision.code else ()
+        code = pytorch_code(precision, spec.device_type, facts, techniques, own_calls(spec, facts))
+        snippets = framework_snippets(precision, spec.device_type, facts, spec.techniques) if code else ()
+    if code and spec.changed_loss_scale:
+        code = f"# Measured with the loss scale {spec.loss_scale}; this is {precision.loss_scale} loss scaling.\n{code}"
+    return replace(advice, code=code, snippets=snippets)
+
+
+def _simplest_of_the_fastest(rows: Sequence[Row]) -> Row:
+    """Return the fastest row, or of those hardly slower the one that changes the loop least."""
+    fastest = max(_speed(row) for row in rows)
+    near = [row for row in rows if _speed(row) * WORTHWHILE >= fastest]
+
+    def changes(row: Row) -> tuple[int, int, int, float]:
+        # Of loops as simple as each other the one that was measured most: the fastest of many is so by luck.
+        spec = row.trial.spec
+        return len(spec.techniques), precision_row(spec.precision).loop_changes, -len(row.trials), -_speed(row)
+
+    return min(near, key=changes)
+
+
+def _learned(best: Row, baseline: Row) -> str:
+    """Return what both reached, in the mean of their runs, after as many epochs; empty if their data is made up."""
+    sides = [[epochs_of(trial) for trial in row.trials] for row in (best, baseline)]
+    done = min(len(epochs) for side in sides for epochs in side)
+    if not done or imitated_data_set(best.trial.spec.data_set) is not None:
+        return ""
+    measures: tuple[tuple[Callable[[Epoch], float | None], str], ...] = (
+        (
+            lambda epoch: None if epoch.accuracy is None else 100 * epoch.accuracy,
+            "{:.1f} % accuracy compared with {:.1f} %",
+        ),
+        (perplexity, "perplexity {:.4g} compared with {:.4g}"),
+        (lambda epoch: epoch.score, "a score of {:.4g} compared with {:.4g}"),
+    )
+    for value, text in measures:
+        known = [[v for epochs in side if (v := value(epochs[done - 1])) is not None] for side in sides]
+        if all(known):
+            reached = text.format(*map(statistics.fmean, known))
+            return f", at {reached} after {done} epoch{'s' if done > 1 else ''}"
+    return ""
+
+
+def _caution(measured: Sequence[Row], best: Row) -> str:
+    """Return sentences about FP8 that is not taken, and about what was faster and keeps no float32 weights."""
+    refused = [(row, why) for row in measured if row is not best and (why := _why_not_fp8(row))]
+    said = f" Not taken: {'; '.join(f'{_name(row)} ({why})' for row, why in refused)}." if refused else ""
+    faster = [row for row in measured if not _keeps_float32_weights(row) and _speed(row) > _speed(best) * WORTHWHILE]
+    if not faster or not _keeps_float32_weights(best):
+        return said
+    names = _and(faster, lambda row: f" ({_speed(row) / _speed(best):.2f}×)")
+    verbs = "was faster but keeps" if len(faster) == 1 else "were faster but keep"
+    return f"{said} {names} {verbs} no float32 weights: {_CHECK_ACCURACY}"
+
+
+def _is_known(ratio: Estimate | None) -> bool:
+    return ratio is not None and math.isfinite(ratio.half_width)
+
+
+def _is_open(ratio: Estimate) -> bool:
+    """Return whether a speed-up may be worthwhile, and may be none."""
+    return ratio.low <= 1 and ratio.high >= WORTHWHILE
+
+
+def is_clearly_slower(baselines: Sequence[Trial], trials: Sequence[Trial]) -> bool:
+    """Return whether one process shows that a configuration is slower, and no other one says that it is faster."""
+    alone = [(trial, each.value) for trial in trials if (each := speedup_estimate(baselines, [trial])) is not None]
+
+    def is_enough(trial: Trial, ratio: float) -> bool:
+        has_doubts = any(warning.name in _DOUBTS for warning in warnings_of_all([trial]))
+        return ratio <= (1.0 if _is_emulated(trial) else _HOPELESS_WITH_DOUBTS if has_doubts else _HOPELESS)
+
+    return all(ratio <= 1 for _, ratio in alone) and any(is_enough(*each) for each in alone)
+
+
+def _is_emulated(trial: Trial) -> bool:
+    return why_emulated(precision_row(trial.spec.precision), trial.environment.hardware) is not None
+
+
+def _times(ratio: Estimate) -> str:
+    """Return a speed-up with its interval: `1.37× [1.35, 1.39]`."""
+    return with_interval(f"{ratio.value:.2f}×", format_interval(ratio.value, ratio.low, ratio.high))
+
+
+def _name(row: Row) -> str:
+    """Return the precision, with the loss scale if it is not the precision's own, and the techniques."""
+    spec = row.trial.spec
+    precision = precision_row(spec.precision)
+    name = spec.precision
+    if precision.code and spec.changed_loss_scale:
+        name += f" with loss scale {spec.loss_scale}"
+    if spec.parallelism not in ("none", "ddp"):
+        name += f" ({spec.parallelism})"
+    return f"{name} with {', '.join(spec.techniques)}" if spec.techniques else name
+
+
+def _reference_name(row: Row) -> str:
+    if row.precision in REFERENCE_WORDS:
+        return REFERENCE_WORDS[row.precision]
+    is_default = is_same_as_fp32(find_precision(DEFAULT), row.trial.environment.hardware)
+    return "fp32 (PyTorch's default here)" if is_default else "fp32"
+
+
+def _and(rows: Sequence[Row], addition: Callable[[Row], str] = lambda _: "") -> str:
+    """Return the rows' precisions as a list in words, each with an addition."""
+    *others, last = (_name(row) + addition(row) for row in rows)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _command(advice: Advice, typed: TypedLine | None) -> str:
+    """Return what measures rows more closely: a command, or of a Python session's objects the call.
+
+    It is empty if it would measure nothing, as they had the most rounds.
+    """
+    rows = _compared(advice)
+    if advice.reference is None and any(precision_row(row.precision).float8_recipe for row in rows):
+        beside = [row for row in advice.rows if row.precision == BESIDE_FP8 and row not in rows and _is_measured(row)]
+        rows = beside + rows
+    if min(len(row.trials) for row in rows) >= MOST_ROUNDS:
+        return ""
+    specs = [row.trial.spec for row in rows]
+    spec = specs[0]
+    # A loss scale goes to the precisions that scale their loss; if none does, to all.
+    scaling = [each for each in specs if precision_row(each.precision).loss_scale != "none"] or specs
+    options: dict[str, str | int] = {
+        "precision": ",".join(dict.fromkeys(each.precision for each in specs)),
+        "batch_size": spec.batch_size,
+    }
+    if any(each.changed_loss_scale for each in scaling):
+        options["loss_scale"] = ",".join(dict.fromkeys(each.loss_scale for each in scaling))
+    if any(each.techniques for each in specs):
+        options["techniques"] = ",".join(dict.fromkeys(join(each.techniques) for each in specs))
+    options |= {"gpus": spec.world_size} if spec.world_size > 1 else {}
+    options |= {"nodes_per_trial": spec.num_nodes} if spec.num_nodes > 1 else {}
+    options |= {"parallelism": spec.parallelism} if spec.parallelism not in ("none", "ddp") else {}
+    options |= {"device": spec.device} if spec.device != "cuda:0" else {}
+    options |= {"data_set": spec.data_set} if spec.data_set != SYNTHETIC and spec.user_model is None else {}
+    options |= {"seed": spec.seed} if spec.seed else {}
+    options["within"] = "1%"
+    if is_object(spec.workload):
+        written = (f"{name}={json.dumps(value)}" for name, value in options.items())
+        return f"castwise.compare(..., {', '.join(written)})"
+    script = spec.user_model if spec.is_script else None
+    if script is not None:
+        asked = {"steps": spec.protocol.num_steps, "units_per_step": script.units_per_step, "unit": script.unit}
+        options = {name: options[name] for name in ("precision", "techniques", "within") if name in options}
+        options |= {name: value for name, value in asked.items() if value is not None}
+    return advised_line("run", spec.workload, options, typed)
+
+
+def _keeps_float32_weights(row: Row) -> bool:
+    return precision_row(row.precision).keeps_float32_weights
+
+
+def _speed(row: Row) -> float:
+    return row.throughput or 0.0
