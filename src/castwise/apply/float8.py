@@ -35,11 +35,7 @@ def version_of(package: str) -> str | None:
 
 
 def convert_to_float8(model: nn.Module, row: Precision) -> Float8Facts:
-    """Replace linear layers by torchao's, in place; weights and optimizers stay as they are, tied weights too.
-
-    Raises:
-        TechniqueError: torchao is not there, or the model has no layer that can run in FP8.
-    """
+    """Replace linear layers by torchao's, in place; weights and optimizers stay as they are, tied weights too."""
     reason = why_without_torchao(row, version_of("torchao"))
     if reason is not None:
         raise TechniqueError(reason)
@@ -71,11 +67,7 @@ def convert_linear_layers(model: nn.Module, recipe: str) -> None:
 
 
 def keep_small_layers(model: nn.Module) -> None:
-    """Let the linear layers stay in bfloat16 that are too small for FP8 to be faster, by torchao's own measurements.
-
-    Raises:
-        TechniqueError: All layers that can run in FP8 are large enough.
-    """
+    """Let the linear layers stay in bfloat16 that are too small for FP8 to be faster, by torchao's own measurements."""
     from torchao.float8 import _auto_filter_for_recipe
 
     is_large = _auto_filter_for_recipe("tensorwise", [])
@@ -87,11 +79,7 @@ def keep_small_layers(model: nn.Module) -> None:
 
 
 def keep_decoder(model: nn.Module) -> None:
-    """Let a language model's decoder stay in bfloat16.
-
-    Raises:
-        TechniqueError: The model has none.
-    """
+    """Let a language model's decoder stay in bfloat16."""
     found = find_decoder(model)
     if found is None:
         raise TechniqueError("fp8-without-decoder finds no linear layer with an output for each word.")
@@ -136,9 +124,6 @@ def compare_with_bfloat16(model: nn.Module, facts: Float8Facts, run: Callable[[]
 
     Each layer's products are computed from the same input, weight and output gradient in both formats. Gradients,
     buffers and random numbers are afterwards as before.
-
-    Raises:
-        TechniqueError: No layer is called, or one multiplies a number of tokens that FP8 does not take.
     """
     noises: dict[str, Tensor] = {}
     underflows: dict[str, Tensor] = {}

@@ -32,9 +32,6 @@ def checkpoint_blocks(model: nn.Module, selective: bool = False) -> None:
     Args:
         model: The model.
         selective: Keep the outputs of matrix products and attention, too.
-
-    Raises:
-        TechniqueError: The model has no repeated blocks, or none with linear layers, if it is selective.
     """
     keeping = partial(create_selective_checkpoint_contexts, _PRODUCTS)
     own: list[Any] = [each for each in model.modules() if getattr(each, "supports_gradient_checkpointing", False)]

@@ -18,11 +18,7 @@ _MASKS = ("attention_mask", "position_ids", "past_key_values")
 
 
 def use_causal_attention(model: nn.Module) -> None:
-    """Let all attention of a model's parts from transformers be causal, and nothing else.
-
-    Raises:
-        TechniqueError: There is no such part, or its attention is not merely causal.
-    """
+    """Let all attention of a model's parts from transformers be causal, and nothing else."""
     found: Any = [part for part in model.modules() if hasattr(part, "set_attn_implementation")]
     outer = [part for part in found if not any(part is not other and part in other.modules() for other in found)]
     if not outer:

@@ -22,11 +22,7 @@ _CC = ("gcc", "clang", "cc")
 
 
 def check_compiler(device: torch.device) -> None:
-    """Check that torch.compile finds Triton and a compiler.
-
-    Raises:
-        TechniqueError: One is missing.
-    """
+    """Check that torch.compile finds Triton and a compiler."""
     if device.type == "cuda" and find_spec("triton") is None:
         raise TechniqueError("compile needs Triton to make GPU kernels, and it is not installed. pip install triton")
     variable, names = ("CC", _CC) if device.type == "cuda" else ("CXX", _CXX)
@@ -39,11 +35,7 @@ def check_compiler(device: torch.device) -> None:
 
 
 def compile_blocks(model: nn.Module, mode: str) -> None:
-    """Let a model's repeated blocks run compiled; those of the same shapes share what is compiled.
-
-    Raises:
-        TechniqueError: The model repeats none.
-    """
+    """Let a model's repeated blocks run compiled; those of the same shapes share what is compiled."""
     blocks = repeated_blocks(model)
     if not blocks:
         raise TechniqueError("compile-blocks finds nothing to do: the model repeats no blocks. Take compile.")

@@ -55,11 +55,7 @@ class CompiledUpdate:
     def __init__(
         self, optimizer: Optimizer, weights: Weights, scaling: NoScaling, clip_grad_norm: float | None
     ) -> None:
-        """Compile the update of an optimizer over `weights.stepped`; the scaling must not ask the host whether to skip.
-
-        Raises:
-            TechniqueError: The optimizer is not one that can be compiled.
-        """
+        """Compile the update of an optimizer over `weights.stepped`; the scaling decides on the device to skip."""
         if type(optimizer) not in _FUNCTIONS:
             names = ", ".join(each.__name__ for each in _FUNCTIONS)
             raise TechniqueError(f"compiled-update fits {names}; this is {type(optimizer).__name__}.")

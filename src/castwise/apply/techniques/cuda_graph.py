@@ -53,11 +53,7 @@ class CudaCaptures:
         return result
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture work, which computes nothing, and return a function that runs it.
-
-        Raises:
-            TechniqueError: It cannot be captured.
-        """
+        """Capture work, which computes nothing, and return a function that runs it."""
         started = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
         self._graphs.append(graph)

@@ -86,11 +86,7 @@ class SpaceToDepthConv(nn.Conv2d):
 
 
 def use_space_to_depth(model: nn.Module) -> None:
-    """Compute a model's first convolution over 2 by 2 pixels.
-
-    Raises:
-        TechniqueError: It is no ordinary one of stride 2 over images.
-    """
+    """Compute a model's first convolution over 2 by 2 pixels."""
     name, first = find_stem(model)
     if first is None or first.stride != (_STRIDE, _STRIDE) or first.in_channels > _MOST_CHANNELS:
         raise TechniqueError(
@@ -128,11 +124,7 @@ class MatmulConv(nn.Conv2d):
 
 
 def use_matmul_stem(model: nn.Module) -> None:
-    """Compute a model's first convolution as a matrix product.
-
-    Raises:
-        TechniqueError: It is no ordinary one, of stride 1 with short windows or of windows side by side.
-    """
+    """Compute a model's first convolution as a matrix product."""
     name, first = find_stem(model)
     is_short = first is not None and first.stride == (1, 1) and first.weight[0].numel() <= _MOST_NUMBERS
     if first is None or not (is_short or first.stride == first.kernel_size):

@@ -74,11 +74,7 @@ def _distribution(x: Tensor, has_tanh: bool) -> tuple[Tensor, Tensor]:
 
 
 def use_short_gelu(model: nn.Module) -> None:
-    """Replace a model's GELU modules.
-
-    Raises:
-        TechniqueError: It has none without hooks, which would be lost.
-    """
+    """Replace a model's GELU modules."""
     found = {name: form for name, module in model.named_modules() if (form := form_of_gelu(module)) is not None}
     if not found:
         raise TechniqueError("short-gelu finds no module of GELU without hooks in this model.")

@@ -30,11 +30,7 @@ def _capturable(loop: StepConfig, device: torch.device, known: Container[str]) -
 
 
 def set_as_wanted(optimizer: Optimizer, loop: StepConfig, device: torch.device, *, may_skip: bool = False) -> None:
-    """Apply the settings of the techniques to a user's optimizer before its first step; loss scaling may skip steps.
-
-    Raises:
-        TechniqueError: It is no optimizer of torch that has these settings, or it has them already.
-    """
+    """Apply the settings of the techniques to a user's optimizer before its first step; loss scaling may skip steps."""
     kind, wanted = type(optimizer), dict(loop.optimizer_arguments)
     known = inspect.signature(kind).parameters if kind.__module__.startswith("torch.optim.") else {}
     _check_steps(optimizer, loop, may_skip=may_skip, counts_on_device=kind is SGD or "capturable" in known)
@@ -70,11 +66,7 @@ def _check_steps(optimizer: Optimizer, loop: StepConfig, *, may_skip: bool, coun
 
 
 def check_hooks(optimizer: Optimizer, loop: StepConfig) -> None:
-    """Check that nothing is hooked to the steps of an optimizer that a graph or a compiled update replaces.
-
-    Raises:
-        TechniqueError: Something is.
-    """
+    """Check that nothing is hooked to the steps of an optimizer that a graph or a compiled update replaces."""
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     if loop.reads_rates_on_device and (any(hooks) or _is_wrapped(optimizer)):
         name = type(optimizer).__name__
@@ -106,9 +98,6 @@ def check_reads_rates(optimizer: Optimizer, loop: StepConfig) -> None:
     """Check that an optimizer reads rates on the device: a graph would keep the value that the host has read.
 
     Source: torch.optim.sgd (`_to_scalar`, and the `item` of its foreach kernels).
-
-    Raises:
-        TechniqueError: It reads them on the host.
     """
     if loop.compiled_update or not loop.cuda_graph:
         return

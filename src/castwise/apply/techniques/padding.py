@@ -17,9 +17,6 @@ def pad_first_conv(model: nn.Module, num_channels: int) -> None:
 
     The additional channels of the images are 0 too (`batch_layout`): outputs and the gradients of the other weights do
     not change.
-
-    Raises:
-        TechniqueError: The model begins with no ordinary convolution, or has as many channels already.
     """
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     # A subclass that computes with the deviation of its weights would see the zeros.
@@ -39,9 +36,6 @@ def pad_hidden(model: nn.Module, multiple: int) -> None:
     The weights and biases of an additional unit are 0, and so is its state: the new cell value of an LSTM, a GRU and an
     RNN is tanh(0). It is read through weights of 0 only, so its gradient is 0. Outputs and the gradients of the other
     weights do not change.
-
-    Raises:
-        TechniqueError: It is no recurrent language model, or its width is a multiple of 8 already, which kernels take.
     """
     encoder, rnn, decoder = (getattr(model, name, None) for name in ("encoder", "rnn", "decoder"))
     if not (isinstance(encoder, nn.Embedding) and isinstance(rnn, nn.RNNBase) and isinstance(decoder, nn.Linear)):
@@ -103,11 +97,7 @@ def find_decoder(model: nn.Module) -> tuple[str, nn.Linear] | None:
 
 
 def pad_decoder(model: nn.Module, multiple: int) -> None:
-    """Pad a language model's vocabulary to a multiple, with words that never occur: results do not change.
-
-    Raises:
-        TechniqueError: The model has no such layer, or its number of words is a multiple already.
-    """
+    """Pad a language model's vocabulary to a multiple, with words that never occur: results do not change."""
     found = find_decoder(model)
     if found is None:
         raise TechniqueError("pad-vocabulary finds no linear decoder in this model.")

@@ -77,11 +77,7 @@ class ScriptAutocast:
         return self.has_own and self._asked_dtype is torch.float16
 
     def enter(self) -> bool:
-        """Begin castwise's region, unless it is on, or the script decides here; return whether it began.
-
-        Raises:
-            TechniqueError: Autocast was switched on in another type, without a function of torch.
-        """
+        """Begin castwise's region, unless it is on, or the script decides here; return whether it began."""
         if self._is_scripts_alone:
             return False
         if torch.is_autocast_enabled(self._device_type) and not self.is_on:

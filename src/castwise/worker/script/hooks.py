@@ -385,11 +385,7 @@ class ScriptHooks:
             return result
 
     def _check_updates(self) -> None:
-        """Refuse a script whose weights change from backward to backward while no optimizer of torch.optim steps.
-
-        Raises:
-            UsageError: They have changed several times.
-        """
+        """Refuse a script whose weights change from backward to backward while no optimizer of torch.optim steps."""
         modules = self.models or list(self._untrained.values())
         weights = [each for module in modules for each in module.parameters()]
         weights = [each for each in weights if type(each) is nn.Parameter and not each.is_meta]

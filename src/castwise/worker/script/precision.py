@@ -119,11 +119,7 @@ class OutsidePrecision:
         return self._rounded + ((self._narrowed_at,) if self._narrowed_at else ())
 
     def check_model(self, model: nn.Module) -> None:
-        """Set the switches for float32 products, which the script may have set, too; refuse what cannot be replaced.
-
-        Raises:
-            TechniqueError: The script's weights are not in float32, or its layers compute in formats of their own.
-        """
+        """Set the switches for float32 products, which the script may have set, too; refuse what cannot be replaced."""
         if self.row.name == AS_WRITTEN:
             return
         if self._masters is not None:
@@ -181,20 +177,12 @@ class OutsidePrecision:
         )
 
     def check_effect(self) -> None:
-        """Refuse a script whose steps, so far, had no part in the precision's autocast.
-
-        Raises:
-            TechniqueError: They had none.
-        """
+        """Refuse a script whose steps, so far, had no part in the precision's autocast."""
         if self.row.autocast_dtype is not None and not self.autocast.has_been_on:
             raise TechniqueError("autocast was never on while the script trained: castwise sees no call of its model")
 
     def make_masters(self, models: Sequence[nn.Module], optimizer: Optimizer) -> None:
-        """Cast the model after its first step, if the precision wants that, and keep its weights as masters.
-
-        Raises:
-            TechniqueError: The script has several models, or one or an optimizer that cannot be given masters.
-        """
+        """Cast the model after its first step, if the precision wants that, and keep its weights as masters."""
         if not self.row.master_weights:
             return
         if len(models) != 1:

@@ -259,11 +259,7 @@ class ScriptScaling:
 
 
 def with_loss(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a closure in the place of one that is called now, and computes the loss of a step.
-
-    Raises:
-        TechniqueError: The optimizer may compute the loss more than once.
-    """
+    """Return a closure in the place of one that is called now, and computes the loss of a step."""
     if not takes_one_loss(optimizer):
         raise TechniqueError(
             f"{type(optimizer).__name__} may compute the loss more than once in a step, which no loss scaling goes with"

@@ -19,11 +19,7 @@ from castwise.worker.script.replacing import replaces
 
 
 class OutsideTechniques:
-    """What is changed in the objects that a script makes.
-
-    Raises:
-        TechniqueError: There is nothing that a technique would change. Its methods raise it, too.
-    """
+    """What is changed in the objects that a script makes."""
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self.config = step_config_of(names) if names else PLAIN
