@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from programs import PATIENCE_SECONDS
 
+from castwise.orchestrator.machine import FindMachine, detect_machine
 from castwise.orchestrator.session import BackgroundCloser, OnProgress, TrialFailedError
 from castwise.records.schema import (
     Block,
@@ -594,3 +596,8 @@ def fake_profile(num_steps: int = 3, **changes: object) -> StepProfile:
 def announce_on(descriptor: int) -> Callable[[], object]:
     """Return a function that writes to a pipe, so that another process knows that a trial hangs now."""
     return lambda: os.write(descriptor, b"!")
+
+
+def machine_with(engine: FakeEngine) -> FindMachine:
+    """Return what finds the machine that an engine stands for."""
+    return partial(detect_machine, make_engine=lambda *_: engine)

@@ -15,6 +15,7 @@ from fake_engine import (
     fake_spec,
     fake_training,
     fake_trial,
+    machine_with,
     step_time_of,
 )
 from fake_gpu import fake_gpu_facts, fake_reading
@@ -158,7 +159,7 @@ def profiled(precision: str = "fp32") -> Trial:
 def fits(workload: str, *precisions: str) -> list[Trial]:
     """Return the trials of a search for the largest batch, the first on the first of January 2000."""
     request = MaxBatchOptions(workload, precisions=precisions or ("fp32", "fp16-master"))
-    trials = prepare_max_batch(request, make_engine=lambda *_: FakeEngine()).run().trials
+    trials = prepare_max_batch(request, find_machine=machine_with(FakeEngine())).run().trials
     order = sorted(trials, key=lambda trial: trial.started_at)
     return [
         trial.model_copy(update={"started_at": f"2000-01-01T01:{minute:02d}:00.000+00:00"})

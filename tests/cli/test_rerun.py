@@ -216,12 +216,11 @@ def test_secret_arguments_of_a_script_are_not_remembered(monkeypatch: pytest.Mon
     Path("train.py").write_text("")
     script, other = (locate(f"python train.py --lr 0.1 --token {token}") for token in ("abc123", "def456"))
     found = script.model_copy(update={"digest": "fedcba"})
-    known = {"train": UserWorkload(model=found, batch_size=8, sources={})}
-    machine_cache.remember(None, "cpu", fake_environment(None), user_workloads=known)
-    (cache,) = tmp_path.rglob("machines.json")
-    assert "0.1" in cache.read_text()
-    assert "abc123" not in cache.read_text()
-    engine = machine_cache.CachedEngine()
-    assert engine.user_workload("cpu", script) == known["train"]
-    with pytest.raises(machine_cache.NotCachedError):
-        engine.user_workload("cpu", other)
+    known = UserWorkload(model=found, batch_size=8, sources={})
+    machine_cache.MachineCache().keep_user_workload("cpu", known)
+    (file,) = tmp_path.rglob("machines.json")
+    assert "0.1" in file.read_text()
+    assert "abc123" not in file.read_text()
+    cache = machine_cache.MachineCache()
+    assert cache.user_workload("cpu", script) == known
+    assert cache.user_workload("cpu", other) is None

@@ -18,6 +18,7 @@ from fake_engine import (
     fake_environment,
     fake_spec,
     fake_trial,
+    machine_with,
     memory_of,
 )
 from rich.console import Console
@@ -39,7 +40,7 @@ GIB = 2**30
 def fit(made: FakeEngine | None = None, **request: object) -> dict[str, MaxBatch]:
     asked = MaxBatchOptions(**{"workload": "resnet50", "precisions": ("fp32", "bf16-mixed"), **request})  # type: ignore[arg-type]
     made = made or FakeEngine()
-    found = prepare_max_batch(asked, make_engine=lambda *_: made).run()
+    found = prepare_max_batch(asked, find_machine=machine_with(made)).run()
     assert made.num_open == 0
     return {",".join((each.spec.precision, *each.spec.techniques)): each for each in found.max_batches}
 

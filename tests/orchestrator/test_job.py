@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, FakeSession, Fault, fake_environment
+from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, machine_with
 
 import castwise
 from castwise.errors import DataError, UsageError
@@ -38,7 +38,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
         chosen = engine or FakeEngine()
         chosen.exclusive = False  # the configurations of a round share the machine
         how = {name: asked.pop(name) for name in ("rule", "short") if name in asked}
-        made = prepare(RunOptions(**asked), NullListener(), lambda data_dir, commit: chosen, **how)
+        made = prepare(RunOptions(**asked), NullListener(), machine_with(chosen), **how)
         assert chosen.num_open == 0, "a session was left open"
         return made
 
@@ -429,11 +429,11 @@ def test_the_first_steps_of_a_script_have_no_more_time_than_the_budget(
     made, listener = FakeEngine(), NullListener()
     for options in ({}, {"budget_seconds": 30.0}, {"budget_seconds": 30.0, "timeout_seconds": 7.0}):
         if command == "run":
-            prepare(RunOptions(("python train.py",), **options), listener, lambda *_: made)
+            prepare(RunOptions(("python train.py",), **options), listener, machine_with(made))
         elif command == "why":
-            prepare_profiles(WhyOptions(("python train.py",), **options), listener, lambda *_: made)
+            prepare_profiles(WhyOptions(("python train.py",), **options), listener, machine_with(made))
         else:
-            prepare_tuning(TuneOptions("python train.py", **options), listener, lambda *_: made)
+            prepare_tuning(TuneOptions("python train.py", **options), listener, machine_with(made))
     without, with_budget, with_both = made.limits
     assert 15.0 <= with_budget <= 30.0 < without
     assert with_both == 7.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import CommandLine
-from fake_engine import FakeEngine, Fault, fake_environment, fake_facts, fake_spec, fake_trial
+from fake_engine import FakeEngine, Fault, fake_environment, fake_facts, fake_spec, fake_trial, machine_with
 
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.records.schema import Float8Facts, StepFlops
@@ -58,7 +58,7 @@ def engine(gain: Gain = made_up, **traits: object) -> FakeEngine:
 
 def tune(made: FakeEngine, workload: str = "resnet50", seconds: float = 0.0, **request: object) -> TuningResult:
     """Return the result of a search; each look at the clock takes so many seconds."""
-    search = prepare_tuning(TuneOptions(workload, **request), make_engine=lambda *_: made)  # type: ignore[arg-type]
+    search = prepare_tuning(TuneOptions(workload, **request), find_machine=machine_with(made))  # type: ignore[arg-type]
     times = itertools.count(0.0, seconds)
     return replace(search, clock=lambda: next(times)).run()
 
@@ -281,7 +281,7 @@ def small_batch(made: FakeEngine, limit: float, **request: object) -> TuningResu
     """Search over one technique, which pays, within a limit; a loop holds 1.5 GiB at batch 128, 2.5 at 256."""
     made.fixed_bytes = 2**29
     asked = TuneOptions("resnet50", precisions=("fp32",), memory_bytes=limit, **request)  # type: ignore[arg-type]
-    search = prepare_tuning(asked, make_engine=lambda *_: made)
+    search = prepare_tuning(asked, find_machine=machine_with(made))
     return replace(search, space=replace(search.space, techniques=("cuda-graph",))).run()
 
 

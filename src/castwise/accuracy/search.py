@@ -11,7 +11,13 @@ from castwise.accuracy.result import AccuracyResult, Runs, runs_of
 from castwise.analysis.equivalence import looks_of
 from castwise.errors import UsageError
 from castwise.orchestrator.job import Job, build_job
-from castwise.orchestrator.machine import EngineFactory, check_device_name, detect_machine, inspect_user_model, provide
+from castwise.orchestrator.machine import (
+    FindMachine,
+    check_device_name,
+    detect_machine,
+    inspect_user_model,
+    provide,
+)
 from castwise.orchestrator.processes import import_once
 from castwise.orchestrator.runner import CachedMeasure, Listener
 from castwise.records.schema import Environment, Trial
@@ -142,7 +148,7 @@ class _WatchedRun:
 
 
 def prepare_accuracy(
-    options: AccuracyOptions, listener: Listener | None = None, make_engine: EngineFactory | None = None
+    options: AccuracyOptions, listener: Listener | None = None, find_machine: FindMachine = detect_machine
 ) -> AccuracyJob:
     """Check a request against the machine, and return the search that answers it.
 
@@ -161,7 +167,7 @@ def prepare_accuracy(
     recipe = None if is_own else find_recipe(options.workload, options.data_set, options.suite)
     own = locate(options.workload) if is_own else None
     import_once(slow_imports([options.workload] if is_own else []))
-    machine = detect_machine(options.device, options.data_dir, make_engine)
+    machine = find_machine(options.device, options.data_dir, ())
     user_workload = None if own is None else inspect_user_model(machine, own, options.timeout_seconds)
     if user_workload is not None and not user_workload.can_be_judged:
         raise UsageError(

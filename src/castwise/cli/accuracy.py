@@ -8,8 +8,7 @@ from castwise.cli.options import PrintOptions
 
 if TYPE_CHECKING:
     from castwise.accuracy.result import AccuracyResult
-    from castwise.orchestrator.job import Job
-    from castwise.orchestrator.machine import EngineFactory
+    from castwise.orchestrator.machine import FindMachine
 
 EXAMPLES = """\
 Examples:
@@ -29,15 +28,15 @@ def accuracy(options: AccuracyOptions, output: PrintOptions) -> int:
     from castwise.cli.output import show
     from castwise.spec.typed import read_line
 
-    def work(make_engine: "EngineFactory | None") -> "tuple[Job, AccuracyResult]":
+    def work(find_machine: "FindMachine") -> "AccuracyResult":
         with looking():
-            search = prepare_accuracy(options, progress, make_engine)
+            search = prepare_accuracy(options, progress, find_machine)
         announce_notes(search.job)
         with progress:
-            return search.job, search.run()
+            return search.run()
 
     with measuring(options, output) as progress:
-        _, found = answer(options, work)
+        found = answer(options, work)
     found = replace(found, typed=read_line(output.words, AccuracyOptions, PrintOptions))
     if output.verbose:
         say_logs(found.trials)

@@ -8,8 +8,7 @@ from castwise.max_batch.options import MaxBatchOptions
 
 if TYPE_CHECKING:
     from castwise.max_batch.result import MaxBatchResult
-    from castwise.orchestrator.job import Job
-    from castwise.orchestrator.machine import EngineFactory
+    from castwise.orchestrator.machine import FindMachine
 
 EXAMPLES = """\
 Examples:
@@ -32,15 +31,15 @@ def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
     from castwise.max_batch.search import prepare_max_batch
     from castwise.show.units import format_duration
 
-    def work(make_engine: "EngineFactory | None") -> "tuple[Job, MaxBatchResult]":
+    def work(find_machine: "FindMachine") -> "MaxBatchResult":
         with looking():
-            search = prepare_max_batch(options, progress, make_engine)
+            search = prepare_max_batch(options, progress, find_machine)
         announce_notes(search.job)
         with progress:
-            return search.job, search.run()
+            return search.run()
 
     with measuring(options, output) as progress:
-        _, found = answer(options, work)
+        found = answer(options, work)
         if not found.trials:
             raise UsageError(f"A --budget of {format_duration(options.budget_seconds or 0.0)} ended before any trial.")
         if output.verbose:

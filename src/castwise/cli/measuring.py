@@ -1,11 +1,9 @@
 """What the commands that measure share: what they announce, progress and interruption."""
 
-import io
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -14,10 +12,9 @@ import typer
 
 from castwise.cli.options import PrintOptions
 from castwise.cli.output import error_console, say
-from castwise.errors import CastwiseError, UsageError
+from castwise.errors import UsageError
 from castwise.orchestrator.job import Job
-from castwise.orchestrator.machine import EngineFactory
-from castwise.orchestrator.machine_cache import CachedEngine, remember
+from castwise.orchestrator.machine import FindMachine, MachineChangedError, cached_machine, detect_machine
 from castwise.records.schema import Trial
 from castwise.registry.precisions import find_precision, why_emulated
 from castwise.show.progress import LiveProgress
@@ -28,7 +25,6 @@ INTERRUPTED = 130
 FAILED = 1
 REPORT = "castwise report"
 
-_Job = TypeVar("_Job", bound=Job | None)
 _Result = TypeVar("_Result")
 
 
@@ -111,28 +107,14 @@ def looking(progress: LiveProgress | None = None) -> Iterator[None]:
         yield
 
 
-def answer(
-    options: SharedOptions, work: Callable[[EngineFactory | None], tuple[_Job, _Result]]
-) -> tuple[_Job, _Result]:
-    """Answer a request from records and what is known of the machine, without a process, or else by measuring.
+def answer(options: SharedOptions, work: Callable[[FindMachine], _Result]) -> _Result:
+    """Return what a request comes to on the machine that earlier commands found, or that a process finds now.
 
-    Args:
-        options: What the user asked for.
-        work: Does it with processes of an engine, real ones by default, and returns a job that it ran and the result.
-            It may be called twice, and prints on stderr alone the first time.
+    Work that learns from its first process that the machine has changed since begins again: nothing is measured yet.
     """
-    if options.results is not None and not options.again:
-        said = io.StringIO()
-        try:
-            with redirect_stderr(said):
-                answered = work(lambda *_: CachedEngine())
-        except CastwiseError:  # real processes may have another opinion
-            pass
-        else:
-            sys.stderr.write(said.getvalue())
-            return answered
-    job, result = work(None)
-    if job is not None and job.specs:
-        zoo_models = [each.workload for each in job.specs if ":" in each.workload and each.user_model is None]
-        remember(options.device, job.specs[0].device, job.runner.environment, zoo_models, job.user_workloads)
-    return job, result
+    if options.results is None or options.again:
+        return work(detect_machine)
+    try:
+        return work(cached_machine)
+    except MachineChangedError:
+        return work(detect_machine)

@@ -13,8 +13,9 @@ from castwise.spec.options import Option, RunOptions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from castwise.analysis.energy import Prices
     from castwise.orchestrator.job import Job
-    from castwise.orchestrator.machine import EngineFactory
+    from castwise.orchestrator.machine import FindMachine
     from castwise.records.schema import Trial
     from castwise.spec.plan_file import PlanFile
     from castwise.spec.trial import TrialSpec
@@ -51,16 +52,8 @@ class RunPrintOptions(PrintOptions):
 
 def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOptions) -> int:
     """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
-    from castwise.accuracy.advice import answer_of
     from castwise.analysis.energy import Prices
-    from castwise.cli.measuring import announce, answer, looking, measuring, next_step, say_logs
-    from castwise.cli.output import say, show
-    from castwise.orchestrator.job import CPU_BUDGET_SECONDS, prepare, prepare_shard
-    from castwise.orchestrator.machine import choose_device
-    from castwise.orchestrator.nodes import Nodes
-    from castwise.orchestrator.processes import ForkserverEngine
-    from castwise.show.run_report import present
-    from castwise.spec.typed import read_line
+    from castwise.cli.output import say
 
     prices = Prices(output.price_kwh, output.price_gpu_hour)
     prices.check()
@@ -83,24 +76,54 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     options = options if plan is None else replace(options, device=plan.device)
     num_nodes = check_nodes(options, machines, plan, specs)
     if machines.node_rank:
-        with measuring(options, output):
-            say(f"This node works for the one at {machines.rendezvous} until that ends.")
-            ForkserverEngine().follow(str(machines.rendezvous))
-        return 0
+        return _follow(options, machines, output)
+    job, trials = _measure(options, machines, output, plan, specs, num_nodes)
+    _print_answer(job, trials, options, output, prices)
+    return exit_code(trials)
 
-    def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":
+
+def _follow(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOptions) -> int:
+    """Work for the first of several nodes until that ends."""
+    from castwise.cli.measuring import measuring
+    from castwise.cli.output import say
+    from castwise.orchestrator.processes import ForkserverEngine
+
+    with measuring(options, output):
+        say(f"This node works for the one at {machines.rendezvous} until that ends.")
+        ForkserverEngine().follow(str(machines.rendezvous))
+    return 0
+
+
+def _measure(
+    options: RunOptions,
+    machines: ManyMachinesOptions,
+    output: RunPrintOptions,
+    plan: "PlanFile | None",
+    specs: "Sequence[TrialSpec]",
+    num_nodes: int,
+) -> "tuple[Job, list[Trial]]":
+    """Measure what is asked for on this machine, as the first of several nodes if they share trials."""
+    from castwise.cli.measuring import announce, answer, looking, measuring
+    from castwise.cli.output import say
+    from castwise.orchestrator.job import CPU_BUDGET_SECONDS, prepare, prepare_shard
+    from castwise.orchestrator.machine import choose_device, detect_machine
+    from castwise.orchestrator.nodes import Nodes
+    from castwise.orchestrator.processes import ForkserverEngine
+
+    def work(find_machine: "FindMachine") -> "tuple[Job, list[Trial]]":
         with looking(progress):
             if plan is None:
-                job = prepare(options, progress, make_engine)
+                job = prepare(options, progress, find_machine)
             else:
-                job = prepare_shard(plan, specs, options, progress, make_engine)
-        if prices and job.specs and job.specs[0].device_type == "cpu":
+                job = prepare_shard(plan, specs, options, progress, find_machine)
+        has_prices = output.price_kwh is not None or output.price_gpu_hour is not None
+        if has_prices and job.specs and job.specs[0].device_type == "cpu":
             raise UsageError("Prices are for GPUs, and this is a CPU. Leave --price-kwh and --price-gpu-hour out.")
         announce(job)
-        if job.rule is not None and job.rule.budget_seconds is not None and options.budget_seconds is None:
-            budget = f"{CPU_BUDGET_SECONDS:g} s"
-            say(f"Time limit: {budget} (--budget changes it).")
-        progress.known(job.recorded.values(), None if job.rule is None else job.rule.budget_seconds)
+        budget = None if job.rule is None else job.rule.budget_seconds
+        if budget is not None and options.budget_seconds is None:
+            say(f"Time limit: {CPU_BUDGET_SECONDS:g} s (--budget changes it).")
+        progress.known(job.recorded.values(), budget)
         with progress:
             return job, job.run()
 
@@ -111,9 +134,20 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
             open_device = partial(choose_device, ForkserverEngine(), options.device or "cuda")
             nodes = ends.enter_context(closing(Nodes(machines.rendezvous, num_nodes, open_device)))
         if machines.pack or nodes is not None:  # what is known of the machine is without them
-            job, trials = work(partial(ForkserverEngine, nodes=nodes, packed=machines.pack))
-        else:
-            job, trials = answer(options, work)
+            make_engine = partial(ForkserverEngine, nodes=nodes, packed=machines.pack)
+            return work(partial(detect_machine, make_engine=make_engine))
+        return answer(options, work)
+
+
+def _print_answer(
+    job: "Job", trials: "list[Trial]", options: RunOptions, output: RunPrintOptions, prices: "Prices"
+) -> None:
+    from castwise.accuracy.advice import answer_of
+    from castwise.cli.measuring import next_step, say_logs
+    from castwise.cli.output import show
+    from castwise.show.run_report import present
+    from castwise.spec.typed import read_line
+
     typed = read_line(output.words, RunOptions, ManyMachinesOptions, RunPrintOptions)
     rows, advice = answer_of(job, trials, typed)
 
@@ -121,7 +155,6 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     show(output.format, shown, next_step(options.results, len(rows)))
     if output.verbose:
         say_logs(trials)
-    return exit_code(trials)
 
 
 def check_nodes(

@@ -8,8 +8,7 @@ from castwise.errors import UsageError
 from castwise.suites.options import SuiteOptions
 
 if TYPE_CHECKING:
-    from castwise.orchestrator.job import Job
-    from castwise.orchestrator.machine import EngineFactory
+    from castwise.orchestrator.machine import FindMachine
     from castwise.suites.result import SuiteResult
 
 EXAMPLES = """\
@@ -33,7 +32,6 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
         options = replace(options, techniques=("none", "tuned"))
     from castwise.cli.measuring import FAILED, announce, answer, looking, measuring, next_step, say_logs
     from castwise.cli.output import say, show
-    from castwise.orchestrator.machine import detect_machine
     from castwise.registry.suites import SUITE_NAMES, find_suite
     from castwise.show.presentation import Presentation
     from castwise.show.units import pluralize
@@ -42,21 +40,19 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
 
     suites = [find_suite(each) for each in dict.fromkeys(options.suites or SUITE_NAMES)]
     check(options)
-    shown: list[SuiteResult] = []
 
     def show_suite(result: "SuiteResult") -> None:
         """Print a suite at once if its format allows it; the others are one document over all suites."""
-        shown.append(result)
         if output.format in ("table", "markdown"):
             is_long = output.format == "markdown"
             show(output.format, present([result], wide=output.wide or is_long, verbose=output.verbose or is_long))
             print(flush=True)
 
-    def work(make_engine: "EngineFactory | None") -> "tuple[Job | None, tuple[list[SuiteResult], int]]":
-        job, refused = None, 0
+    def work(find_machine: "FindMachine") -> "tuple[list[SuiteResult], int]":
+        refused = 0
         results: list[SuiteResult] = []
         with looking():
-            machine = detect_machine(options.device, options.data_dir, make_engine)
+            machine = find_machine(options.device, options.data_dir, ())
         for each in suites:
             try:
                 suite_job = prepare_suite(each, options, machine, progress)
@@ -71,15 +67,11 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
                 refused = error.exit_code
                 say(f"castwise: {each.name} is left out: {error}")
                 continue
-            job = suite_job.job
-            if make_engine is None:
-                show_suite(results[-1])
-        return job, (results, refused)
+            show_suite(results[-1])
+        return results, refused
 
     with measuring(options, output) as progress:
-        _, (results, refused) = answer(options, work)
-    for result in results[len(shown) :]:
-        show_suite(result)
+        results, refused = answer(options, work)
     num_results = sum(len(result.all_trials) for result in results)
     show(
         output.format,

@@ -11,7 +11,7 @@ from castwise.tune.options import TuneOptions
 
 if TYPE_CHECKING:
     from castwise.orchestrator.job import Job
-    from castwise.orchestrator.machine import EngineFactory
+    from castwise.orchestrator.machine import FindMachine
     from castwise.tune.search import TuningResult
 
 EXAMPLES = """\
@@ -70,9 +70,9 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
         data_set, recipe = source_of(options) or (options.data_set or "synthetic", None)
         check_script(options.workload, data_set, recipe, output.emit)
 
-    def work(make_engine: "EngineFactory | None") -> "tuple[Job, TuningResult]":
+    def work(find_machine: "FindMachine") -> "tuple[Job, TuningResult]":
         with looking(progress):
-            search = prepare_tuning(options, progress, make_engine)
+            search = prepare_tuning(options, progress, find_machine)
         announce_notes(search.job)
         with progress:
             return search.job, search.run()

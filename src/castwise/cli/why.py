@@ -8,7 +8,7 @@ from castwise.spec.options import Option, WhyOptions
 
 if TYPE_CHECKING:
     from castwise.orchestrator.job import Job
-    from castwise.orchestrator.machine import EngineFactory
+    from castwise.orchestrator.machine import FindMachine
     from castwise.records.schema import Trial
 
 EXAMPLES = """\
@@ -45,9 +45,9 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
     from castwise.show.why_report import present
     from castwise.spec.typed import read_line
 
-    def work(make_engine: "EngineFactory | None") -> "tuple[Job, list[Trial]]":
+    def work(find_machine: "FindMachine") -> "tuple[Job, list[Trial]]":
         with looking(progress):
-            job = prepare_profiles(options, progress, make_engine)
+            job = prepare_profiles(options, progress, find_machine)
         announce_notes(job)
         progress.known(job.recorded.values())
         with progress:

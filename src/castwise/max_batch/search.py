@@ -26,7 +26,7 @@ from castwise.max_batch.result import (
     predict,
 )
 from castwise.orchestrator.job import Job, prepare
-from castwise.orchestrator.machine import EngineFactory
+from castwise.orchestrator.machine import FindMachine, detect_machine
 from castwise.orchestrator.runner import CachedMeasure, Listener
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import is_reusable
@@ -225,7 +225,7 @@ class MaxBatchJob:
 
 
 def prepare_max_batch(
-    request: MaxBatchOptions, listener: Listener | None = None, make_engine: EngineFactory | None = None
+    request: MaxBatchOptions, listener: Listener | None = None, find_machine: FindMachine = detect_machine
 ) -> MaxBatchJob:
     """Check a request against the machine, and return the search that answers it.
 
@@ -246,7 +246,7 @@ def prepare_max_batch(
         batch_sizes=(START,),
         techniques=request.techniques,
     )
-    job = prepare(run_options, listener, make_engine)
+    job = prepare(run_options, listener, find_machine)
     limit = _limit(request, job.runner.environment)
     protocol = FIT.model_copy(update={"warm_up_steps": steps - FIT.min_blocks})
     if request.timeout_seconds is not None:

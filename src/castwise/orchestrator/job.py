@@ -11,7 +11,7 @@ from typing import Any
 from castwise.analysis.steady_metrics import warm_step_seconds
 from castwise.errors import MissingDataError, UsageError
 from castwise.orchestrator.machine import (
-    EngineFactory,
+    FindMachine,
     Machine,
     check_device_name,
     detect_machine,
@@ -37,7 +37,7 @@ from castwise.registry.precisions import (
 from castwise.registry.techniques import SETS, TECHNIQUES, parse_techniques
 from castwise.registry.workloads import find_workload
 from castwise.spec.options import OF_MACHINE, RunOptions, ScriptOptions, WhyOptions, options_of, parse_options
-from castwise.spec.plan import build_plan
+from castwise.spec.plan import build_plan, parse_grid
 from castwise.spec.plan_file import PlanFile, planned_options
 from castwise.spec.trial import (
     CPU_ROUND,
@@ -127,7 +127,7 @@ class Job:
 def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     options: RunOptions,
     listener: Listener | None = None,
-    make_engine: EngineFactory | None = None,
+    find_machine: FindMachine = detect_machine,
     *,
     rule: StopRule | None = None,
     short: bool = False,
@@ -139,7 +139,7 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     Args:
         options: What the user asked for.
         listener: Receives progress.
-        make_engine: Makes the engine from the data folder and castwise's commit; real processes by default.
+        find_machine: Returns the machine that the job runs on.
         rule: When the comparison's rounds end; None takes what the options say.
         short: Somebody waits at a prompt: on a CPU, whose steps take long, a second a trial and few precisions.
         profiles: What the protocol says of the steps that are profiled, after the timed ones, in one process of each
@@ -153,90 +153,112 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     """
     began = time.perf_counter()
     rule = rule or StopRule.of(options)
-    families = {name: find_workload(name).family for name in options.workloads or ()}
-    user_models = [name for name, family in families.items() if family == "own"]
-    zoo_models = [name for name in families if ":" in name and name not in user_models]
-    script = next(filter(is_script, user_models), None)
-    names_precisions = options.precisions is not None
+    asked, own_models = options, _own_models(options)
+    zoo_models = [name for name in options.workloads or () if ":" in name and name not in own_models]
+    script = next(filter(is_script, own_models), None)
     if script is not None:
         options = _for_script(options, script, compares_numerics=bool(profiles and profiles["numerics"]))
-    check_request(options, user_models)
+    check_request(options, own_models)
     store = Store(options.results) if options.results is not None else None
-    import_once(slow_imports([*user_models, *zoo_models]))
-    machine = detect_machine(options.device, options.data_dir, make_engine, zoo_models)
-    limit = options.timeout_seconds
-    if script is not None and (budget := options.budget_seconds or rule.budget_seconds) is not None:
-        left = budget - (time.perf_counter() - began)
-        limit = min(limit or math.inf, max(left, _LEAST_OF_BUDGET * budget))
-    most_gpus = max(options.world_sizes or (1,))
-    if machine.device == "cpu" and options.device is None and most_gpus > 1:
+    import_once(slow_imports([*own_models, *zoo_models]))
+    machine = find_machine(options.device, options.data_dir, zoo_models)
+    is_cpu = machine.device == "cpu"
+    if is_cpu and options.device is None and (most_gpus := max(options.world_sizes or (1,))) > 1:
         raise UsageError(
             f"{most_gpus} GPUs are asked for, and this machine has none. Name --device cpu to share the step among CPU "
             "processes."
         )
-    user_workloads = {
-        name: inspect_user_model(
-            machine,
-            locate(name).model_copy(
-                update={
-                    "units_per_step": options.units_per_step,
-                    "unit": options.step_unit,
-                    "scratch": "" if options.scratch is None else str(options.scratch.absolute()),
-                }
-            ),
-            limit,
-            None if listener is None else listener.remark,
-        )
-        for name in user_models
-    }
-    notes: tuple[str, ...] = ()
+
+    limit = options.timeout_seconds
+    if script is not None and (budget := options.budget_seconds or rule.budget_seconds) is not None:
+        limit = min(limit or math.inf, _left_of(budget, began))
+    user_workloads = _inspect(options, own_models, machine, limit, listener)
+
+    notes: list[str] = []
     if script is not None and not is_planned:
-        same = [name for name in options.precisions or () if name in user_workloads[script].same_precisions]
-        options = replace(options, precisions=tuple(name for name in options.precisions or () if name not in same))
-        if same:
-            verb = "is" if len(same) == 1 else "are"
-            notes = (f"{' and '.join(same)} {verb} here the same as your script as written, which is measured once.",)
-    is_cpu = machine.device == "cpu"
-    if profiles and not names_precisions and script is None:
-        options = replace(options, precisions=_EXPLAINED)
-    data_note: str | None = None
-    if options.workloads is None:
-        options, data_note = _bare_run(options, machine)
-        notes += (data_note,) if data_note else ()
-    if short and is_cpu and options.precisions is None:
-        options = replace(options, precisions=_BARE_CPU[1])
+        options = _without_repeats(options, user_workloads[script], notes)
+    options, data_note = _for_machine(options, machine, short=short, explains=bool(profiles) and script is None)
+    notes += [data_note] if data_note else []
     is_open = options.within is None and options.budget_seconds is None and options.rounds is None
     protocol = CPU_SHORT if short and is_cpu and is_open else CPU_ROUND if is_cpu else CUDA_ROUND
-    specs = build_plan(
+    protocol = _limited(protocol, options).model_copy(update=profiles)
+    specs = _plan(options, machine.device, protocol, user_workloads)
+    if options.data_set not in (None, SYNTHETIC):
+        provide(machine.engine, find_data_set(str(options.data_set)), machine.data_dir)
+    specs = _supported(specs, machine.environment, explicit=asked.precisions is not None)
+
+    budget = options.budget_seconds
+    if is_cpu and options.rounds is None and (budget, rule.budget_seconds) == (None, None):
+        budget = CPU_BUDGET_SECONDS
+    if budget is not None and is_cpu and options.batch_sizes is None and not is_planned:
+        specs = _with_quick_steps(specs, machine, store, _STEP_SHARE * _left_of(budget, began), notes)
+    if budget is not None:
+        rule = replace(rule, budget_seconds=_left_of(budget, began))
+    job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
+    runner = replace(job.runner, data_note=data_note)
+    return replace(job, runner=runner, notes=tuple(notes), rule=rule, user_workloads=user_workloads)
+
+
+def _own_models(options: RunOptions) -> list[str]:
+    return [name for name in dict.fromkeys(options.workloads or ()) if find_workload(name).family == "own"]
+
+
+def _left_of(budget: float, began: float) -> float:
+    """Return what is left of a budget: imports and the user's code have taken a part of it."""
+    return max(budget - (time.perf_counter() - began), _LEAST_OF_BUDGET * budget)
+
+
+def _inspect(
+    options: RunOptions, names: Sequence[str], machine: Machine, limit: float | None, listener: Listener | None
+) -> dict[str, UserWorkload]:
+    """Return what is known of the user's models, whose code may take so many seconds, by their names."""
+    update = {
+        "units_per_step": options.units_per_step,
+        "unit": options.step_unit,
+        "scratch": "" if options.scratch is None else str(options.scratch.absolute()),
+    }
+    remark = None if listener is None else listener.remark
+    return {name: inspect_user_model(machine, locate(name).model_copy(update=update), limit, remark) for name in names}
+
+
+def _without_repeats(options: RunOptions, script: UserWorkload, notes: list[str]) -> RunOptions:
+    """Return the options without the precisions that are the same as the script as it is written."""
+    same = [name for name in options.precisions or () if name in script.same_precisions]
+    if same:
+        verb = "is" if len(same) == 1 else "are"
+        notes.append(f"{' and '.join(same)} {verb} here the same as your script as written, which is measured once.")
+    return replace(options, precisions=tuple(name for name in options.precisions or () if name not in same))
+
+
+def _for_machine(
+    options: RunOptions, machine: Machine, *, short: bool, explains: bool
+) -> tuple[RunOptions, str | None]:
+    """Return the options with what the machine decides if the user does not, and what must be noted of the data."""
+    data_note: str | None = None
+    if explains and options.precisions is None:
+        options = replace(options, precisions=_EXPLAINED)
+    if options.workloads is None:
+        options, data_note = _bare_run(options, machine)
+    if short and machine.device == "cpu" and options.precisions is None:
+        options = replace(options, precisions=_BARE_CPU[1])
+    return options, data_note
+
+
+def _plan(
+    options: RunOptions, device: str, protocol: MeasurementProtocol, user_workloads: Mapping[str, UserWorkload]
+) -> tuple[TrialSpec, ...]:
+    return build_plan(
         options,
-        device=machine.device,
+        device=device,
         data_set=options.data_set or SYNTHETIC,
-        protocol=_limited(protocol, options).model_copy(update=profiles),
+        protocol=protocol,
         seed=options.seed,
         num_nodes=options.nodes_per_trial or 1,
         user_workloads=user_workloads,
     )
-    if options.data_set not in (None, SYNTHETIC):
-        provide(machine.engine, find_data_set(str(options.data_set)), machine.data_dir)
-    specs = _supported(specs, machine.environment, explicit=names_precisions)
-    budget = options.budget_seconds
-    if is_cpu and options.rounds is None and (budget, rule.budget_seconds) == (None, None):
-        budget = CPU_BUDGET_SECONDS
-
-    def seconds_left(budget: float) -> float:  # imports and the user's code have taken a part of it
-        return max(budget - (time.perf_counter() - began), _LEAST_OF_BUDGET * budget)
-
-    if budget is not None and is_cpu and options.batch_sizes is None and not is_planned:
-        specs, batch_notes = _with_quick_steps(specs, machine, store, _STEP_SHARE * seconds_left(budget))
-        notes += batch_notes
-    if budget is not None:
-        rule = replace(rule, budget_seconds=seconds_left(budget))
-    job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
-    runner = replace(job.runner, data_note=data_note)
-    return replace(job, runner=runner, notes=notes, rule=rule, user_workloads=user_workloads)
 
 
-def make_plan(options: RunOptions, make_engine: EngineFactory | None = None) -> PlanFile:
+def make_plan(options: RunOptions) -> PlanFile:
     """Return the plan of what a user asked for: for any machine, of which nothing is looked at.
 
     It is for a GPU unless the options name the CPU. A process of this machine reads a user's model.
@@ -249,24 +271,16 @@ def make_plan(options: RunOptions, make_engine: EngineFactory | None = None) -> 
         raise UsageError(
             "A plan is for other machines, so it needs a workload: castwise run resnet50 --plan-only FILE."
         )
-    user_models = [name for name in options.workloads if find_workload(name).family == "own"]
-    check_request(options, user_models)
+    own_models = _own_models(options)
+    check_request(options, own_models)
     user_workloads: dict[str, UserWorkload] = {}
-    if user_models:
-        import_once(slow_imports(user_models))
-        machine = detect_machine("cpu", options.data_dir, make_engine)
-        user_workloads = {n: inspect_user_model(machine, locate(n), options.timeout_seconds) for n in user_models}
+    if own_models:
+        import_once(slow_imports(own_models))
+        machine = detect_machine("cpu", options.data_dir)
+        user_workloads = {n: inspect_user_model(machine, locate(n), options.timeout_seconds) for n in own_models}
     device = "cuda:0" if options.device in (None, "cuda") else str(options.device)
     options = replace(options, device=device)
-    specs = build_plan(
-        options,
-        device=device,
-        data_set=options.data_set or SYNTHETIC,
-        protocol=_limited(CPU_ROUND if device == "cpu" else CUDA_ROUND, options),
-        seed=options.seed,
-        num_nodes=options.nodes_per_trial or 1,
-        user_workloads=user_workloads,
-    )
+    specs = _plan(options, device, _limited(CPU_ROUND if device == "cpu" else CUDA_ROUND, options), user_workloads)
     return PlanFile(
         options=planned_options(options),
         models={name: each.model.redacted for name, each in user_workloads.items()},
@@ -279,7 +293,7 @@ def prepare_shard(
     specs: Sequence[TrialSpec],
     options: RunOptions,
     listener: Listener | None = None,
-    make_engine: EngineFactory | None = None,
+    find_machine: FindMachine = detect_machine,
 ) -> Job:
     """Return the job that measures some of a plan's trials on this machine, with the options of `OF_MACHINE`.
 
@@ -287,7 +301,7 @@ def prepare_shard(
     """
     request = parse_options(RunOptions, plan.options)
     request = replace(request, **{name: getattr(options, name) for name in OF_MACHINE})
-    job = prepare(request, listener, make_engine, is_planned=True)
+    job = prepare(request, listener, find_machine, is_planned=True)
     own_models: dict[UserModel, UserModel] = {}
     for name, planned in plan.models.items():
         own = job.user_workloads[name].model
@@ -318,13 +332,13 @@ def prepare_shard(
 
 
 def prepare_profiles(
-    options: WhyOptions, listener: Listener | None = None, make_engine: EngineFactory | None = None
+    options: WhyOptions, listener: Listener | None = None, find_machine: FindMachine = detect_machine
 ) -> Job:
     """Return the job that profiles steps of what a user asked for; the arguments and errors are `prepare`'s."""
     shared = {each.name: getattr(options, each.name) for each in fields(RunOptions) if hasattr(options, each.name)}
     rule = StopRule(min_rounds=1, max_rounds=1)
     profiles = {"profile_steps": _PROFILE_STEPS, "numerics": options.numerics}
-    found = prepare(RunOptions(**shared), listener, make_engine, rule=rule, profiles=profiles)
+    found = prepare(RunOptions(**shared), listener, find_machine, rule=rule, profiles=profiles)
     if options.trace is not None and options.trace.suffix == ".json" and len(found.specs) > 1:
         raise UsageError(
             f"'{options.trace}' has room for one configuration's trace, and there are {len(found.specs)}. Name a "
@@ -418,9 +432,8 @@ def check_request(options: RunOptions, user_models: Sequence[str] = ()) -> None:
     check_device_name(options.device)
     for name in user_models:
         locate(name)
-    # No device is known yet: this plan shows only that every name is known and that they go together.
     grid = replace(options, workloads=options.workloads or (_BARE_CPU[0],))
-    build_plan(grid, device="cpu", data_set=options.data_set or SYNTHETIC, num_nodes=options.nodes_per_trial or 1)
+    parse_grid(grid, options.data_set or SYNTHETIC, options.nodes_per_trial or 1)
 
 
 def _bare_run(options: RunOptions, machine: Machine) -> tuple[RunOptions, str | None]:
@@ -439,15 +452,15 @@ def _bare_run(options: RunOptions, machine: Machine) -> tuple[RunOptions, str | 
 
 
 def _with_quick_steps(
-    specs: Sequence[TrialSpec], machine: Machine, store: Store | None, most_seconds: float
-) -> tuple[tuple[TrialSpec, ...], tuple[str, ...]]:
-    """Return the specs with the largest batches whose steps are quick enough, and a note on each that is not the usual.
+    specs: Sequence[TrialSpec], machine: Machine, store: Store | None, most_seconds: float, notes: list[str]
+) -> tuple[TrialSpec, ...]:
+    """Return the specs with the largest batches whose steps are quick enough; note each that is not the usual.
 
     What an earlier command took is taken again, so that its records count.
     """
     known = {} if store is None else store.load(machine.environment)[0]
     measured = {trial.spec.configuration for trial in known.values() if trial.status == "ok"}
-    batch_of, notes = dict[str, int](), list[str]()
+    batch_of: dict[str, int] = {}
     for spec in sorted(specs, key=lambda each: each.precision != BASELINE):
         usual = spec.batch_size
         if spec.workload in batch_of or spec.user_model is not None:
@@ -461,8 +474,7 @@ def _with_quick_steps(
         batch_of[spec.workload] = taken
         if taken != usual:
             notes.append(f"{spec.workload} is measured with batch {taken}, {why}. --batch-size sets another.")
-    smaller = (spec.model_copy(update={"batch_size": batch_of.get(spec.workload, spec.batch_size)}) for spec in specs)
-    return tuple(smaller), tuple(notes)
+    return tuple(spec.model_copy(update={"batch_size": batch_of.get(spec.workload, spec.batch_size)}) for spec in specs)
 
 
 def _time_a_sample(spec: TrialSpec, batch_size: int, machine: Machine) -> float | None:

@@ -4,13 +4,14 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from castwise.errors import EngineError, MissingDataError, UsageError
-from castwise.orchestrator.machine_cache import CachedEngine
+from castwise.orchestrator.machine_cache import MachineCache
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.session import BackgroundCloser, Engine, OnNote, TrialFailedError
+from castwise.orchestrator.session import BackgroundCloser, Engine, OnNote, Session, TrialFailedError
 from castwise.records.schema import Environment
 from castwise.registry.datasets import DataSet, default_data_dir, verify
 from castwise.registry.trackers import trackers_off
@@ -25,6 +26,10 @@ _ANSWER_SECONDS = 5.0  # in which a process says what a script was doing when it
 EngineFactory = Callable[[Path | None, str | None], Engine]
 
 
+class MachineChangedError(EngineError):
+    """The first process found another machine than earlier commands did."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """The machine that jobs run on."""
@@ -33,10 +38,15 @@ class Machine:
     environment: Environment
     device: str  # "cpu" or "cuda:N"
     data_dir: Path
+    cache: MachineCache | None = None  # keeps what processes find out
+
+
+# Finds a machine by the device asked for, the data folder and the models that zoos must have.
+FindMachine = Callable[[str | None, Path | None, Sequence[str]], Machine]
 
 
 def detect_machine(
-    device: str | None, data_dir: Path | None, make_engine: EngineFactory | None = None, zoo_models: Sequence[str] = ()
+    device: str | None, data_dir: Path | None, zoo_models: Sequence[str] = (), make_engine: EngineFactory | None = None
 ) -> Machine:
     """Return the machine with the device asked for; None takes the first GPU, or the CPU if there is none.
 
@@ -47,11 +57,52 @@ def detect_machine(
     folder = data_dir or default_data_dir()
     engine = (make_engine or ForkserverEngine)(folder, find_commit())
     environment = choose_device(engine, device, zoo_models)
+    return Machine(engine, environment, _device_of(environment, device), folder)
+
+
+def cached_machine(device: str | None, data_dir: Path | None, zoo_models: Sequence[str] = ()) -> Machine:
+    """Return what `detect_machine` does, without a process if earlier commands know the machine.
+
+    Its engine raises a MachineChangedError if the first process finds another machine.
+    """
+    cache = MachineCache()
+    known = cache.environment(device, zoo_models)
+    if known is None:
+        machine = detect_machine(device, data_dir, zoo_models)
+        cache.keep_environment(device, machine.environment, zoo_models)
+        return replace(machine, cache=cache)
+    folder, commit = data_dir or default_data_dir(), find_commit()
+    engine = _CheckedEngine(partial(ForkserverEngine, folder, commit), known, device, cache)
+    return Machine(engine, known.model_copy(update={"commit": commit}), _device_of(known, device), folder, cache)
+
+
+@dataclass
+class _CheckedEngine:
+    """Real processes, the first of which must find the machine that is known."""
+
+    make: Callable[[], Engine]
+    known: Environment
+    device: str | None
+    cache: MachineCache
+    engine: Engine | None = None
+
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> Session:
+        """Start the processes of one trial, and before the first one look at the machine."""
+        if self.engine is None:
+            self.engine = self.make()
+            environment = choose_device(self.engine, self.device)
+            if environment.model_copy(update={"commit": self.known.commit}) != self.known:
+                self.cache.keep_environment(self.device, environment, ())
+                raise MachineChangedError(
+                    "The machine has changed while castwise looked at it. Give the command again."
+                )
+        return self.engine.start(timeout_seconds, num_processes)
+
+
+def _device_of(environment: Environment, asked: str | None) -> str:
     if environment.gpu is None:
-        device = "cpu"
-    elif device is None or ":" not in device:
-        device = "cuda:0"
-    return Machine(engine, environment, device, folder)
+        return "cpu"
+    return asked if asked is not None and ":" in asked else "cuda:0"
 
 
 def detect_devices() -> list[Environment]:
@@ -71,8 +122,6 @@ def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] 
     Raises:
         UsageError: There is no such device, or a zoo has no such model.
     """
-    if isinstance(engine, CachedEngine):
-        return engine.environment(device, zoo_models)
     session = engine.start(_PROBE_TIMEOUT_SECONDS)
     try:
         environment = session.open(device or "auto")
@@ -105,8 +154,8 @@ def inspect_user_model(
     Raises:
         UsageError: There is no such function, it raises, or what it returns cannot be trained.
     """
-    if isinstance(machine.engine, CachedEngine):
-        return machine.engine.user_workload(machine.device, model)
+    if machine.cache is not None and (known := machine.cache.user_workload(machine.device, model)) is not None:
+        return known
     limit = timeout_seconds or _PROBE_TIMEOUT_SECONDS
     is_script = model.kind == "script"  # whose process ends it itself, and knows what it was doing
     if is_script and on_note is not None and (trackers := trackers_off()):
@@ -115,7 +164,7 @@ def inspect_user_model(
     session = machine.engine.start(limit + _ANSWER_SECONDS if is_script else limit)
     try:
         session.open(machine.device)
-        return session.inspect(model, limit, on_note)
+        found = session.inspect(model, limit, on_note)
     except TrialFailedError as failure:
         if failure.status == "timeout" and is_script:
             raise UsageError(
@@ -129,6 +178,9 @@ def inspect_user_model(
         raise UsageError(failure.message + said, failure.log) from None
     finally:
         session.close()
+    if machine.cache is not None:
+        machine.cache.keep_user_workload(machine.device, found)
+    return found
 
 
 def provide(engine: Engine, data_set: DataSet, data_dir: Path) -> None:

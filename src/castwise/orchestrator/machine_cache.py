@@ -1,7 +1,6 @@
 """What earlier commands found out about this machine, so that records can answer without importing torch.
 
-A command first runs on a `CachedEngine`, which starts no process. If one is needed after all, the command begins again
-with real processes, which describe the machine anew: nothing from the cache gets into a record.
+The first process that is started after all must find the same machine: nothing from the cache gets into a record.
 """
 
 import glob
@@ -12,15 +11,13 @@ import platform
 import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 from pydantic import Field, TypeAdapter
 
 from castwise._version import __version__
-from castwise.errors import EngineError
 from castwise.records.schema import Environment
 from castwise.registry.datasets import cache_dir
 from castwise.spec.frozen import FrozenModel
@@ -37,10 +34,6 @@ _LOGIN_VARIABLES = ("_", "SHLVL", "PWD", "OLDPWD", "WINDOWID", "XDG_SESSION_ID")
 _LOGIN_PREFIXES = ("SSH_", "TERM", "TMUX", "VSCODE_")
 
 
-class NotCachedError(EngineError):
-    """A process is needed: the cache and the records do not answer the request."""
-
-
 class CachedMachine(FrozenModel):
     """What is known of a machine."""
 
@@ -52,90 +45,70 @@ class CachedMachine(FrozenModel):
 _FILE = TypeAdapter(dict[str, CachedMachine])  # by `_machine_key`, the newest last
 
 
-class CachedEngine:
-    """Answers from what earlier commands found out; a process cannot be started."""
+class MachineCache:
+    """What earlier commands found out about this machine; whatever cannot be read or kept is asked for again."""
 
     def __init__(self) -> None:
-        self._machine = CachedMachine()
+        self._key, self._machine = "", CachedMachine()
         with suppress(*_FAILURES):
-            self._machine = _read().get(_machine_key(), self._machine)
+            self._key = _machine_key()
+            self._machine = _read().get(self._key, self._machine)
 
-    def start(self, timeout_seconds: float, num_processes: int = 1) -> NoReturn:
-        """Start nothing.
-
-        Raises:
-            NotCachedError: Always.
-        """
-        del timeout_seconds, num_processes
-        raise NotCachedError
-
-    def environment(self, device: str | None, zoo_models: Sequence[str]) -> Environment:
+    def environment(self, device: str | None, zoo_models: Sequence[str]) -> Environment | None:
         """Return the environment that a trial on this device has.
 
-        Raises:
-            NotCachedError: It is not known, or its GPU is not there, or a zoo's model was not looked up.
+        None if it is not known, if its GPU is not there or has another limit, or a zoo's model was not looked up.
         """
         found = self._machine.environments.get(device or _AUTO)
         if found is None or not self._machine.zoo_models.issuperset(zoo_models):
-            raise NotCachedError
+            return None
         if found.gpu is not None:
             try:
                 compute_processes(found.gpu_uuid or "")
             except GpuUnreadableError:  # gone, of another vendor, or without NVML
-                raise NotCachedError from None
+                return None
             if power_limit(found.gpu_uuid or "") != found.power_limit_watts:
-                raise NotCachedError
+                return None
         return found
 
-    def user_workload(self, device: str, model: UserModel) -> UserWorkload:
-        """Return what is known of a user's model.
-
-        Raises:
-            NotCachedError: Nothing, or something has changed that it depends on.
-        """
+    def user_workload(self, device: str, model: UserModel) -> UserWorkload | None:
+        """Return what is known of a user's model; None if something has changed that it depends on."""
         found = self._machine.user_workloads.get(_user_model_key(device, model))
         if found is None or found.sources is None or any(digest_of(p) != old for p, old in found.sources.items()):
-            raise NotCachedError
+            return None
         return found.model_copy(update={"model": model.model_copy(update={"digest": found.model.digest})})
 
-
-def remember(
-    asked: str | None,
-    device: str,
-    environment: Environment,
-    zoo_models: Sequence[str] = (),
-    user_workloads: Mapping[str, UserWorkload] | None = None,
-) -> None:
-    """Keep what processes found out about the machine; if that fails, the next command asks them again.
-
-    Args:
-        asked: The device that the user named, if any.
-        device: The device that was opened.
-        environment: What it was found to be.
-        zoo_models: Models that their zoos have.
-        user_workloads: What is known of the user's models.
-    """
-    with suppress(*_FAILURES):
-        key, known = _machine_key(), _read()
-        before = known.pop(key, CachedMachine())
-        own = {
-            _user_model_key(device, each.model): each.model_copy(update={"model": each.model.redacted})
-            for each in (user_workloads or {}).values()
+    def keep_environment(self, device: str | None, environment: Environment, zoo_models: Sequence[str]) -> None:
+        """Keep what a process found the device asked for to be, and models that their zoos have."""
+        known = self._machine
+        update = {
+            "environments": known.environments | {device or _AUTO: environment},
+            "zoo_models": known.zoo_models.union(zoo_models),
         }
-        machine = CachedMachine(
-            environments=before.environments | {asked or _AUTO: environment},
-            zoo_models=before.zoo_models.union(zoo_models),
-            user_workloads=before.user_workloads | {key: each for key, each in own.items() if each.sources is not None},
-        )
-        newest = dict([*known.items(), (key, machine)][-_MOST_MACHINES:])
-        file = _cache_file()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".{file.name}-{secrets.token_hex(8)}.tmp")
-        try:
-            temporary.write_bytes(_FILE.dump_json(newest))
-            os.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        self._keep(known.model_copy(update=update))
+
+    def keep_user_workload(self, device: str, found: UserWorkload) -> None:
+        """Keep what a process found out about a user's model, without secrets among its arguments."""
+        if found.sources is not None:
+            own = {_user_model_key(device, found.model): found.model_copy(update={"model": found.model.redacted})}
+            self._keep(self._machine.model_copy(update={"user_workloads": self._machine.user_workloads | own}))
+
+    def _keep(self, machine: CachedMachine) -> None:
+        self._machine = machine
+        if not self._key:
+            return
+        with suppress(*_FAILURES):
+            known = _read()
+            known.pop(self._key, None)
+            newest = dict([*known.items(), (self._key, machine)][-_MOST_MACHINES:])
+            file = _cache_file()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = file.with_name(f".{file.name}-{secrets.token_hex(8)}.tmp")
+            try:
+                temporary.write_bytes(_FILE.dump_json(newest))
+                os.replace(temporary, file)
+            finally:
+                temporary.unlink(missing_ok=True)
 
 
 def _cache_file() -> Path:

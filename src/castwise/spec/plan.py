@@ -1,20 +1,95 @@
 """The plan of a job: workloads, precisions, batch sizes and techniques, crossed into trial specs."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import get_args
 
 from castwise.errors import UsageError, unknown_name
-from castwise.registry.precisions import PRECISIONS, find_precision
+from castwise.registry.precisions import PRECISIONS, Precision, find_precision
 from castwise.registry.techniques import NONE, find_technique, normalize_for_world_size, parse_techniques, resolve
 from castwise.registry.techniques import SETS as TECHNIQUE_SETS
-from castwise.registry.workloads import at_length, check_data_set, find_workload
+from castwise.registry.workloads import Workload, at_length, check_data_set, find_workload
 from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.options import ParameterGrid
 from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
 from castwise.spec.types import SYNTHETIC, Parallelism
 from castwise.spec.user_model import UserWorkload, is_script
+
+
+@dataclass(frozen=True)
+class Axes:
+    """A grid whose names are known and go together: what a plan is the product of."""
+
+    workloads: tuple[tuple[str, Workload], ...]  # by their names in the grid
+    precisions: tuple[Precision, ...]
+    loss_scales: Mapping[str, tuple[str, ...]]  # those of each precision
+    layouts: tuple[tuple[int, Parallelism], ...]  # numbers of GPUs, and how they share a step
+    loops: tuple[tuple[str, ...], ...]
+    batch_sizes: tuple[int, ...]  # empty: each workload's own
+    data_set: str
+    num_nodes: int
+
+    def specs(
+        self,
+        device: str,
+        protocol: MeasurementProtocol | None = None,
+        seed: int = 0,
+        user_workloads: Mapping[str, UserWorkload] = MappingProxyType({}),
+    ) -> tuple[TrialSpec, ...]:
+        """Return each configuration once, in the order in which they run; the arguments are those of `build_plan`."""
+        is_cpu = device.startswith("cpu")
+        most_gpus = max(world_size for world_size, _ in self.layouts)
+        specs: dict[str, TrialSpec] = {}
+        for name, workload in self.workloads:
+            user = user_workloads.get(name)
+            usual = (user and user.batch_size) or (workload.cpu_batch_size if is_cpu else workload.batch_size)
+            for batch_size, (world_size, parallelism), techniques, precision in itertools.product(
+                self.batch_sizes or (usual,), self.layouts, self.loops, self.precisions
+            ):
+                for loss_scale in self.loss_scales[precision.name]:
+                    spec = TrialSpec(
+                        workload=workload.name,
+                        precision=precision.name,
+                        loss_scale=loss_scale,
+                        batch_size=batch_size,
+                        device=device,
+                        data_set=self.data_set,
+                        world_size=world_size,
+                        num_nodes=self.num_nodes if world_size > 1 else 1,
+                        parallelism=parallelism,
+                        user_model=user.model if user else None,
+                        protocol=protocol or (CPU_PROTOCOL if is_cpu else CUDA_PROTOCOL),
+                        seed=seed,
+                    )
+                    # Techniques on one GPU are compared with those on several, so all know the largest number.
+                    spec = resolve(normalize_for_world_size(techniques, world_size, most_gpus), spec)
+                    specs.setdefault(spec.key, spec)
+        return tuple(specs.values())
+
+
+def parse_grid(grid: ParameterGrid, data_set: str = SYNTHETIC, num_nodes: int = 1) -> Axes:
+    """Return what a plan is the product of; the arguments and errors are those of `build_plan`."""
+    precisions = tuple(find_precision(name) for name in grid.precisions or [row.name for row in PRECISIONS])
+    of_script = any(map(is_script, grid.workloads or ()))  # whose loader is timed, too
+    if min(grid.batch_sizes or (1,)) < 1:
+        least = min(grid.batch_sizes or ())
+        raise UsageError(f"A batch holds at least one sample; batch size {least} is impossible.")
+    return Axes(
+        loss_scales=_loss_scales(grid, precisions),
+        layouts=_layouts(grid, num_nodes),
+        loops=tuple(_parse_step_techniques(text, has_loader=of_script) for text in grid.techniques or (NONE,)),
+        workloads=tuple(
+            (name, _workload_at(name, length, data_set))
+            for name in grid.workloads or ()
+            for length in grid.lengths or (None,)
+        ),
+        precisions=precisions,
+        batch_sizes=grid.batch_sizes or (),
+        data_set=data_set,
+        num_nodes=num_nodes,
+    )
 
 
 def build_plan(  # noqa: PLR0913  what a plan is made of, by keyword
@@ -46,15 +121,20 @@ def build_plan(  # noqa: PLR0913  what a plan is made of, by keyword
         UsageError: A name is unknown, a batch size or a number of GPUs is under 1, techniques exclude each other,
             no precision takes the loss scale, or a workload cannot take the data set.
     """
-    is_cpu = device.startswith("cpu")
-    protocol = protocol or (CPU_PROTOCOL if is_cpu else CUDA_PROTOCOL)
-    precisions = [find_precision(name) for name in grid.precisions or [row.name for row in PRECISIONS]]
-    loss_scales = [parse_loss_scale(text) for text in grid.loss_scales or ()]
+    return parse_grid(grid, data_set, num_nodes).specs(device, protocol, seed, user_workloads)
+
+
+def _loss_scales(grid: ParameterGrid, precisions: Sequence[Precision]) -> dict[str, tuple[str, ...]]:
+    asked = tuple(parse_loss_scale(text) for text in grid.loss_scales or ())
     scaling = [row for row in precisions if row.loss_scale != "none"] or [row for row in precisions if row.has_float16]
-    if loss_scales and not scaling:
+    if asked and not scaling:
         names = ", ".join(row.name for row in PRECISIONS if row.has_float16)
         own = ", ".join(row.name for row in precisions)
         raise UsageError(f"A loss scale is for float16 ({names}), and {own} needs none. Leave --loss-scale out.")
+    return {row.name: asked if asked and row in scaling else (row.loss_scale,) for row in precisions}
+
+
+def _layouts(grid: ParameterGrid, num_nodes: int) -> tuple[tuple[int, Parallelism], ...]:
     ways = [_parse_parallelism(name) for name in grid.parallelisms or ("ddp",)]
     world_sizes = grid.world_sizes or (1,)
     if min(world_sizes) < 1:
@@ -65,46 +145,17 @@ def build_plan(  # noqa: PLR0913  what a plan is made of, by keyword
     if num_nodes > 1 and max(world_sizes) == 1:
         raise UsageError(f"One GPU is not on {num_nodes} nodes. Give --gpus the number of all nodes together.")
     alone: list[tuple[int, Parallelism]] = [(1, "none")]
-    layouts = [layout for size in world_sizes for layout in ([(size, way) for way in ways] if size > 1 else alone)]
-    of_script = any(map(is_script, grid.workloads or ()))  # whose loader is timed, too
-    loops = [_parse_step_techniques(text, has_loader=of_script) for text in grid.techniques or (NONE,)]
-    specs: dict[str, TrialSpec] = {}
-    lengths = grid.lengths or (None,)
-    for name, length in itertools.product(grid.workloads or (), lengths):
-        workload, user = find_workload(name), user_workloads.get(name)
-        if length is not None:
-            workload = at_length(workload, length)
-            if "@" in name:
-                raise UsageError(f"{name} and --seq-len both name a length of sequences. Leave one of them out.")
-        check_data_set(workload, data_set)
-        default_size = (user.batch_size if user else None) or (
-            workload.cpu_batch_size if is_cpu else workload.batch_size
-        )
-        batch_sizes = grid.batch_sizes or (default_size,)
-        if min(batch_sizes) < 1:
-            raise UsageError(f"A batch holds at least one sample; batch size {min(batch_sizes)} is impossible.")
-        for batch_size, (world_size, parallelism), techniques, precision in itertools.product(
-            batch_sizes, layouts, loops, precisions
-        ):
-            for loss_scale in loss_scales if loss_scales and precision in scaling else (precision.loss_scale,):
-                spec = TrialSpec(
-                    workload=workload.name,
-                    precision=precision.name,
-                    loss_scale=loss_scale,
-                    batch_size=batch_size,
-                    device=device,
-                    data_set=data_set,
-                    world_size=world_size,
-                    num_nodes=num_nodes if world_size > 1 else 1,
-                    parallelism=parallelism,
-                    user_model=user.model if user else None,
-                    protocol=protocol,
-                    seed=seed,
-                )
-                # Techniques on one GPU are compared with those on several, so all know the largest number.
-                spec = resolve(normalize_for_world_size(techniques, world_size, max(world_sizes)), spec)
-                specs.setdefault(spec.key, spec)
-    return tuple(specs.values())
+    return tuple(layout for size in world_sizes for layout in ([(size, way) for way in ways] if size > 1 else alone))
+
+
+def _workload_at(name: str, length: int | None, data_set: str) -> Workload:
+    workload = find_workload(name)
+    if length is not None:
+        workload = at_length(workload, length)
+        if "@" in name:
+            raise UsageError(f"{name} and --seq-len both name a length of sequences. Leave one of them out.")
+    check_data_set(workload, data_set)
+    return workload
 
 
 def _parse_step_techniques(text: str, *, has_loader: bool) -> tuple[str, ...]:

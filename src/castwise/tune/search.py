@@ -8,7 +8,7 @@ from functools import cached_property
 
 from castwise.errors import UsageError
 from castwise.orchestrator.job import Job, prepare
-from castwise.orchestrator.machine import EngineFactory
+from castwise.orchestrator.machine import FindMachine, detect_machine
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.orchestrator.runner import Listener, UnboundedProgress
 from castwise.records.schema import Trial
@@ -151,7 +151,7 @@ class TuningSearch:
 
 
 def prepare_tuning(
-    request: TuneOptions, listener: Listener | None = None, make_engine: EngineFactory | None = None
+    request: TuneOptions, listener: Listener | None = None, find_machine: FindMachine = detect_machine
 ) -> TuningSearch:
     """Check a request against the machine, and return the search that answers it.
 
@@ -175,7 +175,7 @@ def prepare_tuning(
         data_set=SYNTHETIC if data_set.startswith(SYNTHETIC_PREFIX) else None if of_script else data_set,
         timeout_seconds=limit,
     )
-    job = prepare(run_options, listener, make_engine, rule=StopRule(budget_seconds=request.budget_seconds))
+    job = prepare(run_options, listener, find_machine, rule=StopRule(budget_seconds=request.budget_seconds))
     # Unless told otherwise, it starts from PyTorch's default, the first row; a device without TF32 has none.
     rows = [find_precision(spec.precision) for spec in job.specs]
     kept = [row for row in rows if request.precisions or row.keeps_float32_weights]
