@@ -15,7 +15,7 @@ from castwise.records.schema import Status, StepProfile, TelemetrySummary, Trial
 from castwise.registry.techniques import find_technique
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import SearchSpace, TriedChange, change_between
-from castwise.tune.decide import Done, Session, decide
+from castwise.tune.decide import Done, Session, TuningSteps, advance
 from castwise.tune.measurements import Key, Measurements, Outcome, key_of
 from castwise.tune.render import answers, patch_summary, rows_of
 from castwise.tune.search import TuningResult
@@ -54,14 +54,15 @@ class World:
 
     def search(self, space: SearchSpace, budget: float = 1e6, measured: Measurements | None = None) -> Done:
         measured = measured or Measurements()
+        steps = TuningSteps(space, measured, TimeLeft(budget, 0.0)).run()
+        decision = advance(steps)
         for _ in range(200):
-            spent = sum(self.seconds * len(session.specs) for session in self.sessions)
-            process_seconds = self.seconds if self.sessions else 0.0
-            decision = decide(space, measured, TimeLeft(budget - spent, process_seconds))
             if isinstance(decision, Done):
                 self.measured = measured
                 return decision
             measured = measured.plus(self.measure(decision, measured), decision.specs)
+            spent = sum(self.seconds * len(session.specs) for session in self.sessions)
+            decision = advance(steps, (measured, TimeLeft(budget - spent, self.seconds)))
         raise AssertionError("the search does not end")
 
 
@@ -212,13 +213,9 @@ def test_a_gain_is_bounded_by_the_traffic_of_memory(gpu: str, step_seconds: floa
 def test_fp32_is_measured_next_to_the_default() -> None:
     start = fake_spec("default")
     space = SearchSpace(start, ("default", "tf32"), (), fake_environment(), fp32=START)
-    session = decide(space, Measurements(), TimeLeft(1e6))
+    session = advance(TuningSteps(space, Measurements(), TimeLeft(1e6)).run())
     assert isinstance(session, Session)
-    assert [(spec.precision, spec.batch_size) for spec in session.specs] == [
-        ("default", START.batch_size),
-        ("fp32", START.batch_size),
-        ("default", START.batch_size // 2),
-    ], "few: nothing is known of their memory yet"
+    assert [spec.precision for spec in session.specs] == ["default", "fp32"]
 
 
 def test_emulated_precisions_come_last() -> None:
@@ -239,7 +236,7 @@ def test_what_no_time_was_left_for_is_a_result() -> None:
     done = world.search(space_of("fused-optimizer", "compile", "cuda-graph", precisions=("fp32", "tf32")), budget=7)
     assert done.ending == "budget"
     not_tried = {each.change.name for each in done.tried if each.outcome == "not tried"}
-    assert not_tried == {"fused-optimizer", "compile", "compile + cuda-graph"}
+    assert not_tried == {"cuda-graph", "compile", "compile + cuda-graph"}
 
 
 def test_what_is_not_proven_is_not_accepted() -> None:
@@ -393,13 +390,6 @@ def test_a_loop_that_holds_less_is_compared_with_more_at_once() -> None:
     assert sizes["changes to bf16-mixed, plain loop"][0] == 1 + len(cheap)
 
 
-@pytest.mark.parametrize("technique", ["compile", "cuda-graph"])
-def test_half_the_batch_is_not_compiled_for_a_bound(technique: str) -> None:
-    done = World(gains(compile=1.5, cuda_graph=1.5)).search(space_of(technique))
-    is_measured = any(spec.batch_size == 128 and spec.techniques for spec in done.used)
-    assert is_measured is (technique == "cuda-graph")
-
-
 def test_where_few_fit_a_precision_far_ahead_is_what_the_others_are_compared_with() -> None:
     small = fake_environment().model_copy(update={"gpu_memory_bytes": 5 * GIB})
     names = ("fp32", "fp16-mixed", "bf16-mixed", "bf16-master")
@@ -439,9 +429,8 @@ def test_what_is_against_the_causes_of_the_plain_loop_comes_first() -> None:
     for classes, first in (({"optimizer": busy}, "fused-optimizer"), ({"layout_conversion": busy}, "channels-last")):
         profile = StepProfile(device_type="cuda", num_steps=3, seconds=busy, busy_seconds=busy, class_seconds=classes)
         trial = fake_trial(START).model_copy(update={"profile": profile})
-        spec = START.model_copy(update={"techniques": ("cuda-graph",)})  # which the probe has measured
-        probes = [fake_trial(spec), fake_trial(START.model_copy(update={"batch_size": START.batch_size // 2}))]
-        measured = Measurements().plus([trial, *probes])
-        decision = decide(space_of("channels-last", "fused-optimizer"), measured, TimeLeft(1e6, 1.0))
+        measured = Measurements().plus([trial])
+        steps = TuningSteps(space_of("channels-last", "fused-optimizer"), measured, TimeLeft(1e6, 1.0))
+        decision = advance(steps.run())
         assert isinstance(decision, Session)
         assert next(spec.techniques for spec in decision.specs if spec.techniques) == (first,)

@@ -202,7 +202,7 @@ def test_it_starts_from_pytorchs_default_and_says_both_ratios(tmp_path: Path) ->
     assert words in conclusions(result)[0]
     assert words in measured_words(result, result.winner)
     (fp32,) = (line for line in conclusions(result) if line.startswith("fp32, plain loop: "))
-    assert "bound by arithmetic" in fp32
+    assert "of the step is products" in fp32
     assert [row["tried"] for row in rows_of(result)[:2]] == ["default, plain loop", "fp32, plain loop"]
 
 

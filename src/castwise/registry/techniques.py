@@ -174,7 +174,6 @@ class Technique:
     # What it can take off a step at most: a time, and traffic of the GPU's memory for each parameter.
     saves_seconds: float = math.inf
     saves_bytes: float = math.inf
-    probes: Literal["", "launches", "data"] = ""  # what a search measures by it on a loop
     compile_cost: float = 0.0  # in times what `compile` takes
     times_kernels: bool = False  # in the first step, to keep the fastest; all that compiles does, in Inductor
     times_while_compiling: bool = False  # before its code is ready, not when that first runs
@@ -368,7 +367,6 @@ TECHNIQUES: list[Technique] = [
         rank=Rank.DATA,
         interacts_with=(PRECISION,),  # a step that waits for its data does not gain from faster kernels
         removes_waiting=True,
-        probes="data",
     ),
     Technique(
         name="loader-workers",
@@ -806,7 +804,6 @@ TECHNIQUES: list[Technique] = [
         why_not=_captures_schedule,
         interacts_with=(PRECISION,),  # a step that launches bound does not gain from faster kernels
         removes_waiting=True,
-        probes="launches",
     ),
     Technique(
         name="cuda-graph-8",
@@ -939,11 +936,6 @@ def times_kernels_while_compiling(names: Iterable[str]) -> bool:
 def hiding_operators(names: Iterable[str]) -> list[str]:
     """Return those of these techniques whose step is compiled or captured: its operators are not called one by one."""
     return [row.name for row in rows_of(names) if row.compile_cost or "cuda_graph" in row.settings]
-
-
-def probe_technique(probed: Literal["launches", "data"]) -> str:
-    """Return the technique by which a search measures what launches, or reading data, take of a loop."""
-    return next(row.name for row in TECHNIQUES if row.probes == probed)
 
 
 def needs_of(row: Technique) -> str:

@@ -1,19 +1,18 @@
-"""What a search measures next, or its end: a pure function of what was measured.
+"""A search: a generator of the sessions that it lacks, which receives what they measured, and returns its end.
 
-The search is derived anew from its measurements each time: it starts from the plain loop, follows what looked faster,
-and ends early at the first session of measurements that it lacks. Whether a change is followed up is decided by the
-first session that measured it, so that later measurements, which prove differences, do not lead the search elsewhere;
-what is accepted in the end is decided by all measurements.
+It starts from the plain loop and follows what looked faster. Whether a change is followed up is decided by the first
+session that measured it, so that later measurements, which prove differences, and those on record do not lead the
+search elsewhere; what is accepted in the end is decided by all measurements.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NoReturn
+from typing import Literal, TypeVar
 
 from castwise.orchestrator.runner import unsupported_reason
 from castwise.registry.precisions import find_precision, precision_row
-from castwise.registry.techniques import probe_technique, rows_of
+from castwise.registry.techniques import rows_of
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import (
     Change,
@@ -25,7 +24,7 @@ from castwise.tune.candidates import (
     next_stage,
 )
 from castwise.tune.measurements import DRIFTED, ONE_PROCESS, PROMISING, Key, Measurements, key_of, loop_name, unique
-from castwise.tune.memory_limit import BatchPoint, half_batch, next_batch
+from castwise.tune.memory_limit import BatchPoint, next_batch
 from castwise.tune.time_budget import TimeLeft
 
 Ending = Literal["nothing left", "budget", "failed", "interrupted"]  # a search does not decide on the last
@@ -59,25 +58,24 @@ class Done:
     used: tuple[TrialSpec, ...]  # every configuration whose measurements the search asked for
 
 
-class _NotMeasuredError(Exception):
-    """The search cannot go on without the measurements of a session."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session.purpose)
-        self.session = session
+# Yields what is to be measured, and is sent all that is measured by then, and the time that is left.
+Search = Generator[Session, tuple[Measurements, TimeLeft], Done]
+_T = TypeVar("_T")
+_Step = Generator[Session, tuple[Measurements, TimeLeft], _T]
 
 
-def decide(space: SearchSpace, measured: Measurements, time: TimeLeft) -> Session | Done:
-    """Return what to measure next, or the result if nothing is left to measure or there is no time for it."""
+def advance(steps: Search, news: tuple[Measurements, TimeLeft] | None = None) -> Session | Done:
+    """Return what a search has measured next, or its end, given what is measured by now; nothing at its beginning."""
     try:
-        return _Search(space.for_layers(measured.layers(space.start)), measured, time).run()
-    except _NotMeasuredError as lacking:
-        return lacking.session
+        return next(steps) if news is None else steps.send(news)
+    except StopIteration as end:
+        done: Done = end.value
+        return done
 
 
-@dataclass(frozen=True)
-class _Search:
-    """One derivation of the search. Its methods raise `_NotMeasuredError` if they need a session of measurements."""
+@dataclass
+class TuningSteps:
+    """What a search knows while it goes on."""
 
     space: SearchSpace
     measured: Measurements
@@ -85,55 +83,36 @@ class _Search:
     limit: float = math.inf  # bytes; what holds more is not accepted
     used: list[TrialSpec] = field(default_factory=list)
 
-    def run(self) -> Done:
+    def run(self) -> Search:
         """Find the fastest configuration, and the fastest within the memory limit if there is one."""
         start, memory_bytes = self.space.start, self.space.memory_bytes
-        self._probe(start)
+        # Speed-ups are given over fp32, too.
+        others = [each for each in (self.space.fp32,) if each is not None and self._is_supported(each)]
+        yield from self._screen(start, others, loop_name(start))
+        self.space = self.space.for_layers(self.measured.layers(start))
         tried: list[TriedChange] = []
         ending: Ending = "failed"
         if self.measured.is_ok(start) or self.measured.is_out_of_memory(start):
-            tried, ending = self._find_fastest()
+            tried, ending = yield from self._find_fastest()
             winner = next((each.spec for each in reversed(tried) if each.outcome == "accepted"), start)
             if not self.measured.is_ok(winner):
                 ending = "failed"
-            else:
-                if key_of(winner) != key_of(start):
-                    self._probe(winner)
-                if self.measured.held_bytes(winner) > memory_bytes:
-                    limited, ending = replace(self, limit=memory_bytes)._find_fitting(winner, tried, ending)
-                    tried += [replace(each, limited=True) for each in limited]
+            elif self.measured.held_bytes(winner) > memory_bytes:
+                self.limit = memory_bytes
+                limited, ending = yield from self._find_fitting(winner, tried, ending)
+                tried += [replace(each, limited=True) for each in limited]
         return Done(ending, tuple(tried), tuple(unique(self.used)))
 
-    def _probe(self, spec: TrialSpec) -> None:
-        """Measure what shows the bound of a configuration: half the batch, a CUDA graph, resident data, TF32.
-
-        The plain loop in fp32 is measured with the start: speed-ups are given over both, and TF32 is compared with it.
-        """
-        fp32 = self.space.fp32 if spec == self.space.start else None
-        half = None if is_compiled(spec) else half_batch(spec)  # another batch would be compiled anew
-        names = [probe_technique("data")]
-        if not spec.protocol.profile_steps:  # a profile shows how long the device is idle
-            names.append(probe_technique("launches"))
-        names = [name for name in names if name not in spec.techniques]
-        probes = [half, *(Change(techniques=(name,)).on(spec) for name in names)]
-        if fp32 is not None:
-            probes.insert(0, fp32)
-        if (fp32 or spec).precision == "fp32" and "tf32" in self.space.precisions:
-            probes.append(Change(precision="tf32").on(spec))
-        # A probe keeps all techniques: a graph of eight steps is not made one of one.
-        kept = [each for each in probes if each is not None and set(spec.techniques) <= set(each.techniques)]
-        self._screen(spec, [each for each in kept if self._is_supported(each)], f"what bounds {loop_name(spec)}")
-
-    def _find_fastest(self) -> tuple[list[TriedChange], Ending]:
+    def _find_fastest(self) -> _Step[tuple[list[TriedChange], Ending]]:
         """Return all that was tried, the accepted changes among it, and why nothing more is tried."""
-        path, tried, ending = self._explore()
-        self._prove(path)
+        path, tried, ending = yield from self._explore()
+        yield from self._prove(path)
         summary = self._summary(path, tried)
         return summary, "budget" if _lacks_time(summary) else ending
 
     # The path upwards
 
-    def _explore(self) -> tuple[list[TrialSpec], list[TriedChange], Ending]:
+    def _explore(self) -> _Step[tuple[list[TrialSpec], list[TriedChange], Ending]]:
         """Follow what looks faster until nothing is left to try or the time is up.
 
         Returns:
@@ -162,14 +141,9 @@ class _Search:
                     supported.append(change)
                 else:
                     tried.append(TriedChange(stage, change, current, spec, None, "unsupported", reason))
-            # If not all fit into one session, or some take long to compile, what is far ahead is what the rest is
-            # compared with: its steps are short, and the rest is not measured a second time on it.
-            missing = [spec for change in supported if not self.measured.of(spec := change.on(current))]
-            takes_long = len(missing) > self._side_by_side(current, missing) or any(map(is_compiled, missing))
-            goes_ahead = takes_long and any(self._is_far_ahead(current, each.on(current)) for each in supported)
-            is_all_measured = goes_ahead or self._screen_changes(path, [change.on(current) for change in supported])
+            goes_ahead, is_all_measured = yield from self._screen_changes(path, [c.on(current) for c in supported])
             known = [change for change in supported if self.measured.of(change.on(current))]
-            reached = self._combine(current, known, best_alone=goes_ahead)
+            reached = yield from self._combine(current, known, best_alone=goes_ahead)
             tried += self._tried_on(current, known, reached, stage)
             path += reached
             if not is_all_measured:
@@ -195,25 +169,44 @@ class _Search:
             if self._is_supported(spec) and not self.measured.of(spec)
         ]
 
-    def _screen_changes(self, path: Sequence[TrialSpec], specs: Sequence[TrialSpec]) -> bool:
-        """Measure changes to the last configuration of a path; return whether there was time for all.
+    def _screen_changes(self, path: Sequence[TrialSpec], specs: Sequence[TrialSpec]) -> _Step[tuple[bool, bool]]:
+        """Measure changes to the last configuration of a path.
 
         Compilation takes minutes, and may take the time that is left. Before the first one, the configuration reached
         is compared with the last accepted one. If the result is in doubt, the last accepted one is also measured next
         to the compiled candidates.
-        """
-        current, others = path[-1], list[TrialSpec]()
-        if any(is_compiled(spec) and not self.measured.of(spec) for spec in specs) and not is_compiled(current):
-            pair = self._top_in_doubt(path)
-            if pair and self.measured.times_together(pair) < 2 and self._fits(pair):
-                self._measure(pair, "is the last change faster?")
-            others = pair[:1]
-        return self._screen(current, specs, f"changes to {loop_name(current)}", others)
 
-    def _screen(
+        Returns:
+            Whether one of them is so far ahead that the rest is compared with it, and whether all is done or measured.
+        """
+        current = path[-1]
+        while True:
+            # If not all fit into one session, or some take long to compile, what is far ahead is what the rest is
+            # compared with: its steps are short, and the rest is not measured a second time on it.
+            missing = [spec for spec in specs if not self.measured.of(spec)]
+            takes_long = len(missing) > self._side_by_side(current, missing) or any(map(is_compiled, missing))
+            if takes_long and any(self._is_far_ahead(current, spec) for spec in specs):
+                return True, True
+            others = list[TrialSpec]()
+            if any(map(is_compiled, missing)) and not is_compiled(current):
+                pair = self._top_in_doubt(path)
+                if pair and self.measured.times_together(pair) < 2 and self._fits(pair):
+                    yield from self._measure(pair, "is the last change faster?")
+                    continue
+                others = pair[:1]
+            is_all_measured = yield from self._screen_once(current, specs, f"changes to {loop_name(current)}", others)
+            if is_all_measured is not None:
+                return False, is_all_measured
+
+    def _screen(self, current: TrialSpec, specs: Sequence[TrialSpec], purpose: str) -> _Step[None]:
+        """Measure what has no trial yet next to the current configuration, as far as there is time."""
+        while (yield from self._screen_once(current, specs, purpose)) is None:
+            pass
+
+    def _screen_once(
         self, current: TrialSpec, specs: Sequence[TrialSpec], purpose: str, others: Sequence[TrialSpec] = ()
-    ) -> bool:
-        """Measure what has no trial yet next to the current configuration; return whether there was time for all."""
+    ) -> _Step[bool | None]:
+        """Measure a session of what has no trial yet; return None then, else whether there was time for all."""
         self.used.extend([current, *specs])
         unmeasured = [spec for spec in unique(specs) if not self.measured.of(spec)]
         # A session that reached its deadline has left some out.
@@ -229,7 +222,8 @@ class _Search:
                 if self._fits([*base, *group, spec], proofs=1):
                     group.append(spec)
             if group or is_current_missing:
-                self._measure([*base, *group], purpose)
+                yield from self._measure([*base, *group], purpose)
+                return None
         return False
 
     def _side_by_side(self, current: TrialSpec, specs: Sequence[TrialSpec]) -> int:
@@ -252,7 +246,7 @@ class _Search:
             return most
         return max(1, min(most, int(memory * _USABLE / (held + _CONTEXT_BYTES)) - 1))
 
-    def _combine(self, current: TrialSpec, changes: Sequence[Change], *, best_alone: bool) -> list[TrialSpec]:
+    def _combine(self, current: TrialSpec, changes: Sequence[Change], *, best_alone: bool) -> _Step[list[TrialSpec]]:
         """Return the path from the current configuration to the best combination of the changes that were faster."""
         better = [change for change in changes if self._improves(current, change.on(current))]
         better.sort(key=lambda change: self._merit(current, change.on(current)), reverse=True)
@@ -262,7 +256,7 @@ class _Search:
         together = [current, *path] if self.measured.is_ok(current) else path
         self.used.extend(together)
         if len(path) > 1 and not self.measured.times_together(together) and self._fits(together, proofs=1):
-            self._measure(together, "changes together")
+            yield from self._measure(together, "changes together")
         best = better[0].on(current)
         known = [spec for spec in path if self._improves(current, spec, path)]
         top = max(known, key=lambda spec: self._merit(current, spec, path), default=best)
@@ -316,19 +310,22 @@ class _Search:
 
     # Proof
 
-    def _prove(self, path: Sequence[TrialSpec]) -> None:
+    def _prove(self, path: Sequence[TrialSpec]) -> _Step[None]:
         """Measure neighbours whose difference is in doubt again; if there is no time for all, the top pair alone."""
-        doubtful, below = list[TrialSpec](), path[0]
-        for spec in path[1:]:
-            ratio = self.measured.ratio(below, spec)
-            if ratio is not None and ratio.value > PROMISING:  # else the next one is compared with the one below
-                if not self.measured.is_answered(below, spec) and self._may_repeat([below, spec]):
-                    doubtful += [below, spec]
-                below = spec
-        top = self._top_in_doubt(path)
-        for specs in (unique(doubtful), top if doubtful and self._may_repeat(top) else []):
-            if specs and self._fits(specs):
-                self._measure(specs, "is each change faster?")
+        while True:
+            doubtful, below = list[TrialSpec](), path[0]
+            for spec in path[1:]:
+                ratio = self.measured.ratio(below, spec)
+                if ratio is not None and ratio.value > PROMISING:  # else the next one is compared with the one below
+                    if not self.measured.is_answered(below, spec) and self._may_repeat([below, spec]):
+                        doubtful += [below, spec]
+                    below = spec
+            top = self._top_in_doubt(path)
+            choices = (unique(doubtful), top if doubtful and self._may_repeat(top) else [])
+            specs = next((each for each in choices if each and self._fits(each)), None)
+            if specs is None:
+                return
+            yield from self._measure(specs, "is each change faster?")
 
     def _may_repeat(self, specs: Sequence[TrialSpec]) -> bool:
         ratio = self.measured.ratio(specs[0], specs[1]) if specs else None
@@ -389,9 +386,9 @@ class _Search:
 
     def _find_fitting(
         self, winner: TrialSpec, tried: Sequence[TriedChange], ending: Ending
-    ) -> tuple[list[TriedChange], Ending]:
+    ) -> _Step[tuple[list[TriedChange], Ending]]:
         """Look for what fits into the limit: the winner on smaller batches, then other configurations."""
-        batches = self._smaller_batches(winner, next_stage(tried))
+        batches = yield from self._smaller_batches(winner, next_stage(tried))
         if ending == "budget" or _lacks_time(batches):
             return batches, "budget"
         # The least that a configuration could hold with all changes that were seen to save memory; it is not known if
@@ -406,32 +403,39 @@ class _Search:
                 shares[name] = min(shares.get(name, 1.0), share)
         if are_all_known and self.measured.held_bytes(self.space.start) * math.prod(shares.values()) > self.limit:
             return batches, ending
-        found, ending = self._find_fastest()
+        found, ending = yield from self._find_fastest()
         known = {(key_of(each.below), key_of(each.spec)) for each in tried}
         new = [
             each for each in found if each.outcome == "accepted" or (key_of(each.below), key_of(each.spec)) not in known
         ]
         return [*batches, *new], ending
 
-    def _smaller_batches(self, winner: TrialSpec, stage: int) -> list[TriedChange]:
+    def _smaller_batches(self, winner: TrialSpec, stage: int) -> _Step[list[TriedChange]]:
         """Return what came of the winner on smaller batches: the fastest that fits is accepted, whatever it costs."""
-        sizes = {trials[0].spec.batch_size for trials in self.measured.by_key.values()}
-        smaller = sorted((size for size in sizes if size < winner.batch_size), reverse=True)
-        specs = [spec for size in smaller if self.measured.of(spec := Change(batch_size=size).on(winner))]
-        self.used.extend(specs)
-        points = [BatchPoint(winner.batch_size, self.measured.held_bytes(winner), 1.0)]
-        for spec in specs:
-            ratio = self.measured.ratio(winner, spec)
-            rate = None if ratio is None else ratio.value
-            points.append(BatchPoint(spec.batch_size, self.measured.held_bytes(spec), rate))
-        num_asked = sum(self.measured.times_asked([winner, spec]) > 0 for spec in specs)
-        compiles = is_compiled(winner)
-        size = next_batch(points, self.limit, compiles=compiles) if num_asked < _MAX_BATCHES else None
-        following = None if size is None else Change(batch_size=size).on(winner)
-        if following is not None and self._is_supported(following):
-            if self._fits([winner, following]):
-                self._measure([winner, following], f"batch {size} for the memory limit")
-            specs.append(following)  # for which no time is left
+        while True:
+            sizes = {trials[0].spec.batch_size for trials in self.measured.by_key.values()}
+            smaller = sorted((size for size in sizes if size < winner.batch_size), reverse=True)
+            specs = [spec for size in smaller if self.measured.of(spec := Change(batch_size=size).on(winner))]
+            self.used.extend(specs)
+            points = [BatchPoint(winner.batch_size, self.measured.held_bytes(winner), 1.0)]
+            for spec in specs:
+                ratio = self.measured.ratio(winner, spec)
+                rate = None if ratio is None else ratio.value
+                points.append(BatchPoint(spec.batch_size, self.measured.held_bytes(spec), rate))
+            num_asked = sum(self.measured.times_asked([winner, spec]) > 0 for spec in specs)
+            size, half = None, winner.batch_size // 2
+            # Two batches tell what a sample takes. Another one would be compiled anew.
+            if not specs and not winner.batch_size % 2 and not is_compiled(winner):
+                size = half if self._fits([winner, Change(batch_size=half).on(winner)]) else None
+            if size is None and num_asked < _MAX_BATCHES:
+                size = next_batch(points, self.limit, compiles=is_compiled(winner))
+            following = None if size is None else Change(batch_size=size).on(winner)
+            if following is None or not self._is_supported(following):
+                break
+            if not self._fits([winner, following]):
+                specs.append(following)  # for which no time is left
+                break
+            yield from self._measure([winner, following], f"batch {size} for the memory limit")
         found = [self._compared(stage, winner, spec) for spec in specs]
         fitting = [each for each in found if each.ratio is not None and each.outcome != "too large"]
         best = max(fitting, key=lambda each: self._merit(winner, each.spec), default=None)
@@ -442,9 +446,9 @@ class _Search:
 
     # Sessions
 
-    def _measure(self, specs: Sequence[TrialSpec], purpose: str) -> NoReturn:
-        """End this derivation: these configurations have to be measured together first."""
-        raise _NotMeasuredError(Session(tuple(specs), purpose))
+    def _measure(self, specs: Sequence[TrialSpec], purpose: str) -> _Step[None]:
+        """Have these configurations measured together."""
+        self.measured, self.time = yield Session(tuple(specs), purpose)
 
     def _fits(self, specs: Sequence[TrialSpec], proofs: float = 0.0) -> bool:
         return self.time.fits(specs, self.measured, proofs=proofs)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from castwise.analysis import steady_metrics
-from castwise.analysis.causes import diagnose
+from castwise.analysis.causes import diagnose, power_limit_of
 from castwise.analysis.decide import doubts_of
 from castwise.analysis.model_flops import flops_of, why_inexact
 from castwise.analysis.result_table import compare
@@ -15,6 +15,7 @@ from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.records.schema import Trial
 from castwise.registry.gpus import find_gpu_model
 from castwise.registry.techniques import Technique
+from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import CauseName
 
@@ -126,6 +127,19 @@ class Measurements:
     def causes(self, spec: TrialSpec) -> set[CauseName]:
         """Return why a configuration is no faster, as far as its records show it."""
         return {cause.name for found in diagnose(compare(self.of(spec))) for cause in found.causes}
+
+    def what_bounds(self, spec: TrialSpec) -> str:
+        """Return in words what bounds a configuration; empty if neither a profile nor readings show it."""
+        found: list[str] = []
+        for each in diagnose(compare(self.of(spec))):
+            found += [each.bound] if each.profile is not None else []
+            found += [cause.evidence for cause in each.causes]
+        power = power_limit_of(self.of(spec))
+        if power is not None and power.slowdown is not None:
+            found.append(
+                f"steps of sustained training take up to {format_share(power.slowdown)} longer than timed ones"
+            )
+        return "; ".join(found)
 
     def ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
         """Return a configuration's speed-up over another by units per second.

@@ -7,8 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from castwise.spec.trial import TrialSpec
-
 # Sizes are multiples of this if that costs little of the batch: Tensor Cores take 16-bit numbers by eights.
 # Source: NVIDIA, "Deep Learning Performance: Matrix Multiplication"; the share is chosen here.
 _MULTIPLE, _COSTS_LITTLE = 8, 0.8
@@ -28,13 +26,6 @@ class BatchPoint:
     batch_size: int
     held_bytes: float  # as the limit counts it; infinite if it ran out of memory, or if it is not known
     rate: float | None  # units per second, relative to any one rate; None if its steps were not timed
-
-
-def half_batch(spec: TrialSpec) -> TrialSpec | None:
-    """Return the configuration on half the batch; None if it is no whole number, or a script's own."""
-    return (
-        None if spec.batch_size % 2 or spec.is_script else spec.model_copy(update={"batch_size": spec.batch_size // 2})
-    )
 
 
 def next_batch(measured: Sequence[BatchPoint], limit_bytes: float, *, compiles: bool = False) -> int | None:

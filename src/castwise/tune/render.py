@@ -25,7 +25,6 @@ from castwise.show.units import format_bytes, format_ratio, pluralize
 from castwise.spec.quantities import truncate_list
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import is_object
-from castwise.tune.bottleneck import what_bounds
 from castwise.tune.candidates import TriedChange
 from castwise.tune.measurements import DRIFTED, PROMISING, Measurements, key_of, loop_name, unique
 from castwise.tune.search import TuningResult
@@ -349,7 +348,7 @@ def bounds(result: TuningResult) -> list[str]:
         return []
     loops = (result.start, *filter(None, (result.fp32,)), result.winner)
     measured = unique(each for each in loops if result.measured.is_ok(each))
-    return [f"{loop_name(spec)}: {what_bounds(result.measured, spec)}" for spec in measured]
+    return [f"{loop_name(spec)}: {said}." for spec in measured if (said := result.measured.what_bounds(spec))]
 
 
 def _name_and_rate(row: FlatRow) -> str:

@@ -30,7 +30,7 @@ from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import is_script
 from castwise.tune.candidates import Change, SearchSpace, TriedChange, allowed_techniques
-from castwise.tune.decide import Done, Ending, decide
+from castwise.tune.decide import Ending, Session, TuningSteps, advance
 from castwise.tune.measurements import Measurements
 from castwise.tune.options import TuneOptions
 from castwise.tune.time_budget import (
@@ -110,13 +110,18 @@ class TuningSearch:
         measured = Measurements.from_records(self.recorded, start)
         process_seconds = FIRST_PROCESS_SECONDS
         is_interrupted = False
-        while True:
-            plain = measured.of(start)
-            budget = default_budget(plain) if self.budget_seconds is None else self.budget_seconds
-            seconds_left = -math.inf if is_interrupted else budget - self.spent_seconds - (self.clock() - began)
-            decision = decide(self.space, measured, TimeLeft(seconds_left, process_seconds, is_short(plain)))
-            if isinstance(decision, Done):
-                break
+
+        def budget() -> float:
+            return default_budget(measured.of(start)) if self.budget_seconds is None else self.budget_seconds
+
+        def time_left() -> TimeLeft:
+            seconds = -math.inf if is_interrupted else budget() - self.spent_seconds - (self.clock() - began)
+            return TimeLeft(seconds, process_seconds, is_short(measured.of(start)))
+
+        left = time_left()
+        steps = TuningSteps(self.space, measured, left).run()
+        decision = advance(steps)
+        while isinstance(decision, Session):
             if is_interrupted:
                 raise KeyboardInterrupt
             session_began = self.clock()
@@ -126,7 +131,7 @@ class TuningSearch:
             specs = decision.specs
             if any(trial.profile for trial in earlier):  # one process's profile is enough
                 specs = tuple(spec.without_profile for spec in specs)
-            rule = replace(_ONCE, budget_seconds=max(seconds_left, 1.0))
+            rule = replace(_ONCE, budget_seconds=max(left.seconds, 1.0))
             rounds = Rounds(runner, specs, rule, earlier, specs[0])
             try:
                 rounds.run_once()
@@ -135,6 +140,8 @@ class TuningSearch:
             measured = measured.plus(rounds.trials[len(earlier) :], decision.specs)
             if not any(map(has_long_first_step, decision.specs)):
                 process_seconds = (self.clock() - session_began) / len(decision.specs)
+            left = time_left()
+            decision = advance(steps, (measured, left))
         trials = tuple(trial for spec in decision.used for trial in measured.of(spec))
         recorded = {id(trial) for trial in self.recorded}
         return TuningResult(
@@ -144,7 +151,7 @@ class TuningSearch:
             ending="interrupted" if is_interrupted and decision.ending != "failed" else decision.ending,
             seconds=self.clock() - began,
             num_recorded=sum(id(trial) in recorded for trial in trials),
-            budget_seconds=budget,
+            budget_seconds=budget(),
             fp32=self.space.fp32,
             without_layers=self.space.without_layers(measured.layers(start)),
         )
