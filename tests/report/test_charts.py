@@ -242,7 +242,7 @@ def test_runs_that_differ_in_their_seeds_are_one_curve_with_its_range() -> None:
     assert alone == 0
     assert len(rows(chart("throughput", *every))) == 2, "a row for each precision, with the mean of its seeds"
     (answer,) = answers_of(collect(every))
-    assert answer.advice.how_sure == "3 runs"
+    assert answer.advice.how_sure == "3 runs each"
     assert answer.advice.row is not None
     assert len(answer.advice.row.trials) == 3
 
