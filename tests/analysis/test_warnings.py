@@ -1,6 +1,5 @@
 """Every warning fires on the record it is for, and on no other."""
 
-from typing import get_args
 
 import pytest
 from fake_engine import fake_facts, fake_spec, fake_trial
@@ -8,7 +7,7 @@ from fake_gpu import fake_gpu_facts, fake_reading
 from syrupy.assertion import SnapshotAssertion
 
 from castwise.analysis.result_table import compare
-from castwise.analysis.warnings import WarningName, warnings_of, warnings_of_all
+from castwise.analysis.warnings import WARNING_NAMES, warnings_of, warnings_of_all
 from castwise.records.schema import EnergyMeasurement, StepFlops, TelemetrySummary, Trial
 from castwise.show.notes import remarks
 
@@ -123,7 +122,7 @@ def test_a_warning_fires_alone(name: str, trial: Trial) -> None:
 
 
 def test_the_words_of_the_warnings(snapshot: SnapshotAssertion) -> None:
-    assert {name for name, _ in FIRES} == set(get_args(WarningName))
+    assert {name for name, _ in FIRES} == set(WARNING_NAMES)
     words = [(each.name, each.seen, each.cause, each.advice) for _, trial in FIRES for each in warnings_of(trial)]
     assert "\n".join(" | ".join(each) for each in words) == snapshot
 

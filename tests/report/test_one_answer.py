@@ -7,8 +7,7 @@ from typing import Any, cast
 import pytest
 
 from castwise.accuracy.advice import answer_of
-from castwise.analysis.decide import WORTHWHILE, Advice, decide
-from castwise.analysis.result_table import Row
+from castwise.analysis.decide import WORTHWHILE, Advice, changes_of, decide
 from castwise.api import Comparison
 from castwise.records.collector import gc_disabled
 from castwise.records.schema import Trial
@@ -46,12 +45,9 @@ def check_rules(advice: Advice) -> None:
     assert REFERENCE_WORDS.get(reference.precision, BASELINE) in advice.sentence
     assert f"{over.value:.2f}×" in advice.sentence
     assert precision_row(row.precision).keeps_float32_weights
-
-    def changes(each: Row) -> tuple[int, int]:
-        return len(each.techniques), precision_row(each.precision).loop_changes
-
+    size = changes_of(row.trial.spec)
     if not advice.is_less_accurate and "no less accurate" not in advice.why:
-        again = decide([each for each in advice.rows if changes(each) < changes(row) or each is reference])
+        again = decide([each for each in advice.rows if changes_of(each.trial.spec) < size or each is reference])
         simpler = [each.row for each in again if each.decision == "take" and each.row is not None]
         fast = [each for each in simpler if (each.throughput or 0.0) * WORTHWHILE >= (row.throughput or 0.0)]
         assert not fast, "of loops within 3 % it is the simplest"

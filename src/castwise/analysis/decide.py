@@ -14,7 +14,7 @@ from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import MOST_ROUNDS, Estimate
 from castwise.analysis.training_metrics import data_share, epochs_of, is_whole, length_in_words, perplexity
-from castwise.analysis.warnings import WarningName, warnings_of_all
+from castwise.analysis.warnings import warnings_of_all
 from castwise.records.schema import Epoch, Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import (
@@ -28,8 +28,9 @@ from castwise.registry.precisions import (
     precision_row,
     why_emulated,
 )
-from castwise.registry.techniques import join, rows_of
+from castwise.registry.techniques import join, loop_changes, rows_of
 from castwise.spec.quantities import TOO_NOISY, format_interval, with_interval
+from castwise.spec.trial import TrialSpec
 from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import is_object
@@ -53,7 +54,7 @@ _WITHOUT_REFERENCE = {
     "diverged": "{} diverged: look at the learning rate before anything else",
 }
 # Intervals hold what processes differ by. These say that the machine itself was disturbed.
-_DOUBTS: dict[WarningName, str] = {
+_DOUBTS: dict[str, str] = {
     "noisy": "noisy",
     "cpu-starved": "busy CPU",
     "foreign-process": "shared GPU",
@@ -516,13 +517,13 @@ def _simplest_of_the_fastest(rows: Sequence[Row]) -> Row:
     """Return the fastest row, or of those hardly slower the one that changes the loop least."""
     fastest = max(_speed(row) for row in rows)
     near = [row for row in rows if _speed(row) * WORTHWHILE >= fastest]
+    # Of loops as simple as each other the one that was measured most: the fastest of many is so by luck.
+    return min(near, key=lambda row: (changes_of(row.trial.spec), -len(row.trials), -_speed(row)))
 
-    def changes(row: Row) -> tuple[int, int, int, float]:
-        # Of loops as simple as each other the one that was measured most: the fastest of many is so by luck.
-        spec = row.trial.spec
-        return len(spec.techniques), precision_row(spec.precision).loop_changes, -len(row.trials), -_speed(row)
 
-    return min(near, key=changes)
+def changes_of(spec: TrialSpec) -> int:
+    """Return how much a loop's precision and techniques change it; of nearly equal speeds one takes the least."""
+    return precision_row(spec.precision).loop_changes + loop_changes(spec.techniques)
 
 
 def _learned(best: Row, baseline: Row) -> str:

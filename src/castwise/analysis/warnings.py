@@ -8,27 +8,10 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from castwise.analysis import steady_metrics
 from castwise.records.schema import Trial
 from castwise.spec.quantities import format_share
-
-# The most serious first: the one list of their order.
-WarningName = Literal[
-    "ecc-errors",
-    "foreign-process",
-    "little-fp8",
-    "noisy",
-    "cpu-starved",
-    "thermal-drift",
-    "first-block-slow",
-    "too-few-blocks",
-    "throttled",
-    "clock-below-boost",
-    "persistence-off",
-]
-WARNING_NAMES: tuple[WarningName, ...] = get_args(WarningName)
 
 # The interquartile range of the blocks over their median. A speed-up of 1.05 is enough to choose a precision.
 NOISE = 0.05
@@ -89,7 +72,7 @@ _WHY_BELOW_BOOST = (
 class TrialWarning:
     """A reason to doubt a trial's figures: what was seen, its likely cause, and what to try."""
 
-    name: WarningName
+    name: str
     seen: str
     cause: str
     advice: str
@@ -108,18 +91,18 @@ def warnings_of_all(trials: Sequence[Trial]) -> list[TrialWarning]:
 
     Each kind comes once, from the noisiest process that has it.
     """
-    found: dict[WarningName, TrialWarning] = {}
+    found: dict[str, TrialWarning] = {}
     if len(trials) > 1:
         trials = sorted(trials, key=lambda trial: steady_metrics.spread(trial) or 0.0, reverse=True)
     for trial in trials:
         for each in warnings_of(trial):
             found.setdefault(each.name, each)
-    return [found[name] for name in WARNING_NAMES if name in found]
+    return [found[name] for name in _CHECKS if name in found]
 
 
 def warnings_of(trial: Trial) -> list[TrialWarning]:
     """Return a trial's warnings, the most serious first."""
-    return [TrialWarning(name, *found) for name in WARNING_NAMES if (found := _CHECKS[name](trial)) is not None]
+    return [TrialWarning(name, *found) for name, check in _CHECKS.items() if (found := check(trial)) is not None]
 
 
 def _throttled(trial: Trial) -> _Found:
@@ -296,16 +279,18 @@ def _little_fp8(trial: Trial) -> _Found:
     )
 
 
-_CHECKS: dict[WarningName, Callable[[Trial], _Found]] = {
-    "throttled": _throttled,
-    "clock-below-boost": _clock_below_boost,
+# The one list, the most serious first.
+_CHECKS: dict[str, Callable[[Trial], _Found]] = {
+    "ecc-errors": _ecc_errors,
     "foreign-process": _foreign_process,
     "little-fp8": _little_fp8,
     "noisy": _noisy,
-    "first-block-slow": _first_block_slow,
-    "persistence-off": _persistence_off,
-    "ecc-errors": _ecc_errors,
-    "too-few-blocks": _too_few_blocks,
     "cpu-starved": _cpu_starved,
     "thermal-drift": _thermal_drift,
+    "first-block-slow": _first_block_slow,
+    "too-few-blocks": _too_few_blocks,
+    "throttled": _throttled,
+    "clock-below-boost": _clock_below_boost,
+    "persistence-off": _persistence_off,
 }
+WARNING_NAMES = tuple(_CHECKS)

@@ -7,9 +7,9 @@ from typing import Any
 
 from castwise.analysis import steady_metrics
 from castwise.analysis.code_snippets import loop_patch
-from castwise.analysis.decide import doubts_of
+from castwise.analysis.decide import changes_of, doubts_of
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, REFERENCE_WORDS, precision_row
-from castwise.registry.techniques import join, loop_changes
+from castwise.registry.techniques import join
 from castwise.show.console import took_words
 from castwise.show.fields import (
     FlatRow,
@@ -186,13 +186,9 @@ def simplest(result: TuningResult, memory_bytes: float | None = None) -> TrialSp
     rate = result.measured.rate(best) or 0.0
     rows = _fitting(result, math.inf if memory_bytes is None else memory_bytes, best.batch_size)
     near = [row for row in rows if row["throughput_per_second"] >= rate * _SIMPLE]
-
-    def changes(row: FlatRow) -> tuple[int, float]:
-        spec = row["spec"]
-        size = precision_row(spec.precision).loop_changes + loop_changes(spec.techniques)
-        return size, -row["throughput_per_second"]
-
-    spec: TrialSpec = min(near, key=changes)["spec"] if near else best
+    spec: TrialSpec = best
+    if near:
+        spec = min(near, key=lambda row: (changes_of(row["spec"]), -row["throughput_per_second"]))["spec"]
     return spec
 
 
