@@ -1,6 +1,5 @@
 """Every warning fires on the record it is for, and on no other."""
 
-
 import pytest
 from fake_engine import fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_gpu_facts, fake_reading

@@ -33,8 +33,7 @@ from castwise.report.charts.svg import (
 )
 from castwise.report.collection import collect
 from castwise.report.conclusions import answers_of
-from castwise.report.machine_comparison import compare_machines
-from castwise.report.machines import Origin, measured_machines
+from castwise.report.machine_comparison import Origin, compare_machines, measured_machines
 from castwise.show.fields import FlatRow
 from castwise.show.table import csv_grid
 from castwise.show.theme import KERNELS, look_of

@@ -9,7 +9,17 @@ from fake_records import other_machine, steady
 from castwise.analysis.statistics import independent_ratio
 from castwise.records.schema import Trial
 from castwise.registry.published import find_published
-from castwise.report.machine_comparison import ComparisonRow, MachineComparison, MachinePrices, compare_machines
+from castwise.report.machine_comparison import (
+    ComparedMachine,
+    ComparisonRow,
+    MachineComparison,
+    MachinePrices,
+    MachineResult,
+    Origin,
+    compare_machines,
+    measured_machines,
+    published_machine,
+)
 from castwise.report.machine_report import (
     headline,
     mean_lines,
@@ -18,7 +28,6 @@ from castwise.report.machine_report import (
     verdict_counts,
     verdict_text,
 )
-from castwise.report.machines import ComparedMachine, Entry, Origin, measured_machines, published_machine
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 
 
@@ -44,13 +53,13 @@ class TestMachines:
     def test_records_of_two_machines_are_never_mixed(self) -> None:
         ((first, second),) = measured_machines([Origin("both", [steady(), other_machine(steady())])])
         assert [first.name, second.name] == ["Fake GPU", "Slow GPU"]
-        assert first.entries.keys() == second.entries.keys()
+        assert first.results.keys() == second.results.keys()
 
     def test_machines_that_share_no_workload_are_one_side(self) -> None:
         twin = fake_environment(gpu_uuid="GPU-2")
         dpn92 = steady(workload="dpn92").model_copy(update={"environment": twin})
         ((one,),) = measured_machines([Origin("both", [steady(), dpn92])])
-        assert {entry.spec.workload for entry in one.entries.values()} == {"resnet50", "dpn92"}
+        assert {entry.spec.workload for entry in one.results.values()} == {"resnet50", "dpn92"}
         again = steady("tf32").model_copy(update={"environment": twin})
         ((_, _),) = measured_machines([Origin("both", [steady(), again])])
         ((_, _),) = measured_machines([Origin("both", [steady(), other_machine(steady(workload="dpn92"))])])
@@ -100,7 +109,7 @@ class TestMachines:
     def test_key_is_what_was_asked_and_not_where_or_how_long(
         self, one: TrialSpec, other: TrialSpec, is_same: bool
     ) -> None:
-        assert (Entry(one, "ok").key == Entry(other, "ok").key) == is_same
+        assert (MachineResult("", one, "ok").key == MachineResult("", other, "ok").key) == is_same
 
     def test_no_field_of_a_spec_is_overlooked(self) -> None:
         in_key = {"workload", "precision", "loss_scale", "batch_size", "data_set", "techniques", "world_size"}
@@ -110,24 +119,24 @@ class TestMachines:
 
     def test_each_process_and_each_whole_run_gives_a_value(self) -> None:
         ((machine,),) = measured_machines([Origin("here", [steady(repeat=repeat) for repeat in range(3)])])
-        (entry,) = machine.entries.values()
+        (entry,) = machine.results.values()
         assert (len(entry.unit_seconds), entry.run_seconds) == (3, ())
         limits = [MeasurementProtocol(timeout_seconds=seconds) for seconds in (60.0, 600.0, 600.0)]
         seeds = [fake_run(fake_training(seed=seed, protocol=limit)) for seed, limit in enumerate(limits)]
         ((machine,),) = measured_machines([Origin("here", [fake_run(fake_training(recipe={"stop_after": 1})), *seeds])])
-        (whole,) = machine.entries.values()
+        (whole,) = machine.results.values()
         assert (len(whole.run_seconds), whole.cut) == (3, ""), "whole runs go before short ones"
         assert any("measured in several ways" in note for note in machine.notes)
 
     def test_published_figures_are_whole_runs(self) -> None:
         machine = published_machine(find_published("T4"))
         assert (machine.is_published, machine.name) == (True, "T4 (published)")
-        entries = {(e.spec.workload, e.spec.precision, e.spec.batch_size): e for e in machine.entries.values()}
+        entries = {(e.spec.workload, e.spec.precision, e.spec.batch_size): e for e in machine.results.values()}
         assert entries["wrn-28-10", "fp32", 128].run_seconds == (3437.0,)
         assert entries["mnist-cnn", "fp16-mixed", 1024].baseline_batch == 512
         assert entries["wrn-28-10", "fp16-true", 128].status == "diverged"
         narrowed = published_machine(find_published("T4"), ["mlp-4096"], ["fp32"])
-        assert [entry.spec.label for entry in narrowed.entries.values()] == ["mlp-4096 fp32 batch 512"]
+        assert [entry.spec.label for entry in narrowed.results.values()] == ["mlp-4096 fp32 batch 512"]
 
 
 def test_ratio_is_that_of_independent_means_with_welchs_interval() -> None:
@@ -291,7 +300,7 @@ def test_published_figures_are_compared_with_suite_runs() -> None:
     figures = {figure.published.precision: figure.published for figure in find_published("P100").figures}
     row = next(row for row in compare_machines(machines).rows if row.spec.precision == "fp16-mixed")
     first, mine = row.results
-    assert mine.ratio.value == pytest.approx(figures["fp16-mixed"].seconds / mine.entry.run_seconds[0])
+    assert mine.ratio.value == pytest.approx(figures["fp16-mixed"].seconds / mine.run_seconds[0])
     assert mine.throughput.value / first.throughput.value == pytest.approx(mine.ratio.value)
     assert first.speedup.value == pytest.approx(figures["fp32"].seconds / figures["fp16-mixed"].seconds)
 

@@ -25,8 +25,7 @@ from castwise.report.collection import collect
 from castwise.report.html.compare_page import render_comparison
 from castwise.report.html.page_frame import Source
 from castwise.report.html.report_page import MAX_SECTIONS, _steady_table, render
-from castwise.report.machine_comparison import compare_machines
-from castwise.report.machines import Origin, measured_machines
+from castwise.report.machine_comparison import Origin, compare_machines, measured_machines
 
 pytestmark = pytest.mark.xdist_group("pages")  # one process has the browser
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")

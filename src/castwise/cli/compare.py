@@ -17,8 +17,7 @@ from castwise.spec.options import DEFAULT_RESULTS, SHARE, Option
 if TYPE_CHECKING:
     from castwise.records.schema import Trial
     from castwise.report.collection import FileOf
-    from castwise.report.machine_comparison import MachineComparison, MachinePrices
-    from castwise.report.machines import ComparedMachine
+    from castwise.report.machine_comparison import ComparedMachine, MachineComparison, MachinePrices
 
 EXAMPLES = """\
 Examples:
@@ -122,8 +121,7 @@ def compare_folders(options: CompareOptions) -> Compared:
     """
     from castwise.registry.precisions import find_precision
     from castwise.registry.published import PREFIX, find_published
-    from castwise.report.machine_comparison import compare_machines
-    from castwise.report.machines import Origin, measured_machines, published_machine
+    from castwise.report.machine_comparison import Origin, compare_machines, measured_machines, published_machine
 
     names = options.machines or (str(options.results),)
     files: dict[int, str] = {}
@@ -210,7 +208,7 @@ def _why_nothing(comparison: "MachineComparison") -> str:
     from castwise.spec.quantities import truncate_list
 
     workloads = {
-        machine.name: list(dict.fromkeys(entry.spec.workload for entry in machine.entries.values()))
+        machine.name: list(dict.fromkeys(each.spec.workload for each in machine.results.values()))
         for machine in comparison.machines
     }
     has = [f"{name} has {truncate_list(names) or 'none'}" for name, names in workloads.items()]

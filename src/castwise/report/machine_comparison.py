@@ -1,26 +1,38 @@
 """Compare machines: the ratio of each configuration's times with its verdict, and what cannot be compared and why.
 
-Energy per unit of throughput and, if prices are known, work per money are compared next to it.
+Energy per unit of throughput and, if prices are known, work per money are compared next to it. Machines are measured
+ones, and those of published figures.
 
 The other machines are compared with the first one. Processes of two machines are never measured in one session, so
 that a ratio is one of two independent means: its interval does not include what a machine did at another time.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection as Names
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import PurePath
 from statistics import geometric_mean
+from typing import Any
 
-from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR
-from castwise.analysis.result_table import MARGIN
+from castwise.analysis import training_metrics
+from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR, joules_per_unit
+from castwise.analysis.result_table import MARGIN, Row
+from castwise.analysis.speedup import was_timed
 from castwise.analysis.statistics import MIN_PROCESSES, Estimate, Verdict, estimate, independent_ratio, verdict_of
+from castwise.records.schema import Trial
 from castwise.records.store import free_name
+from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import BASELINE, precision_sort_key
+from castwise.registry.published import PublishedMachine
 from castwise.registry.workloads import unit_of
+from castwise.report.collection import Collection, collect, machine_traits, throughput_of
+from castwise.report.machine_names import machine_names, short_name
 from castwise.report.machine_notes import MachineNote, machine_notes
-from castwise.report.machines import ComparedMachine, Entry, Key
 from castwise.spec.trial import TrialSpec
 
+Key = tuple[tuple[str, object], ...]  # values with their names
 _FAILED = ("oom", "timeout", "crashed", "diverged")
 
 
@@ -34,16 +46,25 @@ class MachinePrices:
 
 @dataclass(frozen=True)
 class MachineResult:
-    """A configuration on a machine that has it."""
+    """One configuration on one machine, and how it compares with the first machine."""
 
-    machine: ComparedMachine
-    entry: Entry
+    machine: str  # its name
+    spec: TrialSpec
+    status: str
+    message: str = ""
+    unit_seconds: tuple[float, ...] = ()  # for each unit of throughput, a value a process; empty for published runs
+    run_seconds: tuple[float, ...] = ()  # wall time of whole training runs, a value a run
+    units: float | None = None  # of throughput, in a whole run
+    speedup: Estimate | None = None  # over float32 on the same machine; first at the same batch, as measured in rounds
+    baseline_batch: int | None = None  # of the float32 run that a source compares with, if it is another
+    trials: tuple[Trial, ...] = ()  # empty if it is published
+    unit_joules: tuple[float, ...] = ()  # GPU energy of each unit of throughput, a value a process that has it
+    cut: str = ""  # how a training run was cut short, in words
+    # Of a comparison:
     throughput: Estimate | None = None  # units per second, of whole runs if all are or if it is published
     verdict: Verdict | None = None  # None on the first machine
     words: str = ""  # the verdict in words; empty on the first machine
-    speedup: Estimate | None = None  # over float32 on the same machine
     broke: bool = False  # it ended well on the first machine and did not here
-    joules: Estimate | None = None  # GPU energy per unit of throughput; None if unknown, or if it did not end well
     energy_ratio: Estimate | None = None  # relative to the first machine, < 1 takes less
     units_per_price: float | None = None  # of throughput, for one of the currency, by the machine's hourly price
     units_per_energy_price: float | None = None  # the same by the price of the GPUs' energy; None if unknown
@@ -52,6 +73,69 @@ class MachineResult:
     def ratio(self) -> Estimate | None:
         """Return the speed relative to the first machine, > 1 is faster; None if the times cannot be compared."""
         return None if self.verdict is None else self.verdict.ratio
+
+    @property
+    def joules(self) -> Estimate | None:
+        """Return GPU energy per unit of throughput; None if unknown, or if it did not end well."""
+        return estimate(self.unit_joules) if self.status == "ok" else None
+
+    @property
+    def is_timed(self) -> bool:
+        """Return whether it has a time."""
+        return bool(self.unit_seconds or self.run_seconds)
+
+    @cached_property
+    def key(self) -> Key:
+        """Return what results share that can be compared, each with its name in words.
+
+        The rest of a spec may differ: the device of the machine, the weights, the memory limit, the protocol; and the
+        code of a user's model, as its versions are what one compares.
+        """
+        spec, recipe = self.spec, None
+        if spec.recipe is not None:
+            # Runs that differ only in how much of them is done and counted are of one configuration.
+            length = ("stop_after", "max_steps", "skip_batches", "skip_epochs")
+            exclude: dict[str, Any] = {**training_metrics.NO_TIME, **dict.fromkeys(length, True)}
+            recipe = repr(spec.recipe.model_dump(exclude=exclude))
+        return (
+            ("precision", spec.precision),
+            ("loss scale", spec.loss_scale),
+            ("batch size", spec.batch_size),
+            ("workload", spec.workload),
+            ("kind", spec.kind),
+            ("data set", imitated_data_set(spec.data_set) or spec.data_set),
+            ("techniques", spec.techniques),
+            ("number of GPUs", spec.world_size),
+            ("number of nodes", spec.num_nodes),
+            ("parallelism", spec.parallelism),
+            ("seed", spec.seed if spec.kind == "steady" else None),  # training runs of several seeds are repetitions
+            ("recipe", recipe),
+        )
+
+    @property
+    def group_key(self) -> Key:
+        """Return the key without precision, loss scale and batch size."""
+        return self.key[3:]
+
+
+@dataclass(frozen=True)
+class ComparedMachine:
+    """One side of a comparison."""
+
+    name: str  # no two sides share one
+    results: dict[Key, MachineResult]  # by their keys
+    traits: dict[str, str]  # hardware, software and how it was measured, in words, by name
+    is_published: bool = False
+    notes: tuple[str, ...] = ()  # what was left out, a line each
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Records that a user named together."""
+
+    name: str  # what the user called them
+    trials: Sequence[Trial]  # of one machine or of several, each once
+    notes: Sequence[str] = ()  # what was left out of them, a line each
 
 
 @dataclass(frozen=True)
@@ -70,7 +154,7 @@ class ComparisonRow:
 
     def result_on(self, machine: ComparedMachine) -> MachineResult | None:
         """Return the result on a machine, None if it does not have the configuration."""
-        return next((result for result in self.results if result.machine is machine), None)
+        return next((result for result in self.results if result.machine == machine.name), None)
 
 
 @dataclass(frozen=True)
@@ -118,7 +202,7 @@ class MachineComparison:
     def machine_notes(self) -> list[MachineNote]:
         """Return what must be said of configurations that several machines with the same GPU model measured."""
         return machine_notes(
-            [(each.entry.trials[0], each.throughput) for each in row.results if each.entry.trials and each.throughput]
+            [(each.trials[0], each.throughput) for each in row.results if each.trials and each.throughput]
             for row in self.rows
         )
 
@@ -143,11 +227,150 @@ class MachineComparison:
         return bool(ratios) and all(ratio.n < MIN_PROCESSES for ratio in ratios)
 
 
+def measured_machines(origins: Sequence[Origin]) -> list[list[ComparedMachine]]:
+    """Return the machines of each origin: one, or several if its trials are of several.
+
+    Machines with one GPU model that share no workload are one side: each figure still is of one machine.
+    """
+    sides: list[list[list[Trial]]] = []  # of each origin, the trials of each
+    for origin in origins:
+        by_machine: dict[str, list[Trial]] = {}
+        for trial in origin.trials:
+            by_machine.setdefault(trial.environment.fingerprint, []).append(trial)
+        own: list[list[Trial]] = []
+        for trials in by_machine.values():
+            device, workloads = trials[0].environment.device_name, {trial.spec.workload for trial in trials}
+            partners = (side for side in own if side[0].environment.device_name == device)
+            partner = next((s for s in partners if workloads.isdisjoint(t.spec.workload for t in s)), None)
+            if partner is None:
+                own.append(list(trials))
+            else:
+                partner.extend(trials)
+        sides.append(own)
+    environments = [[trial.environment for trial in trials] for own in sides for trials in own]
+    folders = [origin.name for origin, own in zip(origins, sides, strict=True) for _ in own]
+    names = iter(machine_names(environments, folders))
+    return [
+        [_measured(next(names), origin, collect(trials)) for trials in own]
+        for origin, own in zip(origins, sides, strict=True)
+    ]
+
+
+def published_machine(
+    published: PublishedMachine,
+    workloads: Names[str] | None = None,
+    precisions: Names[str] | None = None,
+) -> ComparedMachine:
+    """Return a GPU's published figures as a machine: of these workloads and precisions only; None takes all."""
+    name = f"{short_name(published.gpu)} (published)"
+    results: dict[Key, MachineResult] = {}
+    notes = list(published.notes)
+    for figure in published.figures:
+        source, baseline = figure.published, figure.baseline
+        wanted = ((workloads, source.workload), (precisions, source.precision))
+        if any(names is not None and name not in names for names, name in wanted):
+            continue
+        if figure.spec is None:
+            label = f"{source.workload} {source.precision} batch {source.batch_size}"
+            notes.append(f"{label}: the suite {figure.suite.name} plans no such run")
+            continue
+        has_other_baseline = baseline is not None and baseline.batch_size != source.batch_size
+        result = MachineResult(
+            machine=name,
+            spec=figure.spec,
+            status=source.outcome,
+            run_seconds=(source.seconds,) if source.seconds is not None else (),
+            baseline_batch=baseline.batch_size if baseline is not None and has_other_baseline else None,
+        )
+        results.setdefault(result.key, result)
+    traits = {
+        "device": published.gpu,
+        "published in": "; ".join(f"{suite.name}: {suite.source}" for suite in published.suites),
+        "source's machine": "; ".join(f"{suite.name}: {suite.machine}" for suite in published.suites),
+    }
+    return ComparedMachine(name, results, traits, is_published=True, notes=tuple(notes))
+
+
+def _measured(name: str, origin: Origin, collection: Collection) -> ComparedMachine:
+    by_key: dict[Key, dict[str, list[Row]]] = {}
+    for config in collection.configurations:
+        spec = config.trial.spec
+        # Seeds of one training run are repetitions; other protocols and lengths are other measurements.
+        way = f"{spec.without_extras.protocol} {spec.recipe}"
+        by_key.setdefault(MachineResult(name, spec, "ok").key, {}).setdefault(way, []).append(config)
+    results, num_left_out = {}, 0
+    for key, ways in by_key.items():
+        candidates = [_measured_result(name, rows) for rows in ways.values()]
+        results[key] = max(candidates, key=lambda e: (e.is_timed, len(e.run_seconds), len(e.unit_seconds)))
+        num_left_out += len(candidates) - 1
+    notes = [*origin.notes, *collection.notes]
+    if num_left_out:
+        count = "1 configuration was" if num_left_out == 1 else f"{num_left_out} configurations were"
+        notes.append(f"{count} measured in several ways: the one with the most processes, or the whole run, counts")
+    traits = {"records": PurePath(origin.name).name or origin.name} | _traits(collection)
+    return ComparedMachine(name, results, traits, notes=tuple(notes))
+
+
+def _measured_result(name: str, rows: Sequence[Row]) -> MachineResult:
+    trials = [trial for row in rows for trial in row.trials]
+    shown = next((trial for trial in trials if trial.status != "ok"), trials[0])
+    is_training = shown.spec.kind == "training"
+    rates = [throughput_of(trial) for trial in trials if is_training or was_timed(trial)]
+    whole = [trial for trial in trials if is_training and training_metrics.is_whole(trial)]
+    splits = [training_metrics.split(trial) for trial in whole]
+    totals = [split.total for split in splits if split is not None and split.total > 0]
+    units, cut = None, ""
+    if whole and whole[0].facts is not None:
+        samples = sum(epoch.num_samples for rank in whole[0].ranks for epoch in rank.epochs)
+        units = samples * whole[0].facts.units_per_sample
+    if is_training and len(whole) < len(trials):
+        cut = training_metrics.length_in_words(shown) + ("" if shown.status == "ok" else f", {shown.status}")
+    return MachineResult(
+        machine=name,
+        spec=shown.spec,
+        status=shown.status,
+        message=shown.message,
+        unit_seconds=tuple(1 / rate for rate in rates if rate is not None),
+        run_seconds=tuple(totals) if len(totals) == len(trials) else (),
+        units=units,
+        speedup=None if is_training else rows[0].speedup_estimate,
+        trials=tuple(trials),
+        unit_joules=tuple(joules for trial in trials if (joules := joules_per_unit(trial))),
+        cut=cut,
+    )
+
+
+def _traits(collection: Collection) -> dict[str, str]:
+    """Return what a reader of two machines' figures wants to know of each machine, in order."""
+    trials = collection.trials
+    environments = {(e.fingerprint, e.commit): machine_traits(e) for e in (trial.environment for trial in trials)}
+    facts = [trial.gpu_facts for trial in trials if trial.gpu_facts is not None]
+    dates = sorted(trial.started_at[:10] for trial in trials)
+    processes = sorted(len(config.trials) for config in collection.configurations)
+    is_in_rounds = {trial.session_id is not None for trial in trials if trial.spec.kind == "steady"}
+    rounds = {(True,): "in rounds", (False,): "each alone", (False, True): "some in rounds, some alone"}
+
+    def joined(values: Iterable[object], form: str = "{}", separator: str = " / ") -> str:
+        return separator.join(dict.fromkeys(form.format(value) for value in values if value and value != "–"))
+
+    traits = {
+        **{
+            name: joined(each[name] for each in environments.values()) for name in machine_traits(trials[0].environment)
+        },
+        "power limit": joined((fact.power_limit_watts for fact in facts), "{:.0f} W"),
+        "highest SM clock": joined(((fact.max_sm_clock_hertz or 0) / 1e6 for fact in facts), "{:.0f} MHz"),
+        "measured": joined((dates[0], dates[-1]), separator=" to "),
+        "processes": joined((processes[0], processes[-1]), separator=" to "),
+        "steady state": rounds.get(tuple(sorted(is_in_rounds)), ""),
+    }
+    return {name: value for name, value in traits.items() if value and name != "fingerprint"}
+
+
 def compare_machines(
     machines: Sequence[ComparedMachine], margin: float = MARGIN, prices: MachinePrices = MachinePrices()
 ) -> MachineComparison:
     """Compare at least two machines with the first one; a ratio within the margin of 1 is "the same"."""
-    counts = Counter(key for machine in machines for key in machine.entries)
+    counts = Counter(key for machine in machines for key in machine.results)
     groups: dict[Key, list[ComparisonRow]] = {}
     for key, count in counts.items():
         if count > 1:
@@ -165,129 +388,132 @@ def compare_machines(
 
 
 def _row(machines: Sequence[ComparedMachine], key: Key, margin: float, prices: MachinePrices) -> ComparisonRow:
-    present = [(machine, machine.entries[key]) for machine in machines if key in machine.entries]
-    first, base, spec = machines[0], machines[0].entries.get(key), present[0][1].spec
-    timed = [entry for _, entry in present if entry.is_timed]
-    is_whole = bool(timed) and all(entry.run_seconds for entry in timed)
-    source_batches = (entry.baseline_batch for _, entry in present if entry.baseline_batch is not None)
-    batch = next(source_batches, spec.batch_size)
+    present = [machine for machine in machines if key in machine.results]
+    base, spec = machines[0].results.get(key), present[0].results[key].spec
+    timed = [each for machine in present if (each := machine.results[key]).is_timed]
+    is_whole = bool(timed) and all(each.run_seconds for each in timed)
+    source_batches = (machine.results[key].baseline_batch for machine in present)
+    batch = next(filter(None, source_batches), spec.batch_size)
     # The units of a whole run are the same on every machine and in every precision.
-    entries = (entry for machine in machines for entry in machine.entries.values() if entry.units)
-    alike = (entry for entry in entries if entry.group_key == key[3:] and entry.spec.batch_size == spec.batch_size)
-    units = next((entry.units for entry in alike), None)
+    known = (each for machine in machines for each in machine.results.values() if each.units)
+    alike = (each for each in known if each.group_key == key[3:] and each.spec.batch_size == spec.batch_size)
+    units = next((each.units for each in alike), None)
     results = []
-    for machine, entry in present:
-        is_other = machine is not first
-        verdict = _verdict(first, base, machine, entry, margin) if is_other else None
-        if units and entry.run_seconds and (is_whole or not entry.unit_seconds):
-            throughput = estimate([units / seconds for seconds in entry.run_seconds])
+    for machine in present:
+        result = machine.results[key]
+        if units and result.run_seconds and (is_whole or not result.unit_seconds):
+            rates = [units / seconds for seconds in result.run_seconds]
         else:
-            throughput = estimate([1 / seconds for seconds in entry.unit_seconds])
-        is_ok, per_hour, per_kwh = entry.status == "ok", prices.per_hour.get(machine.name), prices.per_kwh
-        joules, energy_ratio = estimate(entry.unit_joules) if is_ok else None, None
-        if joules and verdict is not None and verdict.ratio is not None and base is not None and base.unit_joules:
-            energy_ratio = independent_ratio(entry.unit_joules, base.unit_joules)
-        per_price = SECONDS_PER_HOUR * throughput.value / per_hour if throughput and per_hour and is_ok else None
-        results.append(
-            MachineResult(
-                machine=machine,
-                entry=entry,
-                throughput=throughput,
-                verdict=verdict,
-                words="" if verdict is None else _words(verdict, base, entry),
-                speedup=_speedup(machine, entry, batch),
-                broke=is_other and base is not None and base.status == "ok" and entry.status in _FAILED,
-                joules=joules,
-                energy_ratio=energy_ratio,
-                units_per_price=per_price,
-                units_per_energy_price=JOULES_PER_KWH / joules.value / per_kwh if joules and per_kwh else None,
-            )
-        )
+            rates = [1 / seconds for seconds in result.unit_seconds]
+        result = replace(result, throughput=estimate(rates), speedup=_speedup(machine, result, batch))
+        if machine is not machines[0]:
+            result = _beside(base, result, _verdict(machines[0].name, base, result, margin))
+        results.append(_priced(result, prices))
     return ComparisonRow(spec, tuple(results), batch, is_whole)
 
 
-def _verdict(
-    first: ComparedMachine, base: Entry | None, machine: ComparedMachine, entry: Entry, margin: float
-) -> Verdict:
+def _beside(base: MachineResult | None, result: MachineResult, verdict: Verdict) -> MachineResult:
+    """Return a result with what is said of it beside the first machine's."""
+    energy_ratio = None
+    if base is not None and base.unit_joules and result.joules and verdict.ratio is not None:
+        energy_ratio = independent_ratio(result.unit_joules, base.unit_joules)
+    broke = base is not None and base.status == "ok" and result.status in _FAILED
+    words = _words(verdict, base, result)
+    return replace(result, verdict=verdict, words=words, broke=broke, energy_ratio=energy_ratio)
+
+
+def _priced(result: MachineResult, prices: MachinePrices) -> MachineResult:
+    per_hour, per_kwh, work, per_energy = prices.per_hour.get(result.machine), prices.per_kwh, None, None
+    if per_hour and result.throughput and result.status == "ok":
+        work = SECONDS_PER_HOUR * result.throughput.value / per_hour
+    if per_kwh and result.joules:
+        per_energy = JOULES_PER_KWH / result.joules.value / per_kwh
+    return replace(result, units_per_price=work, units_per_energy_price=per_energy)
+
+
+def _verdict(first: str, base: MachineResult | None, result: MachineResult, margin: float) -> Verdict:
     if base is None:
-        return Verdict("incomparable", f"{first.name} has no such configuration", None)
-    sides = ((first, base), (machine, entry))
-    failures = [(side, one) for side, one in sides if one.status == "diverged" or not one.is_timed]
+        return Verdict("incomparable", f"{first} has no such configuration", None)
+    sides = (base, result)
+    failures = [each for each in sides if each.status == "diverged" or not each.is_timed]
     if failures:
-        parts = [f"{one.status} on {side.name}" + (f": {one.message}" if one.message else "") for side, one in failures]
-        if len(failures) == len(sides) and (base.status, base.message) == (entry.status, entry.message):
-            parts = [f"{entry.status} on both" + (f": {entry.message}" if entry.message else "")]
+        parts = [
+            f"{each.status} on {each.machine}" + (f": {each.message}" if each.message else "") for each in failures
+        ]
+        if len(failures) == len(sides) and (base.status, base.message) == (result.status, result.message):
+            parts = [f"{result.status} on both" + (f": {result.message}" if result.message else "")]
         return Verdict("incomparable", "; ".join(parts), None)
-    if base.run_seconds and entry.run_seconds:
-        ratio = independent_ratio(base.run_seconds, entry.run_seconds)
-    elif base.unit_seconds and entry.unit_seconds and base.spec.recipe == entry.spec.recipe:
-        ratio = independent_ratio(base.unit_seconds, entry.unit_seconds)
-    else:
-        lengths = [f"{f'cut short ({one.cut})' if one.cut else 'a whole run'} on {side.name}" for side, one in sides]
+    ratio = _times_as_fast(base, result)
+    if ratio is None or (base.spec.recipe != result.spec.recipe and not (base.run_seconds and result.run_seconds)):
+        lengths = [f"{f'cut short ({each.cut})' if each.cut else 'a whole run'} on {each.machine}" for each in sides]
         return Verdict("incomparable", f"{', '.join(lengths)}: these times are of different work", None)
     if ratio.n < MIN_PROCESSES:
-        few = [side.name for side, one in sides if max(len(one.run_seconds), len(one.unit_seconds)) < MIN_PROCESSES]
+        few = [each.machine for each in sides if max(len(each.run_seconds), len(each.unit_seconds)) < MIN_PROCESSES]
         return Verdict("inconclusive", f"one process on {' and on '.join(few)}: no interval", ratio)
     return verdict_of(ratio, margin)
 
 
-def _words(verdict: Verdict, base: Entry | None, entry: Entry) -> str:
-    """Return a verdict in words: which side failed if that is why there is none, and that one run gives none."""
-    if verdict.ratio is not None and verdict.ratio.n < MIN_PROCESSES:
-        is_each = base is not None and max(len(base.trials), len(entry.trials)) < MIN_PROCESSES
-        return "one run each" if is_each else "one run on a side"
-    if verdict.kind != "incomparable":
-        return verdict.kind
-    if base is None or (base.status, entry.status) == ("ok", "ok"):
-        return "not comparable"
-    if base.status == entry.status:
-        return f"both {entry.status}"
-    return f"{base.status} on the first" if entry.status == "ok" else entry.status
-
-
-def _speedup(machine: ComparedMachine, entry: Entry, batch: int) -> Estimate | None:
-    """Return the speed-up over the same machine's float32 at a batch."""
-    if entry.spec.precision == BASELINE:
-        return None
-    if batch == entry.spec.batch_size and entry.speedup is not None:
-        return entry.speedup
-    baselines = (each for each in machine.entries.values() if each.spec.precision == BASELINE)
-    same_group = (each for each in baselines if each.group_key == entry.group_key)
-    base = next((each for each in same_group if each.spec.batch_size == batch), None)
-    if base is not None and base.run_seconds and entry.run_seconds:
-        # Runs at two batches do the same work: the same samples, as often.
-        return independent_ratio(base.run_seconds, entry.run_seconds)
-    if base is not None and base.unit_seconds and entry.unit_seconds:
-        return independent_ratio(base.unit_seconds, entry.unit_seconds)
+def _times_as_fast(base: MachineResult, result: MachineResult) -> Estimate | None:
+    """Return how many times as fast a result is; whole runs at two batches do the same work, the same samples."""
+    if base.run_seconds and result.run_seconds:
+        return independent_ratio(base.run_seconds, result.run_seconds)
+    if base.unit_seconds and result.unit_seconds:
+        return independent_ratio(base.unit_seconds, result.unit_seconds)
     return None
 
 
+def _words(verdict: Verdict, base: MachineResult | None, result: MachineResult) -> str:
+    """Return a verdict in words: which side failed if that is why there is none, and that one run gives none."""
+    if verdict.ratio is not None and verdict.ratio.n < MIN_PROCESSES:
+        is_each = base is not None and max(len(base.trials), len(result.trials)) < MIN_PROCESSES
+        return "one run each" if is_each else "one run on a side"
+    if verdict.kind != "incomparable":
+        return verdict.kind
+    if base is None or (base.status, result.status) == ("ok", "ok"):
+        return "not comparable"
+    if base.status == result.status:
+        return f"both {result.status}"
+    return f"{base.status} on the first" if result.status == "ok" else result.status
+
+
+def _speedup(machine: ComparedMachine, result: MachineResult, batch: int) -> Estimate | None:
+    """Return the speed-up over the same machine's float32 at a batch."""
+    if result.spec.precision == BASELINE:
+        return None
+    if batch == result.spec.batch_size and result.speedup is not None:
+        return result.speedup
+    baselines = (each for each in machine.results.values() if each.spec.precision == BASELINE)
+    same_group = (each for each in baselines if each.group_key == result.group_key)
+    base = next((each for each in same_group if each.spec.batch_size == batch), None)
+    return None if base is None else _times_as_fast(base, result)
+
+
 def _incomparable(machines: Sequence[ComparedMachine], alone: set[Key]) -> Iterator[Incomparable]:
-    by_workload: dict[str, list[tuple[ComparedMachine, Entry]]] = {}
+    by_workload: dict[str, list[MachineResult]] = {}
     for machine in machines:
-        for entry in machine.entries.values():
-            by_workload.setdefault(entry.spec.workload, []).append((machine, entry))
+        for result in machine.results.values():
+            by_workload.setdefault(result.spec.workload, []).append(result)
     for machine in machines:
         labels: dict[str, list[str]] = {}
-        for key, entry in machine.entries.items():
+        for key, result in machine.results.items():
             if key in alone:
-                others = [each for each in by_workload[entry.spec.workload] if each[0] is not machine]
-                reason = _why_alone(entry, others[:50])  # of many, the first are near enough
-                labels.setdefault(reason, []).append(entry.spec.label)
+                others = [each for each in by_workload[result.spec.workload] if each.machine != machine.name]
+                reason = _why_alone(result, others[:50])  # of many, the first are near enough
+                labels.setdefault(reason, []).append(result.spec.label)
         for reason, names in labels.items():
             yield Incomparable(machine, reason, tuple(dict.fromkeys(names)))
 
 
-def _why_alone(entry: Entry, others: Sequence[tuple[ComparedMachine, Entry]]) -> str:
+def _why_alone(result: MachineResult, others: Sequence[MachineResult]) -> str:
     """Return what differs in the nearest configuration of another machine."""
+
+    def differences(other: MachineResult) -> list[str]:
+        return [own[0] for own, theirs in zip(result.key, other.key, strict=True) if own != theirs]
+
     if not others:
         return "no other machine has this workload"
-    candidates = []
-    for machine, other in others:
-        pairs = zip(entry.key, other.key, strict=True)
-        candidates.append(([own[0] for own, theirs in pairs if own != theirs], machine, other))
-    differences, machine, other = min(candidates, key=lambda candidate: len(candidate[0]))
-    if "kind" in differences:
+    nearest = min(others, key=lambda other: len(differences(other)))
+    if "kind" in differences(nearest):
         kinds = {"steady": "steady-state steps", "training": "a training run"}
-        return f"{kinds[entry.spec.kind]} here, {kinds[other.spec.kind]} on {machine.name}"
-    return f"the nearest configuration of {machine.name} differs in {', '.join(differences)}"
+        return f"{kinds[result.spec.kind]} here, {kinds[nearest.spec.kind]} on {nearest.machine}"
+    return f"the nearest configuration of {nearest.machine} differs in {', '.join(differences(nearest))}"

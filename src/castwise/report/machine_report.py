@@ -128,7 +128,7 @@ def flat_row(row: ComparisonRow, result: MachineResult) -> dict[str, Any]:
         "precision": row.spec.precision,
         "loss_scale": row.spec.loss_scale,
         "batch_size": row.spec.batch_size,
-        "machine": result.machine.name,
+        "machine": result.machine,
         "unit": row.unit,
         "throughput_per_second": None if result.throughput is None else result.throughput.value,
         **estimate_values("ratio", result.ratio),
@@ -138,7 +138,7 @@ def flat_row(row: ComparisonRow, result: MachineResult) -> dict[str, Any]:
         "units_per_price": result.units_per_price,
         "units_per_energy_price": result.units_per_energy_price,
         "verdict": verdict_text(result),
-        "status": result.entry.status,
+        "status": result.status,
     }
 
 
@@ -224,7 +224,7 @@ def _lines(comparison: MachineComparison) -> list[FlatRow]:
 def _rate_or_status(result: MachineResult | None) -> float | str | None:
     if result is not None and result.throughput is not None:
         return result.throughput.value
-    return None if result is None or result.entry.status == "ok" else result.entry.status
+    return None if result is None or result.status == "ok" else result.status
 
 
 def _marked(field: Field) -> Field:
@@ -282,13 +282,13 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
     rows, lines = comparison.rows, [note.text for note in comparison.machine_notes]
     if any(row.is_whole for row in rows):
         lines.append("Throughput and ratio of whole training runs are by their wall time, validation included.")
-    if any(result.entry.status != "ok" and result.throughput for _, result in comparison.results):
+    if any(result.status != "ok" and result.throughput for _, result in comparison.results):
         lines.append(f"{_FAILED}: this run did not end well, so that its speed is no result.")
     if any(not row.is_whole and row.spec.kind == "training" for row in rows):
         lines.append("Throughput of runs that were cut short is that of their steps, without validation.")
     changed = dict[str, None]()  # workloads of user models whose files differ between machines
     for row in rows:
-        models = [result.entry.spec.user_model for result in row.results]
+        models = [result.spec.user_model for result in row.results]
         if len({model.digest for model in models if model is not None}) > 1:
             changed[row.spec.workload] = None
     lines += [f"The code of {name} is not the same on all machines." for name in changed]
@@ -316,8 +316,8 @@ def slower_lines(comparison: MachineComparison) -> list[str]:
     for row, result in comparison.results:
         if not result.broke and (result.verdict is None or result.verdict.kind != "slower"):
             continue
-        where = f" on {result.machine.name}" if len(comparison.machines) > 2 else ""
-        what = f"{result.entry.status}, and ended well before" if result.broke else ratio_text(result.ratio)
+        where = f" on {result.machine}" if len(comparison.machines) > 2 else ""
+        what = f"{result.status}, and ended well before" if result.broke else ratio_text(result.ratio)
         lines.append(f"{row.spec.label}{where}: {what}")
     return lines
 
@@ -395,8 +395,8 @@ def document(comparison: MachineComparison) -> dict[str, Any]:
 
 def _json_result(result: MachineResult) -> dict[str, Any]:
     return {
-        "machine": result.machine.name,
-        "status": result.entry.status,
+        "machine": result.machine,
+        "status": result.status,
         "throughput_per_second": json_estimate(result.throughput),
         "ratio": json_estimate(result.ratio),
         "verdict": result.verdict and result.verdict.kind,

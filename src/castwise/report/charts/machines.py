@@ -32,14 +32,14 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
     if not found:
         return None
     first = comparison.machines[0]
-    others = [machine for machine in comparison.machines[1:] if any(each[2].machine is machine for each in found)]
+    others = [machine for machine in comparison.machines[1:] if any(each[2].machine == machine.name for each in found)]
     looks = list(zip(others, itertools.cycle(_LOOKS), strict=False))
     rows = list({id(row): (title, row) for title, row, _ in found}.values())
     shown = rows[:_MAX_ROWS]
     is_alone = len(others) == 1
 
     def file(result: MachineResult) -> str:
-        return file_of(result.entry.trials[0]) if result.entry.trials else "published"
+        return file_of(result.trials[0]) if result.trials else "published"
 
     lines: list[tuple[str, list[Dot], str]] = []
     for title, row in shown:
