@@ -28,7 +28,7 @@ from castwise.registry.precisions import (
     precision_row,
     why_emulated,
 )
-from castwise.registry.techniques import join, loop_changes, rows_of
+from castwise.registry.techniques import NONE, join, loop_changes, rows_of
 from castwise.spec.quantities import TOO_NOISY, format_interval, with_interval
 from castwise.spec.trial import TrialSpec
 from castwise.spec.typed import TypedLine, advised_line
@@ -60,6 +60,8 @@ _DOUBTS: dict[str, str] = {
     "foreign-process": "shared GPU",
     "thermal-drift": "GPU warming up",
 }
+# Why one that was faster is not taken; why not FP8 is in the sentence.
+_WHY_NOT = (", but keeps no fp32 weights", ": within 3 %, so the simpler one", ", but not proven")
 _FAILURES = {"diverged": "diverged", "oom": "ran out of memory"}
 _REFERENCES = (AS_WRITTEN, DEFAULT, BASELINE)  # the first that was measured is what a gain is over
 _CHECK_ACCURACY = "check the accuracy first."
@@ -217,12 +219,17 @@ def _decide(rows: list[Row]) -> Advice:
         return replace(advice, why=why)
     if proven := [row for row, ratio in ratios if _is_proven(ratio, is_run=_is_run(rows))]:
         return _with_row(replace(advice, decision="take"), _simplest_of_the_fastest(proven))
+    return _decide_without_proof(advice, reference, ratios)
+
+
+def _decide_without_proof(advice: Advice, reference: Row, ratios: Sequence[tuple[Row, Estimate]]) -> Advice:
+    """Return to stay with the reference, or that some may be faster; of training runs the figures decide."""
     may_be_faster = [
         (row, each)
         for row, each in ratios
         if (_is_open(each) or not _is_known(each)) and not is_clearly_slower(reference.trials, row.trials)
     ]
-    is_undecided = may_be_faster and not _is_run(rows)
+    is_undecided = may_be_faster and not _is_run(advice.rows)
     best, ratio = max(may_be_faster if is_undecided else ratios, key=lambda pair: pair[1].value)
     advice = replace(advice, next=best, over_next=ratio, how_sure=_how_sure(reference, best))
     if is_undecided:
@@ -307,29 +314,15 @@ def _with_row(advice: Advice, row: Row) -> Advice:
 
 def _sentence(advice: Advice) -> str:
     """Return a decision in words."""
-    spec, row, reference, other = advice.rows[0].trial.spec, advice.row, advice.reference, advice.next
+    spec, row, reference = advice.rows[0].trial.spec, advice.row, advice.reference
     where = f"{spec.workload}, batch {spec.batch_size}"
     where += f" on {spec.world_size} GPUs" if spec.world_size > 1 else ""
     measured = [each for each in advice.rows if _is_measured(each)]
     cut = f" in runs that were cut short ({advice.cut}), so that their end is unknown" if advice.cut else ""
     if advice.decision == "undecided":
         return f"{where}: undecided. {_doubt(advice)}"
-    if row is None and reference is not None:
-        kind = " with float32 weights" if len(measured) > 1 else ""
-        said = f"only {_reference_name(reference)} was measured{kind}: there is nothing to compare it with."
-        return f"{where}: {said}{_caution(measured, reference)}"
-    if row is None:
-        compared = other and f"nothing to compare {_name(other)} with: {advice.why}."
-        return f"{where}: {compared or 'nothing to recommend. No trial ended well.'}"
-    if reference is None:
-        rank = f"the fastest{_among(measured)}"
-        if row is not other and other is not None:
-            rank = f"simpler than {_name(other)} and hardly slower"
-        elif len(_candidates(measured, None)) == 1:
-            is_fp8_refused = any(_why_not_fp8(each, is_proven=True) for each in measured)
-            rank = f"the only one{_among(measured)} that {'can be taken' if is_fp8_refused else 'trained'}"
-        weights = "" if _keeps_float32_weights(row) else f" It keeps no float32 weights: {_CHECK_ACCURACY}"
-        return f"{where}: take {_name(row)}, {rank}; {advice.why}.{weights}{_caution(measured, row)}"
+    if row is None or reference is None:
+        return f"{where}: {_without_comparison(advice, measured)}"
     if advice.decision == "stay":
         return (
             f"{where}: stay with {_reference_name(reference)}. {_closest(advice, cut)}{_caution(measured, reference)}"
@@ -338,6 +331,25 @@ def _sentence(advice: Advice) -> str:
     verb = f"{_name(row)} looks faster ({', '.join(doubts)})" if doubts else f"take {_name(row)}"
     verb = f"{verb}. It" if not cut else _name(row)
     return f"{where}: {verb} trains {_gain(advice)}{cut}.{_caution(measured, row)}"
+
+
+def _without_comparison(advice: Advice, measured: Sequence[Row]) -> str:
+    """Return what to do, in words, if there is no reference, or nothing to compare it with."""
+    row, reference, other = advice.row, advice.reference, advice.next
+    if reference is not None:
+        kind = " with float32 weights" if len(measured) > 1 else ""
+        said = f"only {_reference_name(reference)} was measured{kind}: there is nothing to compare it with."
+        return said + _caution(measured, reference)
+    if other is None:
+        return "nothing to recommend. No trial ended well."
+    if row is None:
+        return f"nothing to compare {_name(other)} with: {advice.why}."
+    rank = f"the fastest{_among(measured)}" if row is other else f"simpler than {_name(other)} and hardly slower"
+    if len(_candidates(measured, None)) == 1:
+        is_fp8_refused = any(_why_not_fp8(each, is_proven=True) for each in measured)
+        rank = f"the only one{_among(measured)} that {'can be taken' if is_fp8_refused else 'trained'}"
+    weights = "" if _keeps_float32_weights(row) else f" It keeps no float32 weights: {_CHECK_ACCURACY}"
+    return f"take {_name(row)}, {rank}; {advice.why}.{weights}{_caution(measured, row)}"
 
 
 def _closest(advice: Advice, cut: str) -> str:
@@ -446,22 +458,17 @@ def references_among(rows: Sequence[Row]) -> list[Row]:
 
 def _why(best: Row, rows: Sequence[Row]) -> str:
     """Return why this row and no other, in a few words: what was faster, and why it is not taken."""
-    faster = [row for row in rows if row is not best and _speed(row) > _speed(best)]
-    faster = [row for row in faster if _why_not_fp8(row) is None]  # the sentence says why not
-    keeping = [row for row in faster if row.trial.status == "ok" and _keeps_float32_weights(row)]
-    near = max((row for row in keeping if _speed(row) <= _speed(best) * WORTHWHILE), key=_speed, default=None)
-    unproven = max((row for row in keeping if _speed(row) > _speed(best) * WORTHWHILE), key=_speed, default=None)
-    dropping = [row for row in faster if row.trial.status == "ok" and not _keeps_float32_weights(row)]
-    failed = [row for row in rows if row.trial.status in ("diverged", "oom")]
+    fastest: dict[str, Row] = {}  # of each kind
+    for row in sorted(rows, key=_speed):
+        if row.trial.status == "ok" and _speed(row) > _speed(best) and _why_not_fp8(row) is None:
+            is_near = _speed(row) <= _speed(best) * WORTHWHILE
+            fastest[_WHY_NOT[0 if not _keeps_float32_weights(row) else 1 if is_near else 2]] = row
     reasons = []
-    if dropping and (pure := max(dropping, key=_speed)):
-        reasons.append(f"{_loop_name(pure, best)} {_percent(pure, best)}, but keeps no fp32 weights")
-    if near is not None:
-        reasons.append(f"{_loop_name(near, best)} {_percent(near, best)}: within 3 %, so the simpler one")
-    if unproven is not None:
-        reasons.append(f"{_loop_name(unproven, best)} {_percent(unproven, best)}, but not proven")
-    reasons += [f"{_loop_name(row, best)} {_FAILURES[row.trial.status]}" for row in failed[:1] if not reasons]
-    return "; ".join(reasons) or "the fastest"
+    for why in filter(fastest.get, _WHY_NOT):
+        percent = f"+{100 * (_speed(fastest[why]) / _speed(best) - 1):.1f} %".replace(".0 %", " %")
+        reasons.append(f"{_loop_name(fastest[why], best)} {percent}{why}")
+    failed = [f"{_loop_name(row, best)} {_FAILURES[row.trial.status]}" for row in rows if row.trial.status in _FAILURES]
+    return "; ".join(reasons or failed[:1]) or "the fastest"
 
 
 def _loop_name(row: Row, best: Row) -> str:
@@ -471,10 +478,6 @@ def _loop_name(row: Row, best: Row) -> str:
         return spec.precision
     added = [each for each in spec.techniques if each not in techniques]
     return f"{spec.precision} with {join(added) if added else 'fewer techniques'}"
-
-
-def _percent(row: Row, best: Row) -> str:
-    return f"+{100 * (_speed(row) / _speed(best) - 1):.1f} %".replace(".0 %", " %")
 
 
 def _how_sure(reference: Row, best: Row) -> str:
@@ -625,34 +628,39 @@ def _command(advice: Advice, typed: TypedLine | None) -> str:
         rows = beside + rows
     if min(len(row.trials) for row in rows) >= MOST_ROUNDS:
         return ""
-    specs = [row.trial.spec for row in rows]
-    spec = specs[0]
-    # A loss scale goes to the precisions that scale their loss; if none does, to all.
-    scaling = [each for each in specs if precision_row(each.precision).loss_scale != "none"] or specs
-    options: dict[str, str | int] = {
-        "precision": ",".join(dict.fromkeys(each.precision for each in specs)),
-        "batch_size": spec.batch_size,
-    }
-    if any(each.changed_loss_scale for each in scaling):
-        options["loss_scale"] = ",".join(dict.fromkeys(each.loss_scale for each in scaling))
-    if any(each.techniques for each in specs):
-        options["techniques"] = ",".join(dict.fromkeys(join(each.techniques) for each in specs))
-    options |= {"gpus": spec.world_size} if spec.world_size > 1 else {}
-    options |= {"nodes_per_trial": spec.num_nodes} if spec.num_nodes > 1 else {}
-    options |= {"parallelism": spec.parallelism} if spec.parallelism not in ("none", "ddp") else {}
-    options |= {"device": spec.device} if spec.device != "cuda:0" else {}
-    options |= {"data_set": spec.data_set} if spec.data_set != SYNTHETIC and spec.user_model is None else {}
-    options |= {"seed": spec.seed} if spec.seed else {}
-    options["within"] = "1%"
+    spec, options = rows[0].trial.spec, _options([row.trial.spec for row in rows])
     if is_object(spec.workload):
         written = (f"{name}={json.dumps(value)}" for name, value in options.items())
         return f"castwise.compare(..., {', '.join(written)})"
+    return advised_line("run", spec.workload, options, typed)
+
+
+def _options(specs: Sequence[TrialSpec]) -> dict[str, str | int]:
+    """Return the options, by keyword, that measure these configurations until ratios are known within 1 %."""
+    spec = specs[0]
     script = spec.user_model if spec.is_script else None
+    # A loss scale goes to the precisions that scale their loss; if none does, to all.
+    scaling = [each for each in specs if precision_row(each.precision).loss_scale != "none"] or specs
+    scales = ",".join(dict.fromkeys(each.loss_scale for each in scaling))
+    in_setting: dict[str, tuple[str | int, str | int]] = {  # each with what needs no option
+        "batch_size": (spec.batch_size, 0),
+        "loss_scale": (scales, "" if any(each.changed_loss_scale for each in scaling) else scales),
+        "techniques": (",".join(dict.fromkeys(join(each.techniques) for each in specs)), NONE),
+        "gpus": (spec.world_size, 1),
+        "nodes_per_trial": (spec.num_nodes, 1),
+        "parallelism": (spec.parallelism.replace("ddp", "none"), "none"),
+        "device": (spec.device, "cuda:0"),
+        "data_set": (spec.data_set if spec.user_model is None else SYNTHETIC, SYNTHETIC),
+        "seed": (spec.seed, 0),
+    }
+    options: dict[str, str | int] = {"precision": ",".join(dict.fromkeys(each.precision for each in specs))}
+    named = in_setting if script is None else ("techniques",)
+    options |= {name: in_setting[name][0] for name in named if in_setting[name][0] != in_setting[name][1]}
+    options["within"] = "1%"
     if script is not None:
         asked = {"steps": spec.protocol.num_steps, "units_per_step": script.units_per_step, "unit": script.unit}
-        options = {name: options[name] for name in ("precision", "techniques", "within") if name in options}
         options |= {name: value for name, value in asked.items() if value is not None}
-    return advised_line("run", spec.workload, options, typed)
+    return options
 
 
 def _keeps_float32_weights(row: Row) -> bool:
