@@ -1,6 +1,7 @@
 """The registry of techniques: names, sets, and which trials can have which technique."""
 
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args
 
 import pytest
 from fake_engine import fake_spec
@@ -10,7 +11,10 @@ from castwise.registry.techniques import (
     PRECISION,
     SETS,
     TECHNIQUES,
+    Applier,
+    StepConfig,
     Technique,
+    find_technique,
     join,
     parse_techniques,
     resolve,
@@ -44,6 +48,13 @@ def test_a_row_names_other_rows_that_exist(row: Technique) -> None:
     related = {row.requires, row.required_on_several_gpus, row.tried_after, *row.tried_with, *row.interacts_with}
     assert {*row.excludes, *related} <= {*NAMES, PRECISION, ""} - {row.name}
     assert row.numerics != "shape" or all(row.name not in members for members in SETS.values()), "only if it is named"
+
+
+def test_each_setting_says_what_can_apply_it() -> None:
+    assert all({*each.metadata["appliers"]} <= {*get_args(Applier)} for each in fields(StepConfig))
+    assert not find_technique("fused-optimizer").unfit_settings("script")
+    assert find_technique("no-step-sync").unfit_settings("script") == ["reads_loss"]
+    assert find_technique("coalesced-reduce").unfit_settings("emit") == ["coalesced_reduce"]
 
 
 @pytest.mark.parametrize(

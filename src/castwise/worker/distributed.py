@@ -129,9 +129,6 @@ def shard(model: nn.Module, peers: Peers) -> None:
     Shards, what ranks exchange and gradients are float32, and autocast casts as in any other loop. A
     MixedPrecisionPolicy would halve what ranks exchange, but it rounds all weights: those of normalizations and
     embeddings, too, which autocast leaves in float32.
-
-    Raises:
-        UsageError: This torch cannot do so on a CPU.
     """
     peers.broadcast([*model.parameters(), *model.buffers()])
     device_type = next(model.parameters()).device.type

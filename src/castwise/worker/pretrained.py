@@ -35,9 +35,6 @@ def find_weights(model_name: str, where: Path | None) -> Path | None:
 
     `where` is the file itself, or a folder with it. None looks where torch.hub keeps its files and then asks
     torchvision's server, for at most eight seconds without an answer or without data.
-
-    Raises:
-        DataError: `where` is neither a file nor a folder that has one for the model.
     """
     if where is None:
         folder = Path(torch.hub.get_dir()) / "checkpoints"
@@ -102,9 +99,6 @@ def load_weights(body: nn.Module, path: Path) -> None:
     """Fill a torchvision model that has no classifier with the weights of torchvision's file, all of them or none.
 
     The body is in float32 and its children have torchvision's names. The classifier's entries (`fc.`) are ignored.
-
-    Raises:
-        DataError: The file cannot be read, is damaged, holds anything but tensors, or is another model's.
     """
     weights = {name: value for name, value in _read(path).items() if not name.startswith("fc.")}
     wanted = body.state_dict()

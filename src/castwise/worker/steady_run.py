@@ -31,12 +31,12 @@ from castwise.worker.user_model.side_effects import SideEffectWatch
 
 # Warm-up ends when this many windows in a row agree within this much, and the allocator has not grown in them.
 # Source: chosen here.
-_SETTLED_WINDOWS = 3
-_SETTLED_SPREAD = 0.02
-_WINDOW_SECONDS = 0.1
+SETTLED_WINDOWS = 3
+SETTLED_SPREAD = 0.02
+WINDOW_SECONDS = 0.1
 # If the step time is known from earlier processes, this many windows of half that length must agree with it.
 _KNOWN_WINDOWS = 2
-_KNOWN_WINDOW_SECONDS = _WINDOW_SECONDS / 2
+_KNOWN_WINDOW_SECONDS = WINDOW_SECONDS / 2
 # After this many steps of the optimizer, memory use is that of any later step.
 _NUM_OPTIMIZER_STEPS = 2
 # After this many steps those are not waited for: Apex's dynamic scale starts at 2^32 and halves with a skipped step.
@@ -152,17 +152,17 @@ class SteadyRun:
         num_as_expected = 0
         if expected_seconds is not None:  # from the last window back
             for seconds in reversed(recent):
-                if abs(seconds / expected_seconds - 1) > _SETTLED_SPREAD:
+                if abs(seconds / expected_seconds - 1) > SETTLED_SPREAD:
                     break
                 num_as_expected += 1
         is_as_expected = num_as_expected >= _KNOWN_WINDOWS and len(set(reserved[-_KNOWN_WINDOWS:])) == 1
-        last = windows[-_SETTLED_WINDOWS:]
+        last = windows[-SETTLED_WINDOWS:]
         has_settled = (
             is_as_expected
             or (
-                len(windows) > _SETTLED_WINDOWS  # the first window holds library loading and cuDNN's choices
-                and max(last) / min(last) - 1 <= _SETTLED_SPREAD
-                and len(set(reserved[-_SETTLED_WINDOWS:])) == 1
+                len(windows) > SETTLED_WINDOWS  # the first window holds library loading and cuDNN's choices
+                and max(last) / min(last) - 1 <= SETTLED_SPREAD
+                and len(set(reserved[-SETTLED_WINDOWS:])) == 1
             )
         )
         has_enough_steps = is_as_expected or self._warm_up_steps >= protocol.warm_up_steps
@@ -174,7 +174,7 @@ class SteadyRun:
             or self._warm_up_steps - self._step.scaling.skipped_steps >= _NUM_OPTIMIZER_STEPS
         )
         is_out_of_time = passed_seconds >= protocol.warm_up_seconds
-        num_steps = _WINDOW_SECONDS / windows[-1]
+        num_steps = WINDOW_SECONDS / windows[-1]
         if expected_seconds is not None and (num_as_expected or not recent):
             num_steps = _KNOWN_WINDOW_SECONDS / expected_seconds
         is_over = has_enough_steps and has_all_memory and (has_settled or is_out_of_time)

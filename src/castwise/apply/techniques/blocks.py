@@ -1,4 +1,4 @@
-"""The repeated blocks of a model, such as a transformer's layers."""
+"""What techniques look for in a model: repeated blocks, such as a transformer's layers, and hooks."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable
@@ -40,3 +40,9 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         return inner or [module] * (members.get(module) in alike)
 
     return list(dict.fromkeys(find(model)))
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has hooks, which a technique that replaces it would lose."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in kinds)

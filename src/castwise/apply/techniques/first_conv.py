@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from castwise.apply.techniques.hooks import has_hooks
+from castwise.apply.techniques.blocks import has_hooks
 from castwise.errors import TechniqueError
 
 _STRIDE = 2

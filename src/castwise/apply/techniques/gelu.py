@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from castwise.apply.techniques.hooks import has_hooks
+from castwise.apply.techniques.blocks import has_hooks
 from castwise.errors import TechniqueError
 
 # Classes by name, as not all are torch's: transformers or timm may not be installed.

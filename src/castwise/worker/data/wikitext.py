@@ -111,11 +111,7 @@ def make_corpus(train: str, valid: str, test: str) -> Corpus:
 
 
 def batchify(words: Tensor, batch_size: int) -> Tensor:
-    """Cut a text into consecutive columns, shape (words // batch_size, batch_size); words left over are dropped.
-
-    Raises:
-        DataError: The columns would be shorter than two words, so that none has a successor to predict.
-    """
+    """Cut a text into consecutive columns, shape (words // batch_size, batch_size); words left over are dropped."""
     num_rows = len(words) // batch_size
     if num_rows < 2:
         raise DataError(f"A text of {len(words):,} words cannot be read in {batch_size:,} columns of two or more.")

@@ -49,12 +49,7 @@ def check_workload(row: Workload) -> None:
 
 
 def build_task(row: Workload, *, data_set: str = SYNTHETIC, data_dir: Path | None = None) -> Task:
-    """Build a workload's model, its data and its loss; the weights come from torch's global seed.
-
-    Raises:
-        UsageError: The row does not take the data set, a real one has no folder, or the row's zoo does not
-            have its model.
-    """
+    """Build a workload's model, its data and its loss; the weights come from torch's global seed."""
     check_data_set(row, data_set)
     task = _BUILDERS[row.family](row)
     if data_set == SYNTHETIC:

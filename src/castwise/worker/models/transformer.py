@@ -261,11 +261,7 @@ class TextTokens:
     text: Tensor
 
     def __call__(self, _: int, size: int, device: torch.device, generator: torch.Generator) -> Sequence[Batch]:
-        """Return all full batches of the text's sequences, shuffled; they are as those of `RandomTokens`.
-
-        Raises:
-            DataError: The text is shorter than a batch.
-        """
+        """Return all full batches of the text's sequences, shuffled; they are as those of `RandomTokens`."""
         length, is_causal = self.arch.length, self.arch.is_causal
         count = (len(self.text) - is_causal) // length
         if count < size:

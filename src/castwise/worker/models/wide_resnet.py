@@ -43,11 +43,7 @@ class WideResNet(nn.Module):
     """
 
     def __init__(self, depth: int, widen: int, dropout: float) -> None:
-        """Build the network of 6n + 4 layers, n blocks in each of three stages, `widen` times as wide as a ResNet.
-
-        Raises:
-            ValueError: The depth is not 6n + 4.
-        """
+        """Build the network of 6n + 4 layers, n blocks in each of three stages, `widen` times as wide as a ResNet."""
         super().__init__()
         if depth % 6 != 4:
             raise ValueError(f"the depth of a wide ResNet must be 6n + 4, not {depth}")

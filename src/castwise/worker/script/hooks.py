@@ -432,10 +432,11 @@ class ScriptHooks:
             return compiled if is_forward or isinstance(model, nn.Module) else self._follow_compiled(model, compiled)
 
         @replaces(Optimizer, "__init__")
-        def noting_init(make: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        def noting_init(make: Any, optimizer: Optimizer, params: Any, defaults: dict[str, Any]) -> None:
             self.optimizers.add(optimizer)
             self._follow_lightning()
-            make(optimizer, *args, **kwargs)
+            self.techniques.change_optimizer(optimizer, defaults)
+            make(optimizer, params, defaults)
 
         @replaces(dataloader._BaseDataLoaderIter, "_next_index")
         def noting_index(next_index: Any, batches: Any) -> Any:

@@ -45,6 +45,7 @@ from castwise.worker.script.file_overlay import FileOverlay
 from castwise.worker.script.hooks import ScriptHooks
 from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.techniques import OutsideTechniques
+from castwise.worker.steady_run import SETTLED_SPREAD, SETTLED_WINDOWS, WINDOW_SECONDS
 from castwise.worker.step import count_dtypes, describe_optimizer
 from castwise.worker.user_model.source import digest, is_users, user_files
 
@@ -52,10 +53,6 @@ _LIMIT_SHARE = 0.9  # of the time that the parent waits for an answer
 _GRACE_SECONDS = 1.0  # for the step in flight when an order's time is up
 _FIRST_NOTE_SECONDS = 10.0  # of waiting for a script's steps, after which a line says so; each next one after as many
 _END_SECONDS = 2.0  # for the `finally` blocks of a stopped script; a parent waits longer for its process
-# Warm-up ends as that of castwise's own loops does. Source: worker/steady_run.py.
-_SETTLED_WINDOWS = 3
-_SETTLED_SPREAD = 0.02
-_WINDOW_SECONDS = 0.1
 _STARTS_PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate")
 # Work that a script does now and then, such as rollouts, evaluation or logging, if it takes more than steps do.
 _MOST_STEP_ENDS = 100_000
@@ -421,11 +418,7 @@ class ScriptTrial:
         return _LIMIT_SHARE * self._spec.protocol.timeout_seconds
 
     def set_up(self) -> None:
-        """Run the script until its first step is done.
-
-        Raises:
-            UsageError: It took none, or its files were changed.
-        """
+        """Run the script until its first step is done."""
         started = time.perf_counter()
         self._own_precision = note_own_precision() if self._spec.precision == AS_WRITTEN else {}
         if not self.run._carry_out(_Order(lambda moments: None if moments else 1), self._limit_seconds):
@@ -482,13 +475,13 @@ class ScriptTrial:
                 (after.time - before.time) / (after.num_steps - before.num_steps)
                 for before, after in itertools.pairwise(moments)
             ]
-            last = windows[-_SETTLED_WINDOWS:]
-            has_settled = len(windows) > _SETTLED_WINDOWS and max(last) / min(last) - 1 <= _SETTLED_SPREAD
+            last = windows[-SETTLED_WINDOWS:]
+            has_settled = len(windows) > SETTLED_WINDOWS and max(last) / min(last) - 1 <= SETTLED_SPREAD
             is_out_of_time = time.perf_counter() - started >= protocol.warm_up_seconds
             is_enough = moments[-1].num_steps >= protocol.warm_up_steps and bool(windows)
             if is_enough and (has_settled or is_out_of_time or protocol.num_steps is not None):
                 return None
-            wanted = max(1, round(_WINDOW_SECONDS / windows[-1])) if windows else 1
+            wanted = max(1, round(WINDOW_SECONDS / windows[-1])) if windows else 1
             return wanted if is_enough else min(wanted, max(1, protocol.warm_up_steps - moments[-1].num_steps))
 
         moments = self.run._carry_out(_Order(next_mark), self._limit_seconds)
@@ -500,7 +493,7 @@ class ScriptTrial:
                 f"{self.run._name} took {self.run.num_steps} steps{whose}: too few to time any after warm-up. Let it "
                 f"train for longer, or {self._shorter('shorten --warm-up')}."
             )
-        first, last = moments[max(0, len(moments) - 1 - _SETTLED_WINDOWS)], moments[-1]
+        first, last = moments[max(0, len(moments) - 1 - SETTLED_WINDOWS)], moments[-1]
         if extra_work(list(self.run.step_ends)[1:])[0]:
             first = moments[0]  # the last windows may have none of it, or more than their share
         self._step_seconds = (last.time - first.time) / (last.num_steps - first.num_steps)

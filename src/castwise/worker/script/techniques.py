@@ -1,7 +1,7 @@
 """Techniques that a script's own loop is given from outside: on its model, its optimizers and its loaders."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,8 +28,6 @@ class OutsideTechniques:
         self._has_arguments = False  # whether the script gives an optimizer these itself
         if self.config.compile_mode is not None:
             check_compiler(device)
-        if self.config.optimizer_arguments:
-            self._change_optimizers(dict(self.config.optimizer_arguments))
         if self.config.loader_workers or self.config.pinned_transfer:
             self._change_loaders()
 
@@ -55,6 +53,14 @@ class OutsideTechniques:
             # Not the module: castwise's hooks on it stay outside.
             model.forward = torch.compile(model.forward, mode=config.compile_mode)
 
+    def change_optimizer(self, optimizer: Optimizer, defaults: dict[str, Any]) -> None:
+        """Change the defaults of an optimizer like torch's, such as `fused`, while it is made."""
+        wanted = dict(self.config.optimizer_arguments)
+        if wanted and {"fused", "foreach"} <= defaults.keys():
+            self._has_arguments |= all(map(defaults.get, wanted))
+            defaults |= {"fused": None, "foreach": None, **wanted}
+            optimizer._step_supports_amp_scaling = "fused" in wanted  # type: ignore[attr-defined]  # as torch's set it
+
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer that did not take the arguments."""
         for name, _ in self.config.optimizer_arguments:
@@ -67,20 +73,6 @@ class OutsideTechniques:
         if (self.config.loader_workers or self.config.pinned_transfer) and not self._has_changed_loader:
             setting = "loader_workers" if self.config.loader_workers else "pinned_transfer"
             self._refuse(setting, "the script makes no DataLoader that lacks it")
-
-    def _change_optimizers(self, arguments: Mapping[str, bool]) -> None:
-        others = dict.fromkeys({"fused", "foreach"} - {*arguments})
-
-        def change(kind: Any) -> None:
-            @replaces(kind, "__init__")
-            def making(make: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-                # AdamW's calls Adam's.
-                self._has_arguments |= type(optimizer) is kind and all(map(kwargs.get, arguments))
-                make(optimizer, *args, **{**kwargs, **others, **arguments})
-
-        for kind in {each for each in vars(torch.optim).values() if isinstance(each, type)}:
-            if {*arguments, *others} <= {*inspect.signature(kind).parameters}:
-                change(kind)
 
     def _change_loaders(self) -> None:
         signature = inspect.signature(DataLoader.__init__)

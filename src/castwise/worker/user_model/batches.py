@@ -24,9 +24,6 @@ class BatchMaker:
             accumulate: Batches of one optimizer step.
             source: The user's function, for messages: "train_me.py:build".
             check: Raises UsageError for a batch that the model cannot mean.
-
-        Raises:
-            UsageError: It holds no tensor, the loader is empty, or the function does not take a batch size.
         """
         self._source, self._accumulate, self._check = source, accumulate, check
         self._function: Callable[[int], Any] | None = None
@@ -55,11 +52,7 @@ class BatchMaker:
         return None if size is None else size * self._accumulate
 
     def make(self, count: int, batch_size: int, device: torch.device, generator: torch.Generator) -> Sequence[Any]:
-        """Return batches on the device; of an example only one, since all would be equal.
-
-        Raises:
-            UsageError: A batch of this size cannot be made.
-        """
+        """Return batches on the device; of an example only one, since all would be equal."""
         if batch_size % self._accumulate:
             raise UsageError(
                 f"A batch of {batch_size} cannot be accumulated from {self._accumulate} equal parts. "

@@ -52,9 +52,6 @@ def read_contract(returned: Any, source: str) -> Contract:
     Args:
         returned: A module, a tuple of up to three, or a mapping.
         source: The user's function, for messages: "train_me.py:build".
-
-    Raises:
-        UsageError: It is none of these, or one of its parts is of the wrong type.
     """
     if isinstance(returned, nn.Module):
         parts: dict[str, Any] = {"model": returned}
@@ -84,11 +81,7 @@ def read_contract(returned: Any, source: str) -> Contract:
 
 
 def call_without_arguments(function: Any, source: str) -> Any:
-    """Call the user's function and return what it returns.
-
-    Raises:
-        UsageError: It cannot be called, or needs arguments.
-    """
+    """Call the user's function and return what it returns."""
     if not callable(function):
         raise UsageError(f"{source} is no function but {_a(function)}. It must be one without arguments.")
     try:

@@ -44,11 +44,7 @@ def is_lightning_module(model: nn.Module) -> bool:
 
 
 def adapt(contract: Contract, source: str) -> Contract:
-    """Return the contract of a LightningModule: what the user did not give is the module's own.
-
-    Raises:
-        UsageError: It uses manual optimization, has several optimizers, or there is no batch.
-    """
+    """Return the contract of a LightningModule: what the user did not give is the module's own."""
     module: Any = contract.model
     if not getattr(module, "automatic_optimization", True):
         raise UsageError(

@@ -62,11 +62,7 @@ def inspect_model(model: UserModel) -> UserWorkload:
 
 
 def build_user_model(model: UserModel) -> Task:
-    """Build the task of a user's model; random weights come from torch's global seed.
-
-    Raises:
-        UsageError: As `inspect_model`; also if the files have changed since.
-    """
+    """Build the task of a user's model; random weights come from torch's global seed."""
     loaded = _load(model)
     if model.digest not in ("", loaded.digest):
         raise UsageError(f"{_display_name(model)} was changed while it was being measured. Run castwise again.")

@@ -150,9 +150,6 @@ def loss_of_output(output: Any, source: str) -> tuple[Tensor, str]:
         output: A scalar, which is the loss; something with a `loss`, as transformers' models have given labels; a nest
             of tensors with one scalar, which castwise takes; or one tensor, of which it takes the mean square.
         source: The user's function, for messages: "train_me.py:build".
-
-    Raises:
-        UsageError: The output has no loss, and more than one tensor that could be meant.
     """
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is not None:
@@ -209,12 +206,7 @@ def make_loop(contract: Contract, source: str) -> UserLoop:
 
 
 def check_batch_keys(contract: Contract, source: str, batch: Any) -> None:
-    """Check the keys of a dict that goes into the model: a model may take any key in silence, and leave it unread.
-
-    Raises:
-        UsageError: A key is not among the arguments of the model's forward, which takes no others, or it is nearly one
-            that is missing.
-    """
+    """Check the keys of a dict that goes into the model: a model may take any key in silence, and leave it unread."""
     if contract.training_step is not None or not isinstance(batch, Mapping):
         return
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -24,9 +24,6 @@ def build(model: UserModel) -> dict[str, Any]:
 
     Args:
         model: A configuration's file, or a model type of transformers.
-
-    Raises:
-        UsageError: transformers is not installed, has no such type, or castwise knows no inputs for it.
     """
     _stay_offline()
     try:

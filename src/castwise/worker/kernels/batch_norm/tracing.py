@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from castwise.apply.techniques.hooks import has_hooks
+from castwise.apply.techniques.blocks import has_hooks
 from castwise.errors import TechniqueError
 from castwise.worker.kernels.batch_norm.aliasing import (
     add_in_place,

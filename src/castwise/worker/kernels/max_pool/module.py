@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from castwise.apply.techniques.hooks import has_hooks
+from castwise.apply.techniques.blocks import has_hooks
 from castwise.errors import TechniqueError
 
 _SIDE = 3
@@ -33,11 +33,7 @@ class KernelMaxPool(nn.MaxPool2d):
 
 
 def use_max_pool_kernel(model: nn.Module) -> None:
-    """Let a model's max poolings of 3 by 3 with stride 2 run by castwise's own kernels.
-
-    Raises:
-        TechniqueError: It has none, or Triton is not installed.
-    """
+    """Let a model's max poolings of 3 by 3 with stride 2 run by castwise's own kernels."""
     poolings = [(name, module) for name, module in model.named_modules() if _is_supported(module)]
     if not poolings:
         raise TechniqueError("max-pool-kernel finds no max pooling of 3 by 3 with stride 2 in this model.")
