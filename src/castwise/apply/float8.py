@@ -5,7 +5,7 @@ torchao changes Inductor for the whole process, so it is imported where a model 
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -146,20 +146,14 @@ def compare_with_bfloat16(model: nn.Module, facts: Float8Facts, run: Callable[[]
         return hook
 
     layers = dict(_converted(model))
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     missing = ""
-    with ExitStack() as stack, torch.random.fork_rng(devices=_gpus_of(model)):
+    with ExitStack() as stack, as_before(model):
         for name, layer in layers.items():
             stack.callback(layer.register_forward_hook(hook_of(name)).remove)
         try:
-            with torch.compiler.set_stance("force_eager"):
-                run()
+            run()
         except (RuntimeError, MemoryError) as error:  # memory, above all: a step that is not compiled takes more
             missing = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST_REASON]
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
-    model.zero_grad(set_to_none=True)
     if missing:
         return facts.model_copy(update={"missing": missing})
     if not called:
@@ -176,8 +170,19 @@ def compare_with_bfloat16(model: nn.Module, facts: Float8Facts, run: Callable[[]
     return facts.model_copy(update=update)
 
 
-def _gpus_of(model: nn.Module) -> list[int]:
-    return sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+@contextmanager
+def as_before(model: nn.Module) -> Iterator[None]:
+    """Let a model run uncompiled; its buffers and random numbers are then as before, and its gradients dropped."""
+    gpus = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        with torch.compiler.set_stance("force_eager"), torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        model.zero_grad(set_to_none=True)
 
 
 def _compare(

@@ -19,13 +19,12 @@ from castwise.registry.kernel_classes import Classified, classify_kernel, classi
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.worker.distributed import Peers
-from castwise.worker.script.hooks import ScriptHooks
+from castwise.worker.script.hooks import ScriptHooks, mark
 from castwise.worker.step import TrainingStep
 from castwise.worker.trace_summary import (
     MODULE_RANGE,
     DeviceEvent,
     HostEvent,
-    mark,
     measure_idle,
     summarize_kernels,
     summarize_operators,

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from castwise.apply.loss_scaling import stepped_by
 from castwise.apply.pytree import Batch, tree_tensors
 from castwise.records.schema import MemoryParts
-from castwise.registry.techniques import rows_of
+from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.worker.memory import CpuMemory, CudaMemory
 from castwise.worker.step import TrainingStep
@@ -40,7 +40,7 @@ def profile_memory(
     if spec.world_size > 1:
         return MemoryParts(missing="steps of several GPUs are not broken down")
     # Compiled or captured code passes no dispatch mode.
-    hidden = [row.name for row in rows_of(spec.techniques) if row.compile_cost or "cuda_graph" in row.settings]
+    hidden = hiding_operators(spec.techniques)
     if hidden:
         return MemoryParts(missing=f"the tensors of a step with {hidden[0]} cannot be observed")
     device, held = torch.device(spec.device), list(batches)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from castwise.apply.float8 import sqnr_db
+from castwise.apply.float8 import as_before, sqnr_db
 from castwise.apply.loss_scaling import NoScaling
 from castwise.apply.precision import numeric_state, weights_in_float32
 from castwise.apply.pytree import Batch, tree_tensors
@@ -65,8 +65,6 @@ def measure_numerics(
         return StepNumerics(missing="not compared with float32: that is done on one GPU only")
     if find_precision(spec.precision).float8_recipe:
         return StepNumerics(missing="not compared with float32: castwise cannot compute layers in FP8 without it")
-    gpus = sorted({p.device.index for p in step.model.parameters() if p.device.type == "cuda"})
-    buffers = [(buffer, buffer.detach().clone()) for buffer in step.model.buffers()]
     carried = () if recurrent_state is None else tuple(each.clone() for each in recurrent_state.read())
     if not all(each.isfinite().all() for each in (*step.model.parameters(), *carried)):
         return StepNumerics(
@@ -74,17 +72,13 @@ def measure_numerics(
         )
     write = (lambda _: None) if recurrent_state is None else recurrent_state.write
     try:
-        with torch.compiler.set_stance("force_eager"), torch.random.fork_rng(devices=gpus):
+        with as_before(step.model):
             modules = tuple(_compare(spec, step, batch, carried, write))
     except (RuntimeError, TypeError, ValueError, AttributeError, MemoryError) as error:
         why = f"not compared with float32: {type(error).__name__}: {error}"
         return StepNumerics(missing=why.partition("\n")[0][:_LONGEST_REASON])
     finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
         write(carried)
-        step.model.zero_grad(set_to_none=True)
     hidden = hiding_operators(spec.techniques)
     notes = [f"the step was compared with float32 without {', '.join(hidden)}"] if hidden else []
     # Float32 computes with what they were rounded to.
@@ -102,7 +96,7 @@ def _compare(
     with _same_dropout(step.model):
         with (
             numeric_state(find_precision("fp32")),
-            patch.multiple(step, autocast=nullcontext, scaling=NoScaling()),
+            patch.multiple(step, _autocast=nullcontext, scaling=NoScaling()),
             weights_in_float32(step.model),
         ):
             write(tuple(each.float() for each in carried))

@@ -191,10 +191,10 @@ class Worker:
 
     def lead_in(self) -> None:
         """Launch the steps that lead to the next block."""
-        self._steady_run.lead_in()
+        self._own_loop.lead_in()
 
     def run_block(self, length: int = 1) -> Block:
-        return self._steady_run.run_block(length)
+        return self._own_loop.run_block(length)
 
     def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
         """Time blocks of steps right after untimed ones, without a pause before or between them."""
@@ -244,7 +244,7 @@ class Worker:
 
     @property
     def _own_loop(self) -> SteadyRun:
-        assert isinstance(self._steady, SteadyRun), "a script has no sustained steps"
+        assert isinstance(self._steady, SteadyRun), "a script's blocks are timed in one go"
         return self._steady
 
     @property

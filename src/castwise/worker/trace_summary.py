@@ -5,9 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch.profiler import record_function
-from torch.utils.hooks import RemovableHandle
-
 from castwise.records.schema import StepProfile
 from castwise.registry.kernel_classes import Classified, KernelClass, classify_operator
 
@@ -17,24 +14,6 @@ SCALING_RANGE = "castwise loss scaling"
 UPDATE_RANGE = "castwise update"
 CLOSURE_RANGE = "castwise closure"  # forward and backward, which an optimizer's step calls
 _OPTIMIZER_RANGE = "Optimizer.step#"
-
-
-def mark(
-    name: str, register_before: Callable[..., RemovableHandle], register_after: Callable[..., RemovableHandle]
-) -> tuple[RemovableHandle, RemovableHandle]:
-    """Let what takes hooks run within a range of the profiler; return the hooks."""
-    ranges: list[Any] = []
-
-    def enter(*_: object) -> None:
-        ranges.append(record_function(name))
-        ranges[-1].__enter__()
-
-    def leave(*_: object) -> None:
-        if ranges:
-            ranges.pop().__exit__(None, None, None)
-
-    return register_before(enter), register_after(leave)
-
 
 _NUM_LARGEST = 10
 _LONGEST_NAME = 200

@@ -34,7 +34,7 @@ from castwise.worker.script.precision import OutsidePrecision
 from castwise.worker.script.replacing import replaces
 from castwise.worker.script.scaling import weights_of
 from castwise.worker.script.techniques import OutsideTechniques
-from castwise.worker.trace_summary import CLOSURE_RANGE, UPDATE_RANGE, mark
+from castwise.worker.trace_summary import CLOSURE_RANGE, UPDATE_RANGE
 from castwise.worker.user_model.source import calling_line, is_users
 
 _STRATEGIES = {"lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy"}  # Lightning's, by name
@@ -477,6 +477,23 @@ class ScriptHooks:
         finally:
             if has_begun:
                 self.precision.autocast.leave()
+
+
+def mark(
+    name: str, register_before: Callable[..., RemovableHandle], register_after: Callable[..., RemovableHandle]
+) -> tuple[RemovableHandle, RemovableHandle]:
+    """Let what takes hooks run within a range of the profiler; return the hooks."""
+    ranges: list[Any] = []
+
+    def enter(*_: object) -> None:
+        ranges.append(record_function(name))
+        ranges[-1].__enter__()
+
+    def leave(*_: object) -> None:
+        if ranges:
+            ranges.pop().__exit__(None, None, None)
+
+    return register_before(enter), register_after(leave)
 
 
 def _compute_loss(loss: Any, *args: Any, **kwargs: Any) -> Any:

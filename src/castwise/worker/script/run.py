@@ -32,7 +32,7 @@ import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from castwise.apply.precision import read_fp32_precision
-from castwise.errors import CastwiseError, UsageError
+from castwise.errors import UsageError
 from castwise.records.schema import Block, Facts, RankSamples, StepProfile
 from castwise.registry.precisions import AS_WRITTEN, find_precision
 from castwise.spec.trial import TrialSpec
@@ -639,14 +639,6 @@ class ScriptTrial:
         profile = profile_step(self._spec, self._hooks, run, num_steps, trace, Peers())
         self.run.stop()
         return profile
-
-    def lead_in(self) -> None:
-        """Refuse: a script's blocks are timed in one go."""
-        raise CastwiseError("The blocks of a script are timed in one go.")
-
-    def run_block(self, length: int = 1) -> Block:
-        """Refuse: a script's blocks are timed in one go."""
-        raise CastwiseError(f"The blocks of a script are timed in one go, not one of length {length}.")
 
 
 def extra_work(ends: Sequence[float]) -> tuple[int, list[float]]:
