@@ -31,7 +31,7 @@ from faulty_worker import (
 from programs import LIGHT, PATIENCE_SECONDS, SPEAKING, Program, run_trial, wait_until
 
 from castwise.errors import EngineError
-from castwise.orchestrator import processes
+from castwise.orchestrator import nodes, processes
 from castwise.orchestrator.processes import ForkserverEngine, RpcSession, Target
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import RankSamples
@@ -161,7 +161,7 @@ def test_how_a_process_can_fail(
 )
 def test_garbage_on_the_pipe(content: bytes, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_EXIT_SECONDS", 0.2)
-    monkeypatch.setattr(processes, "_STALL_SECONDS", 1)
+    monkeypatch.setattr(nodes, "_STALL_SECONDS", 1)
     failure = failure_of(start(fail_at("set_up", partial(faulty_worker.send_raw, content))))
     assert (failure.status, failure.message) == (
         "crashed",

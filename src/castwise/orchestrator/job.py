@@ -153,46 +153,37 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     """
     began = time.perf_counter()
     rule = rule or StopRule.of(options)
-    asked, own_models = options, _own_models(options)
+    own_models = _own_models(options)
     zoo_models = [name for name in options.workloads or () if ":" in name and name not in own_models]
     script = next(filter(is_script, own_models), None)
+    names_precisions = options.precisions is not None
     if script is not None:
         options = _for_script(options, script, compares_numerics=bool(profiles and profiles["numerics"]))
     check_request(options, own_models)
     store = Store(options.results) if options.results is not None else None
     import_once(slow_imports([*own_models, *zoo_models]))
     machine = find_machine(options.device, options.data_dir, zoo_models)
-    is_cpu = machine.device == "cpu"
-    if is_cpu and options.device is None and (most_gpus := max(options.world_sizes or (1,))) > 1:
-        raise UsageError(
-            f"{most_gpus} GPUs are asked for, and this machine has none. Name --device cpu to share the step among CPU "
-            "processes."
-        )
+    _check_num_gpus(options, machine)
 
     limit = options.timeout_seconds
     if script is not None and (budget := options.budget_seconds or rule.budget_seconds) is not None:
         limit = min(limit or math.inf, _left_of(budget, began))
     user_workloads = _inspect(options, own_models, machine, limit, listener)
-
     notes: list[str] = []
     if script is not None and not is_planned:
         options = _without_repeats(options, user_workloads[script], notes)
     options, data_note = _for_machine(options, machine, short=short, explains=bool(profiles) and script is None)
     notes += [data_note] if data_note else []
-    is_open = options.within is None and options.budget_seconds is None and options.rounds is None
-    protocol = CPU_SHORT if short and is_cpu and is_open else CPU_ROUND if is_cpu else CUDA_ROUND
-    protocol = _limited(protocol, options).model_copy(update=profiles)
-    specs = _plan(options, machine.device, protocol, user_workloads)
+    specs = _plan(
+        options, machine.device, _protocol(options, machine.device, short=short, profiles=profiles), user_workloads
+    )
     if options.data_set not in (None, SYNTHETIC):
         provide(machine.engine, find_data_set(str(options.data_set)), machine.data_dir)
-    specs = _supported(specs, machine.environment, explicit=asked.precisions is not None)
+    specs = _supported(specs, machine.environment, explicit=names_precisions)
 
-    budget = options.budget_seconds
-    if is_cpu and options.rounds is None and (budget, rule.budget_seconds) == (None, None):
-        budget = CPU_BUDGET_SECONDS
-    if budget is not None and is_cpu and options.batch_sizes is None and not is_planned:
-        specs = _with_quick_steps(specs, machine, store, _STEP_SHARE * _left_of(budget, began), notes)
-    if budget is not None:
+    if (budget := _budget_of(options, rule, machine)) is not None:
+        if machine.device == "cpu" and options.batch_sizes is None and not is_planned:
+            specs = _with_quick_steps(specs, machine, store, _STEP_SHARE * _left_of(budget, began), notes)
         rule = replace(rule, budget_seconds=_left_of(budget, began))
     job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
     runner = replace(job.runner, data_note=data_note)
@@ -201,6 +192,31 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
 
 def _own_models(options: RunOptions) -> list[str]:
     return [name for name in dict.fromkeys(options.workloads or ()) if find_workload(name).family == "own"]
+
+
+def _check_num_gpus(options: RunOptions, machine: Machine) -> None:
+    most_gpus = max(options.world_sizes or (1,))
+    if machine.device == "cpu" and options.device is None and most_gpus > 1:
+        raise UsageError(
+            f"{most_gpus} GPUs are asked for, and this machine has none. Name --device cpu to share the step among CPU "
+            "processes."
+        )
+
+
+def _protocol(
+    options: RunOptions, device: str, *, short: bool, profiles: Mapping[str, Any] | None
+) -> MeasurementProtocol:
+    protocol = CUDA_ROUND
+    if device == "cpu":
+        is_open = options.within is None and options.budget_seconds is None and options.rounds is None
+        protocol = CPU_SHORT if short and is_open else CPU_ROUND
+    return _limited(protocol, options).model_copy(update=profiles)
+
+
+def _budget_of(options: RunOptions, rule: StopRule, machine: Machine) -> float | None:
+    """Return the budget that is asked for; on a CPU there is one unless the rounds are, or a search has its own."""
+    is_open = options.budget_seconds is None and options.rounds is None and rule.budget_seconds is None
+    return CPU_BUDGET_SECONDS if is_open and machine.device == "cpu" else options.budget_seconds
 
 
 def _left_of(budget: float, began: float) -> float:
@@ -280,7 +296,7 @@ def make_plan(options: RunOptions) -> PlanFile:
         user_workloads = {n: inspect_user_model(machine, locate(n), options.timeout_seconds) for n in own_models}
     device = "cuda:0" if options.device in (None, "cuda") else str(options.device)
     options = replace(options, device=device)
-    specs = _plan(options, device, _limited(CPU_ROUND if device == "cpu" else CUDA_ROUND, options), user_workloads)
+    specs = _plan(options, device, _protocol(options, device, short=False, profiles=None), user_workloads)
     return PlanFile(
         options=planned_options(options),
         models={name: each.model.redacted for name, each in user_workloads.items()},

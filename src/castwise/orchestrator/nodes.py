@@ -28,7 +28,7 @@ SECRET = "CASTWISE_SECRET"  # the environment variable; without it a file of the
 
 _PATIENCE_SECONDS = 600.0  # in which all nodes must come; torchrun's join_timeout
 _STALL_SECONDS = 10  # between two pieces of one message
-_MESSAGE_BYTES = 64 * 2**20
+MESSAGE_BYTES = 64 * 2**20  # the largest message that is read; a block is about 100 bytes
 _HELLO_BYTES = 10_000
 _GONE = b"gone "  # begins the message on the end of a process; all others are JSON objects
 
@@ -110,7 +110,7 @@ class Nodes:
                 if isinstance(end, Connection):
                     raise EngineError(f"The node {controls[end]} has gone.")
                 connection = _connection(self._server.accept()[0])
-                _never_stall(connection)
+                never_stall(connection)
                 try:
                     deliver_challenge(connection, self._secret)
                     answer_challenge(connection, self._secret)
@@ -154,7 +154,7 @@ class RemoteProcess:
             EngineError: Its node has gone.
         """
         try:
-            message = self._connection.recv_bytes(_MESSAGE_BYTES)
+            message = self._connection.recv_bytes(MESSAGE_BYTES)
         except (EOFError, OSError):
             raise EngineError(f"The node {self._host} has gone.") from None
         if not message.startswith(_GONE):
@@ -195,7 +195,7 @@ def follow(rendezvous: str, start_process: Callable[[TemporaryFolder], Any]) -> 
                 folder = make_folder("log")
                 process = start_process(folder)
                 channel = _connect(rendezvous, {"node": node, "process": number}, _STALL_SECONDS)
-                _never_stall(channel)
+                never_stall(channel)
                 threads.append(threading.Thread(target=_relay, args=(process, channel, folder), daemon=True))
                 threads[-1].start()
     for thread in threads:  # their connections end with the leader
@@ -208,7 +208,7 @@ def _relay(process: Any, channel: Connection, folder: TemporaryFolder) -> None:
         while True:
             try:
                 if channel in wait([channel, *process.ends]):
-                    process.send(channel.recv_bytes(_MESSAGE_BYTES))
+                    process.send(channel.recv_bytes(MESSAGE_BYTES))
                 else:
                     channel.send_bytes(process.receive())
             except ProcessGoneError as gone:
@@ -301,7 +301,7 @@ def _connection(end: socket.socket) -> Connection:
     return Connection(end.detach())
 
 
-def _never_stall(connection: Connection) -> None:
+def never_stall(connection: Connection) -> None:
     """Let a connection fail whose other end stops in the middle of a message."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL_SECONDS, 0))

@@ -6,8 +6,6 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
-import struct
 import sys
 import threading
 import time
@@ -25,7 +23,7 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from castwise.errors import EngineError, printable, shortened
-from castwise.orchestrator.nodes import Nodes, RemoteProcess, follow
+from castwise.orchestrator.nodes import MESSAGE_BYTES, Nodes, RemoteProcess, follow, never_stall
 from castwise.orchestrator.session import OnNote, OnProgress, ProcessGoneError, Session, TrialFailedError
 from castwise.orchestrator.temporary_files import (
     TemporaryFolder,
@@ -45,8 +43,6 @@ _CAUSE_SECONDS = 0.5  # when a process dies, the others lose their connections t
 _EXIT_SECONDS = 5.0  # what a process may take to end once it has closed its pipe or was killed
 _LOG_TAIL_BYTES = 4000
 _LAST_LINE_CHARACTERS = 200
-_MESSAGE_BYTES = 64 * 2**20  # the largest message that is read; a block is about 100 bytes
-_STALL_SECONDS = 10  # between two pieces of one message
 # What the server imports once for all trials.
 _PRELOAD = ["castwise.worker.server_lifetime", "castwise.worker.preload"]
 _STOP_SECONDS = 0.3  # what the server, and multiprocessing's tracker, may take to end
@@ -412,8 +408,7 @@ class TrialProcess:
             undo.pop_all()
         self._group: int | None = self.process.pid  # worker_main makes it a group of its own
         # A read of a half-sent message fails after a while: it would block for ever.
-        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL_SECONDS, 0))
+        never_stall(self._connection)
 
     @property
     def ends(self) -> list[Any]:
@@ -440,7 +435,7 @@ class TrialProcess:
         try:
             if not self._connection.poll():
                 raise EOFError  # it is gone, and a process that it started holds its end of the pipe
-            message: bytes = self._connection.recv_bytes(_MESSAGE_BYTES)
+            message: bytes = self._connection.recv_bytes(MESSAGE_BYTES)
         except (EOFError, OSError):
             raise self._gone() from None
         return message

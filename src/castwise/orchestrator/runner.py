@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from castwise.analysis.statistics import FEWEST_BLOCKS
 from castwise.analysis.steady_metrics import units_per_step, warm_step_seconds
@@ -85,17 +85,9 @@ class Listener(Protocol):
 class NullListener:
     """A listener that does nothing."""
 
-    def started(self, spec: TrialSpec, index: int, count: int) -> None:
-        """Do nothing."""
+    def _ignore(self, *_: Any, **__: Any) -> None: ...
 
-    def phase(self, name: str, done: float) -> None:
-        """Do nothing."""
-
-    def ended(self, trial: Trial) -> None:
-        """Do nothing."""
-
-    def remark(self, line: str) -> None:
-        """Do nothing."""
+    started = phase = ended = remark = _ignore
 
 
 class UnboundedProgress:
@@ -244,114 +236,187 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
         fits_deadline: Whether it should end before the deadline, as earlier sessions did: no time is kept for timing.
         seed: Decides the order of blocks, with the round's number; None draws one.
     """
-    is_alone = round_number is None
-    prefix = "" if is_alone else f"round {round_number}: "
-    measurements: list[_Measurement] = []
-    began, seed = time.perf_counter(), seed or secrets.token_hex(6)
+    share, seed = 1.0 if fits_deadline else _SHARE, seed or secrets.token_hex(6)
+    began = time.perf_counter()
+    session = _Session(runner, specs, round_number, earlier or {}, baseline, deadline, share, seed, began)
+    return session.run(setup_order)
 
-    def seconds_left(share: float = 1.0) -> float:
-        share = 1.0 if fits_deadline else share
-        return math.inf if deadline is None else began + share * (deadline - began) - time.perf_counter()
 
-    def report(phase: str, share: float) -> None:
-        runner.listener.phase(prefix + phase, share * len(specs))
+@dataclass
+class _Session:
+    """A session while it runs; the fields are `run_session`'s arguments."""
 
-    def start(spec: TrialSpec) -> _Measurement:
-        prior = (earlier or {}).get(spec.configuration)
-        return _Measurement(
-            runner,
+    runner: TrialRunner
+    specs: Sequence[TrialSpec]
+    round_number: int | None
+    earlier: Mapping[str, PriorStats | None]
+    baseline: str | None
+    deadline: float | None
+    share: float  # of the time to the deadline that is not kept for timing
+    seed: str
+    began: float
+    measurements: "list[_Measurement]" = field(default_factory=list)
+
+    def run(self, setup_order: SetupOrder) -> list[Trial]:
+        """Measure, and return the records."""
+        try:
+            self.set_up(setup_order)
+            # If memory was short, a library may report the first one's failure as another error.
+            lacks_memory = len(self.specs) > 1 and any(each.hit_oom for each in self.measurements)
+            if setup_order == "together" and lacks_memory and not self.measurements[0].can_continue:
+                _close(self.measurements)
+                self.measurements.clear()
+                self.set_up("first alone")
+            self.warm_up()
+            _drop_lone_baseline(self.measurements, len(self.specs))
+            in_turn = [each for each in self.measurements if not each.is_timed_in_stretch]
+            self.time_interleaved(in_turn)
+            # After the others: a GPU at its power limit needs a while to recover its clock.
+            self.time_stretches()
+            for each in in_turn:
+                if each.needs_energy and self.seconds_left() > 0:
+                    each.attempt(each.measure_energy)
+            _all_at_once(_Measurement.finish, self.measurements)
+            for each in self.measurements:
+                if each.spec.protocol.profile_steps and each.failure is None and each.spec.recipe is None:
+                    self.report(f"profiling {each.spec.precision}", 1.0)
+                    each.profile()
+        except BaseException:
+            _close(self.measurements)
+            raise
+        self.runner.closer.close([each.session for each in self.measurements])
+        if self.round_number is None:
+            self.runner.closer.wait()  # a lone trial's duration includes the end of its process
+        session_id = secrets.token_hex(6) if sum(each.can_continue for each in self.measurements) > 1 else None
+        return [each.record(session_id) for each in self.measurements if not each.is_dropped]
+
+    def seconds_left(self, share: float = 1.0) -> float:
+        if self.deadline is None:
+            return math.inf
+        return self.began + share * (self.deadline - self.began) - time.perf_counter()
+
+    def report(self, phase: str, share: float) -> None:
+        prefix = "" if self.round_number is None else f"round {self.round_number}: "
+        self.runner.listener.phase(prefix + phase, share * len(self.specs))
+
+    def start(self, spec: TrialSpec) -> "_Measurement":
+        prior = self.earlier.get(spec.configuration)
+        measurement = _Measurement(
+            self.runner,
             spec,
             prior,
-            is_baseline=spec.configuration == baseline,
-            is_alone=is_alone,
+            is_baseline=spec.configuration == self.baseline,
+            is_alone=self.round_number is None,
             needs_energy=prior is None,
         )
+        self.measurements.append(measurement)
+        return measurement
 
-    def set_up_all(order: SetupOrder) -> None:
-        report("starting", 0.0)
+    def set_up(self, order: SetupOrder) -> None:
+        self.report("starting", 0.0)
         if order == "one by one":
-            runner.closer.wait()
-            _get_ready_one_by_one(measurements, specs, start, report, seconds_left, 1.0 if fits_deadline else _SHARE)
+            self.runner.closer.wait()
+            self.get_ready_one_by_one()
             return
-        measurements.extend(start(spec) for spec in specs)
-        _all_at_once(_Measurement.open_device, measurements)
-        runner.closer.wait()  # the memory of the previous session's processes is needed now
-        report("setting up", 0.05)
+        for spec in self.specs:
+            self.start(spec)
+        _all_at_once(_Measurement.open_device, self.measurements)
+        self.runner.closer.wait()  # the memory of the previous session's processes is needed now
+        self.report("setting up", 0.05)
         num_alone = 1 if order == "first alone" else 0
-        for each in measurements[:num_alone]:
+        for each in self.measurements[:num_alone]:
             each.attempt(each.set_up)
-        _all_at_once(_Measurement.set_up, measurements[num_alone:])
+        _all_at_once(_Measurement.set_up, self.measurements[num_alone:])
 
-    try:
-        set_up_all(setup_order)
-        # If memory was short, a library may report the first one's failure as another error.
-        lacks_memory = len(specs) > 1 and any(each.hit_oom for each in measurements)
-        if setup_order == "together" and lacks_memory and not measurements[0].can_continue:
-            _close(measurements)
-            measurements.clear()
-            set_up_all("first alone")
-        # One by one: while others compute, no step time settles.
-        cold = [each for each in measurements if not each.is_warm]
+    def get_ready_one_by_one(self) -> None:
+        """Start, set up and warm up one after another while there is time; the others are not even started.
+
+        One that takes much longer than the first would leave no time for the others: it is given up.
+        """
+        first = 0.0
+        for index, spec in enumerate(self.specs):
+            is_first = not any(other.can_continue for other in self.measurements)
+            if not is_first and first > self.share * self.seconds_left():
+                return
+            self.report(f"setting up {spec.precision}", 0.05 + 0.35 * index / len(self.specs))
+            each, started_at = self.start(spec), time.perf_counter()
+            thread = threading.Thread(target=each.get_ready, daemon=True)
+            thread.start()
+            equal_share = self.seconds_left() / (len(self.specs) - index + 1)  # one of them for timing
+            longest = max(0.0, equal_share, min(_TIMES_THE_FIRST * first, self.seconds_left()))
+            thread.join(None if is_first or math.isinf(longest) else longest)
+            if thread.is_alive():
+                each.drop()
+                thread.join()
+            elif each.can_continue and is_first:
+                first = time.perf_counter() - started_at
+            failures = ((m.spec.precision, None if m.failure is None else m.failure.message) for m in self.measurements)
+            if fails_alike(failures):
+                return
+
+    def warm_up(self) -> None:
+        """Warm up one by one: while others compute, no step time settles."""
+        cold = [each for each in self.measurements if not each.is_warm]
         for index, each in enumerate(cold):
-            if seconds_left(_SHARE) < 0 and any(other.can_continue for other in cold[:index]):
+            if self.seconds_left(self.share) < 0 and any(other.can_continue for other in cold[:index]):
                 each.drop()
             if each.can_continue and not each.runs_all_epochs:
-                name = f"warming up {each.spec.precision}" if len(specs) > 1 else "warming up"
-                report(name, 0.1 + 0.3 * index / len(specs))
+                name = f"warming up {each.spec.precision}" if len(self.specs) > 1 else "warming up"
+                self.report(name, 0.1 + 0.3 * index / len(self.specs))
             each.attempt(each.warm_up)
-        _drop_lone_baseline(measurements, len(specs))
-        in_turn = [each for each in measurements if not each.is_timed_in_stretch]
-        _time_interleaved(in_turn, random.Random(f"{seed} {round_number}"), report, seconds_left)
-        # After the others: a GPU at its power limit needs a while to recover its clock.
-        stretches = _in_turn(measurements, seed, round_number or 1)
-        _time_stretches([each for each in stretches if each.is_timed_in_stretch], report, seconds_left)
-        for each in in_turn:
-            if each.needs_energy and seconds_left() > 0:
-                each.attempt(each.measure_energy)
-        _all_at_once(_Measurement.finish, measurements)
-        _profile_all(measurements, report)
-    except BaseException:
-        _close(measurements)
-        raise
-    runner.closer.close([each.session for each in measurements])
-    if is_alone:
-        runner.closer.wait()  # a lone trial's duration includes the end of its process
-    session_id = secrets.token_hex(6) if sum(each.can_continue for each in measurements) > 1 else None
-    return [each.record(session_id) for each in measurements if not each.is_dropped]
 
+    def time_interleaved(self, measurements: "Sequence[_Measurement]") -> None:
+        """Time blocks, one of each configuration in a random order, and again until none needs another.
 
-def _get_ready_one_by_one(
-    measurements: "list[_Measurement]",
-    specs: Sequence[TrialSpec],
-    start: "Callable[[TrialSpec], _Measurement]",
-    report: Callable[[str, float], None],
-    seconds_left: Callable[[], float],
-    share: float,
-) -> None:
-    """Start, set up and warm up one after another while there is time; the others are not even started.
+        All that need a block take the next one, and the baseline, whose blocks every ratio needs. While the baseline
+        needs blocks, no ratio is known well enough, and all take them. One that was left out stays out: a ratio pairs
+        the blocks of both sides one by one from the first.
+        """
+        rng = random.Random(f"{self.seed} {self.round_number}")
+        while True:
+            for each in measurements:
+                # Of a slow one a few long blocks say enough.
+                has_no_time = not each.is_baseline and not each.goes_on and each.schedule.share >= 1
+                each.is_done |= not each.can_continue or has_no_time
+                each.is_done |= each.has_blocks and each.block_seconds > self.seconds_left()
+            if not any(each.goes_on for each in measurements if each.is_baseline and not each.is_done):
+                for each in measurements:
+                    each.is_done |= not each.is_baseline and not each.goes_on
+            order = [each for each in measurements if not each.is_done]
+            is_alone = all(each.is_baseline for each in order) and any(
+                each.can_continue for each in measurements if each not in order
+            )
+            if is_alone or not any(each.goes_on for each in order):
+                return
+            rng.shuffle(order)
+            if not all(each.runs_all_epochs for each in order):
+                self.report("timing", 0.4 + 0.6 * min(each.schedule.share for each in order))
+            # Longer blocks of the others save blocks of a baseline that needs few itself.
+            may_be_long = all(each.schedule.is_quiet for each in order if each.is_baseline)
+            for each in order:
+                if not each.has_blocks or each.block_seconds < self.seconds_left():
+                    each.attempt(partial(each.measure_next, may_be_long=may_be_long))
+                else:
+                    each.is_done = True
 
-    One that takes much longer than the first would leave no time for the others: it is given up.
-    """
-    first = 0.0
-    for index, spec in enumerate(specs):
-        is_first = not any(other.can_continue for other in measurements)
-        if not is_first and first > share * seconds_left():
-            return
-        report(f"setting up {spec.precision}", 0.05 + 0.35 * index / len(specs))
-        each, started_at = start(spec), time.perf_counter()
-        measurements.append(each)
-        thread = threading.Thread(target=each.get_ready, daemon=True)
-        thread.start()
-        equal_share = seconds_left() / (len(specs) - index + 1)  # one of them for timing
-        longest = max(0.0, equal_share, min(_TIMES_THE_FIRST * first, seconds_left()))
-        thread.join(None if is_first or math.isinf(longest) else longest)
-        if thread.is_alive():
-            each.drop()
-            thread.join()
-        elif each.can_continue and is_first:
-            first = time.perf_counter() - started_at
-        if fails_alike((m.spec.precision, None if m.failure is None else m.failure.message) for m in measurements):
-            return
+    def time_stretches(self) -> None:
+        """Time loops that are timed in one stretch, one after another, each in its share of the time that is left.
+
+        Their order is random, and the next round has it from the end: what changes with time hits all alike.
+        """
+        number = self.round_number or 1
+
+        def place(each: "_Measurement") -> float:
+            return random.Random(f"{self.seed} {(number + 1) // 2} {each.spec.configuration}").random()
+
+        stretches = [each for each in self.measurements if each.is_timed_in_stretch]
+        order = sorted(stretches, key=place, reverse=number % 2 == 0)
+        for index, each in enumerate(order):
+            phase = "timing" if each.spec.is_script else "timing at the power limit"
+            self.report(phase, 0.4 + 0.6 * index / len(order))
+            if index and not each.is_baseline and self.seconds_left() < 0:
+                each.drop()
+            each.attempt(partial(each.time_stretch, self.seconds_left() / (len(order) - index)))
 
 
 def fails_alike(failures: Iterable[tuple[str, str | None]]) -> bool:
@@ -675,65 +740,6 @@ def _drop_lone_baseline(measurements: Sequence[_Measurement], num_specs: int) ->
         ready[0].drop()
 
 
-def _time_interleaved(
-    measurements: Sequence[_Measurement],
-    rng: random.Random,
-    report: Callable[[str, float], None],
-    seconds_left: Callable[[], float],
-) -> None:
-    """Time blocks, one of each configuration in a random order, and again until none needs another.
-
-    All that need a block take the next one, and the baseline, whose blocks every ratio needs. While the baseline needs
-    blocks, no ratio is known well enough, and all take them. One that was left out stays out: a ratio pairs the blocks
-    of both sides one by one from the first.
-    """
-    while True:
-        for each in measurements:
-            # Of a slow one a few long blocks say enough.
-            has_no_time = not each.is_baseline and not each.goes_on and each.schedule.share >= 1
-            each.is_done |= not each.can_continue or has_no_time
-            each.is_done |= each.has_blocks and each.block_seconds > seconds_left()
-        if not any(each.goes_on for each in measurements if each.is_baseline and not each.is_done):
-            for each in measurements:
-                each.is_done |= not each.is_baseline and not each.goes_on
-        order = [each for each in measurements if not each.is_done]
-        is_alone = all(each.is_baseline for each in order) and any(
-            each.can_continue for each in measurements if each not in order
-        )
-        if is_alone or not any(each.goes_on for each in order):
-            return
-        rng.shuffle(order)
-        if not all(each.runs_all_epochs for each in order):
-            report("timing", 0.4 + 0.6 * min(each.schedule.share for each in order))
-        # Longer blocks of the others save blocks of a baseline that needs few itself.
-        may_be_long = all(each.schedule.is_quiet for each in order if each.is_baseline)
-        for each in order:
-            if not each.has_blocks or each.block_seconds < seconds_left():
-                each.attempt(partial(each.measure_next, may_be_long=may_be_long))
-            else:
-                each.is_done = True
-
-
-def _in_turn(measurements: Sequence[_Measurement], seed: str, round_number: int) -> list[_Measurement]:
-    """Return them in a random order, which the next round has from the end: what changes with time hits all alike."""
-
-    def place(each: _Measurement) -> float:
-        return random.Random(f"{seed} {(round_number + 1) // 2} {each.spec.configuration}").random()
-
-    return sorted(measurements, key=place, reverse=round_number % 2 == 0)
-
-
-def _time_stretches(
-    order: Sequence[_Measurement], report: Callable[[str, float], None], seconds_left: Callable[[], float]
-) -> None:
-    """Time loops that are timed in one stretch, one after another, each in its share of the time that is left."""
-    for index, each in enumerate(order):
-        report("timing" if each.spec.is_script else "timing at the power limit", 0.4 + 0.6 * index / len(order))
-        if index and not each.is_baseline and seconds_left() < 0:
-            each.drop()
-        each.attempt(partial(each.time_stretch, seconds_left() / (len(order) - index)))
-
-
 def _all_at_once(step: Callable[[_Measurement], None], measurements: Sequence[_Measurement]) -> None:
     """Run a step of several trials in parallel."""
     if len(measurements) == 1:
@@ -745,14 +751,6 @@ def _all_at_once(step: Callable[[_Measurement], None], measurements: Sequence[_M
             except BaseException:
                 _close(measurements)  # the pool waits for its threads before it raises, and they wait for the processes
                 raise
-
-
-def _profile_all(measurements: Sequence[_Measurement], report: Callable[[str, float], None]) -> None:
-    """Profile those that are to be, one by one."""
-    for each in measurements:
-        if each.spec.protocol.profile_steps and each.failure is None and each.spec.recipe is None:
-            report(f"profiling {each.spec.precision}", 1.0)
-            each.profile()
 
 
 def _close(measurements: Sequence[_Measurement]) -> None:

@@ -183,6 +183,16 @@ def prepare_tuning(
         timeout_seconds=limit,
     )
     job = prepare(run_options, listener, find_machine, rule=StopRule(budget_seconds=request.budget_seconds))
+    space = _space_of(request, job, source)
+    store = None if request.again else job.runner.store
+    stored = () if store is None else store.load(job.runner.environment)[0].values()
+    reusable = tuple(trial for trial in stored if is_reusable(trial, limit, retry=request.retry))
+    spent_seconds = 0.0 if request.budget_seconds is None else time.perf_counter() - began
+    return TuningSearch(space, job, request.budget_seconds, reusable, spent_seconds)
+
+
+def _space_of(request: TuneOptions, job: Job, source: tuple[str, Recipe] | None) -> SearchSpace:
+    """Return what a search may try, from the trials that `castwise run` would make of its request."""
     # Unless told otherwise, it starts from PyTorch's default, the first row; a device without TF32 has none.
     rows = [find_precision(spec.precision) for spec in job.specs]
     kept = [row for row in rows if request.precisions or row.keeps_float32_weights]
@@ -193,7 +203,9 @@ def prepare_tuning(
     elif start.device_type != "cpu":
         start = start.model_copy(update={"protocol": start.protocol.model_copy(update=_SCREENED | _PROFILE)})
     environment = job.runner.environment
-    if request.precisions is None and start.device_type == "cuda" and not of_script:  # to be tried on a compiled loop
+    if (
+        request.precisions is None and start.device_type == "cuda" and not start.is_script
+    ):  # to be tried on a compiled loop
         names += [
             row.name
             for row in NARROW_PRECISIONS
@@ -202,12 +214,12 @@ def prepare_tuning(
             and why_without_torchao(row, environment.torchao) is None
         ]
     has_both = request.precisions is None and start.precision == DEFAULT
-    space = SearchSpace(
+    return SearchSpace(
         start=start,
         precisions=tuple(name for name in names if not (has_both and name == BASELINE)),
         # It takes minutes, and none of the three searches on an H200 that tried it gained by it.
         techniques=allowed_techniques(
-            request.numerics, start.kind, autotunes=request.budget_seconds is not None, of_script=of_script
+            request.numerics, start.kind, autotunes=request.budget_seconds is not None, of_script=start.is_script
         ),
         environment=environment,
         larger_batches=request.larger_batches,
@@ -215,11 +227,6 @@ def prepare_tuning(
         fp32=Change(precision=BASELINE).on(start) if has_both else None,
         is_fp8_asked_for=request.precisions is not None,
     )
-    store = None if request.again else job.runner.store
-    stored = () if store is None else store.load(job.runner.environment)[0].values()
-    reusable = tuple(trial for trial in stored if is_reusable(trial, limit, retry=request.retry))
-    spent_seconds = 0.0 if request.budget_seconds is None else time.perf_counter() - began
-    return TuningSearch(space, job, request.budget_seconds, reusable, spent_seconds)
 
 
 def source_of(request: TuneOptions) -> tuple[str, Recipe] | None:
