@@ -24,7 +24,7 @@ from castwise.analysis.result_table import compare
 from castwise.analysis.warnings import TrialWarning
 from castwise.records.schema import GpuCounters, Trial
 from castwise.show import run_report
-from castwise.show.fields import find_fields
+from castwise.show.fields import in_files
 from castwise.show.notes import cost_lines, headline, measured_on, remarks, snippet_lines
 from castwise.show.presentation import html, print_parts
 from castwise.show.table import SCHEMA_VERSION
@@ -34,9 +34,9 @@ CSV_HEADER = (
     "written_speedup,default_speedup,speedup,bf16_speedup,verdict,loop_speedup,scaling_efficiency,data_share,"
     "step_seconds,spread,model_flops_per_second,model_flops_utilization,fp8_share,min_sqnr_db,"
     "max_underflow_share,peak_allocated_bytes,peak_reserved_bytes,"
-    "joules_per_unit,power_watts,tensor_share,dram_share,final_loss,status,unit,processes,throughput_low,throughput_high,"
+    "joules_per_unit,power_watts,tensor_share,dram_share,final_loss,skipped_steps,status,unit,processes,throughput_low,throughput_high,"
     "default_speedup_low,default_speedup_high,written_speedup_low,written_speedup_high,speedup_low,speedup_high,"
-    "bf16_speedup_low,bf16_speedup_high,memory_low,memory_high,verdict_reason,memory_ratio,final_step,skipped_steps,joules_per_unit_low,"
+    "bf16_speedup_low,bf16_speedup_high,memory_low,memory_high,verdict_reason,memory_ratio,final_step,joules_per_unit_low,"
     "joules_per_unit_high,energy_source,cold_start_seconds,ready_seconds,set_up_seconds,first_step_seconds,"
     "warm_up_seconds,warnings,telemetry_note,message,device,torch,key"
 )
@@ -387,7 +387,7 @@ def schema() -> dict[str, Any]:
     advice |= {"workload": text, "sentence": text, "decision": {"enum": list(get_args(Decision))}}
     properties = {
         "schema_version": {"const": SCHEMA_VERSION},
-        "rows": array({f.name: {"type": [*types[f.kind], "null"]} for f in find_fields(run_report.IN_FILES)}),
+        "rows": array({f.name: {"type": [*types[f.kind], "null"]} for f in in_files(run_report.COLUMNS)}),
         "warnings": array(dict.fromkeys(("key", *(each.name for each in fields(TrialWarning))), text)),
         "advice": array(advice | {"frameworks": {"type": "object", "additionalProperties": some_text}}),
         "trials": {"type": "array", "items": some_object},

@@ -16,6 +16,7 @@ from castwise.analysis.training_metrics import length_in_words
 from castwise.records.schema import RankSamples, Trial
 from castwise.registry.suites import SUITE_NAMES, SuiteFilter, find_suite, limit_specs, specs_of
 from castwise.show import training_table
+from castwise.show.fields import in_files
 from castwise.show.presentation import print_parts
 from castwise.suites.render import limits_table, present
 from castwise.suites.result import SuiteResult
@@ -264,7 +265,7 @@ def test_json_and_csv_hold_everything() -> None:
     assert (len(one["runs"]), len(one["trials"]), len(one["published"])) == (11, 11 + 4, 9), "cells and searches"
     assert one["oddities"]
     assert two["contradictions"]
-    assert set(one["runs"][0]) == set(training_table.IN_FILES)
+    assert set(one["runs"][0]) == {each.name for each in in_files(training_table.COLUMNS)}
     rows = as_csv(*made)
     assert [row["suite"] for row in rows] == ["dpn-cifar10"] * 11 + ["rnn-lm"] * len(two["runs"])
     assert all(None not in row and None not in row.values() for row in rows), "each line has every column"

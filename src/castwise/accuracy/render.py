@@ -1,6 +1,7 @@
 """What `castwise accuracy` found as a table and sentences."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from castwise.accuracy.result import AccuracyResult, Metric, Runs
@@ -11,11 +12,13 @@ from castwise.registry.workloads import find_workload
 from castwise.show.console import took_words
 from castwise.show.fields import (
     FlatRow,
-    estimate_values,
-    find_field,
-    find_fields,
+    column,
+    estimate_columns,
+    in_tables,
     short_ratio_text,
+    short_titles,
     trial_values,
+    values_of,
 )
 from castwise.show.notes import measured_on
 from castwise.show.presentation import Grid, Lines, Presentation
@@ -26,26 +29,27 @@ from castwise.spec.recipe import Recipe
 from castwise.spec.typed import advised_line
 from castwise.spec.user_model import is_object
 
-SHORT = {
-    "precision": "precision",
-    "score": "score",
-    "difference": "difference",
-    "verdict": "verdict",
-    "seeds": "runs",
-    "speedup": "speed-up",
-    "gain": "× to score",
-}
 _ENDS = ("low", "high")
 _MANY_SKIPPED = 0.01  # of the steps: more may cost accuracy
 _HUGE = 10.0  # times the baseline's score: differences above it have no figures
-IN_FILES = (
-    *("workload", "data_set", "precision", "loss_scale", "techniques", "batch_size", "seeds", "num_diverged", "score"),
-    *("score_spread", "area", "difference", *(f"difference_{end}" for end in _ENDS), "verdict", "pairs_needed"),
-    *(part for name in ("speedup", "step_efficiency", "gain") for part in (name, *(f"{name}_{end}" for end in _ENDS))),
-)
-_WIDE = (
-    *("precision", "loss_scale", "score", "score_spread", "area", "difference", "verdict", "seeds", "num_diverged"),
-    *("speedup", "step_efficiency", "gain"),
+# All columns, as CSV and JSON have them.
+COLUMNS = (
+    *(column(name, place="files") for name in ("workload", "data_set")),
+    column("precision", short="precision"),
+    column("loss_scale"),
+    *(column(name, place="files") for name in ("techniques", "batch_size")),
+    column("seeds", lambda runs: len(runs.trials), short="runs"),
+    column("num_diverged", lambda runs: 0 if runs.failed else sum(score is None for score in runs.scores)),
+    column("score", short="score"),
+    column("score_spread", "spread"),
+    column("area", lambda runs: None if runs.mean_area is None else runs.metric.shown(runs.mean_area)),
+    column("difference", short="difference"),
+    *(column(f"difference_{end}", place="files") for end in _ENDS),
+    column("verdict", lambda runs: verdict_text(runs), short="verdict"),  # noqa: PLW0108  it is defined below
+    column("pairs_needed", lambda runs: runs.verdict and runs.verdict.pairs_needed, place="files"),
+    *estimate_columns("speedup", "speedup", short="speed-up"),
+    *estimate_columns("step_efficiency", "step_efficiency"),
+    *estimate_columns("gain", "gain", short="× to score"),
 )
 
 
@@ -58,21 +62,13 @@ def flat_row(runs: Runs) -> dict[str, Any]:
     of_difference = {name: metric.shown_difference(value) for name, value in ends.items()}
     return {
         **trial_values(runs.trials[-1]),
-        "seeds": len(runs.trials),
+        **values_of(COLUMNS, runs),
         "seeds_text": str(len(runs.trials)),
         "score": shown,
         "score_text": "–" if shown is None else _score_text(shown, metric),
-        "score_spread": runs.spread,
-        "area": None if runs.mean_area is None else metric.shown(runs.mean_area),
         "difference": of_difference.get("value"),
         "difference_text": _difference_text(of_difference) if of_difference else "",
         **{f"difference_{end}": of_difference.get(end) for end in _ENDS},
-        "num_diverged": 0 if runs.failed else sum(score is None for score in runs.scores),
-        "verdict": verdict_text(runs),
-        "pairs_needed": verdict and verdict.pairs_needed,
-        **estimate_values("speedup", runs.speedup),
-        **estimate_values("step_efficiency", runs.step_efficiency),
-        **estimate_values("gain", runs.gain),
     }
 
 
@@ -203,9 +199,11 @@ def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow
     titles = {"score": result.metric.name, "difference": f"difference,{difference_unit(result.metric)}"}
     titles["speedup"] = f"× {result.baseline.spec.precision}"
     if wide:
-        return DataTable([find_field(name, titles.get(name, "")) for name in _WIDE], rows)
+        return DataTable([replace(each, title=titles.get(each.name, each.title)) for each in in_tables(COLUMNS)], rows)
     formats = {"gain": lambda row: short_ratio_text("gain")(row) if row["gain_low"] is not None else "–"}
-    return short_table_of({**SHORT, **titles}, rows, formats=formats, wraps=("precision", "verdict", "difference"))
+    return short_table_of(
+        {**short_titles(COLUMNS), **titles}, rows, formats=formats, wraps=("precision", "verdict", "difference")
+    )
 
 
 def present(result: AccuracyResult, *, wide: bool = False) -> Presentation:
@@ -219,7 +217,7 @@ def present(result: AccuracyResult, *, wide: bool = False) -> Presentation:
             Lines(sentences(result), gap=True),
             Lines([f"{took}."], "dim"),
         ],
-        lambda: DataTable(find_fields(IN_FILES), [flat_row(runs) for runs in result.runs]),
+        lambda: DataTable(COLUMNS, [flat_row(runs) for runs in result.runs]),
         lambda: document(result),
     )
 
@@ -230,7 +228,7 @@ def document(result: AccuracyResult) -> dict[str, Any]:
         workload=result.baseline.spec.workload,
         metric=result.metric.name,
         margin=result.baseline.margin_share,
-        precisions=[plain(find_fields(IN_FILES), flat_row(runs)) for runs in result.runs],
+        precisions=[plain(COLUMNS, flat_row(runs)) for runs in result.runs],
         sentences=sentences(result),
         seconds=result.seconds,
         num_recorded=result.num_recorded,

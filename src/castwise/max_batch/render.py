@@ -1,7 +1,7 @@
 """The largest batches as tables and sentences."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from castwise.analysis import steady_metrics
@@ -21,53 +21,61 @@ from castwise.registry.precisions import BASELINE, known_precision
 from castwise.registry.published import LargestBatch, largest_batches
 from castwise.registry.techniques import join
 from castwise.show.console import took_words
-from castwise.show.fields import FlatRow, find_field, find_fields
+from castwise.show.fields import FlatRow, column, find_field, find_fields, in_files, in_tables, short_titles, values_of
 from castwise.show.notes import MORE, first_of, measured_on
 from castwise.show.presentation import Grid, Lines, Part, Presentation
 from castwise.show.table import DataTable, json_document, plain, short_table_of
 from castwise.show.units import format_bytes, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
 
-SUMMARY = (
-    "precision",
-    "techniques",
-    "largest_batch",
-    "failing_batch",
-    "batch_ratio",
-    "published",
-    "predicted_batch",
-    "fixed_bytes",
-    "sample_bytes",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "throughput_per_second",
-    "knee_batch",
-    "knee_throughput",
-    "num_steps",
-    "num_trials",
-)
-CURVE = (
-    "precision",
-    "techniques",
-    "batch_size",
-    "throughput_per_second",
-    "step_seconds",
-    "joules_per_unit",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "status",
-)
 PARTS = (*TENSOR_PARTS, "workspace_bytes", "outside_bytes")
-# The columns that fit into 80 characters, with their titles there.
-_SHORT = {
-    "precision": "precision",
-    "largest_batch": "largest batch",
-    "failing_batch": "first that fails",
-    "batch_ratio": "× batch",
-    "throughput_per_second": "throughput",
-    "peak_reserved_bytes": "memory",
-    "knee_batch": "knee",
-}
+
+
+def _of(trial: str, get: Callable[[Trial], Any]) -> Callable[[MaxBatch], Any]:
+    """Return a function for a value of a search's trial, "largest", "failing" or "knee"; None without that trial."""
+    return lambda found: None if (own := getattr(found, trial)) is None else get(own)
+
+
+def _predicted(name: str) -> Callable[[MaxBatch], Any]:
+    return lambda found: found.prediction and getattr(found.prediction, name)
+
+
+def _batch_size(trial: Trial) -> int:
+    return trial.spec.batch_size
+
+
+# Of a loop: its largest batch.
+SUMMARY = (
+    column("precision", lambda found: found.spec.precision, short="precision"),
+    column("techniques", lambda found: join(found.spec.techniques)),
+    column("largest_batch", _of("largest", _batch_size), short="largest batch"),
+    column("failing_batch", _of("failing", _batch_size), short="first that fails"),
+    column("batch_ratio", short="× batch", place="table"),
+    column("published", lambda found: published_text(found) or None, place="table"),
+    column("predicted_batch", _predicted("batch_size")),
+    column("fixed_bytes", _predicted("fixed_bytes")),
+    column("sample_bytes", _predicted("sample_bytes")),
+    column("peak_allocated_bytes", _of("largest", steady_metrics.peak_allocated_bytes)),
+    column("peak_reserved_bytes", _of("largest", steady_metrics.peak_reserved_bytes), short="memory"),
+    column("throughput_per_second", _of("largest", steady_metrics.throughput), short="throughput"),
+    column("knee_batch", _of("knee", _batch_size), short="knee"),
+    column("knee_throughput", _of("knee", steady_metrics.throughput)),
+    column("num_steps", lambda found: num_steps(found.largest)),
+    column("num_trials", lambda found: len(found.trials)),
+)
+# Of a batch; one that did not fit has no speed.
+CURVE = (
+    column("precision", lambda trial: trial.spec.precision),
+    column("techniques", lambda trial: join(trial.spec.techniques) if trial.spec.techniques else ""),
+    column("batch_size", _batch_size),
+    column("throughput_per_second", lambda trial: steady_metrics.throughput(trial) if has_trained(trial) else None),
+    column("step_seconds", lambda trial: steady_metrics.step_seconds(trial) if has_trained(trial) else None),
+    column("joules_per_unit", joules_per_unit),
+    column("peak_allocated_bytes", steady_metrics.peak_allocated_bytes),
+    column("peak_reserved_bytes", steady_metrics.peak_reserved_bytes),
+    column("status", "status"),
+    *(column(name, place="files") for name in PARTS),
+)
 # Batches of the curve's table differ by this factor at least; CSV and JSON have all that were tried.
 _APART = 1.5
 
@@ -107,57 +115,33 @@ def ratio_of(found: MaxBatch, others: Sequence[MaxBatch]) -> float | None:
     return found.largest.spec.batch_size / base.largest.spec.batch_size
 
 
+def published_text(found: MaxBatch) -> str:
+    """Return how many times float32's largest batch sources had."""
+    return "; ".join(f"{each.ratio:.2f}× ({each.gpu})" for each in published_of(found))
+
+
 def summary_row(found: MaxBatch, others: Sequence[MaxBatch] = ()) -> FlatRow:
     """Return a loop's largest batch as plain values by field name."""
-    largest, knee, prediction = found.largest, found.knee, found.prediction
-    published = "; ".join(f"{each.ratio:.2f}× ({each.gpu})" for each in published_of(found))
     return {
-        "precision": found.spec.precision,
-        "techniques": join(found.spec.techniques),
-        "largest_batch": None if largest is None else largest.spec.batch_size,
-        "failing_batch": None if found.failing is None else found.failing.spec.batch_size,
+        **values_of(SUMMARY, found),
         "batch_ratio": ratio_of(found, others),
-        "published": published or None,
-        "predicted_batch": None if prediction is None else prediction.batch_size,
         "prediction_error": found.prediction_error,
-        "fixed_bytes": None if prediction is None else prediction.fixed_bytes,
-        "sample_bytes": None if prediction is None else prediction.sample_bytes,
-        "peak_allocated_bytes": None if largest is None else steady_metrics.peak_allocated_bytes(largest),
-        "peak_reserved_bytes": None if largest is None else steady_metrics.peak_reserved_bytes(largest),
-        "throughput_per_second": None if largest is None else steady_metrics.throughput(largest),
-        "knee_batch": None if knee is None else knee.spec.batch_size,
-        "knee_throughput": None if knee is None else steady_metrics.throughput(knee),
-        "num_steps": num_steps(largest),
-        "num_trials": len(found.trials),
         "unit": steady_metrics.unit_of(found.trials[0]),
     }
 
 
 def curve_row(trial: Trial) -> FlatRow:
-    """Return one batch as plain values by field name; a batch that did not fit has no speed."""
-    is_trained = has_trained(trial)
-    parts = parts_of(trial)
-    return {
-        "precision": trial.spec.precision,
-        "techniques": join(trial.spec.techniques) if trial.spec.techniques else "",
-        "batch_size": trial.spec.batch_size,
-        "throughput_per_second": steady_metrics.throughput(trial) if is_trained else None,
-        "step_seconds": steady_metrics.step_seconds(trial) if is_trained else None,
-        "joules_per_unit": joules_per_unit(trial),
-        "peak_allocated_bytes": steady_metrics.peak_allocated_bytes(trial),
-        "peak_reserved_bytes": steady_metrics.peak_reserved_bytes(trial),
-        "status": trial.status,
-        "unit": steady_metrics.unit_of(trial),
-        **{name: None if parts is None else getattr(parts, name) for name in PARTS},
-    }
+    """Return one batch as plain values by field name."""
+    parts = {name: getattr(parts_of(trial), name, None) for name in PARTS}
+    return {**values_of(CURVE, trial), **parts, "unit": steady_metrics.unit_of(trial)}
 
 
 def summary_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
     """Return the largest batches, with the columns that have anything to say."""
     rows = [summary_row(found, max_batches) for found in max_batches]
     always = ("precision", "largest_batch", "failing_batch")
-    names = [name for name in SUMMARY if name in always or any(row[name] not in (None, "", "none") for row in rows)]
-    return DataTable(find_fields(names), rows)
+    shown = [c for c in SUMMARY if c.name in always or any(row[c.name] not in (None, "", "none") for row in rows)]
+    return DataTable(shown, rows)
 
 
 def short_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
@@ -167,7 +151,7 @@ def short_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
         for found in max_batches
     ]
     rows = [{**row, "peak_reserved_bytes": row["peak_reserved_bytes"] or row["peak_allocated_bytes"]} for row in rows]
-    return short_table_of(_SHORT, rows, ("largest_batch", "failing_batch"))
+    return short_table_of(short_titles(SUMMARY), rows, ("largest_batch", "failing_batch"))
 
 
 def curve_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
@@ -182,7 +166,7 @@ def curve_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
             if is_apart or trial in (found.knee, found.largest, found.failing):
                 rows.append(curve_row(trial))
                 least = _APART * size
-    return DataTable(find_fields(name for name in CURVE if any(row[name] not in (None, "") for row in rows)), rows)
+    return DataTable([c for c in in_tables(CURVE) if any(row[c.name] not in (None, "") for row in rows)], rows)
 
 
 def breakdowns_of(max_batches: Sequence[MaxBatch]) -> list[MemoryBreakdown]:
@@ -242,7 +226,7 @@ def present(result: MaxBatchResult, *, wide: bool = False, verbose: bool = False
     took = f"{took_words(len(result.trials), result.num_recorded, result.seconds)}."
     return Presentation(
         [*parts(result.max_batches, wide=wide, verbose=verbose), Lines(ending, "yellow"), Lines([took], "dim")],
-        lambda: DataTable(find_fields((*CURVE, *PARTS)), [curve_row(trial) for trial in result.trials]),
+        lambda: DataTable(CURVE, [curve_row(trial) for trial in result.trials]),
         lambda: document(result),
     )
 
@@ -284,11 +268,10 @@ def parts(
 def document(result: MaxBatchResult) -> dict[str, Any]:
     """Return what `--format json` prints: largest batches, curves, parts of memory, sentences and whole records."""
     max_batches = result.max_batches
-    summary = find_fields(name for name in SUMMARY if name not in ("batch_ratio", "published"))
     return json_document(
         workload=max_batches[0].spec.workload,
-        fits=[plain(summary, summary_row(found)) for found in max_batches],
-        curve=[plain(find_fields((*CURVE, *PARTS)), curve_row(trial)) for trial in result.trials],
+        fits=[plain(in_files(SUMMARY), summary_row(found)) for found in max_batches],
+        curve=[plain(CURVE, curve_row(trial)) for trial in result.trials],
         sentences=conclusions(max_batches),
         remarks=remarks(max_batches),
         seconds=result.seconds,

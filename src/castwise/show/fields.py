@@ -4,12 +4,14 @@ Terminal, Markdown, HTML, charts, CSV, JSON, Parquet and trackers select their c
 them from flat rows: dictionaries of plain values in SI units, by field name. Each kind of result has a function that
 makes its flat rows (for steady trials `run_report.flat_row`, for training runs `training_table.flat_row`).
 
-To add a column: add one line to `FIELDS`, set its value in the flat rows, and name it in the tables that show it.
+A column is one line in the columns of its kind of result (such as `run_report.COLUMNS`): a `Field` of its own, or
+`column` with the name of one in `FIELDS`.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 from castwise.analysis.statistics import Estimate
@@ -61,6 +63,10 @@ class Field:
     varies: bool = False  # whether a table shows the field only if its rows have several values
     default: tuple[Any, ...] = ()  # values that are not worth a column if all rows have one of them
     otherwise: str = ""  # the field that says why there is no value
+    # As a column of one kind of result:
+    get: Callable[[Any], Any] | None = None  # its value of a result; None if the rows have it without that
+    short: str = ""  # its heading among the columns that decide; empty if it is none of these
+    place: Literal["both", "table", "files"] = "both"  # whether tables have it, or CSV and JSON
 
     def value(self, row: FlatRow) -> Any:
         """Return the plain value in a row, None if it has none."""
@@ -391,6 +397,48 @@ def find_field(name: str, title: str = "") -> Field:
 def find_fields(names: Iterable[str]) -> list[Field]:
     """Return the fields with these names, in order."""
     return [_BY_NAME[name] for name in names]
+
+
+def column(name: str, get: str | Callable[[Any], Any] | None = None, short: str = "", **changes: Any) -> Field:
+    """Return the field with this name as a column; its value is an attribute, or what a function returns."""
+    return replace(_BY_NAME[name], get=attrgetter(get) if isinstance(get, str) else get, short=short, **changes)
+
+
+def interval_columns(name: str, get: str) -> list[Field]:
+    """Return the ends of the interval of an estimate, which is an attribute, as columns of files."""
+
+    def end_of(end: str) -> Callable[[Any], Any]:
+        return lambda result: interval_values(name, attrgetter(get)(result))[end]
+
+    return [column(end, end_of(end), place="files") for end in (f"{name}_low", f"{name}_high")]
+
+
+def estimate_columns(name: str, get: str, short: str = "") -> list[Field]:
+    """Return an estimate, which is an attribute, and the ends of its interval as columns."""
+    return [
+        column(name, lambda result: estimate_values(name, attrgetter(get)(result))[name], short),
+        *interval_columns(name, get),
+    ]
+
+
+def values_of(columns: Iterable[Field], result: Any) -> dict[str, Any]:
+    """Return the values of a result by the names of columns, for those that say how to get them."""
+    return {each.name: each.get(result) for each in columns if each.get is not None}
+
+
+def in_files(columns: Iterable[Field]) -> list[Field]:
+    """Return the columns of CSV and JSON."""
+    return [each for each in columns if each.place != "table"]
+
+
+def in_tables(columns: Iterable[Field]) -> list[Field]:
+    """Return the columns of a table with all that is worth showing."""
+    return [each for each in columns if each.place != "files"]
+
+
+def short_titles(columns: Iterable[Field]) -> dict[str, str]:
+    """Return the columns that decide, with their headings."""
+    return {each.name: each.short for each in columns if each.short}
 
 
 def worth_showing(fields: Sequence[Field], rows: Sequence[FlatRow], always: Iterable[str] = ()) -> list[Field]:

@@ -18,12 +18,17 @@ from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT
 from castwise.show.fields import (
     Field,
     FlatRow,
+    column,
     distinct_precision_text,
     estimate_values,
     find_fields,
-    interval_values,
+    in_files,
+    in_tables,
+    interval_columns,
     precision_text,
+    short_titles,
     trial_values,
+    values_of,
     worth_showing,
 )
 from castwise.show.notes import (
@@ -39,81 +44,71 @@ from castwise.show.notes import (
 from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
 from castwise.show.table import DataTable, competing_by, json_document, plain, short_table_of
 
-SHOWN = (
-    *("workload", "data_set", "precision", "batch_size", "gpus", "parallelism", "loss_scale", "techniques"),
-    *("throughput_per_second", "written_speedup", "default_speedup", "speedup", "bf16_speedup"),
-    *("verdict", "loop_speedup", "scaling_efficiency"),
-    *("data_share", "step_seconds", "spread", "model_flops_per_second", "model_flops_utilization"),
-    *("fp8_share", "min_sqnr_db", "max_underflow_share"),
-    *("peak_allocated_bytes", "peak_reserved_bytes", "joules_per_unit", "power_watts", "tensor_share", "dram_share"),
-    *("final_loss", "skipped_steps", "status"),
+
+def _of_facts(name: str) -> Field:
+    return column(name, lambda row: getattr(row.trials[0].facts, name, None), place="files")
+
+
+# All columns: those of tables first, then those that only CSV and JSON have.
+COLUMNS = (
+    *find_fields(("workload", "data_set")),
+    column("precision", short="precision"),
+    *find_fields(("batch_size", "gpus", "parallelism", "loss_scale", "techniques")),
+    column("throughput_per_second", "throughput", short="throughput"),
+    column("written_speedup", "written_speedup", short="× written"),
+    column("default_speedup", "default_speedup", short="× default"),
+    column("speedup", "speedup", short="× fp32"),
+    column("bf16_speedup", "bf16_speedup", short="× bf16-mixed"),
+    column("verdict", lambda row: row.verdict and row.verdict.kind, short="verdict"),
+    column("loop_speedup", "loop_speedup", short="× plain loop"),
+    column("scaling_efficiency", "scaling_efficiency", short="scaling"),
+    column("data_share", lambda row: data_share(row.trials), short="waits for data"),
+    column("step_seconds", "step_seconds"),
+    column("spread", "spread"),
+    *find_fields(("model_flops_per_second", "model_flops_utilization")),
+    column("fp8_share", lambda row: fp8_share(row.trials), short="in FP8"),
+    *find_fields(("min_sqnr_db", "max_underflow_share")),
+    column("peak_allocated_bytes", "peak_allocated_bytes", short="memory"),
+    column("peak_reserved_bytes", "peak_reserved_bytes"),
+    column("joules_per_unit"),
+    column("power_watts", lambda row: power_watts(row.trial)),
+    *find_fields(("tensor_share", "dram_share")),
+    column("final_loss", "final_loss"),
+    column("skipped_steps", "skipped_steps"),
+    column("status"),
+    column("unit", place="files"),
+    column("processes", lambda row: len(row.trials), place="files"),
+    *interval_columns("throughput", "throughput_estimate"),
+    *interval_columns("default_speedup", "default_estimate"),
+    *interval_columns("written_speedup", "written_estimate"),
+    *interval_columns("speedup", "speedup_estimate"),
+    *interval_columns("bf16_speedup", "bf16_estimate"),
+    *interval_columns("memory", "memory_estimate"),
+    column("verdict_reason", lambda row: row.verdict and row.verdict.reason, place="files"),
+    column("memory_ratio", "memory_ratio", place="files"),
+    column("final_step", "final_step", place="files"),
+    *(column(name, place="files") for name in ("joules_per_unit_low", "joules_per_unit_high", "energy_source")),
+    column("cold_start_seconds", lambda row: cold_start_seconds(row.trials[0]), place="files"),
+    *map(_of_facts, ("ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_seconds")),
+    column("warnings", lambda row: " ".join(each.name for each in warnings_of_all(row.trials)), place="files"),
+    *(column(name, place="files") for name in ("telemetry_note", "message", "device", "torch", "key")),
 )
-# The columns of CSV and JSON.
-IN_FILES = (
-    *(name for name in SHOWN if name != "skipped_steps"),
-    *("unit", "processes", "throughput_low", "throughput_high", "default_speedup_low", "default_speedup_high"),
-    *("written_speedup_low", "written_speedup_high", "speedup_low", "speedup_high"),
-    *("bf16_speedup_low", "bf16_speedup_high"),
-    *("memory_low", "memory_high", "verdict_reason", "memory_ratio", "final_step", "skipped_steps"),
-    *("joules_per_unit_low", "joules_per_unit_high", "energy_source"),
-    *("cold_start_seconds", "ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_seconds"),
-    *("warnings", "telemetry_note", "message", "device", "torch", "key"),
-)
-# The columns that fit into 80 characters.
-_SHORT = {
-    "precision": "precision",
-    "throughput_per_second": "throughput",
-    "default_speedup": "× default",
-    "written_speedup": "× written",
-    "speedup": "× fp32",
-    "bf16_speedup": "× bf16-mixed",
-    "loop_speedup": "× plain loop",
-    "scaling_efficiency": "scaling",
-    "fp8_share": "in FP8",
-    "peak_allocated_bytes": "memory",
-    "data_share": "waits for data",
-    "verdict": "verdict",
-}
 _SETTING = ("workload", "data_set", "batch_size", "gpus", "parallelism", "techniques")
 _COLOURS = {"faster": "green", "slower": "red", "inconclusive": "yellow", "one run": "yellow"}
-
-# Figures of a row under the names of their fields.
-_OF_ROW = (
-    *("written_speedup", "default_speedup", "speedup", "bf16_speedup", "loop_speedup", "scaling_efficiency"),
-    *("step_seconds", "spread"),
-    *("peak_allocated_bytes", "peak_reserved_bytes", "memory_ratio", "final_loss", "final_step", "skipped_steps"),
-)
-_OF_FACTS = ("ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_seconds")
 
 
 def flat_row(row: Row) -> dict[str, Any]:
     """Return the values of a steady result by field name."""
-    energy, verdict, float8 = energy_of(row.trial), row.verdict, float8_of(row.trials)
+    energy, float8 = energy_of(row.trial), float8_of(row.trials)
     return {
         **trial_values(row.trial),
-        **{name: getattr(row, name) for name in _OF_ROW},
-        "throughput_per_second": row.throughput,
-        **interval_values("throughput", row.throughput_estimate),
-        **interval_values("written_speedup", row.written_estimate),
-        **interval_values("default_speedup", row.default_estimate),
-        **interval_values("speedup", row.speedup_estimate),
-        **interval_values("bf16_speedup", row.bf16_estimate),
-        **interval_values("memory", row.memory_estimate),
         **model_flops_values(row.trials, row.step_seconds),
-        "fp8_share": fp8_share(row.trials),
         **{name: getattr(float8, name, None) for name in ("min_sqnr_db", "max_underflow_share")},
-        "verdict": verdict and verdict.kind,
-        "verdict_reason": verdict and verdict.reason,
         "joules_per_unit": energy and energy.joules_per_unit,
         "joules_per_unit_low": energy and energy.low,
         "joules_per_unit_high": energy and energy.high,
         "energy_source": energy and energy.source,
-        "power_watts": power_watts(row.trial),
-        "data_share": data_share(row.trials),
-        "processes": len(row.trials),
-        "cold_start_seconds": cold_start_seconds(row.trials[0]),
-        **{name: getattr(row.trials[0].facts, name, None) for name in _OF_FACTS},
-        "warnings": " ".join(warning.name for warning in warnings_of_all(row.trials)),
+        **values_of(COLUMNS, row),
     }
 
 
@@ -121,7 +116,7 @@ def data_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
     """Return the table of steady results with all columns worth showing."""
     flat: list[FlatRow] = [flat_row(row) for row in rows]
     # If loss scales differ, nothing else may tell rows apart.
-    shown = worth_showing(find_fields(SHOWN), flat, ["loss_scale"] if distinct_precision_text(flat) else [])
+    shown = worth_showing(in_tables(COLUMNS), flat, ["loss_scale"] if distinct_precision_text(flat) else [])
     if all(row["processes"] == 1 for row in flat):
         shown = [field for field in shown if field.name != "verdict"]
     return DataTable(shown, flat, competing_by("workload", "data_set", "batch_size", "gpus", "parallelism"))
@@ -141,7 +136,10 @@ def short_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
         references = {row.precision: row for row in references_among(group) if row.trial.status == "ok"}
         flat += [_short_row(row, references) for row in group]
     are_scripts = all(any(row.precision == AS_WRITTEN for row in group) for group in groups.values())
-    titles = {name: title for name, title in _SHORT.items() if not are_scripts or name != "speedup"}
+    titles = short_titles(COLUMNS)
+    titles["verdict"] = titles.pop("verdict")  # the last
+    if are_scripts:
+        del titles["speedup"]
     return short_table_of(titles, flat, formats={"precision": precision_text})
 
 
@@ -209,7 +207,7 @@ def present(
         parts.append(Lines(remarks(rows) if verbose else note_lines(rows, more), "yellow", gap=True))
     return Presentation(
         parts,
-        lambda: DataTable(find_fields(IN_FILES), [flat_row(row) for row in rows]),
+        lambda: DataTable(in_files(COLUMNS), [flat_row(row) for row in rows]),
         lambda: document(rows, advice, prices),
     )
 
@@ -283,7 +281,7 @@ def document(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | Non
         for item in advice
     ]
     found = json_document(
-        rows=[plain(find_fields(IN_FILES), flat_row(row)) for row in rows],
+        rows=[plain(in_files(COLUMNS), flat_row(row)) for row in rows],
         warnings=[{"key": row.trial.spec.key, **asdict(each)} for row in rows for each in warnings_of_all(row.trials)],
         advice=advised,
         trials=[json.loads(trial.model_dump_json()) for row in rows for trial in row.trials],

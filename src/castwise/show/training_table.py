@@ -6,38 +6,54 @@ from typing import Any
 
 from castwise.analysis.result_table import Row
 from castwise.analysis.training_metrics import best_accuracy, data_share, epochs_of, length_in_words, perplexity, split
-from castwise.show.fields import FlatRow, find_field, trial_values, worth_showing
+from castwise.show.fields import (
+    FlatRow,
+    column,
+    find_fields,
+    in_tables,
+    short_titles,
+    trial_values,
+    values_of,
+    worth_showing,
+)
 from castwise.show.presentation import Grid, Part
 from castwise.show.table import DataTable, competing_by, short_table_of
 from castwise.show.units import sparkline
 from castwise.spec.trial import TrialSpec
 
-SHOWN = (
-    *("workload", "data_set", "precision", "loss_scale", "techniques", "batch_size", "gpus", "seed", "length"),
-    *("seconds", "start_seconds", "data_share", "validation_seconds", "throughput_per_second", "speedup"),
-    *("published_pair_speedup", "efficiency", "peak_allocated_bytes", "peak_reserved_bytes", "driver_used_bytes"),
-    *("accuracy", "perplexity", "final_score", "final_loss", "skipped_steps", "status"),
+# All columns: those of tables first, then those that only CSV and JSON have.
+COLUMNS = (
+    *find_fields(("workload", "data_set")),
+    column("precision", short="precision"),
+    *find_fields(("loss_scale", "techniques")),
+    column("batch_size", short="batch"),
+    column("gpus", lambda run: gpus_text(run.trial.spec)),
+    column("seed"),
+    column("length", lambda run: length_in_words(run.trial) or "–", short="length"),
+    column("seconds", short="time"),
+    column("start_seconds"),
+    column("data_share", lambda run: data_share(run.trial), short="waits for data"),
+    column("validation_seconds"),
+    column("throughput_per_second", "throughput"),
+    column("speedup", "speedup", short="× fp32"),
+    column("published_pair_speedup"),
+    column("efficiency", "scaling_efficiency"),
+    column("peak_allocated_bytes", "peak_allocated_bytes", short="memory"),
+    column("peak_reserved_bytes", "peak_reserved_bytes"),
+    column("driver_used_bytes", "driver_used_bytes"),
+    column("accuracy", short="accuracy"),
+    column("perplexity", short="perplexity"),
+    column("final_score", short="score"),
+    column("final_loss", title="last loss"),
+    column("loss_curve", place="table"),
+    column("skipped_steps", "skipped_steps"),
+    column("status", short="status"),
+    column("best_accuracy", lambda run: best_accuracy(run.trial), place="files"),
+    *(column(name, place="files") for name in ("message", "device", "key")),
 )
-IN_FILES = (*SHOWN, "best_accuracy", "message", "device", "key")
 _ALWAYS = ("precision", "batch_size", "length", "status")
-# The columns that fit into 80 characters, with their titles there.
-_SHORT = {
-    "precision": "precision",
-    "batch_size": "batch",
-    "length": "length",
-    "seconds": "time",
-    "speedup": "× fp32",
-    "data_share": "waits for data",
-    "peak_allocated_bytes": "memory",
-    "accuracy": "accuracy",
-    "perplexity": "perplexity",
-    "final_score": "score",
-    "status": "status",
-}
 _SETTING = ("workload", "data_set", "gpus", "seed", "techniques")
 _WAITS = 0.1  # of the time; a smaller share is not worth a column
-# Figures of a run under the names of their fields.
-_OF_RUN = ("speedup", "peak_allocated_bytes", "peak_reserved_bytes", "driver_used_bytes", "skipped_steps")
 
 
 def flat_row(run: Row, pairs: Mapping[str, float] | None = None) -> dict[str, Any]:
@@ -53,17 +69,11 @@ def flat_row(run: Row, pairs: Mapping[str, float] | None = None) -> dict[str, An
     finite = [loss for loss in losses if math.isfinite(loss)]
     return {
         **trial_values(run.trial),
-        **{name: getattr(run, name) for name in _OF_RUN},
-        "gpus": gpus_text(run.trial.spec),
-        "length": length_in_words(run.trial) or "–",
+        **values_of(COLUMNS, run),
         "seconds": parts and parts.total,
         "start_seconds": parts and parts.start,
         "validation_seconds": parts and parts.validation,
-        "data_share": data_share(run.trial),
-        "throughput_per_second": run.throughput,
-        "efficiency": run.scaling_efficiency,
         "accuracy": last and last.accuracy,
-        "best_accuracy": best_accuracy(run.trial),
         "perplexity": last and perplexity(last),
         "final_score": last and last.score,
         "published_pair_speedup": (pairs or {}).get(run.trial.spec.key),
@@ -82,11 +92,7 @@ def data_table(
     runs: Sequence[Row], pairs: Mapping[str, float] | None = None, *, with_curve: bool = False
 ) -> DataTable[FlatRow]:
     """Return the table of training runs, with the columns worth showing, on demand with the loss as a small curve."""
-    *names, status = SHOWN
-    fields = [
-        find_field(name, "last loss" if name == "final_loss" else "")
-        for name in (*names, *(["loss_curve"] if with_curve else []), status)
-    ]
+    fields = [each for each in in_tables(COLUMNS) if with_curve or each.name != "loss_curve"]
     rows: list[FlatRow] = [flat_row(run, pairs) for run in runs]
     group = competing_by("workload", "data_set", "batch_size", "gpus", "seed", "length")
     return DataTable(worth_showing(fields, rows, _ALWAYS), rows, group)
@@ -99,7 +105,7 @@ def short_table(runs: Sequence[Row]) -> DataTable[FlatRow]:
     if all((row["data_share"] or 0.0) < _WAITS for row in rows):
         rows = [{**row, "data_share": None} for row in rows]
     are_ok = all(row["status"] == "ok" for row in rows)
-    titles = {name: title for name, title in _SHORT.items() if name != "status" or not are_ok}
+    titles = {name: title for name, title in short_titles(COLUMNS).items() if name != "status" or not are_ok}
     return short_table_of(titles, rows, ("seconds",), wraps=("precision", "length"))
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,85 +12,60 @@ from castwise.analysis.training_metrics import median, split
 from castwise.registry.techniques import join
 from castwise.show import training_table
 from castwise.show.fields import (
+    Field,
     FlatRow,
+    column,
     estimate_values,
     find_field,
     find_fields,
+    in_files,
+    short_titles,
     worth_showing,
 )
 from castwise.show.notes import MORE, first_of, measured_on
 from castwise.show.presentation import Grid, Lines, Part, Presentation
-from castwise.show.table import DataTable, json_document, json_values, short_table_of
+from castwise.show.table import DataTable, json_document, plain, short_table_of
 from castwise.show.units import pluralize
 from castwise.suites.result import SuiteResult, notes
 from castwise.suites.tuned_vs_published import TunedPair, tuned_notes
 
+# Published figures next to measured ones.
 PUBLISHED = (
-    "workload",
-    "precision",
-    "loss_scale",
-    "batch_size",
-    "published_seconds",
-    "measured",
-    "seconds",
-    "published_speedup",
-    "speedup",
-    "ratio",
-    "equal_batch_speedup",
-    "published_memory_bytes",
-    "memory_bytes",
-    "memory",
-    "published_accuracy",
-    "accuracy",
-    "accuracy_after",
+    column("workload"),
+    column("precision", short="precision"),
+    column("loss_scale"),
+    column("batch_size", short="batch"),
+    column("published_seconds", short="published time"),
+    column("measured", short="measured run"),
+    column("seconds", short="measured time", title="measured time"),
+    column("published_speedup", short="published × fp32"),
+    column("speedup", short="measured × fp32", title="measured speed-up"),
+    *find_fields(("ratio", "equal_batch_speedup", "published_memory_bytes", "memory_bytes", "memory")),
+    column("published_accuracy"),
+    column("accuracy", title="measured accuracy"),
+    column("accuracy_after"),
 )
+# Published loops next to tuned ones.
 TUNED = (
-    "workload",
-    "precision",
-    "batch_size",
-    "gpus",
-    "seeds",
-    "published_seconds",
-    "tuned_seconds",
-    "speedup",
-    "settled_speedup",
-    "published_bytes",
-    "tuned_bytes",
-    "published_score",
-    "tuned_score",
-    "difference",
-    "loop",
+    column("workload"),
+    column("precision", short="precision"),
+    column("batch_size", short="batch"),
+    *find_fields(("gpus", "seeds")),
+    column("published_seconds", short="published loop", title="published loop"),
+    column("tuned_seconds", short="tuned loop"),
+    column("speedup", short="times as fast", title="times as fast"),
+    *find_fields(("settled_speedup", "published_bytes", "tuned_bytes")),
+    column("published_score", short="score, published"),
+    column("tuned_score", short="score, tuned"),
+    *find_fields(("difference", "loop")),
 )
 LIMITS = ("workload", "precision", "loss_scale", "published", "measured", "reserved_bytes")
-
-_PUBLISHED_TITLES = {"seconds": "measured time", "speedup": "measured speed-up", "accuracy": "measured accuracy"}
-_TUNED_TITLES = {"published_seconds": "published loop", "speedup": "times as fast"}
-# The columns that fit into 80 characters, of published figures and of tuned loops.
-_SHORT_PUBLISHED = {
-    "precision": "precision",
-    "batch_size": "batch",
-    "published_seconds": "published time",
-    "measured": "measured run",
-    "seconds": "measured time",
-    "published_speedup": "published × fp32",
-    "speedup": "measured × fp32",
-}
-_SHORT_TUNED = {
-    "precision": "precision",
-    "batch_size": "batch",
-    "published_seconds": "published loop",
-    "tuned_seconds": "tuned loop",
-    "speedup": "times as fast",
-    "published_score": "score, published",
-    "tuned_score": "score, tuned",
-}
 
 
 def tuned_table(pairs: Sequence[TunedPair]) -> DataTable[FlatRow]:
     """Return the table of published loops next to tuned ones."""
     flat = [tuned_row(pair) for pair in pairs]
-    fields = [find_field(name, _TUNED_TITLES.get(name, "")) for name in TUNED]
-    return DataTable(worth_showing(fields, flat), flat)
+    return DataTable(worth_showing(TUNED, flat), flat)
 
 
 def tuned_row(pair: TunedPair) -> FlatRow:
@@ -160,7 +135,7 @@ def present(results: Sequence[SuiteResult], *, wide: bool = False, verbose: bool
             for result in results
             for run in result.runs
         ]
-        return DataTable(find_fields(("suite", *training_table.IN_FILES)), found)
+        return DataTable([find_field("suite"), *in_files(training_table.COLUMNS)], found)
 
     return Presentation(
         [part for result in results for part in _parts(result, wide=wide, verbose=verbose)],
@@ -198,24 +173,25 @@ def _parts(result: SuiteResult, *, wide: bool, verbose: bool) -> list[Part]:
 def _comparisons(result: SuiteResult, *, wide: bool) -> list[tuple[str, Grid, Sequence[str]]]:
     """Return the tables below the runs: a title, a table, and lines below it each."""
 
-    def grid(table: DataTable[FlatRow], titles: Mapping[str, str]) -> Grid:
+    def grid(table: DataTable[FlatRow], columns: Sequence[Field]) -> Grid:
         if wide:
             return Grid(table)
-        short = short_table_of(titles, table.rows, ("published_seconds",), wraps=("precision", "measured"))
+        short = short_table_of(
+            short_titles(columns), table.rows, ("published_seconds",), wraps=("precision", "measured")
+        )
         return Grid(short, setting=("workload", "gpus", "loop"))
 
     tables: list[tuple[str, Grid, Sequence[str]]] = []
     if result.tuned:
-        table = grid(tuned_table(result.tuned), _SHORT_TUNED)
+        table = grid(tuned_table(result.tuned), TUNED)
         tables.append(("The published loop, and the tuned one", table, tuned_notes(result.tuned)))
     by_gpu: dict[str, list[FlatRow]] = {}
     for row in result.published:
         if row["trials"]:
             by_gpu.setdefault(row["gpu"], []).append(row)
     for gpu, rows in by_gpu.items():
-        fields = [find_field(name, _PUBLISHED_TITLES.get(name, "")) for name in PUBLISHED]
-        shown = worth_showing(fields, rows, always=("batch_size", "published_seconds"))
-        table = grid(DataTable(shown, rows), _SHORT_PUBLISHED)
+        shown = worth_showing(PUBLISHED, rows, always=("batch_size", "published_seconds"))
+        table = grid(DataTable(shown, rows), PUBLISHED)
         tables.append((f"Published on {gpu}, and measured here", table, ()))
     if result.limits:
         tables.append(("Largest batch that trains", Grid(limits_table(result.limits)), ()))
@@ -231,18 +207,15 @@ def _about_the_source(result: SuiteResult) -> dict[str, tuple[str, ...]]:
 
 
 def _document(result: SuiteResult) -> dict[str, Any]:
-    def selected(names: Sequence[str], row: FlatRow) -> dict[str, Any]:
-        return json_values({name: row[name] for name in names})
-
-    runs = [training_table.flat_row(run, result.pairs) for run in result.runs]
+    run_columns = in_files(training_table.COLUMNS)
     return {
         "suite": result.suite.name,
         "source": result.suite.source,
         "machine": result.suite.machine,
-        "runs": [selected(training_table.IN_FILES, run) for run in runs],
-        "tuned": [selected(TUNED, tuned_row(pair)) for pair in result.tuned],
-        "published": [selected(PUBLISHED, row) for row in result.published],
-        "largest_batch": [selected(LIMITS, limit) for limit in result.limits],
+        "runs": [plain(run_columns, training_table.flat_row(run, result.pairs)) for run in result.runs],
+        "tuned": [plain(TUNED, tuned_row(pair)) for pair in result.tuned],
+        "published": [plain(PUBLISHED, row) for row in result.published],
+        "largest_batch": [plain(find_fields(LIMITS), limit) for limit in result.limits],
         "notes": [*notes(result), *tuned_notes(result.tuned)],
         "oddities": list(result.suite.oddities),
         "contradictions": list(result.suite.contradictions),

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from castwise.analysis import steady_metrics
@@ -12,11 +13,13 @@ from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, REFERENC
 from castwise.registry.techniques import join
 from castwise.show.console import took_words
 from castwise.show.fields import (
+    Field,
     FlatRow,
+    column,
     estimate_values,
     find_field,
-    find_fields,
     short_ratio_text,
+    short_titles,
 )
 from castwise.show.notes import measured_on
 from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
@@ -30,40 +33,23 @@ from castwise.tune.measurements import DRIFTED, PROMISING, Measurements, key_of,
 from castwise.tune.search import TuningResult
 from castwise.tune.time_budget import first_step_seconds
 
-SHOWN = (
-    "stage",
-    "tried",
-    "speedup",
-    "total_speedup",
-    "fp32_speedup",
-    "throughput_per_second",
-    "first_step_seconds",
-    "peak_allocated_bytes",
-    "outcome",
-)
-IN_FILES = (
-    *SHOWN,
-    "speedup_low",
-    "speedup_high",
-    "num_processes",
-    "precision",
-    "techniques",
-    "batch_size",
-    "peak_reserved_bytes",
-    "reason",
+# All columns: those of tables first, then those that only CSV and JSON have.
+COLUMNS = (
+    column("stage"),
+    column("tried", short="change"),
+    column("speedup", short="× before"),
+    column("total_speedup", short="× start"),
+    column("fp32_speedup", short="× fp32"),
+    column("throughput_per_second", short="throughput"),
+    column("first_step_seconds"),
+    column("peak_allocated_bytes", short="memory", title="peak memory"),
+    column("outcome"),
+    *(column(name, place="files") for name in ("speedup_low", "speedup_high", "num_processes", "precision")),
+    *(column(name, place="files") for name in ("techniques", "batch_size")),
+    column("peak_reserved_bytes", short="memory held", title="memory held", place="files"),
+    column("reason", place="files"),
 )
 MEASURED = "Measured by castwise"  # is in each script that is written
-_TITLES = {"peak_allocated_bytes": "peak memory", "peak_reserved_bytes": "memory held"}
-# The columns that fit into 80 characters.
-_SHORT = {
-    "tried": "change",
-    "speedup": "× before",
-    "total_speedup": "",
-    "fp32_speedup": "× fp32",
-    "throughput_per_second": "throughput",
-    "peak_allocated_bytes": "memory",
-    "peak_reserved_bytes": "memory held",
-}
 _OPEN = ("second best", "unproven")  # of these the fastest are named
 _FASTER = (None, "accepted", "second best")  # the outcomes of the plain loops and of what was faster than one before
 _MOST_OPEN = 5
@@ -225,23 +211,28 @@ def patch_summary(result: TuningResult, spec: TrialSpec) -> str:
     return f"# {spec.workload}: {'; '.join(filter(None, [found, took, _not_tried(rows_of(result))]))}."
 
 
+def _columns(result: TuningResult, memory_bytes: float | None) -> list[Field]:
+    """Return the columns; with a limit they have the memory that is compared with the limit."""
+    left_out = {"peak_reserved_bytes" if memory_bytes is None else "peak_allocated_bytes"}
+    left_out |= {"fp32_speedup"} if result.fp32 is None else set()
+    start = result.start.precision
+    columns = [each for each in COLUMNS if each.name not in left_out]
+    return [
+        replace(each, title=f"over {start}", short=f"× {start}") if each.name == "total_speedup" else each
+        for each in columns
+    ]
+
+
 def data_table(result: TuningResult, memory_bytes: float | None) -> DataTable[FlatRow]:
-    """Return the table of all that was tried; with a limit it shows the memory that is compared with the limit."""
-    held = "peak_allocated_bytes" if memory_bytes is None else "peak_reserved_bytes"
-    names = [held if name == "peak_allocated_bytes" else name for name in SHOWN]
-    if result.fp32 is None:
-        names.remove("fp32_speedup")
-    titles = _TITLES | {"total_speedup": f"over {result.start.precision}"}
-    return DataTable([find_field(name, titles.get(name, "")) for name in names], rows_of(result))
+    """Return the table of all that was tried."""
+    columns = _columns(result, memory_bytes)
+    shown = [each for each in columns if each.place != "files" or each.name == "peak_reserved_bytes"]
+    return DataTable(shown, rows_of(result))
 
 
 def short_table(result: TuningResult, memory_bytes: float | None, rows: Sequence[FlatRow]) -> DataTable[FlatRow]:
     """Return some of the rows with the columns that decide."""
-    held = "peak_allocated_bytes" if memory_bytes is None else "peak_reserved_bytes"
-    left_out = {"peak_allocated_bytes", "peak_reserved_bytes"} - {held}
-    left_out |= {"fp32_speedup"} if result.fp32 is None else set()
-    titles = _SHORT | {"total_speedup": f"× {result.start.precision}"}
-    titles = {name: title for name, title in titles.items() if name not in left_out}
+    titles = short_titles(_columns(result, memory_bytes))
     return short_table_of(titles, rows, ("tried", "speedup", "throughput_per_second"), wraps=("tried",))
 
 
@@ -446,7 +437,7 @@ def present(
         parts.append(Code(patch(result, best).splitlines()))
     return Presentation(
         parts,
-        lambda: DataTable(find_fields(IN_FILES), rows_of(result)),
+        lambda: DataTable(COLUMNS, rows_of(result)),
         lambda: document(result, memory_bytes),
     )
 
@@ -476,7 +467,7 @@ def document(result: TuningResult, memory_bytes: float | None = None) -> dict[st
     return json_document(
         workload=result.start.workload,
         start=configuration(result.start),
-        rows=[plain(find_fields(IN_FILES), row) for row in rows_of(result)],
+        rows=[plain(COLUMNS, row) for row in rows_of(result)],
         fastest=configuration(result.winner) if result.was_compared else None,
         fastest_within_memory=within(None),
         fastest_within_memory_on_this_batch=within(result.start.batch_size),

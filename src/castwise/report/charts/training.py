@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
-from castwise.accuracy.render import SHORT, difference_unit, flat_row, verdict_text
+from castwise.accuracy.render import COLUMNS, difference_unit, flat_row, verdict_text
 from castwise.accuracy.result import Runs, metric_of, runs_of
 from castwise.analysis.result_table import Row
 from castwise.analysis.training_metrics import epochs_of
@@ -26,7 +26,7 @@ from castwise.report.charts.svg import (
     nice_ticks,
     number,
 )
-from castwise.show.fields import Field, find_field
+from castwise.show.fields import Field, find_field, short_titles
 from castwise.show.table import DataTable
 from castwise.show.theme import look_of
 
@@ -172,7 +172,7 @@ def equivalence(subject: GroupSubject) -> Chart | None:
 
     verdicts = ", ".join(f"{label} {verdict}" for label, _, verdict in rows[:8])
     fields = [find_field("precision"), *([Field("setting", "setting")] if any(each for each, _ in every) else [])]
-    fields += [find_field(name, title) for name, title in SHORT.items() if name != "precision"]
+    fields += [find_field(name, title) for name, title in short_titles(COLUMNS).items() if name != "precision"]
     fields.append(find_field("file"))
     return Chart(
         title=f"Is the {metric.name} as good as in {baseline}?",
