@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -15,6 +15,22 @@ from castwise.show.table import IN_CSV, DataTable, csv_grid, json_text, markdown
 from castwise.show.units import pluralize
 
 
+class Part(Protocol):
+    """A part of what is shown."""
+
+    def print(self, console: Console) -> None:
+        """Print it to a terminal."""
+        ...
+
+    def markdown(self) -> str:
+        """Return it as Markdown; empty if there is nothing to show."""
+        ...
+
+    def html(self) -> str:
+        """Return it as HTML for a notebook."""
+        ...
+
+
 @dataclass(frozen=True)
 class Lines:
     """Sentences: a list, or a paragraph each."""
@@ -24,6 +40,27 @@ class Lines:
     is_list: bool = True
     gap: bool = False  # whether an empty line is above them in a terminal
     full: Sequence[str] = ()  # what is said in their place where there is more room than in a terminal
+
+    def print(self, console: Console) -> None:
+        if self.gap and self.lines:
+            console.print()
+        for line in self.lines:
+            print_line(console, line, self.style or None)
+
+    def _written(self, form: Callable[[str], str], bold: str) -> list[str]:
+        lines = [form(line.strip()) for line in self.full or self.lines if line]
+        return [bold.format(line) for line in lines] if "bold" in self.style else lines
+
+    def markdown(self) -> str:
+        lines = self._written(markdown_text, "**{}**")
+        return "\n".join(f"- {line}" for line in lines) if self.is_list else "\n\n".join(lines)
+
+    def html(self) -> str:
+        lines = self._written(escape, "<b>{}</b>")
+        if self.style != "yellow" or not lines:
+            return "\n".join(f"<p>{line}</p>" for line in lines)
+        items = "".join(f"<li>{line}</li>" for line in lines)
+        return f"<details><summary>Notes</summary><ul>{items}</ul></details>"
 
 
 @dataclass(frozen=True)
@@ -37,16 +74,42 @@ class Grid:
     drop_first: Sequence[str | tuple[str, ...]] = ()
     elsewhere: str = IN_CSV
 
-    @property
-    def with_setting(self) -> list[Field]:
+    def print(self, console: Console) -> None:
+        if self.table.rows:
+            print_data_table(
+                console,
+                self.table,
+                drop_first=self.drop_first,
+                style=self.style,
+                cell_style=self.cell_style,
+                section=setting_text(self.table.rows, self.setting),
+                elsewhere=self.elsewhere,
+            )
+
+    def _columns(self) -> list[Field]:
         """Return the columns, and before them those that differ in the setting."""
         names = {column.name for column in self.table.columns}
         setting = worth_showing(find_fields(self.setting), self.table.rows)
         return [*(each for each in setting if each.name not in names), *self.table.columns]
 
-    def is_bold(self, row: FlatRow) -> bool:
-        """Return whether a row is in bold, such as the one to take."""
+    def _is_bold(self, row: FlatRow) -> bool:
         return "bold" in (self.style(row) or "")
+
+    def markdown(self) -> str:
+        rows = [{**r, "precision": f"**{r['precision']}**"} if self._is_bold(r) else r for r in self.table.rows]
+        return "\n".join(markdown_grid(self._columns(), rows)) if rows else ""
+
+    def html(self) -> str:
+        columns = self._columns()
+        sides = [f' style="text-align:{"left" if column.left else "right"}"' for column in columns]
+        heads = (f"<th{side}>{escape(c.title)}</th>" for c, side in zip(columns, sides, strict=True))
+        lines = [f"<table><thead><tr>{''.join(heads)}</tr></thead><tbody>"]
+        for row in self.table.rows:
+            tag = "b" if self._is_bold(row) else "span"
+            texts = (escape(column.text(row)) for column in columns)
+            cells = (f"<td{side}><{tag}>{text}</{tag}></td>" for text, side in zip(texts, sides, strict=True))
+            lines.append(f"<tr>{''.join(cells)}</tr>")
+        return "\n".join([*lines, "</tbody></table>"])
 
 
 @dataclass(frozen=True)
@@ -56,17 +119,37 @@ class Code:
     lines: Sequence[str]
     language: str = "python"
 
+    def print(self, console: Console) -> None:
+        for line in self.lines:
+            console.print(Text(f"    {line}"), highlight=False, soft_wrap=True)
+
+    def markdown(self) -> str:
+        if self.language == "sh":
+            return "\n\n".join(map(markdown_text, self.lines))
+        return "\n".join([f"```{self.language}", *self.lines, "```"])
+
+    def html(self) -> str:
+        return f"<pre>{escape(chr(10).join(self.lines))}</pre>"
+
 
 @dataclass(frozen=True)
 class Fold:
     """Parts below a title; folded in Markdown."""
 
     title: str
-    parts: "Sequence[Part]"
+    parts: Sequence[Part]
     style: str = "bold"
 
+    def print(self, console: Console) -> None:
+        print_line(console, f"\n{self.title}", self.style)
+        print_parts(self.parts, console)
 
-Part = Lines | Grid | Code | Fold
+    def markdown(self) -> str:
+        content = markdown(self.parts).rstrip("\n")
+        return f"<details><summary>{markdown_text(self.title)}</summary>\n\n{content}\n\n</details>"
+
+    def html(self) -> str:
+        return f"<p><b>{escape(self.title)}</b></p>\n{html(self.parts)}"
 
 
 @dataclass(frozen=True)
@@ -115,87 +198,26 @@ def setting_text(rows: Sequence[FlatRow], names: Sequence[str]) -> Callable[[Fla
 def print_parts(parts: Sequence[Part], console: Console) -> None:
     """Print parts to a terminal."""
     for part in parts:
-        match part:
-            case Lines(lines=lines) if lines:
-                if part.gap:
-                    console.print()
-                for line in lines:
-                    print_line(console, line, part.style or None)
-            case Grid(table=table) if table.rows:
-                section = setting_text(table.rows, part.setting)
-                looks = {"style": part.style, "cell_style": part.cell_style, "section": section}
-                more = {"drop_first": part.drop_first, "elsewhere": part.elsewhere}
-                print_data_table(console, table, **looks, **more)  # type: ignore[arg-type]
-            case Code(lines=lines):
-                for line in lines:
-                    console.print(Text(f"    {line}"), highlight=False, soft_wrap=True)
-            case Fold():
-                print_line(console, f"\n{part.title}", part.style)
-                print_parts(part.parts, console)
+        part.print(console)
 
 
 def markdown(parts: Sequence[Part], longest: int | None = None) -> str:
     """Return parts as Markdown, as GitHub takes it: the first ones, if there is no room for all."""
-    blocks: list[tuple[str, bool]] = []  # each with whether it is a list
-    for place, part in enumerate(parts):
-        match part:
-            case Lines():
-                lines = [markdown_text(line.strip()) for line in part.full or part.lines if line]
-                if part.is_list:
-                    blocks.append(("\n".join(f"- {line}" for line in lines), True))
-                else:
-                    blocks += [(f"**{line}**" if "bold" in part.style else line, False) for line in lines]
-            case Grid(table=table) if table.rows:
-                rows = [
-                    {**row, "precision": f"**{row['precision']}**"} if part.is_bold(row) else row for row in table.rows
-                ]
-                blocks.append(("\n".join(markdown_grid(part.with_setting, rows)), False))
-            case Code(language="sh"):
-                blocks += [(markdown_text(line), False) for line in part.lines]
-            case Code():
-                blocks.append(("\n".join([f"```{part.language}", *part.lines, "```"]), False))
-            case Fold():
-                title, content = markdown_text(part.title), markdown(part.parts).rstrip("\n")
-                blocks.append((f"<details><summary>{title}</summary>\n\n{content}\n\n</details>", False))
-                if longest is not None and sum(len(block) for block, _ in blocks) > longest:
-                    left = pluralize(len(parts) - place, "more comparison")
-                    blocks[-1] = f"{left} in the HTML report: this one would be too long for GitHub.", False
-                    break
     text, was_list = "", False
-    for block, is_list in blocks:
+    for place, part in enumerate(parts):
+        block, is_list = part.markdown(), isinstance(part, Lines) and part.is_list
+        is_too_long = longest is not None and len(text) + len(block) > longest
+        if is_too_long:
+            left = pluralize(len(parts) - place, "more comparison")
+            block, is_list = f"{left} in the HTML report: this one would be too long for GitHub.", False
         if block:
             text += ("\n" if was_list and is_list else "\n\n" if text else "") + block
             was_list = is_list
+        if is_too_long:
+            break
     return f"{text}\n"
 
 
 def html(parts: Sequence[Part]) -> str:
     """Return parts as HTML for a notebook."""
-    found = []
-    for part in parts:
-        match part:
-            case Lines():
-                lines = [escape(line.strip()) for line in part.full or part.lines if line]
-                if not lines:
-                    continue
-                if part.style == "yellow":
-                    items = "".join(f"<li>{line}</li>" for line in lines)
-                    found.append(f"<details><summary>Notes</summary><ul>{items}</ul></details>")
-                else:
-                    found += [f"<p><b>{line}</b></p>" if "bold" in part.style else f"<p>{line}</p>" for line in lines]
-            case Grid(table=table):
-                columns = part.with_setting
-                sides = [f' style="text-align:{"left" if column.left else "right"}"' for column in columns]
-                heads = (f"<th{side}>{escape(c.title)}</th>" for c, side in zip(columns, sides, strict=True))
-                found.append(f"<table><thead><tr>{''.join(heads)}</tr></thead><tbody>")
-                for row in table.rows:
-                    tag = "b" if part.is_bold(row) else "span"
-                    texts = (escape(column.text(row)) for column in columns)
-                    cells = (f"<td{side}><{tag}>{t}</{tag}></td>" for t, side in zip(texts, sides, strict=True))
-                    found.append(f"<tr>{''.join(cells)}</tr>")
-                found.append("</tbody></table>")
-            case Code():
-                found.append(f"<pre>{escape(chr(10).join(part.lines))}</pre>")
-            case Fold():
-                found.append(f"<p><b>{escape(part.title)}</b></p>{html(part.parts)}")
-    return "\n".join(found)
+    return "\n".join(filter(None, (part.html() for part in parts)))
