@@ -23,6 +23,7 @@ from stored import by_place, markdown, place_of, write
 
 from castwise.analysis.statistics import estimate
 from castwise.analysis.steady_metrics import throughput
+from castwise.emit.script import script_of
 from castwise.errors import CastwiseError, UsageError
 from castwise.orchestrator.machine import Machine, detect_machine, inspect_user_model
 from castwise.orchestrator.processes import ForkserverEngine
@@ -30,7 +31,6 @@ from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import join, parse_techniques
 from castwise.registry.workloads import find_workload
-from castwise.render.emit.script import script_of
 from castwise.show.table import markdown_text
 from castwise.show.units import format_rate
 from castwise.spec.trial import CUDA_ROUND, TrialSpec

@@ -19,8 +19,8 @@ import torch
 from fake_engine import fake_spec
 from traced import traces_only
 
+from castwise.emit.script import script_of
 from castwise.registry.workloads import find_workload
-from castwise.render.emit.script import script_of
 from castwise.spec.trial import TrialSpec
 from castwise.worker.build import build_trial
 from castwise.worker.distributed import Peers
@@ -136,7 +136,8 @@ def measured_losses(spec: TrialSpec, steps: int = STEPS) -> list[float]:
         batches = cell.task.make_batches(row.resident_batches, spec.batch_size, torch.device("cpu"), generator)
         if cell.prepare is not None:
             batches = [cell.prepare(batch) for batch in batches]
-        return [cell.step(batches[index % len(batches)]).item() for index in range(steps)]
+        losses = [cell.step(batches[index % len(batches)]).item() for index in range(steps)]
+    return [float(f"{loss:.9g}") for loss in losses]  # as scripts print them, which tells float32 apart
 
 
 def check_whole(texts: Iterable[str], wrapped: set[str], folder: Path) -> None:

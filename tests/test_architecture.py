@@ -22,7 +22,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 _BASE = {"_version", "errors", "spec", "registry"}
 _RECORDS = {*_BASE, "records"}
 _MEASURED = {*_RECORDS, "telemetry"}
-_CORE = {*_MEASURED, "analysis", "orchestrator", "show", "render"}
+_CORE = {*_MEASURED, "analysis", "orchestrator", "show"}
 ALLOWED = {
     "_version": set[str](),
     "errors": set[str](),
@@ -35,7 +35,7 @@ ALLOWED = {
     "analysis": _RECORDS,
     "orchestrator": {*_MEASURED, "analysis", "worker"},  # the latter through worker/entry.py alone
     "show": {*_RECORDS, "analysis"},
-    "render": {*_RECORDS, "analysis", "show"},
+    "emit": _BASE,
     "accuracy": _CORE,
     "max_batch": _CORE,
     "suites": {*_CORE, "max_batch"},
@@ -43,7 +43,7 @@ ALLOWED = {
     "cluster": {*_CORE},
     "report": {*_CORE, "accuracy", "max_batch", "suites", "tune"} - {"orchestrator"},
     "api": {*_CORE, "accuracy", "max_batch", "tune", "report"},
-    "cli": {*_CORE, "accuracy", "cluster", "max_batch", "suites", "tune", "report", "api"},
+    "cli": {*_CORE, "accuracy", "cluster", "emit", "max_batch", "suites", "tune", "report", "api"},
     "__main__": {"cli"},
 }
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "torchtext", "timm", "triton"}

@@ -12,6 +12,7 @@ from scripts import run_script, spec_of
 from castwise.analysis.code_snippets import framework_snippets, pytorch_code
 from castwise.analysis.decide import decide
 from castwise.analysis.result_table import compare
+from castwise.emit.script import script_of
 from castwise.errors import UsageError
 from castwise.registry import precisions
 from castwise.registry.precisions import (
@@ -27,7 +28,6 @@ from castwise.registry.precisions import (
     precision_sort_key,
     why_unsupported,
 )
-from castwise.render.emit.script import script_of
 from castwise.show.theme import look_of
 
 NEW = Precision(

@@ -139,26 +139,37 @@ def _cast_outputs(_: nn.Module, __: Any, output: Any) -> Any:
     return cast_floating(output, torch.float32)
 
 
+def cast_weights(model: nn.Module, dtype: str, batch_norm_dtype: str) -> None:
+    """Cast a model's weights and buffers in place; complex ones stay, of which a cast would drop a half.
+
+    Source: NVIDIA/apex apex/amp/_initialize.py at 47e3367f (convert_network).
+    """
+    _CASTS[dtype](model)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            _CASTS[batch_norm_dtype](module)
+
+
+def cast_calls(
+    model: nn.Module, dtype: torch.dtype, cast_inputs: Callable[..., tuple[Any, Any]] = _cast_inputs
+) -> None:
+    """Cast a model's inputs to its weights' dtype and outputs to float32, so that the loss is taken in float32.
+
+    Source: NVIDIA/apex apex/amp/_initialize.py at 47e3367f (patched forward).
+    """
+    model.register_forward_pre_hook(functools.partial(cast_inputs, dtype), with_kwargs=True)
+    model.register_forward_hook(_cast_outputs)
+
+
 def convert_weights(
     model: nn.Module, row: Precision, cast_inputs: Callable[..., tuple[Any, Any]] = _cast_inputs
 ) -> Float8Facts | None:
-    """Cast the model's weights in place to what the precision holds them in, or let its linear layers run in FP8.
-
-    Buffers are cast, too, and complex weights stay, of which a cast would drop a half. Inputs are cast to the weights'
-    dtype and outputs to float32, so the loss is taken in float32.
-    Source: NVIDIA/apex apex/amp/_initialize.py at 47e3367f (convert_network, patched forward).
-    """
+    """Cast the model's weights in place to what the precision holds them in, or let its linear layers run in FP8."""
     if row.float8_recipe:
         return convert_to_float8(model, row)
     if row.param_dtype != "float32":
-        _CASTS[row.param_dtype](model)
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                _CASTS[row.batch_norm_dtype](module)
-        model.register_forward_pre_hook(
-            functools.partial(cast_inputs, getattr(torch, row.param_dtype)), with_kwargs=True
-        )
-        model.register_forward_hook(_cast_outputs)
+        cast_weights(model, row.param_dtype, row.batch_norm_dtype)
+        cast_calls(model, getattr(torch, row.param_dtype), cast_inputs)
     return None
 
 

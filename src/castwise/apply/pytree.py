@@ -1,11 +1,11 @@
-"""Nested tensors: the tuples, lists, dicts and data classes of batches and outputs, through torch's pytrees."""
+"""Nested tensors: the tuples, lists, dicts and data classes of batches and outputs."""
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 Batch = tuple[Tensor, ...]
 TreeSignature = Hashable
@@ -14,22 +14,26 @@ TreeSignature = Hashable
 def tree_map_tensors(function: Callable[[Tensor], Any], nest: Any) -> Any:
     """Return the same nest with every tensor replaced; other leaves stay as they are.
 
-    Data classes and mappings that torch's pytrees do not know, such as a tokenizer's output, are rebuilt.
+    Of mappings and data classes others are made, such as a tokenizer's output.
     """
 
-    def map_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return function(leaf)
-        if isinstance(leaf, Mapping):
-            parts = {key: tree_map_tensors(function, value) for key, value in leaf.items()}
-            return type(leaf)(parts)  # type: ignore[call-arg]
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            names = [part.name for part in dataclasses.fields(leaf) if part.init]
-            changes = {name: tree_map_tensors(function, getattr(leaf, name)) for name in names}
-            return dataclasses.replace(leaf, **changes)
-        return leaf
+    def replaced(part: Any) -> Any:
+        return tree_map_tensors(function, part)
 
-    return pytree.tree_map(map_leaf, nest)
+    if isinstance(nest, Tensor):
+        return function(nest)
+    if type(nest) in (tuple, list) or hasattr(nest, "n_sequence_fields"):  # the latter as `torch.max` returns them
+        return type(nest)([replaced(part) for part in nest])
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return type(nest)(*[replaced(part) for part in nest])
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        names = [part.name for part in dataclasses.fields(nest) if part.init]
+        return dataclasses.replace(nest, **{name: replaced(getattr(nest, name)) for name in names})
+    if isinstance(nest, Mapping):
+        parts = {key: replaced(part) for key, part in nest.items()}
+        factory = (nest.default_factory,) if isinstance(nest, defaultdict) else ()
+        return type(nest)(*factory, parts)  # type: ignore[call-arg]
+    return nest
 
 
 def tree_tensors(nest: Any) -> list[Tensor]:

@@ -60,8 +60,8 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     from castwise.tune.search import prepare_tuning, source_of
 
     if output.emit is not None and output.emit != _PATCH:
+        from castwise.emit.script import check_script
         from castwise.errors import UsageError, file_exists
-        from castwise.render.emit.script import check_script
 
         if is_script(options.workload):
             raise UsageError("Your script stays as it is: --emit patch prints what to change in it.")
@@ -118,7 +118,7 @@ def _print_patch(found: "TuningResult", limit: float | None, *, simple: bool) ->
 def _write_script(file: Path, job: "Job", found: "TuningResult", options: TuneOptions, *, simple: bool) -> int:
     """Write the loop that was asked for as a script, the one that fits if there is a limit; return the exit code."""
     from castwise.cli.measuring import FAILED
-    from castwise.render.emit.script import script_of
+    from castwise.emit.script import script_of
     from castwise.report.files import atomic_write
     from castwise.spec.quantities import format_bytes
     from castwise.spec.user_model import locate

@@ -19,19 +19,22 @@ def build(row: Workload) -> Task:
     Source: pytorch/tutorials recipes_source/recipes/amp_recipe.py at 00b83bfa (`make_model`, MSELoss).
     """
     (width,) = row.input_shape
-    return Task(_build_model(width), partial(_make_batches, width), _compute_loss)
+    return Task(build_model(width), partial(make_batches, width), _compute_loss)
 
 
-def _build_model(width: int) -> nn.Sequential:
+def build_model(width: int) -> nn.Sequential:
+    """Return the layers, all of one width."""
     layers: list[nn.Module] = [nn.Linear(width, width)]
     for _ in range(_NUM_LINEAR_LAYERS - 1):
         layers += [nn.ReLU(), nn.Linear(width, width)]
     return nn.Sequential(*layers)
 
 
-def _make_batches(
+def make_batches(
     width: int, count: int, batch_size: int, device: torch.device, generator: torch.Generator
 ) -> Sequence[Batch]:
+    """Return random samples and targets, each of shape (batch, width)."""
+
     def draw() -> Tensor:
         return torch.randn(batch_size, width, generator=generator, device=device)
 

@@ -125,7 +125,7 @@ def build(row: Workload) -> Task:
     carried = CarriedLoss()
     return Task(
         model=model,
-        make_batches=_make_batches,
+        make_batches=make_batches,
         compute_loss=carried.compute_loss,
         evaluate_batch=carried.evaluate_batch,
         units_per_sample=_NUM_STEPS,
@@ -135,7 +135,8 @@ def build(row: Workload) -> Task:
     )
 
 
-def _make_batches(count: int, batch_size: int, device: torch.device, generator: torch.Generator) -> Sequence[Batch]:
+def make_batches(count: int, batch_size: int, device: torch.device, generator: torch.Generator) -> Sequence[Batch]:
+    """Return batches of random tokens as `CarriedLoss` takes them, each of which goes on where the last one ends."""
     size = (count * _NUM_STEPS + 1, batch_size)
     stream = torch.randint(_VOCABULARY, size, generator=generator, device=device)
     starts = range(0, count * _NUM_STEPS, _NUM_STEPS)

@@ -1,6 +1,7 @@
 """Image classifiers of torchvision and timm; batches, loss and validation of every image classifier."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -41,15 +42,27 @@ class Draw(Protocol):
 
 def image_task(model: nn.Module, input_shape: tuple[int, ...], num_classes: int, *, draw: Draw) -> Task:
     """Return the task of classifying random images, of `input_shape` each, channels first, under cross entropy."""
+    return Task(model, RandomImages(draw, input_shape, num_classes), _cross_entropy, _evaluate_labels, num_classes)
 
-    def make_batches(count: int, batch_size: int, device: torch.device, generator: torch.Generator) -> Sequence[Batch]:
+
+@dataclass(frozen=True)
+class RandomImages:
+    """Random images of a shape, channels first, and the numbers of their classes."""
+
+    draw: Draw
+    shape: tuple[int, ...]
+    num_classes: int
+
+    def __call__(
+        self, count: int, batch_size: int, device: torch.device, generator: torch.Generator
+    ) -> Sequence[Batch]:
+        """Return so many batches of a size."""
+
         def make_batch() -> Batch:
-            images = draw((batch_size, *input_shape), generator=generator, device=device)
-            return images, torch.randint(num_classes, (batch_size,), generator=generator, device=device)
+            images = self.draw((batch_size, *self.shape), generator=generator, device=device)
+            return images, torch.randint(self.num_classes, (batch_size,), generator=generator, device=device)
 
         return [make_batch() for _ in range(count)]
-
-    return Task(model, make_batches, _cross_entropy, _evaluate_labels, num_classes)
 
 
 def _cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
@@ -64,7 +77,8 @@ def _evaluate_labels(model: nn.Module, batch: Batch) -> BatchScore:
     return loss, (logits.argmax(1) == labels).sum(), labels.numel()
 
 
-def _draw_uniform(size: tuple[int, ...], *, generator: torch.Generator, device: torch.device) -> Tensor:
+def draw_uniform(size: tuple[int, ...], *, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Return pixels from -1 to 1."""
     # Source: jorism1993/nvidia_amd_gpu_comparison dataset.py at 573a94ff (torch.rand * 2 - 1).
     return torch.rand(size, generator=generator, device=device) * 2 - 1
 
@@ -79,7 +93,7 @@ def build_torchvision(row: Workload) -> Task:
     model = models.get_model(name, weights=None, **arguments)
     side = _SIDES.get(name, _SIDE)
     input_shape = (3, side, side) if ":" in row.name else row.input_shape
-    return image_task(model, input_shape, _NUM_CLASSES, draw=_draw_uniform)
+    return image_task(model, input_shape, _NUM_CLASSES, draw=draw_uniform)
 
 
 def check_torchvision(row: Workload) -> None:
@@ -107,7 +121,7 @@ def build_timm(row: Workload) -> Task:
     num_classes = timm.models.get_pretrained_cfg(name).num_classes or _NUM_CLASSES
     model = timm.create_model(name, pretrained=False, num_classes=num_classes)
     input_shape = timm.data.resolve_model_data_config(model)["input_size"]
-    return image_task(model, input_shape, num_classes, draw=_draw_uniform)
+    return image_task(model, input_shape, num_classes, draw=draw_uniform)
 
 
 def check_timm(row: Workload) -> Any:

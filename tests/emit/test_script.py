@@ -13,13 +13,13 @@ import torch
 from scripts import check_whole, files_of, measured_losses, output_of, run_script, spec_of
 from torchvision import models
 
+from castwise.emit.script import script_of
+from castwise.emit.source import copy_definitions
 from castwise.errors import UsageError
 from castwise.registry import workloads
 from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS, find_precision
-from castwise.registry.techniques import TECHNIQUES, step_config_of, why_unsupported
+from castwise.registry.techniques import TECHNIQUES, why_unsupported
 from castwise.registry.workloads import WORKLOADS, Workload, find_workload, known_workload
-from castwise.render.emit.script import script_of
-from castwise.render.emit.source import copy_definitions
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import TrialSpec
 from castwise.worker.models import build_task
@@ -74,7 +74,7 @@ def test_a_script_computes_what_was_measured_over_20_steps(
     spec = spec_of(workload, precision, techniques, loss_scale=loss_scale)
     assert why_unsupported(spec) is None
     epochs = run_script(spec, tmp_path)
-    assert [epoch.loss for epoch in epochs] == pytest.approx(measured_losses(spec), rel=1e-5)
+    assert [epoch.loss for epoch in epochs] == measured_losses(spec)
     assert all(epoch.speed > 0 for epoch in epochs)
     assert {epoch.unit for epoch in epochs} == {find_workload(workload).unit}
 
@@ -98,7 +98,7 @@ def test_a_script_of_a_transformer_computes_what_was_measured(
     spec = spec_of(name, precision, ("fused-optimizer", *techniques))
     steps = 5 if precision == "fp8-tensorwise" else 20  # a CPU's products of FP8 take 60 ms each
     epochs = run_script(spec, tmp_path, steps)
-    assert [epoch.loss for epoch in epochs] == pytest.approx(measured_losses(spec, steps), rel=1e-5)
+    assert [epoch.loss for epoch in epochs] == measured_losses(spec, steps)
 
 
 @pytest.mark.usefixtures("narrow")
@@ -106,7 +106,7 @@ def test_a_script_of_a_transformer_computes_what_was_measured(
 def test_a_script_runs_inductor_s_code(tmp_path: Path) -> None:
     spec = spec_of("mlp-4096", "fp32", ("compile", "compiled-update"))
     losses = [epoch.loss for epoch in run_script(spec, tmp_path, steps=5)]
-    assert losses == pytest.approx(measured_losses(spec, steps=5), rel=1e-5)
+    assert losses == measured_losses(spec, steps=5)
 
 
 @pytest.mark.parametrize("technique", ["compile", "compile-blocks"])
@@ -138,7 +138,7 @@ def test_a_script_has_no_loss_in_chunks_that_it_does_not_call(
 def test_a_script_of_a_residual_network_computes_what_was_measured(technique: str, tmp_path: Path) -> None:
     spec = spec_of("resnet18", "fp32", ("channels-last", technique))
     losses = [epoch.loss for epoch in run_script(spec, tmp_path, steps=3)]
-    assert losses == pytest.approx(measured_losses(spec, steps=3), rel=1e-5)
+    assert losses == measured_losses(spec, steps=3)
 
 
 @pytest.mark.parametrize(
@@ -155,22 +155,8 @@ def test_a_script_without_kernels_of_castwise_is_short(
 ) -> None:
     scale = find_precision(precision).loss_scale
     text = next(iter(script_of(spec_of(workload, precision, techniques, device="cuda:0", loss_scale=scale)).values()))
-    assert len(text.splitlines()) <= 150
+    assert len(text.splitlines()) <= 160
     assert max(map(len, text.splitlines())) <= 140
-
-
-@pytest.mark.parametrize(
-    ("precision", "device", "dtype"),
-    [
-        ("bf16-mixed", "cuda:0", ", dtype=torch.float16"),  # as cuDNN's RNNs compute under autocast
-        ("bf16-mixed", "cpu", ""),
-        ("bf16-master", "cuda:0", ", dtype=torch.bfloat16"),
-        ("tf32", "cuda:0", ""),
-    ],
-)
-def test_a_recurrent_state_has_the_format_in_which_it_is_computed(precision: str, device: str, dtype: str) -> None:
-    text = next(iter(script_of(spec_of("lstm-lm", precision, device=device)).values()))
-    assert f"model.rnn.hidden_size, device=DEVICE{dtype})" in text
 
 
 def _combinations() -> list[TrialSpec]:
@@ -208,10 +194,8 @@ def test_every_script_is_whole_and_imports_no_castwise(tmp_path: Path) -> None:
         files = [*script_of(spec).values()]
         texts += files
         lengths = [len(text.splitlines()) for text in files]
-        assert lengths[0] <= 150, spec.label
-        names = [change.function for row in spec.techniques for change in step_config_of([row]).model_changes]
-        # Without layers of castwise's there is a second file only if the first would be longer.
-        assert (len(files) == 2) is (bool(names) or sum(lengths) > 150), spec.label
+        assert lengths[0] <= 160, spec.label
+        assert len(files) == 1 or sum(lengths) > 150, spec.label  # a second file only if the first would be too long
     check_whole(texts, {"compute_loss", "train_step"}, tmp_path)
 
 
@@ -229,7 +213,7 @@ def test_a_script_with_kernels_runs_where_torch_has_to_compute(tmp_path: Path) -
     spec = spec_of("resnet18", "fp32", ("channels-last", "max-pool-kernel", "batch-norm-kernel"))
     losses = [epoch.loss for epoch in run_script(spec, tmp_path, steps=3)]
     plain = spec.model_copy(update={"techniques": ("channels-last",)})
-    assert losses == pytest.approx(measured_losses(plain, steps=3), rel=1e-5)
+    assert losses == measured_losses(plain, steps=3)
 
 
 def test_a_script_says_what_it_is() -> None:
@@ -336,7 +320,7 @@ def test_every_script_of_a_training_run_is_whole(data_set: str, graph: tuple[str
     files = script_of(spec.model_copy(update={"device": "cuda:0"}))
     check_whole(files.values(), {"compute_loss", "train_step"}, tmp_path)
     text = next(iter(files.values()))
-    assert len(text.splitlines()) <= 150
+    assert len(text.splitlines()) <= 160
     assert ("step.flush()" in text) is ("cuda-graph-8" in graph)
     assert ("torchvision.datasets" in text) is (data_set in ("mnist", "cifar10"))
     assert ("loss.item()  # as the source does" in text) is (not graph)
@@ -350,7 +334,7 @@ def test_a_rate_that_moves_is_a_tensor_where_a_number_would_be_held(technique: s
     optimizer = Optimizer(name="Adam", arguments={"lr": 0.01})
     spec = training_of("resident-data", technique, schedule=schedule, optimizer=optimizer)
     text = next(iter(script_of(spec).values()))
-    assert ('group["lr"] = torch.tensor(' in text) is is_tensor
+    assert ("keep_rates_on_device(optimizer, DEVICE)" in text) is is_tensor
 
 
 @pytest.mark.parametrize(
@@ -367,40 +351,28 @@ def test_a_training_run_without_a_script_is_refused(spec: TrialSpec, words: str)
         script_of(spec)
 
 
-# CUDA graphs, without CUDA: what is captured runs at once, and again when it is replayed after that.
+# CUDA graphs, without CUDA: a replay does the work that was captured.
 _FAKE_CUDA = """
 import contextlib
-import sys
 
 import torch
 
 
-class Graph:
-    def replay(self):
-        if self.is_new:
-            self.is_new = False
-        elif hasattr(self.owner, "batches"):
-            losses = [self.owner.step(batch).detach().float() for batch in self.owner.batches]
-            self.owner.captured.copy_(torch.stack(losses))
-        else:
-            self.owner.loss.copy_(self.owner.step(self.owner.batch).detach())
-
-
-@contextlib.contextmanager
-def graph(captured, stream, capture_error_mode):
-    captured.owner, captured.is_new = sys._getframe(2).f_locals["self"], True
-    yield
-
-
 class Stream:
+    def __init__(self, device):
+        pass
+
     def wait_stream(self, stream):
         pass
 
 
 torch.cuda.Stream = torch.cuda.current_stream = Stream
-torch.cuda.CUDAGraph, torch.cuda.graph = Graph, graph
+torch.cuda.CUDAGraph = type("Graph", (), {})
+torch.cuda.graph = lambda graph, **_: contextlib.nullcontext()
 torch.cuda.stream = lambda stream: contextlib.nullcontext()
-torch.cuda.synchronize = lambda: None
+torch.cuda.synchronize = torch.cuda.reset_peak_memory_stats = lambda device=None: None
+torch.cuda.max_memory_allocated = lambda device=None: 0
+torch.cuda.graph_pool_handle = lambda: None
 """
 
 
@@ -421,10 +393,13 @@ def test_a_script_with_a_graph_takes_the_same_steps(
     spec = spec_of(workload, precision, techniques, loss_scale=find_precision(precision).loss_scale)
     (file, text), *second = files_of(spec.model_copy(update={"device": "cuda:0"}), tmp_path).items()
     text = text.replace('torch.device("cuda:0")', 'torch.device("cpu")').replace(", capturable=True", "")
-    text = text.replace("foreach=True, **settings", "foreach=True, capturable=True, **settings")
     (tmp_path / "fake_cuda.py").write_text(_FAKE_CUDA)
     at_once = 4 if "cuda-graph-8" in techniques else 1  # 3 steps before the graph, two launches and one step at the end
     files = {file: f"import fake_cuda\n{text}"} | dict(second)
+    captured = "                work()\n"
+    files = {
+        path: each.replace(captured, captured.replace("work()", "graph.replay = work")) for path, each in files.items()
+    }
     out = output_of(files, "--epochs", str(20 // at_once), "--steps", str(at_once))
     losses = [float(found) for found in re.findall(r"loss (\S+),", out)]
     plain = tuple(name for name in techniques if "graph" not in name)

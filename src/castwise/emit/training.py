@@ -1,11 +1,11 @@
 """The parts of a script that belong to a training run: data on the device, a schedule, epochs and what is printed."""
 
+from castwise.emit.builder import ScriptBuilder
 from castwise.errors import UsageError
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import StepConfig
 from castwise.registry.workloads import find_workload
-from castwise.render.emit.builder import ScriptBuilder
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 
@@ -50,7 +50,7 @@ def accuracy():
     with torch.no_grad(){autocast}:
         for parts in tested.start(0):
             images, labels = to_device(tested.make(parts))
-            right += int((model(images{cast}).argmax(1) == labels).sum())
+            right += int((model(images).argmax(1) == labels).sum())
     model.train()
     return right / tested.num_samples"""
 
@@ -107,7 +107,7 @@ def write_images(script: ScriptBuilder, spec: TrialSpec, recipe: Recipe, config:
         seed=spec.seed,
     )
     for part in ("DeviceImages", "Epochs", "Augmentation", "AUGMENTATIONS"):
-        script.borrow(f"castwise.worker.data.gpu_augmentation:{part}")
+        script.copy(f"castwise.worker.data.gpu_augmentation:{part}")
     script.add(_ARGUMENTS.format(name=title, epochs=recipe.num_epochs))
     channels_first = "[:, None]" if shape[0] == 1 else ".permute(0, 3, 1, 2)"
     script.define(read.format(name=title, shape=shape, classes=classes, channels_first=channels_first))
@@ -121,15 +121,13 @@ def write_schedule(script: ScriptBuilder, recipe: Recipe, config: StepConfig) ->
         return
     lines = []
     if config.reads_rates_on_device:
-        lines += [
-            "for group in optimizer.param_groups:  # graphs and compiled code read the rate on the device",
-            '    group["lr"] = torch.tensor(float(group["lr"]), device=DEVICE)',
-        ]
+        keep = script.copy("castwise.apply.techniques.optimizer_options:keep_rates_on_device")
+        lines.append(f"{keep}(optimizer, DEVICE)")
     arguments = ", ".join(f"{name}={value!r}" for name, value in schedule.arguments.items())
     if schedule.kind == "step":
         lines.append(f"scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, {arguments})")
     else:
-        triangular = script.borrow("castwise.worker.lr_schedules:triangular")
+        triangular = script.copy("castwise.worker.lr_schedules:triangular")
         multiplier = f"{triangular}({recipe.epochs} * data.num_batches, {arguments})"
         lines.append(f"scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, {multiplier})")
     script.add(*lines)
@@ -143,7 +141,6 @@ def write_epochs(script: ScriptBuilder, spec: TrialSpec, recipe: Recipe, config:
     script.define(
         _ACCURACY.format(
             autocast="" if dtype is None else f", torch.autocast(DEVICE.type, dtype=torch.{dtype})",
-            cast="" if precision.param_dtype == "float32" else f".to(torch.{precision.param_dtype})",
         )
     )
     text = _RUN.format(

@@ -6,10 +6,10 @@ import pytest
 import six_models
 from scripts import check_whole, files_of, measured_losses, run_script, spec_of
 
+from castwise.emit.script import check_script, script_of
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS
 from castwise.registry.techniques import TECHNIQUES, why_unsupported
-from castwise.render.emit.script import check_script, script_of
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserParts
 from castwise.worker.user_model.load import inspect_model
@@ -75,30 +75,29 @@ def test_scripts_of_models_that_nobody_here_wrote_compute_what_was_measured(
 ) -> None:
     spec = own_spec(SIX, model.__name__, precision, techniques)  # type: ignore[attr-defined]
     epochs = run_script(spec, tmp_path)
-    assert [epoch.loss for epoch in epochs] == pytest.approx(measured_losses(spec), rel=1e-5)
+    assert [epoch.loss for epoch in epochs] == measured_losses(spec)
     assert {epoch.unit for epoch in epochs} == {"images" if model is six_models.torchvision_segmentation else "samples"}
 
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(
-    ("precision", "techniques", "scheduled", "tolerance"),
+    ("precision", "techniques", "scheduled"),
     [
-        ("fp32", (), True, 1e-5),
-        ("fp16-mixed", (), True, 1e-5),
-        ("fp16-mixed", ("no-step-sync",), False, 1e-5),
-        ("fp16-master", ("channels-last", "fused-optimizer"), True, 1e-5),
-        # castwise's first step is not compiled and has the rate as a number; a script has it as a float32 at once.
-        ("bf16-master", ("matmul-stem", "compiled-update"), True, 5e-3),
+        ("fp32", (), True),
+        ("fp16-mixed", (), True),
+        ("fp16-mixed", ("no-step-sync",), False),
+        ("fp16-master", ("channels-last", "fused-optimizer"), True),
+        ("bf16-master", ("matmul-stem", "compiled-update"), True),
     ],
 )
 def test_a_script_has_the_user_s_optimizer_schedule_clipping_and_parts_of_batches(
-    precision: str, techniques: tuple[str, ...], scheduled: bool, tolerance: float, tmp_path: Path
+    precision: str, techniques: tuple[str, ...], scheduled: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     spec = own_spec(written(tmp_path / "elsewhere", scheduled=scheduled), "build", precision, techniques)
     assert why_unsupported(spec) is None
     epochs = run_script(spec, tmp_path)
-    assert [epoch.loss for epoch in epochs] == pytest.approx(measured_losses(spec), rel=tolerance)
+    assert [epoch.loss for epoch in epochs] == measured_losses(spec)
     assert epochs[0].unit == "images"
 
 
@@ -110,7 +109,7 @@ def test_a_module_s_function_is_called(tmp_path: Path, monkeypatch: pytest.Monke
     spec = spec_of("bench.nets:build", user_model=own, batch_size=4)
     monkeypatch.syspath_prepend(str(package.parent))
     losses = [epoch.loss for epoch in run_script(spec, tmp_path, steps=3)]
-    assert losses == pytest.approx(measured_losses(spec, steps=3), rel=1e-5)
+    assert losses == measured_losses(spec, steps=3)
 
 
 def test_a_script_names_no_absolute_path(tmp_path: Path) -> None:
@@ -127,7 +126,7 @@ def test_a_script_of_gpt_2_is_short() -> None:
     for precision in ("bf16-mixed", "fp16-mixed", "bf16-master"):
         for techniques in ((), ("fused-optimizer", "compile", "cuda-graph")):
             spec = own_spec(gpt2, "build", precision, techniques, device="cuda:0", batch_size=16)
-            assert len(next(iter(script_of(spec, parts=parts).values())).splitlines()) <= 150
+            assert len(next(iter(script_of(spec, parts=parts).values())).splitlines()) <= 160
 
 
 VIT = UserParts(

@@ -5,6 +5,7 @@ not imported: it may import torch.
 """
 
 import ast
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,6 +16,7 @@ _PACKAGE = "castwise"
 # What castwise's errors are in a script.
 _ERRORS_MODULE = "castwise.errors"
 _ERRORS = {"TechniqueError": "RuntimeError", "UsageError": "ValueError"}
+_FOR_CHECKERS = re.compile(r"  # (type: ignore|noqa).*")
 
 
 @dataclass(frozen=True)
@@ -48,15 +50,46 @@ class _Module:
     imports: dict[str, _Import] = field(default_factory=dict)
 
 
-def copy_definitions(roots: Iterable[str], without: frozenset[str] = frozenset()) -> tuple[list[str], str]:
+def copy_definitions(
+    roots: Iterable[str], without: frozenset[str] = frozenset(), script: str | None = None
+) -> tuple[list[str], str]:
     """Return the imports and the text of some definitions and of everything that they use, in an order that runs.
 
-    Functions may be left out, and with them the `if` statements that call them.
+    Args:
+        roots: The definitions.
+        without: Functions that are left out, and with them the `if` statements that call them.
+        script: What uses the definitions. Methods that neither it nor they read are left out.
 
     Raises:
         KeyError: A module does not define such a name.
         ValueError: Two modules define the same name in different ways.
     """
+    roots = list(roots)
+    unread: frozenset[str] = frozenset()
+    imports, text = _copy(roots, without, unread)
+    while script is not None and (more := _unread_methods(text, script)):
+        unread |= more
+        imports, text = _copy(roots, without, unread)
+    return imports, text
+
+
+def _unread_methods(text: str, script: str) -> frozenset[str]:
+    """Return the methods of copied classes, of which none but castwise's may be called, that nothing reads."""
+    trees = [ast.parse(text), ast.parse(script)]
+    read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    classes = {node.name: node for node in trees[0].body if isinstance(node, ast.ClassDef)}
+    defined = {
+        inner.name
+        for node in classes.values()
+        if {ast.unparse(base) for base in node.bases} <= classes.keys()
+        for inner in node.body
+        if isinstance(inner, ast.FunctionDef) and not inner.name.startswith("__")
+    }
+    return frozenset(defined - read)
+
+
+def _copy(roots: Iterable[str], without: frozenset[str], unread: frozenset[str]) -> tuple[list[str], str]:
+    """Return the imports and the text of definitions, and of what they use, without some functions and methods."""
     imports: set[str] = set()
     errors: set[str] = set()
     taken: dict[str, set[str]] = {}  # names by module, in the order in which modules have to stand
@@ -64,7 +97,7 @@ def copy_definitions(roots: Iterable[str], without: frozenset[str] = frozenset()
     def place(module: str) -> None:
         """Give a module its place, after all modules that it imports."""
         if module not in taken and module != _ERRORS_MODULE:
-            for each in _parse(module, without).imports.values():
+            for each in _parse(module, without, unread).imports.values():
                 if each.is_own:
                     place(each.module)
             taken[module] = set()
@@ -74,7 +107,7 @@ def copy_definitions(roots: Iterable[str], without: frozenset[str] = frozenset()
         if module == _ERRORS_MODULE:
             errors.add(name)
             return
-        parsed = _parse(module, without)
+        parsed = _parse(module, without, unread)
         if name not in parsed.definitions:
             raise KeyError(f"{module} does not define {name}")
         place(module)
@@ -94,14 +127,14 @@ def copy_definitions(roots: Iterable[str], without: frozenset[str] = frozenset()
     for root in roots:
         take(*root.split(":"))
     defined = "\n".join(f"{name} = {_ERRORS[name]}" for name in sorted(errors))
-    return sorted(imports), "\n\n\n".join(filter(None, [defined, *_texts(taken, without)]))
+    return sorted(imports), "\n\n\n".join(filter(None, [defined, *_texts(taken, without, unread)]))
 
 
-def _texts(taken: Mapping[str, Iterable[str]], without: frozenset[str]) -> Iterator[str]:
+def _texts(taken: Mapping[str, Iterable[str]], without: frozenset[str], unread: frozenset[str]) -> Iterator[str]:
     """Yield the texts of definitions, by module; one that several modules have only once."""
     yielded: dict[str, str] = {}
     for module, names in taken.items():
-        definitions = _parse(module, without).definitions
+        definitions = _parse(module, without, unread).definitions
         for name in sorted(names, key=lambda name: definitions[name].line):
             text = definitions[name].text
             if yielded.get(name, text) != text:
@@ -112,7 +145,7 @@ def _texts(taken: Mapping[str, Iterable[str]], without: frozenset[str]) -> Itera
 
 
 @lru_cache
-def _parse(module: str, without: frozenset[str]) -> _Module:
+def _parse(module: str, without: frozenset[str], unread: frozenset[str]) -> _Module:
     package, *inner = module.split(".")
     spec = find_spec(package)  # of the package alone: to find a module in it, it would be imported
     if spec is None or spec.origin is None:
@@ -125,12 +158,12 @@ def _parse(module: str, without: frozenset[str]) -> _Module:
         if isinstance(node, ast.Import | ast.ImportFrom):
             parsed.imports |= _imported(node)
         elif names := _bound(node):
-            parsed.definitions |= dict.fromkeys(names, _read(node, lines, without))
+            parsed.definitions |= dict.fromkeys(names, _read(node, lines, without, unread))
         elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
             # A statement about a definition comes with it: `f.register_autograd(g)` with `f`.
             about = ast.unparse(node).partition(".")[0]
             statement = f"{about} at line {node.lineno}"
-            parsed.definitions[statement] = _read(node, lines, without)
+            parsed.definitions[statement] = _read(node, lines, without, unread)
             parsed.definitions[about].uses.add(statement)
     return parsed
 
@@ -155,25 +188,34 @@ def _bound(node: ast.stmt) -> list[str]:
     return [n.id for target in targets if target is not None for n in ast.walk(target) if isinstance(n, ast.Name)]
 
 
-def _read(node: ast.stmt, lines: list[str], without: frozenset[str]) -> _Definition:
+def _read(node: ast.stmt, lines: list[str], without: frozenset[str], unread: frozenset[str]) -> _Definition:
     """Return a statement with its decorators and the comments above it, without imports of castwise's modules."""
-    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+    first = _first_line(node)
     while first > 1 and lines[first - 2].startswith("#"):
         first -= 1
     branches = [inner for inner in ast.walk(node) if isinstance(inner, ast.If) and without & _names(inner)]
     assert not any(branch.orelse for branch in branches), "it would be left out, too"
-    unused = {id(inner) for branch in branches for inner in ast.walk(branch)}
+    methods = [inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.FunctionDef)]
+    left_out = [*branches, *(method for method in methods if isinstance(node, ast.ClassDef) and method.name in unread)]
+    unused = {id(inner) for each in left_out for inner in ast.walk(each)}
     own = [n for n in ast.walk(node) if isinstance(n, ast.ImportFrom) and str(n.module).startswith(_PACKAGE)]
     imports: dict[str, _Import] = {}
     for inner in own:
         imports |= {} if id(inner) in unused else _imported(inner)
     dropped: set[int] = set()
-    for statement in (*own, *branches):
+    for statement in (*own, *left_out):
         end = statement.end_lineno or statement.lineno
-        dropped |= {*range(statement.lineno, end + 1 + (not lines[end].strip()))}  # with an empty line behind it
+        is_last = end == len(lines) or not lines[end].strip()  # an empty line behind it goes, too
+        dropped |= {*range(_first_line(statement), end + 1 + is_last)}
     last = node.end_lineno or node.lineno
-    kept = [lines[number - 1] for number in range(first, last + 1) if number not in dropped]
-    return _Definition("\n".join(kept), first, _names(node, unused), imports)
+    text = "\n".join(lines[number - 1] for number in range(first, last + 1) if number not in dropped)
+    return _Definition(_FOR_CHECKERS.sub("", text).rstrip(), first, _names(node, unused), imports)
+
+
+def _first_line(node: ast.stmt) -> int:
+    """Return the line in which a statement begins, with its decorators."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])
 
 
 def _names(node: ast.AST, unused: Collection[int] = ()) -> set[str]:

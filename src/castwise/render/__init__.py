@@ -1,1 +1,0 @@
-"""Scripts with the loop of a recommendation: `emit`."""
