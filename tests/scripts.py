@@ -154,6 +154,7 @@ def check_whole(texts: Iterable[str], wrapped: set[str], folder: Path) -> None:
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
         modules = {str(getattr(node, "module", None) or alias.name) for node in imports for alias in node.names}
         assert not any(name.startswith("castwise") for name in modules), text
+        assert not any("._" in name for name in modules), "a private module"
         assert _rebound_names(tree) <= wrapped, text
     undefined_names = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F821", folder]
     done = subprocess.run(undefined_names, capture_output=True, text=True, check=False)

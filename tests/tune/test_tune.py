@@ -527,6 +527,15 @@ def test_there_is_no_script_if_nothing_was_compared(command: CommandLine, tmp_pa
     assert "is not written: nothing was compared" in done.err
 
 
+def test_there_is_no_script_of_the_plain_loop(command: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    slow = engine(lambda spec: 0.5 if spec.techniques else 1.0)
+    arguments = ("tune", "resnet50", "--precision", "fp32", "--emit", file, "--results", command.results)
+    done = command(*arguments, engine=slow)
+    assert (done.code, file.exists()) == (0, False)
+    assert f"{file} is not written: the fastest loop is the plain one. Keep yours." in done.err
+
+
 @pytest.mark.parametrize("number", [3, 30])
 def test_an_interrupt_keeps_what_was_measured(command: CommandLine, tmp_path: Path, number: int) -> None:
     """The third session's process is of the first measurements, without which there is nothing to say."""

@@ -122,16 +122,22 @@ def _write_script(file: Path, job: "Job", found: "TuningResult", options: TuneOp
     from castwise.report.files import atomic_write
     from castwise.spec.quantities import format_bytes
     from castwise.spec.user_model import locate
+    from castwise.tune.measurements import key_of
     from castwise.tune.render import chosen, measured_words, simplest
 
     limit = options.memory_bytes
     spec = simplest(found, limit) if simple else chosen(found, limit)
+    which = f"the {'simplest' if simple else 'fastest'} loop"
+    which += "" if limit is None else f" within {format_bytes(limit)}"
     if spec is None or not found.was_compared:
         why = "nothing was compared with the plain loop"
         if found.was_compared:
             why = f"no loop that was tried fits into {format_bytes(limit)}"
         print(f"{file} is not written: {why}.", file=sys.stderr)
         return FAILED
+    if key_of(spec) == key_of(found.start):
+        print(f"{file} is not written: {which} is the plain one. Keep yours.", file=sys.stderr)
+        return 0
     measured = measured_words(found, spec)
     parts = None
     if spec.user_model is not None:  # records leave out the folder, which a script has to know
@@ -140,7 +146,5 @@ def _write_script(file: Path, job: "Job", found: "TuningResult", options: TuneOp
     files = script_of(spec, file, measured, parts)
     for path, text in files.items():
         atomic_write(path, text.encode())
-    loop = f"the {'simplest' if simple else 'fastest'} loop"
-    which = loop if limit is None else f"{loop} within {format_bytes(limit)}"
     print(f"{' and '.join(map(str, files))}: {which} as a script", file=sys.stderr)
     return 0
