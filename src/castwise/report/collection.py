@@ -142,15 +142,8 @@ class ComparisonGroup:
     def times_reference(self, config: Row) -> float | None:
         """Return how many times as fast as its reference a configuration is; None without one."""
         reference = self.reference_of(config)
-        if reference is None or reference.throughput is None or config.throughput is None:
-            return None
-        spec, plain = config.trial.spec, reference.trial.spec
-        is_paired = spec.techniques == () and plain.precision == BASELINE and spec.parallelism == plain.parallelism
-        if is_paired and config.speedup is not None:
-            return config.speedup
-        if plain.precision == AS_WRITTEN and (ratio := config.over(reference)) is not None:
-            return ratio.value
-        return config.throughput / reference.throughput
+        ratio = None if reference is None else config.over(reference)
+        return None if ratio is None else ratio.value
 
     @property
     def description(self) -> str:

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from castwise.analysis.decide import references_among
 from castwise.analysis.result_table import compare
-from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import DEFAULT
@@ -166,7 +165,7 @@ class LiveProgress:
             return ""
         text = f"{format_rate(row.throughput)} {unit_of(trial)}/s"
         reference = next((each for each in references_among(rows) if each.trial.status == "ok"), row)
-        ratio = None if reference is row else speedup_estimate(reference.trials, row.trials)
+        ratio = None if reference is row else row.over(reference)
         name = "default" if reference.trial.spec.precision == DEFAULT else reference.trial.spec.precision
         return text if ratio is None else f"{text}, {format_ratio(ratio.value)} {name}"
 

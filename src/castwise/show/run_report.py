@@ -10,7 +10,6 @@ from castwise.analysis.decide import Advice, references_among
 from castwise.analysis.energy import Prices, energy_of, power_watts
 from castwise.analysis.model_flops import float8_of, fp8_share, model_flops_values
 from castwise.analysis.result_table import Row
-from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.analysis.steady_metrics import cold_start_seconds, data_share
 from castwise.analysis.warnings import warnings_of_all
@@ -145,7 +144,7 @@ def short_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
 
 def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
     is_ok = row.trial.status == "ok"
-    over = {name: _over(reference, row) for name, reference in references.items() if is_ok}
+    over = {name: row.over(reference) for name, reference in references.items() if is_ok}
     first = next(iter(references.values()), None)
     verdict: str | None = row.verdict.kind if row.verdict else None
     if first is not None and _loop(row) != _loop(first):
@@ -166,12 +165,6 @@ def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
         "peak_allocated_bytes": row.peak_allocated_bytes,
         "verdict": verdict if is_ok else row.trial.status,
     }
-
-
-def _over(reference: Row, row: Row) -> Estimate | None:
-    return (
-        Estimate(1.0, 1.0, 1.0, len(row.trials)) if row is reference else speedup_estimate(reference.trials, row.trials)
-    )
 
 
 def _loop(row: Row) -> tuple[object, ...]:
