@@ -74,38 +74,44 @@ def _is_probe(advice: Advice, others: Sequence[Advice]) -> bool:
 def headline(collection: Collection, answers: Sequence[Answer]) -> str:
     """Return all answers in a line, the title of a report: what trains how many times as fast, on what."""
     if not answers:
-        largest: dict[str, list[str]] = {}  # batches, by workload
-        for each in max_batches_of(collection.trials):
-            loop = ", ".join((each.spec.precision, *each.spec.techniques))
-            size = "none" if each.largest is None else f"{each.largest.spec.batch_size:,}"
-            largest.setdefault(each.spec.workload, []).append(f"{size} in {loop}")
-        named = [f"{name} {', '.join(sizes)}" for name, sizes in largest.items()][:_MAX_NAMES]
-        return f"Largest batches that train: {'; '.join(named)}" if named else "No trial was measured"
+        return _largest_batches(collection)
     devices = list(dict.fromkeys(short_name(machine.device_name) for machine in collection.machines.values()))
     where = " on " + truncate_list(devices, most=_MAX_NAMES)
     models = list(dict.fromkeys(answer.advice.workload for answer in answers))
-    best = ranked(answers)[0]
     if len(models) == 1:
+        best = ranked(answers)[0]
         more = f"; {pluralize(len(answers) - 1, 'more setting')} below" if len(answers) > 1 else ""
         batch = f", batch {best.advice.batch_size}" if more else ""
         return f"{models[0]}{batch}{where}: {_outcome(best)}{more}"
     what = f"{len(models)} models" + (f" in {len(answers)} settings" if len(answers) > len(models) else "")
-    taken = [each for each in answers if each.advice.decision == "take" and each.advice.speedup is not None]
-    whole, cut = ([each for each in taken if bool(each.advice.cut) is is_cut] for is_cut in (False, True))
-    over = " or ".join(
-        dict.fromkeys(_name(each.advice.reference.precision) for each in whole or cut if each.advice.reference)
-    )
-    parts = [f"{len(whole)} train faster than {over}, {_span(whole)}"] if whole else []
-    if cut:
-        parts.append(f"{len(cut)} faster than {over} in runs cut short, {_span(cut)}")
-    rest = Counter(WORDS[a.advice.decision] for a in answers if a.advice.decision != "take" or a.advice.speedup is None)
+    return f"{what}{where}: {_counts([answer.advice for answer in answers])}"
+
+
+def _counts(advice: Sequence[Advice]) -> str:
+    """Return how many answers are to take what is faster, by how much, and how many are none."""
+    faster = [each for each in advice if each.decision == "take" and each.speedup is not None]
+    parts = []
+    for own, form in (
+        ([each for each in faster if not each.cut], "{} train faster than {}, {}"),
+        ([each for each in faster if each.cut], "{} faster than {} in runs cut short, {}"),
+    ):
+        gains = sorted(each.speedup or 0.0 for each in own)
+        over = " or ".join(dict.fromkeys(_name(each.reference.precision) for each in own if each.reference))
+        span = " to ".join(dict.fromkeys(f"{gain:.2f}×" for gain in (gains[:1] + gains[-1:])))
+        parts += [form.format(len(own), over, span)] if own else []
+    rest = Counter(WORDS[each.decision] for each in advice if each not in faster)
     parts += [f"{rest[word]} {word}" for word in WORDS.values() if rest[word]]
-    return f"{what}{where}: {'; '.join(parts)}"
+    return "; ".join(parts)
 
 
-def _span(answers: Sequence[Answer]) -> str:
-    gains = sorted(each.advice.speedup for each in answers if each.advice.speedup is not None)
-    return " to ".join(dict.fromkeys(f"{gain:.2f}×" for gain in (gains[0], gains[-1])))
+def _largest_batches(collection: Collection) -> str:
+    largest: dict[str, list[str]] = {}  # batches, by workload
+    for each in max_batches_of(collection.trials):
+        loop = ", ".join((each.spec.precision, *each.spec.techniques))
+        size = "none" if each.largest is None else f"{each.largest.spec.batch_size:,}"
+        largest.setdefault(each.spec.workload, []).append(f"{size} in {loop}")
+    named = [f"{name} {', '.join(sizes)}" for name, sizes in largest.items()][:_MAX_NAMES]
+    return f"Largest batches that train: {'; '.join(named)}" if named else "No trial was measured"
 
 
 def ranked(answers: Sequence[Answer]) -> list[Answer]:

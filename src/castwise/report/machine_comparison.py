@@ -315,27 +315,37 @@ def _measured_result(name: str, rows: Sequence[Row]) -> MachineResult:
     trials = [trial for row in rows for trial in row.trials]
     shown = next((trial for trial in trials if trial.status != "ok"), trials[0])
     is_training = shown.spec.kind == "training"
-    rates = [throughput_of(trial) for trial in trials if is_training or was_timed(trial)]
-    whole = [trial for trial in trials if is_training and training_metrics.is_whole(trial)]
-    splits = [training_metrics.split(trial) for trial in whole]
-    totals = [split.total for split in splits if split is not None and split.total > 0]
-    units, cut = None, ""
-    if whole and whole[0].facts is not None:
-        samples = sum(epoch.num_samples for rank in whole[0].ranks for epoch in rank.epochs)
-        units = samples * whole[0].facts.units_per_sample
-    if is_training and len(whole) < len(trials):
-        cut = training_metrics.length_in_words(shown) + ("" if shown.status == "ok" else f", {shown.status}")
-    return MachineResult(
+    result = MachineResult(
         machine=name,
         spec=shown.spec,
         status=shown.status,
         message=shown.message,
-        unit_seconds=tuple(1 / rate for rate in rates if rate is not None),
-        run_seconds=tuple(totals) if len(totals) == len(trials) else (),
-        units=units,
-        speedup=None if is_training else rows[0].speedup_estimate,
+        unit_seconds=tuple(1 / rate for trial in trials if was_timed(trial) and (rate := throughput_of(trial))),
+        speedup=rows[0].speedup_estimate,
         trials=tuple(trials),
         unit_joules=tuple(joules for trial in trials if (joules := joules_per_unit(trial))),
+    )
+    return _of_runs(result, shown) if is_training else result
+
+
+def _of_runs(result: MachineResult, shown: Trial) -> MachineResult:
+    """Return the result of training runs, with the wall times of whole ones."""
+    rates = [rate for trial in result.trials if (rate := throughput_of(trial)) is not None]
+    whole = [trial for trial in result.trials if training_metrics.is_whole(trial)]
+    totals = [split.total for trial in whole if (split := training_metrics.split(trial)) and split.total > 0]
+    is_all = len(whole) == len(result.trials)
+    units, cut = None, ""
+    if whole and whole[0].facts is not None:
+        samples = sum(epoch.num_samples for rank in whole[0].ranks for epoch in rank.epochs)
+        units = samples * whole[0].facts.units_per_sample
+    if not is_all:
+        cut = training_metrics.length_in_words(shown) + ("" if shown.status == "ok" else f", {shown.status}")
+    return replace(
+        result,
+        unit_seconds=tuple(1 / rate for rate in rates),
+        run_seconds=tuple(totals) if len(totals) == len(result.trials) else (),
+        units=units,
+        speedup=None,
         cut=cut,
     )
 
@@ -394,10 +404,7 @@ def _row(machines: Sequence[ComparedMachine], key: Key, margin: float, prices: M
     is_whole = bool(timed) and all(each.run_seconds for each in timed)
     source_batches = (machine.results[key].baseline_batch for machine in present)
     batch = next(filter(None, source_batches), spec.batch_size)
-    # The units of a whole run are the same on every machine and in every precision.
-    known = (each for machine in machines for each in machine.results.values() if each.units)
-    alike = (each for each in known if each.group_key == key[3:] and each.spec.batch_size == spec.batch_size)
-    units = next((each.units for each in alike), None)
+    units = _units_of(machines, key)
     results = []
     for machine in present:
         result = machine.results[key]
@@ -410,6 +417,12 @@ def _row(machines: Sequence[ComparedMachine], key: Key, margin: float, prices: M
             result = _beside(base, result, _verdict(machines[0].name, base, result, margin))
         results.append(_priced(result, prices))
     return ComparisonRow(spec, tuple(results), batch, is_whole)
+
+
+def _units_of(machines: Sequence[ComparedMachine], key: Key) -> float | None:
+    """Return the units of a whole run: the same on every machine and in every precision."""
+    known = (each for machine in machines for each in machine.results.values() if each.units)
+    return next((each.units for each in known if each.key[2:] == key[2:]), None)
 
 
 def _beside(base: MachineResult | None, result: MachineResult, verdict: Verdict) -> MachineResult:
