@@ -16,7 +16,7 @@ from typing import Any
 from stored import RECORDS, load, markdown
 
 from castwise.analysis.causes import MEMORY, PRODUCTS, UPDATE, Diagnosis, diagnose
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import rows_of_steps
 from castwise.orchestrator.job import prepare_profiles
 from castwise.show.notes import measured_on
 from castwise.show.table import markdown_text
@@ -115,7 +115,7 @@ def found_in(folder: Path) -> dict[tuple[str, str, str], Diagnosis]:
             each.row.precision,
             "+".join(each.row.techniques) or NONE,
         ): each
-        for each in diagnose(compare(trials))
+        for each in diagnose(rows_of_steps(trials))
     }
 
 
@@ -168,7 +168,7 @@ def workloads(folder: str) -> str:
     trials = load(RECORDS / (folder or "why"))
     lines = [measured_on(trials), ""]
     cells = []
-    for found in diagnose(compare(trials)):
+    for found in diagnose(rows_of_steps(trials)):
         row, counters = found.row, found.counters
         first = found.causes[0] if found.causes else None
         shares = (found.share_of(*PRODUCTS), found.share_of(*MEMORY), found.share_of(*UPDATE), found.idle_share)

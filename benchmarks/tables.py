@@ -36,7 +36,7 @@ from castwise.accuracy.advice import with_accuracy
 from castwise.analysis.causes import diagnose
 from castwise.analysis.decide import decide
 from castwise.analysis.model_flops import float8_of, fp8_share
-from castwise.analysis.result_table import Row, compare
+from castwise.analysis.result_table import Row, rows_of_steps
 from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import find_suite, is_search, specs_of
@@ -61,7 +61,7 @@ _MARKED = re.compile(r"(<!-- table: (\w+)(?: ([^\n]+?))? -->\n).*?(<!-- /table -
 @cache
 def rows(folder: str = "trials") -> tuple[Row, ...]:
     """Return every stored trial of a folder with its baseline, in the order of measurement."""
-    return tuple(compare(load(RECORDS / folder)))
+    return tuple(rows_of_steps(load(RECORDS / folder)))
 
 
 def results(workload: str, folder: str = "trials") -> str:
@@ -92,7 +92,7 @@ def why_terminal(names: str) -> str:
     """Return what `castwise why` prints of recorded trials on a terminal of 80 columns."""
     text = io.StringIO()
     paths = (RECORDS / "why" / f"{name}.json" for name in names.split())
-    found = diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths]))
+    found = diagnose(rows_of_steps([Trial.model_validate_json(path.read_text()) for path in paths]))
     console = Console(file=text, width=80, force_terminal=True, color_system=None, emoji=False)
     print_parts(why_report.present(found).parts, console)
     return "\n".join(["```text", *(line.rstrip() for line in text.getvalue().rstrip().splitlines()), "```"]) + "\n"

@@ -18,8 +18,7 @@ from castwise.accuracy.advice import answer_of
 from castwise.accuracy.options import AccuracyOptions
 from castwise.analysis.causes import Diagnosis, LeftOut, diagnose, left_out_of
 from castwise.analysis.decide import Advice
-from castwise.analysis.result_table import MARGIN, Row
-from castwise.analysis.result_table import compare as compare_trials
+from castwise.analysis.result_table import MARGIN, Row, rows_of_steps
 from castwise.errors import UsageError
 from castwise.max_batch.options import MaxBatchOptions
 from castwise.orchestrator.job import prepare, prepare_profiles
@@ -308,7 +307,7 @@ class Diagnoses(Result):
     @cached_property
     def found(self) -> tuple[Diagnosis, ...]:
         """Return a diagnosis of each configuration that was timed."""
-        return tuple(diagnose(compare_trials(self.trials)))
+        return tuple(diagnose(rows_of_steps(self.trials)))
 
     @property
     def _shown(self) -> Presentation:

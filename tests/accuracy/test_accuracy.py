@@ -20,7 +20,7 @@ from castwise.accuracy.advice import with_accuracy
 from castwise.accuracy.render import sentences
 from castwise.accuracy.result import AccuracyResult, runs_of
 from castwise.analysis.decide import decide
-from castwise.analysis.result_table import compare, compare_runs
+from castwise.analysis.result_table import rows_of_runs, rows_of_steps
 from castwise.show.training_table import flat_row
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload, locate
@@ -285,7 +285,7 @@ def test_a_users_score_is_judged_by_a_share_of_the_baselines() -> None:
     assert mixed.verdict is not None
     assert narrow.verdict is not None
     assert (mixed.verdict.kind, narrow.verdict.kind) == ("as good", "worse"), "the margin is 1 % of 22"
-    assert [flat_row(run)["final_score"] for run in compare_runs(runs[:2])] == [20.0, 21.001]
+    assert [flat_row(run)["final_score"] for run in rows_of_runs(runs[:2])] == [20.0, 21.001]
 
 
 def test_the_baselines_own_divergence_is_told() -> None:
@@ -411,7 +411,7 @@ def test_runs_of_a_file_before_it_was_edited_say_nothing() -> None:
     changes: dict[str, object] = {"workload": "own.py:build", "data_set": "synthetic"}
     rounds = itertools.product(("fp32", "bf16-mixed"), range(3))
     steps = [steady(precision, repeat, **changes, user_model=new) for precision, repeat in rounds]
-    (item,) = decide(compare(steps))
+    (item,) = decide(rows_of_steps(steps))
     for model, expected in ((new, "as good as fp32"), (old, "untested: your function")):
         runs = []
         for precision, seed in itertools.product(("fp32", "bf16-mixed"), range(5)):

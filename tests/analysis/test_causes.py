@@ -18,7 +18,7 @@ from fake_engine import (
 from fake_gpu import fake_gpu_facts, fake_reading
 
 from castwise.analysis.causes import Diagnosis, diagnose, try_line
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import rows_of_steps
 from castwise.records.schema import GpuCounters, StepFlops, Trial
 from castwise.spec.typed import TypedLine
 from castwise.spec.types import CauseName
@@ -84,7 +84,7 @@ def kernel(kind: str, share: float, name: str = "kernel", operator: str = "", *s
 
 
 def last(*trials: Trial) -> Diagnosis:
-    return diagnose(compare(trials))[-1]
+    return diagnose(rows_of_steps(trials))[-1]
 
 
 def names(found: Diagnosis) -> list[str]:
@@ -295,7 +295,7 @@ def test_what_is_not_known_is_said() -> None:
     assert last(step(classes=FULL, products={}, sm_share=0.9)).missing[0].endswith("no FLOPs were counted")
     assert last(step(device="cpu")).missing == ()
     failed = fake_trial(fake_spec("fp16-true"), status="oom", step_seconds=())
-    assert diagnose(compare([failed])) == []
+    assert diagnose(rows_of_steps([failed])) == []
 
 
 def test_the_fastest_16_bit_format_has_a_ceiling() -> None:
@@ -317,7 +317,7 @@ def test_what_to_try_is_a_command_with_the_loop_s_own_techniques() -> None:
 def recorded(workload: str) -> dict[str, Diagnosis]:
     """Return the diagnoses of an H100's records by precision and techniques."""
     paths = [path for name in PRECISIONS for path in sorted(RECORDS.glob(f"{workload}-{name}*.json"))]
-    found = diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths]))
+    found = diagnose(rows_of_steps([Trial.model_validate_json(path.read_text()) for path in paths]))
     return {"+".join((each.row.precision, *each.row.techniques)): each for each in found}
 
 
@@ -350,7 +350,7 @@ def test_records_of_an_h100_have_their_known_causes(
 
 def test_every_record_s_shares_are_of_one_step() -> None:
     trials = [Trial.model_validate_json(path.read_text()) for path in RECORDS.glob("*.json")]
-    found = diagnose(compare(trials))
+    found = diagnose(rows_of_steps(trials))
     assert len(found) == len(trials)
     for each in found:
         assert sum(each.shares.values()) + (each.idle_share or 0.0) == pytest.approx(1, abs=0.01)
@@ -368,7 +368,9 @@ def test_what_the_evidence_does_not_tell_is_named_with_the_command_that_does() -
     own = last(step("fp16-mixed", {TENSOR: 75}, workload="own:Net", batch_size=16))
     call = 'castwise.compare(..., precision="fp16-mixed", techniques="none,no-step-sync")'
     assert any(call in line for line in own.missing)
-    named = diagnose(compare([step("fp16-mixed", {TENSOR: 75}, workload="m.py:build")]), typed=TypedLine(("sub/m.py",)))
+    named = diagnose(
+        rows_of_steps([step("fp16-mixed", {TENSOR: 75}, workload="m.py:build")]), typed=TypedLine(("sub/m.py",))
+    )
     assert any("`castwise run sub/m.py --precision fp16-mixed --batch" in line for line in named[-1].missing)
     by_products = last(step(classes=FULL, profile=product(40, "align1", WORDS[0], (768, 30522)), products={}))
     assert not any("space-to-depth" in line for line in by_products.missing)  # which changes a convolution

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from castwise.analysis.code_snippets import framework_snippets, loop_patch, own_calls, pytorch_code, script_code
 from castwise.analysis.decide import decide
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import rows_of_steps
 from castwise.apply.precision import numeric_state
 from castwise.records.schema import Facts, Trial
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
@@ -336,7 +336,7 @@ def lines_of(**seconds: float) -> list[str]:
         for repeat in (0, 1)
         for name, each in seconds.items()
     ]
-    (advice,) = decide(compare(trials))
+    (advice,) = decide(rows_of_steps(trials))
     return snippet_lines(advice)
 
 

@@ -6,7 +6,7 @@ from fake_gpu import fake_reading
 from syrupy.assertion import SnapshotAssertion
 
 from castwise.analysis.decide import Advice, Decision, decide
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import rows_of_steps
 from castwise.records.schema import Environment, Status, Trial
 from castwise.spec.user_model import UserModel
 
@@ -14,7 +14,7 @@ SAME = (1.0, 1.0, 1.0)  # the gains of three rounds without noise
 
 
 def advise(*trials: Trial) -> Advice:
-    (advice,) = decide(compare(trials))
+    (advice,) = decide(rows_of_steps(trials))
     return advice
 
 
@@ -386,7 +386,7 @@ def test_advice_is_per_workload_batch_size_and_number_of_gpus() -> None:
     trials += rounds(at("fp32", 1, batch_size=8), at("tf32", 2, batch_size=8))
     trials += rounds(at("fp32", 1, workload="dpn92"))
     trials += rounds(at("fp32", 0.9, **two), at("bf16-mixed", 3, **two))
-    advice = decide(compare(trials))
+    advice = decide(rows_of_steps(trials))
     assert [(item.workload, item.precision) for item in advice] == [
         ("resnet50", None),
         ("resnet50", "tf32"),

@@ -5,7 +5,7 @@ from fake_engine import fake_environment, fake_spec, fake_trial
 from fake_gpu import fake_reading
 
 from castwise.analysis.model_flops import model_flops_per_second, model_flops_utilization, sm_clock_hertz
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import rows_of_steps
 from castwise.records.schema import StepFlops, Trial
 from castwise.show.run_report import data_table, flat_row
 
@@ -65,10 +65,10 @@ def test_the_clock_is_a_mean_over_time() -> None:
 
 def test_the_first_trial_counts_for_all_of_its_configuration() -> None:
     rounds = [trial({"bf16": 49_475_000_000_000}), trial(repeat=1)]
-    (row,) = compare(rounds)
+    (row,) = rows_of_steps(rounds)
     values = flat_row(row)
     assert values["model_flops_utilization"] == pytest.approx(0.5)
     texts = {field.title: field.text(values) for field in data_table([row]).columns}
     assert texts["model TFLOP/s"] == "494.7"
     assert texts["MFU"] == "50.0 %"
-    assert "MFU" not in {field.title for field in data_table(compare([trial()])).columns}
+    assert "MFU" not in {field.title for field in data_table(rows_of_steps([trial()])).columns}

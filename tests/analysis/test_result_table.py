@@ -3,7 +3,7 @@ import math
 import pytest
 from fake_engine import fake_spec, fake_trial
 
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import rows_of_steps
 from castwise.records.schema import Trial
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
@@ -39,11 +39,11 @@ def trial(precision: str, seconds: float, peak: int | None = 2**30, **changes: o
 
 def test_a_speedup_is_baseline_time_over_candidate_time() -> None:
     trials = [trial("bf16-mixed", 0.1, peak=150), trial("fp32", 0.3, peak=300), trial("tf32", 0.2, peak=None)]
-    rows = compare(trials)
+    rows = rows_of_steps(trials)
     assert [row.trial for row in rows] == trials, "wherever the baseline stands"
     assert [row.speedup for row in rows] == [pytest.approx(3), pytest.approx(1), pytest.approx(1.5)]
     assert [row.memory_ratio for row in rows] == [pytest.approx(0.5), pytest.approx(1), None]
-    assert compare([]) == []
+    assert rows_of_steps([]) == []
 
 
 @pytest.mark.parametrize("name", list(CHANGES))
@@ -51,7 +51,7 @@ def test_only_like_is_compared_with_like(name: str) -> None:
     assert set(CHANGES) == set(TrialSpec.model_fields), "a new field needs a value in CHANGES"
     baseline = trial("fp32", 0.3)
     spec = fake_spec("bf16-mixed").model_copy(update=CHANGES[name])
-    row = compare([baseline, fake_trial(spec)])[1]
+    row = rows_of_steps([baseline, fake_trial(spec)])[1]
     assert (row.speedup is not None) == (name in COMPARED)
     assert (row.memory_ratio is not None) == (name in COMPARED)
 
@@ -59,21 +59,21 @@ def test_only_like_is_compared_with_like(name: str) -> None:
 @pytest.mark.parametrize("status", ["oom", "diverged"])
 def test_a_baseline_that_did_not_end_well_gives_no_ratios(status: str) -> None:
     baseline = trial("fp32", 0.3).model_copy(update={"status": status})
-    row = compare([baseline, trial("bf16-mixed", 0.1)])[1]
+    row = rows_of_steps([baseline, trial("bf16-mixed", 0.1)])[1]
     assert row.speedup is None
     assert row.memory_ratio is None
     assert row.throughput == pytest.approx(2560)
 
 
 def test_a_trial_without_samples_has_no_figures_and_no_ratios() -> None:
-    row = compare([trial("fp32", 0.3), fake_trial(fake_spec("bf16-mixed"), status="oom", step_seconds=())])[1]
+    row = rows_of_steps([trial("fp32", 0.3), fake_trial(fake_spec("bf16-mixed"), status="oom", step_seconds=())])[1]
     assert (row.throughput, row.spread, row.step_seconds, row.speedup, row.memory_ratio) == (None,) * 5
     assert (row.final_loss, row.final_step, row.skipped_steps) == (None, None, 0)
 
 
 def test_a_diverged_trial_keeps_its_loss() -> None:
     diverged = fake_trial(fake_spec("fp16-true"), status="diverged", losses=(math.nan,))
-    row = compare([trial("fp32", 0.3), diverged])[1]
+    row = rows_of_steps([trial("fp32", 0.3), diverged])[1]
     assert row.final_loss is not None
     assert math.isnan(row.final_loss)
     assert row.speedup == pytest.approx(3)
@@ -81,13 +81,13 @@ def test_a_diverged_trial_keeps_its_loss() -> None:
 
 def test_the_first_of_several_baselines_counts() -> None:
     # `--precision fp32 --loss-scale none,128`: fp32 as it is, and fp32 with a scaled loss.
-    rows = compare([trial("fp32", 0.3), trial("fp32", 0.6, loss_scale="128"), trial("tf32", 0.1)])
+    rows = rows_of_steps([trial("fp32", 0.3), trial("fp32", 0.6, loss_scale="128"), trial("tf32", 0.1)])
     assert [row.speedup for row in rows] == [pytest.approx(1), pytest.approx(0.5), pytest.approx(3)]
 
 
 def test_scaling_efficiency() -> None:
     two = {"world_size": 2, "parallelism": "ddp"}
-    rows = compare(
+    rows = rows_of_steps(
         [
             trial("bf16-mixed", 0.125, **two),
             trial("bf16-mixed", 0.1),
@@ -103,7 +103,7 @@ def test_scaling_efficiency() -> None:
 
 def test_scaling_efficiency_ignores_techniques_for_several_gpus() -> None:
     loop, two = ("compile", "cuda-graph"), {"world_size": 2, "parallelism": "ddp"}
-    rows = compare(
+    rows = rows_of_steps(
         [
             trial("fp32", 0.1, techniques=loop),
             trial("fp32", 0.125, techniques=("compile", "coalesced-reduce", "cuda-graph"), **two),
@@ -117,12 +117,12 @@ def test_scaling_efficiency_ignores_techniques_for_several_gpus() -> None:
 def test_scaling_efficiency_needs_the_same_configuration_on_one_gpu(change: dict[str, object]) -> None:
     alone = fake_trial(fake_spec("bf16-mixed").model_copy(update=change))
     spread = fake_trial(fake_spec("bf16-mixed", world_size=2, parallelism="ddp"))
-    assert compare([alone, spread])[1].scaling_efficiency is None
+    assert rows_of_steps([alone, spread])[1].scaling_efficiency is None
 
 
 def test_loop_speedup() -> None:
     graph = {"techniques": ("cuda-graph",)}
-    rows = compare(
+    rows = rows_of_steps(
         [
             trial("bf16-mixed", 0.2),
             trial("bf16-mixed", 0.1, **graph),
@@ -138,18 +138,18 @@ def test_loop_speedup() -> None:
 def test_verdicts_are_over_pytorch_s_default_if_it_was_measured() -> None:
     times = {"fp32": 0.3, "default": 0.2, "tf32": 0.2, "bf16-mixed": 0.25}
     trials = [trial(name, seconds, repeat=repeat) for repeat in (0, 1) for name, seconds in times.items()]
-    rows = compare(trials)
+    rows = rows_of_steps(trials)
     assert [row.speedup for row in rows] == [pytest.approx(ratio) for ratio in (1, 1.5, 1.5, 1.2)]
     assert [row.default_speedup for row in rows] == [pytest.approx(ratio) for ratio in (2 / 3, 1, 1, 0.8)]
     assert [row.verdict and row.verdict.kind for row in rows] == ["slower", None, "same", "slower"]
-    over_fp32 = compare([each for each in trials if each.spec.precision != "default"])
+    over_fp32 = rows_of_steps([each for each in trials if each.spec.precision != "default"])
     assert [row.default_speedup for row in over_fp32] == [None] * 3
     assert [row.verdict and row.verdict.kind for row in over_fp32] == [None, "faster", "faster"]
 
 
 def test_a_script_is_compared_with_itself_as_written() -> None:
     times = {"as-written": 0.1, "default": 0.2, "bf16-mixed": 0.05}
-    rows = compare([trial(name, seconds, repeat=repeat) for repeat in (0, 1) for name, seconds in times.items()])
+    rows = rows_of_steps([trial(name, seconds, repeat=repeat) for repeat in (0, 1) for name, seconds in times.items()])
     assert [row.written_speedup for row in rows] == [1.0, pytest.approx(0.5), pytest.approx(2.0)]
     assert [row.default_speedup for row in rows] == [pytest.approx(2.0), 1.0, pytest.approx(4.0)]
     assert [row.verdict and row.verdict.kind for row in rows] == [None, "slower", "faster"]
@@ -158,7 +158,7 @@ def test_a_script_is_compared_with_itself_as_written() -> None:
 @pytest.mark.parametrize("status", ["oom", "crashed"])
 def test_without_a_default_that_ended_well_verdicts_are_over_fp32(status: str) -> None:
     failed = fake_trial(fake_spec("default"), step_seconds=()).model_copy(update={"status": status})
-    rows = compare([failed, *(trial(name, 0.2, repeat=repeat) for repeat in (0, 1) for name in ("fp32", "tf32"))])
+    rows = rows_of_steps([failed, *(trial(name, 0.2, repeat=repeat) for repeat in (0, 1) for name in ("fp32", "tf32"))])
     assert [row.default_speedup for row in rows] == [None] * 3
     assert [row.verdict and row.verdict.kind for row in rows] == [None, None, "same"]
 
@@ -166,9 +166,9 @@ def test_without_a_default_that_ended_well_verdicts_are_over_fp32(status: str) -
 def test_fp8_is_compared_with_bf16_mixed_in_the_same_loop() -> None:
     trials = [trial("bf16-mixed", 0.2, repeat=repeat) for repeat in (0, 1)]
     trials += [trial("fp8-tensorwise", 0.1, repeat=repeat) for repeat in (0, 1)]
-    rival, fp8, alone = compare([*trials, trial("fp8-rowwise", 0.1, techniques=("compile",))])
+    rival, fp8, alone = rows_of_steps([*trials, trial("fp8-rowwise", 0.1, techniques=("compile",))])
     assert (rival.bf16_speedup, fp8.bf16_speedup, alone.bf16_speedup) == (1.0, pytest.approx(2.0), None)
     assert getattr(fp8.verdict, "kind", None) == "faster", "nothing else was measured that it could be over"
-    assert compare(trials[:2])[0].bf16_speedup is None
-    over_default = compare([*trials, trial("default", 0.1)])[1]
+    assert rows_of_steps(trials[:2])[0].bf16_speedup is None
+    over_default = rows_of_steps([*trials, trial("default", 0.1)])[1]
     assert getattr(over_default.verdict, "kind", None) == "inconclusive"

@@ -7,7 +7,7 @@ import pytest
 from fake_engine import fake_environment, fake_run, fake_spec, fake_training, fake_trial
 from fake_gpu import fake_reading
 
-from castwise.analysis.result_table import Row, compare
+from castwise.analysis.result_table import Row, rows_of_steps
 from castwise.analysis.speedup import (
     comparison_key,
     rate_estimate,
@@ -40,7 +40,7 @@ def rounds(*pairs: tuple[float, float], drift: float = 1.0) -> list[Trial]:
 
 
 def rows_of(trials: list[Trial]) -> tuple[Row, Row]:
-    first, second = compare(trials)
+    first, second = rows_of_steps(trials)
     return first, second
 
 
@@ -141,7 +141,7 @@ def test_a_configuration_is_one_row_over_all_processes() -> None:
     [((0.3, 0.3003, 0.2997), "same"), ((0.31, 0.3102, 0.3098), "slower"), ((0.25, 0.35, 0.3), "inconclusive")],
 )
 def test_verdicts_of_rows(after: tuple[float, ...], kind: str) -> None:
-    rows = compare(rounds(*((0.3, second) for second in after)))
+    rows = rows_of_steps(rounds(*((0.3, second) for second in after)))
     assert rows[1].verdict is not None
     assert rows[1].verdict.kind == kind
     assert any("inconclusive" in line for line in remarks(rows)) == (kind == "inconclusive")
@@ -157,7 +157,7 @@ def test_verdicts_of_rows(after: tuple[float, ...], kind: str) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_incomparable_configurations_have_a_reason(other: Trial, words: str) -> None:
-    (_, row) = compare([fake_trial(fake_spec("fp32", protocol=MeasurementProtocol(timeout_seconds=5.0))), other])
+    (_, row) = rows_of_steps([fake_trial(fake_spec("fp32", protocol=MeasurementProtocol(timeout_seconds=5.0))), other])
     assert row.speedup is None
     assert row.verdict is not None
     assert (row.verdict.kind, row.verdict.ratio) == ("incomparable", None)
@@ -169,7 +169,7 @@ def test_incomparable_configurations_have_a_reason(other: Trial, words: str) -> 
 def test_a_process_that_failed_shows_in_its_row() -> None:
     trials = rounds((0.3, 0.1), (0.3, 0.1))
     trials.append(timed("bf16-mixed", None, repeat=2, status="crashed"))
-    row = compare(trials)[1]
+    row = rows_of_steps(trials)[1]
     assert row.trial.status == "crashed"
     assert row.speedup == pytest.approx(3)
 

@@ -7,7 +7,7 @@ import pytest
 from fake_engine import fake_environment, fake_facts, fake_run, fake_training, fake_trial
 
 from castwise.analysis import training_metrics
-from castwise.analysis.result_table import compare_runs
+from castwise.analysis.result_table import rows_of_runs
 from castwise.records.schema import Epoch, RankSamples, Trial
 
 
@@ -44,7 +44,7 @@ WHOLE = (
 
 
 def test_a_whole_run_by_hand() -> None:
-    (figures,) = compare_runs([run("fp32", *WHOLE)])
+    (figures,) = rows_of_runs([run("fp32", *WHOLE)])
     split = training_metrics.split(figures.trial)
     assert split == training_metrics.Split(start=2.0, data=4.0, train=14.0, validation=8.0)
     assert split.total == 28.0
@@ -86,7 +86,7 @@ def test_data_share_of_older_records(reads_loss: bool, share: float | None) -> N
 
 def test_speedup_of_whole_runs_is_the_ratio_of_wall_times() -> None:
     fast = run("fp16-mixed", epoch(4.0, validation_seconds=4.0), epoch(4.0, validation_seconds=4.0))
-    _, figures = compare_runs([run("fp32", *WHOLE), fast])
+    _, figures = rows_of_runs([run("fp32", *WHOLE), fast])
     assert figures.speedup == pytest.approx(28 / 16)
     assert figures.throughput == pytest.approx(200 / 8)
 
@@ -96,7 +96,7 @@ def test_speedup_of_a_shortened_run_is_the_ratio_of_throughputs(which: str) -> N
     slow = (*WHOLE,) if which == "run" else (epoch(30.0, validation_seconds=4.0),)
     fast = (epoch(4.0), epoch(4.0)) if which == "baseline" else (epoch(6.0, shortened=True, num_samples=60),)
     expected = {"both": 30 / 6, "baseline": 30 / 4, "run": 20 / 6 / 2}[which]
-    _, figures = compare_runs([run("fp32", *slow), run("tf32", *fast)])
+    _, figures = rows_of_runs([run("fp32", *slow), run("tf32", *fast)])
     assert figures.speedup == pytest.approx(expected)
     assert [training_metrics.is_whole(run("fp32", *slow)), training_metrics.is_whole(run("tf32", *fast))] == [
         which == "run",
@@ -130,7 +130,7 @@ def test_a_run_that_ended_before_anything_counted_counts_all() -> None:
 
 def test_without_epochs_nothing_is_known() -> None:
     failed = fake_trial(fake_training(), status="oom", step_seconds=())
-    (figures,) = compare_runs([failed])
+    (figures,) = rows_of_runs([failed])
     assert (training_metrics.split(figures.trial), figures.throughput, figures.speedup) == (None, None, None)
     assert (training_metrics.best_accuracy(figures.trial), figures.peak_allocated_bytes) == (None, None)
     assert training_metrics.data_share(failed) is None
@@ -141,7 +141,7 @@ def test_without_epochs_nothing_is_known() -> None:
 
 def test_baselines_of_runs_may_have_other_learning_rates() -> None:
     def speedup(baseline: dict[str, Any], own: dict[str, Any]) -> float | None:
-        figures = compare_runs(
+        figures = rows_of_runs(
             [run("fp32", epoch(4.0), epoch(4.0), **baseline), run("tf32", epoch(2.0), epoch(2.0), **own)]
         )
         return figures[1].speedup
@@ -156,7 +156,7 @@ def test_baselines_of_runs_may_have_other_learning_rates() -> None:
     assert speedup({"status": "diverged"}, {}) is None, "a baseline has to end well"
     assert speedup({}, {"status": "diverged"}) == 2.0
     there = run("fp32", *WHOLE).model_copy(update={"environment": fake_environment(host="elsewhere")})
-    assert compare_runs([there, run("tf32", *WHOLE)])[1].speedup is None
+    assert rows_of_runs([there, run("tf32", *WHOLE)])[1].speedup is None
 
 
 def test_scaling_efficiency_is_over_as_many_single_gpus() -> None:
@@ -164,13 +164,13 @@ def test_scaling_efficiency_is_over_as_many_single_gpus() -> None:
     spec = fake_training("fp32", world_size=2, parallelism="ddp")
     rank = RankSamples(epochs=(epoch(12.5), epoch(12.5)))
     together = fake_run(spec, *rank.epochs).model_copy(update={"ranks": (rank, rank)})
-    single, double = compare_runs([alone, together])
+    single, double = rows_of_runs([alone, together])
     assert single.scaling_efficiency is None
     assert double.scaling_efficiency == pytest.approx(0.8)
     assert double.speedup == 1.0, "its own world's float32 run is itself"
-    assert compare_runs([together])[0].scaling_efficiency is None
+    assert rows_of_runs([together])[0].scaling_efficiency is None
     reduced = together.model_copy(update={"spec": spec.model_copy(update={"techniques": ("coalesced-reduce",)})})
-    assert compare_runs([alone, reduced])[1].scaling_efficiency == pytest.approx(0.8)
+    assert rows_of_runs([alone, reduced])[1].scaling_efficiency == pytest.approx(0.8)
 
 
 def test_best_accuracy_has_the_lowest_validation_loss() -> None:
@@ -207,6 +207,6 @@ def test_peaks_and_skipped_steps_over_all_ranks() -> None:
         RankSamples(epochs=skipping, peak_allocated_bytes=size, driver_used_bytes=2 * size, peak_reserved_bytes=None)
         for size in (1, 3, 2)
     )
-    (figures,) = compare_runs([trial.model_copy(update={"ranks": ranks})])
+    (figures,) = rows_of_runs([trial.model_copy(update={"ranks": ranks})])
     assert figures.skipped_steps == 5
     assert (figures.peak_allocated_bytes, figures.driver_used_bytes, figures.peak_reserved_bytes) == (3, 6, None)

@@ -5,7 +5,7 @@ from fake_engine import fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_gpu_facts, fake_reading
 from syrupy.assertion import SnapshotAssertion
 
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import rows_of_steps
 from castwise.analysis.warnings import WARNING_NAMES, warnings_of, warnings_of_all
 from castwise.records.schema import EnergyMeasurement, StepFlops, TelemetrySummary, Trial
 from castwise.show.notes import remarks
@@ -159,16 +159,16 @@ def test_the_most_serious_warning_is_first() -> None:
 def test_each_kind_of_warning_is_one_remark() -> None:
     off = trial_with(fake_reading(), persistence_mode=False)
     other = off.model_copy(update={"spec": off.spec.model_copy(update={"seed": 1})})
-    (line,) = [line for line in remarks(compare([off, other])) if "persistence" in line]
+    (line,) = [line for line in remarks(rows_of_steps([off, other])) if "persistence" in line]
     assert line.startswith("persistence-off: all trials")
-    (line,) = [line for line in remarks(compare([off, trial_with(fake_reading())])) if "persistence" in line]
+    (line,) = [line for line in remarks(rows_of_steps([off, trial_with(fake_reading())])) if "persistence" in line]
     assert line.startswith("persistence-off: resnet50 fp32 batch 256")
 
 
 def test_a_remark_has_details_of_six_trials_and_counts_the_others() -> None:
     off = trial_with(fake_reading(), persistence_mode=False)
     many = [off.model_copy(update={"spec": off.spec.model_copy(update={"batch_size": size})}) for size in range(1, 10)]
-    (line,) = [line for line in remarks(compare([*many, trial_with(fake_reading())])) if "persistence" in line]
+    (line,) = [line for line in remarks(rows_of_steps([*many, trial_with(fake_reading())])) if "persistence" in line]
     assert line.count("persistence mode is off") == 6
     assert "and 3 more; likely" in line
 
@@ -176,7 +176,7 @@ def test_a_remark_has_details_of_six_trials_and_counts_the_others() -> None:
 def test_missing_telemetry_is_one_remark() -> None:
     note = "not available: gpu (no NVML)"
     trial = trial_with(fake_reading()).model_copy(update={"telemetry_note": note})
-    assert remarks(compare([trial, trial])) == [f"telemetry {note}"]
+    assert remarks(rows_of_steps([trial, trial])) == [f"telemetry {note}"]
 
 
 def test_a_spread_of_thousands_of_per_cent_keeps_its_unit() -> None:

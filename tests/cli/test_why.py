@@ -11,7 +11,7 @@ from fake_engine import FakeEngine, Fault, fake_environment, fake_profile
 
 import castwise
 from castwise.analysis.causes import diagnose
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import rows_of_steps
 from castwise.orchestrator import machine
 from castwise.records.schema import Trial
 from castwise.records.store import load_folder
@@ -54,7 +54,8 @@ def test_two_precisions_fit_on_a_terminal_of_80_columns(
         paths = (RECORDS / f"{workload}-{precision}.json" for precision in (first, "bf16-mixed"))
         console = SafeConsole(width=80, force_terminal=True, record=True)
         print_parts(
-            present(diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths]))).parts, console
+            present(diagnose(rows_of_steps([Trial.model_validate_json(path.read_text()) for path in paths]))).parts,
+            console,
         )
         lines = console.export_text().splitlines()
     else:
@@ -71,7 +72,7 @@ def test_loops_have_one_line_each_on_a_terminal_of_80_columns() -> None:
     paths = [RECORDS / f"resnet50-{name}.json" for name in ("default", "bf16-mixed", "bf16-mixed-channels-last")]
     console = SafeConsole(width=80, force_terminal=True, record=True)
     print_parts(
-        present(diagnose(compare([Trial.model_validate_json(path.read_text()) for path in paths]))).parts, console
+        present(diagnose(rows_of_steps([Trial.model_validate_json(path.read_text()) for path in paths]))).parts, console
     )
     lines = console.export_text().splitlines()
     assert [line.split()[1] for line in lines[3:6]] == ["none", "none", "channels-last"]
@@ -197,7 +198,7 @@ def test_if_all_fail_the_reasons_are_printed(command: CommandLine) -> None:
 
 def test_records_without_a_profile_have_a_table_and_say_so(command: CommandLine) -> None:
     command.run(*TWO, "--rounds", "1")
-    found = diagnose(compare(load_folder(command.results)[0]))
+    found = diagnose(rows_of_steps(load_folder(command.results)[0]))
     console = SafeConsole(width=80, record=True)
     print_parts(present(found, kernels=True).parts, console)
     text = console.export_text()

@@ -11,7 +11,7 @@ from scripts import run_script, spec_of
 
 from castwise.analysis.code_snippets import framework_snippets, pytorch_code
 from castwise.analysis.decide import decide
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import rows_of_steps
 from castwise.emit.script import script_of
 from castwise.errors import UsageError
 from castwise.registry import precisions
@@ -75,7 +75,7 @@ def test_a_new_row_has_its_code_look_and_place(new_row: Precision) -> None:
         for repeat in (0, 1)
         for name in ("fp32", new_row.name)
     ]
-    (advice,) = decide(compare(trials))
+    (advice,) = decide(rows_of_steps(trials))
     assert (advice.precision, advice.code) == (new_row.name, pytorch_code(new_row, "cuda"))
     assert [bool(each.code) for each in framework_snippets(new_row, "cuda")] == [True, True, True]
     assert look_of(new_row.name) == new_row.look
@@ -108,7 +108,7 @@ def test_pytorch_s_default_repeats_fp32_where_there_is_no_tf32(
 def test_a_precision_without_a_row_has_neutral_defaults() -> None:
     spec = fake_spec().model_copy(update={"precision": "int4-mixed"})
     trials = [fake_trial(), fake_trial(spec, step_seconds=(0.01,))]
-    (advice,) = decide(compare(trials))
+    (advice,) = decide(rows_of_steps(trials))
     assert advice.precision is None, "nobody knows whether an unknown precision keeps float32 weights"
     assert "int4-mixed (10.00×) was faster but keeps no float32 weights" in advice.sentence
     assert precision_row("int4-mixed").code == ""

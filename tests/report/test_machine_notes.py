@@ -8,7 +8,7 @@ import pytest
 from conftest import CommandLine
 from fake_engine import fake_environment, fake_facts, fake_run, fake_spec, fake_training, fake_trial
 
-from castwise.analysis.result_table import compare, compare_runs
+from castwise.analysis.result_table import rows_of_runs, rows_of_steps
 from castwise.records.schema import Environment, GpuFacts, Trial
 from castwise.records.store import Store
 from castwise.report.collection import collect
@@ -170,7 +170,7 @@ def test_compare_names_it(command: CommandLine, tmp_path: Path) -> None:
 
 class TestNoRatioAcrossMachines:
     def test_speedup(self) -> None:
-        rows = compare([*measured(SMALL, 100_000, precision="fp32"), *measured(LARGE, 200_000)])
+        rows = rows_of_steps([*measured(SMALL, 100_000, precision="fp32"), *measured(LARGE, 200_000)])
         assert [row.speedup for row in rows] == [1.0, None]
         verdict = rows[1].verdict
         assert verdict is not None
@@ -178,7 +178,7 @@ class TestNoRatioAcrossMachines:
         assert "another cpu, another GPU" in verdict.reason
 
     def test_processes_of_one_configuration(self) -> None:
-        rows = compare([*measured(SMALL, 100_000), *measured(LARGE, 200_000)])
+        rows = rows_of_steps([*measured(SMALL, 100_000), *measured(LARGE, 200_000)])
         assert [len(row.trials) for row in rows] == [1, 1]
 
     def test_a_later_record_of_another_machine_replaces_none(self) -> None:
@@ -189,8 +189,8 @@ class TestNoRatioAcrossMachines:
     def test_loops_of_training_runs(self) -> None:
         plain = fake_run(fake_training(), environment=SMALL)
         tuned = fake_run(fake_training(techniques=("fused-optimizer",)), environment=LARGE)
-        assert tuned_pairs(compare_runs([plain, tuned])) == []
-        assert tuned_pairs(compare_runs([plain, tuned.model_copy(update={"environment": SMALL})])) != []
+        assert tuned_pairs(rows_of_runs([plain, tuned])) == []
+        assert tuned_pairs(rows_of_runs([plain, tuned.model_copy(update={"environment": SMALL})])) != []
 
     def test_a_job_goes_on_from_records_of_its_own_machine(self, tmp_path: Path) -> None:
         store = Store(tmp_path)

@@ -20,7 +20,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from castwise.analysis.decide import Decision, decide
 from castwise.analysis.energy import Prices
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import rows_of_steps
 from castwise.analysis.warnings import TrialWarning
 from castwise.records.schema import GpuCounters, Trial
 from castwise.show import run_report
@@ -87,7 +87,7 @@ ON_GPUS = [trial("fp32", 0.3), trial("fp32", 0.3, **TWO_GPUS), trial("fp32", 0.4
 
 
 def printed(trials: Sequence[Trial], width: int = 80, prices: Prices | None = None, **how: bool) -> str:
-    rows, stream = compare(trials), io.StringIO()
+    rows, stream = rows_of_steps(trials), io.StringIO()
     console = Console(file=stream, width=width, highlight=False)
     print_parts(run_report.present(rows, decide(rows), prices, **how).parts, console)
     return stream.getvalue()
@@ -97,18 +97,18 @@ def as_json(trials: Sequence[Trial]) -> dict[str, list[dict[str, Any]]]:
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
-    rows = compare(trials)
+    rows = rows_of_steps(trials)
     document = json.loads(run_report.present(rows, decide(rows)).text("json"), parse_constant=refuse)
     assert isinstance(document, dict)
     return document
 
 
 def as_csv(trials: Sequence[Trial]) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(run_report.present(compare(trials), []).text("csv"))))
+    return list(csv.DictReader(io.StringIO(run_report.present(rows_of_steps(trials), []).text("csv"))))
 
 
 def as_markdown(trials: Sequence[Trial], *, wide: bool = False) -> str:
-    rows = compare(trials)
+    rows = rows_of_steps(trials)
     return run_report.present(rows, decide(rows), wide=wide).text("markdown")
 
 
@@ -120,7 +120,7 @@ def markdown_rows(trials: Sequence[Trial], *, wide: bool = False) -> list[dict[s
 
 
 def shown(trials: Sequence[Trial]) -> list[str]:
-    return [column.name for column in run_report.data_table(compare(trials)).columns]
+    return [column.name for column in run_report.data_table(rows_of_steps(trials)).columns]
 
 
 def test_a_terminal_shows_table_advice_and_notes(snapshot: SnapshotAssertion) -> None:
@@ -145,7 +145,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("trials", [JOB, ON_GPUS, SETTINGS, rounds(1.05, 1.06, 1.04)], ids=range(4))
 def test_80_columns_are_enough(trials: list[Trial]) -> None:
-    rows = compare(trials)
+    rows = rows_of_steps(trials)
     table = run_report.short_table(rows)
     lines = printed(trials).splitlines()
     header = next(line for line in lines if line.startswith("precision"))
@@ -164,8 +164,8 @@ def test_rows_come_under_what_they_do_not_share() -> None:
 
 
 def test_ratios_are_those_of_the_advice() -> None:
-    (first, _) = decide(compare(SETTINGS))
-    (row,) = (row for row in run_report.short_table(compare(SETTINGS)).rows if row["key"] == first.key)
+    (first, _) = decide(rows_of_steps(SETTINGS))
+    (row,) = (row for row in run_report.short_table(rows_of_steps(SETTINGS)).rows if row["key"] == first.key)
     assert first.over_default is not None
     assert first.over_fp32 is not None
     assert (row["default_speedup"], row["speedup"]) == (first.over_default.value, first.over_fp32.value)
@@ -177,7 +177,7 @@ def test_a_failed_configuration_has_no_speed() -> None:
 
 
 def test_colours_are_for_what_is_taken_slower_or_failed() -> None:
-    rows, stream = compare(JOB), io.StringIO()
+    rows, stream = rows_of_steps(JOB), io.StringIO()
     console = Console(file=stream, force_terminal=True, color_system="standard", width=80)
     print_parts(run_report.present(rows, decide(rows)).parts, console)
     lines = stream.getvalue().splitlines()
@@ -253,10 +253,12 @@ def test_rows_differ_in_gpus_and_parallelism() -> None:
     assert [row["GPUs"] for row in rows] == ["1", "2", "2"]
     assert [row["parallelism"] for row in rows] == ["–", "ddp", "dp"]
     assert [row["scaling"] for row in rows] == ["–", "100.0 %", "75.0 %"]
-    assert headline(compare(ON_GPUS[1:2])).endswith("2 GPUs (ddp)")
-    assert any("all GPUs together" in line for line in remarks(compare(ON_GPUS)))
-    assert any("all CPU processes" in line for line in remarks(compare([trial("fp32", 0.3, device="cpu", **TWO_GPUS)])))
-    assert not any("together" in line for line in remarks(compare(JOB)))
+    assert headline(rows_of_steps(ON_GPUS[1:2])).endswith("2 GPUs (ddp)")
+    assert any("all GPUs together" in line for line in remarks(rows_of_steps(ON_GPUS)))
+    assert any(
+        "all CPU processes" in line for line in remarks(rows_of_steps([trial("fp32", 0.3, device="cpu", **TWO_GPUS)]))
+    )
+    assert not any("together" in line for line in remarks(rows_of_steps(JOB)))
 
 
 @pytest.mark.parametrize(
@@ -272,14 +274,14 @@ def test_energy_of_some_of_the_gpus_is_a_remark(
 ) -> None:
     spec: dict[str, object] = {"world_size": num_gpus, "parallelism": "ddp" if num_gpus > 1 else "none"}
     readings = (fake_reading(num_gpus=num_read, **changes),) * 6
-    lines = remarks(compare([trial("fp32", 0.3, **spec).model_copy(update={"readings": readings})]))
+    lines = remarks(rows_of_steps([trial("fp32", 0.3, **spec).model_copy(update={"readings": readings})]))
     found = [line for line in lines if line.startswith("energy")]
     assert len(found) == (words is not None)
     assert words is None or words in found[0]
 
 
 def test_code_and_messages_are_printed_unchanged() -> None:
-    (advice,) = decide(compare(JOB))
+    (advice,) = decide(rows_of_steps(JOB))
     code = [*advice.code.splitlines(), *snippet_lines(advice)]
     assert "\n".join(f"    {line}" for line in code) in printed(JOB, 40)
     message = "RuntimeError: [bold]sizes[/bold] [3, 4] :smile:"
@@ -287,28 +289,28 @@ def test_code_and_messages_are_printed_unchanged() -> None:
 
 
 def test_remarks() -> None:
-    assert remarks(compare([trial("fp32", 0.3)])) == []
+    assert remarks(rows_of_steps([trial("fp32", 0.3)])) == []
     both = [failed("fp32", "crashed"), failed("tf32", "crashed")]
-    assert remarks(compare(both))[0] == "all 2 trials: crashed: it went wrong"
-    assert remarks(compare([both[0], failed("tf32", "oom")]))[0].startswith(both[0].spec.label)
+    assert remarks(rows_of_steps(both))[0] == "all 2 trials: crashed: it went wrong"
+    assert remarks(rows_of_steps([both[0], failed("tf32", "oom")]))[0].startswith(both[0].spec.label)
     cpu = fake_trial(fake_spec("bf16-mixed", device="cpu"), step_seconds=(0.1,) * 6, environment=fake_environment(None))
-    emulated, memory = remarks(compare([cpu]))
+    emulated, memory = remarks(rows_of_steps([cpu]))
     assert emulated.startswith("bf16-mixed is emulated here: Fake CPU")
     assert memory.startswith("peak allocated on a CPU")
-    (noise,) = remarks(compare([fake_trial(step_seconds=(0.1, 0.2) * 3, facts=fake_facts(settled=False))]))
+    (noise,) = remarks(rows_of_steps([fake_trial(step_seconds=(0.1, 0.2) * 3, facts=fake_facts(settled=False))]))
     assert "blocks spread by 67 %, and the step time never settled" in noise
     facts = fake_facts(ready_seconds=0.5, set_up_seconds=0.25, first_step_seconds=1.0, warm_up_seconds=0.75)
     cold = fake_trial(facts=facts)
-    assert any("first timed step: 2.50 s" in line for line in remarks(compare([cold])))
+    assert any("first timed step: 2.50 s" in line for line in remarks(rows_of_steps([cold])))
     assert as_csv([cold])[0]["cold_start_seconds"] == "2.5"
 
 
 def test_the_headline_names_what_all_trials_share() -> None:
-    assert headline(compare(JOB)) == "resnet50, batch 256, synthetic data"
+    assert headline(rows_of_steps(JOB)) == "resnet50, batch 256, synthetic data"
     other = trial("fp32", 0.3, workload="dpn92", batch_size=8)
-    assert headline(compare([trial("fp32", 0.3), other])) == "synthetic data"
+    assert headline(rows_of_steps([trial("fp32", 0.3), other])) == "synthetic data"
     other = trial("fp32", 1.0, workload="wrn-28-10", batch_size=8, data_set="cifar10")
-    assert headline(compare([trial("fp32", 1.0), other])) == ""
+    assert headline(rows_of_steps([trial("fp32", 1.0), other])) == ""
 
 
 def measured(commit: str | None, date: str, **environment: object) -> Trial:
@@ -329,7 +331,7 @@ def test_all_devices_versions_commits_and_dates_are_named() -> None:
 
 
 def test_csv_has_plain_values() -> None:
-    assert run_report.present(compare(JOB), []).text("csv").splitlines()[0] == CSV_HEADER
+    assert run_report.present(rows_of_steps(JOB), []).text("csv").splitlines()[0] == CSV_HEADER
     message = 'says "no", twice,\nand | once more'
     rows = as_csv([*JOB, failed("fp32", "crashed", message)])
     assert message in {row["message"] for row in rows}
@@ -401,7 +403,7 @@ def schema() -> dict[str, Any]:
 def test_json_is_what_its_schema_says(prices: Prices | None) -> None:
     validator = jsonschema.Draft202012Validator(schema())
     trials = [*JOB, failed("fp32", "crashed"), fake_trial(losses=(math.inf,))]
-    rows = compare(trials)
+    rows = rows_of_steps(trials)
     document = json.loads(run_report.present(rows, decide(rows), prices).text("json"))
     assert document["warnings"]
     assert list(validator.iter_errors(document)) == []
@@ -431,7 +433,7 @@ def test_markdown_has_headline_table_advice_code_and_notes() -> None:
 
 def test_notebook_html_has_the_terminals_table_and_escapes_text() -> None:
     nasty = "<script>alert(1)</script>"
-    rows = compare([*FP32, *BF16, failed("tf32", "crashed", nasty)])
+    rows = rows_of_steps([*FP32, *BF16, failed("tf32", "crashed", nasty)])
     page = ElementTree.fromstring(
         f"<body>{html(run_report.present(rows, decide(rows)).parts)}</body>"
     )  # every tag is closed
@@ -483,16 +485,16 @@ def test_energy_and_warnings_in_every_format() -> None:
 
 def test_costs_of_an_epoch_or_of_a_million_samples() -> None:
     # 2560 samples a second, 1 J each: 60,000 take 23.4 s and 0.0167 kWh.
-    (line,) = cost_lines(compare([metered("fp32", 256.0, data_set="mnist")]), PRICES)
+    (line,) = cost_lines(rows_of_steps([metered("fp32", 256.0, data_set="mnist")]), PRICES)
     assert "60,000 samples costs 0.00417 in electricity (0.0167 kWh, GPU alone) or 0.0195 in GPU hours" in line
-    (line,) = cost_lines(compare([metered("fp32", 256.0, data_set="synthetic:cifar100")]), PRICES)
+    (line,) = cost_lines(rows_of_steps([metered("fp32", 256.0, data_set="synthetic:cifar100")]), PRICES)
     assert "an epoch of 50,000 samples" in line
-    (line,) = cost_lines(compare([trial("fp32", 0.1)]), Prices(per_kwh=0.25))
+    (line,) = cost_lines(rows_of_steps([trial("fp32", 0.1)]), Prices(per_kwh=0.25))
     assert "a million samples" in line
     assert "no energy was measured" in line
-    assert cost_lines(compare([failed("fp32", "oom")]), PRICES) == []
-    assert cost_lines(compare([metered("fp32", 256.0)]), None) == []
-    rows = compare([metered("fp32", 256.0)])
+    assert cost_lines(rows_of_steps([failed("fp32", "oom")]), PRICES) == []
+    assert cost_lines(rows_of_steps([metered("fp32", 256.0)]), None) == []
+    rows = rows_of_steps([metered("fp32", 256.0)])
     assert "a million samples cost" in run_report.present(rows, [], PRICES).text("markdown")
     assert "a million samples cost" in printed([metered("fp32", 256.0)], 300, PRICES)
     (cost,) = json.loads(run_report.present(rows, [], PRICES).text("json"))["costs"]
@@ -500,14 +502,16 @@ def test_costs_of_an_epoch_or_of_a_million_samples() -> None:
 
 
 def test_each_batch_size_has_its_own_best_and_failures_have_none() -> None:
-    table = run_report.data_table(compare([*JOB, trial("fp32", 0.2, batch_size=8), trial("tf32", 0.1, batch_size=8)]))
+    table = run_report.data_table(
+        rows_of_steps([*JOB, trial("fp32", 0.2, batch_size=8), trial("tf32", 0.1, batch_size=8)])
+    )
     (throughput,) = (column for column in table.columns if column.name == "throughput_per_second")
     best = [table.rows[number] for number in sorted(table.best(throughput))]
     assert [(row["precision"], row["batch_size"]) for row in best] == [("bf16-mixed", 256), ("tf32", 8)]
 
 
 def disagreements(trials: Sequence[Trial]) -> list[str]:
-    return [line for line in remarks(compare(trials)) if line.startswith("speed-up compares")]
+    return [line for line in remarks(rows_of_steps(trials)) if line.startswith("speed-up compares")]
 
 
 def test_a_speedup_that_differs_from_the_ratio_of_throughputs_is_explained() -> None:
@@ -524,7 +528,7 @@ def test_a_noise_warning_of_one_process_differs_from_the_median_spread() -> None
 
     def explained(*processes: tuple[float, ...]) -> bool:
         trials = [fake_trial(fake_spec(repeat=n), step_seconds=seconds) for n, seconds in enumerate(processes)]
-        return any("the warning is of the noisiest" in line for line in remarks(compare(trials)))
+        return any("the warning is of the noisiest" in line for line in remarks(rows_of_steps(trials)))
 
     assert explained(quiet, loud, louder)
     assert not explained(loud, loud)

@@ -6,7 +6,7 @@ import pytest
 from fake_engine import fake_epoch, fake_run, fake_training, recipe_of
 from scipy.stats import ttest_ind, ttest_rel
 
-from castwise.analysis.result_table import compare_runs
+from castwise.analysis.result_table import rows_of_runs
 from castwise.records.schema import Trial
 from castwise.suites.render import tuned_table
 from castwise.suites.tuned_vs_published import tuned_notes, tuned_pairs
@@ -24,7 +24,7 @@ def run(seed: int, accuracy: float, gain: float = 1.0, loop: tuple[str, ...] = (
 
 
 def texts(trials: list[Trial]) -> dict[str, str]:
-    (pair,) = tuned_pairs(compare_runs(trials))
+    (pair,) = tuned_pairs(rows_of_runs(trials))
     table = tuned_table([pair])
     return {column.name: column.text(table.rows[0]) for column in table.columns}
 
@@ -33,7 +33,7 @@ def test_runs_of_three_seeds_are_compared_with_intervals() -> None:
     before, after = (0.85, 0.86, 0.87), (0.85, 0.87, 0.88)
     trials = [run(seed, accuracy) for seed, accuracy in enumerate(before)]
     trials += [run(seed, accuracy, gain=4.0, loop=_LOOP) for seed, accuracy in enumerate(after)]
-    (pair,) = tuned_pairs(compare_runs(trials))
+    (pair,) = tuned_pairs(rows_of_runs(trials))
     assert pair.speedup is not None
     assert pair.speedup.n == 3
     assert 1.5 < pair.speedup.value < 4.0, "the first step and validation are no faster"
@@ -54,7 +54,7 @@ def test_only_runs_of_the_same_seeds_are_compared_seed_by_seed() -> None:
     before, after = (0.72, 0.77, 0.71), (0.721, 0.769, 0.7105)
     published = [run(seed, accuracy) for seed, accuracy in enumerate(before)]
     alike, unlike = (
-        tuned_pairs(compare_runs([*published, *(run(first + seed, each, 4.0, _LOOP) for seed, each in order)]))[
+        tuned_pairs(rows_of_runs([*published, *(run(first + seed, each, 4.0, _LOOP) for seed, each in order)]))[
             0
         ].difference
         for first, order in ((0, reversed(list(enumerate(after)))), (1, enumerate(after)))
@@ -70,7 +70,7 @@ def test_only_runs_of_the_same_seeds_are_compared_seed_by_seed() -> None:
 def test_the_settled_speedup_leaves_out_the_first_epoch() -> None:
     plain = [run(seed, 0.85) for seed in range(2)]
     other = [with_first_step(run(seed, 0.85, 4.0, _LOOP), share) for seed, share in enumerate((3.0, 0.1))]
-    (pair,) = tuned_pairs(compare_runs([*plain, *other]))
+    (pair,) = tuned_pairs(rows_of_runs([*plain, *other]))
     assert pair.speedup is not None
     assert pair.settled_speedup is not None
     assert pair.speedup.low < 1 < pair.speedup.high, "the first run alone compiled"
@@ -86,7 +86,7 @@ def test_one_run_a_side_has_a_difference_and_no_interval() -> None:
     shown = texts([run(0, 0.85), run(0, 0.86, gain=2.0, loop=_LOOP)])
     assert (shown["seeds"], shown["difference"]) == ("1 each", "+1.00")
     assert "[" not in shown["speedup"]
-    (pair,) = tuned_pairs(compare_runs([run(0, 0.85), run(0, 0.86, gain=2.0, loop=_LOOP)]))
+    (pair,) = tuned_pairs(rows_of_runs([run(0, 0.85), run(0, 0.86, gain=2.0, loop=_LOOP)]))
     assert pair.difference is not None
     assert math.isnan(pair.difference.low)
 
@@ -94,10 +94,10 @@ def test_one_run_a_side_has_a_difference_and_no_interval() -> None:
 def test_a_long_first_step_of_a_short_run_is_noted() -> None:
     plain, other = run(0, 0.85), run(0, 0.86, 2.0, _LOOP)
     short, long = ([with_first_step(plain, 0.02), with_first_step(other, share)] for share in (0.3, 0.04))
-    assert tuned_pairs(compare_runs(short))[0].start_shares == (pytest.approx(0.02), pytest.approx(0.3))
-    (note,) = tuned_notes(tuned_pairs(compare_runs(short)))
+    assert tuned_pairs(rows_of_runs(short))[0].start_shares == (pytest.approx(0.02), pytest.approx(0.3))
+    (note,) = tuned_notes(tuned_pairs(rows_of_runs(short)))
     assert f"2 % and 30 % in {plain.spec.label}" in note
-    assert tuned_notes(tuned_pairs(compare_runs(long))) == []
+    assert tuned_notes(tuned_pairs(rows_of_runs(long))) == []
     assert tuned_notes([]) == []
 
 
@@ -119,6 +119,6 @@ def test_a_language_model_is_judged_by_perplexity() -> None:
 
 def test_configurations_without_both_loops_are_left_out() -> None:
     other = run(0, 0.86, loop=_LOOP)
-    assert tuned_pairs(compare_runs([run(0, 0.85)])) == []
-    assert tuned_pairs(compare_runs([other])) == []
-    assert tuned_pairs(compare_runs([run(0, 0.85), other.model_copy(update={"status": "diverged"})])) == []
+    assert tuned_pairs(rows_of_runs([run(0, 0.85)])) == []
+    assert tuned_pairs(rows_of_runs([other])) == []
+    assert tuned_pairs(rows_of_runs([run(0, 0.85), other.model_copy(update={"status": "diverged"})])) == []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from castwise.accuracy.render import compared_text, length_text, verdict_text
 from castwise.accuracy.result import Runs, runs_of
 from castwise.analysis.decide import Advice, decide
-from castwise.analysis.result_table import MARGIN, Row, compare
+from castwise.analysis.result_table import MARGIN, Row, rows_of_steps
 from castwise.errors import UsageError
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE, DEFAULT
@@ -31,7 +31,7 @@ def answer_of(job: "Job", trials: Sequence[Trial], typed: TypedLine | None = Non
         trials: What it ended with.
         typed: What the user typed, if that is at hand.
     """
-    rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
+    rows = rows_of_steps(trials, MARGIN if job.rule is None else job.rule.margin)
     store = job.runner.store
     others = [] if store is None else store.load_more(job.runner.environment)[0].values()
     judge = partial(with_accuracy, trials=[*trials, *others], typed=typed)

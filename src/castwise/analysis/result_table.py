@@ -152,7 +152,7 @@ def group_of(trial: Trial) -> tuple[str, str]:
     return (trial.environment.fingerprint, trial.spec.comparison)
 
 
-def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
+def rows_of_steps(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     """Return a row for each configuration, in the order of their first trials.
 
     Each is compared with fp32 and with PyTorch's default in the same group, if they ended `ok`; FP8 with bf16-mixed,
@@ -222,7 +222,7 @@ def _row(own: list[Trial], references: dict[str, list[Trial]], baselines: Iterab
     )
 
 
-def compare_runs(trials: Sequence[Trial]) -> list[Row]:
+def rows_of_runs(trials: Sequence[Trial]) -> list[Row]:
     """Return a row for each training run, in order, compared with fp32's run of the same loop, data and seed."""
     baselines: dict[tuple[str, str], Trial] = {}
     singles: dict[tuple[str, str], Trial] = {}

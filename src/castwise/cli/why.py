@@ -37,7 +37,7 @@ class WhyPrintOptions(PrintOptions):
 def why(options: WhyOptions, output: WhyPrintOptions) -> int:
     """Say why a precision is no faster: where the time of a step goes, what takes it, and what to try."""
     from castwise.analysis.causes import diagnose, left_out_of
-    from castwise.analysis.result_table import compare
+    from castwise.analysis.result_table import rows_of_steps
     from castwise.cli.measuring import announce_notes, answer, looking, measuring, say_logs
     from castwise.cli.output import show
     from castwise.cli.run import exit_code
@@ -56,7 +56,7 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
     with measuring(options, output) as progress:
         job, trials = answer(options, work)
     typed = read_line(output.words, WhyOptions, WhyPrintOptions)
-    found = diagnose(compare(trials), typed=typed)
+    found = diagnose(rows_of_steps(trials), typed=typed)
     left_out = left_out_of(job.specs, trials)
     if output.verbose:
         say_logs(trials)

@@ -8,7 +8,7 @@ from typing import Any
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.causes import Diagnosis, diagnose
 from castwise.analysis.energy import joules_per_unit
-from castwise.analysis.result_table import MARGIN, Row, compare, compare_runs
+from castwise.analysis.result_table import MARGIN, Row, rows_of_runs, rows_of_steps
 from castwise.analysis.statistics import estimate, has_interval
 from castwise.max_batch.result import MaxBatch, is_max_batch_trial, max_batches_of
 from castwise.records.schema import Environment, Trial
@@ -266,8 +266,8 @@ def machine_traits(machine: Environment) -> dict[str, str]:
 
 
 def _groups(trials: Sequence[Trial], margin: float) -> tuple[ComparisonGroup, ...]:
-    rows = compare([trial for trial in trials if trial.spec.kind == "steady"], margin)
-    rows += compare_runs([trial for trial in trials if trial.spec.kind == "training"])
+    rows = rows_of_steps([trial for trial in trials if trial.spec.kind == "steady"], margin)
+    rows += rows_of_runs([trial for trial in trials if trial.spec.kind == "training"])
     by_key: dict[tuple[str, ...], list[Row]] = {}
     for config in rows:
         key: tuple[str, ...] = (config.trial.spec.kind, *training_metrics.run_comparison_key(config.trial, *AXES))

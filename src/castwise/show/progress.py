@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 from castwise.analysis.decide import references_among
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import rows_of_steps
 from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import DEFAULT
@@ -159,7 +159,7 @@ class LiveProgress:
         def setting(each: Trial) -> tuple[str, int, int]:
             return each.spec.workload, each.spec.batch_size, each.spec.world_size
 
-        rows = compare([each for each in self._trials if setting(each) == setting(trial)])
+        rows = rows_of_steps([each for each in self._trials if setting(each) == setting(trial)])
         row = next(row for row in rows if row.trial.spec.configuration == trial.spec.configuration)
         if row.throughput is None:
             return ""
@@ -173,7 +173,7 @@ class LiveProgress:
         """Draw the table of the results so far: its end, if the terminal is too low for all of it."""
         text = io.StringIO()
         console = Console(file=text, width=self.console.width, force_terminal=True, emoji=False, force_jupyter=False)
-        print_parts(table_parts(compare(self._trials))[:2], console)
+        print_parts(table_parts(rows_of_steps(self._trials))[:2], console)
         lines = text.getvalue().splitlines()
         self._table = Text.from_ansi("\n".join(lines[-max(self.console.height - _LINES_FOR_BAR, 1) :]))
 

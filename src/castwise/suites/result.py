@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from castwise.analysis.causes import diagnose
-from castwise.analysis.result_table import Row, compare, compare_runs
+from castwise.analysis.result_table import Row, rows_of_runs, rows_of_steps
 from castwise.analysis.steady_metrics import peak_reserved_bytes
 from castwise.analysis.training_metrics import epochs_of, is_whole, loader_of
 from castwise.analysis.warnings import NOISE
@@ -39,7 +39,7 @@ class SuiteResult:
     @cached_property
     def runs(self) -> list[Row]:
         """Return the runs' figures; runs on more GPUs than this machine has are left out."""
-        return [run for run in compare_runs(self.trials) if not lacks_gpus(run.trial)]
+        return [run for run in rows_of_runs(self.trials) if not lacks_gpus(run.trial)]
 
     @cached_property
     def tuned(self) -> list[TunedPair]:
@@ -143,7 +143,7 @@ def _about_lengths(runs: Sequence[Row]) -> Iterator[str]:
 def _differences(published: Sequence[FlatRow]) -> Iterator[str]:
     """Say why a measured speed-up is what it is, next to the published one, where records show a cause."""
     for row in published:
-        causes = [cause for found in diagnose(compare(row["trials"])) for cause in found.causes]
+        causes = [cause for found in diagnose(rows_of_steps(row["trials"])) for cause in found.causes]
         if causes and row["speedup"] and row["published_speedup"]:
             name = f"{row['workload']} {row['precision']} batch {row['batch_size']}"
             ratios = f"{row['speedup']:.2f}× here, {row['published_speedup']:.2f}× on {row['gpu']}"

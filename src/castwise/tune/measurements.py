@@ -9,7 +9,7 @@ from castwise.analysis import steady_metrics
 from castwise.analysis.causes import diagnose, power_limit_of
 from castwise.analysis.decide import doubts_of
 from castwise.analysis.model_flops import flops_of, why_inexact
-from castwise.analysis.result_table import compare
+from castwise.analysis.result_table import rows_of_steps
 from castwise.analysis.speedup import rate_estimate, session_speedup_estimate, speedup_estimate, step_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.records.schema import Trial
@@ -126,12 +126,12 @@ class Measurements:
 
     def causes(self, spec: TrialSpec) -> set[CauseName]:
         """Return why a configuration is no faster, as far as its records show it."""
-        return {cause.name for found in diagnose(compare(self.of(spec))) for cause in found.causes}
+        return {cause.name for found in diagnose(rows_of_steps(self.of(spec))) for cause in found.causes}
 
     def what_bounds(self, spec: TrialSpec) -> str:
         """Return in words what bounds a configuration; empty if neither a profile nor readings show it."""
         found: list[str] = []
-        for each in diagnose(compare(self.of(spec))):
+        for each in diagnose(rows_of_steps(self.of(spec))):
             found += [each.bound] if each.profile is not None else []
             found += [cause.evidence for cause in each.causes]
         power = power_limit_of(self.of(spec))
