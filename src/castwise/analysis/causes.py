@@ -109,8 +109,8 @@ def power_limit_of(trials: Sequence[Trial]) -> PowerLimit | None:
     clock = statistics.fmean(reading.sm_clock_hertz or 0.0 for reading in known)
     if capped < _MOSTLY or clock > _AT_ITS_CLOCK * max_clock:
         return None
-    slowdowns = [found for trial in trials if (found := sustained_slowdown(trial)) is not None]
-    return PowerLimit(capped, clock, max_clock, statistics.fmean(watts), max(slowdowns, default=None))
+    slowdown = max(filter(None, map(sustained_slowdown, trials)), default=None)
+    return PowerLimit(capped, clock, max_clock, statistics.fmean(watts), slowdown)
 
 
 class Diagnosis:

@@ -100,10 +100,7 @@ def _energy_of_blocks(trial: Trial, *, has_interval: bool) -> Energy | None:
     if None in joules:
         source = "power × time"
         joules = [None if each.power_watts is None else each.power_watts * each.seconds for each, _ in pairs]
-    # Readings last longer than the steps in them, and the counter ticks too seldom to separate the two.
-    share = 1.0
-    if trial.ranks and trial.ranks[0].blocks and (watched := sum(reading.seconds for reading in trial.readings)):
-        share = min(1.0, sum(block.seconds for block in trial.ranks[0].blocks) / watched)
+    share = _share_of_steps(trial)
     known = [share * each for each in joules if each is not None]
     if not known or len(known) < len(joules):
         return None
@@ -122,6 +119,14 @@ def _energy_of_blocks(trial: Trial, *, has_interval: bool) -> Energy | None:
         source=source,
         power_watts=sum(known) / gpu_seconds,
     )
+
+
+def _share_of_steps(trial: Trial) -> float:
+    """Return the steps' share of the readings' time; the counter ticks too seldom to separate the two."""
+    watched = sum(reading.seconds for reading in trial.readings)
+    if not watched or not trial.ranks or not trial.ranks[0].blocks:
+        return 1.0
+    return min(1.0, sum(block.seconds for block in trial.ranks[0].blocks) / watched)
 
 
 def _is_mixed(trial: Trial) -> bool:

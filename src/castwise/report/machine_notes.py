@@ -92,21 +92,24 @@ def _slow_machines(configurations: Sequence[Mapping[_Machine, Figure]]) -> Itera
     for machine, share in sorted(medians.items(), key=lambda item: -item[1]):
         if share < _SLOWER or 2 * num_beyond[machine] <= len(shares[machine]):
             continue
-        trial = newest[machine]
-        limits = {other: each.gpu_facts.power_limit_watts for other, each in newest.items() if each.gpu_facts}
-        own, others = limits.get(machine), {limit for other, limit in limits.items() if other != machine and limit}
-        name = names[trial.environment.fingerprint]
-        more = [each for each in (trial.environment.gpu_uuid, f"host {trial.environment.hosts}") if each]
-        if missing := ", ".join(each for each in more if each not in name):
-            name += f" ({missing})"
-        line = (
+        environment = newest[machine].environment
+        name = names[environment.fingerprint]
+        more = [each for each in (environment.gpu_uuid, f"host {environment.hosts}") if each and each not in name]
+        name += f" ({', '.join(more)})" if more else ""
+        yield (
             f"{name} is slower than its peers: by {format_share(share)} of the median of {len(medians) - 1} machines "
             f"with the same model, beyond its interval in {num_beyond[machine]} of "
-            f"{pluralize(len(shares[machine]), 'configuration')}."
+            f"{pluralize(len(shares[machine]), 'configuration')}.{_about_power_limit(machine, newest)}"
         )
-        if own and others and own < min(others):
-            line += f" Its power limit is {own:.0f} W; theirs is {min(others):.0f} W or more."
-        yield line
+
+
+def _about_power_limit(machine: _Machine, newest: Mapping[_Machine, Trial]) -> str:
+    """Return that a machine's power limit is lower than that of all others, if it is."""
+    limits = {key: trial.gpu_facts.power_limit_watts or 0.0 for key, trial in newest.items() if trial.gpu_facts}
+    own, others = limits.pop(machine, 0.0), [limit for limit in limits.values() if limit]
+    if not own or not others or own >= min(others):
+        return ""
+    return f" Its power limit is {own:.0f} W; theirs is {min(others):.0f} W or more."
 
 
 def machine_notes(configurations: Iterable[Sequence[Figure]]) -> list[MachineNote]:

@@ -286,23 +286,21 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
         lines.append(f"{_FAILED}: this run did not end well, so that its speed is no result.")
     if any(not row.is_whole and row.spec.kind == "training" for row in rows):
         lines.append("Throughput of runs that were cut short is that of their steps, without validation.")
-    changed = dict[str, None]()  # workloads of user models whose files differ between machines
-    for row in rows:
-        models = [result.spec.user_model for result in row.results]
-        if len({model.digest for model in models if model is not None}) > 1:
-            changed[row.spec.workload] = None
-    lines += [f"The code of {name} is not the same on all machines." for name in changed]
-    other = [row for row in rows if row.baseline_batch != row.spec.batch_size]
-    if other:
-        pairs = dict.fromkeys(f"{row.spec.label} over batch {row.baseline_batch}" for row in other)
+    codes = [(row, {getattr(each.spec.user_model, "digest", "") for each in row.results}) for row in rows]
+    changed = (row.spec.workload for row, digests in codes if len(digests) > 1)
+    lines += [f"The code of {name} is not the same on all machines." for name in dict.fromkeys(changed)]
+    other = (row for row in rows if row.baseline_batch != row.spec.batch_size)
+    if pairs := dict.fromkeys(f"{row.spec.label} over batch {row.baseline_batch}" for row in other):
         lines.append(f"Speed-ups over fp32 at another batch, as the source has them: {', '.join(pairs)}.")
+    return lines + _incomparable_lines(comparison)
+
+
+def _incomparable_lines(comparison: MachineComparison) -> list[str]:
     reasons: dict[str, dict[str, None]] = {}
     for row, result in comparison.results:
         if result.verdict is not None and result.verdict.kind == "incomparable":
             reasons.setdefault(result.verdict.reason, {})[row.spec.label] = None
-    return lines + [
-        f"{truncate_list(list(labels), most=_MAX_LABELS)}: not comparable: {why}" for why, labels in reasons.items()
-    ]
+    return [f"{truncate_list(list(each), most=_MAX_LABELS)}: not comparable: {why}" for why, each in reasons.items()]
 
 
 def note_lines(comparison: MachineComparison) -> list[str]:

@@ -153,15 +153,14 @@ def _accuracies(figure: Published, trials: Sequence[Trial]) -> tuple[float, floa
     comparable = [trial for trial in comparable if len(epochs_of(trial)) == num_epochs]
     whole = [trial for trial in comparable if is_whole(trial)]
     if whole and figure.accuracy is not None:
-        published = figure.accuracy
-        measured = median(value for trial in whole if (value := best_accuracy(trial)) is not None)
+        published, accuracies = figure.accuracy, [best_accuracy(trial) for trial in whole]
     else:
         cut_short = any(epoch.shortened for trial in comparable for epoch in epochs_of(trial))
         if not comparable or cut_short or num_epochs > len(figure.epoch_accuracy):
             return None
         published = figure.epoch_accuracy[num_epochs - 1]
-        last = (epochs_of(trial)[-1].accuracy for trial in comparable)
-        measured = median(value for value in last if value is not None)
+        accuracies = [epochs_of(trial)[-1].accuracy for trial in comparable]
+    measured = median(value for value in accuracies if value is not None)
     return None if measured is None else (published, measured, num_epochs)
 
 
