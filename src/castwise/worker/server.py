@@ -244,8 +244,9 @@ class Worker:
 
     @property
     def _own_loop(self) -> SteadyRun:
-        assert isinstance(self._steady, SteadyRun), "a script's blocks are timed in one go"
-        return self._steady
+        run = self._steady_run
+        assert not isinstance(run, ScriptTrial), "a script's blocks are timed in one go"
+        return run
 
     @property
     def _training_run(self) -> TrainingRun:

@@ -25,6 +25,7 @@ _OF_FUNCTIONS = ("decorate_fwd", "decorate_bwd")
 # Whose regions are the precision of the whole training, as a script's own are; a model's layers may have others.
 _FRAMEWORKS = ("accelerate.", "lightning.", "lightning_fabric.", "pytorch_lightning.")
 _MOST_SITES = 5
+is_own = functools.cache(is_users)
 
 
 @dataclass(frozen=True)
@@ -270,11 +271,6 @@ def _is_written_off(sites: tuple[tuple[CodeType, int], ...]) -> bool:
     while last + 1 < len(codes) and codes[last].co_flags & inspect.CO_GENERATOR:  # it is a context manager's
         last += 1
     return any(_says_false(*site) for site in sites[: last + 1])
-
-
-@functools.cache
-def is_own(file: str) -> bool:
-    return is_users(file)
 
 
 @functools.cache

@@ -577,9 +577,8 @@ def _num_samples_of_call(args: Any) -> int:
 
 
 def _find_model(module: nn.Module, args: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    _installed[0].find_model(module, args)
+    if not torch.compiler.is_compiling():
+        _installed[0].find_model(module, args)
 
 
 def _enter_model(module: nn.Module, args: Any) -> None:

@@ -1,6 +1,5 @@
 """The loss scale of a script: that of its own GradScaler, or castwise's if it has none in use."""
 
-import functools
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -265,7 +264,8 @@ def with_loss(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], 
             f"{type(optimizer).__name__} may compute the loss more than once in a step, which no loss scaling goes with"
         )
     with torch.enable_grad():
-        return functools.partial(_identity, closure())
+        loss = closure()
+    return lambda: loss
 
 
 def takes_one_loss(optimizer: Optimizer) -> bool:
@@ -276,7 +276,3 @@ def takes_one_loss(optimizer: Optimizer) -> bool:
 def weights_of(*optimizers: Any) -> Iterator[Tensor]:
     groups = (group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()))
     return (each for group in groups for each in group["params"])
-
-
-def _identity(value: Any) -> Any:
-    return value
