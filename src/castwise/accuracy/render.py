@@ -15,8 +15,8 @@ from castwise.show.fields import (
     column,
     estimate_columns,
     in_tables,
+    short_columns,
     short_ratio_text,
-    short_titles,
     trial_values,
     values_of,
 )
@@ -202,7 +202,7 @@ def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow
         return DataTable([replace(each, title=titles.get(each.name, each.title)) for each in in_tables(COLUMNS)], rows)
     formats = {"gain": lambda row: short_ratio_text("gain")(row) if row["gain_low"] is not None else "–"}
     return short_table_of(
-        {**short_titles(COLUMNS), **titles}, rows, formats=formats, wraps=("precision", "verdict", "difference")
+        short_columns(COLUMNS, titles), rows, formats=formats, wraps=("precision", "verdict", "difference")
     )
 
 

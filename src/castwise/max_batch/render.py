@@ -21,7 +21,7 @@ from castwise.registry.precisions import BASELINE, known_precision
 from castwise.registry.published import LargestBatch, largest_batches
 from castwise.registry.techniques import join
 from castwise.show.console import took_words
-from castwise.show.fields import FlatRow, column, find_field, find_fields, in_files, in_tables, short_titles, values_of
+from castwise.show.fields import FlatRow, column, find_field, find_fields, in_files, in_tables, short_columns, values_of
 from castwise.show.notes import MORE, first_of, measured_on
 from castwise.show.presentation import Grid, Lines, Part, Presentation
 from castwise.show.table import DataTable, json_document, plain, short_table_of
@@ -151,7 +151,7 @@ def short_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
         for found in max_batches
     ]
     rows = [{**row, "peak_reserved_bytes": row["peak_reserved_bytes"] or row["peak_allocated_bytes"]} for row in rows]
-    return short_table_of(short_titles(SUMMARY), rows, ("largest_batch", "failing_batch"))
+    return short_table_of(short_columns(SUMMARY), rows, ("largest_batch", "failing_batch"))
 
 
 def curve_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Literal
 
 from castwise.analysis.statistics import Estimate
@@ -250,15 +251,6 @@ FIELDS: tuple[Field, ...] = (
     Field("fp8_share", "in FP8", "share"),
     Field("min_sqnr_db", "lowest SQNR", "number", lambda row: f"{row['min_sqnr_db']:.1f} dB"),
     Field("max_underflow_share", "cast to 0", "share", lambda row: format_share(row["max_underflow_share"])),
-    # Of a module, of a step that was compared with float32.
-    Field("module", "module"),
-    Field(
-        "unscaled_underflow_share", "lost unscaled", "share", lambda row: format_share(row["unscaled_underflow_share"])
-    ),
-    Field("underflow_share", "lost", "share", lambda row: format_share(row["underflow_share"])),
-    Field("output_sqnr_db", "outputs", "number", lambda row: f"{row['output_sqnr_db']:.0f} dB"),
-    Field("gradient_sqnr_db", "gradients", "number", lambda row: f"{row['gradient_sqnr_db']:.0f} dB"),
-    Field("lost_update_share", "lost updates", "share", lambda row: format_share(row["lost_update_share"])),
     Field("spread", "spread", "share", lambda row: format_share(row["spread"])),
     Field("cold_start_seconds", "cold start", "seconds"),
     Field("ready_seconds", "ready", "seconds"),
@@ -317,21 +309,15 @@ FIELDS: tuple[Field, ...] = (
     Field("parts_error", "measured peak", "share", _peak_text),
     Field("total_bytes", "in all", "bytes"),
     # A suite's published figures, and what was measured of the same configuration.
-    Field("published_seconds", "published time", "seconds", otherwise="published_outcome"),
-    Field("measured", "measured run", wraps=True),
-    Field("published_speedup", "published speed-up", "ratio"),
     Field("ratio", "measured / published", "ratio"),
     Field("equal_batch_speedup", "at equal batch", "ratio"),
     Field("published_memory_bytes", "published memory", "bytes"),
     Field("memory_bytes", "measured memory", "bytes"),
     Field("memory", "memory is"),
-    Field("published_accuracy", "published accuracy", "share"),
-    Field("accuracy_after", "both after"),
     Field("published", "published"),
     Field("reserved_bytes", "reserved", "bytes"),
     # The published loop and the tuned one.
     Field("seeds", "seeds", "count", lambda row: row["seeds_text"]),
-    Field("tuned_seconds", "tuned loop", "seconds"),
     Field("settled_speedup", "by the epochs after the first", "ratio", interval_text("settled_speedup")),
     Field("published_bytes", "peak allocated, published", "bytes"),
     Field("tuned_bytes", "tuned", "bytes"),
@@ -350,13 +336,7 @@ FIELDS: tuple[Field, ...] = (
     Field("gain", "× to the score", "ratio", interval_text("gain")),
     *(Field(f"{name}_{end}", unit="number") for name in ("step_efficiency", "gain") for end in ("low", "high")),
     # A search for the fastest loop.
-    Field("stage", "stage", "count"),
-    Field("tried", "tried"),
-    Field("total_speedup", "over the plain loop", "ratio"),
-    Field("fp32_speedup", "over fp32", "ratio"),
-    Field("outcome", "verdict"),
     Field("num_processes", "n", "count"),
-    Field("reason", "reason"),
     # What was trained.
     Field("accuracy", "accuracy", "share"),
     Field("best_accuracy", "best accuracy", "share"),
@@ -436,9 +416,9 @@ def in_tables(columns: Iterable[Field]) -> list[Field]:
     return [each for each in columns if each.place != "files"]
 
 
-def short_titles(columns: Iterable[Field]) -> dict[str, str]:
-    """Return the columns that decide, with their headings."""
-    return {each.name: each.short for each in columns if each.short}
+def short_columns(columns: Iterable[Field], titles: Mapping[str, str] = MappingProxyType({})) -> list[Field]:
+    """Return the columns that decide, under their short headings or these."""
+    return [replace(each, title=titles.get(each.name, each.short)) for each in columns if each.short]
 
 
 def worth_showing(fields: Sequence[Field], rows: Sequence[FlatRow], always: Iterable[str] = ()) -> list[Field]:

@@ -25,7 +25,7 @@ from castwise.show.fields import (
     in_tables,
     interval_columns,
     precision_text,
-    short_titles,
+    short_columns,
     trial_values,
     values_of,
     worth_showing,
@@ -135,11 +135,9 @@ def short_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
         references = {row.precision: row for row in references_among(group) if row.trial.status == "ok"}
         flat += [_short_row(row, references) for row in group]
     are_scripts = all(any(row.precision == AS_WRITTEN for row in group) for group in groups.values())
-    titles = short_titles(COLUMNS)
-    titles["verdict"] = titles.pop("verdict")  # the last
-    if are_scripts:
-        del titles["speedup"]
-    return short_table_of(titles, flat, formats={"precision": precision_text})
+    columns = [each for each in short_columns(COLUMNS) if each.name != "speedup" or not are_scripts]
+    columns.sort(key=lambda each: each.name == "verdict")  # it comes last
+    return short_table_of(columns, flat, formats={"precision": precision_text})
 
 
 def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:

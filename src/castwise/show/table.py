@@ -19,7 +19,6 @@ from castwise.show.fields import (
     Field,
     FlatRow,
     distinct_precision_text,
-    find_field,
     short_ratio_text,
     worth_showing,
 )
@@ -60,7 +59,7 @@ class DataTable(Generic[R]):
 
 
 def short_table_of(
-    titles: Mapping[str, str],
+    columns: Sequence[Field],
     rows: Sequence[R],
     always: Iterable[str] = (),
     *,
@@ -70,7 +69,7 @@ def short_table_of(
     """Return a table with the columns that decide: ratios without a sign, and memory and rates as a figure alone.
 
     Args:
-        titles: The columns' names, with their headings. That of a rate has its unit if all rows have one.
+        columns: The columns. The heading of a rate is its unit if all rows have one.
         rows: The rows.
         always: Columns that are shown whatever is in them.
         formats: How to write other columns.
@@ -80,15 +79,24 @@ def short_table_of(
         "precision": distinct_precision_text(rows),
         "peak_allocated_bytes": lambda row: format_bytes(row["peak_allocated_bytes"]),
     }
-    known |= {name: short_ratio_text(name) for name in titles if name.endswith(("speedup", "batch_ratio"))}
+    ratios = (each.name for each in columns if each.name.endswith(("speedup", "batch_ratio")))
+    known |= {name: short_ratio_text(name) for name in ratios}
+    titles: dict[str, str] = {}
     units = {row.get("unit") for row in rows} - {None}
-    if len(units) == 1 and "throughput_per_second" in titles:
-        titles = {**titles, "throughput_per_second": f"{units.pop()}/s"}
+    if len(units) == 1:
+        titles["throughput_per_second"] = f"{units.pop()}/s"
         known["throughput_per_second"] = lambda row: format_rate(row["throughput_per_second"])
     known |= formats or {}
-    fields = [find_field(name, title) for name, title in titles.items()]
-    fields = [replace(each, format=known.get(each.name) or each.format, varies=False) for each in fields]
-    fields = [replace(each, wraps=each.name in wraps) for each in fields]
+    fields = [
+        replace(
+            each,
+            title=titles.get(each.name, each.title),
+            format=known.get(each.name) or each.format,
+            varies=False,
+            wraps=each.name in wraps,
+        )
+        for each in columns
+    ]
     return DataTable(worth_showing(fields, rows, always), rows)
 
 

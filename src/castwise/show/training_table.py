@@ -11,7 +11,7 @@ from castwise.show.fields import (
     column,
     find_fields,
     in_tables,
-    short_titles,
+    short_columns,
     trial_values,
     values_of,
     worth_showing,
@@ -105,8 +105,8 @@ def short_table(runs: Sequence[Row]) -> DataTable[FlatRow]:
     if all((row["data_share"] or 0.0) < _WAITS for row in rows):
         rows = [{**row, "data_share": None} for row in rows]
     are_ok = all(row["status"] == "ok" for row in rows)
-    titles = {name: title for name, title in short_titles(COLUMNS).items() if name != "status" or not are_ok}
-    return short_table_of(titles, rows, ("seconds",), wraps=("precision", "length"))
+    columns = [each for each in short_columns(COLUMNS) if each.name != "status" or not are_ok]
+    return short_table_of(columns, rows, ("seconds",), wraps=("precision", "length"))
 
 
 def parts(runs: Sequence[Row], pairs: Mapping[str, float] | None = None, *, wide: bool = False) -> list[Part]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from castwise.analysis.causes import CLASS_WORDS, MEMORY, PRODUCTS, UPDATE, Diagnosis, LeftOut, try_line
@@ -10,7 +10,7 @@ from castwise.analysis.numerics import lost_here, lost_share, worst_first
 from castwise.analysis.steady_metrics import data_share
 from castwise.registry.precisions import DEFAULT
 from castwise.registry.techniques import join
-from castwise.show.fields import FlatRow, estimate_values, trial_values
+from castwise.show.fields import Field, FlatRow, column, estimate_values, find_fields, trial_values
 from castwise.show.notes import headline
 from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
 from castwise.show.run_report import place_of
@@ -19,28 +19,36 @@ from castwise.show.units import format_ratio, format_seconds
 from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
 
-_SHORT = {
-    "precision": "precision",
-    "techniques": "loop",
-    "step_seconds": "step",
-    "default_speedup": "× default",
-    "speedup": "× fp32",
-    "products_share": "products",
-    "moving_share": "moving data",
-    "update_share": "update",
-    "data_share": "waits for data",
-    "idle_share": "idle",
-    "tensor_share": "tensor cores",
-}
-_NUMERIC = {
-    "precision": "precision",
-    "module": "module",
-    "unscaled_underflow_share": "lost in float16",
-    "underflow_share": "lost here",
-    "output_sqnr_db": "SQNR of outputs",
-    "gradient_sqnr_db": "SQNR of gradients",
-    "lost_update_share": "updates lost",
-}
+# In the order of the table, with its headings.
+_COLUMNS = (
+    column("precision"),
+    column("techniques", title="loop"),
+    column("step_seconds", title="step", otherwise="status"),
+    column("default_speedup", title="× default"),
+    column("speedup", title="× fp32"),
+    *find_fields(("products_share", "moving_share", "update_share", "data_share", "idle_share")),
+    column("tensor_share", title="tensor cores"),
+)
+
+
+def _share(name: str, title: str) -> Field:
+    return Field(name, title, "share", lambda row: format_share(row[name]))
+
+
+def _decibels(name: str, title: str) -> Field:
+    return Field(name, title, "number", lambda row: f"{row[name]:.0f} dB")
+
+
+# Of a module, of a step that was compared with float32.
+_NUMERIC = (
+    column("precision"),
+    Field("module", "module"),
+    _share("unscaled_underflow_share", "lost in float16"),
+    _share("underflow_share", "lost here"),
+    _decibels("output_sqnr_db", "SQNR of outputs"),
+    _decibels("gradient_sqnr_db", "SQNR of gradients"),
+    _share("lost_update_share", "updates lost"),
+)
 _MOST_NUMERIC = 6  # rows
 _MODULE_LENGTH = 24
 NUMERICS_TITLE = "Rounding of one step, against float32"
@@ -79,12 +87,10 @@ def short_table(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()
         rows.append({**fields, "techniques": join(each.spec.techniques), "status": each.status})
     # One ratio is enough here: the other is in `castwise run`'s table.
     ratio = "default_speedup" if any(row.get("default_speedup") for row in rows) else "speedup"
-    titles = {name: title for name, title in _SHORT.items() if name == ratio or not name.endswith("speedup")}
-    if len({row["techniques"] for row in rows}) == 1:
-        del titles["techniques"]
-    table = short_table_of(titles, rows, ["step_seconds"], formats={ratio: lambda row: format_ratio(row[ratio])})
-    columns = [replace(each, otherwise="status" * (each.name == "step_seconds")) for each in table.columns]
-    return replace(table, columns=columns)
+    other = {"default_speedup", "speedup"} - {ratio}
+    dropped = other | ({"techniques"} if len({row["techniques"] for row in rows}) == 1 else set())
+    columns = [each for each in _COLUMNS if each.name not in dropped]
+    return short_table_of(columns, rows, ["step_seconds"], formats={ratio: lambda row: format_ratio(row[ratio])})
 
 
 def numerics_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow] | None:

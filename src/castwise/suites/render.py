@@ -19,7 +19,7 @@ from castwise.show.fields import (
     find_field,
     find_fields,
     in_files,
-    short_titles,
+    short_columns,
     worth_showing,
 )
 from castwise.show.notes import MORE, first_of, measured_on
@@ -35,15 +35,15 @@ PUBLISHED = (
     column("precision", short="precision"),
     column("loss_scale"),
     column("batch_size", short="batch"),
-    column("published_seconds", short="published time"),
-    column("measured", short="measured run"),
+    Field("published_seconds", "published time", "seconds", otherwise="published_outcome", short="published time"),
+    Field("measured", "measured run", wraps=True, short="measured run"),
     column("seconds", short="measured time", title="measured time"),
-    column("published_speedup", short="published × fp32"),
+    Field("published_speedup", "published speed-up", "ratio", short="published × fp32"),
     column("speedup", short="measured × fp32", title="measured speed-up"),
     *find_fields(("ratio", "equal_batch_speedup", "published_memory_bytes", "memory_bytes", "memory")),
-    column("published_accuracy"),
+    Field("published_accuracy", "published accuracy", "share"),
     column("accuracy", title="measured accuracy"),
-    column("accuracy_after"),
+    Field("accuracy_after", "both after"),
 )
 # Published loops next to tuned ones.
 TUNED = (
@@ -51,15 +51,19 @@ TUNED = (
     column("precision", short="precision"),
     column("batch_size", short="batch"),
     *find_fields(("gpus", "seeds")),
-    column("published_seconds", short="published loop", title="published loop"),
-    column("tuned_seconds", short="tuned loop"),
+    Field("published_seconds", "published loop", "seconds", short="published loop"),
+    Field("tuned_seconds", "tuned loop", "seconds", short="tuned loop"),
     column("speedup", short="times as fast", title="times as fast"),
     *find_fields(("settled_speedup", "published_bytes", "tuned_bytes")),
     column("published_score", short="score, published"),
     column("tuned_score", short="score, tuned"),
     *find_fields(("difference", "loop")),
 )
-LIMITS = ("workload", "precision", "loss_scale", "published", "measured", "reserved_bytes")
+LIMITS = (
+    *find_fields(("workload", "precision", "loss_scale", "published")),
+    Field("measured", "here"),
+    column("reserved_bytes"),
+)
 
 
 def tuned_table(pairs: Sequence[TunedPair]) -> DataTable[FlatRow]:
@@ -116,8 +120,7 @@ def limits_table(limits: Sequence[FlatRow]) -> DataTable[FlatRow]:
         "published": lambda row: f"{text(row['published'])} ({row['gpu']})" if row["gpu"] else "–",
         "measured": lambda row: text(row["measured"]),
     }
-    fields = [find_field(name, "here" if name == "measured" else "") for name in LIMITS]
-    return DataTable([replace(field, format=texts.get(field.name, field.format)) for field in fields], limits)
+    return DataTable([replace(field, format=texts.get(field.name, field.format)) for field in LIMITS], limits)
 
 
 def present(results: Sequence[SuiteResult], *, wide: bool = False, verbose: bool = False) -> Presentation:
@@ -177,7 +180,7 @@ def _comparisons(result: SuiteResult, *, wide: bool) -> list[tuple[str, Grid, Se
         if wide:
             return Grid(table)
         short = short_table_of(
-            short_titles(columns), table.rows, ("published_seconds",), wraps=("precision", "measured")
+            short_columns(columns), table.rows, ("published_seconds",), wraps=("precision", "measured")
         )
         return Grid(short, setting=("workload", "gpus", "loop"))
 
@@ -215,7 +218,7 @@ def _document(result: SuiteResult) -> dict[str, Any]:
         "runs": [plain(run_columns, training_table.flat_row(run, result.pairs)) for run in result.runs],
         "tuned": [plain(TUNED, tuned_row(pair)) for pair in result.tuned],
         "published": [plain(PUBLISHED, row) for row in result.published],
-        "largest_batch": [plain(find_fields(LIMITS), limit) for limit in result.limits],
+        "largest_batch": [plain(LIMITS, limit) for limit in result.limits],
         "notes": [*notes(result), *tuned_notes(result.tuned)],
         "oddities": list(result.suite.oddities),
         "contradictions": list(result.suite.contradictions),

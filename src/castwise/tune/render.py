@@ -18,8 +18,8 @@ from castwise.show.fields import (
     column,
     estimate_values,
     find_field,
+    short_columns,
     short_ratio_text,
-    short_titles,
 )
 from castwise.show.notes import measured_on
 from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
@@ -35,19 +35,19 @@ from castwise.tune.time_budget import first_step_seconds
 
 # All columns: those of tables first, then those that only CSV and JSON have.
 COLUMNS = (
-    column("stage"),
-    column("tried", short="change"),
+    Field("stage", "stage", "count"),
+    Field("tried", "tried", short="change"),
     column("speedup", short="× before"),
-    column("total_speedup", short="× start"),
-    column("fp32_speedup", short="× fp32"),
+    Field("total_speedup", "over the plain loop", "ratio", short="× start"),
+    Field("fp32_speedup", "over fp32", "ratio", short="× fp32"),
     column("throughput_per_second", short="throughput"),
     column("first_step_seconds"),
     column("peak_allocated_bytes", short="memory", title="peak memory"),
-    column("outcome"),
+    Field("outcome", "verdict"),
     *(column(name, place="files") for name in ("speedup_low", "speedup_high", "num_processes", "precision")),
     *(column(name, place="files") for name in ("techniques", "batch_size")),
     column("peak_reserved_bytes", short="memory held", title="memory held", place="files"),
-    column("reason", place="files"),
+    Field("reason", "reason", place="files"),
 )
 MEASURED = "Measured by castwise"  # is in each script that is written
 _OPEN = ("second best", "unproven")  # of these the fastest are named
@@ -232,8 +232,8 @@ def data_table(result: TuningResult, memory_bytes: float | None) -> DataTable[Fl
 
 def short_table(result: TuningResult, memory_bytes: float | None, rows: Sequence[FlatRow]) -> DataTable[FlatRow]:
     """Return some of the rows with the columns that decide."""
-    titles = short_titles(_columns(result, memory_bytes))
-    return short_table_of(titles, rows, ("tried", "speedup", "throughput_per_second"), wraps=("tried",))
+    columns = short_columns(_columns(result, memory_bytes))
+    return short_table_of(columns, rows, ("tried", "speedup", "throughput_per_second"), wraps=("tried",))
 
 
 def accepted_rows(result: TuningResult) -> list[FlatRow]:

@@ -26,7 +26,7 @@ from castwise.report.charts.svg import (
     nice_ticks,
     number,
 )
-from castwise.show.fields import Field, find_field, short_titles
+from castwise.show.fields import Field, find_field, short_columns
 from castwise.show.table import DataTable
 from castwise.show.theme import look_of
 
@@ -172,7 +172,7 @@ def equivalence(subject: GroupSubject) -> Chart | None:
 
     verdicts = ", ".join(f"{label} {verdict}" for label, _, verdict in rows[:8])
     fields = [find_field("precision"), *([Field("setting", "setting")] if any(each for each, _ in every) else [])]
-    fields += [find_field(name, title) for name, title in short_titles(COLUMNS).items() if name != "precision"]
+    fields += [each for each in short_columns(COLUMNS) if each.name != "precision"]
     fields.append(find_field("file"))
     return Chart(
         title=f"Is the {metric.name} as good as in {baseline}?",
