@@ -121,7 +121,6 @@ def published_text(found: MaxBatch) -> str:
 
 
 def summary_row(found: MaxBatch, others: Sequence[MaxBatch] = ()) -> FlatRow:
-    """Return a loop's largest batch as plain values by field name."""
     return {
         **values_of(SUMMARY, found),
         "batch_ratio": ratio_of(found, others),
@@ -131,7 +130,6 @@ def summary_row(found: MaxBatch, others: Sequence[MaxBatch] = ()) -> FlatRow:
 
 
 def curve_row(trial: Trial) -> FlatRow:
-    """Return one batch as plain values by field name."""
     parts = {name: getattr(parts_of(trial), name, None) for name in PARTS}
     return {**values_of(CURVE, trial), **parts, "unit": steady_metrics.unit_of(trial)}
 
@@ -214,7 +212,6 @@ def breakdown_table(breakdowns: Sequence[MemoryBreakdown]) -> DataTable[FlatRow]
 
 
 def headline(max_batches: Sequence[MaxBatch]) -> str:
-    """Return what was searched for."""
     spec = max_batches[0].trials[0].spec
     limit = "" if spec.memory_limit_bytes is None else f" within {format_bytes(spec.memory_limit_bytes)}"
     return f"Largest batch of {spec.workload}{limit}"
@@ -234,14 +231,7 @@ def present(result: MaxBatchResult, *, wide: bool = False, verbose: bool = False
 def parts(
     max_batches: Sequence[MaxBatch], *, wide: bool = False, verbose: bool = False, more: str = MORE
 ) -> list[Part]:
-    """Return the largest batches, what follows from them, and notes.
-
-    Args:
-        max_batches: What was found.
-        wide: Show all columns, the curve below the largest batches, and where their memory goes.
-        verbose: Show all notes.
-        more: Where the notes are that are not shown.
-    """
+    """Return the largest batches, what follows from them, and notes."""
     trials = [trial for found in max_batches for trial in found.trials]
     place = measured_on(trials, is_brief=not (wide or verbose))
     found: list[Part] = [

@@ -142,7 +142,6 @@ class MaxBatch:
     trials: tuple[Trial, ...]
 
     def __repr__(self) -> str:
-        """Return it in a line."""
         largest = None if self.largest is None else self.largest.spec.batch_size
         return f"MaxBatch({self.spec.workload} {self.spec.precision}: largest batch {largest} of {len(self.trials)})"
 
@@ -153,12 +152,10 @@ class MaxBatch:
 
     @cached_property
     def trained(self) -> list[Trial]:
-        """Return the trials whose steps ran."""
         return [trial for trial in self.trials if has_trained(trial)]
 
     @property
     def largest(self) -> Trial | None:
-        """Return the largest batch that trained."""
         return self.trained[-1] if self.trained else None
 
     @property
@@ -228,7 +225,6 @@ class MaxBatchResult:
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """Return all trials."""
         return tuple(trial for found in self.max_batches for trial in found.trials)
 
 

@@ -70,7 +70,6 @@ class Field:
     place: Literal["both", "table", "files"] = "both"  # whether tables have it, or CSV and JSON
 
     def value(self, row: FlatRow) -> Any:
-        """Return the plain value in a row, None if it has none."""
         return row.get(self.name)
 
     def text(self, row: FlatRow) -> str:
@@ -82,12 +81,10 @@ class Field:
 
     @property
     def left(self) -> bool:
-        """Return whether a column of this field is flush left."""
         return self.unit == "text"
 
     @property
     def kind(self) -> Kind:
-        """Return the type of the values in Parquet."""
         return _KINDS.get(self.unit, "number")
 
 
@@ -164,10 +161,6 @@ def _count_text(name: str) -> Callable[[FlatRow], str]:
     return lambda row: f"{row[name]:,}"
 
 
-def _parallelism_text(row: FlatRow) -> str:
-    return "–" if row["parallelism"] == "none" else str(row["parallelism"])
-
-
 def _energy_text(row: FlatRow) -> str:
     return format_energy(row["joules_per_unit"], row["unit"])
 
@@ -191,8 +184,6 @@ def _loss_text(row: FlatRow) -> str:
     return f"{row['final_loss']:.4g}" + ("" if step is None else f" @ {step}")
 
 
-_ESTIMATED = ("throughput", "written_speedup", "default_speedup", "speedup", "bf16_speedup", "memory")
-
 FIELDS: tuple[Field, ...] = (
     # What was asked for.
     Field("workload", "workload", varies=True),
@@ -203,7 +194,7 @@ FIELDS: tuple[Field, ...] = (
     Field("batch_size", "batch", "count", varies=True),
     Field("gpus", "GPUs", "count", varies=True),
     Field("world_size", "GPUs", "count", varies=True),
-    Field("parallelism", "parallelism", format=_parallelism_text, varies=True),
+    Field("parallelism", "parallelism", format=lambda row: row["parallelism"].replace("none", "–"), varies=True),
     Field("loss_scale", "loss scale", default=("none", "dynamic")),
     Field("techniques", "techniques", wraps=True, varies=True),
     Field("seed", "seed", "count", varies=True),
@@ -259,8 +250,11 @@ FIELDS: tuple[Field, ...] = (
     Field("warm_up_seconds", "warm-up", "seconds"),
     Field("warm_up_steps", "warm-up steps", "count"),
     Field("settled", "settled", "boolean"),
-    *(Field(f"{name}_{end}", unit="number") for name in _ESTIMATED for end in ("low", "high")),
-    *(Field(f"throughput_per_second_{end}", unit="number") for end in ("low", "high")),
+    *(
+        Field(f"{name}_{end}", unit="number")
+        for name in ("throughput_per_second", "speedup")
+        for end in ("low", "high")
+    ),
     # Memory.
     Field("peak_allocated_bytes", "peak allocated", "bytes", _allocated_text, best="lowest"),
     Field("peak_reserved_bytes", "peak reserved", "bytes", best="lowest"),
@@ -334,7 +328,6 @@ FIELDS: tuple[Field, ...] = (
     Field("pairs_needed", "runs that would do", "count"),
     Field("step_efficiency", "step efficiency", "ratio", interval_text("step_efficiency")),
     Field("gain", "× to the score", "ratio", interval_text("gain")),
-    *(Field(f"{name}_{end}", unit="number") for name in ("step_efficiency", "gain") for end in ("low", "high")),
     # A search for the fastest loop.
     Field("num_processes", "n", "count"),
     # What was trained.
@@ -370,12 +363,10 @@ _BY_NAME = {field.name: field for field in FIELDS}
 
 
 def find_field(name: str, title: str = "") -> Field:
-    """Return the field with this name, under another heading if one is given."""
     return replace(_BY_NAME[name], title=title) if title else _BY_NAME[name]
 
 
 def find_fields(names: Iterable[str]) -> list[Field]:
-    """Return the fields with these names, in order."""
     return [_BY_NAME[name] for name in names]
 
 
@@ -390,7 +381,8 @@ def interval_columns(name: str, get: str) -> list[Field]:
     def end_of(end: str) -> Callable[[Any], Any]:
         return lambda result: interval_values(name, attrgetter(get)(result))[end]
 
-    return [column(end, end_of(end), place="files") for end in (f"{name}_low", f"{name}_high")]
+    ends = (f"{name}_low", f"{name}_high")
+    return [Field(end, unit="number", get=end_of(end), place="files") for end in ends]
 
 
 def estimate_columns(name: str, get: str, short: str = "") -> list[Field]:
@@ -407,7 +399,6 @@ def values_of(columns: Iterable[Field], result: Any) -> dict[str, Any]:
 
 
 def in_files(columns: Iterable[Field]) -> list[Field]:
-    """Return the columns of CSV and JSON."""
     return [each for each in columns if each.place != "table"]
 
 

@@ -82,7 +82,6 @@ class Note:
 
     @property
     def line(self) -> str:
-        """Return it in one line."""
         return f"{self.name}: {self.short}"
 
 

@@ -26,9 +26,7 @@ class Part(Protocol):
         """Return it as Markdown; empty if there is nothing to show."""
         ...
 
-    def html(self) -> str:
-        """Return it as HTML for a notebook."""
-        ...
+    def html(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,6 @@ class Presentation:
     longest: int | None = None  # characters of Markdown
 
     def text(self, output_format: str) -> str:
-        """Return it as "markdown", "csv" or "json"."""
         if output_format == "markdown":
             return markdown(self.parts, self.longest)
         if output_format == "csv":
@@ -196,7 +193,6 @@ def setting_text(rows: Sequence[FlatRow], names: Sequence[str]) -> Callable[[Fla
 
 
 def print_parts(parts: Sequence[Part], console: Console) -> None:
-    """Print parts to a terminal."""
     for part in parts:
         part.print(console)
 
@@ -219,5 +215,4 @@ def markdown(parts: Sequence[Part], longest: int | None = None) -> str:
 
 
 def html(parts: Sequence[Part]) -> str:
-    """Return parts as HTML for a notebook."""
     return "\n".join(filter(None, (part.html() for part in parts)))

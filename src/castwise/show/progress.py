@@ -199,7 +199,6 @@ class LiveProgress:
                 self._print(f"{where}: {self._phase}, {passed} so far")
 
     def remark(self, line: str) -> None:
-        """Print a line above the bar."""
         self._print(line)
 
     def _print(self, line: str, style: str | None = None) -> None:

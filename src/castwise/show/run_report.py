@@ -97,7 +97,6 @@ _COLOURS = {"faster": "green", "slower": "red", "inconclusive": "yellow", "one r
 
 
 def flat_row(row: Row) -> dict[str, Any]:
-    """Return the values of a steady result by field name."""
     energy, float8 = energy_of(row.trial), float8_of(row.trials)
     return {
         **trial_values(row.trial),
@@ -112,7 +111,6 @@ def flat_row(row: Row) -> dict[str, Any]:
 
 
 def data_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
-    """Return the table of steady results with all columns worth showing."""
     flat: list[FlatRow] = [flat_row(row) for row in rows]
     # If loss scales differ, nothing else may tell rows apart.
     shown = worth_showing(in_tables(COLUMNS), flat, ["loss_scale"] if distinct_precision_text(flat) else [])
@@ -178,16 +176,7 @@ def present(
     verbose: bool = False,
     more: str = MORE,
 ) -> Presentation:
-    """Return the table, where it was measured, what epochs cost at these prices, the advice and notes.
-
-    Args:
-        rows: The results.
-        advice: What follows from them.
-        prices: Of electricity and GPU hours.
-        wide: Show all columns.
-        verbose: Show all notes in full.
-        more: Where the notes are that are not shown.
-    """
+    """Return the table, where it was measured, what epochs cost at these prices, the advice and notes."""
     parts = [*table_parts(rows, [item.key for item in advice], wide=wide, verbose=verbose)]
     if rows:
         parts.append(Lines(cost_lines(rows, prices)))
@@ -225,7 +214,6 @@ def table_parts(
 
 
 def place_of(rows: Sequence[Row], *, is_brief: bool = True) -> Lines:
-    """Return where rows were measured."""
     trials = [trial for row in rows for trial in row.trials]
     return Lines([measured_on(trials, is_brief=is_brief)], "dim", is_list=False, full=[measured_on(trials)])
 

@@ -167,8 +167,6 @@ def print_data_table(  # noqa: PLR0913  how a table looks, by keyword
 
 @dataclass(frozen=True)
 class _TextColumn:
-    """A column as text."""
-
     source: Field
     heading: str  # its title, wrapped to the width of the cells
     cells: Sequence[str]
@@ -256,7 +254,6 @@ def _print_lines(console: Console, columns: Sequence[_TextColumn]) -> None:
 
 
 def markdown_grid(columns: Sequence[Field], rows: Sequence[FlatRow]) -> list[str]:
-    """Return the lines of a Markdown table."""
     lines = ["| " + " | ".join(_cell(column.title) for column in columns) + " |"]
     lines.append("|" + "|".join("---" if column.left else "---:" for column in columns) + "|")
     return lines + ["| " + " | ".join(_cell(column.text(row)) for column in columns) + " |" for row in rows]
@@ -303,7 +300,6 @@ def _no_formula(value: Any) -> Any:
 
 
 def plain(columns: Sequence[Field], row: FlatRow) -> dict[str, Any]:
-    """Return the values of a row by name, for JSON."""
     return json_values({column.name: column.value(row) for column in columns})
 
 

@@ -57,12 +57,7 @@ _WAITS = 0.1  # of the time; a smaller share is not worth a column
 
 
 def flat_row(run: Row, pairs: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Return the values of a training run by field name.
-
-    Args:
-        run: The run.
-        pairs: Speed-ups over float32 at the batch that the source paired a run with, by the trial's key.
-    """
+    """Return the values of a training run by field name."""
     epochs, parts = epochs_of(run.trial), split(run.trial)
     last = epochs[-1] if epochs else None
     losses = [loss for epoch in epochs for _, loss in epoch.losses]
@@ -91,7 +86,6 @@ def gpus_text(spec: TrialSpec) -> str:
 def data_table(
     runs: Sequence[Row], pairs: Mapping[str, float] | None = None, *, with_curve: bool = False
 ) -> DataTable[FlatRow]:
-    """Return the table of training runs, with the columns worth showing, on demand with the loss as a small curve."""
     fields = [each for each in in_tables(COLUMNS) if with_curve or each.name != "loss_curve"]
     rows: list[FlatRow] = [flat_row(run, pairs) for run in runs]
     group = competing_by("workload", "data_set", "batch_size", "gpus", "seed", "length")
@@ -110,8 +104,6 @@ def short_table(runs: Sequence[Row]) -> DataTable[FlatRow]:
 
 
 def parts(runs: Sequence[Row], pairs: Mapping[str, float] | None = None, *, wide: bool = False) -> list[Part]:
-    """Return the table of training runs."""
-
     def style(row: FlatRow) -> str | None:
         return None if row["status"] == "ok" else "red"
 

@@ -67,7 +67,6 @@ def share_values(found: Diagnosis | None) -> dict[str, float | None]:
 
 
 def flat_row(found: Diagnosis) -> FlatRow:
-    """Return the values of a diagnosis by field name."""
     row = found.row
     return {
         **trial_values(row.trial),

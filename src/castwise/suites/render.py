@@ -67,13 +67,11 @@ LIMITS = (
 
 
 def tuned_table(pairs: Sequence[TunedPair]) -> DataTable[FlatRow]:
-    """Return the table of published loops next to tuned ones."""
     flat = [tuned_row(pair) for pair in pairs]
     return DataTable(worth_showing(TUNED, flat), flat)
 
 
 def tuned_row(pair: TunedPair) -> FlatRow:
-    """Return the values of the published loop and the tuned one."""
     counts = len(pair.published), len(pair.tuned)
     difference = pair.difference
     values: dict[str, Any] = {
@@ -110,8 +108,6 @@ def _score(pair: TunedPair, value: float, sign: str = "") -> str:
 
 
 def limits_table(limits: Sequence[FlatRow]) -> DataTable[FlatRow]:
-    """Return the table of the largest batches."""
-
     def text(batches: tuple[int | None, int | None]) -> str:
         words = zip(batches, ("trains", "does not"), strict=True)
         return ", ".join(f"{batch} {word}" for batch, word in words if batch is not None) or "–"
@@ -124,13 +120,7 @@ def limits_table(limits: Sequence[FlatRow]) -> DataTable[FlatRow]:
 
 
 def present(results: Sequence[SuiteResult], *, wide: bool = False, verbose: bool = False) -> Presentation:
-    """Return the tables and notes of suites.
-
-    Args:
-        results: What was run.
-        wide: Show all columns.
-        verbose: Show all notes, and what is odd in the source.
-    """
+    """Return the tables and notes of suites."""
 
     def rows() -> DataTable[FlatRow]:
         found = [

@@ -33,7 +33,6 @@ class SuiteResult:
 
     @property
     def all_trials(self) -> tuple[Trial, ...]:
-        """Return the trials of runs and searches."""
         return self.trials + tuple(trial for search in self.searches for trial in search)
 
     @cached_property

@@ -407,14 +407,7 @@ def headline(result: TuningResult) -> str:
 def present(
     result: TuningResult, memory_bytes: float | None = None, *, wide: bool = False, verbose: bool = False
 ) -> Presentation:
-    """Return the accepted changes, what else matters, the answer, what bounds it, and what to change.
-
-    Args:
-        result: The end of a search.
-        memory_bytes: The limit that was asked for.
-        wide: Show all that was tried, in all columns.
-        verbose: Show all that was tried and why changes failed, and what bounds each plain loop, too.
-    """
+    """Return the accepted changes, what else matters, the answer, what bounds it, and what to change."""
 
     def style(row: FlatRow) -> str | None:
         return "green" if row["outcome"] == "accepted" else (None if row["outcome"] is None else "dim")

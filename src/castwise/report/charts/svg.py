@@ -47,8 +47,6 @@ HATCH = (
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a legend."""
-
     name: str
     colour: str
     marker: str = "square"
@@ -57,8 +55,6 @@ class Key:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a bar."""
-
     value: float
     colour: str
     tip: str = ""  # the text at the pointer
@@ -136,8 +132,6 @@ class Axis:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture of a chart."""
-
     width: float
     height: float
     body: str
@@ -176,7 +170,6 @@ def text(x: float, y: float, words: str, anchor: str = "", size: int = _SIZE, fi
 
 
 def path(shape: str, colour: str = INK, width: float = 1, dash: str = "") -> str:
-    """Return a line along a path."""
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
     return f'<path d="{shape}" fill="none" stroke="{colour}" stroke-width="{width:g}"{dashed}/>'
 
@@ -229,7 +222,6 @@ def number(value: float) -> str:
 
 
 def legend(keys: Sequence[Key], width: float) -> tuple[str, float]:
-    """Return a legend and the place below it."""
     parts, x, y = [], 0.0, 12.0
     for key in keys:
         name = textwrap.shorten(key.name, int((width - _MARK) / _LETTER), placeholder=" …")

@@ -33,8 +33,6 @@ from castwise.show.theme import look_of
 
 @dataclass(frozen=True)
 class _Point:
-    """A value, and how many seconds and epochs had gone by."""
-
     seconds: float
     value: float
     epoch: float
@@ -114,12 +112,10 @@ def _means(runs: Iterable[Sequence[_Point]]) -> list[tuple[_Point, float, float]
 
 
 def loss(subject: GroupSubject) -> Chart | None:
-    """Return the training loss of each run."""
     return _curves(subject, "Training loss", "training loss", _losses)
 
 
 def score(subject: GroupSubject) -> Chart | None:
-    """Return the validation accuracy, the perplexity, or a user's own score of each run."""
     metric = metric_of([config.trial for config in subject.group.configurations])
     factor, y_title = (100, "accuracy, %") if metric.name == "accuracy" else (1, metric.name)
 

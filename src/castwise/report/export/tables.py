@@ -61,7 +61,6 @@ def _machine(trial: Trial) -> dict[str, Any]:
 
 
 def trial_row(trial: Trial) -> dict[str, Any]:
-    """Return all columns of a trial but its file."""
     step_seconds = steady_metrics.step_seconds(trial)
     spec, epochs, final_loss = trial.spec, training_metrics.epochs_of(trial), steady_metrics.final_loss(trial)
     return {
