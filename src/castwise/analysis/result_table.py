@@ -253,6 +253,21 @@ def rows_of_runs(trials: Sequence[Trial]) -> list[Row]:
     return rows
 
 
+def over_seeds(runs: Sequence[Row]) -> Row:
+    """Return runs that differ in their seed as one: that of the first seed that ended well, with the means of all."""
+    ended = [each for each in runs if each.trial.status == "ok"]
+    if len(ended) < 2:
+        return (ended or runs)[0]
+    return replace(
+        ended[0],
+        trials=tuple(each.trial for each in ended),
+        throughput_estimate=estimate([each.throughput for each in ended if each.throughput is not None]),
+        speedup_estimate=estimate([each.speedup for each in ended if each.speedup is not None]),
+        peak_allocated_bytes=steady_metrics.largest(each.peak_allocated_bytes for each in ended),
+        peak_reserved_bytes=steady_metrics.largest(each.peak_reserved_bytes for each in ended),
+    )
+
+
 def _of_one(value: float | None) -> Estimate | None:
     """Return a figure of one run, which has no interval."""
     return None if value is None else Estimate(value, math.nan, math.nan, 1)

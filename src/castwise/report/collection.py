@@ -8,8 +8,8 @@ from typing import Any
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.causes import Diagnosis, diagnose
 from castwise.analysis.energy import joules_per_unit
-from castwise.analysis.result_table import MARGIN, Row, rows_of_runs, rows_of_steps
-from castwise.analysis.statistics import estimate, has_interval
+from castwise.analysis.result_table import MARGIN, Row, over_seeds, rows_of_runs, rows_of_steps
+from castwise.analysis.statistics import has_interval
 from castwise.max_batch.result import MaxBatch, is_max_batch_trial, max_batches_of
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import free_name
@@ -108,7 +108,7 @@ class ComparisonGroup:
             runs.setdefault((self.label(config, "seed"), config.trial.spec.loss_scale), []).append(config)
         if len(runs) == len(self.configurations):
             return self
-        return replace(self, configurations=tuple(map(_mean, runs.values())))
+        return replace(self, configurations=tuple(map(over_seeds, runs.values())))
 
     def setting(self, config: Row, *without: str) -> str:
         """Return how a configuration differs from the others, without precision and some axes: "batch 128, 4 GPUs"."""
@@ -284,21 +284,6 @@ def _groups(trials: Sequence[Trial], margin: float) -> tuple[ComparisonGroup, ..
         title = free_name(f"{titles[key]}, {words}" if words else titles[key], groups)
         groups[title] = ComparisonGroup(title, tuple(sorted(own, key=_sort_key)))
     return tuple(groups.values())
-
-
-def _mean(runs: Sequence[Row]) -> Row:
-    """Return runs that differ in their seed as one: that of the first seed that ended well, with the means of all."""
-    ended = [each for each in runs if each.trial.status == "ok"]
-    if len(ended) < 2:
-        return (ended or runs)[0]
-    return replace(
-        ended[0],
-        trials=tuple(each.trial for each in ended),
-        throughput_estimate=estimate([each.throughput for each in ended if each.throughput is not None]),
-        speedup_estimate=estimate([each.speedup for each in ended if each.speedup is not None]),
-        peak_allocated_bytes=steady_metrics.largest(each.peak_allocated_bytes for each in ended),
-        peak_reserved_bytes=steady_metrics.largest(each.peak_reserved_bytes for each in ended),
-    )
 
 
 def _title(trial: Trial, has_devices: bool) -> str:

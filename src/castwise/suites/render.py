@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from castwise.analysis.steady_metrics import largest
 from castwise.analysis.training_metrics import median, split
 from castwise.registry.techniques import join
 from castwise.show import training_table
@@ -72,7 +71,7 @@ def tuned_table(pairs: Sequence[TunedPair]) -> DataTable[FlatRow]:
 
 
 def tuned_row(pair: TunedPair) -> FlatRow:
-    counts = len(pair.published), len(pair.tuned)
+    counts = len(pair.published.trials), len(pair.tuned.trials)
     difference = pair.difference
     values: dict[str, Any] = {
         "workload": pair.spec.workload,
@@ -88,8 +87,8 @@ def tuned_row(pair: TunedPair) -> FlatRow:
     }
     for name, side in (("published", pair.published), ("tuned", pair.tuned)):
         scores = pair.scores(side)
-        values[f"{name}_seconds"] = median(parts.total for run in side if (parts := split(run.trial)))
-        values[f"{name}_bytes"] = largest(run.peak_allocated_bytes for run in side)
+        values[f"{name}_seconds"] = median(parts.total for trial in side.trials if (parts := split(trial)))
+        values[f"{name}_bytes"] = side.peak_allocated_bytes
         values[f"{name}_score"] = statistics.fmean(scores) if scores else None
         if scores:
             spread = f" ± {_score(pair, statistics.stdev(scores))}" if len(scores) > 1 else ""

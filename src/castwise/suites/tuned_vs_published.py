@@ -2,10 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from castwise.analysis.result_table import Row
+from castwise.analysis.result_table import Row, over_seeds
 from castwise.analysis.statistics import Difference, Estimate, estimate, mean_difference, paired_difference
 from castwise.analysis.training_metrics import (
     epoch_seconds,
@@ -13,11 +13,9 @@ from castwise.analysis.training_metrics import (
     is_whole,
     perplexity,
     run_comparison_key,
-    speedup,
     start_share,
 )
 from castwise.analysis.warnings import NOISE
-from castwise.records.schema import Trial
 from castwise.spec.quantities import format_share, truncate_list
 from castwise.spec.trial import TrialSpec
 
@@ -28,35 +26,32 @@ _LEVEL = 0.95
 class TunedPair:
     """Runs in the source's loop and in another, by seed, that differ in nothing else."""
 
-    published: tuple[Row, ...]
-    tuned: tuple[Row, ...]
+    published: Row
+    tuned: Row
 
     @property
     def spec(self) -> TrialSpec:
         """Return the tuned loop's spec, that of the first seed."""
-        return self.tuned[0].trial.spec
+        return self.tuned.trial.spec
 
     @property
     def speedup(self) -> Estimate | None:
         """Return how many times as fast the tuned loop trains, seed by seed; None if no seed has both."""
-        return self._ratio(speedup)
+        return self.tuned.over(self.published)
 
     @property
     def settled_speedup(self) -> Estimate | None:
         """Return how many times as fast the tuned loop's epochs after the first are, seed by seed."""
-        return self._ratio(_epochs_ratio)
-
-    def _ratio(self, ratio: Callable[[Trial | None, Trial], float | None]) -> Estimate | None:
-        published = {run.trial.spec.seed: run.trial for run in self.published}
-        ratios = [ratio(published.get(run.trial.spec.seed), run.trial) for run in self.tuned]
-        return estimate([ratio for ratio in ratios if ratio])
+        published = {trial.spec.seed: epoch_seconds(trial) for trial in self.published.trials}
+        sides = [(published.get(trial.spec.seed), epoch_seconds(trial)) for trial in self.tuned.trials]
+        return estimate([before / after for before, after in sides if before and after])
 
     @property
     def start_shares(self) -> tuple[float, float]:
         """Return the share of the first step in the times that the speed-up compares, by side; the median run's."""
-        whole = all(is_whole(run.trial) for run in (*self.published, *self.tuned))
+        whole = all(map(is_whole, (*self.published.trials, *self.tuned.trials)))
         before, after = (
-            statistics.median(start_share(run.trial, of_throughput=not whole) for run in side)
+            statistics.median(start_share(trial, of_throughput=not whole) for trial in side.trials)
             for side in (self.published, self.tuned)
         )
         return before, after
@@ -64,12 +59,12 @@ class TunedPair:
     @property
     def is_language_model(self) -> bool:
         """Return whether runs are scored by perplexity, and not by accuracy."""
-        ends = [epochs_of(run.trial)[-1:] for run in (*self.published, *self.tuned)]
+        ends = [epochs_of(trial)[-1:] for trial in (*self.published.trials, *self.tuned.trials)]
         return any(perplexity(epoch) is not None for epochs in ends for epoch in epochs)
 
-    def scores(self, side: Sequence[Row]) -> list[float]:
+    def scores(self, side: Row) -> list[float]:
         """Return the accuracy, or the perplexity, after the last epoch of each run of a side that has one."""
-        ends = [epoch for run in side for epoch in epochs_of(run.trial)[-1:]]
+        ends = [epoch for trial in side.trials for epoch in epochs_of(trial)[-1:]]
         found = [perplexity(epoch) if self.is_language_model else epoch.accuracy for epoch in ends]
         return [score for score in found if score is not None and math.isfinite(score)]
 
@@ -82,14 +77,9 @@ class TunedPair:
         before, after = self.scores(self.published), self.scores(self.tuned)
         if not before or not after:
             return None
-        seeds = [[run.trial.spec.seed for run in side] for side in (self.published, self.tuned)]
-        is_paired = seeds[0] == seeds[1] and len(before) == len(after) == len(self.tuned)
+        seeds = [[trial.spec.seed for trial in side.trials] for side in (self.published, self.tuned)]
+        is_paired = seeds[0] == seeds[1] and len(before) == len(after) == len(seeds[0])
         return (paired_difference if is_paired else mean_difference)(before, after, _LEVEL)
-
-
-def _epochs_ratio(baseline: Trial | None, trial: Trial) -> float | None:
-    before, after = None if baseline is None else epoch_seconds(baseline), epoch_seconds(trial)
-    return before / after if before and after else None
 
 
 def tuned_pairs(runs: Sequence[Row]) -> list[TunedPair]:
@@ -100,8 +90,8 @@ def tuned_pairs(runs: Sequence[Row]) -> list[TunedPair]:
             of_configuration = loops.setdefault(run_comparison_key(run.trial, "techniques", "seed"), {})
             of_configuration.setdefault(run.trial.spec.techniques, []).append(run)
 
-    def by_seed(runs: Sequence[Row]) -> tuple[Row, ...]:
-        return tuple(sorted(runs, key=lambda run: run.trial.spec.seed))
+    def by_seed(runs: Sequence[Row]) -> Row:
+        return over_seeds(sorted(runs, key=lambda run: run.trial.spec.seed))
 
     return [
         TunedPair(by_seed(of_configuration[()]), by_seed(tuned))
@@ -115,7 +105,7 @@ def tuned_pairs(runs: Sequence[Row]) -> list[TunedPair]:
 def tuned_notes(pairs: Sequence[TunedPair]) -> list[str]:
     """Return what a reader of the two loops' times must know, a line each."""
     shares = [
-        f"{format_share(before)} and {format_share(after)} in {pair.published[0].trial.spec.label}"
+        f"{format_share(before)} and {format_share(after)} in {pair.published.trial.spec.label}"
         for pair in pairs
         for before, after in [pair.start_shares]
         if pair.speedup is not None and max(before, after) > NOISE
