@@ -24,7 +24,7 @@ from castwise.analysis.result_table import rows_of_steps
 from castwise.analysis.warnings import TrialWarning
 from castwise.records.schema import GpuCounters, Trial
 from castwise.show import run_report
-from castwise.show.fields import in_files
+from castwise.show.fields import Field, in_files
 from castwise.show.notes import cost_lines, headline, measured_on, remarks, snippet_lines
 from castwise.show.presentation import html, print_parts
 from castwise.show.table import SCHEMA_VERSION
@@ -534,3 +534,12 @@ def test_a_noise_warning_of_one_process_differs_from_the_median_spread() -> None
     assert not explained(loud, loud)
     assert not explained(quiet, quiet)
     assert not explained(louder)
+
+
+def test_a_column_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = Field("num_blocks", "blocks", "count", get=lambda row: len(row.trial.ranks[0].blocks), short="blocks")
+    monkeypatch.setattr(run_report, "COLUMNS", (*run_report.COLUMNS, blocks))
+    assert [row["num_blocks"] for row in as_csv(FP32)] == ["6"]
+    assert [row["num_blocks"] for row in as_json(FP32)["rows"]] == [6]
+    for wide in (False, True):
+        assert [row["blocks"] for row in markdown_rows(FP32, wide=wide)] == ["6"]

@@ -61,7 +61,7 @@ COLUMNS = (
     column("verdict", lambda row: row.verdict and row.verdict.kind, short="verdict"),
     column("loop_speedup", "loop_speedup", short="× plain loop"),
     column("scaling_efficiency", "scaling_efficiency", short="scaling"),
-    column("data_share", lambda row: data_share(row.trials), short="waits for data"),
+    column("data_share", lambda row: data_share(row.trials)),
     column("step_seconds", "step_seconds"),
     column("spread", "spread"),
     *find_fields(("model_flops_per_second", "model_flops_utilization")),
@@ -150,6 +150,7 @@ def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
         verdict = "one run"
     return {
         **trial_values(row.trial),
+        **values_of((each for each in COLUMNS if each.short), row),
         "throughput_per_second": row.throughput if is_ok else None,
         **estimate_values("default_speedup", over.get(DEFAULT)),
         **estimate_values("written_speedup", over.get(AS_WRITTEN)),
@@ -157,8 +158,6 @@ def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
         **estimate_values("bf16_speedup", row.bf16_estimate),
         "loop_speedup": None if over else row.loop_speedup,  # if there is nothing else to compare with
         "scaling_efficiency": row.scaling_efficiency if is_ok else None,
-        "fp8_share": fp8_share(row.trials),
-        "peak_allocated_bytes": row.peak_allocated_bytes,
         "verdict": verdict if is_ok else row.trial.status,
     }
 
