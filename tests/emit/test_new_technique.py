@@ -18,7 +18,7 @@ from castwise.emit.script import script_of
 from castwise.emit.source import copy_definitions
 from castwise.errors import UsageError
 from castwise.registry.techniques import TECHNIQUES, StepConfig, Technique, step_config_of, why_unsupported
-from castwise.spec.plan import ParameterGrid, build_plan
+from castwise.spec.plan import ParameterGrid, parse_grid
 from castwise.tune.candidates import Change, allowed_techniques, is_applicable
 
 NAME = sample_technique.ROW.name
@@ -36,7 +36,7 @@ def registered() -> Iterator[Technique]:
 @pytest.mark.usefixtures("registered")
 def test_a_new_row_is_planned_and_listed() -> None:
     axes = ParameterGrid(workloads=("mnist-cnn", "lstm-lm"), precisions=("fp32",), techniques=(NAME,))
-    images, words = build_plan(axes, device="cpu")
+    images, words = parse_grid(axes).specs("cpu")
     assert images.techniques == (NAME,)
     assert why_unsupported(images) is None
     assert "is for images" in str(why_unsupported(words))

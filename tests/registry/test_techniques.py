@@ -21,7 +21,7 @@ from castwise.registry.techniques import (
     why_unsupported,
 )
 from castwise.registry.workloads import WORKLOADS
-from castwise.spec.plan import ParameterGrid, build_plan
+from castwise.spec.plan import ParameterGrid, parse_grid
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import TrialSpec
 
@@ -92,7 +92,7 @@ def test_the_axis_is_crossed_with_the_precisions() -> None:
     axes = ParameterGrid(
         workloads=("resnet50",), precisions=("fp32", "bf16-mixed"), techniques=("none", "compile+channels-last")
     )
-    specs = build_plan(axes, device="cuda:0")
+    specs = parse_grid(axes).specs("cuda:0")
     assert [(spec.techniques, spec.precision) for spec in specs] == [
         ((), "fp32"),
         ((), "bf16-mixed"),
@@ -104,15 +104,15 @@ def test_the_axis_is_crossed_with_the_precisions() -> None:
 
 def test_the_plain_loop_keeps_the_key_it_had() -> None:
     axes = ParameterGrid(workloads=("resnet50",), precisions=("fp32",))
-    (plain,) = build_plan(axes, device="cuda:0")
-    (named,) = build_plan(ParameterGrid(**{**axes.__dict__, "techniques": ("none",)}), device="cuda:0")
+    (plain,) = parse_grid(axes).specs("cuda:0")
+    (named,) = parse_grid(ParameterGrid(**{**axes.__dict__, "techniques": ("none",)})).specs("cuda:0")
     assert plain.key == named.key
     assert "techniques" not in plain.model_dump_json(exclude_defaults=True)
 
 
 def test_a_set_becomes_its_members_that_apply() -> None:
     axes = ParameterGrid(workloads=("resnet50", "mnist-cnn", "lstm-lm"), precisions=("fp32",), techniques=("tuned",))
-    specs = build_plan(axes, device="cuda:0")
+    specs = parse_grid(axes).specs("cuda:0")
     assert [spec.techniques for spec in specs] == [
         ("channels-last", "cudnn-search", "fused-optimizer"),
         ("channels-last", "cudnn-search"),  # torch has no fused Adadelta
@@ -122,13 +122,13 @@ def test_a_set_becomes_its_members_that_apply() -> None:
 
 def test_a_set_of_which_nothing_applies_is_the_plain_loop_once() -> None:
     axes = ParameterGrid(workloads=("mnist-cnn",), precisions=("fp32",), techniques=("none", "tuned", "channels-last"))
-    assert [spec.techniques for spec in build_plan(axes, device="cpu")] == [(), ("channels-last",)]
+    assert [spec.techniques for spec in parse_grid(axes).specs("cpu")] == [(), ("channels-last",)]
 
 
 @pytest.mark.parametrize("name", ["resident-data", "loader-workers", "pinned-transfer"])
 def test_what_changes_the_reading_of_data_is_no_axis_of_steady_trials(name: str) -> None:
     with pytest.raises(UsageError, match="here only steps are timed"):
-        build_plan(ParameterGrid(workloads=("resnet50",), techniques=(name,)), device="cuda:0")
+        parse_grid(ParameterGrid(workloads=("resnet50",), techniques=(name,))).specs("cuda:0")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import ParameterGrid, build_plan
+from castwise.spec.plan import ParameterGrid, parse_grid
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
 from castwise.spec.user_model import UserModel
@@ -40,7 +40,7 @@ OTHER_VALUES: dict[str, object] = {
 
 
 def plan(device: str = "cuda:0", **axes: tuple[str, ...] | tuple[int, ...] | None) -> tuple[TrialSpec, ...]:
-    return build_plan(ParameterGrid(**{"workloads": ("resnet50",), **axes}), device=device)  # type: ignore[arg-type]
+    return parse_grid(ParameterGrid(**{"workloads": ("resnet50",), **axes})).specs(device)  # type: ignore[arg-type]
 
 
 def test_without_axes_a_plan_has_every_precision_once_at_the_workloads_own_batch() -> None:
@@ -170,12 +170,12 @@ def test_an_impossible_request_is_refused(axes: dict[str, tuple[str, ...]], mess
 
 
 def test_a_data_set_is_refused_where_the_workload_does_not_take_it() -> None:
-    build_plan(ParameterGrid(workloads=("mnist-cnn",)), device="cpu", data_set="mnist")
+    parse_grid(ParameterGrid(workloads=("mnist-cnn",)), "mnist").specs("cpu")
     with pytest.raises(UsageError, match=r"resnet50 does not take the data set 'mnist'\. It takes: synthetic"):
-        build_plan(ParameterGrid(workloads=("mnist-cnn", "resnet50")), device="cpu", data_set="mnist")
-    build_plan(ParameterGrid(workloads=("gpt2@64", "bert-base")), device="cpu", data_set="wikitext-2")
+        parse_grid(ParameterGrid(workloads=("mnist-cnn", "resnet50")), "mnist").specs("cpu")
+    parse_grid(ParameterGrid(workloads=("gpt2@64", "bert-base")), "wikitext-2").specs("cpu")
     with pytest.raises(UsageError, match="vit-b16 does not take the data set 'wikitext-2'"):
-        build_plan(ParameterGrid(workloads=("vit-b16",)), device="cpu", data_set="wikitext-2")
+        parse_grid(ParameterGrid(workloads=("vit-b16",)), "wikitext-2").specs("cpu")
 
 
 def test_the_key_depends_on_every_field_and_the_cell_on_all_but_the_repeat() -> None:

@@ -10,7 +10,7 @@ from castwise.errors import UsageError
 from castwise.records.schema import Trial
 from castwise.records.store import ResumePolicy, reusable_trials
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import ParameterGrid, build_plan
+from castwise.spec.plan import ParameterGrid, parse_grid
 from castwise.spec.user_model import (
     OwnKind,
     UserModel,
@@ -106,13 +106,13 @@ def test_a_plan_has_the_models_digest_and_own_batch_size() -> None:
     model = UserModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab")
     known = {"/train_me.py:build": UserWorkload(model=model, batch_size=48)}
     axes = ParameterGrid(workloads=("/train_me.py:build",), precisions=("fp32",))
-    (spec,) = build_plan(axes, device="cpu", user_workloads=known)
+    (spec,) = parse_grid(axes).specs("cpu", user_workloads=known)
     assert (spec.workload, spec.user_model, spec.batch_size) == ("train_me.py:build", model, 48)
     edited = {"/train_me.py:build": UserWorkload(model=model.model_copy(update={"digest": "ba9876543210"}))}
-    (other,) = build_plan(axes, device="cpu", user_workloads=edited)
+    (other,) = parse_grid(axes).specs("cpu", user_workloads=edited)
     assert other.key != spec.key
     assert other.batch_size == find_workload("train_me.py:build").cpu_batch_size
-    (asked,) = build_plan(ParameterGrid(**{**vars(axes), "batch_sizes": (7,)}), device="cpu", user_workloads=known)
+    (asked,) = parse_grid(ParameterGrid(**{**vars(axes), "batch_sizes": (7,)})).specs("cpu", user_workloads=known)
     assert asked.batch_size == 7
 
 

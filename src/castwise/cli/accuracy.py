@@ -1,14 +1,9 @@
 """`castwise accuracy`."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from castwise.accuracy.options import AccuracyOptions
 from castwise.cli.options import PrintOptions
-
-if TYPE_CHECKING:
-    from castwise.accuracy.result import AccuracyResult
-    from castwise.orchestrator.machine import FindMachine
 
 EXAMPLES = """\
 Examples:
@@ -24,19 +19,12 @@ def accuracy(options: AccuracyOptions, output: PrintOptions) -> int:
     """Train pairs of runs on real data, and say in which precision the model becomes as good."""
     from castwise.accuracy.render import present
     from castwise.accuracy.search import prepare_accuracy
-    from castwise.cli.measuring import FAILED, announce_notes, answer, looking, measuring, next_step, say_logs
+    from castwise.cli.measuring import FAILED, measuring, next_step, say_logs, search
     from castwise.cli.output import show
     from castwise.spec.typed import read_line
 
-    def work(find_machine: "FindMachine") -> "AccuracyResult":
-        with looking():
-            search = prepare_accuracy(options, progress, find_machine)
-        announce_notes(search.job)
-        with progress:
-            return search.run()
-
     with measuring(options, output) as progress:
-        found = answer(options, work)
+        _, found = search(options, progress, prepare_accuracy)
     found = replace(found, typed=read_line(output.words, AccuracyOptions, PrintOptions))
     if output.verbose:
         say_logs(found.trials)

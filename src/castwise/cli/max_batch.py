@@ -1,14 +1,9 @@
 """`castwise max-batch`, and `castwise fit`, its former name."""
 
 import sys
-from typing import TYPE_CHECKING
 
 from castwise.cli.options import PrintOptions
 from castwise.max_batch.options import MaxBatchOptions
-
-if TYPE_CHECKING:
-    from castwise.max_batch.result import MaxBatchResult
-    from castwise.orchestrator.machine import FindMachine
 
 EXAMPLES = """\
 Examples:
@@ -24,22 +19,15 @@ Examples:
 
 def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
     """Find the largest batch that trains, by training on it; and what throughput, memory and energy are below it."""
-    from castwise.cli.measuring import FAILED, announce_notes, answer, looking, measuring, next_step, say_logs
+    from castwise.cli.measuring import FAILED, measuring, next_step, say_logs, search
     from castwise.cli.output import show
     from castwise.errors import UsageError
     from castwise.max_batch.render import present, raise_if_nothing_fits
     from castwise.max_batch.search import prepare_max_batch
     from castwise.show.units import format_duration
 
-    def work(find_machine: "FindMachine") -> "MaxBatchResult":
-        with looking():
-            search = prepare_max_batch(options, progress, find_machine)
-        announce_notes(search.job)
-        with progress:
-            return search.run()
-
     with measuring(options, output) as progress:
-        found = answer(options, work)
+        _, found = search(options, progress, prepare_max_batch)
         if not found.trials:
             raise UsageError(f"A --budget of {format_duration(options.budget_seconds or 0.0)} ended before any trial.")
         if output.verbose:

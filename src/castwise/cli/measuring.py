@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import typer
 
@@ -26,6 +26,8 @@ FAILED = 1
 REPORT = "castwise report"
 
 _Result = TypeVar("_Result")
+_Found_co = TypeVar("_Found_co", covariant=True)
+_Options = TypeVar("_Options", bound=SharedOptions)
 
 
 def say_logs(trials: Sequence[Trial]) -> None:
@@ -118,3 +120,27 @@ def answer(options: SharedOptions, work: Callable[[FindMachine], _Result]) -> _R
         return work(cached_machine)
     except MachineChangedError:
         return work(detect_machine)
+
+
+class _Search(Protocol[_Found_co]):
+    @property
+    def job(self) -> Job: ...
+
+    def run(self) -> _Found_co: ...
+
+
+def search(
+    options: _Options,
+    progress: LiveProgress,
+    prepare: Callable[[_Options, LiveProgress, FindMachine], _Search[_Found_co]],
+) -> tuple[Job, _Found_co]:
+    """Return what a search finds that answers a request, and the job that it is made of."""
+
+    def work(find_machine: FindMachine) -> tuple[Job, _Found_co]:
+        with looking(progress):
+            made = prepare(options, progress, find_machine)
+        announce_notes(made.job)
+        with progress:
+            return made.job, made.run()
+
+    return answer(options, work)

@@ -11,7 +11,6 @@ from castwise.tune.options import TuneOptions
 
 if TYPE_CHECKING:
     from castwise.orchestrator.job import Job
-    from castwise.orchestrator.machine import FindMachine
     from castwise.tune.search import TuningResult
 
 EXAMPLES = """\
@@ -52,7 +51,7 @@ _PATCH = Path("patch")
 
 def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     """Search from the plain loop for the fastest that computes the same, and say what each technique gains."""
-    from castwise.cli.measuring import FAILED, REPORT, announce_notes, answer, looking, measuring, next_step, say_logs
+    from castwise.cli.measuring import FAILED, REPORT, measuring, next_step, say_logs, search
     from castwise.cli.output import show
     from castwise.spec.user_model import is_script
     from castwise.tune import render
@@ -70,15 +69,8 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
         data_set, recipe = source_of(options) or (options.data_set or "synthetic", None)
         check_script(options.workload, data_set, recipe, output.emit)
 
-    def work(find_machine: "FindMachine") -> "tuple[Job, TuningResult]":
-        with looking(progress):
-            search = prepare_tuning(options, progress, find_machine)
-        announce_notes(search.job)
-        with progress:
-            return search.job, search.run()
-
     with measuring(options, output) as progress:
-        job, found = answer(options, work)
+        job, found = search(options, progress, prepare_tuning)
         limit = options.memory_bytes
         emits_patch = output.emit == _PATCH and found.was_compared
 

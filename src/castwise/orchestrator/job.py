@@ -37,7 +37,7 @@ from castwise.registry.precisions import (
 from castwise.registry.techniques import SETS, TECHNIQUES, parse_techniques
 from castwise.registry.workloads import find_workload
 from castwise.spec.options import OF_MACHINE, RunOptions, ScriptOptions, WhyOptions, options_of, parse_options
-from castwise.spec.plan import build_plan, parse_grid
+from castwise.spec.plan import Axes, parse_grid
 from castwise.spec.plan_file import PlanFile, planned_options
 from castwise.spec.trial import (
     CPU_ROUND,
@@ -174,9 +174,8 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
         options = _without_repeats(options, user_workloads[script], notes)
     options, data_note = _for_machine(options, machine, short=short, explains=bool(profiles) and script is None)
     notes += [data_note] if data_note else []
-    specs = _plan(
-        options, machine.device, _protocol(options, machine.device, short=short, profiles=profiles), user_workloads
-    )
+    protocol = _protocol(options, machine.device, short=short, profiles=profiles)
+    specs = _axes(options).specs(machine.device, protocol, options.seed, user_workloads)
     if options.data_set not in (None, SYNTHETIC):
         provide(machine.engine, find_data_set(str(options.data_set)), machine.data_dir)
     specs = _supported(specs, machine.environment, explicit=names_precisions)
@@ -260,20 +259,6 @@ def _for_machine(
     return options, data_note
 
 
-def _plan(
-    options: RunOptions, device: str, protocol: MeasurementProtocol, user_workloads: Mapping[str, UserWorkload]
-) -> tuple[TrialSpec, ...]:
-    return build_plan(
-        options,
-        device=device,
-        data_set=options.data_set or SYNTHETIC,
-        protocol=protocol,
-        seed=options.seed,
-        num_nodes=options.nodes_per_trial or 1,
-        user_workloads=user_workloads,
-    )
-
-
 def make_plan(options: RunOptions) -> PlanFile:
     """Return the plan of what a user asked for: for any machine, of which nothing is looked at.
 
@@ -296,7 +281,8 @@ def make_plan(options: RunOptions) -> PlanFile:
         user_workloads = {n: inspect_user_model(machine, locate(n), options.timeout_seconds) for n in own_models}
     device = "cuda:0" if options.device in (None, "cuda") else str(options.device)
     options = replace(options, device=device)
-    specs = _plan(options, device, _protocol(options, device, short=False, profiles=None), user_workloads)
+    protocol = _protocol(options, device, short=False, profiles=None)
+    specs = _axes(options).specs(device, protocol, options.seed, user_workloads)
     return PlanFile(
         options=planned_options(options),
         models={name: each.model.redacted for name, each in user_workloads.items()},
@@ -448,8 +434,11 @@ def check_request(options: RunOptions, user_models: Sequence[str] = ()) -> None:
     check_device_name(options.device)
     for name in user_models:
         locate(name)
-    grid = replace(options, workloads=options.workloads or (_BARE_CPU[0],))
-    parse_grid(grid, options.data_set or SYNTHETIC, options.nodes_per_trial or 1)
+    _axes(replace(options, workloads=options.workloads or (_BARE_CPU[0],)))
+
+
+def _axes(options: RunOptions) -> Axes:
+    return parse_grid(options, options.data_set or SYNTHETIC, options.nodes_per_trial or 1)
 
 
 def _bare_run(options: RunOptions, machine: Machine) -> tuple[RunOptions, str | None]:

@@ -38,7 +38,14 @@ class Axes:
         seed: int = 0,
         user_workloads: Mapping[str, UserWorkload] = MappingProxyType({}),
     ) -> tuple[TrialSpec, ...]:
-        """Return each configuration once, in the order in which they run; the arguments are those of `build_plan`."""
+        """Return each configuration once, in the order in which they run.
+
+        Args:
+            device: "cpu" or "cuda:N".
+            protocol: How long to measure; None takes the device type's default.
+            seed: Seeds weights, data and dropout.
+            user_workloads: What is known of the user's own models, by their names in the grid.
+        """
         is_cpu = device.startswith("cpu")
         most_gpus = max(world_size for world_size, _ in self.layouts)
         specs: dict[str, TrialSpec] = {}
@@ -70,7 +77,21 @@ class Axes:
 
 
 def parse_grid(grid: ParameterGrid, data_set: str = SYNTHETIC, num_nodes: int = 1) -> Axes:
-    """Return what a plan is the product of; the arguments and errors are those of `build_plan`."""
+    """Return what a plan is the product of.
+
+    A loss scale applies to the precisions that scale their loss by default, so that `--loss-scale dynamic,128` with
+    fp32 does not measure fp32 twice. If none of the precisions does, it applies to those with float16: `fp16-true` with
+    a scale of 128 can be measured.
+
+    Args:
+        grid: The parameters.
+        data_set: `synthetic`, or a real data set that every workload named accepts.
+        num_nodes: Hosts that share each trial on several GPUs.
+
+    Raises:
+        UsageError: A name is unknown, a batch size or a number of GPUs is under 1, techniques exclude each other,
+            no precision takes the loss scale, or a workload cannot take the data set.
+    """
     precisions = tuple(find_precision(name) for name in grid.precisions or [row.name for row in PRECISIONS])
     of_script = any(map(is_script, grid.workloads or ()))  # whose loader is timed, too
     if min(grid.batch_sizes or (1,)) < 1:
@@ -90,38 +111,6 @@ def parse_grid(grid: ParameterGrid, data_set: str = SYNTHETIC, num_nodes: int = 
         data_set=data_set,
         num_nodes=num_nodes,
     )
-
-
-def build_plan(  # noqa: PLR0913  what a plan is made of, by keyword
-    grid: ParameterGrid,
-    *,
-    device: str,
-    data_set: str = SYNTHETIC,
-    protocol: MeasurementProtocol | None = None,
-    seed: int = 0,
-    num_nodes: int = 1,
-    user_workloads: Mapping[str, UserWorkload] = MappingProxyType({}),
-) -> tuple[TrialSpec, ...]:
-    """Return the product of a grid's parameters, each configuration once, in the order in which they run.
-
-    A loss scale applies to the precisions that scale their loss by default, so that `--loss-scale dynamic,128` with
-    fp32 does not measure fp32 twice. If none of the precisions does, it applies to those with float16: `fp16-true` with
-    a scale of 128 can be measured.
-
-    Args:
-        grid: The parameters.
-        device: "cpu" or "cuda:N".
-        data_set: `synthetic`, or a real data set that every workload named accepts.
-        protocol: How long to measure; None takes the device type's default.
-        seed: Seeds weights, data and dropout.
-        num_nodes: Hosts that share each trial on several GPUs.
-        user_workloads: What is known of the user's own models, by their names in the grid.
-
-    Raises:
-        UsageError: A name is unknown, a batch size or a number of GPUs is under 1, techniques exclude each other,
-            no precision takes the loss scale, or a workload cannot take the data set.
-    """
-    return parse_grid(grid, data_set, num_nodes).specs(device, protocol, seed, user_workloads)
 
 
 def _loss_scales(grid: ParameterGrid, precisions: Sequence[Precision]) -> dict[str, tuple[str, ...]]:
