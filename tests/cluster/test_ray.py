@@ -149,7 +149,7 @@ def test_no_process_on_a_node_sees_rays_empty_list_of_gpus(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     actor, result = ray_nodes.NodeActor(), None
     code = "import os, sys; print(os.environ.get('CUDA_VISIBLE_DEVICES'), file=sys.stderr)"
-    actor.start(b"", {}, ["-c", code], str(tmp_path))
+    actor.start(b"", {}, ["-c", code], [], str(tmp_path))
     while result is None:
         _, result = actor.news()
     assert result.said == (seen or "None")

@@ -44,7 +44,13 @@ class NodeActor:
         return free_port()
 
     def start(
-        self, plan: bytes, records: Mapping[str, bytes], arguments: Sequence[str], folder: str, secret: str = ""
+        self,
+        plan: bytes,
+        records: Mapping[str, bytes],
+        arguments: Sequence[str],
+        extra: Sequence[str],
+        folder: str,
+        secret: str = "",
     ) -> None:
         """Start castwise on a shard, with its records so far by their paths in the results folder."""
         self._folder = make_folder()
@@ -57,7 +63,7 @@ class NodeActor:
         own = ["--plan", str(self._folder.path / "plan"), "--results", str(results)]
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # Ray's, for an actor without GPUs
             del os.environ["CUDA_VISIBLE_DEVICES"]
-        self._process = ShardProcess([*arguments, *own], folder, secret)
+        self._process = ShardProcess([*arguments, *own, *extra], folder, secret)
 
     def news(self) -> tuple[list[bytes], ShardResult | None]:
         """Wait a moment; return the records that are new, and how castwise ended if it has."""
@@ -199,7 +205,7 @@ class RayBackend:
             for rank, node in enumerate(team):
                 node.task, node.leads = task, node is first
                 extra = rendezvous_arguments(address, rank) if address else []
-                node.actor.start.remote(plan, records, [*self._arguments, *extra], os.getcwd(), secret)
+                node.actor.start.remote(plan, records, self._arguments, extra, os.getcwd(), secret)
                 node.reply = node.actor.news.remote()
             started[task] = names[0]
         return started
