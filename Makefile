@@ -20,6 +20,7 @@ test-long: slow-tests test-oldest
 lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python tests/source_size.py
 
 types: .venv/installed-dev
 	$(BIN)/mypy

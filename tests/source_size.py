@@ -1,0 +1,86 @@
+"""What `make lint` checks of the source's size: how complex each function is, and what the source has grown for.
+
+    python tests/source_size.py
+
+A function has a complexity of at most 20, by radon. Those of COMPLEX had more when this was written: a name leaves the
+list once its function is simpler. The source has at most 300 lines more than the newest line under "Size" in
+CHANGELOG.md says: whoever needs more writes a new one, which says what for.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from radon.complexity import cc_visit
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "castwise"
+MOST_COMPLEX, MOST_NEW_LINES = 20, 300
+COMPLEX = {
+    "accuracy/render.py:sentences",
+    "accuracy/search.py:AccuracyJob.run",
+    "analysis/code_snippets.py:_places",
+    "analysis/code_snippets.py:framework_snippets",
+    "analysis/code_snippets.py:loop_patch",
+    "analysis/code_snippets.py:pytorch_code",
+    "cli/many_machines.py:run_on",
+    "cluster/options.py:ManyMachinesOptions.check",
+    "emit/source.py:_read",
+    "max_batch/render.py:conclusions",
+    "max_batch/render.py:remarks",
+    "orchestrator/job.py:prepare",
+    "orchestrator/rounds.py:Rounds._report_ending",
+    "orchestrator/rounds.py:Rounds._run_round",
+    "orchestrator/runner.py:_Session.run",
+    "orchestrator/runner.py:_Session.time_interleaved",
+    "registry/published.py:find_published",
+    "registry/techniques.py:_reasons",
+    "report/charts/machines.py:ratios",
+    "report/charts/scaling.py:batch",
+    "report/charts/svg.py:_panel",
+    "report/charts/throughput.py:ladder",
+    "report/charts/throughput.py:proven_steps",
+    "report/charts/training.py:equivalence",
+    "report/html/report_page.py:_answer_rows",
+    "show/notes.py:measured_on",
+    "show/table.py:print_data_table",
+    "spec/user_model.py:script_command",
+    "tune/decide.py:TuningSteps._smaller_batches",
+    "tune/render.py:answers",
+    "tune/search.py:_space_of",
+    "worker/build.py:build_trial",
+    "worker/kernels/batch_norm/ops.py:batch_norm_backward",
+    "worker/numerics.py:_summarize",
+    "worker/script/autocast.py:ScriptAutocast._decide",
+    "worker/script/file_overlay.py:FileOverlay._install",
+    "worker/script/hooks.py:ScriptHooks.find_model",
+    "worker/script/run.py:ScriptRun._carry_out",
+    "worker/script/run.py:ScriptTrial.run_stretch",
+}
+
+
+def complex_functions() -> Iterator[str]:
+    """Yield the functions that are too complex, with their files."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        for block in cc_visit(path.read_text()):
+            if block.letter != "C" and block.complexity > MOST_COMPLEX:
+                yield f"{path.relative_to(SOURCE)}:{block.fullname}"
+
+
+def main() -> int:
+    """Print what is wrong; return 1 if anything is."""
+    found = {*complex_functions()}
+    wrong = [f"{name}: a complexity above {MOST_COMPLEX}" for name in sorted(found - COMPLEX)]
+    wrong += [f"{name}: simple now; take it from COMPLEX" for name in sorted(COMPLEX - found)]
+    lines = sum(len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py"))
+    size = (ROOT / "CHANGELOG.md").read_text().partition("### Size")[2]
+    stated = int(re.findall(r"([\d,]+) lines", size)[0].replace(",", ""))
+    if lines > stated + MOST_NEW_LINES:
+        wrong.append(f"src has {lines:,} lines, {lines - stated:,} more than CHANGELOG.md says: say there what for")
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
