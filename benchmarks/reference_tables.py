@@ -10,6 +10,7 @@ import typer
 from pydantic import BaseModel
 from stored import markdown
 
+from castwise.analysis.code_snippets import loop_code
 from castwise.api import RunKeywords
 from castwise.cli import listings
 from castwise.cli.app import app
@@ -97,11 +98,11 @@ def frameworks(_: str) -> str:
 
 
 def code(_: str) -> str:
-    """Return the PyTorch code that switches each precision on, on a GPU."""
+    """Return the code that switches each precision on, on a GPU."""
     lines = []
     for row in (*PRECISIONS, *NARROW_PRECISIONS):
-        if row.code:
-            lines += [f"### {row.name}", "", "```python", row.code.format(device="cuda"), "```", ""]
+        if code := loop_code(row) if row.is_trained else []:
+            lines += [f"### {row.name}", "", "```python", *code, "```", ""]
     return "\n".join(lines)
 
 

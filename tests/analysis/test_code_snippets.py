@@ -1,7 +1,6 @@
 """What is to be pasted does what was measured; the frameworks take the words they are given."""
 
 import ast
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,20 @@ from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from small_step import CPU, make_batch, make_net, make_task
 from torch import Tensor, nn
 
-from castwise.analysis.code_snippets import framework_snippets, loop_patch, own_calls, pytorch_code, script_code
+from castwise.analysis.code_snippets import framework_lines, framework_snippets, loop_code, loop_patch, script_code
 from castwise.analysis.decide import decide
 from castwise.analysis.result_table import rows_of_steps
 from castwise.apply.precision import numeric_state
 from castwise.records.schema import Facts, Trial
-from castwise.registry.precisions import PRECISIONS, Precision, find_precision
+from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS, Precision, find_precision, precision_row
 from castwise.registry.workloads import OptimizerSpec
-from castwise.show.notes import snippet_lines
 from castwise.spec.user_model import UserModel
 from castwise.worker.step import TrainingStep
 from castwise.worker.user_model.contract import Contract
 from castwise.worker.user_model.loop import make_loop
 
 LR, NORM = 0.125, 0.0625
+ON_CPU = fake_spec(device="cpu")
 # Those that are more than switches.
 on_cpu = [row for row in PRECISIONS if row.on_cpu and row.name not in ("default", "fp32")]
 each_precision = pytest.mark.parametrize("row", on_cpu, ids=lambda row: row.name)
@@ -70,84 +69,62 @@ def pasted(row: Precision, clip: float | None, accumulate: int) -> list[Tensor]:
     names: dict[str, Any] = {
         "torch": torch,
         "model": net,
-        "lr": LR,
         "loss_fn": nn.CrossEntropyLoss(),
         "optimizer": torch.optim.SGD(net.parameters(), lr=LR),
-        "x": images,
-        "y": labels,
-        "batches": parts(accumulate),
     }
-    lines = pytorch_code(row, "cpu", facts(clip, accumulate)).splitlines()
-    each_step = ("for x, y", "with torch.autocast", "loss =")
-    start = next(index for index, line in enumerate(lines) if line.startswith(each_step))
+    lines = loop_code(row, ON_CPU, facts(clip, accumulate))
+    start = next(index for index, line in enumerate(lines) if line.startswith("with applied.autocast"))
+    stop = next(index for index, line in enumerate(lines) if line.startswith("applied.step"))
     exec("\n".join(lines[:start]), names)
     for _ in range(2):
-        names["optimizer"].zero_grad()
-        exec("\n".join(lines[start:]), names)
+        for x, y in parts(accumulate) if accumulate > 1 else [(images, labels)]:
+            exec("\n".join(lines[start:stop]), names | {"x": x, "y": y})
+        exec(lines[stop], names)
     return [parameter.detach().float() for parameter in net.parameters()]
 
 
 @pytest.mark.parametrize(("clip", "accumulate"), [(None, 1), (NORM, 1), (None, 2), (NORM, 4)])
 @each_precision
-def test_pytorch_code_gives_the_measured_weights(row: Precision, clip: float | None, accumulate: int) -> None:
+def test_lines_to_paste_give_the_measured_weights(row: Precision, clip: float | None, accumulate: int) -> None:
     with numeric_state(row):
         ours, theirs = measured(row, clip, accumulate), pasted(row, clip, accumulate)
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(other, own, rtol=1e-3, atol=1e-4)
 
 
-def test_pytorch_code_without_facts() -> None:
-    for row in PRECISIONS:
-        assert pytorch_code(row, "cuda") == row.code.replace("{device!r}", '"cuda"')
-        assert pytorch_code(row, "cuda", facts()) == pytorch_code(row, "cuda")
-        ast.parse(pytorch_code(row, "cuda"))
-
-
-@each_precision
-def test_code_for_a_model_of_tokens_casts_none_and_names_its_optimizer(row: Precision) -> None:
-    known = facts().model_copy(update={"layers": ("embedding",), "optimizer": "AdamW(lr=0.1)"})
-    code = pytorch_code(row, "cuda", known)
-    assert not re.search(r"BatchNorm|model\(x\.|SGD", code)
-    assert ("torch.optim.AdamW(masters" in code) == ("masters =" in code)
-    own = known.model_copy(update={"optimizer": "Lion(lr=0.1)", "layers": ("batch norm",)})
-    assert pytorch_code(row, "cuda", own) == pytorch_code(row, "cuda")
-    ast.parse(code)
-
-
-PLACES = ["# model", "# optimizer", "# step"]
 ALL = ("channels-last", "cudnn-search", "fused-optimizer", "compile")
-
-
-@each_precision
-def test_code_with_techniques_has_their_lines_and_runs(row: Precision) -> None:
-    known = facts(NORM, 2).model_copy(update={"optimizer": "SGD(lr=0.1)"})
-    code = pytorch_code(row, "cpu", known, ALL)
-    ast.parse(code)
-    for line in (
-        "model.to(memory_format=torch.channels_last)",
-        "model = torch.compile(model)",
-        "torch.backends.cudnn.benchmark = True",
-        "x = x.contiguous(memory_format=torch.channels_last)",
-    ):
-        assert line in code.splitlines()
-    assert ("SGD(masters, lr=lr, fused=True)" in code) is row.master_weights
-    assert "fused=True" in code
-    assert code.index("memory_format=torch.channels_last)") < code.index("fused=True") < code.index("loss = loss_fn")
+ONES_OWN = ("cuda-graph", "max-pool-kernel")  # that need a loop of their own
 
 
 @pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
 def test_a_patch_is_short_says_what_each_change_bought_and_never_switches_clipping_off(row: Precision) -> None:
-    techniques = (*ALL, "no-step-sync", "cuda-graph", "max-pool-kernel")
-    gains = {name: f"{name} bought" for name in (row.name, *techniques)}
+    techniques = (*ALL, "no-step-sync", *ONES_OWN)
+    gains = {name: f"{name}: 1.10×" for name in (row.name, *techniques)}
     for known in (None, facts(), facts(1.0, 4)):
-        text = loop_patch(row, fake_spec(techniques=techniques), known, gains, "castwise tune x --emit train.py")
-        lines = [line for line in text.splitlines() if not line.startswith(("# Lightning", "# Acc", "# trans"))]
-        assert len(lines) <= 15
+        text = loop_patch(row, fake_spec(techniques=techniques), known, gains)
         ast.parse(text)
+        lines = text.splitlines()
+        assert len(lines) <= 15
+        assert f"# {', '.join(gains.values())}" in lines
+        applied = "channels-last+cudnn-search+fused-optimizer+no-step-sync+compile"
+        assert f'precision="{row.name}", techniques="{applied}")' in text
+        assert "# castwise tune resnet50 --emit train.py writes this loop, with max-pool-kernel, cuda-graph" in lines
         assert "max_grad_norm=0" not in text
-        assert [line for line in lines if line in PLACES] == PLACES
-        bought = set(gains) if row.code else set(gains) - {row.name}
-        assert {name for name in bought if f"{name} bought" not in text and f"({name} bought)" not in text} == set()
+        assert (known is None or known.clip_grad_norm is None) is ("applied.step(clip_grad_norm=1)" not in text)
+
+
+def test_a_precision_of_few_lines_comes_with_them() -> None:
+    assert loop_code(find_precision("tf32")) == find_precision("tf32").code.splitlines()
+    assert loop_code(find_precision("fp32"), ON_CPU) == [], "there is no TF32"
+    lines = loop_code(find_precision("bf16-mixed"), ON_CPU)
+    plain = lines[lines.index("# or, without castwise:") + 1 :]
+    assert plain[0] == 'with torch.autocast(device_type="cpu", dtype=torch.bfloat16):'
+    assert "# or, without castwise:" not in loop_code(find_precision("bf16-mixed"), ON_CPU, facts(1.0))
+
+
+@pytest.mark.parametrize("row", NARROW_PRECISIONS, ids=lambda row: row.name)
+def test_a_loop_in_fp8_is_compiled(row: Precision) -> None:
+    assert ('techniques="compile")' in loop_code(row)[1]) is bool(row.float8_recipe)
 
 
 OWN = """\
@@ -159,25 +136,21 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
-@pytest.mark.parametrize("row", [find_precision("bf16-mixed"), find_precision("bf16-master")], ids=lambda row: row.name)
-def test_arguments_are_added_to_the_user_s_own_calls(row: Precision, is_recorded: bool, tmp_path: Path) -> None:
+def test_arguments_are_added_to_the_user_s_own_calls(is_recorded: bool, tmp_path: Path) -> None:
     """A new call would lose their arguments, such as momentum."""
     file = tmp_path / "train.py"
     file.write_text(OWN)
     path = file.name if is_recorded else str(file)
     model = UserModel(kind="script", path=path, name="")
-    spec = fake_spec(user_model=model, techniques=("pinned-transfer", "fused-optimizer"))
+    spec = fake_spec("as-written", user_model=model, techniques=("pinned-transfer", "fused-optimizer"))
     known = facts().model_copy(update={"optimizer": "SGD(lr=0.1, momentum=0.9)"})
-    for text in (
-        pytorch_code(row, "cuda", known, spec.techniques, own_calls(spec, known)),
-        loop_patch(row, spec, known, {}, "castwise tune"),
-    ):
-        ast.parse(text)
-        assert "SGD(" not in text
-        assert "DataLoader(" not in text
-        for argument, called, line in (("fused=True", "SGD", 4), ("pin_memory=True", "DataLoader", 3)):
-            at = "" if is_recorded else f" at train.py:{line}"
-            assert f"# add {argument} to your call of {called}{at}" in text
+    text = loop_patch(precision_row("as-written"), spec, known, {})
+    ast.parse(text)
+    assert "SGD(" not in text
+    assert "DataLoader(" not in text
+    for argument, called, line in (("fused=True", "SGD", 4), ("pin_memory=True", "DataLoader", 3)):
+        at = "" if is_recorded else f" at train.py:{line}"
+        assert f"# add {argument} to your call of {called}{at}" in text
 
 
 def code_of(precision: str, framework: str, known: Facts | None = None, device_type: str = "cuda") -> str:
@@ -228,7 +201,7 @@ MATMUL, CONV = "torch.backends.cuda.matmul.allow_tf32 = True", "torch.backends.c
         ),
         (written(**OWN_BF16), "bf16-mixed", []),
         (written(device="cpu"), "fp32", []),
-        (written(device="cpu"), "bf16-mixed", pytorch_code(find_precision("bf16-mixed"), "cpu").splitlines()),
+        (written(device="cpu"), "bf16-mixed", loop_code(find_precision("bf16-mixed"), ON_CPU)),
         (written(), "default", []),
         (written(), "tf32", [MATMUL]),
         (written(), "fp32", [CONV]),
@@ -245,12 +218,10 @@ def test_a_script_is_told_what_differs_from_what_it_does_itself(
     assert script_code(trial, taking(trial, precision)).splitlines() == expected
 
 
-def test_a_script_that_begins_to_scale_its_loss_keeps_its_autocast() -> None:
+def test_a_script_that_begins_to_scale_its_loss_leaves_autocast_to_castwise() -> None:
     trial = written(**OWN_BF16)
     lines = script_code(trial, taking(trial, "fp16-mixed")).splitlines()
-    assert lines[0] == "# the autocast at train.py:25: dtype=torch.float16"
-    assert [line for line in lines[1:] if "scaler" not in line] == []
-    assert any(line.startswith("scaler = ") for line in lines)
+    assert lines == ["# remove the autocast at train.py:25", *loop_code(find_precision("fp16-mixed"))]
 
 
 def test_techniques_of_a_script_come_without_a_precision() -> None:
@@ -337,7 +308,7 @@ def lines_of(**seconds: float) -> list[str]:
         for name, each in seconds.items()
     ]
     (advice,) = decide(rows_of_steps(trials))
-    return snippet_lines(advice)
+    return framework_lines(advice.snippets)
 
 
 def test_advice_to_take_a_precision_has_framework_snippets() -> None:
@@ -348,4 +319,4 @@ def test_advice_to_take_a_precision_has_framework_snippets() -> None:
     ]
     assert lines_of(default=0.3, fp32=0.4) == []
     assert lines_of(fp32=0.3) == []
-    assert lines_of(fp32=0.3, fp16_master=0.1) == ["# Lightning, Accelerate, transformers: no such mode"]
+    assert lines_of(fp32=0.3, fp16_master=0.1) == ["# Lightning, Accelerate, transformers: no such precision"]

@@ -476,6 +476,6 @@ def test_a_script_is_compared_with_itself_as_written_and_told_how_to_wait_less()
     advice = advise(*measured)
     assert (advice.decision, advice.precision) == ("take", "bf16-mixed")
     assert "2.00× as fast as your script as written (2.22× as fast as fp32)" in advice.sentence
-    assert "with torch.autocast" in advice.code
+    assert "with applied.autocast" in advice.code
     assert "the step waits 40 % of the time for its next batch" in advice.limit
     assert "(--techniques loader-workers); DataLoader(..., num_workers=min(8, os.cpu_count())" in advice.limit

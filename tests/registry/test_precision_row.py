@@ -9,7 +9,7 @@ from conftest import CommandLine
 from fake_engine import FakeEngine, fake_environment, fake_spec, fake_trial, step_time_of
 from scripts import run_script, spec_of
 
-from castwise.analysis.code_snippets import framework_snippets, pytorch_code
+from castwise.analysis.code_snippets import framework_snippets, loop_code
 from castwise.analysis.decide import decide
 from castwise.analysis.result_table import rows_of_steps
 from castwise.emit.script import script_of
@@ -76,7 +76,7 @@ def test_a_new_row_has_its_code_look_and_place(new_row: Precision) -> None:
         for name in ("fp32", new_row.name)
     ]
     (advice,) = decide(rows_of_steps(trials))
-    assert (advice.precision, advice.code) == (new_row.name, pytorch_code(new_row, "cuda"))
+    assert (advice.precision, advice.code) == (new_row.name, "\n".join(loop_code(new_row)))
     assert [bool(each.code) for each in framework_snippets(new_row, "cuda")] == [True, True, True]
     assert look_of(new_row.name) == new_row.look
     assert sorted([new_row.name, "fp32", "?"], key=precision_sort_key) == ["fp32", new_row.name, "?"]

@@ -18,6 +18,7 @@ from fake_gpu import fake_gpu_facts, fake_reading
 from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
+from castwise.analysis.code_snippets import framework_lines
 from castwise.analysis.decide import Decision, decide
 from castwise.analysis.energy import Prices
 from castwise.analysis.result_table import rows_of_steps
@@ -25,7 +26,7 @@ from castwise.analysis.warnings import TrialWarning
 from castwise.records.schema import GpuCounters, Trial
 from castwise.show import run_report
 from castwise.show.fields import Field, in_files
-from castwise.show.notes import cost_lines, headline, measured_on, remarks, snippet_lines
+from castwise.show.notes import cost_lines, headline, measured_on, remarks
 from castwise.show.presentation import html, print_parts
 from castwise.show.table import SCHEMA_VERSION
 
@@ -207,7 +208,7 @@ def test_three_notes_of_a_line_each_and_where_the_others_are() -> None:
 
 def test_the_answer_says_why_and_how_sure() -> None:
     text = printed([*JOB, *twice("fp16-master", 0.0995)], 160)
-    assert "\n  Why: fp16-master +0.5 %: within 3 %, so the simpler one.\n  How sure: 2 runs each.\n    with " in text
+    assert "\n  Why: fp16-master +0.5 %: within 3 %, so the simpler one.\n  How sure: 2 runs each.\n    import " in text
     undecided = printed([FP32[0], BF16[0]]).splitlines()
     command = next(line for line in undecided if line.startswith("    castwise run resnet50 "))
     assert undecided[undecided.index(command) + 1] == "  How sure: one run."
@@ -282,7 +283,7 @@ def test_energy_of_some_of_the_gpus_is_a_remark(
 
 def test_code_and_messages_are_printed_unchanged() -> None:
     (advice,) = decide(rows_of_steps(JOB))
-    code = [*advice.code.splitlines(), *snippet_lines(advice)]
+    code = [*advice.code.splitlines(), *framework_lines(advice.snippets)]
     assert "\n".join(f"    {line}" for line in code) in printed(JOB, 40)
     message = "RuntimeError: [bold]sizes[/bold] [3, 4] :smile:"
     assert f"crashed: tf32 ({message})" in printed([trial("fp32", 0.3), failed("tf32", "crashed", message)])

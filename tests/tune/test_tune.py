@@ -473,8 +473,9 @@ def test_the_patch_says_what_to_change_and_what_it_bought(command: CommandLine) 
         r"# resnet50: bf16-mixed, channels-last.*: [\d,.]+ images/s, [\d.]+× PyTorch's default.*; \d+ trials in .*\.",
         heading,
     )
-    assert "model.to(memory_format=torch.channels_last)  # channels-last: 1.60×" in done.out
-    assert "fused=True" in done.out
+    assert 'castwise.apply(model, optimizer, precision="bf16-mixed", techniques="channels-last' in done.out
+    assert "channels-last: 1.60×" in done.out
+    assert "# castwise tune resnet50 --emit train.py writes this loop, with " in done.out
     assert "cuda-graph" in done.out
     assert "× before" not in done.out, "the table"
     table = command("tune", "resnet50", "--results", command.results, engine=engine())

@@ -1,7 +1,6 @@
-"""What to paste: the lines of plain PyTorch for a trial's loop, and what to set in the frameworks around it."""
+"""What to paste: `castwise.apply` for a trial's loop, and what to set in the frameworks around it."""
 
 import ast
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +16,10 @@ from castwise.registry.precisions import (
     is_same_as_fp32,
     precision_row,
 )
-from castwise.registry.techniques import TECHNIQUES, rows_of
+from castwise.registry.techniques import compiles, join, rows_of
 from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import is_object
 
-_MOST_LINES = 15  # of a patch in plain PyTorch
-_BATCH_NORM_LOOP = re.compile(r"for module in .*\n    if .*_BatchNorm\):\n        module.float\(\)\n")
 _AUTOCAST, _SCALER = "autocast ", "GradScaler"  # of what a script does itself
 # The switches of float32 products, PyTorch's defaults, and what a precision sets them to: whether they use TF32.
 _SWITCHES = {"cuda.matmul": "torch.backends.cuda.matmul.allow_tf32", "cudnn.conv": "torch.backends.cudnn.allow_tf32"}
@@ -30,7 +28,6 @@ _TF32: dict[Literal["ieee", "tf32"] | None, tuple[bool, bool]] = {
     "ieee": (False, False),
     "tf32": (True, True),
 }
-_CAST_INPUT = re.compile(r"model\(x\.\w+\([\w.]*\)\)")
 
 
 @dataclass(frozen=True)
@@ -130,44 +127,66 @@ def own_calls(spec: TrialSpec, facts: Facts | None) -> dict[str, str]:
     return found
 
 
-def pytorch_code(
-    row: Precision,
-    device_type: str,
-    facts: Facts | None = None,
-    techniques: Sequence[str] = (),
-    calls: Mapping[str, str] | None = None,
-) -> str:
-    """Return the lines of plain PyTorch that do what a trial did: its techniques, clipping and accumulation.
+def loop_code(
+    row: Precision, spec: TrialSpec | None = None, facts: Facts | None = None, gains: Sequence[str] = ()
+) -> list[str]:
+    """Return what to write in a loop in Python to have what a trial had: `castwise.apply`, and what it leaves.
 
-    Gradients are unscaled before they are clipped. Unscaling, clipping, stepping and the scale's update come once for
-    each optimizer step, after the backward pass of its last batch. `calls` are the user's, by `own_calls`.
+    A precision that is a switch or two needs no more than these; one that is a few lines comes with them, too.
+
+    Args:
+        row: The precision that is switched on.
+        spec: The trial's, with its device and techniques; without one it is the plain loop on a GPU.
+        facts: The clipping and accumulation of the trial, and what is known of the loop.
+        gains: What the changes bought.
     """
-    if techniques:
-        places = _places(row, device_type, facts, techniques, _optimizer(facts), calls or {})
-        return "\n".join(line for lines in places.values() for line, _ in lines)
-    lines = _fitting(row.code.replace("{device!r}", f'"{device_type}"'), facts).splitlines()
-    lines = [line for line in lines if device_type != "cpu" or "allow_tf32" not in line]  # which does nothing there
-    if facts is None or not any(".backward()" in line for line in lines):
-        return "\n".join(lines)
-    if facts.accumulate > 1:  # forward and backward become a loop over the batches of one step; the loss is their mean
-        last = next(index for index, line in enumerate(lines) if ".backward()" in line)
-        first = next(index for index, line in enumerate(lines) if line.startswith(("with torch.autocast", "loss =")))
-        head = f"for x, y in batches:  # {facts.accumulate} for one optimizer step"
-        body = []
-        for line in lines[first : last + 1]:
-            code, comment, rest = line.partition("  #")
-            if code.lstrip().startswith("loss = "):
-                code += f" / {facts.accumulate}"
-            body.append(f"    {code}{comment}{rest}")
-        lines = [*lines[:first], head, *body, *lines[last + 1 :]]
-    if facts.clip_grad_norm is not None:
-        step = next(i for i, line in enumerate(lines) if line.endswith((".step(optimizer)", "optimizer.step()")))
-        tensors = "masters" if any(line.startswith("masters =") for line in lines) else "model.parameters()"
-        clipping = [f"torch.nn.utils.clip_grad_norm_({tensors}, {facts.clip_grad_norm:g})"]
-        if "scaler" in lines[step]:
-            clipping.insert(0, "scaler.unscale_(optimizer)")
-        lines = [*lines[:step], *clipping, *lines[step:]]
-    return "\n".join(lines)
+    device_type, techniques = ("cuda", ()) if spec is None else (spec.device_type, spec.techniques)
+    plain = row.code.format(device=device_type).splitlines()
+    if device_type == "cpu":
+        plain = [line for line in plain if "allow_tf32" not in line]  # which does nothing there
+    bought = [f"# {', '.join(gains)}"] if gains else []
+    calls = {} if spec is None else own_calls(spec, facts)
+    is_switch = row.autocast_dtype is None and row.param_dtype == "float32"
+    if (is_switch and not techniques) or row.name == AS_WRITTEN or (facts is not None and facts.framework):
+        return [*(plain if is_switch else []), *bought, *_technique_lines(techniques, facts, calls)]
+    rows = rows_of(techniques)
+    applied = [each.name for each in rows if not each.unfit_settings("apply")]
+    if row.float8_recipe and not compiles(applied):
+        applied.append("compile")  # without which it is several times slower
+    added = f', techniques="{join(applied)}"' if applied else ""
+    clip, accumulate = (None, 1) if facts is None else (facts.clip_grad_norm, facts.accumulate)
+    lines = [
+        "import castwise",
+        f'applied = castwise.apply(model, optimizer, precision="{row.name}"{added})  # once, before the loop',
+        *bought,
+        "with applied.autocast():  # each step",
+        f"    loss = loss_fn(model(x), y){f' / {accumulate}' if accumulate > 1 else ''}",
+        "applied.backward(loss)",
+        f"applied.step({'' if clip is None else f'clip_grad_norm={clip:g}'})",
+    ]
+    lines[-1] += f"  # after every {accumulate} batches" if accumulate > 1 else ""
+    if plain and not techniques and clip is None and accumulate == 1:
+        lines += ["# or, without castwise:", *plain]
+    lines += _technique_lines([name for name in techniques if name not in applied], facts, calls)
+    comments = [each.code.step for each in rows if each.name in applied and each.code is not None]
+    lines += [comment for comment in comments if comment.startswith("#")]
+    needed = [each.name for each in rows if each.code is None and each.name not in applied]
+    if needed and spec is not None:
+        # A script needs a function that it can call.
+        workload = "FILE.py:FUNCTION" if is_object(spec.workload) else spec.workload
+        lines.append(f"# castwise tune {workload} --emit train.py writes this loop, with {', '.join(needed)}")
+    return lines
+
+
+def _technique_lines(techniques: Sequence[str], facts: Facts | None, calls: Mapping[str, str]) -> list[str]:
+    """Return the lines and arguments of techniques that are no more than that, for a loop of plain PyTorch."""
+    codes = [each.code for each in rows_of(techniques) if each.code is not None]
+    lines = [code.model for code in codes if code.model]
+    for made, usual in (("optimizer", f"your {_optimizer(facts) or 'optimizer'}"), ("loader", "your DataLoader")):
+        arguments = ", ".join(filter(None, (getattr(code, made) for code in codes)))
+        if arguments:
+            lines.append(f"# add {arguments} to {calls.get(made, usual)}")
+    return [*lines, *(code.step for code in codes if code.step)]
 
 
 def precision_of(trial: Trial) -> Precision:
@@ -203,7 +222,6 @@ def script_code(written: Trial, taken: Trial) -> str:
         return f" at {' and '.join(own[kind])}" if own.get(kind) else ""
 
     before, after = now.autocast_dtype, row.autocast_dtype
-    code = pytorch_code(row, device_type, facts).splitlines()
     lines: list[str] = []
     if (before, row.master_weights) == (after, False):
         if after is None and not is_same_as_fp32(
@@ -215,107 +233,38 @@ def script_code(written: Trial, taken: Trial) -> str:
         (snippet,) = framework_snippets(row, device_type, written.facts)
         lines = [f"{snippet.code}  # {framework}" if snippet.code else f"# {framework}: no such precision"]
     else:
-        if before and after:
+        begins_scaling = now.loss_scale == "none" != row.loss_scale
+        if before and after and not (begins_scaling or row.master_weights):
             lines = [f"# the autocast{at(_AUTOCAST + before)}: dtype=torch.{after}"]
-            code = [line for line in code if "scaler" in line and now.loss_scale == "none"]
         elif before:
             lines = [f"# remove the autocast{at(_AUTOCAST + before)}"]
-        if now.loss_scale != row.loss_scale == "none":
+        if now.loss_scale != "none" and (row.loss_scale == "none" or row.master_weights):
             lines.append(f"# remove the GradScaler{at(_SCALER)}")
-        lines += code if after or row.master_weights else []
-    plain, techniques = replace(row, code=""), spec.techniques
-    added = pytorch_code(plain, device_type, facts, techniques, own_calls(spec, facts)) if techniques else ""
-    return "\n".join(filter(None, [*lines, added]))
+        if row.master_weights or (after and (begins_scaling or not before)):
+            lines += loop_code(row, spec.model_copy(update={"techniques": ()}), facts)
+    return "\n".join([*lines, *_technique_lines(spec.techniques, facts, own_calls(spec, facts))])
 
 
-def _fitting(code: str, facts: Facts | None) -> str:
-    """Return a precision's lines for a model of which is known what it has: batch norm, tokens, an optimizer."""
-    layers = None if facts is None else facts.layers
-    if layers is not None and "batch norm" not in layers:
-        code = _BATCH_NORM_LOOP.sub("", code)
-    if layers is not None and "embedding" in layers:  # tokens stay integers
-        code = _CAST_INPUT.sub("model(x)", code)
-    kind = _optimizer(facts)
-    is_torchs = any(kind in row.optimizers for row in TECHNIQUES)
-    return code.replace("torch.optim.SGD(", f"torch.optim.{kind}(") if is_torchs else code
-
-
-def loop_patch(row: Precision, spec: TrialSpec, facts: Facts | None, gains: Mapping[str, str], command: str) -> str:
-    """Return what to change in a loop of plain PyTorch, in at most fifteen lines, by where it goes; then frameworks.
+def loop_patch(row: Precision, spec: TrialSpec, facts: Facts | None, gains: Mapping[str, str]) -> str:
+    """Return what to change in a loop, in at most fifteen lines: `castwise.apply` first, then the frameworks' lines.
 
     Args:
         row: The precision that is switched on.
         spec: The loop, with its device and techniques.
         facts: The clipping and accumulation of the trial.
-        gains: What to say of a precision or a technique at its first line, by its name.
-        command: Writes the whole loop.
+        gains: What a precision or a technique bought, by its name.
     """
-    device_type, techniques, calls = spec.device_type, spec.techniques, own_calls(spec, facts)
-    rest = [each.name for each in rows_of(techniques) if each.code is None]
-    shorter = replace(row, code=f"# {row.name}: {command}")  # if need be: the loop's own lines are where they are
-    for attempt, known in ((row, facts), (row, None), (shorter, None)):
-        places = _places(attempt, device_type, known, techniques, _optimizer(facts), calls)
-        if sum(len(lines) + 1 for lines in places.values() if lines) + bool(rest) <= _MOST_LINES:
-            break
-    said: set[str] = set()
-    text: list[str] = []
-    for place, lines in places.items():
-        text += [f"# {place}"] if lines else []
-        for line, owner in lines:
-            note = gains.get(owner, "") if owner not in said else ""
-            said.add(owner)
-            joint = "; " if "  # " in line else "  # "
-            commented = f"{line} ({note})" if line.startswith("#") else f"{line}{joint}{note}"
-            text.append(commented if note else line)
-    if rest:
-        named = ", ".join(f"{name} ({gains[name]})" if name in gains else name for name in rest)
-        text.append(f"# more than some lines, {named}: {command}")
-    snippets = framework_snippets(row, device_type, facts, techniques) if row.name != AS_WRITTEN else ()
-    text += [f"# {each.framework}: {each.code}" for each in snippets if each.code]
-    lacking = [each.framework for each in snippets if not each.code]
-    return "\n".join([*text, *([f"# {', '.join(lacking)}: no such precision"] if lacking else [])])
+    bought = list(dict.fromkeys(gains[name] for name in (row.name, *spec.techniques) if name in gains))
+    lines = loop_code(row, spec, facts, bought)
+    snippets = framework_snippets(row, spec.device_type, facts, spec.techniques) if row.name != AS_WRITTEN else ()
+    return "\n".join([*lines, *framework_lines(snippets)])
 
 
-def _places(
-    row: Precision,
-    device_type: str,
-    facts: Facts | None,
-    techniques: Sequence[str],
-    optimizer_name: str,
-    calls: Mapping[str, str],
-) -> dict[str, list[tuple[str, str]]]:
-    """Return lines with the name of the technique or precision that they belong to, by where they go."""
-    codes = [(each.name, each.code) for each in rows_of(techniques) if each.code is not None]
-    model: list[tuple[str, str]] = []
-    optimizer: list[tuple[str, str]] = []
-    lines = pytorch_code(row, device_type, facts).splitlines()
-    first = next((i for i, line in enumerate(lines) if line.startswith(("with ", "loss =", "for x, y"))), len(lines))
-    for line in lines[:first]:
-        is_optimizer = line.startswith(("params", "masters", "optimizer", "scaler"))
-        (optimizer if is_optimizer else model).append((line, row.name))
-    model += [(code.model, name) for name, code in codes if code.model]
-    arguments = ", ".join(code.optimizer for _, code in codes if code.optimizer)
-    if arguments:
-        name = next(name for name, code in codes if code.optimizer)
-        at = next((i for i, (line, _) in enumerate(optimizer) if line.startswith("optimizer")), None)
-        kind, stepped = optimizer_name or "AdamW", "model.parameters()" if at is None else "masters"
-        line = f"optimizer = torch.optim.{kind}({stepped}, lr=lr, {arguments})"
-        if "optimizer" in calls:
-            weights = "" if at is None else ", and give it masters instead of the model's parameters"
-            line = f"# add {arguments} to {calls['optimizer']}{weights}"
-        if at is None:
-            optimizer.append((line, name))
-        else:
-            optimizer[at] = (line, name)
-    step = [(code.step, name) for name, code in codes if code.step]
-    line = f"# add {{}} to {calls['loader']}" if "loader" in calls else "loader = DataLoader(..., {})"
-    loader = [(line.format(code.loader), name) for name, code in codes if code.loader]
-    return {
-        "model": model,
-        "data": loader,
-        "optimizer": optimizer,
-        "step": step + [(x, row.name) for x in lines[first:]],
-    }
+def framework_lines(snippets: Sequence[Snippet]) -> list[str]:
+    """Return a comment for each framework with what to set there, and one for those that have no such precision."""
+    lines = [f"# {snippet.framework}: {snippet.code}" for snippet in snippets if snippet.code]
+    lacking = [snippet.framework for snippet in snippets if not snippet.code]
+    return lines + ([f"# {', '.join(lacking)}: no such precision"] if lacking else [])
 
 
 def _optimizer(facts: Facts | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from castwise.analysis.causes import diagnose, try_line
-from castwise.analysis.code_snippets import Snippet, framework_snippets, own_calls, pytorch_code, script_code
+from castwise.analysis.code_snippets import Snippet, framework_snippets, loop_code, script_code
 from castwise.analysis.model_flops import why_inexact
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import speedup_estimate
@@ -25,6 +25,7 @@ from castwise.registry.precisions import (
     REFERENCE_WORDS,
     find_precision,
     is_same_as_fp32,
+    known_precision,
     precision_row,
     why_emulated,
 )
@@ -508,8 +509,8 @@ def _with_code(advice: Advice) -> Advice:
     if written is not None and written.facts is not None and written.facts.framework is not None:
         code = script_code(written, row.trial)
     else:
-        techniques = spec.techniques if precision.code else ()
-        code = pytorch_code(precision, spec.device_type, facts, techniques, own_calls(spec, facts))
+        is_known = known_precision(spec.precision) is not None
+        code = "\n".join(loop_code(precision, spec, facts)) if is_known else ""
         snippets = framework_snippets(precision, spec.device_type, facts, spec.techniques) if code else ()
     if code and spec.changed_loss_scale:
         code = f"# Measured with the loss scale {spec.loss_scale}; this is {precision.loss_scale} loss scaling.\n{code}"
@@ -595,9 +596,8 @@ def _times(ratio: Estimate) -> str:
 def _name(row: Row) -> str:
     """Return the precision, with the loss scale if it is not the precision's own, and the techniques."""
     spec = row.trial.spec
-    precision = precision_row(spec.precision)
     name = spec.precision
-    if precision.code and spec.changed_loss_scale:
+    if known_precision(spec.precision) is not None and spec.changed_loss_scale:
         name += f" with loss scale {spec.loss_scale}"
     if spec.parallelism not in ("none", "ddp"):
         name += f" ({spec.parallelism})"

@@ -59,7 +59,7 @@ class Precision:
     on_cpu: bool = True  # PyTorch trains in it on a CPU
     float8_recipe: str = ""  # of torchao, which trains linear layers in FP8; it pays in compiled loops only
     is_trained: bool = True  # castwise can train in it
-    code: str = ""  # switches it on, in a loop with `model`, `loss_fn` and `optimizer`; `{device!r}` is the device type
+    code: str = ""  # its lines of plain PyTorch, if they are few, with `model`, `loss_fn` and `optimizer`
     frameworks: Frameworks = Frameworks()
     look: Look = UNKNOWN_LOOK
 
@@ -80,69 +80,10 @@ torch.backends.cuda.matmul.allow_tf32 = False
 torch.backends.cudnn.allow_tf32 = False"""
 
 _MIXED_BF16_CODE = """\
-with torch.autocast(device_type={device!r}, dtype=torch.bfloat16):
+with torch.autocast(device_type="{device}", dtype=torch.bfloat16):
     loss = loss_fn(model(x), y)
 loss.backward()
 optimizer.step()"""
-
-_MIXED_FP16_CODE = """\
-scaler = torch.amp.GradScaler({device!r})  # once, before the loop
-with torch.autocast(device_type={device!r}, dtype=torch.float16):
-    loss = loss_fn(model(x), y)
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()"""
-
-_MASTER_FP16_CODE = """\
-model.half()  # once, before the loop
-for module in model.modules():
-    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-        module.float()
-params = list(model.parameters())
-masters = [p.detach().clone().float().requires_grad_() for p in params]
-optimizer = torch.optim.SGD(masters, lr=lr)  # your optimizer, over the masters
-scaler = torch.amp.GradScaler({device!r})
-loss = loss_fn(model(x.half()).float(), y)  # each step
-scaler.scale(loss).backward()
-for master, p in zip(masters, params):
-    master.grad, p.grad = p.grad.float(), None
-scaler.step(optimizer)
-scaler.update()
-with torch.no_grad():
-    torch._foreach_copy_(params, masters)"""
-
-_MASTER_BF16_CODE = """\
-model.bfloat16()  # once, before the loop
-for module in model.modules():
-    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-        module.float()
-params = list(model.parameters())
-masters = [p.detach().clone().float().requires_grad_() for p in params]
-optimizer = torch.optim.SGD(masters, lr=lr)  # your optimizer, over the masters
-loss = loss_fn(model(x.bfloat16()).float(), y)  # each step
-loss.backward()
-for master, p in zip(masters, params):
-    master.grad, p.grad = p.grad.float(), None
-optimizer.step()
-with torch.no_grad():
-    torch._foreach_copy_(params, masters)"""
-
-_TRUE_CODE = """\
-model.{cast}()  # once, before the loop and the optimizer
-loss = loss_fn(model(x.to(torch.{dtype})).float(), y)
-loss.backward()
-optimizer.step()"""
-
-_FP8_CODE = (
-    """\
-# once, before torch.compile, without which FP8 is slower than bfloat16; pip install torchao
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-fits = lambda m, _: type(m) is torch.nn.Linear and m.in_features % 16 == m.out_features % 16 == 0
-config = Float8LinearConfig.from_recipe_name("{recipe}")
-convert_to_float8_training(model, config=config, module_filter_fn=fits)
-"""
-    + _MIXED_BF16_CODE
-)
 
 _TF32_CAPABILITY = (8, 0)
 
@@ -158,7 +99,6 @@ def _fp8(name: str, recipe: str, summary: str, capability: tuple[int, int], loop
         capability=capability,
         on_cpu=False,
         float8_recipe=recipe,
-        code=_FP8_CODE.replace("{recipe}", recipe),
         look=look,
     )
 
@@ -219,7 +159,6 @@ PRECISIONS: tuple[Precision, ...] = (
         loop_changes=4,
         peak_dtype="fp16",
         capability=(5, 3),
-        code=_MIXED_FP16_CODE,
         frameworks=Frameworks(
             lightning="16-mixed", lightning_on_cpu=False, accelerate="fp16", transformers="fp16=True"
         ),
@@ -250,7 +189,6 @@ PRECISIONS: tuple[Precision, ...] = (
         loop_changes=6,
         peak_dtype="fp16",
         capability=(5, 3),
-        code=_MASTER_FP16_CODE,
         look=Look("#009e73", "triangle-down", "dot"),
     ),
     Precision(
@@ -263,7 +201,6 @@ PRECISIONS: tuple[Precision, ...] = (
         peak_dtype="bf16",
         capability=(8, 0),
         emulated_below=True,
-        code=_MASTER_BF16_CODE,
         look=Look("#882255", "hexagon", "solid"),
     ),
     Precision(
@@ -274,7 +211,6 @@ PRECISIONS: tuple[Precision, ...] = (
         batch_norm_dtype="float16",
         peak_dtype="fp16",
         capability=(5, 3),
-        code=_TRUE_CODE.replace("{cast}", "half").replace("{dtype}", "float16"),
         frameworks=Frameworks(lightning="16-true", accelerate="no", transformers="", cast="model.half()"),
         look=Look("#d55e00", "x", "dashdot"),
     ),
@@ -286,7 +222,6 @@ PRECISIONS: tuple[Precision, ...] = (
         peak_dtype="bf16",
         capability=(8, 0),
         emulated_below=True,
-        code=_TRUE_CODE.replace("{cast}", "bfloat16").replace("{dtype}", "bfloat16"),
         frameworks=Frameworks(lightning="bf16-true", accelerate="no", transformers="", cast="model.bfloat16()"),
         look=Look("#cc79a7", "cross", "longdash"),
     ),

@@ -320,14 +320,11 @@ _ATTENTION: dict[str, tuple[str, str, WhyNot | None]] = {
 
 def _attention(name: str, kernels: str, whose: str, why_not: WhyNot | None) -> Technique:
     """Return the technique that leaves attention one kind of kernels."""
-    others = tuple(other for other in ATTENTION_KERNELS if other != kernels)
-    switch = 'getattr(torch.backends.cuda, f"enable_{name}_sdp")(False)'
     return Technique(
         name=name,
         summary=f"attention runs in {whose} kernels, and not in those that PyTorch would choose",
         needs="scaled_dot_product_attention, as most transformers have it, of shapes that these kernels take",
         cost="none",
-        code=Code(model=f"for name in {others}: {switch}"),
         loop_changes=1,
         numerics="rounding",
         devices=("cuda",),
@@ -765,7 +762,6 @@ TECHNIQUES: list[Technique] = [
         summary="torch.compile of a model's repeated blocks, as a transformer's layers are, once for all alike",
         needs="what compile needs, and a model that repeats blocks",
         cost="the first step: seconds, however many blocks there are; the other parts and the loss run uncompiled",
-        code=Code(model="for block in model.blocks: block.compile(dynamic=False)"),
         loop_changes=2,
         numerics="draws",
         excludes=("compile", "compile-max-autotune"),

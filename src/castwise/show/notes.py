@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from castwise.analysis.decide import Advice
 from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR, EpochCost, Prices, cost_of, gpus_read
 from castwise.analysis.model_flops import float8_of, flops_of, fp8_share
 from castwise.analysis.result_table import Row
@@ -344,10 +343,3 @@ def _costs(rows: Sequence[Row], prices: Prices | None) -> list[tuple[Trial, Epoc
 
 def _epoch(trial: Trial) -> int | None:
     return train_samples(imitated_data_set(trial.spec.data_set) or trial.spec.data_set)
-
-
-def snippet_lines(advice: Advice) -> list[str]:
-    """Return a comment for each framework with what to set there, and one for those that have no such mode."""
-    lines = [f"# {snippet.framework}: {snippet.code}" for snippet in advice.snippets if snippet.code]
-    lacking = [snippet.framework for snippet in advice.snippets if not snippet.code]
-    return lines + ([f"# {', '.join(lacking)}: no such mode"] if lacking else [])

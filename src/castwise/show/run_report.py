@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from castwise.analysis.code_snippets import framework_lines
 from castwise.analysis.decide import Advice, references_among
 from castwise.analysis.energy import Prices, energy_of, power_watts
 from castwise.analysis.model_flops import float8_of, fp8_share, model_flops_values
@@ -38,7 +39,6 @@ from castwise.show.notes import (
     measured_on,
     note_lines,
     remarks,
-    snippet_lines,
 )
 from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
 from castwise.show.table import DataTable, competing_by, json_document, plain, short_table_of
@@ -230,7 +230,10 @@ def _advice_parts(item: Advice, *, is_new: bool) -> list[Part]:
     sure = f"  How sure: {item.how_sure}." if item.how_sure else ""
     accuracy = f"  Accuracy: {item.accuracy}." if item.accuracy else ""
     parts.append(Lines([line for line in (why, sure, accuracy, limit) if line]))
-    return [*parts, *([Code([*item.code.splitlines(), *snippet_lines(item)])] if item.code and is_new else [])]
+    return [
+        *parts,
+        *([Code([*item.code.splitlines(), *framework_lines(item.snippets)])] if item.code and is_new else []),
+    ]
 
 
 def document(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> dict[str, Any]:

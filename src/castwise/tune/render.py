@@ -27,7 +27,6 @@ from castwise.show.table import DataTable, json_document, plain, short_table_of
 from castwise.show.units import format_bytes, format_ratio, pluralize
 from castwise.spec.quantities import truncate_list
 from castwise.spec.trial import TrialSpec
-from castwise.spec.user_model import is_object
 from castwise.tune.candidates import TriedChange
 from castwise.tune.measurements import DRIFTED, PROMISING, Measurements, key_of, loop_name, unique
 from castwise.tune.search import TuningResult
@@ -188,13 +187,10 @@ def patch(result: TuningResult, spec: TrialSpec) -> str:
             gains |= {name: bought for name in parts if name in (spec.precision, *spec.techniques)}
     trials = result.measured.of(spec) or result.measured.of(result.start)
     facts = trials[0].facts if trials else None
-    # A script needs a function that it can call.
-    workload = "FILE.py:FUNCTION" if is_object(spec.workload) else spec.workload
-    command = f"castwise tune {workload} --emit train.py"
     # A precision that the plain loop has already is no change.
     is_plain = spec.precision == result.start.precision != AS_WRITTEN
     row = precision_row(DEFAULT if is_plain else spec.precision)
-    return loop_patch(row, spec, facts, gains, command)
+    return loop_patch(row, spec, facts, gains)
 
 
 def patch_summary(result: TuningResult, spec: TrialSpec) -> str:
