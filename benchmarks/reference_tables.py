@@ -101,7 +101,15 @@ def code(_: str) -> str:
     """Return the code that switches each precision on, on a GPU."""
     lines = []
     for row in (*PRECISIONS, *NARROW_PRECISIONS):
-        if code := loop_code(row) if row.is_trained else []:
+        spec = trial.TrialSpec(
+            workload="resnet50",
+            precision=row.name,
+            loss_scale=row.loss_scale,
+            batch_size=1,
+            device="cuda:0",
+            protocol=trial.CUDA_ROUND,
+        )
+        if code := loop_code(row, spec) if row.is_trained else []:
             lines += [f"### {row.name}", "", "```python", *code, "```", ""]
     return "\n".join(lines)
 

@@ -24,7 +24,7 @@ from castwise.worker.user_model.contract import Contract
 from castwise.worker.user_model.loop import make_loop
 
 LR, NORM = 0.125, 0.0625
-ON_CPU = fake_spec(device="cpu")
+ON_CPU, ON_GPU = fake_spec(device="cpu"), fake_spec()
 # Those that are more than switches.
 on_cpu = [row for row in PRECISIONS if row.on_cpu and row.name not in ("default", "fp32")]
 each_precision = pytest.mark.parametrize("row", on_cpu, ids=lambda row: row.name)
@@ -114,7 +114,7 @@ def test_a_patch_is_short_says_what_each_change_bought_and_never_switches_clippi
 
 
 def test_a_precision_of_few_lines_comes_with_them() -> None:
-    assert loop_code(find_precision("tf32")) == find_precision("tf32").code.splitlines()
+    assert loop_code(find_precision("tf32"), ON_GPU) == find_precision("tf32").code.splitlines()
     assert loop_code(find_precision("fp32"), ON_CPU) == [], "there is no TF32"
     lines = loop_code(find_precision("bf16-mixed"), ON_CPU)
     plain = lines[lines.index("# or, without castwise:") + 1 :]
@@ -124,7 +124,7 @@ def test_a_precision_of_few_lines_comes_with_them() -> None:
 
 @pytest.mark.parametrize("row", NARROW_PRECISIONS, ids=lambda row: row.name)
 def test_a_loop_in_fp8_is_compiled(row: Precision) -> None:
-    assert ('techniques="compile")' in loop_code(row)[1]) is bool(row.float8_recipe)
+    assert ('techniques="compile")' in loop_code(row, ON_GPU)[1]) is bool(row.float8_recipe)
 
 
 OWN = """\
@@ -221,7 +221,7 @@ def test_a_script_is_told_what_differs_from_what_it_does_itself(
 def test_a_script_that_begins_to_scale_its_loss_leaves_autocast_to_castwise() -> None:
     trial = written(**OWN_BF16)
     lines = script_code(trial, taking(trial, "fp16-mixed")).splitlines()
-    assert lines == ["# remove the autocast at train.py:25", *loop_code(find_precision("fp16-mixed"))]
+    assert lines == ["# remove the autocast at train.py:25", *loop_code(find_precision("fp16-mixed"), ON_GPU)]
 
 
 def test_techniques_of_a_script_come_without_a_precision() -> None:

@@ -76,7 +76,7 @@ def test_a_new_row_has_its_code_look_and_place(new_row: Precision) -> None:
         for name in ("fp32", new_row.name)
     ]
     (advice,) = decide(rows_of_steps(trials))
-    assert (advice.precision, advice.code) == (new_row.name, "\n".join(loop_code(new_row)))
+    assert (advice.precision, advice.code) == (new_row.name, "\n".join(loop_code(new_row, fake_spec())))
     assert [bool(each.code) for each in framework_snippets(new_row, "cuda")] == [True, True, True]
     assert look_of(new_row.name) == new_row.look
     assert sorted([new_row.name, "fp32", "?"], key=precision_sort_key) == ["fp32", new_row.name, "?"]

@@ -16,7 +16,7 @@ from castwise.registry.precisions import (
     is_same_as_fp32,
     precision_row,
 )
-from castwise.registry.techniques import compiles, join, rows_of
+from castwise.registry.techniques import Code, compiles, join, rows_of
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import is_object
 
@@ -38,67 +38,66 @@ class Snippet:
     code: str  # empty if the framework has no such mode
 
 
+# By framework: what is called, and its arguments for a CPU, for clipping and for accumulation. Frameworks use a GPU by
+# default, so a CPU has to be named: TrainingArguments refuse bf16 there otherwise.
+_FRAMEWORKS = {
+    "Lightning": ("Trainer", 'accelerator="cpu"', "gradient_clip_val={:g}", "accumulate_grad_batches={}"),
+    "Accelerate": ("accelerator = Accelerator", "cpu=True", "", "gradient_accumulation_steps={}"),
+    # Without max_grad_norm transformers clips to 1: whoever does not clip has said so already.
+    "transformers": ("TrainingArguments", "use_cpu=True", "max_grad_norm={:g}", "gradient_accumulation_steps={}"),
+}
+
+
 def framework_snippets(
     row: Precision, device_type: str, facts: Facts | None = None, techniques: Sequence[str] = ()
 ) -> tuple[Snippet, ...]:
-    """Return a line for Lightning, Accelerate and transformers each, with the trial's clipping and accumulation.
-
-    The frameworks use a GPU by default, so a CPU has to be named: TrainingArguments refuse bf16 there otherwise.
-    """
+    """Return a line for Lightning, Accelerate and transformers each, with the trial's clipping and accumulation."""
     names = row.frameworks
     on_cpu = device_type == "cpu"
-    clip = facts.clip_grad_norm if facts is not None else None
-    accumulate = facts.accumulate if facts is not None and facts.accumulate > 1 else None
+    clip, accumulate = _clip_and_accumulation(facts)
     codes = [each.code for each in rows_of(techniques) if each.code is not None]
-    lightning = accelerate = transformers = ""
-    if names.lightning is not None and (names.lightning_on_cpu or not on_cpu):
-        lightning = _call(
-            names.setting,
-            "Trainer",
-            'accelerator="cpu"' if on_cpu else "",
-            f'precision="{names.lightning}"',
-            "" if clip is None else f"gradient_clip_val={clip:g}",
-            f"accumulate_grad_batches={accumulate}" if accumulate else "",
-            *(code.lightning for code in codes),
-        )
-        # Source: lightning.pytorch.plugins.precision.amp (`clip_gradients` refuses optimizers that unscale themselves).
-        if (
-            clip is not None
-            and row.autocast_dtype is not None
-            and any(code.optimizer == "fused=True" for code in codes)
-        ):
-            lightning += "  # without fused=True: with it, Lightning cannot clip here"
-    if names.accelerate is not None:
-        accelerate = _call(
-            names.setting or names.cast,
-            "accelerator = Accelerator",
-            "cpu=True" if on_cpu else "",
-            f'mixed_precision="{names.accelerate}"',
-            f"gradient_accumulation_steps={accumulate}" if accumulate else "",
-            *(code.accelerate for code in codes),
-        )
-        if clip is not None:
-            accelerate += f"  # after backward: accelerator.clip_grad_norm_(model.parameters(), {clip:g})"
-    if names.transformers is not None:
-        transformers = _call(
-            names.cast,
-            "TrainingArguments",
-            "use_cpu=True" if on_cpu else "",
-            names.transformers,
-            # Without it transformers clips to 1: whoever does not clip has said so already.
-            "" if clip is None else f"max_grad_norm={clip:g}",
-            f"gradient_accumulation_steps={accumulate}" if accumulate else "",
-            *(code.transformers for code in codes if not code.optimizer or _optimizer(facts) == "AdamW"),
-        )
-    lines = {"Lightning": lightning, "Accelerate": accelerate, "transformers": transformers}
+    names_optimizer = _optimizer(facts) == "AdamW"  # which transformers has an argument for
+    lightning = None if names.lightning is None or (on_cpu and not names.lightning_on_cpu) else names.lightning
+    # What names the precision, and a statement before the call, if any.
+    given = {
+        "Lightning": (lightning and f'precision="{lightning}"', names.setting),
+        "Accelerate": (names.accelerate and f'mixed_precision="{names.accelerate}"', names.setting or names.cast),
+        "transformers": (names.transformers, names.cast),
+    }
     own = None if facts is None else facts.framework  # of a script
-    return tuple(Snippet(framework, line) for framework, line in lines.items() if own in (None, framework))
+    snippets = []
+    for framework in _FRAMEWORKS if own is None else {own} & _FRAMEWORKS.keys():
+        function, for_cpu, clipping, accumulation = _FRAMEWORKS[framework]
+        named, first = given[framework]
+        if named is None:
+            snippets.append(Snippet(framework, ""))
+            continue
+        arguments = [
+            for_cpu if on_cpu else "",
+            named,
+            "" if clip is None else clipping.format(clip),
+            accumulation.format(accumulate) if accumulate > 1 else "",
+            *(getattr(code, framework.lower()) for code in codes if not code.optimizer or names_optimizer),
+        ]
+        line = f"{first}; {function}" if first else function
+        comment = _clipping_comment(framework, row, clip, codes)
+        snippets.append(Snippet(framework, f"{line}({', '.join(filter(None, arguments))}){comment}"))
+    return tuple(snippets)
 
 
-def _call(first: str, function: str, *arguments: str) -> str:
-    """Return a line that calls a function with the arguments that are not empty, after another statement if any."""
-    call = f"{function}({', '.join(filter(None, arguments))})"
-    return f"{first}; {call}" if first else call
+def _clipping_comment(framework: str, row: Precision, clip: float | None, codes: Sequence[Code]) -> str:
+    if framework == "Accelerate" and clip is not None:
+        return f"  # after backward: accelerator.clip_grad_norm_(model.parameters(), {clip:g})"
+    is_fused = any(code.optimizer == "fused=True" for code in codes)
+    # Source: lightning.pytorch.plugins.precision.amp (`clip_gradients` refuses optimizers that unscale themselves).
+    if framework == "Lightning" and clip is not None and row.autocast_dtype is not None and is_fused:
+        return "  # without fused=True: with it, Lightning cannot clip here"
+    return ""
+
+
+def _clip_and_accumulation(facts: Facts | None) -> tuple[float | None, int]:
+    """Return the norm to which gradients are clipped, and the batches of an optimizer step."""
+    return (None, 1) if facts is None else (facts.clip_grad_norm, facts.accumulate)
 
 
 def find_calls(file: Path, name: str) -> str:
@@ -127,60 +126,65 @@ def own_calls(spec: TrialSpec, facts: Facts | None) -> dict[str, str]:
     return found
 
 
-def loop_code(
-    row: Precision, spec: TrialSpec | None = None, facts: Facts | None = None, gains: Sequence[str] = ()
-) -> list[str]:
+def loop_code(row: Precision, spec: TrialSpec, facts: Facts | None = None, gains: Sequence[str] = ()) -> list[str]:
     """Return what to write in a loop in Python to have what a trial had: `castwise.apply`, and what it leaves.
 
     A precision that is a switch or two needs no more than these; one that is a few lines comes with them, too.
 
     Args:
         row: The precision that is switched on.
-        spec: The trial's, with its device and techniques; without one it is the plain loop on a GPU.
+        spec: The trial's, with its device and techniques.
         facts: The clipping and accumulation of the trial, and what is known of the loop.
         gains: What the changes bought.
     """
-    device_type, techniques = ("cuda", ()) if spec is None else (spec.device_type, spec.techniques)
-    plain = row.code.format(device=device_type).splitlines()
-    if device_type == "cpu":
-        plain = [line for line in plain if "allow_tf32" not in line]  # which does nothing there
-    bought = [f"# {', '.join(gains)}"] if gains else []
-    calls = {} if spec is None else own_calls(spec, facts)
     is_switch = row.autocast_dtype is None and row.param_dtype == "float32"
-    if (is_switch and not techniques) or row.name == AS_WRITTEN or (facts is not None and facts.framework):
-        return [*(plain if is_switch else []), *bought, *_technique_lines(techniques, facts, calls)]
-    rows = rows_of(techniques)
-    applied = [each.name for each in rows if not each.unfit_settings("apply")]
-    if row.float8_recipe and not compiles(applied):
-        applied.append("compile")  # without which it is several times slower
-    added = f', techniques="{join(applied)}"' if applied else ""
-    clip, accumulate = (None, 1) if facts is None else (facts.clip_grad_norm, facts.accumulate)
-    lines = [
-        "import castwise",
-        f'applied = castwise.apply(model, optimizer, precision="{row.name}"{added})  # once, before the loop',
-        *bought,
-        "with applied.autocast():  # each step",
-        f"    loss = loss_fn(model(x), y){f' / {accumulate}' if accumulate > 1 else ''}",
-        "applied.backward(loss)",
-        f"applied.step({'' if clip is None else f'clip_grad_norm={clip:g}'})",
-    ]
-    lines[-1] += f"  # after every {accumulate} batches" if accumulate > 1 else ""
-    if plain and not techniques and clip is None and accumulate == 1:
+    # The switches do nothing on a CPU.
+    plain = [] if is_switch and spec.device_type == "cpu" else row.code.format(device=spec.device_type).splitlines()
+    bought = [f"# {', '.join(gains)}"] if gains else []
+    if (is_switch and not spec.techniques) or row.name == AS_WRITTEN or (facts is not None and facts.framework):
+        return [*(plain if is_switch else []), *bought, *_technique_lines(spec.techniques, spec, facts)]
+    applied = [each.name for each in rows_of(spec.techniques) if not each.unfit_settings("apply")]
+    lines = _applied_lines(row, applied, bought, facts)
+    if plain and not spec.techniques and _clip_and_accumulation(facts) == (None, 1):
         lines += ["# or, without castwise:", *plain]
-    lines += _technique_lines([name for name in techniques if name not in applied], facts, calls)
-    comments = [each.code.step for each in rows if each.name in applied and each.code is not None]
-    lines += [comment for comment in comments if comment.startswith("#")]
-    needed = [each.name for each in rows if each.code is None and each.name not in applied]
-    if needed and spec is not None:
+    return [*lines, *_left_lines(spec, facts)]
+
+
+def _left_lines(spec: TrialSpec, facts: Facts | None) -> list[str]:
+    """Return what castwise.apply leaves of a trial's techniques: lines and arguments, and a loop of its own."""
+    rows = rows_of(spec.techniques)
+    left = [each for each in rows if each.unfit_settings("apply")]
+    lines = _technique_lines([each.name for each in left], spec, facts)
+    steps = [each.code.step for each in rows if each not in left and each.code is not None]
+    lines += [step for step in steps if step.startswith("#")]
+    if needed := [each.name for each in left if each.code is None]:
         # A script needs a function that it can call.
         workload = "FILE.py:FUNCTION" if is_object(spec.workload) else spec.workload
         lines.append(f"# castwise tune {workload} --emit train.py writes this loop, with {', '.join(needed)}")
     return lines
 
 
-def _technique_lines(techniques: Sequence[str], facts: Facts | None, calls: Mapping[str, str]) -> list[str]:
+def _applied_lines(row: Precision, techniques: Sequence[str], bought: Sequence[str], facts: Facts | None) -> list[str]:
+    """Return the lines of a loop that calls castwise.apply."""
+    if row.float8_recipe and not compiles(techniques):
+        techniques = [*techniques, "compile"]  # without which it is several times slower
+    added = f', techniques="{join(techniques)}"' if techniques else ""
+    clip, accumulate = _clip_and_accumulation(facts)
+    divided, after = (f" / {accumulate}", f"  # after every {accumulate} batches") if accumulate > 1 else ("", "")
+    return [
+        "import castwise",
+        f'applied = castwise.apply(model, optimizer, precision="{row.name}"{added})  # once, before the loop',
+        *bought,
+        "with applied.autocast():  # each step",
+        f"    loss = loss_fn(model(x), y){divided}",
+        "applied.backward(loss)",
+        f"applied.step({'' if clip is None else f'clip_grad_norm={clip:g}'}){after}",
+    ]
+
+
+def _technique_lines(techniques: Sequence[str], spec: TrialSpec, facts: Facts | None) -> list[str]:
     """Return the lines and arguments of techniques that are no more than that, for a loop of plain PyTorch."""
-    codes = [each.code for each in rows_of(techniques) if each.code is not None]
+    codes, calls = [each.code for each in rows_of(techniques) if each.code is not None], own_calls(spec, facts)
     lines = [code.model for code in codes if code.model]
     for made, usual in (("optimizer", f"your {_optimizer(facts) or 'optimizer'}"), ("loader", "your DataLoader")):
         arguments = ", ".join(filter(None, (getattr(code, made) for code in codes)))
@@ -217,32 +221,37 @@ def script_code(written: Trial, taken: Trial) -> str:
     row, device_type, hardware = precision_row(spec.precision), spec.device_type, written.environment.hardware
     row = now if row.name == AS_WRITTEN else row
     own, framework = (written.facts.own_precision, written.facts.framework) if written.facts is not None else ({}, "")
-
-    def at(kind: str) -> str:
-        return f" at {' and '.join(own[kind])}" if own.get(kind) else ""
-
-    before, after = now.autocast_dtype, row.autocast_dtype
     lines: list[str] = []
-    if (before, row.master_weights) == (after, False):
-        if after is None and not is_same_as_fp32(
-            find_precision(DEFAULT), hardware
-        ):  # else there is one kind of product
+    if (now.autocast_dtype, row.master_weights) == (row.autocast_dtype, False):
+        # Else there is one kind of product.
+        if row.autocast_dtype is None and not is_same_as_fp32(find_precision(DEFAULT), hardware):
             switches = zip(_SWITCHES.values(), _TF32[now.float32_matmul], _TF32[row.float32_matmul], strict=True)
             lines = [f"{switch} = {wanted}" for switch, present, wanted in switches if present != wanted]
     elif framework:
         (snippet,) = framework_snippets(row, device_type, written.facts)
         lines = [f"{snippet.code}  # {framework}" if snippet.code else f"# {framework}: no such precision"]
     else:
-        begins_scaling = now.loss_scale == "none" != row.loss_scale
-        if before and after and not (begins_scaling or row.master_weights):
-            lines = [f"# the autocast{at(_AUTOCAST + before)}: dtype=torch.{after}"]
-        elif before:
-            lines = [f"# remove the autocast{at(_AUTOCAST + before)}"]
-        if now.loss_scale != "none" and (row.loss_scale == "none" or row.master_weights):
-            lines.append(f"# remove the GradScaler{at(_SCALER)}")
-        if row.master_weights or (after and (begins_scaling or not before)):
-            lines += loop_code(row, spec.model_copy(update={"techniques": ()}), facts)
-    return "\n".join([*lines, *_technique_lines(spec.techniques, facts, own_calls(spec, facts))])
+        lines, is_all = _changed_autocast(now, row, own)
+        lines += [] if is_all else loop_code(row, spec.model_copy(update={"techniques": ()}), facts)
+    return "\n".join([*lines, *_technique_lines(spec.techniques, spec, facts)])
+
+
+def _changed_autocast(now: Precision, row: Precision, own: Mapping[str, Sequence[str]]) -> tuple[list[str], bool]:
+    """Return what changes of a script's own autocast and GradScaler, and whether that is all that a precision needs."""
+
+    def at(kind: str) -> str:
+        return f" at {' and '.join(own[kind])}" if own.get(kind) else ""
+
+    before, after = now.autocast_dtype, row.autocast_dtype
+    begins_scaling = now.loss_scale == "none" != row.loss_scale
+    keeps_autocast = bool(before and after) and not (begins_scaling or row.master_weights)
+    lines = []
+    if before:
+        where = f"the autocast{at(_AUTOCAST + before)}"
+        lines.append(f"# {where}: dtype=torch.{after}" if keeps_autocast else f"# remove {where}")
+    if now.loss_scale != "none" and (row.loss_scale == "none" or row.master_weights):
+        lines.append(f"# remove the GradScaler{at(_SCALER)}")
+    return lines, keeps_autocast or (after is None and not row.master_weights)
 
 
 def loop_patch(row: Precision, spec: TrialSpec, facts: Facts | None, gains: Mapping[str, str]) -> str:

@@ -193,23 +193,29 @@ def _read(node: ast.stmt, lines: list[str], without: frozenset[str], unread: fro
     first = _first_line(node)
     while first > 1 and lines[first - 2].startswith("#"):
         first -= 1
-    branches = [inner for inner in ast.walk(node) if isinstance(inner, ast.If) and without & _names(inner)]
-    assert not any(branch.orelse for branch in branches), "it would be left out, too"
-    methods = [inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.FunctionDef)]
-    left_out = [*branches, *(method for method in methods if isinstance(node, ast.ClassDef) and method.name in unread)]
+    left_out = _left_out(node, without, unread)
     unused = {id(inner) for each in left_out for inner in ast.walk(each)}
     own = [n for n in ast.walk(node) if isinstance(n, ast.ImportFrom) and str(n.module).startswith(_PACKAGE)]
-    imports: dict[str, _Import] = {}
-    for inner in own:
-        imports |= {} if id(inner) in unused else _imported(inner)
-    dropped: set[int] = set()
-    for statement in (*own, *left_out):
-        end = statement.end_lineno or statement.lineno
-        is_last = end == len(lines) or not lines[end].strip()  # an empty line behind it goes, too
-        dropped |= {*range(_first_line(statement), end + 1 + is_last)}
+    imports = {name: each for inner in own if id(inner) not in unused for name, each in _imported(inner).items()}
+    dropped = {number for each in (*own, *left_out) for number in _lines_of(each, lines)}
     last = node.end_lineno or node.lineno
     text = "\n".join(lines[number - 1] for number in range(first, last + 1) if number not in dropped)
     return _Definition(_FOR_CHECKERS.sub("", text).rstrip(), first, _names(node, unused), imports)
+
+
+def _left_out(node: ast.stmt, without: frozenset[str], unread: frozenset[str]) -> list[ast.stmt]:
+    """Return the parts of a statement that are not copied: `if` statements that call some functions, and methods."""
+    branches = [inner for inner in ast.walk(node) if isinstance(inner, ast.If) and without & _names(inner)]
+    assert not any(branch.orelse for branch in branches), "it would be left out, too"
+    members = node.body if isinstance(node, ast.ClassDef) else []
+    return [*branches, *(each for each in members if isinstance(each, ast.FunctionDef) and each.name in unread)]
+
+
+def _lines_of(node: ast.stmt, lines: list[str]) -> range:
+    """Return the numbers of a statement's lines, with an empty one behind it."""
+    end = node.end_lineno or node.lineno
+    has_empty_line = end == len(lines) or not lines[end].strip()
+    return range(_first_line(node), end + 1 + has_empty_line)
 
 
 def _first_line(node: ast.stmt) -> int:
