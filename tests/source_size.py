@@ -20,13 +20,8 @@ MOST_COMPLEX, MOST_NEW_LINES = 20, 300
 COMPLEX = {
     "accuracy/render.py:sentences",
     "accuracy/search.py:AccuracyJob.run",
-    "analysis/code_snippets.py:_places",
-    "analysis/code_snippets.py:framework_snippets",
-    "analysis/code_snippets.py:loop_patch",
-    "analysis/code_snippets.py:pytorch_code",
     "cli/many_machines.py:run_on",
     "cluster/options.py:ManyMachinesOptions.check",
-    "emit/source.py:_read",
     "max_batch/render.py:conclusions",
     "max_batch/render.py:remarks",
     "orchestrator/job.py:prepare",
