@@ -256,7 +256,7 @@ class Comparison(Result, Sequence[Trial]):
         trials: The records, one for each configuration; in rounds one for each configuration and round.
         rows: Each configuration's figures, compared with those of PyTorch's default and of fp32.
         advice: Which precision to take, in words and as code; what it says of accuracy rests on all records.
-        margin: How far from 1 a speed-up still is "the same", if speed-ups have intervals.
+        margin: The largest difference of a speed-up from 1 that counts as "the same", if it has an interval.
     """
 
     trials: tuple[Trial, ...]

@@ -248,7 +248,7 @@ def test_a_search_ends_within_its_budget(tmp_path: Path, budget: float) -> None:
     assert result.ending == "budget"
     not_tried = [each for each in result.tried if each.outcome == "not tried"]
     assert all(each.ratio is None for each in not_tried)
-    until = "before the budget ended" if result.was_compared else "Nothing was compared with the plain loop"
+    until = "before the budget ended" if result.was_compared else "No change was compared with the plain loop"
     assert f"{until} ({len(not_tried)} changes were not tried)" in conclusions(result)[0]
     more = tune(made := engine(), results=tmp_path, budget_seconds=1e6)
     assert (more.ending, more.winner.techniques) == ("nothing left", FASTEST)
@@ -524,7 +524,7 @@ def test_there_is_no_script_if_nothing_was_compared(command: CommandLine, tmp_pa
     assert (done.code, file.exists()) == (1, False)
     document = json.loads(done.out)
     assert document["fastest"] is None
-    assert "Nothing was compared with the plain loop" in document["sentences"][0]
+    assert "No change was compared with the plain loop" in document["sentences"][0]
     assert "is not written: nothing was compared" in done.err
 
 

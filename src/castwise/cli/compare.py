@@ -61,7 +61,7 @@ class CompareOptions(ChartOptions, SelectionOptions):
         Literal["slower"] | None,
         Option("Exit with 1 if something is proven slower than on the first machine.", metavar="slower"),
     ] = None
-    margin: Annotated[float, Option("How far from 1 a ratio still is the same: 1%, 0.05.", **SHARE, default="1%")] = (
+    margin: Annotated[float, Option("Ratios that differ from 1 by no more than this count as the same: 1%, 0.05.", **SHARE, default="1%")] = (
         0.01
     )
     price_hour: Annotated[

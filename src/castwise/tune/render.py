@@ -58,7 +58,7 @@ _COUNTED = ("same", "slower", "too large", "failed", "not tried", "unsupported")
 _SIMPLE = 0.75
 _ENDINGS = {
     "nothing left": "nothing is left to try",
-    "budget": "the next measurement would not end within the budget; a longer one goes on from here",
+    "budget": "the budget is used up; a larger --budget continues",
     "failed": "the plain loop could not be measured",
     "interrupted": "it was interrupted",
 }
@@ -270,7 +270,7 @@ def answers(result: TuningResult, memory_bytes: float | None = None) -> list[str
     sentences: list[str] = []
     left = f" ({not_tried})" if (not_tried := _not_tried(rows)) else ""
     if winner["throughput_per_second"] is not None and not result.was_compared:
-        sentences.append(f"Nothing was compared with the plain loop{left}: {_name_and_rate(winner)}.")
+        sentences.append(f"No change was compared with the plain loop{left}: {_name_and_rate(winner)}.")
     elif winner["throughput_per_second"] is not None:
         faster = speedup_words(result, winner)
         early = {"budget": " found before the budget ended", "interrupted": " found before the interruption"}
