@@ -261,8 +261,7 @@ def with_loss(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], 
     """Return a closure in the place of one that is called now, and computes the loss of a step."""
     if not takes_one_loss(optimizer):
         raise TechniqueError(
-            f"loss scaling does not work with {type(optimizer).__name__}, which may compute the loss more than once in a "
-            "step"
+            f"loss scaling does not work with {type(optimizer).__name__}, which may compute it several times a step"
         )
     with torch.enable_grad():
         loss = closure()
