@@ -43,7 +43,7 @@ def test_answer_has_precision_speedup_memory_and_code() -> None:
     assert (answer.advice.decision, answer.advice.precision) == ("take", "bf16-mixed")
     assert answer.advice.speedup == pytest.approx(2.5, rel=0.03)
     assert answer.advice.memory_ratio == pytest.approx(0.7)
-    assert answer.advice.code.startswith("with torch.autocast")
+    assert 'castwise.apply(model, optimizer, precision="bf16-mixed")' in answer.advice.code
     assert sentence(*trials) == "resnet50 on Fake GPU: take bf16-mixed, 2.50× as fast as fp32"
 
 
