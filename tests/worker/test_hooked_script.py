@@ -665,7 +665,7 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
             "unsupported: Linear has a mixed precision, which castwise cannot replace (sharded.py:7, in step",
         ),
         ("assigned fp16-mixed", "unsupported: assigned.py:"),
-        ("lbfgs fp16-mixed", "unsupported: LBFGS may compute the loss more than once"),
+        ("lbfgs fp16-mixed", "unsupported: loss scaling does not work with LBFGS"),
     ],
 )
 def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
