@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from castwise.analysis import steady_metrics
+from castwise.analysis.ceiling import Ceiling, ceiling, least_bytes
 from castwise.analysis.code_snippets import precision_of
 from castwise.analysis.model_flops import flops_of
 from castwise.analysis.numerics import Finding, findings_of
 from castwise.analysis.result_table import Row, group_of
-from castwise.analysis.roofline import Ceiling, ceiling, least_bytes
 from castwise.analysis.speedup import was_timed
 from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
@@ -90,7 +90,6 @@ class LeftOut:
 class PowerLimit:
     """How the GPU's power limit set a loop's pace."""
 
-    capped: float  # the share of blocks in which the limit held the clock down
     clock_hertz: float  # the mean clock of the streaming multiprocessors in the blocks
     max_clock_hertz: float
     watts: float
@@ -110,7 +109,7 @@ def power_limit_of(trials: Sequence[Trial]) -> PowerLimit | None:
     if capped < _MOSTLY or clock > _AT_ITS_CLOCK * max_clock:
         return None
     slowdown = max(filter(None, map(sustained_slowdown, trials)), default=None)
-    return PowerLimit(capped, clock, max_clock, statistics.fmean(watts), slowdown)
+    return PowerLimit(clock, max_clock, statistics.fmean(watts), slowdown)
 
 
 class Diagnosis:

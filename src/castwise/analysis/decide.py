@@ -91,7 +91,7 @@ class Advice:
     accuracy: str = ""  # whether what is taken trains as well, as far as records show it; empty if that is no question
     is_less_accurate: bool = False  # it trains worse, or some of its runs diverge
     limit: str = ""  # why the fastest is no faster, as far as the records show it
-    code: str = ""  # the lines of PyTorch that switch the precision on; empty if there is nothing to switch
+    code: str = ""  # the lines that switch the precision on; empty if there is nothing to switch
     snippets: tuple[Snippet, ...] = ()  # what to set in the frameworks around PyTorch
     command: str = ""  # decides what is undecided; of objects a call of castwise.compare
     ask: str = ""  # the command, or the call, that says more of the limit

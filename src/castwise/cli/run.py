@@ -49,21 +49,26 @@ class RunPrintOptions(PrintOptions):
         float | None, Option("What an hour of a GPU costs you; prints what an epoch does.", "Prices", metavar="Y")
     ] = None
 
+    @property
+    def prices(self) -> "Prices":
+        """Return the prices that the user gave."""
+        from castwise.analysis.energy import Prices
+
+        return Prices(self.price_kwh, self.price_gpu_hour)
+
 
 def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOptions) -> int:
     """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
-    from castwise.analysis.energy import Prices
     from castwise.cli.output import say
 
-    prices = Prices(output.price_kwh, output.price_gpu_hour)
-    prices.check()
+    output.prices.check()
     machines.check(options)
     if machines.plan_only is not None:
         from castwise.cli.many_machines import write_plan
 
         return write_plan(options, machines.plan_only, output)
     if machines.on is not None:
-        if prices:
+        if output.prices:
             raise UsageError("--on prints no prices. Leave --price-kwh and --price-gpu-hour out.")
         from castwise.cli.many_machines import run_on
 
@@ -78,7 +83,7 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     if machines.node_rank:
         return _follow(options, machines, output)
     job, trials = _measure(options, machines, output, plan, specs, num_nodes)
-    _print_answer(job, trials, options, output, prices)
+    _print_answer(job, trials, options, output)
     return exit_code(trials)
 
 
@@ -116,8 +121,7 @@ def _measure(
                 job = prepare(options, progress, find_machine)
             else:
                 job = prepare_shard(plan, specs, options, progress, find_machine)
-        has_prices = output.price_kwh is not None or output.price_gpu_hour is not None
-        if has_prices and job.specs and job.specs[0].device_type == "cpu":
+        if output.prices and job.specs and job.specs[0].device_type == "cpu":
             raise UsageError("Prices are for GPUs, and this is a CPU. Leave --price-kwh and --price-gpu-hour out.")
         announce(job)
         budget = None if job.rule is None else job.rule.budget_seconds
@@ -139,9 +143,7 @@ def _measure(
         return answer(options, work)
 
 
-def _print_answer(
-    job: "Job", trials: "list[Trial]", options: RunOptions, output: RunPrintOptions, prices: "Prices"
-) -> None:
+def _print_answer(job: "Job", trials: "list[Trial]", options: RunOptions, output: RunPrintOptions) -> None:
     from castwise.accuracy.advice import answer_of
     from castwise.cli.measuring import next_step, say_logs
     from castwise.cli.output import show
@@ -151,7 +153,7 @@ def _print_answer(
     typed = read_line(output.words, RunOptions, ManyMachinesOptions, RunPrintOptions)
     rows, advice = answer_of(job, trials, typed)
 
-    shown = present(rows, advice, prices, wide=output.wide, verbose=output.verbose)
+    shown = present(rows, advice, output.prices, wide=output.wide, verbose=output.verbose)
     show(output.format, shown, next_step(options.results, len(rows)))
     if output.verbose:
         say_logs(trials)

@@ -1,4 +1,4 @@
-"""A script as it is put together, and what it uses of castwise's source, copied into it or into a file beside it."""
+"""Puts a script together: its own lines, and the parts of castwise's source that they call."""
 
 import re
 import sys
@@ -49,7 +49,7 @@ class ScriptBuilder:
         return name
 
     def files(self, docstring: str) -> dict[Path, str]:
-        """Return the text of the script and of the file beside it, if there is one, by their paths."""
+        """Return the text of each file by its path: the script, and the second file if the script would be too long."""
         body = re.sub(r"\n{4,}", "\n\n\n", self._body)
         needed, definitions = copy_definitions(self._copied.values(), self._without, body)
         text = _file(docstring, {*self._imports, *needed}, f"\n\n\n{definitions}\n\n{body}" if definitions else body)

@@ -1,7 +1,7 @@
 """The script of one loop in plain PyTorch: a loop to read from top to bottom, and what it calls, castwise's own source.
 
-Precision, loss scaling, masters, update and graph are copied, so a script computes what was measured. What would make
-the script too long is copied into a second file beside it.
+Precision, loss scaling, masters, update and graph are copied, so a script computes what was measured. If that makes the
+script too long, the copies go into a second file.
 """
 
 from pathlib import Path

@@ -117,7 +117,6 @@ class UserParts(FrozenModel):
     example_size: int | None = None  # samples of the example
     optimizer: Literal["none", "instance", "function"] = "none"
     optimizer_name: str = ""  # its class
-    optimizer_settings: tuple[str, ...] = ()  # those that are on, such as `momentum`
     scheduler: Literal["none", "instance", "function"] = "none"  # none if it is not stepped each step
     has_total_steps: bool = False  # whether the scheduler must not be stepped more often
     has_loss_module: bool = False  # whether the loss is a module, which may hold tensors

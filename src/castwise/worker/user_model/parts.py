@@ -51,9 +51,6 @@ def describe_parts(
         example_size=None if _batch_kind(contract.batch) == "function" else common_first_size(batch),
         optimizer=_given_as(contract.optimizer, Optimizer),
         optimizer_name="" if optimizer is None else type(optimizer).__name__,
-        optimizer_settings=()
-        if optimizer is None
-        else tuple(name for name, value in optimizer.defaults.items() if value not in (None, False, 0)),
         scheduler="none" if scheduler is None else "instance" if hasattr(given.scheduler, "step") else "function",
         has_total_steps=getattr(scheduler, "total_steps", None) is not None,
         has_loss_module=isinstance(contract.loss, nn.Module),

@@ -1,7 +1,4 @@
-"""The least time that a step can take on a GPU, and the most that another precision can gain.
-
-Roofline: no step is faster than its FLOPs at the peak of their formats, or than the bytes that it must move at the
-memory's bandwidth. Source: Williams, Waterman, Patterson, "Roofline" (2009).
+"""The least bytes that a step moves, and the most that another precision can gain.
 
 Ceiling: of the time of a step only some work gets faster, and the rest stays. Source: G. Amdahl, "Validity of the
 single processor approach" (1967).
@@ -10,29 +7,10 @@ single processor approach" (1967).
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from castwise.records.schema import StepFlops
 from castwise.registry.gpus import GpuModel, peak
 from castwise.registry.precisions import Precision, precision_row
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """The least seconds of one step in one process, by its arithmetic and by its memory traffic."""
-
-    compute_seconds: float
-    memory_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """Return the least time of the step."""
-        return max(self.compute_seconds, self.memory_seconds)
-
-    @property
-    def bound(self) -> Literal["compute", "memory"]:
-        """Return which of the two is longer."""
-        return "compute" if self.compute_seconds >= self.memory_seconds else "memory"
 
 
 @dataclass(frozen=True)
@@ -60,14 +38,6 @@ def least_bytes(flops: StepFlops) -> int:
     H200 holds 50 MB.
     """
     return 2 * (flops.weights_bytes + flops.gradients_bytes + flops.update_bytes + flops.saved_bytes)
-
-
-def roofline(flops: StepFlops, gpu: GpuModel | None) -> Roofline | None:
-    """Return the least time of a step at the datasheet's clock; None if a peak is not known."""
-    compute = _compute_seconds(flops, gpu)
-    if compute is None or gpu is None:
-        return None
-    return Roofline(compute, least_bytes(flops) / gpu.bandwidth_bytes_per_second)
 
 
 def ceiling(  # noqa: PLR0913  what it is computed from, by keyword
