@@ -14,7 +14,7 @@ test:
 	$(MAKE) --jobs 2 tests lint types
 
 # Of test-oldest what depends on torch's version most: castwise's own loop, and scripts in a precision from outside.
-test-long: OLDEST = tests/apply tests/registry $(addprefix tests/worker/test_,loop.py script_contract.py)
+test-long: OLDEST = tests/apply tests/registry $(addprefix tests/trial/test_,loop.py script_contract.py)
 test-long: slow-tests test-oldest
 
 lint: .venv/installed-dev
@@ -37,7 +37,7 @@ slow-tests: .venv/installed-dev
 	.venv/$(PYTEST) -m "slow and not gpu"
 
 # What runs with torch, on a CPU, with the oldest versions that pyproject.toml permits. Needs 6 GB of disk.
-OLDEST := tests/apply tests/worker tests/orchestrator tests/registry tests/analysis
+OLDEST := tests/apply tests/trial tests/orchestrator tests/registry tests/analysis
 test-oldest: .venv-oldest/installed
 	.venv-oldest/$(PYTEST) -m "not gpu and not slow" $(OLDEST)
 

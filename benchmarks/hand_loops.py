@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from castwise.analysis.statistics import pseudomedian
 from castwise.registry.workloads import Workload, find_workload
-from castwise.worker.models import build_task
+from castwise.trial.models import build_task
 
 _FIRST_STEPS = 4  # libraries are loaded, algorithms searched, code compiled
 _WARM_UP_SECONDS = 1.5

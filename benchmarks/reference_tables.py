@@ -63,7 +63,7 @@ def sizes(_: str) -> str:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from castwise.worker.models import build_task
+    from castwise.trial.models import build_task
 
     cells = []
     for row in WORKLOADS:

@@ -7,7 +7,7 @@ The scripts are those of tests/training_scripts/, so large that a GPU is busy; o
 every script runs alone, then under castwise; after the last turn it runs alone once more. Each run is a process of its
 own. Alone, a step's time is taken from two lines of the script's log that wait for the device, and no code of castwise
 runs. The variable CUDA_VISIBLE_DEVICES chooses the GPU; `ddp` needs two. What fails is null in the record.
-With --turns 0 only losses are compared. With --contract those of the cases of tests/worker/test_script_contract.py are.
+With --turns 0 only losses are compared. With --contract those of the cases of tests/trial/test_script_contract.py are.
 """
 
 import argparse
@@ -139,7 +139,7 @@ def main() -> None:
 
 def run_contract(device: str, names: list[str]) -> dict[str, Any]:
     """Return the losses of the contract test's cases, by hand and under castwise; print those that differ."""
-    sys.path[:0] = [str(SCRIPTS.parent), str(SCRIPTS.parent / "worker")]
+    sys.path[:0] = [str(SCRIPTS.parent), str(SCRIPTS.parent / "trial")]
     from test_script_contract import CASES, jobs_of, logs_of
 
     cases = [case for case in CASES if not names or case[0] in names]

@@ -3,15 +3,15 @@
 import time
 from multiprocessing.connection import Connection
 
-from castwise.worker import entry
+from castwise.trial import entry
 
 
 def _serve_slower(share: float, connection: Connection, log_path: str) -> None:
     entry.init_process(log_path)
     import torch
 
-    from castwise.worker import server
-    from castwise.worker.steady_run import SteadyRun
+    from castwise.trial import server
+    from castwise.trial.steady_run import SteadyRun
 
     class Slower(SteadyRun):
         def warm_up(self, step_seconds=None):  # type: ignore[no-untyped-def]

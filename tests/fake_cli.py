@@ -21,7 +21,7 @@ class _NoTorch(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         if fullname.partition(".")[0] in MEASURE_ONLY:
-            raise ImportError(f"{fullname} was imported outside worker/")
+            raise ImportError(f"{fullname} was imported outside trial/")
         if fullname.partition(".")[0] in MISSING:
             raise ModuleNotFoundError(f"No module named '{fullname}'", name=fullname)
         return None

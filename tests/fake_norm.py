@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from castwise.worker.kernels.batch_norm import module
-from castwise.worker.kernels.batch_norm.types import Epilogue, Prologue
+from castwise.trial.kernels.batch_norm import module
+from castwise.trial.kernels.batch_norm.types import Epilogue, Prologue
 
 
 class Fork(torch.autograd.Function):
@@ -73,7 +73,7 @@ def let_torch_compute(monkeypatch: pytest.MonkeyPatch) -> list[KernelCall]:
 
     kernels = ModuleType("kernels")
     kernels.batch_norm = compute  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "castwise.worker.kernels.batch_norm.ops", kernels)
+    monkeypatch.setitem(sys.modules, "castwise.trial.kernels.batch_norm.ops", kernels)
     monkeypatch.setattr(module, "fits_kernels", are_alike)
     return calls
 

@@ -29,10 +29,10 @@ from programs import PATIENCE_SECONDS
 from castwise.errors import UsageError
 from castwise.spec.trial import MeasurementProtocol
 from castwise.spec.user_model import UserModel
-from castwise.worker.classify_error import classify
-from castwise.worker.script import run
-from castwise.worker.script.run import ScriptRun, ScriptTrial, _Order
-from castwise.worker.user_model.source import where, with_line
+from castwise.trial.classify_error import classify
+from castwise.trial.script import run
+from castwise.trial.script.run import ScriptRun, ScriptTrial, _Order
+from castwise.trial.user_model.source import where, with_line
 
 NUM_STEPS = 8
 ASKED = ("inspect", "measure", "count", "profile", "own")

@@ -12,10 +12,10 @@ from castwise.apply.pytree import Batch
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import Workload, find_workload
 from castwise.spec.trial import TrialSpec
-from castwise.worker import build as cells
-from castwise.worker.build import TrialSetup
-from castwise.worker.data.sharding import rank_batches
-from castwise.worker.distributed import Peers
+from castwise.trial import build as cells
+from castwise.trial.build import TrialSetup
+from castwise.trial.data.sharding import rank_batches
+from castwise.trial.distributed import Peers
 
 # The smallest of each kind of model: convolutions and batch norm under SGD with momentum and clipped gradients, and a
 # recurrent network that carries its state; a transformer, whose embedding is tied to its head.

@@ -11,9 +11,9 @@ from torch.optim import AdamW, Optimizer, lr_scheduler
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import OptimizerSpec
-from castwise.worker.step import TrainingStep
-from castwise.worker.user_model.contract import Contract
-from castwise.worker.user_model.loop import make_compute_loss, make_loop
+from castwise.trial.step import TrainingStep
+from castwise.trial.user_model.contract import Contract
+from castwise.trial.user_model.loop import make_compute_loss, make_loop
 
 UNUSED = OptimizerSpec("SGD", (("lr", 1e9),))
 STEPS = 20

@@ -24,10 +24,10 @@ from functools import partial
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-import faulty_worker
+import faulty_trial
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.orchestrator import processes
-from castwise.worker import entry
+from castwise.trial import entry
 from castwise.orchestrator.session import TrialFailedError
 del processes._PRELOAD[1:]  # torch
 SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=8, device="cpu")
@@ -70,7 +70,7 @@ def run_trial(target: str) -> str:
     return f"""{SPEAKING}
 from castwise.orchestrator.runner import TrialRunner
 engine = processes.ForkserverEngine(target={target})
-TrialRunner(engine, None, faulty_worker.ENVIRONMENT, Speaking()).run([SPEC])
+TrialRunner(engine, None, faulty_trial.ENVIRONMENT, Speaking()).run([SPEC])
 """
 
 

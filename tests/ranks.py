@@ -12,8 +12,8 @@ from programs import PATIENCE_SECONDS
 
 from castwise.orchestrator.processes import _PRELOAD
 from castwise.spec.trial import MeasurementProtocol, TrialSpec, device_of_rank
-from castwise.worker.distributed import Peers, join_peers
-from castwise.worker.lifetime import kill_when_parent_dies
+from castwise.trial.distributed import Peers, join_peers
+from castwise.trial.lifetime import kill_when_parent_dies
 
 Work = Callable[[Peers, Path], Any]
 

@@ -22,9 +22,9 @@ from traced import traces_only
 from castwise.emit.script import script_of
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import TrialSpec
-from castwise.worker.build import build_trial
-from castwise.worker.distributed import Peers
-from castwise.worker.user_model.load import inspect_model
+from castwise.trial.build import build_trial
+from castwise.trial.distributed import Peers
+from castwise.trial.user_model.load import inspect_model
 
 STEPS = 20
 

@@ -11,9 +11,9 @@ from castwise.registry.precisions import Precision
 from castwise.registry.techniques import PLAIN, StepConfig
 from castwise.registry.workloads import OptimizerSpec
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
-from castwise.worker.models.task import Task
-from castwise.worker.models.torchvision_timm import image_task
-from castwise.worker.step import TrainingStep
+from castwise.trial.models.task import Task
+from castwise.trial.models.torchvision_timm import image_task
+from castwise.trial.step import TrainingStep
 
 ComputeLoss = Callable[[nn.Module, Batch], Tensor]
 

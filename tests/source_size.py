@@ -44,14 +44,14 @@ COMPLEX = {
     "tune/decide.py:TuningSteps._smaller_batches",
     "tune/render.py:answers",
     "tune/search.py:_space_of",
-    "worker/build.py:build_trial",
-    "worker/kernels/batch_norm/ops.py:batch_norm_backward",
-    "worker/numerics.py:_summarize",
-    "worker/script/autocast.py:ScriptAutocast._decide",
-    "worker/script/file_overlay.py:FileOverlay._install",
-    "worker/script/hooks.py:ScriptHooks.find_model",
-    "worker/script/run.py:ScriptRun._carry_out",
-    "worker/script/run.py:ScriptTrial.run_stretch",
+    "trial/build.py:build_trial",
+    "trial/kernels/batch_norm/ops.py:batch_norm_backward",
+    "trial/numerics.py:_summarize",
+    "trial/script/autocast.py:ScriptAutocast._decide",
+    "trial/script/file_overlay.py:FileOverlay._install",
+    "trial/script/hooks.py:ScriptHooks.find_model",
+    "trial/script/run.py:ScriptRun._carry_out",
+    "trial/script/run.py:ScriptTrial.run_stretch",
 }
 
 

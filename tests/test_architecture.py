@@ -31,9 +31,9 @@ ALLOWED = {
     "records": _RECORDS,
     "telemetry": _MEASURED,
     "apply": _RECORDS,
-    "worker": {*_MEASURED, "apply"},
+    "trial": {*_MEASURED, "apply"},
     "analysis": _RECORDS,
-    "orchestrator": {*_MEASURED, "analysis", "worker"},  # the latter through worker/entry.py alone
+    "orchestrator": {*_MEASURED, "analysis", "trial"},  # the latter through trial/entry.py alone
     "show": {*_RECORDS, "analysis"},
     "emit": _BASE,
     "accuracy": _CORE,
@@ -76,9 +76,9 @@ def room(module: str) -> str:
     return [*module.split("."), ""][1]
 
 
-def test_only_apply_and_worker_import_the_torch_family() -> None:
+def test_only_apply_and_trial_import_the_torch_family() -> None:
     found = {name for name, targets in IMPORTS.items() if TORCH_FAMILY & {each.partition(".")[0] for each in targets}}
-    assert {room(name) for name in found} == {"apply", "worker"}
+    assert {room(name) for name in found} == {"apply", "trial"}
 
 
 def test_each_management_library_has_one_door() -> None:
@@ -99,20 +99,20 @@ def test_the_rooms_form_no_circle() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_only_two_doors_lead_into_apply_and_worker() -> None:
-    inside = {name for name in MODULES if room(name) in ("apply", "worker")}
+def test_only_two_doors_lead_into_apply_and_trial() -> None:
+    inside = {name for name in MODULES if room(name) in ("apply", "trial")}
     doors = {name: targets & inside for name, targets in IMPORTS.items() if name not in inside and targets & inside}
     # The package's is for `castwise.apply`, which changes objects of the caller's process.
     assert doors == {
         "castwise": {"castwise.apply.applied"},
-        "castwise.orchestrator.processes": {"castwise.worker.entry", "castwise.worker.lifetime"},
+        "castwise.orchestrator.processes": {"castwise.trial.entry", "castwise.trial.lifetime"},
     }
 
 
 def test_there_is_no_import_cycle() -> None:
     """Between modules, imports inside functions and those for type checkers included."""
     # castwise's own kernels of batch norm are to lose this one.
-    known = ("castwise.worker.kernels.batch_norm.module", "castwise.worker.kernels.batch_norm.ops")
+    known = ("castwise.trial.kernels.batch_norm.module", "castwise.trial.kernels.batch_norm.ops")
     graph = {
         name: {target for target in targets if target in MODULES and (name, target) != known}
         for name, targets in IMPORTS.items()
@@ -139,8 +139,8 @@ def _catches(handler: ast.ExceptHandler, name: str) -> bool:
 def test_five_handlers_catch_every_exception() -> None:
     # A model's code may raise anything, where it is traced, counted and run, and so may a management library.
     catching = [where for where, handler in _handlers() if _catches(handler, "Exception")]
-    in_worker = ["worker/flops.py", "worker/kernels/batch_norm/tracing.py", "worker/script/run.py", "worker/server.py"]
-    assert sorted(catching) == ["telemetry/sampler.py", *in_worker]
+    in_trial = ["trial/flops.py", "trial/kernels/batch_norm/tracing.py", "trial/script/run.py", "trial/server.py"]
+    assert sorted(catching) == ["telemetry/sampler.py", *in_trial]
 
 
 def test_what_catches_an_interrupt_raises_it_again() -> None:
@@ -161,8 +161,8 @@ def test_the_command_line_starts_without_torch(module: str) -> None:
     assert not imported_with([module]) & heavy
 
 
-def test_all_but_apply_and_worker_work_without_torch() -> None:
-    outside = [name for name in MODULES if room(name) not in ("apply", "worker") and name != "castwise.__main__"]
+def test_all_but_apply_and_trial_work_without_torch() -> None:
+    outside = [name for name in MODULES if room(name) not in ("apply", "trial") and name != "castwise.__main__"]
     assert not imported_with(outside) & TORCH_FAMILY
 
 

@@ -21,7 +21,7 @@ from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import parse_techniques, why_unsupported
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
-from castwise.worker.models import build_task
+from castwise.trial.models import build_task
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -16,7 +16,7 @@ from castwise.registry.techniques import TECHNIQUES, find_technique
 from castwise.registry.workloads import WORKLOADS, Workload, find_workload
 from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.types import SYNTHETIC
-from castwise.worker.step import describe_optimizer
+from castwise.trial.step import describe_optimizer
 
 every_precision = pytest.mark.parametrize("row", [*PRECISIONS, *NARROW_PRECISIONS], ids=lambda row: row.name)
 every_workload = pytest.mark.parametrize("row", WORKLOADS, ids=lambda row: row.name)

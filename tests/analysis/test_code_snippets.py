@@ -19,9 +19,9 @@ from castwise.records.schema import Facts, Trial
 from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS, Precision, find_precision, precision_row
 from castwise.registry.workloads import OptimizerSpec
 from castwise.spec.user_model import UserModel
-from castwise.worker.step import TrainingStep
-from castwise.worker.user_model.contract import Contract
-from castwise.worker.user_model.loop import make_loop
+from castwise.trial.step import TrainingStep
+from castwise.trial.user_model.contract import Contract
+from castwise.trial.user_model.loop import make_loop
 
 LR, NORM = 0.125, 0.0625
 ON_CPU, ON_GPU = fake_spec(device="cpu"), fake_spec()

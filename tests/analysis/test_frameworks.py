@@ -16,9 +16,9 @@ from castwise.records.schema import Facts
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import OptimizerSpec
-from castwise.worker.step import TrainingStep
-from castwise.worker.user_model.contract import Contract
-from castwise.worker.user_model.loop import make_loop
+from castwise.trial.step import TrainingStep
+from castwise.trial.user_model.contract import Contract
+from castwise.trial.user_model.loop import make_loop
 
 LR, NORM, STEPS = 0.125, 0.5, 3
 CLIPPED = Facts(num_parameters=1, units_per_sample=1, param_dtypes={}, optimizer="", fp32_precision={})

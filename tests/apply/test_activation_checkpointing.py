@@ -14,9 +14,9 @@ from castwise.apply.techniques.activation_checkpointing import checkpoint_blocks
 from castwise.errors import TechniqueError
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import OptimizerSpec
-from castwise.worker.flops import ProductCounter
-from castwise.worker.models.transformer import Architecture, Transformer
-from castwise.worker.models.wide_resnet import WideResNet
+from castwise.trial.flops import ProductCounter
+from castwise.trial.models.transformer import Architecture, Transformer
+from castwise.trial.models.wide_resnet import WideResNet
 
 TOKENS = torch.arange(64).view(4, 16) % 50
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)

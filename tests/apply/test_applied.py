@@ -17,8 +17,8 @@ from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel
-from castwise.worker.build import build_trial
-from castwise.worker.distributed import Peers
+from castwise.trial.build import build_trial
+from castwise.trial.distributed import Peers
 
 STEPS = 20
 

@@ -5,7 +5,7 @@ import torchvision
 from torch import nn
 
 from castwise.apply.techniques.blocks import repeated_blocks
-from castwise.worker.models.transformer import Architecture, Transformer
+from castwise.trial.models.transformer import Architecture, Transformer
 
 
 def test_a_transformers_layers_are_its_blocks() -> None:

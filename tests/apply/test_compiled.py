@@ -13,7 +13,7 @@ from castwise.apply.pytree import Batch
 from castwise.apply.techniques import compile as compile_technique
 from castwise.apply.techniques.compile import CompiledLoss, check_compiler, compile_blocks, run_uncompiled
 from castwise.errors import TechniqueError, UsageError
-from castwise.worker.models.transformer import Architecture, Transformer, compute_loss
+from castwise.trial.models.transformer import Architecture, Transformer, compute_loss
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

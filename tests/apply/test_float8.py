@@ -15,8 +15,8 @@ from castwise.errors import TechniqueError
 from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import NARROW_PRECISIONS, Precision, find_precision
 from castwise.registry.techniques import step_config_of
-from castwise.worker.build import describe
-from castwise.worker.flops import ProductCounter
+from castwise.trial.build import describe
+from castwise.trial.flops import ProductCounter
 
 pytest.importorskip("torchao", reason="pip install 'castwise[fp8]'")
 

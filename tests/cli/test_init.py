@@ -6,7 +6,7 @@ from conftest import CommandLine
 
 from castwise.cli.init_template import STARTER, write_starter
 from castwise.errors import UsageError
-from castwise.worker.user_model.contract import NAMES
+from castwise.trial.user_model.contract import NAMES
 
 
 def test_the_starter_names_all_that_a_model_may_have(tmp_path: Path) -> None:

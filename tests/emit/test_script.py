@@ -22,7 +22,7 @@ from castwise.registry.techniques import TECHNIQUES, why_unsupported
 from castwise.registry.workloads import WORKLOADS, Workload, find_workload, known_workload
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import TrialSpec
-from castwise.worker.models import build_task
+from castwise.trial.models import build_task
 
 _NEEDS_TORCHAO = pytest.mark.skipif(not find_spec("torchao"), reason="pip install 'castwise[fp8]'")
 
@@ -259,13 +259,13 @@ def test_definitions_come_with_what_they_use() -> None:
 
 
 def test_statements_about_a_definition_and_imports_within_it_are_followed() -> None:
-    _, text = copy_definitions(["castwise.worker.kernels.max_pool.module:use_max_pool_kernel"])
+    _, text = copy_definitions(["castwise.trial.kernels.max_pool.module:use_max_pool_kernel"])
     assert "max_pool.register_autograd(" in text
     assert text.index("def max_pool(") < text.index("max_pool.register_autograd(")
-    assert "castwise.worker" not in text
+    assert "castwise.trial" not in text
 
 
-@pytest.mark.parametrize("root", ["castwise.spec.loss_scale:nothing_such", "castwise.worker.no_module:x"])
+@pytest.mark.parametrize("root", ["castwise.spec.loss_scale:nothing_such", "castwise.trial.no_module:x"])
 def test_what_does_not_exist_cannot_be_copied(root: str) -> None:
     with pytest.raises((KeyError, FileNotFoundError)):
         copy_definitions([root])

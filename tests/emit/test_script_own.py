@@ -12,7 +12,7 @@ from castwise.registry.precisions import PRECISIONS
 from castwise.registry.techniques import TECHNIQUES, why_unsupported
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserParts
-from castwise.worker.user_model.load import inspect_model
+from castwise.trial.user_model.load import inspect_model
 
 SIX = Path(six_models.__file__)
 

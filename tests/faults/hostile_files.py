@@ -16,7 +16,7 @@ from dataclasses import replace
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
-import faulty_worker
+import faulty_trial
 from faults import hostile_inputs, processes_that_die
 from faults.hostile_inputs import _damaged, _is_harmless
 
@@ -28,7 +28,7 @@ from castwise.records.store import ResumePolicy, Store, load_folder
 from castwise.registry.datasets import DATA_SETS, read_verified, verify
 from castwise.spec.trial import CPU_SHORT, TrialSpec
 from castwise.spec.user_model import locate, shown_name, slow_imports
-from castwise.worker.lifetime import _descendants
+from castwise.trial.lifetime import _descendants
 
 
 def data_file(rng: random.Random, folder: Path) -> None:
@@ -108,7 +108,7 @@ def _one_of(rng: random.Random, text: str) -> str:
 
 @functools.cache
 def _machine() -> Machine:
-    return Machine(ForkserverEngine(), faulty_worker.ENVIRONMENT, "cpu", Path("/no/such/data"))
+    return Machine(ForkserverEngine(), faulty_trial.ENVIRONMENT, "cpu", Path("/no/such/data"))
 
 
 def model_file(rng: random.Random, folder: Path) -> None:

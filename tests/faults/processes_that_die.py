@@ -183,13 +183,13 @@ _TRIALS = f"""{LIGHT}
 import sys
 from pathlib import Path
 from castwise.records.store import Store
-{run_trial("faulty_worker.TARGET").replace("None, faulty_worker.ENV", "Store(Path('r')), faulty_worker.ENV")}
+{run_trial("faulty_trial.TARGET").replace("None, faulty_trial.ENV", "Store(Path('r')), faulty_trial.ENV")}
 print("done", flush=True)
 """
 _TARGETS = (
     "behave",
-    "fail_at('run_block', faulty_worker.hang)",
-    "fail_at('set_up', partial(faulty_worker.flood_stdout))",
+    "fail_at('run_block', faulty_trial.hang)",
+    "fail_at('set_up', partial(faulty_trial.flood_stdout))",
 )
 
 

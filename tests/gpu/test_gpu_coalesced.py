@@ -10,7 +10,7 @@ from torch import Tensor
 
 from castwise.registry.techniques import join, why_unsupported
 from castwise.spec.trial import TrialSpec
-from castwise.worker.distributed import Peers
+from castwise.trial.distributed import Peers
 
 pytestmark = on_gpus(2)
 

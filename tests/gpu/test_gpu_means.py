@@ -7,8 +7,8 @@ from loops import IMAGES, spec_of
 from ranks import answers_of
 from real_gpu import on_gpus
 
-from castwise.worker.distributed import Peers
-from castwise.worker.kernels.allreduce.reducer import SymmetricMean, make_allreducer
+from castwise.trial.distributed import Peers
+from castwise.trial.kernels.allreduce.reducer import SymmetricMean, make_allreducer
 
 pytestmark = on_gpus(2)
 

@@ -9,11 +9,11 @@ from real_gpu import on_gpus
 from torch import Tensor, nn
 
 from castwise.registry.workloads import find_workload
-from castwise.worker.kernels.batch_norm import fusion
-from castwise.worker.kernels.batch_norm.fusion import use_batch_norm_kernel
-from castwise.worker.kernels.batch_norm.module import KernelBatchNorm
-from castwise.worker.kernels.batch_norm.types import FusedOutput
-from castwise.worker.models import build_task
+from castwise.trial.kernels.batch_norm import fusion
+from castwise.trial.kernels.batch_norm.fusion import use_batch_norm_kernel
+from castwise.trial.kernels.batch_norm.module import KernelBatchNorm
+from castwise.trial.kernels.batch_norm.types import FusedOutput
+from castwise.trial.models import build_task
 
 pytestmark = on_gpus()
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from castwise.apply.precision import numeric_state, read_fp32_precision
 from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS, Precision, find_precision
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
-from castwise.worker.steady_run import SteadyRun
+from castwise.trial.steady_run import SteadyRun
 
 pytestmark = on_gpus()
 

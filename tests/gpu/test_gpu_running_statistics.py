@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from castwise.registry.techniques import join
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import TrialSpec
-from castwise.worker.build import build_trial
-from castwise.worker.data.sharding import rank_batches
-from castwise.worker.distributed import Peers
+from castwise.trial.build import build_trial
+from castwise.trial.data.sharding import rank_batches
+from castwise.trial.distributed import Peers
 
 pytestmark = on_gpus()
 

@@ -7,9 +7,9 @@ from real_gpu import on_gpus
 from torch import nn
 
 from castwise.registry.techniques import join, why_unsupported
-from castwise.worker.kernels.batch_norm.module import KernelBatchNorm
-from castwise.worker.kernels.batch_norm.types import RELU, Epilogue, Prologue
-from castwise.worker.kernels.max_pool.module import KernelMaxPool
+from castwise.trial.kernels.batch_norm.module import KernelBatchNorm
+from castwise.trial.kernels.batch_norm.types import RELU, Epilogue, Prologue
+from castwise.trial.kernels.max_pool.module import KernelMaxPool
 
 pytestmark = on_gpus()
 

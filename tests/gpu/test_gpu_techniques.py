@@ -16,8 +16,8 @@ from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import TECHNIQUES, join, why_unsupported
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
-from castwise.worker.steady_run import SteadyRun
-from castwise.worker.training_run import TrainingRun
+from castwise.trial.steady_run import SteadyRun
+from castwise.trial.training_run import TrainingRun
 
 pytestmark = on_gpus()
 
@@ -222,7 +222,7 @@ def test_a_graph_s_steady_cell_is_timed_and_recorded() -> None:
 
 
 def run_mnist(techniques: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **recipe: Any) -> Any:
-    from castwise.worker.data import datasets
+    from castwise.trial.data import datasets
 
     def digits(_: Path, split: str) -> tuple[Tensor, Tensor]:
         count = 1000 if split == "train" else 100

@@ -8,7 +8,7 @@ from castwise.analysis.steady_metrics import final_loss, step_seconds
 from castwise.max_batch.render import num_steps
 from castwise.orchestrator.runner import status_of
 from castwise.records.schema import Block, Trial
-from castwise.worker.user_model.side_effects import SideEffectWatch
+from castwise.trial.user_model.side_effects import SideEffectWatch
 
 
 def led(*losses: float, skipped: int = 0) -> Trial:

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import faulty_worker
+import faulty_trial
 import pytest
-from faulty_worker import (
+from faulty_trial import (
     BLOCK,
     die_of,
     exit_silently,
@@ -54,7 +54,7 @@ def start(logs: Path) -> Iterator[Start]:
     """Return a function that starts a session with a target, closed at the end of the test."""
     sessions: list[RpcSession] = []
 
-    def start_one(target: Target = faulty_worker.behave, **engine: object) -> RpcSession:
+    def start_one(target: Target = faulty_trial.behave, **engine: object) -> RpcSession:
         sessions.append(ForkserverEngine(target=target, **engine).start(PATIENCE_SECONDS))  # type: ignore[arg-type]
         return sessions[-1]
 
@@ -86,7 +86,7 @@ def failure_of(session: RpcSession, hurry_at: str = "") -> TrialFailedError:
         drive(session, hurry_at)
     session.close()
     wait_until(lambda: session.processes[0].process.exitcode is not None, "its end")
-    with contextlib.closing(ForkserverEngine(target=faulty_worker.behave).start(PATIENCE_SECONDS)) as good:
+    with contextlib.closing(ForkserverEngine(target=faulty_trial.behave).start(PATIENCE_SECONDS)) as good:
         assert drive(good).blocks == (BLOCK,)
     assert len(caught.value.message.splitlines()) == 1
     return caught.value
@@ -116,7 +116,7 @@ def test_a_real_trial(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_trial_may_have_processes_of_its_own(start: Start) -> None:
-    assert drive(start(fail_at("set_up", faulty_worker.have_children))).blocks == (BLOCK,)
+    assert drive(start(fail_at("set_up", faulty_trial.have_children))).blocks == (BLOCK,)
 
 
 # Each way to fail
@@ -162,7 +162,7 @@ def test_how_a_process_can_fail(
 def test_garbage_on_the_pipe(content: bytes, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_EXIT_SECONDS", 0.2)
     monkeypatch.setattr(nodes, "_STALL_SECONDS", 1)
-    failure = failure_of(start(fail_at("set_up", partial(faulty_worker.send_raw, content))))
+    failure = failure_of(start(fail_at("set_up", partial(faulty_trial.send_raw, content))))
     assert (failure.status, failure.message) == (
         "crashed",
         "the process closed its pipe but did not end",
@@ -187,7 +187,7 @@ def test_progress_restarts_the_time_limit(
 ) -> None:
     """Events come every 0.4 s, by a clock that nothing else moves: four take longer than the limit."""
     now, shares = [0.0], list[float]()
-    target = faulty_worker.send_events_and_hang if is_over else faulty_worker.send_events
+    target = faulty_trial.send_events_and_hang if is_over else faulty_trial.send_events
     session = in_epoch(start(fail_at("run_epoch", partial(target, [progress(0.5)] * num_told))))
     wait = processes.wait
 
@@ -206,27 +206,27 @@ def test_progress_restarts_the_time_limit(
             said = "training and validation gave no sign of life for 1 s: --timeout allows more"
             assert (caught.value.status, caught.value.message) == ("timeout", said)
         else:
-            assert session.run_epoch(shares.append) == faulty_worker.EPOCH
+            assert session.run_epoch(shares.append) == faulty_trial.EPOCH
     assert shares == [0.5] * num_told
 
 
 def test_the_first_phase_has_a_limit_of_its_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_OPEN_TIMEOUT_SECONDS", 0.2)
     with pytest.raises(TrialFailedError) as caught:
-        start(faulty_worker.ignore_everything).open("cpu")
+        start(faulty_trial.ignore_everything).open("cpu")
     assert (caught.value.status, caught.value.message) == ("timeout", "'open' took longer than 0.2 s")
 
 
 def test_a_failed_process_that_stays_is_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_EXIT_SECONDS", 0.2)
-    session = start(fail_at("set_up", faulty_worker.stay_after_failing))
+    session = start(fail_at("set_up", faulty_trial.stay_after_failing))
     failure = failure_of(session)
     assert (failure.status, failure.message) == ("crashed", "RuntimeError: it broke")
     assert session.processes[0].process.exitcode == -signal.SIGKILL
 
 
 def test_of_a_flood_the_end_is_kept(start: Start) -> None:
-    failure = failure_of(start(fail_at("warm_up", faulty_worker.flood_stdout)))
+    failure = failure_of(start(fail_at("warm_up", faulty_trial.flood_stdout)))
     assert failure.status == "crashed"
     assert failure.message == f"the process ended with exit code 3 ({'y' * 199}…)"
     assert len(failure.log) == 4000
@@ -238,7 +238,7 @@ def test_of_a_flood_the_end_is_kept(start: Start) -> None:
 
 @pytest.mark.parametrize("phase", ["started", "open", "running", "finished", "hanging"])
 def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, start: Start) -> None:
-    session = start(faulty_worker.ignore_everything if phase == "hanging" else faulty_worker.behave)
+    session = start(faulty_trial.ignore_everything if phase == "hanging" else faulty_trial.behave)
     (folder,) = logs.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     if phase == "finished":
@@ -256,7 +256,7 @@ def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, star
 
 
 def test_an_interrupted_wait_leaves_nothing(start: Start, monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:
-    session = start(fail_at("set_up", faulty_worker.hang))
+    session = start(fail_at("set_up", faulty_trial.hang))
     session.open("cpu")
 
     def interrupt(*_: object, **__: object) -> None:
@@ -285,7 +285,7 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("error", [OSError(11, "Resource temporarily unavailable"), EOFError("unexpected EOF")])
 def test_no_process_to_be_had(error: Exception, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = ForkserverEngine(target=faulty_worker.behave)
+    engine = ForkserverEngine(target=faulty_trial.behave)
 
     def refuse(_: object) -> None:
         raise error
@@ -297,7 +297,7 @@ def test_no_process_to_be_had(error: Exception, logs: Path, monkeypatch: pytest.
 
 
 def test_an_interrupted_start_leaves_nothing(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = ForkserverEngine(target=faulty_worker.behave)
+    engine = ForkserverEngine(target=faulty_trial.behave)
 
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
@@ -313,14 +313,14 @@ def test_an_interrupted_start_leaves_nothing(logs: Path, monkeypatch: pytest.Mon
 def test_no_room_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(EngineError, match=r"No folder could be made for a trial: .*TMPDIR"):
-        ForkserverEngine(target=faulty_worker.behave).start(1.0)
+        ForkserverEngine(target=faulty_trial.behave).start(1.0)
 
 
 # As a process of its own: what the caller's program is, and who survives it
 
 ONE_TRIAL = """\
 print("top")
-session = processes.ForkserverEngine(target=faulty_worker.TARGET).start(900.0)
+session = processes.ForkserverEngine(target=faulty_trial.TARGET).start(900.0)
 print(session.open("cpu").cpu)
 session.set_up(SPEC)
 session.close()
@@ -341,7 +341,7 @@ def test_the_caller_s_program_runs_once(way: str, program: Program) -> None:
 
 
 def test_what_a_worker_prints_reaches_neither_stdout_nor_stderr(program: Program) -> None:
-    process = program.start_script(LIGHT + ONE_TRIAL.replace("TARGET", 'fail_at("set_up", faulty_worker.chat)'))
+    process = program.start_script(LIGHT + ONE_TRIAL.replace("TARGET", 'fail_at("set_up", faulty_trial.chat)'))
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (out, err, process.returncode) == ("top\nFake CPU\nbottom\n", "", 0)
 
@@ -361,7 +361,7 @@ SPEAKING
 grid = {"workloads": ("mnist-cnn",), "precisions": ("fp32",), "batch_sizes": (8,)}
 prepare(RunOptions(**grid, device="cpu", seconds=3600.0, rounds=1), Speaking()).run()
 """.replace("SPEAKING", SPEAKING)
-HANGING = run_trial('faulty_worker.fail_at("run_block", faulty_worker.hang)')
+HANGING = run_trial('faulty_trial.fail_at("run_block", faulty_trial.hang)')
 
 
 @pytest.mark.slow
@@ -429,7 +429,7 @@ import time
 def wait():
     time.sleep(3600)
 processes._PRELOAD += {["slow_import"] if phase != "running" else []}
-target = faulty_worker.fail_at("set_up", partial(faulty_worker.leave_a_daemon, {str(note)!r}))
+target = faulty_trial.fail_at("set_up", partial(faulty_trial.leave_a_daemon, {str(note)!r}))
 session = processes.ForkserverEngine(target=target).start(900.0)
 session.open("cpu")
 session.set_up(SPEC)
@@ -482,8 +482,8 @@ def test_a_server_that_dies_of_its_imports(program: Program) -> None:
 
 def test_a_log_names_files_from_their_package_on(start: Start) -> None:
     log = failure_of(start(fail_at("warm_up", exit_with_traceback))).log
-    assert 'File "faulty_worker.py", line' in log
-    assert str(Path(faulty_worker.__file__).parent) not in log
+    assert 'File "faulty_trial.py", line' in log
+    assert str(Path(faulty_trial.__file__).parent) not in log
 
 
 # What a trial's process leaves behind
@@ -493,7 +493,7 @@ def test_a_log_names_files_from_their_package_on(start: Start) -> None:
 @pytest.mark.parametrize("last", ["", "hang", "die"])
 def test_processes_started_by_the_users_code_end(last: str, own_session: bool, logs: Path, tmp_path: Path) -> None:
     note = tmp_path / "helper"
-    target = fail_at("run_block", partial(faulty_worker.leave_a_helper, str(note), last, own_session))
+    target = fail_at("run_block", partial(faulty_trial.leave_a_helper, str(note), last, own_session))
     session = ForkserverEngine(target=target).start(PATIENCE_SECONDS)
     with contextlib.suppress(TrialFailedError):
         drive(session, hurry_at="run_block" if last == "hang" else "")
@@ -513,7 +513,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_the_server_ends_though_nobody_has_waited_for_its_killed_parent() -> None:
-    child = "import sys; sys.stdin.read(); from castwise.worker import server_lifetime; print('lives', flush=True)"
+    child = "import sys; sys.stdin.read(); from castwise.trial import server_lifetime; print('lives', flush=True)"
     start = "import os, subprocess, sys, time; os.environ['CASTWISE_PARENT'] = str(os.getpid()); "
     start += f"subprocess.Popen([sys.executable, '-c', {child!r}]); print('up', flush=True); time.sleep(3600)"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

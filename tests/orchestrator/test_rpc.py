@@ -8,9 +8,9 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-import faulty_worker
+import faulty_trial
 import pytest
-from faulty_worker import BLOCK, ENVIRONMENT, EPOCH, FACTS, failed, returned
+from faulty_trial import BLOCK, ENVIRONMENT, EPOCH, FACTS, failed, returned
 from programs import PATIENCE_SECONDS, Program, wait_until
 
 from castwise.orchestrator import processes
@@ -32,7 +32,7 @@ PROGRESS = b'{"event": "progress", "done": 0.5}'
 
 
 class FakeProcess:
-    """A rank without a process: the events in `events` come when a method is called, those of a good worker if none."""
+    """A rank without a process: the events in `events` come when a method is called, those of a good trial if none."""
 
     def __init__(self) -> None:
         self.is_busy = self.killed = self.closed = False
@@ -264,12 +264,12 @@ def test_a_rank_that_ends_ends_the_others(
 ) -> None:
     if fault == "die":  # the other rank reports a lost connection first, and the end may come late
         monkeypatch.setattr(processes, "_CAUSE_SECONDS", PATIENCE_SECONDS)
-    failure = failure_of(partial(faulty_worker.err_in_rank, rank, fault))
+    failure = failure_of(partial(faulty_trial.err_in_rank, rank, fault))
     assert (failure.status, failure.message) == (status, f"rank {rank}: {message}")
 
 
 def test_ranks_that_hang(logs: Path) -> None:
-    failure = failure_of(partial(faulty_worker.err_in_rank, 1, "hang"), warm_up_seconds=0.5)
+    failure = failure_of(partial(faulty_trial.err_in_rank, 1, "hang"), warm_up_seconds=0.5)
     assert (failure.status, failure.message) == ("timeout", "ranks 0, 1: 'warm up' took longer than 0.5 s")
 
 
@@ -281,7 +281,7 @@ from castwise.orchestrator import processes
 protocol = MeasurementProtocol(warm_up_seconds=1000.0, warm_up_steps=10**9)
 SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=2, device="cpu",
                  world_size=2, parallelism="ddp", protocol=protocol)
-processes._PRELOAD.append("castwise.worker.server")
+processes._PRELOAD.append("castwise.trial.server")
 session = processes.ForkserverEngine().start(1000.0, 2)
 session.open("cpu")
 session.set_up(SPEC)

@@ -19,14 +19,14 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_killed_command_s_files_are_swept_by_the_next(program: Program) -> None:
-    hanging = LIGHT + run_trial('faulty_worker.fail_at("run_block", faulty_worker.hang)')
+    hanging = LIGHT + run_trial('faulty_trial.fail_at("run_block", faulty_trial.hang)')
     process = program.start_script(hanging)
     program.wait_for_line("timing")
     process.kill()
     process.communicate()
     wait_until(lambda: not program.alive(), "the end of every process")
     assert len(list(program.logs.iterdir())) == 2, "the trial's output, and the server's socket"
-    process = program.start_script(LIGHT + run_trial("faulty_worker.behave"))
+    process = program.start_script(LIGHT + run_trial("faulty_trial.behave"))
     assert process.wait(PATIENCE_SECONDS) == 0
     assert not list(program.logs.iterdir())
 

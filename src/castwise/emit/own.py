@@ -29,7 +29,7 @@ def resized(part):  # the example's samples, in turn, as many as a batch has
     return part[torch.arange({size}) % {example_size}] if part.dim() else part"""
 
 
-_PRECISION, _RATES = "castwise.apply.precision", "castwise.worker.lr_schedules"
+_PRECISION, _RATES = "castwise.apply.precision", "castwise.trial.lr_schedules"
 # What the model is called with, by the batch's form.
 _INPUTS = {"tensor": "batch", "tuple": "*batch", "dict": "**batch"}
 
@@ -152,7 +152,7 @@ class OwnModel:
             made = f"configured{at}"
         step = "scheduler.step"
         if self.parts.has_total_steps:
-            step = f"{self._script.copy('castwise.worker.user_model.loop:step_of')}(scheduler)"
+            step = f"{self._script.copy('castwise.trial.user_model.loop:step_of')}(scheduler)"
         if config.reads_rates_on_device:
             step = f"{self._script.copy(f'{_RATES}:DeviceLearningRates')}(optimizer, DEVICE, {step})"
         if is_dynamic(loss_scale):  # not after a step that was skipped
@@ -179,7 +179,7 @@ class OwnModel:
             call = f"model({_INPUTS[parts.batch_form]})"
             lines = [f"    return {call}.loss{in_float32}"]
             if not parts.is_of_transformers:
-                loss_of_output = script.copy("castwise.worker.user_model.loop:loss_of_output")
+                loss_of_output = script.copy("castwise.trial.user_model.loop:loss_of_output")
                 lines = [f'    return {loss_of_output}({call}, "{self.model.name}")[0]']
         else:
             if parts.form == "dict" or parts.has_loss_module:

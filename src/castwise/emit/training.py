@@ -107,7 +107,7 @@ def write_images(script: ScriptBuilder, spec: TrialSpec, recipe: Recipe, config:
         seed=spec.seed,
     )
     for part in ("DeviceImages", "Epochs", "Augmentation", "AUGMENTATIONS"):
-        script.copy(f"castwise.worker.data.gpu_augmentation:{part}")
+        script.copy(f"castwise.trial.data.gpu_augmentation:{part}")
     script.add(_ARGUMENTS.format(name=title, epochs=recipe.num_epochs))
     channels_first = "[:, None]" if shape[0] == 1 else ".permute(0, 3, 1, 2)"
     script.define(read.format(name=title, shape=shape, classes=classes, channels_first=channels_first))
@@ -127,7 +127,7 @@ def write_schedule(script: ScriptBuilder, recipe: Recipe, config: StepConfig) ->
     if schedule.kind == "step":
         lines.append(f"scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, {arguments})")
     else:
-        triangular = script.copy("castwise.worker.lr_schedules:triangular")
+        triangular = script.copy("castwise.trial.lr_schedules:triangular")
         multiplier = f"{triangular}({recipe.epochs} * data.num_batches, {arguments})"
         lines.append(f"scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, {multiplier})")
     script.add(*lines)

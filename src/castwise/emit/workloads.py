@@ -6,7 +6,7 @@ from castwise.emit.builder import ScriptBuilder
 from castwise.errors import UsageError
 from castwise.registry.workloads import Workload
 
-_MODELS = "castwise.worker.models"
+_MODELS = "castwise.trial.models"
 _IMAGES = f"{_MODELS}.torchvision_timm"
 
 # By family: the class that is copied, the call with the row's options that makes the model, and its classes.
@@ -17,7 +17,7 @@ _COPIED = {
     "dpn": ("dpn:DualPathNetwork", "()", 10),
 }
 # What torchvision's builders are called with besides `weights`; of the second by the row's name. Source:
-# castwise/worker/models/torchvision_timm.py.
+# castwise/trial/models/torchvision_timm.py.
 _ONE_OUTPUT = ", aux_logits=False, init_weights=True"
 _BUILDER_ARGUMENTS = {"inception_v3": _ONE_OUTPUT, "googlenet": _ONE_OUTPUT}
 _SOURCE_NORM = ", norm_layer=partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01)"

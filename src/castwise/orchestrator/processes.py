@@ -35,8 +35,8 @@ from castwise.records.messages import EVENT, Call, Failed, Progress
 from castwise.records.schema import Environment, Epoch, RankSamples
 from castwise.spec.trial import TrialSpec, device_of_rank
 from castwise.spec.user_model import UserModel, UserWorkload
-from castwise.worker import entry
-from castwise.worker.lifetime import kill_descendants
+from castwise.trial import entry
+from castwise.trial.lifetime import kill_descendants
 
 _OPEN_TIMEOUT_SECONDS = 300.0  # torch's first import from a cold network disk has been seen to take minutes
 _CAUSE_SECONDS = 0.5  # when a process dies, the others lose their connections to it, and may report that first
@@ -44,7 +44,7 @@ _EXIT_SECONDS = 5.0  # what a process may take to end once it has closed its pip
 _LOG_TAIL_BYTES = 4000
 _LAST_LINE_CHARACTERS = 200
 # What the server imports once for all trials.
-_PRELOAD = ["castwise.worker.server_lifetime", "castwise.worker.preload"]
+_PRELOAD = ["castwise.trial.server_lifetime", "castwise.trial.preload"]
 _STOP_SECONDS = 0.3  # what the server, and multiprocessing's tracker, may take to end
 
 _running: set[int] = set()  # processes of trials
@@ -72,7 +72,7 @@ class ForkserverEngine:
         self,
         data_dir: Path | None = None,
         commit: str | None = None,
-        target: Target = entry.worker_main,
+        target: Target = entry.trial_main,
         nodes: Nodes | None = None,
         *,
         packed: bool = False,
@@ -115,7 +115,7 @@ def import_once(modules: Sequence[str]) -> None:
 
 
 def _remote(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate["RpcSession", _P], _R]:
-    """Return a method that calls the workers' method of this name, and returns rank 0's answer.
+    """Return a method that calls the processes' method of this name, and returns rank 0's answer.
 
     The signature of `Session`'s method says what is sent and what must come back.
     """
@@ -264,7 +264,7 @@ class RpcSession:
         timeout_seconds: float | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> list[_R]:
-        """Call a method of every rank's worker, with the same arguments or those of each, and return all answers.
+        """Call a method of every rank's process, with the same arguments or those of each, and return all answers.
 
         Raises:
             TrialFailedError: A process failed, or did not answer in time.
@@ -406,7 +406,7 @@ class TrialProcess:
                 _start(self.process)
                 _running.add(self.process.pid)
             undo.pop_all()
-        self._group: int | None = self.process.pid  # worker_main makes it a group of its own
+        self._group: int | None = self.process.pid  # trial_main makes it a group of its own
         # A read of a half-sent message fails after a while: it would block for ever.
         never_stall(self._connection)
 

@@ -1,6 +1,6 @@
 """The messages between a trial's process and its parent, as JSON.
 
-A `Call` names a method of the worker (`worker/server.py`). While it runs, any number of `Progress` events may come;
+A `Call` names a method of the worker (`trial/server.py`). While it runs, any number of `Progress` events may come;
 then one `Returned` or `Failed` event ends it.
 """
 

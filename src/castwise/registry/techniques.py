@@ -198,7 +198,7 @@ class Technique:
         return self.why_not is _needs_fp8
 
 
-# The transforms of `worker/data/transforms.py` that `worker/data/gpu_augmentation.py` does.
+# The transforms of `trial/data/transforms.py` that `trial/data/gpu_augmentation.py` does.
 ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar10-cutout", "cifar100")
 # The schedules that change the rate between epochs only.
 _CONSTANT_WITHIN_EPOCHS = ("constant", "step", "plateau")
@@ -576,7 +576,7 @@ TECHNIQUES: list[Technique] = [
         devices=("cuda",),
         units=("images",),
         layer="max pooling",
-        settings=_model_change("castwise.worker.kernels.max_pool.module:use_max_pool_kernel"),
+        settings=_model_change("castwise.trial.kernels.max_pool.module:use_max_pool_kernel"),
         acts_on="max pooling of 3 by 3 with stride 2",
         absent_in=("mnist_cnn", "wide_resnet", "resnet9", "dpn", "mlp", "efficientnet"),
         requires="channels-last",
@@ -593,7 +593,7 @@ TECHNIQUES: list[Technique] = [
         devices=("cuda",),
         units=("images",),
         layer="batch norm",
-        settings=_model_change("castwise.worker.kernels.batch_norm.fusion:use_batch_norm_kernel"),
+        settings=_model_change("castwise.trial.kernels.batch_norm.fusion:use_batch_norm_kernel"),
         acts_on="batch norm",
         absent_in=("mnist_cnn", "mlp"),
         requires="channels-last",

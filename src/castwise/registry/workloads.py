@@ -1,4 +1,4 @@
-"""The workloads castwise knows by name: one row each, data only; `worker/models/` builds them.
+"""The workloads castwise knows by name: one row each, data only; `trial/models/` builds them.
 
 Sources are the public benchmarks whose workloads these are; docs/workloads.md describes each.
 """
@@ -27,7 +27,7 @@ class Workload:
     """A model with its data, loss and optimizer."""
 
     name: str
-    family: Family  # the module of `worker/models/` that builds it
+    family: Family  # the module of `trial/models/` that builds it
     unit: Unit
     batch_size: int  # of a step on a GPU, unless the user says otherwise; the source's own
     cpu_batch_size: int  # small enough for steps of about a second

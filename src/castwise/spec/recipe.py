@@ -45,7 +45,7 @@ class Recipe(FrozenModel):
     """A training run, as its source's code does it."""
 
     epochs: int = Field(ge=1)
-    transform: str | None = None  # of a sample on the CPU: a name of `worker/data/transforms.py`
+    transform: str | None = None  # of a sample on the CPU: a name of `trial/data/transforms.py`
     loader: Loader = Loader()
     optimizer: Optimizer | None = None  # None takes the workload's own
     # Of the workload's layer groups, the highest if the schedule changes them; empty gives all the optimizer's rate.

@@ -54,7 +54,7 @@ _SECRET = re.compile(r"password|passwd|secret|credential|(^|[-_.+])(token|auth|(
 _OPTION = re.compile(r"-[A-Za-z]|--[a-z][a-z0-9_.-]*(=.*)?", re.DOTALL)
 _ROUNDS = 200_000  # a tenth of a second; chosen here
 # Packages whose import takes seconds, and the module that contains most of it. None starts a thread or a CUDA context,
-# which processes could not be forked from; see `worker/preload.py` for torchao.
+# which processes could not be forked from; see `trial/preload.py` for torchao.
 _SLOW_IMPORTS = {"transformers": "transformers.modeling_utils", "timm": "timm", "lightning": "lightning"}
 
 

@@ -1,0 +1,1 @@
+"""The trial's process: the only importer of torch, entered only through `trial/entry.py`."""

@@ -1,0 +1,314 @@
+"""Count the multiply-adds of one training step, forward and backward, by kind of product and by number format.
+
+They are the model's FLOPs, as papers count them for MFU: a multiply-add is two, attention is counted over the full
+matrix even if it is causal, and what backward computes a second time (checkpoints, attention scores) does not count.
+Source: Chowdhery et al., "PaLM" (2022), appendix B.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.utils import flop_counter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from castwise.apply.loss_scaling import stepped_by
+from castwise.apply.precision import FP32_SWITCHES
+from castwise.apply.pytree import tree_tensors
+from castwise.records.schema import StepFlops
+from castwise.registry.techniques import hiding_operators
+from castwise.spec.trial import TrialSpec
+from castwise.trial.models.task import ComputeLoss, FakeCopy, Task
+from castwise.trial.step import TrainingStep
+
+_aten: Any = torch.ops.aten
+_TF32_CAPABILITY = (8, 0)
+_LONGEST_REASON = 200
+# FP8 is faster in products of matrices with so many rows and columns each. Source: GPTs on an H200, docs/precisions.md:
+# a width of 1,024 loses, one of 1,536 gains.
+_LARGE = 1280
+# Operators with these names are PyTorch's own: one without a formula below multiplies no matrices.
+_OWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler")
+
+_FORMATS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64", torch.int8: "int8"}
+# The switch of float32 products, by kind. Attention's own kernels read none of them.
+_SWITCHES = {
+    **dict.fromkeys(("linear", "batched"), "cuda.matmul"),
+    **dict.fromkeys(("convolution", "grouped_convolution"), "cudnn.conv"),
+    "recurrent": "cudnn.rnn",
+}
+
+# What an operator multiplies: the kind of product, FLOPs, and a tensor whose dtype is the factors'.
+_Found = tuple[str, int, Tensor]
+
+
+def _product(a: Tensor, b: Tensor) -> _Found:
+    """Return the product of matrices, one or a batch of them, or of groups of rows (`_grouped_mm`)."""
+    flops = 2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1)
+    if (a.dim(), b.dim()) == (3, 2):
+        flops = 2 * b.numel() * a.shape[-2]
+    return "batched" if a.dim() == 3 and a.shape[0] > 1 else "linear", flops, a
+
+
+def _convolution(args: Sequence[Any], out: Any) -> _Found:
+    data, weight, transposed, groups = args[0], args[1], args[6], args[8]
+    # Every value of the output, or of the input if it is transposed, meets one filter of its group.
+    return _kind_of(groups), 2 * (data if transposed else out).numel() * weight[0].numel(), data
+
+
+def _convolution_backward(args: Sequence[Any], _: Any) -> _Found:
+    gradient, data, weight, transposed, groups, mask = *args[:3], args[7], args[9], args[10]
+    flops = 2 * (data if transposed else gradient).numel() * weight[0].numel()
+    return _kind_of(groups), flops * sum(mask[:2]), gradient  # the bias's gradient multiplies nothing
+
+
+def _kind_of(groups: int) -> str:
+    return "convolution" if groups == 1 else "grouped_convolution"
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, times: int = 1) -> _Found:
+    """Return the two products of attention: queries by keys, scores by values; `times` is 2 for backward."""
+    return "attention", times * 2 * query[..., 0].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1]), query
+
+
+def _recurrent(data: Tensor, weights: Iterable[Tensor], times: int = 1) -> _Found:
+    """Return the products of all steps of recurrent layers with their matrices; `times` is 2 for backward."""
+    tokens = data[..., 0].numel()
+    return "recurrent", times * 2 * tokens * sum(each.numel() for each in weights if each.dim() == 2), data
+
+
+def _recurrent_backward(args: Sequence[Any], _: Any) -> _Found:
+    data, weights, num_each, is_bidirectional, mask = *args[:3], args[-5], args[-1]
+    needs_data, needs_weights = mask[0], mask[3]
+    kind, flops, factor = _recurrent(data, weights, 1 + needs_weights)
+    if not needs_data:  # the first layer's input matrices pass no gradient on
+        first = [weights[0], weights[num_each]] if is_bidirectional else weights[:1]
+        flops -= _recurrent(data, first)[1]
+    return kind, flops, factor
+
+
+def _torch_formula(packet: Any, needed: int) -> Callable[..., _Found]:
+    """Return torch's own formula of an operator of attention, of whose five products so many are needed."""
+    own = flop_counter.flop_registry[packet]
+    return lambda args, out: ("attention", own(*args, out_val=out) * needed // 5, args[0])
+
+
+def _flash_attention(packet: Any, times: int) -> Callable[..., _Found]:
+    """Return the formula of flash attention's own operator; `times` is 2 for backward.
+
+    If the sequences' lengths vary, it is torch's. If not, torch 2.11 takes heads for tokens.
+    """
+    varying = _torch_formula(packet, 6 - times)
+
+    def formula(args: Sequence[Any], out: Any) -> _Found:
+        if args[3 * times] is not None:
+            return varying(args, out)
+        query, key, value = (each.transpose(-3, -2) for each in args[times - 1 : times + 2])
+        return _attention(query, key, value, times)
+
+    return formula
+
+
+_FORMULAS: dict[Any, Callable[[Sequence[Any], Any], _Found]] = {
+    _aten.linear: lambda args, _: ("linear", 2 * args[0].numel() * args[1].shape[0], args[0]),
+    **dict.fromkeys((_aten.convolution, _aten._convolution, _aten.convolution_overrideable), _convolution),
+    _aten.convolution_backward: _convolution_backward,
+    **dict.fromkeys((_aten._cudnn_rnn, _aten.miopen_rnn), lambda args, _: _recurrent(args[0], args[1])),
+    **dict.fromkeys((_aten._cudnn_rnn_backward, _aten.miopen_rnn_backward), _recurrent_backward),
+    _aten._flash_attention_forward: _flash_attention(_aten._flash_attention_forward, 1),
+    _aten._flash_attention_backward: _flash_attention(_aten._flash_attention_backward, 2),
+    _aten.mkldnn_rnn_layer: lambda args, _: _recurrent(args[0], args[1:3]),
+    _aten.mkldnn_rnn_layer_backward: lambda args, _: _recurrent(args[0], args[1:3], 2),
+}
+_NEWER = ("_scaled_mm_v2", "_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
+for _name in ("mm", "bmm", "mv", "dot", "vdot", "_int_mm", "_scaled_mm", *filter(partial(hasattr, _aten), _NEWER)):
+    _FORMULAS[getattr(_aten, _name)] = lambda args, _: _product(args[0], args[1])
+for _name in ("addmm", "addmv", "addbmm", "baddbmm", "_addmm_activation"):
+    _FORMULAS[getattr(_aten, _name)] = lambda args, _: _product(args[1], args[2])
+for _name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"):
+    _forward, _backward = (getattr(_aten, f"_scaled_dot_product_{_name}{end}") for end in ("", "_backward"))
+    _FORMULAS[_forward] = lambda args, _: _attention(args[0], args[1], args[2])
+    _FORMULAS[_backward] = lambda args, _: _attention(args[1], args[2], args[3], 2)
+for _packet in flop_counter.flop_registry:
+    if _packet not in _FORMULAS and "attention" in str(_packet):  # varying lengths, and flex_attention
+        # Of five products of backward, one computes the scores again.
+        _FORMULAS[_packet] = _torch_formula(_packet, 4 if "backward" in str(_packet) else 5)
+
+
+class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what runs inside it, and the bytes that are saved for backward, without changing what it computes."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, device: torch.device, held: Iterable[Tensor] = ()) -> None:
+        """Count products on a device; saved tensors among `held` are not counted."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.products: dict[str, Counter[str]] = {}
+        self.large_linear_flops = 0
+        self.recomputed_flops = 0
+        self.saved_bytes = 0
+        self.uncounted: set[str] = set()
+        self._held = {_address(tensor) for tensor in held}
+        self.begin(1)
+        has_tf32 = device.type == "cuda" and torch.version.hip is None
+        self._has_tf32 = has_tf32 and torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
+
+    def begin(self, times: int) -> None:
+        """Count what comes next so many times."""
+        self._times, self._seen = times, set(self._held)
+
+    def __enter__(self) -> "ProductCounter":
+        self._hooks.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._hooks.__exit__(*error)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(each not in (Tensor, torch.nn.Parameter, FakeTensor) for each in types):
+            return NotImplemented  # a tensor that says itself of which products it consists comes first
+        result = func(*args, **(kwargs or {}))
+        if torch._C._current_graph_task_id() != -1 and len(self._seen) > len(self._held):
+            self._seen = set(self._held)  # backward frees what was saved, and other tensors get its addresses
+        packet = getattr(func, "overloadpacket", func)
+        formula = _FORMULAS.get(packet)
+        if formula is not None:
+            self._add(*formula(_positional(func, args, kwargs or {}), result))
+        elif getattr(func, "namespace", "") not in _OWN_NAMESPACES:
+            self.uncounted.add(str(packet))
+        return result
+
+    def _add(self, kind: str, flops: int, factor: Tensor) -> None:
+        # Backward computes gradients without a graph of their own, unless they are to have gradients (`create_graph`,
+        # which keeps its graph, too); what a checkpoint repeats has one.
+        keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+        if torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled() and not keeps_graph():
+            self.recomputed_flops += self._times * flops
+        else:
+            self.products.setdefault(kind, Counter())[self._format(kind, factor.dtype)] += self._times * flops
+            if kind == "linear" and flops:
+                inputs = factor.shape[-1]
+                if min(inputs, factor.numel() // inputs, flops // (2 * factor.numel())) >= _LARGE:
+                    self.large_linear_flops += self._times * flops
+
+    def _format(self, kind: str, dtype: torch.dtype) -> str:
+        """Return the name of the format that products of a dtype are computed in, as `PEAK_DTYPES` has it."""
+        if dtype == torch.float32:
+            is_tf32 = self._has_tf32 and kind in _SWITCHES and FP32_SWITCHES[_SWITCHES[kind]].fp32_precision == "tf32"
+            return "tf32" if is_tf32 else "fp32"
+        name = str(dtype).removeprefix("torch.")
+        return _FORMATS.get(dtype, "fp8" if name.startswith("float8") else name)
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        address = _address(tensor)
+        if address is not None and address not in self._seen:
+            self._seen.add(address)
+            self.saved_bytes += self._times * tensor.untyped_storage().nbytes()
+        return tensor.detach()  # an output that saved itself would never be freed
+
+
+def count_flops(spec: TrialSpec, step: TrainingStep, task: Task, batches: Sequence[Any]) -> StepFlops:
+    """Count the FLOPs of a step, the mean over these batches; whatever goes wrong is said in `missing`.
+
+    A step that runs operator by operator is run once more, without an update of the weights. For any other, and if that
+    fails, a copy of the model runs on tensors that have shapes and no values.
+    """
+    is_hidden, reason = bool(hiding_operators(spec.techniques)), ""
+    ways = [_count_without_memory] if is_hidden or spec.world_size > 1 else [_count_for_real, _count_without_memory]
+    for way in ways:
+        try:
+            # What the user's code compiles runs as it is written.
+            with torch.compiler.set_stance("force_eager"):
+                counter = way(step, task, batches, torch.device(spec.device))
+            return _flops_of(counter, step, len(batches))
+        except Exception as error:  # noqa: BLE001  the user's model may raise anything, and the trial is done
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST_REASON]
+    return StepFlops(missing=f"its products could not be counted: {reason}")
+
+
+def _count_for_real(step: TrainingStep, task: Task, batches: Sequence[Any], device: torch.device) -> ProductCounter:
+    """Count forward and backward passes of the step."""
+    del task
+    counter = ProductCounter(device, [*step.model.parameters(), *step.model.buffers(), *tree_tensors(list(batches))])
+    for batch, times in _by_shape(batches):
+        counter.begin(times)
+        with counter:
+            step.run_backward(batch)
+    return counter
+
+
+def _count_without_memory(
+    step: TrainingStep, task: Task, batches: Sequence[Any], device: torch.device
+) -> ProductCounter:
+    """Count forward and backward passes of a copy of the model: state that the user's code keeps stays as it is."""
+    parts = _by_shape(batches if step.accumulate == 1 else [part for batch in batches for part in batch])
+    mode, model, compute_loss = task.fake_copy or make_fake_copy(step.model, task.compute_loss)
+    with FakeCopyMode(mode):
+        parts = copy.deepcopy(parts)
+    counter = ProductCounter(device, [*model.parameters(), *model.buffers(), *tree_tensors(parts)])
+    for batch, times in parts:
+        counter.begin(times)
+        with mode, counter:
+            with step.autocast():
+                loss = compute_loss(model, batch)
+            torch.autograd.backward(loss)
+    return counter
+
+
+def make_fake_copy(model: nn.Module, compute_loss: ComputeLoss) -> FakeCopy:
+    """Return a copy of a model and its loss that computes shapes alone."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(mode):
+        return mode, *copy.deepcopy((model, compute_loss))
+
+
+def _by_shape(batches: Sequence[Any]) -> list[tuple[Any, int]]:
+    """Return the first batch of each shape, and how many there are of it."""
+    shapes = [tuple(tensor.shape for tensor in tree_tensors(batch)) for batch in batches]
+    return [(batches[shapes.index(shape)], times) for shape, times in Counter(shapes).items()]
+
+
+def _flops_of(counter: ProductCounter, step: TrainingStep, num_batches: int) -> StepFlops:
+    weights = list(step.model.parameters())
+    stepped = [*stepped_by(step.optimizer), *tree_tensors(list(step.optimizer.state.values()))]
+    stepped = [each.to_local() if isinstance(each, DTensor) else each for each in stepped]  # a rank's own
+    return StepFlops(
+        products={
+            kind: {name: flops // num_batches for name, flops in by_format.items()}
+            for kind, by_format in sorted(counter.products.items())
+        },
+        large_linear_flops=counter.large_linear_flops // num_batches,
+        recomputed_flops=counter.recomputed_flops // num_batches,
+        saved_bytes=counter.saved_bytes // num_batches,
+        weights_bytes=_total_bytes(weights),
+        gradients_bytes=_total_bytes(each for each in weights if each.requires_grad),
+        update_bytes=_total_bytes(stepped),
+        uncounted=tuple(sorted(counter.uncounted)),
+    )
+
+
+def _positional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return an operator's arguments in their order, as formulas read them."""
+    if not kwargs or not hasattr(func, "_schema"):
+        return args
+    names = [each.name for each in func._schema.arguments[len(args) :]]
+    return (*args, *(kwargs.get(name) for name in names))
+
+
+def _address(tensor: Tensor) -> int | None:
+    return tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else None
+
+
+def _total_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors}.values())

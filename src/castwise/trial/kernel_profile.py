@@ -1,0 +1,204 @@
+"""A few steps under torch's profiler: what the device does in a step, and for which part of the model."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity
+
+from castwise.records.schema import StepProfile
+from castwise.registry.kernel_classes import Classified, classify_kernel, classify_ptx
+from castwise.registry.techniques import hiding_operators
+from castwise.spec.trial import TrialSpec
+from castwise.trial.distributed import Peers
+from castwise.trial.script.hooks import ScriptHooks, mark
+from castwise.trial.step import TrainingStep
+from castwise.trial.trace_summary import (
+    MODULE_RANGE,
+    DeviceEvent,
+    HostEvent,
+    measure_idle,
+    summarize_kernels,
+    summarize_operators,
+)
+
+# A profile of more events has fewer steps, and in the end only the first kernels of one step: reading an event takes
+# some microseconds, and a kilobyte of memory. Source: chosen here.
+_MOST_EVENTS = 300_000
+_EVENTS_A_KERNEL = 5  # the operators that call each other until one launches it, and ranges
+_LEVELS = 2  # of modules within modules, lists of modules not counted
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+# Methods of a tensor that wait until the device has computed it.
+_WAITING = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__")
+
+RunSteps = Callable[[int, AbstractContextManager[Any]], int]
+ProfiledStep = TrainingStep | ScriptHooks
+
+
+class _Record(NamedTuple):
+    """What the profiler recorded of some steps."""
+
+    num_steps: int
+    host: list[HostEvent]
+    device: list[DeviceEvent]
+    missing: list[str]
+
+
+def profile_step(
+    spec: TrialSpec, step: ProfiledStep, run: RunSteps, num_steps: int, trace: Path | None, peers: Peers
+) -> StepProfile:
+    """Profile steps, and return what one takes and for what; write a trace for Perfetto if a path is given.
+
+    Args:
+        spec: What the steps are of.
+        step: One of them.
+        run: Runs at least so many steps within a context, waits there until they are done, and returns how many there
+            were.
+        num_steps: How many to profile, unless that gives more events than can be read.
+        trace: The file for the trace.
+        peers: All ranks profile the same number of steps.
+    """
+    hidden = hiding_operators(spec.techniques)
+    missing = [f"modules are not told apart in a step with {hidden[0]}"] if hidden else []
+    device, times = torch.device(spec.device), dict[str, Any]()
+    on_cpu = device.type == "cpu"
+    activities = [ProfilerActivity.CPU if on_cpu else ProfilerActivity.CUDA]
+    found = _record(run, activities, 1, device)  # the first record of a GPU loads CUPTI
+    num_events = (len(found.host) + _EVENTS_A_KERNEL * len(found.device)) / found.num_steps
+    num_steps = peers.broadcast_object(max(1, min(num_steps, int(_MOST_EVENTS / max(1, num_events)))))
+    if not on_cpu:
+        # The device by itself: recording operators slows the host, which makes gaps.
+        found = _record(run, activities, num_steps, device)
+        if not peers.broadcast_object(bool(found.device)):
+            why = "torch's profiler saw no kernel: it may lack the permission, or another profiler is attached"
+            return StepProfile(device_type="cuda", missing=why)
+        times = measure_idle(found.device, found.num_steps) | {"wait_seconds": _measure_waits(run, num_steps)}
+        activities.append(ProfilerActivity.CPU)
+    try:
+        with _annotated(step, has_modules=not hidden):
+            found = _record(run, activities, num_steps, device, trace)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        missing.append(f"no operators, shapes and modules: {str(error).partition(chr(10))[0]}")
+    if on_cpu:
+        profile = summarize_operators(found.host, found.num_steps)
+    else:
+        profile = summarize_kernels(found.host, found.device, found.num_steps, _classify)
+    return profile.model_copy(update={**times, "missing": "; ".join([*missing, *found.missing])})
+
+
+def _record(
+    run: RunSteps, activities: list[ProfilerActivity], num_steps: int, device: torch.device, trace: Path | None = None
+) -> _Record:
+    """Run steps under the profiler, and return its first events as plain data."""
+    profiler = torch.profiler.profile(activities=activities, record_shapes=ProfilerActivity.CPU in activities)
+    num_steps = run(num_steps, profiler)
+    events = sorted(_events(profiler), key=lambda event: int(event.start_ns()))
+    found = _Record(num_steps, [], [], [])
+    if len(events) > _MOST_EVENTS:
+        found.missing.append(f"{len(events) - _MOST_EVENTS:,} events of the profiler were not counted")
+    for event in events[:_MOST_EVENTS]:
+        kind = getattr(event, "activity_type", str)()  # "" in older versions of torch
+        is_range = event.is_user_annotation() or kind.endswith("user_annotation")
+        name, start, end, linked = event.name(), event.start_ns(), event.end_ns(), event.linked_correlation_id()
+        if event.device_type() != DeviceType.CPU:
+            if event.device_index() == (device.index or 0) and not is_range:
+                found.device.append(DeviceEvent(name, start, end, linked))
+        # Calls of the driver are linked to operators.
+        elif (is_range or (kind in ("cpu_op", "") and not linked)) and event.start_thread_id() == event.end_thread_id():
+            shapes = (tuple(shape) for shape in event.shapes() if shape and all(isinstance(n, int) for n in shape))
+            numbers = event.start_thread_id(), event.correlation_id(), event.sequence_nr(), event.fwd_thread_id()
+            found.host.append(HostEvent(name, start, end, *numbers, tuple(shapes), tuple(event.dtypes())))
+    if trace is not None:
+        try:
+            trace.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(trace))
+        except (OSError, RuntimeError) as error:
+            found.missing.append(f"no trace at '{trace}': {error}")
+    return found
+
+
+def _measure_waits(run: RunSteps, num_steps: int) -> float:
+    """Return the seconds of a step in which the host waits for values from the device.
+
+    The profiler does not run: it slows the host, which then has nothing to wait for.
+    """
+    waited = 0
+
+    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+            nonlocal waited
+            started = time.perf_counter_ns()
+            try:
+                return method(tensor, *arguments, **options)
+            finally:
+                waited += time.perf_counter_ns() - started
+
+        return call
+
+    with ExitStack() as stack:
+        for name in _WAITING:
+            stack.enter_context(patch.object(torch.Tensor, name, timed(getattr(torch.Tensor, name))))
+        num_steps = run(num_steps, nullcontext())
+    return 1e-9 * waited / num_steps
+
+
+def _events(profiler: torch.profiler.profile) -> list[Any]:
+    results = getattr(profiler.profiler, "kineto_results", None)
+    return [] if results is None else results.events()
+
+
+@contextmanager
+def _annotated(step: ProfiledStep, *, has_modules: bool) -> Iterator[None]:
+    """Run the parts of a step, and the modules of its model, within ranges that the profiler records."""
+    with ExitStack() as stack:
+        stack.enter_context(step.within_ranges())
+        for name, module in _outer_modules(step.model) if has_modules else ():
+            _mark_module(name, module, stack)
+        yield
+
+
+def _outer_modules(model: nn.Module, prefix: str = "", level: int = 1) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_children():
+        is_container = isinstance(module, _CONTAINERS)
+        if not is_container:
+            yield f"{prefix}{name}", module
+        if is_container or level < _LEVELS:
+            yield from _outer_modules(module, f"{prefix}{name}.", level + (not is_container))
+
+
+def _mark_module(name: str, module: nn.Module, stack: ExitStack) -> None:
+    """Let a module's forward pass run within a range; one that takes no hooks is left as it is."""
+    try:
+        handles = mark(f"{MODULE_RANGE}{name}", module.register_forward_pre_hook, module.register_forward_hook)
+    except RuntimeError:  # a module of TorchScript
+        return
+    for handle in handles:
+        stack.callback(handle.remove)
+
+
+def _classify(name: str) -> Classified:
+    """Return a kernel's class by its name, and by its PTX if it is Triton's and that can be found."""
+    by_name = classify_kernel(name)
+    if by_name.kind not in ("unknown_product", "attention", "other") or not name.isidentifier():
+        return by_name
+    found = {classify_ptx(name, ptx) for ptx in _find_ptx(name)}
+    return found.pop() if len(found) == 1 else by_name  # kernels of one name that differ: it is not known which ran
+
+
+@cache
+def _find_ptx(name: str) -> tuple[str, ...]:
+    """Return the PTX of all Triton kernels of this name in the caches of Triton and of Inductor."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes a while to import
+
+    roots = [Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")]
+    roots += (Path(cache_dir()) / "triton").glob("*")
+    paths = [path for root in dict.fromkeys(roots) for path in root.glob(f"*/{name}.ptx")]
+    return tuple(path.read_text(encoding="utf-8", errors="replace") for path in paths)

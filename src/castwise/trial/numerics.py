@@ -1,0 +1,243 @@
+"""What a precision rounds away in a step: exponents of gradients, errors against float32, updates that change nothing.
+
+The step is taken twice on one batch, from the same weights and random numbers: in float32, and in the precision.
+"""
+
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from castwise.apply.float8 import as_before, sqnr_db
+from castwise.apply.loss_scaling import NoScaling
+from castwise.apply.precision import numeric_state, weights_in_float32
+from castwise.apply.pytree import Batch, tree_tensors
+from castwise.apply.techniques.cuda_graph import RecurrentState
+from castwise.records.schema import GradientHistogram, ModuleNumerics, StepNumerics
+from castwise.registry.precisions import find_precision
+from castwise.registry.techniques import hiding_operators
+from castwise.spec.trial import TrialSpec
+from castwise.trial.data.sharding import seed_generators
+from castwise.trial.step import TrainingStep
+
+_MOST_MODULES = 32  # rows; deeper modules are merged, so that a record stays small
+_SAMPLE = 2**18  # values of an output or of its gradient; a share of 0.1 % is 262 of them
+# A parameter whose gradient is this part of its module's is one whose gradient is zero, but for float32's rounding: a
+# bias before batch norm. Source: chosen here; float32 rounds at 6e-8.
+_NOISE = 1e-6
+_LONGEST_REASON = 200
+
+
+@dataclass
+class _Seen:
+    """What was seen of a module in one step."""
+
+    output: Tensor | None = None  # a sample, of the first call
+    output_gradients: tuple[Tensor, ...] = ()  # a sample
+    largest: float = 0.0  # of all gradients of that output
+    gradients: tuple[Tensor, ...] = ()  # of its own weights, in float32 and without the loss scale
+
+    def keep(self, _: nn.Module, __: Any, output: Any) -> None:
+        """Keep a sample of the first tensor that a module returns, and later of its gradient."""
+        tensor = next((each for each in tree_tensors(output) if each.is_floating_point()), None)
+        if tensor is not None and self.output is None:
+            self.output = _sample(tensor)
+            if tensor.requires_grad:
+                tensor.register_hook(self._keep_gradient)  # type: ignore[no-untyped-call]
+
+    def _keep_gradient(self, gradient: Tensor) -> None:
+        self.output_gradients, self.largest = (_sample(gradient),), float(gradient.abs().max())
+
+
+def measure_numerics(
+    spec: TrialSpec, step: TrainingStep, recurrent_state: RecurrentState | None, batch: Batch
+) -> StepNumerics:
+    """Compare a step on a batch with float32; all that the next step depends on is afterwards as before."""
+    if spec.world_size > 1:
+        return StepNumerics(missing="not compared with float32: that is done on one GPU only")
+    if find_precision(spec.precision).float8_recipe:
+        return StepNumerics(missing="not compared with float32: castwise cannot compute layers in FP8 without it")
+    carried = () if recurrent_state is None else tuple(each.clone() for each in recurrent_state.read())
+    if not all(each.isfinite().all() for each in (*step.model.parameters(), *carried)):
+        return StepNumerics(
+            missing="not compared with float32: weights or carried states are not finite after the timed steps"
+        )
+    write = (lambda _: None) if recurrent_state is None else recurrent_state.write
+    try:
+        with as_before(step.model):
+            modules = tuple(_compare(spec, step, batch, carried, write))
+    except (RuntimeError, TypeError, ValueError, AttributeError, MemoryError) as error:
+        why = f"not compared with float32: {type(error).__name__}: {error}"
+        return StepNumerics(missing=why.partition("\n")[0][:_LONGEST_REASON])
+    finally:
+        write(carried)
+    hidden = hiding_operators(spec.techniques)
+    notes = [f"the step was compared with float32 without {', '.join(hidden)}"] if hidden else []
+    # Float32 computes with what they were rounded to.
+    notes += [f"{each}, before what is compared here" for each in step.notes]
+    return StepNumerics(modules=modules, loss_scale=step.scaling.read_scale(), note="; ".join(notes))
+
+
+def _compare(
+    spec: TrialSpec, step: TrainingStep, batch: Batch, carried: tuple[Tensor, ...], write: Callable[..., None]
+) -> Iterator[ModuleNumerics]:
+    row, owners = find_precision(spec.precision), dict[str, nn.Module]()
+    for name, module in step.model.named_modules():
+        if any(weight.requires_grad for weight in module.parameters(recurse=False)):
+            owners[name] = module
+    with _same_dropout(step.model):
+        with (
+            numeric_state(find_precision("fp32")),
+            patch.multiple(step, _autocast=nullcontext, scaling=NoScaling()),
+            weights_in_float32(step.model),
+        ):
+            write(tuple(each.float() for each in carried))
+            exact = _observe(spec, step, owners, batch)
+        write(carried)
+        found = _observe(spec, step, owners, batch)
+    has_updates = row.param_dtype != "float32" and not row.master_weights
+    lost = _lost_updates(step, owners) if has_updates else {}
+    depth = max((name.count(".") + 1 for name in owners), default=1)
+    while depth > 1 and len({_cut(name, depth) for name in owners}) > _MOST_MODULES:
+        depth -= 1
+    rows: dict[str, list[str]] = {}
+    for name in owners:
+        rows.setdefault(_cut(name, depth), []).append(name)
+    for title, names in itertools.islice(rows.items(), _MOST_MODULES):
+        yield _summarize(title, {name: owners[name] for name in names}, exact, found, lost)
+
+
+def _cut(name: str, depth: int) -> str:
+    return ".".join(name.split(".")[:depth]) or "(model)"
+
+
+def _observe(spec: TrialSpec, step: TrainingStep, owners: Mapping[str, nn.Module], batch: Batch) -> dict[str, _Seen]:
+    """Run forward and backward passes, and return what is seen of modules; the weights keep their gradients."""
+    seen = {name: _Seen() for name in owners}
+    seed_generators(spec.seed)
+    step.model.zero_grad(set_to_none=True)
+    with ExitStack() as stack:
+        for name, module in owners.items():
+            stack.callback(module.register_forward_hook(seen[name].keep).remove)
+        step.run_backward(batch)
+    scale = step.scaling.read_scale() or 1.0
+    for name, module in owners.items():
+        gradients = (weight.grad for weight in module.parameters(recurse=False) if weight.grad is not None)
+        seen[name].gradients = tuple(each.detach().to(torch.float32, copy=True) / scale for each in gradients)
+    return seen
+
+
+@contextmanager
+def _same_dropout(model: nn.Module) -> Iterator[None]:
+    """Let dropout leave out the same values in any format; within attention and recurrent layers it is off."""
+
+    def dropout(data: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        del inplace
+        # torch's own kernels draw other numbers for another format.
+        return data * (torch.rand(data.shape, device=data.device) >= p) / max(1 - p, _NOISE) if training else data
+
+    def attend(*given: Any, **options: Any) -> Tensor:
+        return attention(
+            *given[:4], **options | dict(zip(("is_causal",), given[5:], strict=False)) | {"dropout_p": 0.0}
+        )
+
+    attention = functional.scaled_dot_product_attention
+    with ExitStack() as stack:
+        stack.enter_context(patch.multiple(functional, dropout=dropout, scaled_dot_product_attention=attend))
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase):
+                stack.enter_context(patch.object(module, "dropout", 0.0))
+        yield
+
+
+def _lost_updates(step: TrainingStep, owners: Mapping[str, nn.Module]) -> dict[str, float]:
+    """Step by the gradients that are there; return of each module the share of weights that this leaves as they are.
+
+    Weights without a gradient do not count. Empty if a gradient is not finite, because the step may be skipped then.
+    """
+    gradients = {weight: weight.grad for weight in step.model.parameters() if weight.grad is not None}
+    if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()):
+        return {}
+    state = copy.deepcopy(step.state_dict())
+    moving = {weight: gradient.ne(0) for weight, gradient in gradients.items()}
+    before = {weight: weight.detach().clone() for weight in moving}
+    step.plain_update()
+    shares = {}
+    for name, module in owners.items():
+        own = [weight for weight in module.parameters(recurse=False) if weight in moving]
+        num_still = sum(int((weight.eq(before[weight]) & moving[weight]).sum()) for weight in own)
+        shares[name] = num_still / max(1, sum(int(moving[weight].sum()) for weight in own))
+    step.load_state_dict(state)
+    return shares
+
+
+def _summarize(
+    title: str,
+    owners: Mapping[str, nn.Module],
+    exact: Mapping[str, _Seen],
+    found: Mapping[str, _Seen],
+    lost: Mapping[str, float],
+) -> ModuleNumerics:
+    """Return a row of one module or of several."""
+    weights = {weight for module in owners.values() for weight in module.parameters(recurse=False)}
+    sizes = {name: sum(each.numel() for each in found[name].gradients) for name in owners}
+    num_gradients = max(1, sum(sizes.values()))
+    num_infinite = sum(int((~torch.isfinite(each)).sum()) for name in owners for each in found[name].gradients)
+    outputs = [(exact[name].output, found[name].output) for name in owners]
+    gradients = [
+        [torch.cat([g.flatten() for g in seen[name].gradients]) for seen in (exact, found)]
+        for name in owners
+        if sizes[name]
+    ]
+    of_weights = [each for name in owners for each in _without_noise(exact[name].gradients)]
+    return ModuleNumerics(
+        name=title,
+        num_weights=sum(each.numel() for each in weights),
+        weights=_histogram(of_weights, max((float(each.abs().max()) for each in of_weights), default=0.0)),
+        outputs=_histogram(
+            [each for name in owners for each in exact[name].output_gradients],
+            max(exact[name].largest for name in owners),
+        ),
+        output_sqnr_db=_lowest_sqnr((one, other) for one, other in outputs if one is not None and other is not None),
+        gradient_sqnr_db=None if num_infinite else _lowest_sqnr((one, other) for one, other in gradients),
+        overflow_share=num_infinite / num_gradients,
+        lost_update_share=sum(lost[name] * sizes[name] for name in owners) / num_gradients if lost else None,
+    )
+
+
+def _lowest_sqnr(pairs: Iterable[tuple[Tensor, Tensor]]) -> float | None:
+    """Return the lowest SQNR of pairs of a reference and what was found; a reference of zeros has none."""
+    return min((float(sqnr_db(one, other)) for one, other in pairs if bool(one.any())), default=None)
+
+
+def _without_noise(gradients: Sequence[Tensor]) -> list[Tensor]:
+    norms = [float(torch.linalg.vector_norm(each)) for each in gradients]
+    return [each for each, norm in zip(gradients, norms, strict=True) if norm > _NOISE * max(norms)]
+
+
+def _histogram(gradients: Sequence[Tensor], largest: float) -> GradientHistogram:
+    exponents = [torch.frexp(each[(each != 0) & torch.isfinite(each)]).exponent - 1 for each in gradients]
+    counts = Counter[int]()
+    for each in exponents:  # of mantissas from 1 to 2
+        numbers, times = torch.unique(each, return_counts=True)
+        counts.update(dict(zip(numbers.tolist(), times.tolist(), strict=True)))
+    places = range(min(counts), max(counts) + 1) if counts else range(0)
+    return GradientHistogram(
+        first_exponent=places.start, counts=" ".join(str(counts[each]) for each in places), largest=largest
+    )
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Return a copy of evenly spaced values in float32, all of a small tensor."""
+    flat = tensor.detach().flatten()
+    every = -(-flat.numel() // _SAMPLE)
+    every += every > 1 and every % 2 == 0  # an even distance would meet the same channels again
+    return flat[:: max(1, every)].to(torch.float32, copy=True)

@@ -1,0 +1,63 @@
+"""A rank of a script that a launcher started: what runs there, as a module, in a fresh interpreter."""
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from castwise.records.messages import Call, Failed
+from castwise.registry.precisions import AS_WRITTEN
+from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import UserModel
+from castwise.trial import server
+from castwise.trial.classify_error import classify
+from castwise.trial.script.ranks import CALL, DOOR, FAILURE, UNLIMITED, WARM, SharedFolder
+from castwise.trial.script.run import ScriptRun, ScriptTrial
+from castwise.trial.script.trackers import switch_off
+from castwise.trial.user_model.source import where, with_line
+
+
+def main() -> None:
+    """Run the script as the rank that the launcher says."""
+    os.environ["TMPDIR"], name, device = sys.argv[1:]
+    tempfile.tempdir = None  # it is read anew
+    folder = Path(name)
+    ranks, rank = SharedFolder(folder), os.environ.get("RANK", "0")
+    if device != "cpu":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    switch_off(folder)
+    if rank == "0":
+        door = socket.socket(socket.AF_UNIX)
+        door.connect(str(folder / DOOR))
+        server.serve(Connection(door.detach()), device, ranks)
+        return
+    arguments = Call.model_validate_json((folder / CALL).read_bytes()).arguments
+    if "spec" in arguments:
+        spec = TrialSpec.model_validate(arguments["spec"])
+        script = ScriptTrial(spec.model_copy(update={"device": device})).run
+    else:
+        script = ScriptRun(UserModel.model_validate(arguments["model"]), AS_WRITTEN, device)
+
+    def next_mark(moments: Sequence[object]) -> int:
+        if len(moments) == 2:
+            ranks.tell(f"samples-{rank}", str(script.samples_per_step or 0))
+        if script.hooks is not None and (folder / WARM).exists():
+            script.hooks.stop_looking()
+        return min(ranks.wait_for_more(script.num_steps), 1 if len(moments) < 2 else UNLIMITED)
+
+    script.folder = ranks.make_folder()
+    script.follow(next_mark)
+    script.run()
+    if isinstance(script.ending, Exception):
+        status, text = classify(script.ending)
+        text = with_line(text, where(script.ending))
+        failed = Failed(status=status, message=text if status == "unsupported" else f"rank {rank}: {text}")
+        ranks.tell(FAILURE, failed.model_dump_json())
+        raise script.ending
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,599 @@
+"""Hooks in a script's process: its steps, its model, its losses, and how long it waits for its data.
+
+What a model would carry into a copy or a file of its own is a plain function of this module.
+"""
+
+import functools
+import inspect
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from traceback import walk_stack
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.multiprocessing
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.profiler import record_function
+from torch.utils.data import dataloader
+from torch.utils.hooks import RemovableHandle
+
+from castwise.apply.pytree import tree_map_tensors, tree_tensors
+from castwise.errors import UsageError
+from castwise.trial.script.autocast import HALVES
+from castwise.trial.script.precision import OutsidePrecision
+from castwise.trial.script.replacing import replaces
+from castwise.trial.script.scaling import weights_of
+from castwise.trial.script.techniques import OutsideTechniques
+from castwise.trial.trace_summary import CLOSURE_RANGE, UPDATE_RANGE
+from castwise.trial.user_model.source import calling_line, is_users
+
+_STRATEGIES = {"lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy"}  # Lightning's, by name
+# Where samples are seen, the best first.
+_SOURCES = {
+    "loader": "the DataLoader's",
+    "model": "the first dimension of the model's input",
+    "compiled": "the first dimension of a compiled function's input",
+}
+# What trains with optimizers of its own, as its package is called, and what to do.
+_OTHER_OPTIMIZERS = {
+    "fastai": "give its Learner opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)",
+    "keras": "Keras' fit has optimizers of its own. Write the loop by hand, with one of torch.optim",
+}
+_UPDATES = 3  # changes of weights without an optimizer's step; a script may change them once or twice by itself
+_NUM_WATCHED = 8  # of the weights, and of each one's values
+_MANY_VALUES = 1_000_000  # of an output, whose copy in float32 would take time and memory
+_LOSSES = [name for name in dir(nn.functional) if name.endswith("_loss")]
+_LOSSES += ["binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "kl_div"]
+_FORWARD = ("forward", "_call_impl")  # of a module, around which its hooks run
+_installed: list["ScriptHooks"] = []  # one at the most
+
+
+class ScriptHooks:
+    """What the hooks have seen of a script.
+
+    Args:
+        precision: Is applied by them.
+        techniques: Likewise.
+        after_step: Is called after each step of the script's first optimizer, in the script's thread.
+    """
+
+    def __init__(
+        self, precision: OutsidePrecision, techniques: OutsideTechniques, after_step: Callable[[], None]
+    ) -> None:
+        self.precision, self.techniques = precision, techniques
+        self.models: list[nn.Module] = []  # the outermost modules that it trains
+        self.optimizers = precision.optimizers
+        self.stepped: list[Optimizer] = []  # those that have stepped; the first one counts the steps
+        self.steps_of_others = 0  # since the first one's last
+        self.data_seconds = 0.0  # in which the script waited for its loaders
+        self.num_prefetched = 0  # batches that a loader's workers may prepare while the script waits; 0 without workers
+        self.uses_loader = False
+        self.loss: Tensor | None = None  # of the last backward
+        self.skipped_steps: int | Tensor = 0  # of the first optimizer; on the device if it skips them there
+        self._after_step = after_step
+        self.num_loaded = 0  # samples that loaders have yielded in training
+        self._samples: Counter[str] = Counter()  # of this step, by where they were seen
+        self._samples_of_steps: list[Counter[str]] = []
+        self._called_with: list[Tensor | None] = []  # the first arguments of the model, of this step
+        self._known: set[int] = set()  # modules of the models, and others without weights
+        self._always: WeakSet[nn.Module] = WeakSet()  # those with the precision in evaluations, too, and their parts
+        self._around_prepared: WeakSet[nn.Module] = WeakSet()  # models with a part that Accelerate has prepared
+        self._fed: WeakSet[nn.Module] = WeakSet()  # models whose outputs, but for a loss, losses were computed from
+        self._trained_in_eval: nn.Module | None = None  # the first model, if that is in evaluation mode
+        self._is_looking = True
+        self._has_noted_loss = False
+        self._has_backward = False
+        self._has_stepped = False  # whether an optimizer's own step has begun since a GradScaler's
+        self._num_stepping = 0  # steps under way: a subclass's may call its base's, and a wrapper's another optimizer's
+        self._watched: list[list[float]] = []  # values of weights at the last backward, until an optimizer steps
+        self._num_updates = 0  # how often they had changed
+        self._untrained: dict[int, nn.Module] = {}  # modules in training before there was an optimizer of torch.optim
+        self._followed: set[str] = set()  # of Lightning's modules
+        self._is_profiled = False
+        self._left_with: nn.Module | None = None  # the model whose forward pass ends autocast
+        self._is_elsewhere = False  # whether this is a process that the script has forked
+        os.register_at_fork(after_in_child=lambda: setattr(self, "_is_elsewhere", True))
+        self._model_hooks: list[RemovableHandle] = []
+        _installed.append(self)
+        self._finder = register_module_forward_pre_hook(_find_model)
+        untraced: Any = torch.compiler.disable  # a script that compiles its step would compile it anew after each
+        register_optimizer_step_pre_hook(untraced(self.before_step))
+        register_optimizer_step_post_hook(untraced(self.after_step))
+        self._note_losses()
+        self._replace_methods()
+
+    @property
+    def model(self) -> nn.Module:
+        return self.models[0] if self.models else nn.Module()
+
+    def stop_looking(self) -> None:
+        """Look for no further models and batches: it costs time in each module's call."""
+        self._finder.remove()
+        self._is_looking = False
+        self.precision.stop_checking()
+        if self.precision.row.autocast_dtype is None and not self.precision.row.master_weights:
+            for hook in self._model_hooks:
+                hook.remove()
+
+    @contextmanager
+    def within_ranges(self) -> Iterator[None]:
+        """Run the optimizers' steps within a profiler's range.
+
+        The profile may begin and end within a step, in which torch's own range is cut off.
+        """
+        self._is_profiled = True
+        with ExitStack() as stack:
+            for each in self.stepped:
+                for hook in mark(UPDATE_RANGE, each.register_step_pre_hook, each.register_step_post_hook):
+                    stack.callback(hook.remove)
+            yield
+        self._is_profiled = False
+
+    @property
+    def samples_per_step(self) -> int | None:
+        """Return the samples of a step: what loaders gave, else the first dimension of the model's first argument.
+
+        The second step is taken, if there was one: before the first a script may look at a batch. None if unknown.
+        """
+        seen = next(iter(self._samples_of_steps[1:2] or self._samples_of_steps), Counter())
+        return next((seen[name] for name in _SOURCES if seen[name]), None)
+
+    @property
+    def samples_seen(self) -> dict[str, float]:
+        """Return the samples of a step by where they were seen, a mean of all steps but the first; the best first."""
+        steps = self._samples_of_steps[1:] or self._samples_of_steps
+        means = {name: sum(step[key] for step in steps) / max(1, len(steps)) for key, name in _SOURCES.items()}
+        return {name: mean for name, mean in means.items() if mean}
+
+    def find_model(self, module: nn.Module, args: Any) -> None:
+        """Keep a module that is called while no other is, and is trained: an optimizer has weights of it."""
+        is_scripted = isinstance(module, torch.jit.ScriptModule)  # by torch.jit: it takes no hooks of its own
+        if is_scripted and any(module is model for model in self.models):
+            self.enter_model(module, args)
+        if id(module) in self._known or self._is_elsewhere:
+            return
+        if next(module.parameters(), None) is None:
+            self._known.add(id(module))
+            return
+        if not self._trains(module) or (not module.training and self.models):
+            if module.training and torch.is_grad_enabled() and not self.optimizers:
+                self._untrained[id(module)] = module
+            self._find_teacher(module, args, is_scripted=is_scripted)
+            return
+        self._trained_in_eval = self._trained_in_eval if module.training else module
+        self._known.update(map(id, module.modules()))
+        self.precision.check_model(module)
+        self.techniques.change_model(module)
+        self.models.append(module)
+        if not is_scripted and module._compiled_call_impl is None:
+            self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
+        if self.precision.row.autocast_dtype is not None and not is_scripted:
+            prepared = [each for each in module.modules() if _is_prepared(each)]
+            # Evaluation may go past a wrapper such as DistributedDataParallel.
+            parts = [part for each in prepared for part in (each, *each.children()) if part is not module]
+            self._always.update([*prepared, *parts])
+            if module._compiled_call_impl is None:  # else its hooks would be compiled
+                module.register_forward_hook(_leave_model, always_call=True)
+            for part in parts:
+                part.register_forward_hook(_leave_model, always_call=True)
+                part.register_forward_pre_hook(_enter_model)
+            if prepared and module not in prepared:  # it computes the loss of one that is: not in autocast
+                self._around_prepared.add(module)
+        self.enter_model(module, args)
+
+    def _trains(self, module: nn.Module) -> bool:
+        """Return whether an optimizer has weights of a module, which may be in evaluation mode for its norms."""
+        weights = {id(each) for each in module.parameters() if each.requires_grad}
+        return torch.is_grad_enabled() and not weights.isdisjoint(map(id, weights_of(*self.optimizers)))
+
+    def _find_teacher(self, module: nn.Module, args: Any, *, is_scripted: bool) -> None:
+        """Let a module that no optimizer trains, such as a frozen encoder, have the precision in its forward passes."""
+        if self.precision.row.autocast_dtype is None or is_scripted or module in self._always:
+            return
+        trained = set(map(id, weights_of(*self.optimizers)))
+        is_frozen = not module.training or not any(each.requires_grad for each in module.parameters())
+        if trained and is_frozen and trained.isdisjoint(map(id, module.parameters())):
+            self._always.update(module.modules())
+            module.register_forward_pre_hook(_enter_model)
+            module.register_forward_hook(_leave_model, always_call=True)
+            self.enter_model(module, args)
+
+    def enter_model(self, module: nn.Module, args: Any) -> None:
+        self.precision.before_forward()
+        is_trained = module.training or module is self._trained_in_eval
+        if is_trained and self._is_looking and module is self.model and torch.is_grad_enabled():
+            first = next(iter(tree_tensors(args)), None)
+            if not any(first is each for each in self._called_with):  # sharpness-aware minimisation calls it twice
+                self._called_with.append(first)
+                self._samples["model"] += _num_samples_of_call(args)
+        is_in_training = is_trained and torch.is_grad_enabled() and module not in self._around_prepared
+        if (is_in_training or module in self._always or _is_prepared(module)) and self.precision.autocast.enter():
+            self._left_with = module
+
+    def leave_model(self, module: nn.Module, output: Any) -> Any:
+        """End a forward pass and autocast with it: what follows gets float32 for 16 bits, as Accelerate has it.
+
+        A loss function of torch's gets the 16 bits, in autocast, as it does by hand: `compute_loss`. An output that
+        nothing else computes with stays as it is if it is large or beside a loss that the model computes itself.
+        """
+        if self._left_with is not module:
+            return None
+        self._left_with = None
+        tensors = tree_tensors(output)
+        if not self.precision.autocast.leave() or not any(tensor.dtype in HALVES for tensor in tensors):
+            return None
+        is_prepared = _is_prepared(module)
+        has_loss = any(not each.dim() and each.requires_grad for each in tensors)
+
+        def widen(tensor: Tensor) -> Tensor:
+            may_stay = not is_prepared and tensor.dim() > 0 and (has_loss or tensor.numel() > _MANY_VALUES)
+            if tensor.dtype not in HALVES or (may_stay and not self._is_looking and module not in self._fed):
+                return tensor
+            wide = tensor.float()
+            if not is_prepared:
+                wide.castwise_low = tensor  # type: ignore[attr-defined]
+            if may_stay and wide.requires_grad and self._is_looking:
+                wide.register_hook(lambda _: self._fed.add(module))  # type: ignore[no-untyped-call]
+            return wide
+
+        return tree_map_tensors(widen, output)
+
+    def compute_loss(self, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute a loss of a model's outputs in castwise's autocast, as around both by hand."""
+        if not torch.is_grad_enabled():
+            return loss(*args, **kwargs)
+        computed = [_as_computed(each) for each in (*args, *kwargs.values())]
+        if not any(isinstance(each, Tensor) and each.dtype in HALVES for each in computed):
+            return loss(*args, **kwargs)
+        has_begun = self.precision.autocast.enter()
+        try:
+            return loss(*computed[: len(args)], **dict(zip(kwargs, computed[len(args) :], strict=True)))
+        finally:
+            if has_begun:
+                self.precision.autocast.leave()
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Prepare gradients; return the step's arguments if they are others now."""
+        self._has_stepped = True
+        self._num_stepping += 1
+        if self._is_elsewhere or self._num_stepping > 1:
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        prepared = closure
+        if closure is not None and self._is_profiled:  # the profiler tells it from the step, which calls it
+            prepared = record_function(CLOSURE_RANGE)(closure)
+        prepared = self.precision.before_step(optimizer, prepared)
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None and (not self.stepped or optimizer is self.stepped[0]):
+            self.skipped_steps = self.skipped_steps + (found_inf > 0)
+        if prepared is closure:
+            return None
+        return ((optimizer, prepared, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": prepared})
+
+    def after_step(self, optimizer: Optimizer, *_: object, was_skipped: bool = False) -> None:
+        """Count a step of the first optimizer: further ones are of the same step of the script."""
+        self._num_stepping = max(0, self._num_stepping - 1)
+        if self._is_elsewhere or self._num_stepping:
+            return
+        if self._is_looking and optimizer not in self.stepped:
+            self.techniques.check_optimizer(optimizer)
+            self.stepped.append(optimizer)
+        is_first = optimizer is self.stepped[0]
+        was_skipped |= self.precision.after_step(optimizer)
+        self.steps_of_others = 0 if is_first else self.steps_of_others + 1
+        if is_first:
+            self.skipped_steps = self.skipped_steps + 1 if was_skipped else self.skipped_steps
+            if self._is_looking:
+                self._samples_of_steps.append(self._samples)
+                self._samples = Counter()
+                self._called_with.clear()
+            self._after_step()
+
+    def _call_compiled(self, module: nn.Module, compiled: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a module that was compiled in place: its own hooks are part of the compiled code, and do nothing."""
+        if id(module) in self._known:
+            self.enter_model(module, args)
+        elif self._is_looking:
+            self.find_model(module, args)
+        return self._leave_after(module, compiled, args, kwargs)
+
+    def _leave_after(self, module: nn.Module, compiled: Any, args: Any, kwargs: Any) -> Any:
+        output = None
+        try:
+            output = compiled(*args, **kwargs)
+        finally:
+            in_float32 = self.leave_model(module, output)
+        return output if in_float32 is None else in_float32
+
+    def _follow_compiled(self, function: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a compiled function that is a forward pass: hooks of the models that it calls do not run there."""
+        models: list[nn.Module] = []
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+                return compiled(*args, **kwargs)
+            if self._is_looking and not models:
+                used = [each for each in _modules_used(function, *args, *kwargs.values()) if self._trains(each)]
+                parts = {id(part) for each in used for part in each.modules() if part is not each}
+                for each in used:
+                    if id(each) not in parts:
+                        self.find_model(each, args)
+                        self.precision.autocast.leave()
+                models[:] = [each for each in used if any(each is model for model in self.models)]
+            if self._is_looking and any(each is self.model for each in models):
+                self._samples["compiled"] += _num_samples_of_call(args or tuple(kwargs.values()))
+            if not models:
+                return compiled(*args, **kwargs)
+            self.precision.before_forward()
+            if self.precision.autocast.enter():
+                self._left_with = models[0]
+            return self._leave_after(models[0], compiled, args, kwargs)
+
+        return call
+
+    def _note_losses(self) -> None:
+        """Replace what computes gradients and scales losses by what tells of its calls."""
+
+        @replaces(torch.autograd, "backward")
+        def noting_backward(backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch._C._current_graph_task_id() != -1:  # of a checkpoint, within another
+                return backward(tensors, *args, **kwargs)
+            if not self.stepped and not self._num_stepping:  # an optimizer may compute the loss within its step
+                self._check_updates()
+            losses = list(tensors) if type(tensors) in {list, tuple} else [tensors]
+            if not self._has_noted_loss and isinstance(losses[0], Tensor):
+                self.loss = losses[0].detach()
+            self._has_noted_loss, self._has_backward = False, True
+            losses = [self.precision.before_backward(each) if isinstance(each, Tensor) else each for each in losses]
+            found = backward(losses, *args, **kwargs)
+            self.precision.after_backward()
+            return found
+
+        @replaces(torch.autograd, "grad")
+        def noting_grad(grad: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = {id(each) for each in tree_tensors(kwargs.get("inputs", args[:1]))}
+            if not inputs.isdisjoint(map(id, weights_of(*self.optimizers))):
+                self.precision.scaling.check_gradients()
+            found = grad(outputs, *args, **kwargs)
+            if not self._has_backward and isinstance(outputs, Tensor) and not is_functorch_wrapped_tensor(outputs):
+                self.loss = outputs.detach()  # the script may have no other
+            return found
+
+        @replaces(torch.amp.GradScaler, "scale")
+        def noting_scale(scale: Any, scaler: Any, loss: Any) -> Any:
+            if isinstance(loss, Tensor):
+                self.loss, self._has_noted_loss = loss.detach(), True  # backward sees it times its scale
+            return scale(scaler, loss)
+
+        @replaces(torch.amp.GradScaler, "step")
+        def noting_step(step: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._has_stepped = False
+            result = step(scaler, optimizer, *args, **kwargs)
+            if not self._has_stepped and isinstance(optimizer, Optimizer):
+                self.after_step(optimizer, was_skipped=True)
+            return result
+
+    def _check_updates(self) -> None:
+        """Refuse a script whose weights change from backward to backward while no optimizer of torch.optim steps."""
+        modules = self.models or list(self._untrained.values())
+        weights = [each for module in modules for each in module.parameters()]
+        weights = [each for each in weights if type(each) is nn.Parameter and not each.is_meta]
+        values = [each.detach().flatten()[:_NUM_WATCHED].tolist() for each in weights[-_NUM_WATCHED:]]
+        self._num_updates += bool(self._watched) and values != self._watched
+        self._watched = values
+        if self._num_updates >= _UPDATES:
+            packages = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_stack(None)}
+            known = [remedy for name, remedy in _OTHER_OPTIMIZERS.items() if name in packages]
+            raise UsageError(
+                "The script's weights change, but no optimizer of torch.optim takes a step, which is what castwise "
+                f"counts: {(known or ['train them with one of torch.optim'])[0]}."
+            )
+
+    def _replace_methods(self) -> None:
+
+        @replaces(sys.modules["torch.multiprocessing.spawn"], "start_processes")
+        def refuse_ranks(start: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.stepped and not self._is_elsewhere:
+                raise UsageError(
+                    f"{calling_line()} starts processes that train, which castwise does not see. Let the script take "
+                    "its rank from the environment, and start it by torchrun: castwise run -- torchrun FILE.py"
+                )
+            return start(*args, **kwargs)
+
+        vars(torch.multiprocessing)["start_processes"] = sys.modules["torch.multiprocessing.spawn"].start_processes
+
+        if self.precision.row.autocast_dtype is not None:
+            for name in _LOSSES:
+                replaces(nn.functional, name)(_compute_loss)
+
+        @replaces(nn.Module, "compile")
+        def compile_within_hooks(compile_in_place: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            compile_in_place(module, *args, **kwargs)
+            compiled = module._compiled_call_impl
+            module._compiled_call_impl = functools.partial(self._call_compiled, module, compiled)
+
+        @replaces(torch, "compile")
+        def compile_followed(compile_: Any, model: Any = None, **kwargs: Any) -> Any:
+            if model is None:  # it is a decorator
+                return functools.partial(torch.compile, **kwargs)
+            compiled = compile_(model, **kwargs)
+            is_forward = isinstance(getattr(model, "__self__", None), nn.Module) and model.__name__ in _FORWARD
+            return compiled if is_forward or isinstance(model, nn.Module) else self._follow_compiled(model, compiled)
+
+        @replaces(Optimizer, "__init__")
+        def noting_init(make: Any, optimizer: Optimizer, params: Any, defaults: dict[str, Any]) -> None:
+            self.optimizers.add(optimizer)
+            self._follow_lightning()
+            self.techniques.change_optimizer(optimizer, defaults)
+            make(optimizer, params, defaults)
+
+        @replaces(dataloader._BaseDataLoaderIter, "_next_index")
+        def noting_index(next_index: Any, batches: Any) -> Any:
+            index = next_index(batches)
+            # Workers are asked for batches ahead; what was asked for in the last epoch does not come.
+            epoch, sizes = vars(batches).get("castwise_sizes", (None, None))
+            if epoch is not batches._sampler_iter:
+                epoch, sizes = vars(batches)["castwise_sizes"] = batches._sampler_iter, deque()
+            sizes.append(len(index) if batches._auto_collation else 0)
+            return index
+
+        @replaces(dataloader._BaseDataLoaderIter, "__next__")
+        def timed_next(next_batch: Any, batches: Any) -> Any:
+            started = time.perf_counter()
+            batch = next_batch(batches)
+            self.data_seconds += time.perf_counter() - started
+            num_samples = _num_samples_of_batch(batch, batches)
+            if torch.is_grad_enabled() and (self.model.training or self.model is self._trained_in_eval):
+                self.num_loaded += num_samples
+                self._samples["loader"] += num_samples
+            if self._is_looking:
+                self.uses_loader = True
+                workers = getattr(batches, "_num_workers", 0)
+                self.num_prefetched = max(self.num_prefetched, workers * (getattr(batches, "_prefetch_factor", 0) or 0))
+            return batch
+
+    def _follow_lightning(self) -> None:
+        """Let Lightning's steps run in the precision from their begin to their end, as its own has it."""
+        for name in _STRATEGIES - self._followed & set(sys.modules):
+            self._followed.add(name)
+            for step in ("training_step", "validation_step", "test_step", "predict_step"):
+                replaces(sys.modules[name].Strategy, step)(self._run_in_precision)
+
+    def _run_in_precision(self, step: Any, *args: Any, **kwargs: Any) -> Any:
+        has_begun = self.precision.autocast.enter()
+        try:
+            return step(*args, **kwargs)
+        finally:
+            if has_begun:
+                self.precision.autocast.leave()
+
+
+def mark(
+    name: str, register_before: Callable[..., RemovableHandle], register_after: Callable[..., RemovableHandle]
+) -> tuple[RemovableHandle, RemovableHandle]:
+    """Let what takes hooks run within a range of the profiler; return the hooks."""
+    ranges: list[Any] = []
+
+    def enter(*_: object) -> None:
+        ranges.append(record_function(name))
+        ranges[-1].__enter__()
+
+    def leave(*_: object) -> None:
+        if ranges:
+            ranges.pop().__exit__(None, None, None)
+
+    return register_before(enter), register_after(leave)
+
+
+def _compute_loss(loss: Any, *args: Any, **kwargs: Any) -> Any:
+    compute = loss if torch.compiler.is_compiling() else functools.partial(_installed[0].compute_loss, loss)
+    return compute(*args, **kwargs)
+
+
+def _as_computed(value: Any) -> Any:
+    """Return a model's output, or a view of one, as it was before it became float32; any other value as it is."""
+    if not isinstance(value, Tensor) or is_functorch_wrapped_tensor(value):
+        return value
+    wide = value if value._base is None else value._base
+    low = getattr(wide, "castwise_low", None)
+    if low is None or value is wide or low.stride() != wide.stride():
+        return value if low is None or value is not wide else low
+    if value.is_contiguous() and value.numel() == low.numel():
+        return low.view(value.shape)
+    return low.as_strided(value.size(), value.stride(), value.storage_offset())
+
+
+def _modules_used(*values: Any) -> Iterator[nn.Module]:
+    """Yield the modules among values, their attributes, and the variables of functions of the user's among them."""
+    waiting, seen = list(values), set[int]()
+    for value in waiting:  # which grows
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            yield value
+        elif isinstance(value, MethodType):
+            waiting += [value.__func__, value.__self__]
+        elif isinstance(value, FunctionType):
+            function = inspect.unwrap(value)
+            if is_users(function.__code__.co_filename):
+                names, cells = _names_in(function.__code__), function.__closure__ or ()
+                waiting += [function.__globals__[name] for name in names if name in function.__globals__]
+                waiting += [cell.cell_contents for cell in cells if cell != CellType()]  # one that is filled
+        elif type(value).__dictoffset__ and not isinstance(value, type | ModuleType):
+            attributes = object.__getattribute__(value, "__dict__").values()
+            waiting += [each for each in attributes if isinstance(each, nn.Module)]
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names that code uses, and the functions within it."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _num_samples(nested: Any) -> int:
+    """Return the first dimension of the first tensor, or the number of a batch's graphs.
+
+    Of images and labels in lists, as of detection, it is their number.
+    """
+    parts = nested if isinstance(nested, list | tuple) else ()
+    graphs = [found for each in (nested, *parts) if isinstance(found := getattr(each, "num_graphs", None), int)]
+    if graphs:
+        return graphs[0]
+    lengths = {len(part) if isinstance(part, list | tuple) else None for part in parts}
+    length = lengths.pop() if len(lengths) == 1 else None
+    if length and any(isinstance(each, dict) for part in parts for each in part):
+        return length
+    tensors = tree_tensors(nested)
+    return len(tensors[0]) if tensors and tensors[0].dim() else 0
+
+
+def _num_samples_of_batch(batch: Any, batches: Any) -> int:
+    """Return the samples of a batch: what the loader asked its data set for, else what the batch says."""
+    _, sizes = vars(batches).get("castwise_sizes", (None, ()))
+    asked = sizes.popleft() if sizes else 0
+    # A data set that is iterated over may have fewer left than it was asked for.
+    if asked and batches._dataset_kind == dataloader._DatasetKind.Map:
+        return int(asked)
+    return asked if asked in {len(each) for each in tree_tensors(batch) if each.dim()} else _num_samples(batch)
+
+
+def _num_samples_of_call(args: Any) -> int:
+    """Return the samples that a model is called with: one if it is a row of numbers, as a policy's observation."""
+    tensors = tree_tensors(args)
+    is_row = bool(tensors) and tensors[0].dim() == 1 and tensors[0].is_floating_point()
+    return 1 if is_row else _num_samples(args)
+
+
+def _find_model(module: nn.Module, args: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _installed[0].find_model(module, args)
+
+
+def _enter_model(module: nn.Module, args: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _installed[0].enter_model(module, args)
+
+
+def _leave_model(module: nn.Module, _: Any, output: Any) -> Any:
+    return None if torch.compiler.is_compiling() else _installed[0].leave_model(module, output)
+
+
+def _is_prepared(module: nn.Module) -> bool:
+    """Return whether Accelerate, which the Trainer of transformers uses, or Fabric runs a model: they mark or wrap it.
+
+    They have autocast in forward passes alone, of evaluations, too. A loop by hand has the loss within, no evaluation.
+    """
+    marked = (module, getattr(module, "module", module))
+    return type(module).__name__ == "_FabricModule" or any(hasattr(each, "_is_accelerate_prepared") for each in marked)

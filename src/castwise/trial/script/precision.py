@@ -1,0 +1,315 @@
+"""A precision applied to a script from outside: around its forward, its backward and its optimizers' steps."""
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim import Optimizer
+
+from castwise.apply.precision import (
+    cast_floating,
+    convert_weights,
+    read_fp32_precision,
+    read_products,
+    restore_fp32_precision,
+    rounded_buffers,
+    set_fp32_precision,
+)
+from castwise.errors import TechniqueError
+from castwise.registry.precisions import AS_WRITTEN, OF_SCRIPTS, Precision, find_precision
+from castwise.trial.script.autocast import HALVES, ScriptAutocast
+from castwise.trial.script.replacing import replaces
+from castwise.trial.script.scaling import ReadGradients, ScriptScaling, takes_one_loss, with_loss
+from castwise.trial.user_model.source import calling_line
+
+_KEPT_DTYPES = {torch.float16, torch.bfloat16, torch.float64}  # weights in one of them are not taken back
+# Whose layers have a precision of their own, that no autocast changes.
+_LAYERS_OF_OTHERS = ("torchao.", "transformer_engine.", "bitsandbytes.", "msamp.")
+_SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
+
+
+class _SwappedMasters:
+    """Weights that are in 16 bits from a forward pass to the step after it, and float32 masters at all other times.
+
+    They stay the same parameters, so that the script's own calls work on them: what it does to its weights between a
+    step and the next forward pass it does to the masters.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, row: Precision) -> None:
+        self.optimizer = optimizer
+        masters = {id(each): each.data for each in model.parameters() if each.dtype == torch.float32}
+        norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+        states = [copy.deepcopy(each.state_dict()) for each in norms]
+        convert_weights(model, row, _cast_inputs)
+        for norm, state in zip(norms, states, strict=True):
+            norm.load_state_dict(state)  # they are in float32 again, and rounded
+        kept = [each for each in model.parameters() if id(each) in masters and each.dtype != torch.float32]
+        self._weights = [each for each in kept if each.requires_grad]
+        self._masters = [masters[id(each)] for each in self._weights]
+        self._low = [weight.data for weight in self._weights]
+        self._gradients: list[Tensor | None] | None = None  # of 16 bits, while the masters are in their weights' places
+        self.is_checked = True  # whether weights are compared with their masters, which a script might bypass
+
+    @torch.no_grad()
+    def put_in(self) -> None:
+        """Give the weights their masters' values, and their gradients in float32."""
+        if self._gradients is not None:
+            return
+        for low, master in zip(self._low, self._masters, strict=True):
+            if self.is_checked and not torch.allclose(low, master.to(low.dtype), rtol=0, atol=0, equal_nan=True):
+                raise TechniqueError("the script changes its weights during a step, which masters do not see")
+        self._gradients = [weight.grad for weight in self._weights]
+        wide = [each if each is None else torch.empty_like(each, dtype=torch.float32) for each in self._gradients]
+        _copy(wide, self._gradients)
+        for weight, master, gradient in zip(self._weights, self._masters, wide, strict=True):
+            weight.grad, weight.data = None, master
+            weight.grad = gradient
+
+    @torch.no_grad()
+    def take_out(self) -> None:
+        """Round the masters into the weights, and the gradients that the script has kept."""
+        if self._gradients is None:
+            return
+        _copy(self._low, self._masters)
+        _copy(self._gradients, [weight.grad for weight in self._weights])
+        for weight, low, gradient in zip(self._weights, self._low, self._gradients, strict=True):
+            was_dropped = weight.grad is None
+            weight.grad, weight.data = None, low
+            weight.grad = None if was_dropped else gradient
+        self._gradients = None
+
+
+class OutsidePrecision:
+    """What stands around a script's own calls, so that it trains in a precision; `as-written` changes nothing.
+
+    Attributes:
+        optimizers: Those that the script has made.
+    """
+
+    def __init__(self, row: Precision, device_type: str) -> None:
+        self.row = row
+        self.optimizers: WeakSet[Optimizer] = WeakSet()
+        self.autocast = ScriptAutocast(row, device_type)
+        self.scaling = ScriptScaling(row, device_type, self.autocast, self.optimizers)
+        self._masters: _SwappedMasters | None = None
+        self._fp32_precision = read_fp32_precision()  # PyTorch's defaults
+        self._default_products = read_products(device_type)
+        self._device_type = device_type
+        self._converted_at: dict[int, str] = {}  # the script's line that gave a parameter its type
+        self._rounded: tuple[str, ...] = ()
+        self._narrowed_at: str | None = None  # the script's line that computes in 16 bits whatever the precision
+        self._gradients: ReadGradients | None = None
+        if row.name == AS_WRITTEN:
+            return
+        if row.loss_scale != "none" or row.master_weights:
+            self._gradients = ReadGradients(self._read_gradient)
+            replaces(Optimizer, "zero_grad")(self._zero_unread)
+            replaces(nn.Module, "zero_grad")(self._zero_unread)
+        elif row.autocast_dtype is None:
+            self._note_narrowing()
+        self._note_conversions()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._rounded + ((self._narrowed_at,) if self._narrowed_at else ())
+
+    def check_model(self, model: nn.Module) -> None:
+        """Set the switches for float32 products, which the script may have set, too; refuse what cannot be replaced."""
+        if self.row.name == AS_WRITTEN:
+            return
+        if self._masters is not None:
+            raise TechniqueError(f"masters are for one model; the script trains {_kind(model)}, too")
+        self._check_is_replaceable(model)
+        if self.row.float32_matmul is None:
+            restore_fp32_precision(self._fp32_precision)
+        else:
+            set_fp32_precision(self.row.float32_matmul)
+
+    def _check_is_replaceable(self, model: nn.Module) -> None:
+        for parameter in model.parameters():
+            if parameter.dtype in _KEPT_DTYPES:
+                name = str(parameter.dtype).removeprefix("torch.")
+                who = self._converted_at.get(id(parameter)) or "the script"
+                raise TechniqueError(f"{who} converts its model to {name}, which castwise cannot take back")
+        if isinstance(model, torch.jit.ScriptModule) and self.row.autocast_dtype is not None:
+            raise TechniqueError("the script's model is compiled by torch.jit, which castwise cannot change")
+        for module in model.modules():
+            if type(module).__module__.startswith(_LAYERS_OF_OTHERS):
+                name = f"{type(module).__module__.partition('.')[0]}'s {type(module).__name__}"
+                raise TechniqueError(f"the script's model has {name}, whose precision castwise cannot replace")
+            # That of DistributedDataParallel or FSDP, and of FSDP2.
+            policy = getattr(module, "mixed_precision", None) or _policy_of_fsdp2(module)
+            if getattr(policy, "param_dtype", None) not in (None, torch.float32):
+                raise TechniqueError(f"{type(module).__name__} has a mixed precision, which castwise cannot replace")
+            if self.row.loss_scale != "none" and {each.__name__ for each in type(module).__mro__} & _SHARDED:
+                raise TechniqueError(
+                    f"{type(module).__name__} needs a loss scale that its shards share; bf16-mixed needs none"
+                )
+
+    def same_as_written(self, models: Sequence[nn.Module]) -> tuple[str, ...]:
+        """Return the precisions in which these models compute what they do as written, if no autocast has an effect.
+
+        They differ in the switches for float32 products alone, which the script has set by now.
+        """
+        if not models:
+            return ()
+        try:
+            for model in models:
+                self._check_is_replaceable(model)
+        except TechniqueError:
+            return ()
+        products = read_products(self._device_type)
+        rows = (row for row in map(find_precision, OF_SCRIPTS) if row.name != AS_WRITTEN)
+        return tuple(
+            row.name
+            for row in rows
+            if row.autocast_dtype is None
+            and not row.master_weights
+            and all(
+                part == (row.float32_matmul or default)
+                for part, default in zip(products, self._default_products, strict=True)
+            )
+        )
+
+    def check_effect(self) -> None:
+        """Refuse a script whose steps, so far, had no part in the precision's autocast."""
+        if self.row.autocast_dtype is not None and not self.autocast.has_been_on:
+            raise TechniqueError("autocast was never on while the script trained: castwise sees no call of its model")
+
+    def make_masters(self, models: Sequence[nn.Module], optimizer: Optimizer) -> None:
+        """Cast the model after its first step, if the precision wants that, and keep its weights as masters."""
+        if not self.row.master_weights:
+            return
+        if len(models) != 1:
+            raise TechniqueError(f"masters are for one model; the script has {' and '.join(map(_kind, models))}")
+        kinds = {each.__name__ for module in models[0].modules() for each in type(module).__mro__}
+        if unfit := kinds & {*_SHARDED, "DistributedDataParallel", "ScriptModule"}:
+            raise TechniqueError(f"{unfit.pop()} cannot be given masters from outside")
+        if not takes_one_loss(optimizer):
+            raise TechniqueError(f"{_kind(optimizer)} cannot be given masters from outside")
+        self._rounded = rounded_buffers(models[0], self.row)
+        self._masters = _SwappedMasters(models[0], optimizer, self.row)
+
+    def put_masters_in(self) -> None:
+        """Let the script see its masters, if there are any, until the next forward pass."""
+        if self._masters is not None:
+            self._masters.put_in()
+
+    def before_forward(self) -> None:
+        """Take masters out."""
+        if self._masters is not None:
+            self.scaling.scale_again()
+            self._masters.take_out()
+
+    def stop_checking(self) -> None:
+        """Compare weights with their masters no more."""
+        if self._masters is not None:
+            self._masters.is_checked = False
+
+    def before_backward(self, loss: Tensor) -> Tensor:
+        """Return what backward begins with: the loss, times its scale."""
+        self.autocast.leave()
+        if self._gradients is not None:
+            self._gradients.switch(is_on=False)
+        return self.scaling.before_backward(loss)
+
+    def after_backward(self) -> None:
+        """Follow what the script reads of its gradients."""
+        if self._gradients is not None:
+            self.scaling.after_backward()
+            self._gradients.switch(is_on=self.scaling.is_scaling or self._masters is not None)
+
+    def before_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        """Take the loss scale out of an optimizer's gradients; let masters take their weights' places.
+
+        Returns:
+            The closure for the optimizer. With a loss scale or masters it has been called: its loss is what it returns.
+        """
+        self.autocast.leave()
+        if self._gradients is None:
+            return closure
+        if closure is not None and (self.scaling.is_castwises or self._masters is not None):
+            closure = with_loss(optimizer, closure)
+        self._gradients.switch(is_on=False)
+        if self._masters is not None:
+            if optimizer is not self._masters.optimizer:
+                raise TechniqueError(f"masters are for one optimizer; the script steps {_kind(optimizer)}, too")
+            self._masters.put_in()
+        self.scaling.before_step(optimizer)
+        return closure
+
+    def after_step(self, optimizer: Optimizer) -> bool:
+        """Give back the gradients of a step that was skipped; return whether it was."""
+        if self._gradients is None:
+            return False
+        was_skipped = self.scaling.after_step(optimizer)
+        self._gradients.switch(is_on=self.scaling.wait_for_others())
+        return was_skipped
+
+    def _read_gradient(self, tensor: Tensor) -> None:
+        self.put_masters_in()
+        self.scaling.read(tensor)
+
+    def _zero_unread(self, zero: Any, *args: Any, **kwargs: Any) -> None:
+        """Let `zero_grad` look at gradients as they are."""
+        with nullcontext() if torch.compiler.is_compiling() or self._gradients is None else self._gradients.off():
+            zero(*args, **kwargs)
+
+    def _note_narrowing(self) -> None:
+        """Note the first line of the script that casts what it trains on to 16 bits, which no precision changes."""
+
+        def cast_noted(cast: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            found = cast(tensor, *args, **kwargs)
+            if self._narrowed_at is None and found.dtype in HALVES and found.requires_grad:
+                is_cast = tensor.dtype not in HALVES and not torch.compiler.is_compiling()
+                line = calling_line() if is_cast else ""
+                if line:
+                    name = str(found.dtype).removeprefix("torch.")
+                    self._narrowed_at = f"{line} casts to {name} itself: what follows is not in {self.row.name}"
+            return found
+
+        for name in ("to", "half", "bfloat16"):
+            replaces(Tensor, name)(cast_noted)
+
+    def _note_conversions(self) -> None:
+        """Note the script's lines that give weights another type than float32."""
+
+        def note(*parameters: Tensor | None) -> None:
+            found = [id(each) for each in parameters if each is not None and each.dtype in _KEPT_DTYPES]
+            if found:
+                self._converted_at.update(dict.fromkeys(found, calling_line()))
+
+        def convert_noted(convert: Any, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+            converted: nn.Module = convert(module, *args, **kwargs)
+            note(*converted.parameters())
+            return converted
+
+        for name in ("to", "half", "bfloat16", "double"):
+            replaces(nn.Module, name)(convert_noted)
+        register_module_parameter_registration_hook(lambda *registered: note(registered[-1]))
+
+
+def _cast_inputs(dtype: torch.dtype, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Cast what a model is called with to its weights' type: a copy of it may be one of the masters."""
+    is_low = any(each.dtype == dtype for each in module.parameters())
+    found: tuple[Any, Any] = cast_floating((args, kwargs), dtype if is_low else torch.float32)
+    return found
+
+
+def _copy(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) -> None:
+    pairs = [(a, b) for a, b in zip(targets, sources, strict=True) if a is not None and b is not None]
+    if pairs:
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+
+
+def _policy_of_fsdp2(module: Any) -> Any:
+    return getattr(module._get_fsdp_state(), "_mp_policy", None) if hasattr(module, "_get_fsdp_state") else None
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

@@ -1,0 +1,676 @@
+"""A script that trains, run until it has taken the steps that are asked for, and stopped after the last one.
+
+The script has the process's main thread, as signal handlers and some libraries need; the calls of the parent are
+answered in another one. The step of its first optimizer is where it waits for the next order.
+"""
+
+import itertools
+import math
+import multiprocessing
+import os
+import queue
+import re
+import runpy
+import shlex
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from multiprocessing import util
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch.distributed.elastic.utils.distributed import get_free_port
+
+from castwise.apply.precision import read_fp32_precision
+from castwise.errors import UsageError
+from castwise.records.schema import Block, Facts, RankSamples, StepProfile
+from castwise.registry.precisions import AS_WRITTEN, find_precision
+from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import UserModel, UserWorkload, digest_of
+from castwise.trial.distributed import Peers
+from castwise.trial.kernel_profile import profile_step
+from castwise.trial.memory import memory_meter
+from castwise.trial.script.autocast import note_own_precision
+from castwise.trial.script.file_overlay import FileOverlay
+from castwise.trial.script.hooks import ScriptHooks
+from castwise.trial.script.precision import OutsidePrecision
+from castwise.trial.script.techniques import OutsideTechniques
+from castwise.trial.steady_run import SETTLED_SPREAD, SETTLED_WINDOWS, WINDOW_SECONDS
+from castwise.trial.step import count_dtypes, describe_optimizer
+from castwise.trial.user_model.source import digest, is_users, user_files
+
+_LIMIT_SHARE = 0.9  # of the time that the parent waits for an answer
+_GRACE_SECONDS = 1.0  # for the step in flight when an order's time is up
+_FIRST_NOTE_SECONDS = 10.0  # of waiting for a script's steps, after which a line says so; each next one after as many
+_END_SECONDS = 2.0  # for the `finally` blocks of a stopped script; a parent waits longer for its process
+_STARTS_PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate")
+# Work that a script does now and then, such as rollouts, evaluation or logging, if it takes more than steps do.
+_MOST_STEP_ENDS = 100_000
+_LEAST_EXTRA_SHARE, _LEAST_EXTRA_FACTOR = 0.05, 3.0  # of all steps' time, and of the usual step's; chosen here
+_LEAST_LONE_SHARE = 0.3  # of a single such step, which may be another program's doing; chosen here
+_FEWEST_TIMED_STEPS = 20  # fewer do not tell what is usual
+_FEWEST_PERIODS, _LEAST_PERIODIC = 3, 0.8  # of work at regular distances, and the share of them that has it
+_NUM_PERIODS = 3  # that are tried
+_MOST_EXTRA_STEPS = 0.35  # of all steps; chosen here
+_MOST_STRETCH_SECONDS = 10.0  # in which whole periods are timed; chosen here
+# Frameworks that take a script's steps, by the beginning of their modules' names.
+_FRAMEWORKS = {
+    "lightning.pytorch.": "Lightning",
+    "pytorch_lightning.": "Lightning",
+    "accelerate.": "Accelerate",
+    "transformers.": "transformers",
+}
+_INSPECTED_STEPS = 2  # what precedes the first may look at a batch, so the second shows how many samples a step has
+
+
+class ScriptStopped(BaseException):
+    """Ends a script that has taken all its steps; its `finally` blocks run."""
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """The end of a step."""
+
+    time: Any  # the host's clock, or an event on the device
+    num_steps: int  # since the script's begin
+    num_samples: int  # that loaders have yielded since then
+    data_seconds: float  # since then
+    skipped_steps: int | torch.Tensor  # since then
+    loss: torch.Tensor | None
+
+
+@dataclass
+class _Order:
+    """What the script is to do next.
+
+    `next_mark` returns after how many steps another moment is taken, given those taken so far, None to wait.
+    """
+
+    next_mark: Callable[[Sequence[_Moment]], int | None]
+    synchronised: bool = True  # whether a moment waits for the device; otherwise it is an event there
+    moments: list[_Moment] = field(default_factory=list)
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+
+class Ranks:
+    """The ranks of a script as rank 0 sees them; here it is the only one."""
+
+    num_ranks = 1
+
+    def allow(self, num_steps: float) -> None:
+        """Let all ranks take steps until they have taken so many."""
+
+    def samples_of_others(self) -> int:
+        """Return the samples per step of all ranks but this one."""
+        return 0
+
+    def make_folder(self) -> str:
+        """Return a new folder for the files that the script writes."""
+        return tempfile.mkdtemp(dir=util.get_temp_dir())  # which is swept
+
+    def stop_looking(self) -> None:
+        """Let the other ranks look for no further models."""
+
+
+class ScriptRun:
+    """A script in its process: `run` in the main thread, and everything else in the one that answers the parent."""
+
+    def __init__(self, script: UserModel, precision: str, device: str, techniques: Sequence[str] = ()) -> None:
+        self._script, self._device = script, torch.device(device)
+        self._precision, self._techniques = precision, techniques
+        self.hooks: ScriptHooks | None = None
+        self.files: FileOverlay | None = None
+        self.folder = ""  # for the files that it writes; empty for one of its own
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._order: _Order | None = None
+        self._next_mark: float = math.inf  # the step at whose end something is to be done
+        self.num_steps = 0
+        # Of the last steps, in seconds: the process's CPU time, which other programs do not change.
+        self.step_ends: deque[float] = deque(maxlen=_MOST_STEP_ENDS)
+        self.digest = ""  # of the script's files, once its first step is done
+        self.framework = ""  # that takes its steps, likewise
+        self.ranks = Ranks()
+        self.ending: BaseException | None = None  # how the script ended, once it has
+        self._has_ended = threading.Event()
+        self._is_stopping = False
+        self._modules = set(sys.modules)
+        self._started = ""  # the first command of the script's that may train in its place
+
+    def run(self) -> None:
+        """Run the script until it ends or is stopped, as Python would by `python FILE` or `python -m MODULE`."""
+        script = self._script
+        # This process is a fork server's child, and would start a loader's workers by it, without the script's classes.
+        multiprocessing.set_start_method(None, force=True)
+        if self._device.type == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a script takes a GPU if it sees one
+        else:
+            torch.cuda.set_device(self._device)
+        if "MASTER_PORT" not in os.environ:  # processes of several precisions cannot share a script's default
+            os.environ["MASTER_PORT"] = str(get_free_port())  # type: ignore[no-untyped-call]
+        sys.argv = [script.path, *script.arguments]
+        sys.path.insert(0, os.getcwd() if script.name else str(Path(script.path).parent))
+        self.folder = self.folder or self.ranks.make_folder()
+        own, kept = [os.getcwd(), str(Path(script.path).parent)], list[str]()
+        if script.scratch:
+            kept.append(os.path.join(script.scratch, os.path.basename(self.folder)))
+            os.makedirs(kept[0], exist_ok=True)  # other ranks have it, too
+            os.chdir(kept[0])
+        process = os.getpid()
+        ending: BaseException = SystemExit(0)
+        try:
+            self._take_order()
+            self.files = FileOverlay(self.folder, own, kept)
+            self.hooks = ScriptHooks(
+                OutsidePrecision(find_precision(self._precision), self._device.type),
+                OutsideTechniques(self._techniques, self._device),
+                self._after_step,
+            )
+            if script.name:
+                runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script.path, run_name="__main__")
+        except ScriptStopped:
+            pass
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it raises is its end
+            ending = error
+        finally:
+            if os.getpid() != process:
+                os._exit(0)  # a process that the script forked has come to the script's end
+            self.ending = ending
+            self._has_ended.set()
+            if self._order is not None:
+                self._order.is_over.set()
+
+    def follow(self, next_mark: Callable[[Sequence[_Moment]], int | None]) -> None:
+        self._orders.put(_Order(next_mark, synchronised=False))
+
+    def stop(self) -> None:
+        """Let the script end at its present step; may be called again."""
+        self._orders.put(None)
+
+    def end(self) -> None:
+        """Stop the script, and end the process if it goes on: it may have caught the exception that stops it."""
+        self.stop()
+        has_ended = self._has_ended.wait(_END_SECONDS) and self.ending is not None
+        if self.files is not None:
+            self.files.switch_off()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if not has_ended:
+            os._exit(0)
+
+    def _take_order(self) -> None:
+        order = self._orders.get()
+        if order is None:
+            self._next_mark = 0
+            if self._is_stopping:  # it went on after the first exception: `end` ends it, once all is answered
+                self._has_ended.set()
+                threading.Event().wait()
+            self._is_stopping = True
+            self._orders.put(None)
+            raise ScriptStopped
+        self._order = order
+        self._go_on(order.next_mark(order.moments))
+
+    def _go_on(self, num_steps: int | None) -> None:
+        self._next_mark = math.inf if num_steps is None else self.num_steps + num_steps
+        self.ranks.allow(self._next_mark)
+
+    def _after_step(self) -> None:
+        """Take a moment if one is due, and wait for the next order after the last one."""
+        self.num_steps += 1
+        self.step_ends.append(time.process_time())
+        if self.num_steps == 1:
+            self.digest = digest(user_files([Path(self._script.path)], self._modules))
+            self.framework = _framework()
+        if self.num_steps < self._next_mark:
+            return
+        order, hooks = self._order, self.hooks
+        assert order is not None, "the script began with one"
+        assert hooks is not None, "it calls this"
+        if not self._is_stopping and not order.is_over.is_set():
+            order.moments.append(
+                _Moment(
+                    self._now(synchronised=order.synchronised),
+                    self.num_steps,
+                    hooks.num_loaded,
+                    hooks.data_seconds,
+                    hooks.skipped_steps,
+                    hooks.loss,
+                )
+            )
+            mark = order.next_mark(order.moments)
+            if mark is not None:
+                self._go_on(mark)
+                return
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            order.is_over.set()
+        self._take_order()
+
+    def _now(self, *, synchronised: bool) -> Any:
+        if self._device.type == "cuda" and not synchronised:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            return event
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def _carry_out(
+        self, order: _Order, limit_seconds: float = math.inf, on_note: Callable[[str], None] | None = None
+    ) -> list[_Moment]:
+        """Let the script go on until an order is over, its time is up, or the script has ended; return its moments.
+
+        Args:
+            order: What the script is to do.
+            limit_seconds: How long it may take.
+            on_note: Receives a line on what is waited for, now and then.
+
+        Raises:
+            BaseException: What the script raised, if it took no step of the order.
+        """
+        if self.ending is None:
+            self._orders.put(order)
+        passed, pause = 0.0, min(_FIRST_NOTE_SECONDS, limit_seconds / 2) if on_note else math.inf
+        while self.ending is None and passed < limit_seconds:
+            pause = min(pause, limit_seconds - passed)
+            if order.is_over.wait(None if math.isinf(pause) else pause):
+                break
+            passed += pause
+            pause = passed
+            if on_note is not None and passed < limit_seconds:
+                started = f"; it has started '{self._started}'" if self._started else ""
+                on_note(f"waiting for step {self.num_steps + 1} of {self._name}, {passed:.0f} s so far{started}")
+        if self.ending is None and not order.is_over.is_set():
+            self._next_mark = 0  # the step in flight is the last one
+            order.next_mark = lambda _: None
+            order.is_over.wait(_GRACE_SECONDS)
+        moments = list(order.moments)
+        ending = self.ending
+        if ending is None or (moments and isinstance(ending, SystemExit) and not ending.code):
+            return moments
+        if isinstance(ending, EOFError):
+            raise UsageError(f"{self._name} asks for input, and a trial has no terminal. Give it all by arguments.")
+        if isinstance(ending, SystemExit):
+            how = f"ended with sys.exit({ending.code!r})" if ending.code else "ended"
+            if not self.num_steps:
+                raise UsageError(
+                    f"{self._name} {how} before an optimizer of torch.optim took a step.{self._elsewhere} --verbose "
+                    "prints its output."
+                )
+            raise UsageError(
+                f"{self._name} {how} after optimizer step {self.num_steps}. castwise needs more: let the script train "
+                "for longer."
+            )
+        raise ending if isinstance(ending, Exception) else RuntimeError(repr(ending))
+
+    @property
+    def _name(self) -> str:
+        return Path(self._script.path).name
+
+    @property
+    def samples_per_step(self) -> int | None:
+        assert self.hooks is not None, "it has run"
+        return self.hooks.samples_per_step
+
+    @property
+    def _elsewhere(self) -> str:
+        """Return what to do if the script trains in a process that it starts; empty if it started none."""
+        if not self._started:
+            return ""
+        return f" It started '{self._started}'. If that trains, name it: castwise run -- {self._started}."
+
+    def _note_command(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Keep the first command that starts another file, or module, of the user's in Python."""
+        # Source: the table of audit events in Python's documentation.
+        if self._started or event not in ("subprocess.Popen", "os.posix_spawn", "os.system", "os.exec"):
+            return
+        command = arguments[event != "os.system"]
+        if isinstance(command, str | bytes | os.PathLike):
+            with suppress(ValueError):
+                command = shlex.split(os.fsdecode(command))
+        words = [os.fsdecode(word) for word in command]
+        first = next((i for i, word in enumerate(words) if _STARTS_PYTHON.fullmatch(Path(word).name)), len(words))
+        program, *others = (Path(words[first]).name, *words[first + 1 :]) if words[first:] else [""]
+        files = [word for word in others if word.endswith(".py") and is_users(os.path.abspath(word))]
+        module = others[1].partition(".")[0] if others[:1] == ["-m"] and others[1:] else ""
+        if (files and not os.path.samefile(files[0], self._script.path)) or (
+            module and PathFinder.find_spec(module, [os.getcwd()]) is not None
+        ):
+            self._started = shlex.join(["python" if program.startswith("python") else program, *others])
+
+    def raise_too_slow(self, limit_seconds: float) -> NoReturn:
+        """Raise a UsageError: the script has not taken its first step, or its second, in time."""
+        count = "one optimizer step, and no second," if self.num_steps else "no optimizer step"
+        raise UsageError(
+            f"{self._name} took {count} within {limit_seconds:.3g} s.{self._elsewhere} Give it more time with "
+            "--timeout or --budget."
+        )
+
+    def inspect(self, limit_seconds: float = math.inf, on_note: Callable[[str], None] | None = None) -> UserWorkload:
+        """Run the script for two steps, and return what is known of it.
+
+        Args:
+            limit_seconds: How long they may take.
+            on_note: Receives a line on what is waited for, now and then.
+
+        Raises:
+            UsageError: They took longer, or the script ended before.
+        """
+        sys.addaudithook(self._note_command)
+        own = note_own_precision(with_switches=True)
+        order = _Order(lambda moments: 1 if len(moments) < _INSPECTED_STEPS else None)
+        if len(self._carry_out(order, limit_seconds, on_note)) < _INSPECTED_STEPS and self.ending is None:
+            self.raise_too_slow(limit_seconds)
+        assert self.hooks is not None, "it has run"
+        samples = self.samples_per_step
+        files = user_files([Path(self._script.path)], self._modules)
+        return UserWorkload(
+            model=self._script.model_copy(update={"digest": self.digest}),
+            batch_size=self._script.units_per_step or (samples and samples + self.ranks.samples_of_others()) or 1,
+            same_precisions=() if own else self.hooks.precision.same_as_written(self.hooks.models),
+            sources={str(file): digest_of(str(file)) for file in files},
+        )
+
+
+class ScriptTrial:
+    """A steady trial of a script: everything between `set_up` and `finish`, as `SteadyRun` has it.
+
+    All blocks of a process are timed in one go, right after steps that are not: while a script waits for its next
+    order, its loader's workers go on until they have prepared all they may, so the first steps after that find their
+    batches ready. As many steps lead in as batches may have been prepared.
+    """
+
+    def __init__(self, spec: TrialSpec) -> None:
+        assert spec.user_model is not None, "a script is one"
+        self._spec, self._script = spec, spec.user_model
+        self.is_to_be_profiled = spec.protocol.profile_steps > 0
+        self.run = ScriptRun(spec.user_model, spec.precision, spec.device, spec.techniques)
+        self._memory = memory_meter(torch.device(spec.device))
+        self._memory.reset_peak()
+        self._blocks: list[Block] = []
+        self._step_seconds = 0.0
+        self._warm_up_peak: int | None = None
+        self._facts: Facts | None = None
+        self._own_precision: dict[str, list[str]] = {}
+        self._notes: list[str] = []
+
+    @property
+    def _hooks(self) -> ScriptHooks:
+        assert self.run.hooks is not None, "the script has begun"
+        return self.run.hooks
+
+    def _shorter(self, advice: str) -> str:
+        return "give it --steps 50, which shortens warm-up, too" if self._spec.protocol.num_steps is None else advice
+
+    @property
+    def _limit_seconds(self) -> float:
+        return _LIMIT_SHARE * self._spec.protocol.timeout_seconds
+
+    def set_up(self) -> None:
+        """Run the script until its first step is done."""
+        started = time.perf_counter()
+        self._own_precision = note_own_precision() if self._spec.precision == AS_WRITTEN else {}
+        if not self.run._carry_out(_Order(lambda moments: None if moments else 1), self._limit_seconds):
+            self.run.raise_too_slow(self._limit_seconds)
+        hooks, spec = self._hooks, self._spec
+        hooks.techniques.check_loaders()
+        if self._script.digest not in ("", self.run.digest):
+            raise UsageError(f"{self.run._name} was changed while it was being measured. Run castwise again.")
+        parameters = [each for model in hooks.models for each in model.parameters()]
+        elsewhere = {each.device.type for each in parameters} - {spec.device_type}
+        if elsewhere:
+            raise UsageError(
+                f"{self.run._name} trains on {elsewhere.pop()}, and the trial is for {spec.device}. Name another "
+                "--device, or the script's argument for it."
+            )
+        if not parameters and spec.precision != AS_WRITTEN:
+            raise UsageError(f"{self.run._name} calls no torch.nn.Module that it trains before its first step.")
+        hooks.precision.check_effect()
+        hooks.precision.make_masters(hooks.models, hooks.stepped[0])
+        dtypes = count_dtypes(parameters)
+        hooks.precision.put_masters_in()
+        self._facts = Facts(
+            num_parameters=sum(dtypes.values()),
+            units_per_sample=1,
+            unit=self._script.unit or "samples",
+            param_dtypes=dtypes,
+            fp32_precision=read_fp32_precision(),
+            optimizer="; ".join(map(describe_optimizer, hooks.stepped)),
+            hooked=self._hooked,
+            set_up_seconds=time.perf_counter() - started,
+        )
+
+    @property
+    def _hooked(self) -> tuple[str, ...]:
+        hooks, num_ranks = self._hooks, self.run.ranks.num_ranks
+        kinds = [f"model {type(model).__name__}" for model in hooks.models]
+        kinds += [f"optimizer {type(each).__name__}" for each in hooks.stepped]
+        kinds += ["DataLoader"] if hooks.uses_loader else []
+        if self._script.units_per_step is None:
+            kinds += [f"samples are {name}" for name in list(hooks.samples_seen)[:1]]
+        return (*kinds, *([f"{num_ranks} ranks"] if num_ranks > 1 else []))
+
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
+        """Run steps until their time has settled, and return what is now known of the trial."""
+        del step_seconds
+        started, protocol = time.perf_counter(), self._spec.protocol
+        has_settled = False
+
+        def next_mark(moments: Sequence[_Moment]) -> int | None:
+            nonlocal has_settled
+            if not moments:
+                return 1
+            windows = [
+                (after.time - before.time) / (after.num_steps - before.num_steps)
+                for before, after in itertools.pairwise(moments)
+            ]
+            last = windows[-SETTLED_WINDOWS:]
+            has_settled = len(windows) > SETTLED_WINDOWS and max(last) / min(last) - 1 <= SETTLED_SPREAD
+            is_out_of_time = time.perf_counter() - started >= protocol.warm_up_seconds
+            is_enough = moments[-1].num_steps >= protocol.warm_up_steps and bool(windows)
+            if is_enough and (has_settled or is_out_of_time or protocol.num_steps is not None):
+                return None
+            wanted = max(1, round(WINDOW_SECONDS / windows[-1])) if windows else 1
+            return wanted if is_enough else min(wanted, max(1, protocol.warm_up_steps - moments[-1].num_steps))
+
+        moments = self.run._carry_out(_Order(next_mark), self._limit_seconds)
+        if len(moments) < 2 or self.run.ending is not None:
+            others = self._hooks.steps_of_others
+            # A second optimizer of the same loop takes one.
+            whose = f" of its first optimizer, and then {others} of others, which do not count" if others > 2 else ""
+            raise UsageError(
+                f"{self.run._name} took {self.run.num_steps} steps{whose}: too few to time any after warm-up. Let it "
+                f"train for longer, or {self._shorter('shorten --warm-up')}."
+            )
+        first, last = moments[max(0, len(moments) - 1 - SETTLED_WINDOWS)], moments[-1]
+        if extra_work(list(self.run.step_ends)[1:])[0]:
+            first = moments[0]  # the last windows may have none of it, or more than their share
+        self._step_seconds = (last.time - first.time) / (last.num_steps - first.num_steps)
+        self._hooks.stop_looking()
+        self.run.ranks.stop_looking()
+        self._warm_up_peak = self._memory.peak_allocated()
+        self._memory.reset_peak()
+        assert self._facts is not None, "set_up comes first"
+        update = {
+            "warm_up_seconds": time.perf_counter() - started,
+            "warm_up_steps": last.num_steps,
+            "settled": has_settled,
+            "fp32_precision": read_fp32_precision(),
+            "optimizer": "; ".join(map(describe_optimizer, self._hooks.stepped)),
+            "hooked": self._hooked,
+            "own_precision": {kind: tuple(lines) for kind, lines in self._own_precision.items()},
+            "framework": self.run.framework,
+        }
+        self._facts = self._facts.model_copy(update=update)
+        return self._facts
+
+    def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
+        """Time blocks of steps right after untimed ones, without a pause before or between them."""
+        step_seconds, hooks = self._step_seconds, self._hooks
+        period, _ = extra_work(list(self.run.step_ends)[1:])
+        lead_in = max(2, round(lead_in_seconds / step_seconds), hooks.num_prefetched)
+        asked = self._spec.protocol.num_steps
+        num_steps = asked or max(num_blocks, round(num_blocks * block_seconds / step_seconds))
+        if asked is None:  # a period more than it would be, if a block has none
+            least = period * self._spec.protocol.min_blocks
+            num_steps = max(num_steps, least if least * step_seconds < _MOST_STRETCH_SECONDS else 0)
+        num_blocks = min(num_blocks, max(1, num_steps // max(1, period)))
+        length = num_steps // num_blocks
+        is_whole = 0 < period <= length
+        if asked is None:
+            num_steps = num_blocks * (length - length % period if is_whole else length)
+        else:
+            is_whole = is_whole and num_steps % (num_blocks * period) == 0
+        bounds = [num_steps * number // num_blocks for number in range(num_blocks + 1)]
+
+        def next_mark(moments: Sequence[_Moment]) -> int | None:
+            if len(moments) < 2:
+                return lead_in - 1 if moments else 1
+            block = len(moments) - 2
+            return bounds[block + 1] - bounds[block] if block < num_blocks else None
+
+        moments = self.run._carry_out(_Order(next_mark, synchronised=False), self._limit_seconds)
+        # If the time is up before the steps that lead in are done, they are what was measured.
+        moments = moments[1:] if len(moments) > 2 or self.run.ending is not None else moments
+        if len(moments) < 2:
+            raise UsageError(
+                f"{self.run._name} ended, or its time was up, before any block of steps was timed. Let it "
+                f"train for longer, or {self._shorter('take fewer --steps')}."
+            )
+        if len(moments) <= num_blocks:
+            self._notes.append(f"the script ended, or its time was up, after {len(moments) - 1} of {num_blocks} blocks")
+        if self._spec.device_type == "cuda":
+            torch.cuda.synchronize(self._spec.device)
+        found, scaler = list[Block](), hooks.precision.scaling.scaler
+        # The other ranks' loaders are taken to yield as many.
+        num_loaders = self.run.ranks.num_ranks if self._script.units_per_step is None else 0
+        for before, after in itertools.pairwise(moments):
+            is_clock = isinstance(after.time, float)
+            found.append(
+                Block(
+                    seconds=after.time - before.time if is_clock else before.time.elapsed_time(after.time) / 1e3,
+                    num_steps=after.num_steps - before.num_steps,
+                    lead_in_steps=0 if found else lead_in,
+                    in_stretch=True,
+                    loss=None if after.loss is None else after.loss.double().mean().item(),
+                    loss_scale=None if scaler is None else scaler.get_scale(),
+                    num_samples=(after.num_samples - before.num_samples) * num_loaders or None,
+                    skipped_steps=int(after.skipped_steps - before.skipped_steps),
+                    data_seconds=after.data_seconds - before.data_seconds if hooks.uses_loader else None,
+                )
+            )
+        step_ends = list(self.run.step_ends)[-1 - moments[-1].num_steps + moments[0].num_steps :]
+        _, shares = extra_work(step_ends)
+        if not is_whole and (len(shares) > 1 or sum(shares) > _LEAST_LONE_SHARE):
+            self._notes.append(
+                f"{len(shares)} of {len(step_ends) - 1} timed steps took {sum(shares):.0%} of the CPU's time "
+                "(evaluation, rollouts, logging?), and blocks do not hold as many each: the figures are by chance. "
+                "Take more --steps"
+            )
+        self._blocks += found
+        return tuple(found)
+
+    def finish(self) -> RankSamples:
+        """Return everything measured, and stop the script unless it is profiled next."""
+        if self._hooks.loss is None:
+            self._notes.append("no loss is known, nor whether it diverges: the script never calls backward")
+        self._notes += self._hooks.precision.notes
+        seen = list(self._hooks.samples_seen.items())
+        if self._script.units_per_step is None and len(seen) > 1 and not math.isclose(seen[0][1], seen[1][1]):
+            (name, mean), (other, other_mean) = seen[:2]
+            self._notes.append(
+                f"a step's samples are {name}: {mean:.4g}. That is not {other}, {other_mean:.4g}: if these count, give "
+                f"it --units-per-step {other_mean:.0f}"
+            )
+        self._notes += self._file_notes()
+        samples = RankSamples(
+            blocks=tuple(self._blocks),
+            peak_allocated_bytes=self._memory.peak_allocated(),
+            peak_reserved_bytes=self._memory.peak_reserved(),
+            warm_up_peak_allocated_bytes=self._warm_up_peak,
+            notes=tuple(self._notes),
+        )
+        if not self.is_to_be_profiled:
+            self.run.stop()
+        return samples
+
+    def _file_notes(self) -> list[str]:
+        files = self.run.files
+        assert files is not None, "it has run"
+        files.switch_off()  # what castwise writes, such as a trace, is the user's
+        written = files.written()
+        if not written:
+            return []
+        others = f" and {len(written) - 1} more of its files are" if len(written) > 1 else ", a file of its, is"
+        return [
+            f"'{written[0].name}'{others} gone: each process of the script writes into a folder of its own, and no "
+            "file was overwritten"
+        ]
+
+    def profile(self, num_steps: int, trace: Path | None) -> StepProfile:
+        """Profile about so many steps after all else, and stop the script."""
+
+        def run(count: int, recorded: AbstractContextManager[Any]) -> int:
+            lead_in = max(1, self._hooks.num_prefetched)
+
+            def next_mark(moments: Sequence[_Moment]) -> int | None:
+                # In the script's thread: it is what is recorded.
+                if len(moments) == 1:
+                    recorded.__enter__()
+                elif moments:
+                    recorded.__exit__(None, None, None)
+                return (lead_in, count, None)[len(moments)]
+
+            if len(self.run._carry_out(_Order(next_mark), self._limit_seconds)) < 2:
+                raise UsageError(f"{self.run._name} ended, or its time was up, before {count} steps were profiled")
+            return count
+
+        profile = profile_step(self._spec, self._hooks, run, num_steps, trace, Peers())
+        self.run.stop()
+        return profile
+
+
+def extra_work(ends: Sequence[float]) -> tuple[int, list[float]]:
+    """Return how a script's work besides its steps is spread over these.
+
+    Args:
+        ends: When each step ended, in seconds.
+
+    Returns:
+        After how many steps it comes again, 0 if it does not, or not at regular distances; and the share of the time
+        of each step that has it.
+    """
+    seconds = [after - before for before, after in itertools.pairwise(ends)]
+    if len(seconds) < _FEWEST_TIMED_STEPS:
+        return 0, []
+    usual, total = statistics.median(seconds), sum(seconds)
+    places = [place for place, each in enumerate(seconds) if each > _LEAST_EXTRA_FACTOR * usual]
+    shares = [seconds[place] / total for place in places]
+    if len(places) > _MOST_EXTRA_STEPS * len(seconds) or sum(shares) < _LEAST_EXTRA_SHARE + len(places) / len(seconds):
+        return 0, []
+    gaps = Counter(after - before for before, after in itertools.pairwise(places))
+    for period, _ in gaps.most_common(_NUM_PERIODS):
+        first, _ = Counter(place % period for place in places).most_common(1)[0]
+        # Other programs make some other steps longer.
+        expected = range(first, len(seconds), period)
+        if len(expected) >= _FEWEST_PERIODS and len({*expected} & {*places}) > _LEAST_PERIODIC * len(expected):
+            return period, shares
+    return 0, shares
+
+
+def _framework() -> str:
+    """Return the outermost framework that is taking a step right now; "" if the script does so by itself."""
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(sys._getframe())]
+    names = (name for each in reversed(modules) for prefix, name in _FRAMEWORKS.items() if each.startswith(prefix))
+    return next(names, "")

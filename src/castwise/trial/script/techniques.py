@@ -1,0 +1,105 @@
+"""Techniques that a script's own loop is given from outside: on its model, its optimizers and its loaders."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from castwise.apply.techniques.batch_layout import prepare_inputs
+from castwise.apply.techniques.compile import check_compiler
+from castwise.errors import TechniqueError
+from castwise.registry.techniques import PLAIN, rows_of, step_config_of
+from castwise.spec.recipe import Recipe
+from castwise.trial.script.replacing import replaces
+
+
+class OutsideTechniques:
+    """What is changed in the objects that a script makes."""
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self.config = step_config_of(names) if names else PLAIN
+        self._names = names
+        self._has_changed_loader = False
+        self._has_arguments = False  # whether the script gives an optimizer these itself
+        if self.config.compile_mode is not None:
+            check_compiler(device)
+        if self.config.loader_workers or self.config.pinned_transfer:
+            self._change_loaders()
+
+    def _refuse(self, setting: str, why: str) -> None:
+        name = next(row.name for row in rows_of(self._names) if setting in row.settings)
+        raise TechniqueError(f"{name} finds nothing to do: {why}")
+
+    def change_model(self, model: nn.Module) -> None:
+        """Change a model during its first forward pass; the second one runs with all changes."""
+        config, weights = self.config, [each for each in model.parameters() if each.dim() == 4]
+        if config.channels_last:
+            if all(each.is_contiguous(memory_format=torch.channels_last) for each in weights):
+                self._refuse("channels_last", "the script's model has no convolution in another layout")
+            model.to(memory_format=torch.channels_last)
+            prepare_inputs(model, config)
+        if config.cudnn_search:
+            if torch.backends.cudnn.benchmark or not weights:
+                self._refuse("cudnn_search", "the script has it, or no convolution")
+            torch.backends.cudnn.benchmark = True
+        if config.compile_mode is not None:
+            if isinstance(model, OptimizedModule) or model._compiled_call_impl is not None:
+                self._refuse("compile_mode", "the script compiles its model")
+            # Not the module: castwise's hooks on it stay outside.
+            model.forward = torch.compile(model.forward, mode=config.compile_mode)
+
+    def change_optimizer(self, optimizer: Optimizer, defaults: dict[str, Any]) -> None:
+        """Change the defaults of an optimizer like torch's, such as `fused`, while it is made."""
+        wanted = dict(self.config.optimizer_arguments)
+        if wanted and {"fused", "foreach"} <= defaults.keys():
+            self._has_arguments |= all(map(defaults.get, wanted))
+            defaults |= {"fused": None, "foreach": None, **wanted}
+            optimizer._step_supports_amp_scaling = "fused" in wanted  # type: ignore[attr-defined]  # as torch's set it
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Refuse an optimizer that did not take the arguments."""
+        for name, _ in self.config.optimizer_arguments:
+            if self._has_arguments or not optimizer.defaults.get(name):
+                kind = type(optimizer).__name__
+                self._refuse("optimizer_arguments", f"the script has it, or there is no such {kind} in torch.optim")
+
+    def check_loaders(self) -> None:
+        """Refuse a script without a loader to change."""
+        if (self.config.loader_workers or self.config.pinned_transfer) and not self._has_changed_loader:
+            setting = "loader_workers" if self.config.loader_workers else "pinned_transfer"
+            self._refuse(setting, "the script makes no DataLoader that lacks it")
+
+    def _change_loaders(self) -> None:
+        signature = inspect.signature(DataLoader.__init__)
+        wanted = self.config.recipe(Recipe(epochs=1)).loader
+
+        @replaces(DataLoader, "__init__")
+        def making(make: Any, *args: Any, **kwargs: Any) -> None:
+            given = signature.bind(*args, **kwargs)
+            named, is_iterable = given.arguments, isinstance(given.arguments["dataset"], IterableDataset)
+            # Each worker would read all of an iterable data set.
+            if self.config.loader_workers and not is_iterable and (named.get("num_workers") or 0) < wanted.num_workers:
+                ahead = wanted.prefetch_batches
+                # Not persistent: workers see how the script changes its data set between epochs.
+                named |= {"num_workers": wanted.num_workers, "prefetch_factor": ahead}
+                self._has_changed_loader = True
+            if self.config.pinned_transfer and not named.get("pin_memory"):
+                named["pin_memory"] = self._has_changed_loader = True
+            make(*given.args, **given.kwargs)
+
+        if self.config.pinned_transfer:
+            for name in ("to", "cuda"):
+                replaces(Tensor, name)(_not_blocking)
+
+
+def _not_blocking(method: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Let a method copy from page-locked memory while the host goes on."""
+    is_asked = "non_blocking" in kwargs or any(isinstance(each, bool) for each in args)
+    if tensor.device.type == "cpu" and not is_asked and not torch.compiler.is_compiling() and tensor.is_pinned():
+        kwargs["non_blocking"] = True
+    return method(tensor, *args, **kwargs)

@@ -1,0 +1,851 @@
+"""Scripts as they are, hooked: the losses as alone, and in another precision those of a script changed by hand."""
+
+import copy
+import itertools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from castwise.trial.script.hooks import _num_samples
+from castwise.trial.script.run import extra_work
+
+pytestmark = pytest.mark.xdist_group("hooked scripts")  # one process runs them
+TESTS = Path(__file__).parents[1]
+SCRIPTS = {
+    file.stem: ("bf16",) if file.stem in ("transformers_trainer", "accelerate_loop") else ("bf16", "fp16")
+    for file in sorted((TESTS / "training_scripts").glob("*.py"))
+    if file.stem != "by_hand"
+}  # with the precisions that each has itself on a CPU
+NUM_STEPS = 8
+# Losses of a few steps on the same weights in 16 bits. The hooked run takes no other products, so they differ by what
+# rounding in another order does. Source: chosen here.
+_ROUNDING = 0.02
+
+
+# What scripts do themselves, by their own precision: autocasts and GradScalers with their lines, and the framework.
+OWN = {
+    "own_amp": {
+        "none": ({}, ""),
+        "bf16": ({"autocast bfloat16": "@torch.autocast("}, ""),
+        "fp16": ({"autocast float16": "@torch.autocast(", "GradScaler": "return torch.amp.GradScaler("}, ""),
+    },
+    "lightning_module": {"bf16": ({"GradScaler": "own = ", "autocast bfloat16": ".fit("}, "Lightning")},
+    "accelerate_loop": {"none": ({}, "Accelerate")},
+    "transformers_trainer": {"none": ({}, "transformers")},
+}
+
+
+def job(name: str, how: str, amp: str) -> tuple[str, str, str]:
+    return str(TESTS / "training_scripts" / f"{name}.py"), how, amp
+
+
+@pytest.fixture(scope="module")
+def losses() -> dict[tuple[str, str, str], list[list[float]]]:
+    """Return the losses of the first steps by script, precision ("alone": not hooked) and own precision."""
+    ways = {name: [("alone", each) for each in ("none", *own)] for name, own in SCRIPTS.items()}
+    for name, own in SCRIPTS.items():
+        ways[name] += [(how, amp) for how in ("as-written", "fp32") for amp in ("none", own[-1])]
+        ways[name] += [("bf16-mixed", "none"), ("fp16-mixed", "bf16")]
+        ways[name] += [("own", each) for each in OWN.get(name, ())]
+    jobs = [(name, how, amp) for name in SCRIPTS for how, amp in ways[name]]
+    command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps([job(*each) for each in jobs])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(jobs, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+@pytest.mark.parametrize(("name", "amp"), [(name, amp) for name, expected in OWN.items() for amp in expected])
+@pytest.mark.slow
+def test_what_a_script_does_itself_is_recorded_with_its_lines(losses, name, amp):
+    expected, framework = OWN[name][amp]
+    found, by = json.loads(losses[name, "own", amp])
+    assert (found.keys(), by) == (expected.keys(), framework)
+    for kind, text in expected.items():
+        (place,) = found[kind]
+        file, _, number = place.partition(":")
+        assert text in (TESTS / "training_scripts" / file).read_text().splitlines()[int(number) - 1]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.slow
+def test_hooked_losses_are_bit_identical_to_those_of_the_script_alone(losses, name):
+    for hooked, alone in [("as-written", "none"), ("as-written", SCRIPTS[name][-1]), ("fp32", "none")]:
+        found = losses[name, hooked, alone]
+        # The script logs a step's loss after the step, in which it is stopped; some log each of its batches.
+        assert found == losses[name, "alone", alone][: len(found)]
+        assert len(found) >= NUM_STEPS - 1
+    assert losses[name, "fp32", SCRIPTS[name][-1]] == losses[name, "fp32", "none"], "its own precision is replaced"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(("precision", "amp", "own"), [("bf16-mixed", "bf16", "none"), ("fp16-mixed", "fp16", "bf16")])
+@pytest.mark.slow
+def test_mixed_precision_from_outside_agrees_with_the_script_changed_by_hand(losses, name, precision, amp, own):
+    """Transformers and Accelerate have no fp16 on a CPU: their losses agree with those in float32, and are others."""
+    by_hand = losses[name, "alone", amp if amp in SCRIPTS[name] else "none"]
+    hooked = losses[name, precision, own]
+    assert len(hooked) >= NUM_STEPS - 1
+    for ours, theirs in zip(hooked, by_hand, strict=False):
+        assert ours == pytest.approx(theirs, rel=_ROUNDING)
+    assert hooked != losses[name, "fp32", "none"], "it is another precision"
+
+
+@pytest.mark.slow
+def test_lightning_validates_in_the_precision_as_it_does_by_itself(losses):
+    hooked = losses["lightning_module", "bf16-mixed", "none"]
+    by_hand = losses["lightning_module", "alone", "bf16"]
+    assert hooked == by_hand[: len(hooked)]
+    assert hooked[-1][1] != losses["lightning_module", "fp32", "none"][len(hooked) - 1][1], "its second value is that"
+
+
+_STEP = """
+import os, sys, time, torch
+from torch.utils.data import DataLoader
+w = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+def step():
+    w(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+"""
+
+
+_FUSED = "optimizer = torch.optim.SGD(w.parameters(), lr=0.1, fused=True)"
+_OVERFLOW = """
+scaler = torch.amp.GradScaler("cpu", init_scale=3e38, growth_interval=3)
+while True:
+    loss = 1e30 * w(torch.ones(5, 3)).sum()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+_EVALUATE = """
+import copy
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = torch.nn.Linear(3, 1)
+    def forward(self, x):
+        y = self.part(x)
+        self.seen = y.dtype
+        return {"y": y, "exact": x.double()}
+w = Model()
+MARK
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+y = w(torch.randn(5, 3))["y"]
+y.sum().backward()
+optimizer.step()
+found = [w.seen, y.dtype]
+for model in (w, copy.deepcopy(w)):
+    output = model.eval()(torch.randn(5, 3))
+    found += [model.seen, output["y"].dtype, output["exact"].dtype, torch.is_autocast_enabled("cpu")]
+seen = []
+w.part.register_forward_hook(lambda module, args, output: seen.append(output.dtype), prepend=True)
+found += [w.part(torch.randn(5, 3)).dtype, *seen, torch.is_autocast_enabled("cpu")]
+raise ValueError(*found)
+"""
+
+
+# Lightning's own file of strategies takes seconds to import.
+_LIGHTNING = """
+import types
+class Strategy:
+    def validation_step(self):
+        return w(torch.randn(5, 3)).dtype, torch.is_autocast_enabled("cpu")
+    training_step = test_step = predict_step = validation_step
+sys.modules["pytorch_lightning.strategies.strategy"] = types.SimpleNamespace(Strategy=Strategy)
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+step()
+w.eval()
+raise ValueError(*Strategy().training_step(), *Strategy().test_step(), torch.is_autocast_enabled("cpu"))
+"""
+
+
+# Gradients are clipped once without a step, and once dropped; a step overflows and is skipped if there is a loss scale.
+_MASTERS = """
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+net[0].bias.requires_grad_(False)
+adam = torch.optim.AdamW(net.parameters(), lr=0.05)
+found = []
+def train():
+    loss = net(torch.randn(6, 3)).square().mean() * (FACTOR if len(found) == 4 else 0.01)
+    found.append(loss.item())
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+    return loss
+for number in range(9):
+    if CLOSURE:
+        adam.step(train)
+    else:
+        train()
+        if number == 2:
+            net.eval()(torch.ones(2, 3))
+            net.train()
+            continue
+        if number != 6:
+            adam.step()
+    adam.zero_grad()
+output = net(torch.ones(2, 3)).dtype
+raise ValueError(*found, net[0].weight.dtype, net[1].weight.dtype, output)
+"""
+
+
+def losses_with_masters(dtype: torch.dtype, factor: float, *, has_closure: bool) -> list[float]:
+    """Return the losses of _MASTERS by hand: the masters are a model of their own."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+    net[0].bias.requires_grad_(False)
+    adam, scaler = torch.optim.AdamW(net.parameters(), lr=0.05), torch.amp.GradScaler("cpu", enabled=factor > 1)
+    low, found = net, list[float]()
+    for number in range(9):
+        x = torch.randn(6, 3)
+        y = low(x) if low is net else low(x.to(dtype)).float()
+        loss = y.square().mean() * (factor if number == 4 else 0.01)
+        found.append(loss.item())
+        scaler.scale(loss).backward()
+        pairs = [pair for pair in zip(net.parameters(), low.parameters(), strict=True) if pair[1].grad is not None]
+        for master, weight in pairs:
+            master.grad = weight.grad.float()
+        if number == 2 and not has_closure:
+            for master, _ in pairs:
+                master.grad /= scaler.get_scale()
+            nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+            for master, weight in pairs:
+                weight.grad = (master.grad * scaler.get_scale()).to(weight.dtype)
+            continue
+        scaler.unscale_(adam)
+        nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+        if number != 6 or has_closure:
+            scaler.step(adam)
+        scaler.update()
+        adam.zero_grad()
+        low = copy.deepcopy(net)
+        low[0].to(dtype)
+        low[3].to(dtype)
+    return found
+
+
+# A model that computes a loss, beside outputs that a loss may be computed of.
+_BESIDE = """
+class Both(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y.float().mean(), y
+w = Both(3, 1)
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+for number in range(99):
+    loss, y = w(torch.randn(5, 3))
+    if number == 9: raise ValueError(y.dtype)
+    (LOSS).backward()
+    optimizer.step()
+"""
+
+
+# How scripts compute gradients without a call of Tensor.backward.
+_GRADIENTS = """
+from torch.utils.checkpoint import checkpoint
+x = torch.ones(5, 3, requires_grad=True)
+for _ in range(99):
+    optimizer.zero_grad()
+    HOW
+    optimizer.step()
+raise ValueError(w.weight.grad.tolist(), w.bias.grad.item())
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what castwise says of scripts: of the second half when it measures them, each in a precision."""
+    endings = {
+        "raises": "raise ValueError('no such file')",
+        "no-step": "",
+        "exits": "step(); sys.exit(3)",
+        "waits": """
+import subprocess
+subprocess.run([sys.executable, "-c", ""])
+subprocess.run([sys.executable, "-u", "child.py", "--lr", "1"])
+time.sleep(60)
+""",
+        "starts-by-a-shell": "os.system(f'cd . && {sys.executable} -m package.train')",
+        "asks": "import io; sys.stdin = io.StringIO(''); step(); input()",
+        "forks": """
+if not os.fork():
+    for _ in range(3): step()
+    os._exit(0)
+os.wait()
+for _ in range(3): step()
+""",
+        "swallows": """
+while True:
+    try: step()
+    except: pass
+""",
+        "swallows-it-all": """
+try:
+    while True: step()
+except BaseException: pass
+time.sleep(3600)
+open('model.pt', 'w').write('overwritten')
+""",
+        "saves": """
+from safetensors.torch import save_file
+for _ in range(3): step(); torch.save(w.state_dict(), f='model.pt'); save_file(w.state_dict(), 'model.safetensors')
+""",
+        "saves-and-loads": """
+import shutil
+from safetensors.torch import load_file, save_file
+save_file({'one': torch.ones(1)}, 'one.safetensors')
+torch.save([1], 'part.pt')
+os.replace('part.pt', 'last.pt')
+shutil.copy('last.pt', 'part.pt')
+shutil.move('part.pt', 'best.pt')
+assert torch.load('best.pt') == torch.load(f='last.pt') == [load_file(filename='one.safetensors')['one'].item()]
+os.remove('last.pt')
+assert torch.load('best.pt') == [1]
+for _ in range(3): step()
+""",
+        "writes": """
+import glob, pathlib, sqlite3
+from safetensors import safe_open
+from safetensors.torch import save_file
+run = pathlib.Path("runs", "one")
+run.mkdir(parents=True)
+(run / "config.json").write_text("{}")
+with open("log.txt", "a") as log: log.write("+")
+assert open("log.txt").read() == "kept+" and open(run / "config.json").read() == "{}"
+torch.save([1], run / "last.pt")
+assert os.path.exists(run / "last.pt") and torch.load(run / "last.pt", mmap=True) == [1]
+save_file({"one": torch.ones(1)}, run / "one.safetensors")
+with safe_open(run / "one.safetensors", framework="pt") as file: assert list(file.keys()) == ["one"]
+sqlite3.connect(run / "study.db").execute("create table trial (number int)")
+assert sorted(os.listdir(run)) == ["config.json", "last.pt", "one.safetensors", "study.db"]
+assert [each.name for each in run.glob("*.pt")] == ["last.pt"]
+assert glob.glob("r*/*/l*") == ["runs/one/last.pt"]
+with open(b"runs/one/events", "wb") as file: file.write(b"1")
+assert os.path.exists(b"runs/one/events") and os.path.getsize("runs/one/events") == 1
+os.remove("runs/one/events")
+os.remove("old/a.txt")
+assert os.listdir("old") == ["b.txt"] and not os.path.exists("old/a.txt")
+os.rename("old", "older")
+assert open("older/b.txt").read() == "kept" and not os.path.exists("old")
+os.mkdir("old")
+assert os.listdir("old") == []
+os.symlink("one", "runs/latest")
+os.chdir("runs/latest")
+assert torch.load("last.pt") == [1] and open("../../log.txt").read() == "kept+"
+for _ in range(99): step()
+""",
+        "updates": """
+for _ in range(99):
+    w(torch.randn(5, 3)).sum().backward()
+    with torch.no_grad():
+        for each in w.parameters(): each -= 0.1 * each.grad
+""",
+        "compiles": """
+teacher = torch.nn.Linear(3, 3)
+@torch.compile(backend="eager")
+def augment(x): return 2 * x
+class Trainer:
+    def __init__(self): self.parts, self.model = w, torch.nn.Sequential(w)
+    @torch.compile(backend="eager")
+    def update(self, x):
+        (self.model(x) - teacher(x)).sum().backward()
+        optimizer.step()
+for _ in range(3): Trainer().update(augment(torch.randn(7, 3)))
+""",
+        "plain": "while True: step()",
+        "allows-bf16-products": "torch.set_float32_matmul_precision('medium')\nwhile True: step()",
+        "casts": "with torch.autocast('cpu', torch.bfloat16):\n    while True: step()",
+        "casts-within-compiled-code": """
+@torch.compile(backend="eager")
+def loss(x):
+    with torch.autocast("cpu", torch.bfloat16): return w(x).sum()
+while True:
+    loss(torch.randn(5, 3)).backward()
+    optimizer.step()
+""",
+        "scales": _OVERFLOW,
+        "converts": """
+w.bfloat16()
+while True:
+    w(torch.randn(5, 3).bfloat16()).sum().backward()
+    optimizer.step()
+""",
+        "calls-twice": """
+def step():
+    x = torch.randn(5, 3)
+    (w(x) + w(x)).sum().backward()
+    optimizer.step()
+for _ in range(3): step()
+""",
+        "observes": """
+int(os.environ["MASTER_PORT"])
+def step():
+    for _ in range(5): w(torch.randn(3)).sum().backward()
+    optimizer.step()
+for _ in range(3): step()
+""",
+        "subclasses": """
+class Warm(torch.optim.Adam):
+    def step(self, closure=None): return super().step(closure)
+torch.optim.Adam(w.parameters())
+optimizer = Warm(w.parameters())
+for _ in range(3): step()
+""",
+    }
+    asked = {
+        "writes measure as-written": endings["writes"],
+        "short-batch count as-written": """
+data = DataLoader(torch.randn(12, 3), batch_size=8)
+while True:
+    for x in data:
+        w(x).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        for x in data: w(x)
+""",
+        "graphs count as-written": """
+class Batch:
+    def __init__(self, items): self.x = torch.cat(items)
+while True:
+    for batch in DataLoader([torch.randn(4, 3)] * 10, batch_size=5, collate_fn=Batch):
+        w(batch.x).sum().backward()
+        optimizer.step()
+""",
+        "iterates count as-written": """
+class Data(torch.utils.data.IterableDataset):
+    def __iter__(self): return ({"boxes": torch.ones(2 + i % 2, 4), "image": torch.ones(3)} for i in range(12))
+def join(items):
+    boxes, images = ([each[name] for each in items] for name in ("boxes", "image"))
+    return {"boxes": torch.cat(boxes), "image": torch.stack(images)}
+while True:
+    for batch in DataLoader(Data(), batch_size=4, collate_fn=join):
+        w(batch["image"]).sum().backward()
+        optimizer.step()
+""",
+        "closure profile as-written": """
+w = torch.nn.Linear(256, 256)
+optimizer = torch.optim.SGD(w.parameters(), lr=1e-9)
+def closure():
+    loss = w(torch.randn(2048, 256)).sum()
+    loss.backward()
+    return loss
+while True: optimizer.step(closure)
+""",
+    }
+    measured = {
+        "hangs as-written": "for i in range(99): step(); time.sleep(3600 * (i == 10))",
+        "ends as-written": "for i in range(2): step()",
+        "overflows as-written": _OVERFLOW,
+        "overflows fp16-mixed": _OVERFLOW,
+        "overflows-fused as-written": _FUSED + _OVERFLOW,
+        "overflows-fused fp16-mixed": _FUSED + _OVERFLOW,
+        "evaluates bf16-mixed": _EVALUATE.replace("MARK", ""),
+        "evaluates-fabric bf16-mixed": _EVALUATE.replace("MARK", "Model.__name__ = '_FabricModule'"),
+        "evaluates-lightning bf16-mixed": _LIGHTNING,
+        "evaluates-prepared bf16-mixed": _EVALUATE.replace("MARK", "w._is_accelerate_prepared = True"),
+        "evaluates-compiled bf16-mixed": _EVALUATE.replace("MARK", "w.compile(backend='eager')"),
+        "evaluates-compiled-prepared bf16-mixed": _EVALUATE.replace(
+            "MARK", "w._is_accelerate_prepared = True; w.compile(backend='eager')"
+        ),
+        "masters bf16-master": _MASTERS.replace("FACTOR", "0.01").replace("CLOSURE", "0"),
+        "masters-overflow fp16-master": _MASTERS.replace("FACTOR", "1e6").replace("CLOSURE", "0"),
+        "masters-closure fp16-master": _MASTERS.replace("FACTOR", "1e6").replace("CLOSURE", "1"),
+        "clamps bf16-master": """
+def step():
+    w(torch.randn(5, 3)).sum().backward()
+    w.weight.data.clamp_(-0.01, 0.01)
+    optimizer.step()
+for _ in range(9): step()
+""",
+        "two bf16-master": "other = torch.optim.Adam(w.parameters())\nfor _ in range(9): step(); other.step()",
+        "scripted as-written": "w = torch.jit.script(w)\nfor _ in range(9): step()",
+        "scripted bf16-mixed": "w = torch.jit.script(w)\nfor _ in range(9): step()",
+        "halves fp32": "w.half()\nfor _ in range(9): step()",
+        "made-in-bf16 bf16-mixed": "w = torch.nn.Linear(3, 1, dtype=torch.bfloat16)\n"
+        "optimizer = torch.optim.SGD(w.parameters(), lr=0.1)\nfor _ in range(9): step()",
+        "quantised fp32": """
+w.__class__ = type("Float8Linear", (torch.nn.Linear,), {"__module__": "torchao.float8"})
+step()
+""",
+        "sharded fp32": "w.mixed_precision = torch.distributed.fsdp.MixedPrecision(torch.bfloat16)\nstep()",
+        "two-losses fp16-mixed": _GRADIENTS.replace("99", "9").replace(
+            "HOW", "torch.autograd.backward([w(x).sum(), checkpoint(w, x, use_reentrant=True).sum()])"
+        ),
+        "wrapped fp16-mixed": """
+class Ahead(torch.optim.Optimizer):
+    def __init__(self, base): self.base = base; super().__init__(base.param_groups, {})
+    def step(self): self.base.step()
+optimizer = Ahead(optimizer)
+"""
+        + _GRADIENTS.replace("99", "9").replace("HOW", "w(x).sum().backward()"),
+        "clipped fp16-mixed": _GRADIENTS.replace("99", "9").replace(
+            "HOW",
+            "w(x).sum().backward(); norm = torch.nn.utils.get_total_norm([w.weight.grad]); "
+            "torch.nn.utils.clip_grads_with_norm_(w.weight, 1.0, norm)",
+        ),
+        "one-overflows fp16-mixed": """
+other = torch.nn.Linear(3, 1)
+others = torch.optim.SGD(other.parameters(), lr=0.1)
+for _ in range(9): step()
+others.zero_grad()
+(1e30 * w(torch.ones(5, 3)).sum()).backward()
+other(torch.ones(5, 3)).sum().backward()
+optimizer.step()
+others.step()
+raise ValueError(other.weight.grad.tolist())
+""",
+        "in-evaluation bf16-mixed": """
+seen = []
+w.eval().register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+step()
+with torch.no_grad():
+    w(torch.randn(5, 3))
+raise ValueError(*seen, w.weight.grad.abs().sum().item() > 0)
+""",
+        "in-phases as-written": """
+for _ in range(2): step()
+optimizer = torch.optim.Adam(w.parameters())
+for _ in range(9): step()
+""",
+        "compiles-its-step as-written": """
+@torch.compile(backend="eager")
+def update(): optimizer.step()
+for _ in range(9):
+    w(torch.randn(5, 3)).sum().backward()
+    update()
+raise ValueError(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+""",
+        "averages bf16-master": """
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+averaged = None
+for _ in range(9):
+    step()
+    averaged = averaged or AveragedModel(w, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    w(torch.ones(5, 3)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(w.parameters(), 1.0)
+    averaged.update_parameters(w)
+found = averaged.module.weight
+raise ValueError(found.dtype, w.weight.dtype, w.weight.grad.dtype, bool((found != found.bfloat16()).any()))
+""",
+        "compiles-its-loss bf16-mixed": """
+seen, criterion = [], torch.nn.L1Loss()
+class Config(dict): __getattr__ = dict.__getitem__
+config = Config(zeros=(5, 3))
+def out_of(x): return w(x)
+@torch.compile(backend="eager")
+def loss_of(x):
+    y = (lambda y: out_of(y))(x)
+    return criterion(y, x.new_zeros(config.zeros)), y
+def rounds(y): return bool((y == y.bfloat16()).all())
+for _ in range(3):
+    loss, y = loss_of(torch.randn(5, 3))
+    seen.append(rounds(y))
+    loss.backward()
+    optimizer.step()
+with torch.no_grad():
+    seen.append(rounds(loss_of(torch.randn(5, 3))[1]))
+raise ValueError(*seen, torch.is_autocast_enabled("cpu"), torch._dynamo.utils.counters["stats"]["unique_graphs"])
+""",
+        "narrows fp32": """
+class Half(torch.nn.Linear):
+    def forward(self, x): return super().forward(x).bfloat16().float()
+w = Half(3, 1)
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+for _ in range(99): step()
+""",
+        "beside bf16-mixed": _BESIDE.replace("LOSS", "loss"),
+        "beside-used bf16-mixed": _BESIDE.replace("LOSS", "loss + y.mean()"),
+        "holds-prepared bf16-mixed": """
+class Loss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = w
+    def forward(self, x):
+        y = self.model(x)
+        seen.append((w.seen, y.dtype, torch.is_autocast_enabled("cpu")))
+        return y.sum()
+seen, w._is_accelerate_prepared, criterion = [], True, Loss()
+w.register_forward_hook(lambda module, args, y: setattr(w, "seen", y.dtype))
+for _ in range(2):
+    criterion(torch.randn(5, 3)).backward()
+    optimizer.step()
+raise ValueError(seen[0] == seen[1], *seen[1])
+""",
+        "teacher bf16-mixed": """
+teacher, seen = torch.nn.Linear(3, 3).eval(), []
+teacher.register_forward_hook(lambda module, args, output: seen.append(output.dtype), prepend=True)
+with torch.no_grad():
+    y = teacher(torch.randn(5, 3))
+raise ValueError(*seen, y.dtype, torch.is_autocast_enabled("cpu"))
+""",
+        "assigned as-written": _GRADIENTS.replace(
+            "HOW", "w.weight.grad, w.bias.grad = torch.autograd.grad(w(x).sum(), [w.weight, w.bias])"
+        ),
+        "assigned fp16-mixed": _GRADIENTS.replace(
+            "HOW", "w.weight.grad, w.bias.grad = torch.autograd.grad(w(x).sum(), [w.weight, w.bias])"
+        ),
+        "functional as-written": _GRADIENTS.replace(
+            "HOW", "w(x); w.weight.grad = torch.func.grad(lambda weight: (x @ weight.T).sum())(w.weight.detach())"
+        ),
+        "lbfgs fp16-mixed": """
+optimizer = torch.optim.LBFGS(w.parameters())
+optimizer.step(lambda: w(torch.randn(5, 3)).sum())
+""",
+    }
+    folder = tmp_path_factory.mktemp("scripts")
+    jobs = []
+    for name in ("model.pt", "model.safetensors", "last.pt", "log.txt", "old/a.txt", "old/b.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("kept")
+    for name in ("child.py", "package/train.py"):  # which a script starts
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    for name, ending in {**endings, **measured, **asked}.items():
+        script, *how, precision = name.split() if " " in name else (name, "")
+        file = folder / f"{script}.py"
+        file.write_text(_STEP + ending)
+        jobs.append((str(file), how[0] if how else "measure" if precision else "inspect", precision))
+    command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps(jobs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = dict(zip([*endings, *measured, *asked], json.loads(done.stdout), strict=True))
+    return found | {
+        "files": {
+            str(each.relative_to(folder)): each.read_text()
+            for each in sorted(folder.rglob("*"))
+            if each.is_file() and each.suffix not in (".py", ".pyc")
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("raises", "crashed: ValueError: no such file"),
+        ("no-step", "unsupported: no-step.py ended before an optimizer of torch.optim took a step"),
+        ("updates", "unsupported: The script's weights change, but no optimizer of torch.optim takes a step, which is"),
+        ("exits", "unsupported: exits.py ended with sys.exit(3) after optimizer step 1"),
+        (
+            "waits",
+            "unsupported: waiting for step 1 of waits.py, 2 s so far; it has started 'python -u child.py --lr 1' / "
+            "waits.py took no optimizer step within 5 s. It started 'python -u child.py --lr 1'. If that trains, name",
+        ),
+        (
+            "starts-by-a-shell",
+            "unsupported: starts-by-a-shell.py ended before an optimizer of torch.optim took a step. It started "
+            "'python -m package.train'. If that trains, name it",
+        ),
+        ("asks", "unsupported: asks.py asks for input"),
+        ("ends as-written", "unsupported: ends.py took 2 steps: too few"),
+        (
+            "in-phases as-written",
+            "unsupported: in-phases.py took 2 steps of its first optimizer, and then 9 of others, which do not count",
+        ),
+        (
+            "halves fp32",
+            "unsupported: halves.py:9 converts its model to float16, which castwise cannot take back",
+        ),
+        ("made-in-bf16 bf16-mixed", "unsupported: made-in-bf16.py:9 converts its model to bfloat16, which"),
+        ("clamps bf16-master", "unsupported: the script changes its weights during a step, which masters do not see"),
+        ("two bf16-master", "unsupported: masters are for one optimizer; the script steps Adam, too"),
+        ("scripted bf16-mixed", "unsupported: the script's model is compiled by torch.jit"),
+        ("quantised fp32", "unsupported: the script's model has torchao's Float8Linear"),
+        (
+            "sharded fp32",
+            "unsupported: Linear has a mixed precision, which castwise cannot replace (sharded.py:7, in step",
+        ),
+        ("assigned fp16-mixed", "unsupported: assigned.py:"),
+        ("lbfgs fp16-mixed", "unsupported: loss scaling does not work with LBFGS"),
+    ],
+)
+def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
+    assert answers[script].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("script", "same"),
+    [
+        ("plain", "default fp32"),
+        ("allows-bf16-products", ""),
+        ("casts", ""),
+        ("casts-within-compiled-code", ""),
+        ("scales", ""),
+        ("converts", ""),
+    ],
+)
+def test_precisions_that_are_a_script_as_written_follow_from_its_settings(answers, script, same):
+    assert answers[script] == f"batch 5, same: {same}"
+
+
+def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answers):
+    for script in (
+        "forks",
+        "saves",
+        "saves-and-loads",
+        "writes",
+        "observes",
+        "calls-twice",
+        "subclasses",
+        "swallows",
+        "swallows-it-all",
+    ):
+        assert answers[script].startswith("batch 5,")
+    assert answers["compiles"].startswith("batch 7,")
+    assert "steps, 0 skipped" in answers["scripted as-written"]
+    said = "8 steps, 0 skipped; 'log.txt' and 5 more of its files are gone"
+    assert answers["writes measure as-written"].startswith(said)
+    assert answers["files"] == dict.fromkeys(
+        ["last.pt", "log.txt", "model.pt", "model.safetensors", "old/a.txt", "old/b.txt"], "kept"
+    )
+
+
+def test_samples_are_those_that_the_timed_steps_trained_on(answers):
+    assert answers["short-batch count as-written"] == "6 a step; "
+    assert answers["iterates count as-written"] == "4 a step; "
+    said = (
+        "5 a step; a step's samples are the DataLoader's: 5. That is not the first dimension of the model's input, 20"
+    )
+    assert answers["graphs count as-written"].startswith(said)
+
+
+def test_what_a_closure_computes_is_not_profiled_as_the_optimizer_s(answers):
+    assert answers["closure profile as-written"] == "plain_product"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "period", "num_extra"),
+    [
+        ([1, 1, 9, 1, 1, 1] * 4, 6, 4),
+        ([1, 1, 9, 1, 1, 1] * 3 + [9, 1, 9, 1, 1, 1], 6, 5),  # one by another program
+        ([1] * 4 + [9] + [1] * 6 + [9, 1, 9] + [1] * 15, 0, 3),  # not at regular distances
+        ([1] * 20 + [9] + [1] * 9, 0, 1),
+        ([1, 1.02, 1, 1, 1.01, 1] * 4, 0, 0),
+        ([1, 9] * 12, 0, 0),  # each second step: any block has as many
+        ([1, 1, 9], 0, 0),
+    ],
+)
+def test_work_at_regular_distances_is_found(seconds, period, num_extra):
+    found, shares = extra_work([0.0, *itertools.accumulate(map(float, seconds))])
+    assert (found, len(shares)) == (period, num_extra)
+    assert all(share == pytest.approx(9 / sum(seconds)) for share in shares)
+
+
+@pytest.mark.parametrize(
+    ("script", "seen"),
+    [
+        ("evaluates", "float32"),
+        ("evaluates-compiled", "float32"),
+        ("evaluates-fabric", "bfloat16"),
+        ("evaluates-prepared", "bfloat16"),
+        ("evaluates-compiled-prepared", "bfloat16"),
+    ],
+)
+def test_models_of_accelerate_and_fabric_have_the_precision_in_all_forward_passes(answers, script, seen):
+    own, copy_s = (f"torch.{dtype}, torch.float32, torch.float64, False" for dtype in (seen, "bfloat16"))
+    said = f"crashed: ValueError: (torch.bfloat16, torch.float32, {own}, {copy_s}, torch.float32, torch.{seen}, False)"
+    assert answers[f"{script} bf16-mixed"].startswith(said)
+
+
+def test_lightning_s_steps_have_the_precision_to_their_end(answers):
+    said = "crashed: ValueError: (torch.bfloat16, True, torch.bfloat16, True, False)"
+    assert answers["evaluates-lightning bf16-mixed"].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("script", "dtype", "factor"),
+    [
+        ("masters bf16-master", torch.bfloat16, 0.01),
+        ("masters-overflow fp16-master", torch.float16, 1e6),
+        ("masters-closure fp16-master", torch.float16, 1e6),
+    ],
+)
+def test_masters_from_outside_are_those_by_hand_after_the_first_step(answers, script, dtype, factor):
+    words = re.match(r"crashed: ValueError: \((.*)\) \(", answers[script])
+    assert words, answers[script]
+    *found, weight, norm, output = words[1].split(", ")
+    by_hand = losses_with_masters(dtype, factor, has_closure="closure" in script)
+    assert list(map(float, found)) == by_hand
+    assert (weight, norm, output) == (str(dtype), "torch.float32", "torch.float32")
+
+
+def test_gradients_lose_the_loss_scale_once(answers):
+    for script, found in [("wrapped", "[[5.0, 5.0, 5.0]], 5.0"), ("clipped", "[[0.577")]:
+        assert answers[f"{script} fp16-mixed"].startswith(f"crashed: ValueError: ({found}"), script
+    assert answers["one-overflows fp16-mixed"].startswith("crashed: ValueError: [[5.0, 5.0, 5.0]]")
+
+
+def test_a_module_that_is_not_trained_has_the_precision_in_its_forward_pass(answers):
+    said = "crashed: ValueError: (torch.bfloat16, torch.float32, False)"
+    assert answers["teacher bf16-mixed"].startswith(said)
+
+
+def test_a_script_that_casts_to_16_bits_itself_is_noted_with_its_line(answers):
+    assert "narrows.py:11 casts to bfloat16 itself" in answers["narrows fp32"]
+
+
+@pytest.mark.parametrize(("script", "dtype"), [("beside", "bfloat16"), ("beside-used", "float32")])
+def test_outputs_beside_a_loss_of_the_model_s_own_stay_as_they_are_if_no_other_loss_comes_of_them(
+    answers, script, dtype
+):
+    assert answers[f"{script} bf16-mixed"].startswith(f"crashed: ValueError: torch.{dtype}")
+
+
+def test_a_module_that_computes_the_loss_of_a_prepared_model_is_not_in_autocast(answers):
+    said = "crashed: ValueError: (True, torch.bfloat16, torch.float32, False)"
+    assert answers["holds-prepared bf16-mixed"].startswith(said)
+
+
+def test_masters_are_what_is_averaged(answers):
+    assert answers["averages bf16-master"].startswith(
+        "crashed: ValueError: (torch.float32, torch.float32, torch.float32, True)"
+    )
+
+
+def test_a_model_that_a_compiled_function_calls_has_the_precision(answers):
+    # Two graphs with gradients and two without: the loss, after what cannot be compiled, is a graph of its own.
+    assert answers["compiles-its-loss bf16-mixed"].startswith(
+        "crashed: ValueError: (True, True, True, False, False, 4)"
+    )
+
+
+def test_a_model_can_be_trained_in_evaluation_mode(answers):
+    said = "crashed: ValueError: (torch.bfloat16, torch.float32, True)"
+    assert answers["in-evaluation bf16-mixed"].startswith(said)
+
+
+def test_a_compiled_optimizer_is_compiled_once(answers):
+    assert answers["compiles-its-step as-written"].startswith("crashed: ValueError: 1 ")
+
+
+def test_samples_of_detection_are_images() -> None:
+    assert _num_samples(((torch.ones(3, 8, 8),) * 6, ({"labels": torch.ones(2)},) * 6)) == 6
+    assert _num_samples([[torch.ones(4, 2), torch.ones(4)], [torch.ones(4), torch.ones(4)]]) == 4
+    assert _num_samples({"x": torch.ones(7, 2), "y": torch.ones(7)}) == 7
+
+
+def test_gradients_are_computed_by_functions_of_autograd_too(answers):
+    assert answers["two-losses fp16-mixed"].startswith("crashed: ValueError: ([[10.0, 10.0, 10.0]], 10.0)")
+    assert answers["assigned as-written"] == "8 steps, 0 skipped; "
+    said = "7 steps, 0 skipped; no loss is known, nor whether it diverges: the script never calls backward"
+    assert answers["functional as-written"] == said
+
+
+def test_the_time_limit_ends_a_script_with_what_was_measured(answers):
+    said = "4 steps, 0 skipped; the script ended, or its time was up, after 1 of 2 blocks"
+    assert answers["hangs as-written"] == said
+
+
+@pytest.mark.parametrize("precision", ["as-written", "fp16-mixed"])
+@pytest.mark.parametrize("script", ["overflows", "overflows-fused"])
+def test_steps_that_loss_scaling_skips_are_counted(answers, script, precision):
+    assert answers[f"{script} {precision}"] == "8 steps, 8 skipped; "

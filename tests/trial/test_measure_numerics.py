@@ -1,0 +1,168 @@
+"""A step compared with float32: planted faults are found, and the next step is as it would have been."""
+
+import copy
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from loops import cell_of, spec_of
+from small_step import MOMENTUM_SGD, cpu_spec, cross_entropy, make_batch, make_net, make_step, make_task
+from torch import Tensor, nn
+
+from castwise.analysis.numerics import findings_of, underflow_share
+from castwise.apply.precision import numeric_state
+from castwise.records.schema import ModuleNumerics, StepNumerics
+from castwise.registry.precisions import find_precision
+from castwise.registry.workloads import OptimizerSpec
+from castwise.trial.numerics import measure_numerics
+
+
+def measured(
+    precision: str, model: nn.Module | None = None, lr: float = 0.125, loss_scale: str = "none", factor: float = 1.0
+) -> StepNumerics:
+    row = find_precision(precision)
+
+    def loss(net: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return cross_entropy(net, batch) * factor
+
+    with numeric_state(row):
+        optimizer = OptimizerSpec("SGD", (("lr", lr),))
+        step = make_step(row, make_task(model or make_net(), loss), optimizer, loss_scale=loss_scale)
+        return measure_numerics(cpu_spec(precision, loss_scale=loss_scale), step, None, make_batch())
+
+
+def by_name(numerics: StepNumerics) -> dict[str, ModuleNumerics]:
+    assert numerics.missing == ""
+    return {each.name: each for each in numerics.modules}
+
+
+def test_float32_compared_with_itself_loses_nothing() -> None:
+    for row in by_name(measured("fp32")).values():
+        assert (row.output_sqnr_db, row.gradient_sqnr_db) == (200.0, 200.0)
+        assert (row.overflow_share, row.lost_update_share) == (0.0, None)
+
+
+def test_a_model_that_draws_numbers_draws_the_same_in_both_steps() -> None:
+    net = make_net()
+    forward = net.forward
+    net.forward = lambda images: forward(images * (1 + random.random() + np.random.random() + torch.rand(1).item()))
+    for row in by_name(measured("fp32", net)).values():
+        assert (row.output_sqnr_db, row.gradient_sqnr_db) == (200.0, 200.0)
+
+
+def test_fewer_bits_have_a_lower_ratio_of_signal_to_noise() -> None:
+    ratios = {name: by_name(measured(name))["linear"].output_sqnr_db or 0.0 for name in ("bf16-mixed", "bf16-true")}
+    assert all(25 < ratio < 70 for ratio in ratios.values()), "8 bits are 48 dB"
+    assert set(by_name(measured("bf16-mixed"))) == {"conv", "norm", "linear"}
+
+
+def test_gradients_that_are_too_small_for_float16_are_counted_where_they_are() -> None:
+    factor = 2.0**-28
+    rows = by_name(measured("bf16-mixed", factor=factor))
+    shares = {name: underflow_share(row.weights, "float16") for name, row in rows.items()}
+    assert min(shares.values()) > 0.99, "2^-28 times a gradient below 1 is below 2^-25"
+    plain = by_name(measured("bf16-mixed"))
+    for name, row in rows.items():  # the exponents are those of the same gradients, 28 lower
+        moved = {exponent + 28: count for exponent, count in row.weights.by_exponent.items()}
+        assert moved == plain[name].weights.by_exponent
+    found = findings_of(measured("fp16-true", factor=factor), find_precision("fp16-true"), "none")
+    assert any("float16 without scaling loses 100 %" in each.sentence for each in found)
+
+
+@pytest.mark.parametrize(("lr", "least", "most"), [(1e-7, 0.95, 1.0), (10.0, 0.0, 0.1)])
+def test_updates_that_are_too_small_for_bfloat16_are_lost(lr: float, least: float, most: float) -> None:
+    rows = by_name(measured("bf16-true", lr=lr))
+    share = rows["linear"].lost_update_share
+    assert share is not None
+    assert least <= share <= most
+    assert by_name(measured("bf16-master", lr=lr))["linear"].lost_update_share is None
+
+
+class _Coarse(nn.Linear):
+    """A planted fault: in 16 bits the output has three bits."""
+
+    def forward(self, data: Tensor) -> Tensor:
+        output = super().forward(data)
+        if output.dtype == torch.float32:
+            return output
+        mantissa, exponent = torch.frexp(output)
+        return torch.ldexp((mantissa * 8).round() / 8, exponent)
+
+
+def test_a_layer_that_rounds_too_much_has_the_lowest_ratio() -> None:
+    model = make_net()
+    linear = _Coarse(model.linear.in_features, model.linear.out_features)
+    linear.load_state_dict(model.linear.state_dict())
+    model.linear = linear
+    rows = by_name(measured("bf16-mixed", model))
+    sqnr = {name: row.output_sqnr_db or 0.0 for name, row in rows.items()}
+    assert min(sqnr, key=lambda name: sqnr[name]) == "linear"
+    assert sqnr["linear"] < 30 < sqnr["conv"]
+
+
+@pytest.mark.parametrize(("precision", "is_rounded"), [("bf16-mixed", False), ("bf16-master", True)])
+def test_a_rounded_buffer_is_noted(precision: str, is_rounded: bool) -> None:
+    net = make_net()
+    net.register_buffer("frequencies", torch.full((2,), 0.1))
+    assert ("frequencies" in measured(precision, net).note) == is_rounded
+
+
+def test_an_overflow_is_counted() -> None:
+    rows = by_name(measured("fp16-true", loss_scale=str(2**24)))
+    assert max(row.overflow_share for row in rows.values()) > 0
+    assert any(row.gradient_sqnr_db is None for row in rows.values())
+
+
+def _tensors(nested: object) -> Iterator[Tensor]:
+    if isinstance(nested, Tensor):
+        yield nested
+    elif isinstance(nested, dict):
+        for value in nested.values():
+            yield from _tensors(value)
+    elif isinstance(nested, list | tuple):
+        for value in nested:
+            yield from _tensors(value)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16-true", "bf16-master", "fp16-true"])
+def test_nothing_changes_for_the_next_step(precision: str) -> None:
+    row, spec = find_precision(precision), cpu_spec(precision)
+    losses, states = [], []
+    for examines in (False, True):
+        with numeric_state(row):
+            step = make_step(row, make_task(make_net()), MOMENTUM_SGD)
+            torch.manual_seed(3)
+            step(make_batch())
+            if examines:
+                before = [each.clone() for each in _tensors(copy.deepcopy(step.state_dict()))]
+                assert measure_numerics(spec, step, None, make_batch()).modules
+                after = list(_tensors(step.state_dict()))
+                assert all(map(torch.equal, before, after))
+            losses.append([step(make_batch()).item() for _ in range(3)])
+            states.append(torch.rand(1).item())
+    assert losses[0] == losses[1]
+    assert states[0] == states[1], "the random numbers go on as before"
+
+
+@pytest.mark.parametrize("workload", ["lstm-lm", "gpt2", "wrn-28-10"])
+def test_other_families_are_compared_too(workload: str) -> None:
+    spec = spec_of(workload, "bf16-mixed")
+    with cell_of(spec) as (cell, batches):
+        found = measure_numerics(spec, cell.step, cell.task.recurrent_state, batches[0])
+    assert found.missing == ""
+    assert 0 < len(found.modules) <= 32
+    assert all((row.output_sqnr_db or 200.0) > 10 for row in found.modules)
+
+
+def test_what_cannot_be_compared_says_why() -> None:
+    spec = cpu_spec("fp32", world_size=2, parallelism="ddp")
+    with numeric_state(find_precision("fp32")):
+        step = make_step(find_precision("fp32"), make_task(make_net()))
+        assert "on one GPU only" in measure_numerics(spec, step, None, make_batch()).missing
+        next(step.model.parameters()).data.fill_(float("nan"))
+        found = measure_numerics(cpu_spec("fp32"), step, None, make_batch())
+        assert (
+            found.missing == "not compared with float32: weights or carried states are not finite after the timed steps"
+        )

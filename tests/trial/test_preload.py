@@ -1,0 +1,59 @@
+"""What trials find imported in the process they are forked from."""
+
+import gc
+import importlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+from programs import PATIENCE_SECONDS
+
+from castwise.orchestrator.processes import _PRELOAD
+from castwise.trial import preload
+
+
+def tell(connection: Connection) -> None:
+    few_young = gc.get_count()[0] < gc.get_threshold()[0] * 10
+    connection.send((gc.isenabled(), gc.get_freeze_count() == 0 and few_young, "torch._dynamo" in sys.modules))
+
+
+def test_trials_start_with_imports_and_garbage_collector() -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=tell, args=(theirs,), daemon=True)
+    process.start()
+    assert ours.poll(PATIENCE_SECONDS)
+    assert ours.recv() == (True, True, True)
+    process.join(PATIENCE_SECONDS)
+
+
+def test_what_a_users_model_needs_is_imported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_one.py").write_text("raise RuntimeError('no such library')")
+    (tmp_path / "slow_one.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("CASTWISE_IMPORTS", "missing_one broken_one slow_one")
+    importlib.reload(preload)
+    assert sys.modules.pop("slow_one", None)
+    assert "CASTWISE_IMPORTS" not in os.environ, "a trial's process sees the user's own environment"
+
+
+@pytest.mark.slow
+def test_torchao_is_not_imported_before_the_fork_nor_for_other_precisions() -> None:
+    """It opens the GPU."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("torchao")
+    program = (
+        "import sys, castwise.trial.preload, castwise.trial.server, torch, transformers.utils as utils\n"
+        "from castwise.registry.precisions import find_precision\n"
+        "from castwise.apply.precision import convert_weights\n"
+        "convert_weights(torch.nn.Linear(16, 16), find_precision('bf16-mixed'))\n"
+        "assert 'transformers.modeling_utils' in sys.modules and 'torchao' not in sys.modules\n"
+        "assert utils.is_torchao_available(), 'a trial may use it'\n"
+    )
+    environment = os.environ | {"CASTWISE_IMPORTS": "transformers.modeling_utils"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=PATIENCE_SECONDS)

@@ -1,0 +1,199 @@
+"""Summaries of profiles: synthetic events with overlaps and gaps, nesting, modules, the optimizer and its scaling."""
+
+import time
+
+import pytest
+
+from castwise.registry.kernel_classes import classify_kernel
+from castwise.trial.trace_summary import (
+    CLOSURE_RANGE,
+    MODULE_RANGE,
+    SCALING_RANGE,
+    UPDATE_RANGE,
+    DeviceEvent,
+    HostEvent,
+    busy_nanoseconds,
+    measure_idle,
+    summarize_kernels,
+    summarize_operators,
+)
+
+GEMM = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT"
+NORM = "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>(int)"
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int)"
+COPY_BACK = "Memcpy DtoH (Device -> Pageable)"
+
+
+@pytest.mark.parametrize(
+    ("intervals", "busy"),
+    [
+        ([], 0),
+        ([(0, 10)], 10),
+        ([(0, 10), (5, 15)], 15),  # they overlap
+        ([(0, 10), (2, 5)], 10),  # one lies in the other
+        ([(20, 30), (0, 10)], 20),  # a gap, not in order
+        ([(0, 10), (10, 12), (11, 12), (40, 50)], 22),
+    ],
+)
+def test_busy_time_is_the_union(intervals: list[tuple[int, int]], busy: int) -> None:
+    assert busy_nanoseconds(intervals) == busy
+
+
+def test_idle_time_is_the_gaps_of_the_device_over_all_streams() -> None:
+    events = [DeviceEvent(GEMM, 100, 200), DeviceEvent(NORM, 150, 260), DeviceEvent(ADD, 300, 400)]
+    times = measure_idle(events, num_steps=2)
+    assert times["seconds"] == pytest.approx(150e-9)
+    assert times["busy_seconds"] == pytest.approx(130e-9)
+    assert times["idle_seconds"] == pytest.approx(20e-9)
+    assert times["num_kernels"] == 1.5
+    assert measure_idle([], 2) == {}
+
+
+# A step: a convolution in module a.0 and one in b, their backward nodes on another thread, the scaled optimizer.
+HOST = (
+    HostEvent(f"{MODULE_RANGE}a", 0, 50, 1, 1),
+    HostEvent(f"{MODULE_RANGE}a.0", 1, 40, 1, 2),
+    HostEvent("aten::conv2d", 2, 30, 1, 3, sequence=7, shapes=((8, 3, 4, 4), (2, 3, 1, 1))),
+    HostEvent("aten::cudnn_convolution", 3, 20, 1, 4, sequence=7, shapes=((8, 3, 4, 4), (2, 3, 1, 1))),
+    HostEvent("aten::add", 42, 48, 1, 5, sequence=8),
+    HostEvent(f"{MODULE_RANGE}b", 50, 60, 1, 6),
+    HostEvent("aten::linear", 51, 59, 1, 7, sequence=9),
+    HostEvent("autograd::engine::evaluate_function: ConvolutionBackward0", 70, 90, 2, 8, sequence=7, forward_thread=1),
+    HostEvent("aten::convolution_backward", 72, 88, 2, 9, shapes=((8, 2, 4, 4),)),
+    HostEvent("autograd::engine::evaluate_function: AddBackward0", 60, 69, 2, 10, sequence=8, forward_thread=1),
+    HostEvent(SCALING_RANGE, 100, 150, 1, 11),
+    HostEvent("aten::_amp_foreach_non_finite_check_and_unscale_", 101, 105, 1, 12),
+    HostEvent("aten::item", 106, 110, 1, 13),
+    HostEvent("Optimizer.step#SGD.step", 111, 140, 1, 14),
+    HostEvent("aten::_foreach_add_", 112, 130, 1, 15),
+)
+
+
+def kernel(name: str, launched_by: int, duration: int = 10) -> DeviceEvent:
+    return DeviceEvent(name, 1000, 1000 + duration, launched_by)
+
+
+def test_kernels_belong_to_modules_forward_and_backward() -> None:
+    events = [kernel(GEMM, 4), kernel(ADD, 5, 3), kernel(GEMM, 7, 4), kernel(GEMM, 9, 20), kernel(ADD, 10, 6)]
+    profile = summarize_kernels(HOST, events, 1, classify_kernel)
+    found = {
+        name: (round(each.forward_seconds * 1e9), round(each.backward_seconds * 1e9))
+        for name, each in profile.module_seconds.items()
+    }
+    assert found == {"a.0": (10, 20), "a": (3, 6), "b": (4, 0)}
+
+
+def test_the_optimizer_and_loss_scaling_are_told_by_where_they_were_launched() -> None:
+    events = [kernel(ADD, 12, 1), kernel(COPY_BACK, 13, 2), kernel(ADD, 15, 4), kernel(ADD, 5, 8), kernel(NORM, 0, 16)]
+    profile = summarize_kernels(HOST, events, 1, classify_kernel)
+    found = {kind: round(seconds * 1e9) for kind, seconds in profile.class_seconds.items()}
+    assert found == {"loss_scaling": 3, "optimizer": 4, "elementwise": 8, "normalisation": 16}
+
+
+def test_a_compiled_update_is_the_optimizer_but_its_communication_is_not() -> None:
+    host = (HostEvent(UPDATE_RANGE, 0, 10, 1, 1), HostEvent("CompiledFunction", 1, 9, 1, 2))
+    events = [kernel("triton_poi_fused_add_0", 2), kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(Args)", 2)]
+    profile = summarize_kernels(host, events, 1, classify_kernel)
+    assert set(profile.class_seconds) == {"optimizer", "communication"}
+
+
+@pytest.mark.parametrize(
+    ("name", "operators", "kind"),
+    [
+        ("a_kernel_of_tomorrow", ["aten::conv2d", "aten::cudnn_convolution"], "unknown_product"),
+        ("a_kernel_of_tomorrow", ["aten::native_layer_norm"], "normalisation"),
+        ("a_kernel_of_tomorrow", ["aten::max_pool2d_with_indices"], "reduction"),
+        ("a_kernel_of_tomorrow", ["aten::embedding_dense_backward"], "other"),
+        ("elementwise_kernel<direct_copy_kernel_cuda>", ["aten::linear", "aten::to", "aten::copy_"], "cast"),
+        ("elementwise_kernel<direct_copy_kernel_cuda>", ["aten::contiguous", "aten::clone"], "layout_conversion"),
+        ("elementwise_kernel<direct_copy_kernel_cuda>", ["aten::copy_"], "elementwise"),
+        ("elementwise_kernel<CUDAFunctor_add>", ["aten::linear"], "elementwise"),
+    ],
+)
+def test_operators_tell_what_names_do_not(name: str, operators: list[str], kind: str) -> None:
+    host = [HostEvent(each, index, 100 - index, 1, index + 1) for index, each in enumerate(operators)]
+    profile = summarize_kernels(host, [kernel(name, len(operators))], 1, classify_kernel)
+    assert set(profile.class_seconds) == {kind}
+
+
+def test_the_largest_kernels_have_shapes_and_figures_of_a_step() -> None:
+    events = [kernel(GEMM, 4), kernel(GEMM, 4), kernel(GEMM, 9), *(kernel(f"other {i}", 0, 1) for i in range(20))]
+    profile = summarize_kernels(HOST, events, 2, classify_kernel)
+    assert len(profile.kernels) == 10
+    first = profile.kernels[0]
+    assert (first.name, first.kind, first.format) == (GEMM, "tensor_core_product", "bf16")
+    assert (first.operator, first.shapes) == ("aten::cudnn_convolution", ((8, 3, 4, 4), (2, 3, 1, 1)))
+    assert (first.launches, first.seconds) == (1.0, pytest.approx(10e-9))
+    assert profile.kernels[1].operator == "aten::convolution_backward"
+    assert profile.format_seconds == {"bf16": pytest.approx(15e-9)}
+
+
+def test_kernels_of_a_graph_have_no_operator_and_no_module() -> None:
+    profile = summarize_kernels((), [kernel(GEMM, 0), kernel(NORM, 99)], 1, classify_kernel)
+    assert profile.module_seconds == {}
+    assert {each.operator for each in profile.kernels} == {""}
+    assert sum(profile.class_seconds.values()) == pytest.approx(20e-9)
+
+
+def test_long_names_are_cut() -> None:
+    profile = summarize_kernels((), [kernel("k" * 5000, 0)], 1, classify_kernel)
+    assert len(profile.kernels[0].name) == 200
+
+
+def test_operators_of_a_cpu_count_without_those_that_they_call() -> None:
+    host = (
+        HostEvent("aten::linear", 0, 100, 1, 1, shapes=((4, 4),)),
+        HostEvent("aten::addmm", 10, 90, 1, 2),
+        HostEvent("aten::copy_", 20, 30, 1, 3),  # of the product
+        HostEvent("aten::to", 40, 60, 1, 9),  # autocast's
+        HostEvent("aten::relu", 100, 120, 1, 4),
+        HostEvent("aten::to", 130, 150, 1, 5),
+        HostEvent("aten::copy_", 131, 149, 1, 6),
+        HostEvent("aten::copy_", 150, 157, 1, 7),
+        HostEvent("aten::empty", 160, 163, 1, 8),
+    )
+    profile = summarize_operators(host, 1)
+    found = {kind: round(seconds * 1e9) for kind, seconds in profile.class_seconds.items()}
+    assert found == {"plain_product": 80, "elementwise": 20, "cast": 40, "copy": 7, "other": 3}
+    assert profile.device_type == "cpu"
+    assert profile.idle_seconds is None
+    assert (profile.seconds, profile.busy_seconds) == (pytest.approx(163e-9), pytest.approx(150e-9))
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "kind"),
+    [(("c10::BFloat16", "float"), "cast"), (("float", "c10::Half"), "cast"), (("float", "float"), "copy")],
+)
+def test_a_conversion_is_a_cast_if_it_changes_the_type_to_or_from_16_bits(dtypes: tuple[str, ...], kind: str) -> None:
+    host = (
+        HostEvent("aten::to", 0, 100, 1, 1, dtypes=("float", "Scalar")),
+        HostEvent("aten::_to_copy", 10, 90, 1, 2, dtypes=("float", "Scalar")),
+        HostEvent("aten::copy_", 20, 80, 1, 3, dtypes=(*dtypes, "Scalar")),
+        HostEvent("aten::to", 100, 110, 1, 4, dtypes=("float", "Scalar")),  # to the type that it has
+    )
+    found = {name: round(each * 1e9) for name, each in summarize_operators(host, 1).class_seconds.items()}
+    assert found == {"cast": 100, "copy": 10} if kind == "cast" else {"copy": 110}
+
+
+def test_what_a_closure_computes_is_not_the_optimizer_s() -> None:
+    host = (
+        HostEvent("Optimizer.step#Adam.step", 0, 200, 1, 1),
+        HostEvent(UPDATE_RANGE, 1, 190, 1, 2),
+        HostEvent(CLOSURE_RANGE, 10, 100, 1, 3),
+        HostEvent("aten::addmm", 20, 90, 1, 4),
+        HostEvent("aten::add_", 110, 130, 1, 5),
+    )
+    found = {name: round(each * 1e9) for name, each in summarize_operators(host, 1).class_seconds.items()}
+    assert (found["plain_product"], found["optimizer"]) == (70, 31)
+
+
+@pytest.mark.slow
+def test_a_million_kernels_take_seconds_not_minutes() -> None:
+    names = [GEMM, NORM, ADD]
+    events = [DeviceEvent(names[i % 3], 10 * i, 10 * i + 7, 4) for i in range(1_000_000)]
+    started = time.process_time()
+    profile = summarize_kernels(HOST, events, 1, classify_kernel)
+    times = measure_idle(events, 1)
+    assert time.process_time() - started < 30
+    assert sum(profile.class_seconds.values()) == pytest.approx(7e-3)
+    assert times["idle_seconds"] == pytest.approx(3e-3, rel=1e-3)
