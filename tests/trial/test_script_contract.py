@@ -74,6 +74,7 @@ def logs_of(jobs: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], list
 def logs() -> dict[tuple[str, str, str], list[str]]:
     jobs = [each for case in CASES for each in jobs_of(*case)]
     jobs += [job("ahead", *how, way) for how in (("alone", "bf16"), ("bf16-master", "none")) for way in ("", "data")]
+    jobs += [job("sam", "fp16-mixed", "none", "overflow")]
     jobs += [job("refused", precision, "none", way) for way, precision in REFUSED]
     return logs_of(jobs)
 
@@ -88,6 +89,12 @@ def test_a_hooked_script_trains_as_by_hand(logs, case, way, precision, amp):
 def test_what_a_script_does_to_its_weights_between_steps_it_does_to_the_masters(logs, way):
     found = logs[job("ahead", "bf16-master", "none", way)]  # it is stopped in its eighth step
     assert found == logs[job("ahead", "alone", "bf16", way)][:7]
+
+
+def test_a_step_that_overflows_is_skipped_where_two_optimizers_hold_the_weights(logs):
+    found = [float(loss) for loss in logs[job("sam", "fp16-mixed", "none", "overflow")]]
+    assert len(found) == 6
+    assert max(found) == found[3] < float("inf")
 
 
 @pytest.mark.parametrize(("way", "precision"), REFUSED)

@@ -42,8 +42,10 @@ def backward(x, y):
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
 optimizer = SharpnessAware(model.parameters(), lr=0.1)
-for _ in STEPS:
+for step in STEPS:
     x, y = batch()
+    if args.way == "overflow" and step == 3:
+        y *= 1e6
     loss = backward(x, y)
     optimizer.climb()
     backward(x, y)

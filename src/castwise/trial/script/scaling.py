@@ -121,6 +121,7 @@ class ScriptScaling:
             states, weights = self.scaler._per_optimizer_states, list(weights_of(each))
             if self.is_castwises and any(found.item() for found in states[key]["found_inf_per_device"].values()):
                 self.scaler.update()
+                self._stepped.clear()  # their checks are in this update, too
             states.pop(key, None)
             for weight in weights:
                 self._inf_checks.pop(id(weight), None)
