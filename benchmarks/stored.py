@@ -45,12 +45,6 @@ def write(path: Path | None, document: Mapping[str, Any]) -> None:
         path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def costs_of(result: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Return by how many per cent a step takes longer than the one it is compared with, and the interval's ends."""
-    cost, low, high = (100 * (result[key] - 1) for key in ("ratio", "ratio_low", "ratio_high"))
-    return cost, low, high
-
-
 def place_of(environment: Mapping[str, Any], date: str) -> str:
     """Return where, with what and when a benchmark was run, for the line above its table."""
     return (

@@ -10,14 +10,12 @@ import io
 import itertools
 import json
 import re
-import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import aa
 import accuracy_errors
@@ -30,7 +28,7 @@ import script_agreement
 import search_tables
 from measure_again import FP8
 from rich.console import Console
-from stored import RECORDS, by_place, costs_of, load, markdown, place_of, where_of
+from stored import RECORDS, load, markdown, place_of, where_of
 
 from castwise.accuracy.advice import with_accuracy
 from castwise.analysis.causes import diagnose
@@ -154,31 +152,6 @@ def script_masters(_: str) -> str:
     return "\n".join([where, "", *markdown(" | ".join(("script", *precisions)), "lrrrr", cells)]) + "\n"
 
 
-def studies(folder: str) -> tuple[list[dict[str, Any]], str]:
-    """Return all that a benchmark's records hold, oldest file first, and where and when it was measured."""
-    found, places = list[dict[str, Any]](), dict[str, None]()
-    for path in sorted((RECORDS / folder).glob("*.json")):
-        for study in json.loads(path.read_text()):
-            found.append(study | {"where": place_of(study["environment"], path.name[:10])})
-            places[found[-1]["where"]] = None
-    return found, "; ".join(places)
-
-
-def against_plain(_: str) -> str:
-    """Return how trials compare with a plain script that shares no code with castwise."""
-    found, _ = studies("against_plain")
-    cells = []
-    for study in found:
-        study["name"] = study["cell"].replace(":", " ")
-        cost, low, high = costs_of(study)
-        rates = (f"{statistics.median(study[side]):,.0f} images/s" for side in ("script", "trial"))
-        name_and_pairs = (study["cell"].replace(":", ", "), len(study["trial"]))
-        cells.append((*name_and_pairs, *rates, f"{cost:+.2f} %", f"{low:+.2f} … {high:+.2f} %"))
-    heading = "loop | pairs of processes | script | trial | trial over script | 95 % interval"
-    places = "\n\n".join(place for place, _ in by_place(found))
-    return "\n".join([places, "", *markdown(heading, "lrrrrr", cells)]) + "\n"
-
-
 def runs(_: str) -> str:
     """Return how long `castwise run` took for each workload on record, from its first process to its last."""
     groups: dict[tuple[str, str], list[Trial]] = {}
@@ -268,7 +241,6 @@ TABLES: dict[str, Callable[[str], str]] = {
     "transformers": lambda workload: results(workload, "transformers"),
     "fp8": fp8,
     "compile_times": compile_times,
-    "against_plain": against_plain,
     "coverage": coverage,
     "cluster_faults": cluster_faults,
     "runs": runs,
