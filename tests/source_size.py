@@ -20,8 +20,6 @@ MOST_COMPLEX, MOST_NEW_LINES = 20, 300
 COMPLEX = {
     "accuracy/render.py:sentences",
     "accuracy/search.py:AccuracyJob.run",
-    "cli/many_machines.py:run_on",
-    "cluster/options.py:ManyMachinesOptions.check",
     "max_batch/render.py:conclusions",
     "max_batch/render.py:remarks",
     "orchestrator/job.py:prepare",

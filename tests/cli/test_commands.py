@@ -13,8 +13,7 @@ from fake_gpu import UUID, FakeMonitor, fake_gpu_facts
 from programs import PATIENCE_SECONDS
 
 from castwise.cli import doctor
-from castwise.cli.measuring import INTERRUPTED
-from castwise.cli.run import exit_code
+from castwise.cli.measuring import INTERRUPTED, exit_code
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Status
 from castwise.records.store import load_folder

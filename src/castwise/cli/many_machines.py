@@ -1,15 +1,17 @@
-"""What `castwise run` does for other machines: write a plan, or have it measured on Slurm or Ray."""
+"""`castwise run` with many machines: write a plan, measure a part of it, share trials, or dispatch to Slurm or Ray."""
 
 import hashlib
 import shlex
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from castwise.cli.measuring import looking, measuring, next_step
+from castwise.cli.measuring import exit_code, looking, next_step
 from castwise.cli.options import PrintOptions
 from castwise.cli.output import error_console, say, show
 from castwise.cluster import shard
@@ -18,21 +20,79 @@ from castwise.cluster.options import ManyMachinesOptions
 from castwise.cluster.ray_nodes import RayBackend
 from castwise.cluster.slurm import MOST_SHARDS, SlurmBackend
 from castwise.errors import UsageError
-from castwise.orchestrator.job import make_plan
-from castwise.records.schema import Trial
+from castwise.orchestrator.job import check_request, make_plan, prepare, prepare_shard
+from castwise.orchestrator.machine import FindMachine, choose_device, detect_machine
+from castwise.orchestrator.nodes import Nodes
+from castwise.orchestrator.processes import ForkserverEngine
 from castwise.records.store import Store, load_folder
 from castwise.report.files import SelectionOptions, atomic_write, find
 from castwise.report.text_report import present
 from castwise.show.units import format_duration, pluralize
 from castwise.spec.options import DEFAULT_RESULTS, RunOptions
-from castwise.spec.plan_file import PlanFile, read_plan
+from castwise.spec.plan_file import PlanFile, parse_shard, read_plan
+from castwise.spec.trial import TrialSpec
 
 _SECONDS_BETWEEN_LINES = 30.0  # of progress in a log file
 
 
-def write_plan(options: RunOptions, path: Path, output: PrintOptions) -> int:
-    """Write the plan of a request."""
-    with measuring(options, output), looking():
+def run_divided(
+    options: RunOptions, machines: ManyMachinesOptions, output: PrintOptions, measure: Callable[..., int]
+) -> int:
+    """Do what `castwise run` does for other machines, or as one of several; return the exit code.
+
+    `measure` measures on this machine: options, what prepares the job, what finds the machine, and the other
+    nodes are its arguments.
+    """
+    machines.check(options)
+    if machines.plan_only is not None:
+        return _write_plan(options, machines.plan_only)
+    if machines.on is not None:
+        return _run_on(options, machines, output)
+    plan = None if machines.plan is None else read_plan(machines.plan)
+    specs: tuple[TrialSpec, ...] = ()
+    if plan is not None:
+        number, count = parse_shard(machines.shard or "1/1")
+        specs = plan.shards(count)[number - 1]
+        if not specs:
+            say(f"Shard {machines.shard} has nothing to measure: the plan has {len(plan.comparisons)} comparisons.")
+            return 0
+        options = replace(options, device=plan.device)
+    num_nodes = _check_nodes(options, machines, plan, specs)
+    if machines.node_rank:
+        say(f"This node works for the one at {machines.rendezvous} until that ends.")
+        ForkserverEngine().follow(str(machines.rendezvous))
+        return 0
+    nodes: Nodes | None = None
+    if machines.rendezvous is not None:
+        say(f"Waiting for the other nodes at {machines.rendezvous}.")
+        open_device = partial(choose_device, ForkserverEngine(), options.device or "cuda")
+        nodes = Nodes(machines.rendezvous, num_nodes, open_device)
+    find_machine: FindMachine | None = None
+    if machines.pack or nodes is not None:  # what is known of the machine is without them
+        make_engine = partial(ForkserverEngine, nodes=nodes, packed=machines.pack)
+        find_machine = partial(detect_machine, make_engine=make_engine)
+    prepare_here = prepare if plan is None else partial(prepare_shard, plan, specs)
+    return measure(options, prepare_here, find_machine, None if nodes is None else closing(nodes))
+
+
+def _check_nodes(
+    options: RunOptions, machines: ManyMachinesOptions, plan: PlanFile | None, specs: Sequence[TrialSpec]
+) -> int:
+    """Return how many nodes share trials; raise a UsageError before one waits for the others in vain."""
+    num_nodes = options.nodes_per_trial or (1 if plan is None else plan.num_nodes)
+    if machines.rendezvous is None and max((options.nodes_per_trial or 1, *(spec.num_nodes for spec in specs))) > 1:
+        raise UsageError(
+            "--nodes-per-trial needs --rendezvous HOST:PORT and --node-rank I on each node, or --on slurm or --on ray."
+        )
+    if machines.rendezvous is not None and num_nodes == 1:
+        raise UsageError("--rendezvous is for trials over several nodes. Give --nodes-per-trial.")
+    if machines.rendezvous is not None and plan is None:
+        check_request(options)
+    return num_nodes
+
+
+def _write_plan(options: RunOptions, path: Path) -> int:
+    with looking():
         plan = make_plan(options)
     atomic_write(path, _content(plan))
     comparisons = len(plan.comparisons)
@@ -45,12 +105,8 @@ def _content(plan: PlanFile) -> bytes:
     return plan.model_dump_json(indent=1).encode() + b"\n"
 
 
-def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOptions) -> tuple[int, list[Trial]]:
-    """Have a plan measured on other machines, and print what is on record then.
-
-    Returns:
-        The exit code if it is not that of the trials, else 0; and the plan's trials.
-    """
+def _run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOptions) -> int:
+    """Have a plan measured on other machines, and print what is on record then."""
     if output.format not in ("table", "markdown"):
         raise UsageError("--on prints a table or Markdown; castwise export writes other formats of the records.")
     with looking():
@@ -68,13 +124,11 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
         has = {trial.spec.configuration for trial in load_folder(results)[0] if not task.kind}
         save_crashed(store, (spec for spec in shards[task.shard - 1] if spec.configuration not in has), why)
 
-    with closing(Journal(folder)) as journal, measuring(options, output):
+    with closing(Journal(folder)) as journal:
         # --again begins anew, unless it goes on with jobs that it has begun.
         begins = options.again and not journal.jobs
         journal.forget(["refused", *(["crashed"] if options.retry or begins else []), *(["done"] if begins else [])])
-        flags = {"--pack": machines.pack, "--again": options.again, "--retry": options.retry}
-        arguments = [*shard.PROGRAM, "run", "--format", "json", *(flag for flag, is_given in flags.items() if is_given)]
-        arguments += ["--data", str(options.data_dir.absolute())] if options.data_dir is not None else []
+        arguments = _arguments_of(options, machines)
         kinds = [""]
         backend: SlurmBackend | RayBackend
         if machines.on == "slurm":
@@ -107,6 +161,13 @@ def run_on(options: RunOptions, machines: ManyMachinesOptions, output: PrintOpti
         finally:
             backend.close()
         return _show_records(plan, results, journal, output)
+
+
+def _arguments_of(options: RunOptions, machines: ManyMachinesOptions) -> list[str]:
+    """Return the arguments of Python that measure on a node: all but plan, shard and results."""
+    flags = {"--pack": machines.pack, "--again": options.again, "--retry": options.retry}
+    arguments = [*shard.PROGRAM, "run", "--format", "json", *(flag for flag, is_given in flags.items() if is_given)]
+    return arguments + (["--data", str(options.data_dir.absolute())] if options.data_dir is not None else [])
 
 
 def _offer_to_cancel(backend: SlurmBackend, journal: Journal) -> None:
@@ -143,8 +204,8 @@ class _Progress:
             say(line)
 
 
-def _show_records(plan: PlanFile, results: Path, journal: Journal, output: PrintOptions) -> tuple[int, list[Trial]]:
-    """Print what is on record; return the exit code so far, and the plan's trials."""
+def _show_records(plan: PlanFile, results: Path, journal: Journal, output: PrintOptions) -> int:
+    """Print what is on record; return the exit code."""
     endings = Counter(ending for ending, _ in journal.endings.values())
     say(f"Shards: {', '.join(f'{number} {ending}' for ending, number in endings.items())}.")
     configurations = {spec.configuration for spec in plan.specs}
@@ -153,5 +214,7 @@ def _show_records(plan: PlanFile, results: Path, journal: Journal, output: Print
         found = find([results], SelectionOptions())
         show(output.format, present(found.collection, wide=output.format == "markdown"))
         say(next_step(results, len(found.collection.configurations)))
-    measured = [trial for trial in trials if trial.environment.host != UNKNOWN]  # of what was lost, the journal decides
-    return UsageError.exit_code if endings["refused"] else int(endings["crashed"] > 0), measured
+    if endings["refused"]:
+        return UsageError.exit_code
+    # Of what was lost, the journal decides.
+    return int(endings["crashed"] > 0) or exit_code([each for each in trials if each.environment.host != UNKNOWN])

@@ -37,6 +37,15 @@ def say_logs(trials: Sequence[Trial]) -> None:
             say(f"{trial.spec.label} printed:\n{trial.log.rstrip()}")
 
 
+def exit_code(trials: Sequence[Trial]) -> int:
+    """Return 0 if every trial has its answer, 1 if one crashed or hung, or none ended well.
+
+    To diverge, to run out of memory, and an unsupported precision are answers.
+    """
+    statuses = {trial.status for trial in trials}
+    return FAILED if statuses & {"crashed", "timeout"} or (statuses and "ok" not in statuses) else 0
+
+
 def announce(job: Job) -> None:
     """Print what `announce_notes` does, and how many trials are on record, before a job starts."""
     announce_notes(job)
@@ -133,14 +142,16 @@ def search(
     options: _Options,
     progress: LiveProgress,
     prepare: Callable[[_Options, LiveProgress, FindMachine], _Search[_Found_co]],
+    announce: Callable[[Job], None] = announce_notes,
+    find_machine: FindMachine | None = None,
 ) -> tuple[Job, _Found_co]:
-    """Return what a search finds that answers a request, and the job that it is made of."""
+    """Return what answers a request, and the job that it is made of; by default on the machine that `answer` finds."""
 
     def work(find_machine: FindMachine) -> tuple[Job, _Found_co]:
         with looking(progress):
             made = prepare(options, progress, find_machine)
-        announce_notes(made.job)
+        announce(made.job)
         with progress:
             return made.job, made.run()
 
-    return answer(options, work)
+    return answer(options, work) if find_machine is None else work(find_machine)

@@ -8,8 +8,6 @@ from castwise.spec.options import Option, WhyOptions
 
 if TYPE_CHECKING:
     from castwise.orchestrator.job import Job
-    from castwise.orchestrator.machine import FindMachine
-    from castwise.records.schema import Trial
 
 EXAMPLES = """\
 Examples:
@@ -38,23 +36,18 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
     """Say why a precision is no faster: where the time of a step goes, what takes it, and what to try."""
     from castwise.analysis.causes import diagnose, left_out_of
     from castwise.analysis.result_table import rows_of_steps
-    from castwise.cli.measuring import announce_notes, answer, looking, measuring, say_logs
+    from castwise.cli.measuring import announce_notes, exit_code, measuring, say_logs, search
     from castwise.cli.output import show
-    from castwise.cli.run import exit_code
     from castwise.orchestrator.job import prepare_profiles
     from castwise.show.why_report import present
     from castwise.spec.typed import read_line
 
-    def work(find_machine: "FindMachine") -> "tuple[Job, list[Trial]]":
-        with looking(progress):
-            job = prepare_profiles(options, progress, find_machine)
+    def announce(job: "Job") -> None:
         announce_notes(job)
         progress.known(job.recorded.values())
-        with progress:
-            return job, job.run()
 
     with measuring(options, output) as progress:
-        job, trials = answer(options, work)
+        job, trials = search(options, progress, prepare_profiles, announce)
     typed = read_line(output.words, WhyOptions, WhyPrintOptions)
     found = diagnose(rows_of_steps(trials), typed=typed)
     left_out = left_out_of(job.specs, trials)

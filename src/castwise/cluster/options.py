@@ -1,17 +1,12 @@
 """On which machines `castwise run` measures."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from castwise.errors import UsageError
 from castwise.spec.options import COUNT, OF_MACHINE, Option, RunOptions, options_of
-
-if TYPE_CHECKING:
-    from castwise.spec.plan_file import PlanFile
-    from castwise.spec.trial import TrialSpec
-
 
 _Option = partial(Option, panel="Many machines")
 
@@ -60,33 +55,36 @@ class ManyMachinesOptions:
 
     def check(self, options: RunOptions) -> None:
         """Raise a UsageError if options exclude each other."""
-        names = {each.name: each.label for each in options_of(RunOptions)}
         if self.shard is not None and self.plan is None:
             raise UsageError("--shard is a part of a plan. Name its file with --plan.")
-        if self.on is None and (self.nodes or self.per or self.partition or self.gres or self.sbatch):
-            raise UsageError(
-                "--nodes, --per, --partition, --gres and --sbatch go with --on slurm or --on ray. Nodes that share a "
-                "trial are --nodes-per-trial."
-            )
         if (self.rendezvous is None) != (self.node_rank is None):
             raise UsageError("--rendezvous and --node-rank go together.")
         self.check_trials(options.device, options.nodes_per_trial or 1)
-        if self.on is not None:
-            if self.on not in ("slurm", "ray") and not self.on.startswith("ray://"):
-                raise UsageError(f"--on takes slurm, ray or ray://HEAD:10001; '{self.on}' is none of them.")
-            if self.on != "slurm" and (self.partition or self.gres or self.sbatch):
-                raise UsageError("--partition, --gres and --sbatch are options of Slurm. Leave them out with --on ray.")
-            if self.on == "slurm" and self.per is not None:
-                raise UsageError("--per goes with --on ray; for Slurm give one command a kind, each with its --gres.")
-            if self.shard is not None or self.plan_only is not None or self.rendezvous is not None:
-                raise UsageError(
-                    "--on measures a whole plan on other machines. Leave --shard, --plan-only and --rendezvous out."
-                )
+        self._check_engine()
         if self.plan is not None and self.plan_only is not None:
             raise UsageError("--plan-only writes a plan, and --plan reads one. Give one of the two.")
-        for each in fields(RunOptions) if self.plan is not None else ():
-            if each.name not in OF_MACHINE and getattr(options, each.name) != each.default:
-                raise UsageError(f"The plan '{self.plan}' says what is measured. Leave {names[each.name]} out.")
+        for each in options_of(RunOptions) if self.plan is not None else ():
+            if each.name not in OF_MACHINE and getattr(options, each.name) != each.field_default:
+                raise UsageError(f"The plan '{self.plan}' says what is measured. Leave {each.label} out.")
+
+    def _check_engine(self) -> None:
+        if self.on is None:
+            if self.nodes or self.per or self.partition or self.gres or self.sbatch:
+                raise UsageError(
+                    "--nodes, --per, --partition, --gres and --sbatch go with --on slurm or --on ray. Nodes that "
+                    "share a trial are --nodes-per-trial."
+                )
+            return
+        if self.on not in ("slurm", "ray") and not self.on.startswith("ray://"):
+            raise UsageError(f"--on takes slurm, ray or ray://HEAD:10001; '{self.on}' is none of them.")
+        if self.on != "slurm" and (self.partition or self.gres or self.sbatch):
+            raise UsageError("--partition, --gres and --sbatch are options of Slurm. Leave them out with --on ray.")
+        if self.on == "slurm" and self.per is not None:
+            raise UsageError("--per goes with --on ray; for Slurm give one command a kind, each with its --gres.")
+        if self.shard is not None or self.plan_only is not None or self.rendezvous is not None:
+            raise UsageError(
+                "--on measures a whole plan on other machines. Leave --shard, --plan-only and --rendezvous out."
+            )
 
     def check_trials(self, device: str | None, num_nodes: int) -> None:
         """Raise a UsageError if trials on a device of so many nodes cannot be divided so."""
@@ -96,13 +94,3 @@ class ManyMachinesOptions:
             raise UsageError("--pack is for trials that leave GPUs of their node free. Leave it out.")
         if self.per == "node" and num_nodes > 1:
             raise UsageError("--per node measures each node alone. Leave it or --nodes-per-trial out.")
-
-    def read_shard(self) -> "tuple[PlanFile | None, tuple[TrialSpec, ...]]":
-        """Return the plan and those of its trials that are measured here; None and nothing without a plan."""
-        if self.plan is None:
-            return None, ()
-        from castwise.spec.plan_file import parse_shard, read_plan
-
-        plan = read_plan(self.plan)
-        number, count = parse_shard(self.shard or "1/1")
-        return plan, plan.shards(count)[number - 1]

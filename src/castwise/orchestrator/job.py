@@ -88,6 +88,11 @@ class Job:
     rule: StopRule | None = None  # when a comparison's rounds end; None measures each configuration once, alone
     user_workloads: Mapping[str, UserWorkload] = field(default_factory=dict)  # by the models' names in the request
 
+    @property
+    def job(self) -> "Job":
+        """Return the job itself: it is a search whose trials are known before it begins."""
+        return self
+
     def run(self) -> list[Trial]:
         """Measure what is missing and return all trials, by configuration in the plan's order."""
         if self.rule is not None:
