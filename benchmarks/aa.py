@@ -29,7 +29,7 @@ from castwise.analysis.steady_metrics import step_seconds, step_times
 from castwise.orchestrator.machine import Machine, detect_machine
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.rounds import StopRule, prior_stats_of
-from castwise.orchestrator.runner import NullListener, TrialRunner, run_session
+from castwise.orchestrator.runner import InterleavedSession, NullListener, TrialRunner
 from castwise.orchestrator.session import Session
 from castwise.records.schema import Trial
 from castwise.registry.precisions import find_precision
@@ -123,9 +123,9 @@ def one_set(
         specs = [spec.model_copy(update={"repeat": index}) for index in indices]
         started = time.perf_counter()
         earlier = prior_stats_of(known)
-        trials = run_session(
+        trials = InterleavedSession(
             runner, specs, round_number=number, earlier={spec.configuration: earlier} if earlier else None
-        )
+        ).run()
         bad = [trial for trial in trials if trial.status not in ("ok", "diverged")]
         if bad or len(trials) != len(specs):
             reason = bad[0].message if bad else "out of memory"

@@ -13,7 +13,7 @@ from programs import wait_until
 
 from castwise.analysis.steady_metrics import block_means
 from castwise.orchestrator.block_schedule import PriorStats
-from castwise.orchestrator.runner import NullListener, SetupOrder, TrialRunner, run_session
+from castwise.orchestrator.runner import InterleavedSession, NullListener, SetupOrder, TrialRunner
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Block, Environment, Facts, Trial
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
@@ -34,7 +34,9 @@ def run(engine: FakeEngine, specs: Sequence[TrialSpec] = (), **options: Any) -> 
     runner = TrialRunner(engine, None, engine.environment, NullListener())
     specs = specs or [fake_spec("fp32"), fake_spec("bf16-mixed")]
     try:
-        return run_session(runner, specs, **({"round_number": 1, "baseline": specs[0].configuration} | options))
+        return InterleavedSession(
+            runner, specs, **({"round_number": 1, "baseline": specs[0].configuration} | options)
+        ).run()
     finally:
         runner.closer.wait()
 
@@ -134,9 +136,9 @@ def test_each_says_how_fast_it_is_about_once_it_is_warm(seconds: float, figures:
     listener = NullListener()
     listener.remark = lines.append  # type: ignore[method-assign]
     specs = [fake_spec(name) for name in ("fp32", "bf16-mixed")]
-    run_session(
+    InterleavedSession(
         TrialRunner(engine, None, engine.environment, listener), specs, round_number=1, setup_order="one by one"
-    )
+    ).run()
     assert [line.partition("about ")[2] for line in lines] == figures
 
 
@@ -186,7 +188,7 @@ def test_processes_of_one_session_end_while_the_next_starts() -> None:
     engine.session = Slowly
     runner = TrialRunner(engine, None, engine.environment, NullListener())
     for number in (1, 2):
-        run_session(runner, [fake_spec("fp32"), fake_spec("tf32")], round_number=number)
+        InterleavedSession(runner, [fake_spec("fp32"), fake_spec("tf32")], round_number=number).run()
     runner.closer.wait()
     assert seen[4:] == [("open", 0), ("open", 0), ("set up", 2), ("set up", 2)]
     assert engine.num_open == 0
@@ -240,7 +242,7 @@ def test_diverged_training_run_stops() -> None:
 def run_with_lead_in(engine: NotingEngine) -> list[Trial]:
     protocol = MeasurementProtocol(num_blocks=4, min_blocks=4, lead_in_seconds=0.02)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "fp16-true")]
-    return run_session(engine.runner(), specs, round_number=1)
+    return InterleavedSession(engine.runner(), specs, round_number=1).run()
 
 
 def test_lead_in_before_each_block_of_a_session() -> None:

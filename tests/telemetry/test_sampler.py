@@ -17,7 +17,7 @@ from castwise.analysis.energy import energy_of
 from castwise.analysis.steady_metrics import was_at_power_limit
 from castwise.analysis.warnings import warnings_of
 from castwise.orchestrator.block_schedule import PriorStats
-from castwise.orchestrator.runner import NullListener, TrialRunner, run_session
+from castwise.orchestrator.runner import InterleavedSession, NullListener, TrialRunner
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Block, Environment, Facts, Trial
 from castwise.spec.recipe import Recipe
@@ -355,7 +355,7 @@ def test_energy_is_measured_once_a_configuration() -> None:
     telemetry = watching(engine.monitor, period_seconds=0.001)
     runner = TrialRunner(engine, None, ON_GPU, NullListener(), telemetry=telemetry)
     earlier = {specs[0].configuration: PriorStats(0.001, 0.1)}
-    trials = run_session(runner, specs, round_number=1, earlier=earlier)
+    trials = InterleavedSession(runner, specs, round_number=1, earlier=earlier).run()
     runner.closer.wait()
     assert {trial.spec.precision for trial in trials if trial.energy_measurement is not None} == {"tf32"}
 
@@ -416,7 +416,7 @@ def run_capped(number: int | None, *names: str, **options: Any) -> tuple[CappedE
     engine.monitor = counting(1000.0, 50.0)
     runner = TrialRunner(engine, None, ON_GPU, NullListener(), telemetry=watching(engine.monitor, period_seconds=0.001))
     specs = [fake_spec(name, protocol=CUDA_ROUND) for name in names]
-    trials = run_session(runner, specs, round_number=number, **options)
+    trials = InterleavedSession(runner, specs, round_number=number, **options).run()
     runner.closer.wait()
     runner.telemetry.close()
     return engine, trials

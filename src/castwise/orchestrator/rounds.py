@@ -15,7 +15,7 @@ from castwise.analysis.speedup import process_stds, speedup_estimate, step_estim
 from castwise.analysis.statistics import FEWEST_BLOCKS, MOST_ROUNDS, Estimate, noise_of, student_quantile, verdict_of
 from castwise.analysis.steady_metrics import block_lengths, block_means, was_at_power_limit
 from castwise.orchestrator.block_schedule import PriorStats
-from castwise.orchestrator.runner import TrialRunner, fails_alike, run_session
+from castwise.orchestrator.runner import InterleavedSession, TrialRunner, fails_alike
 from castwise.records.schema import Trial
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, BESIDE_FP8, DEFAULT, precision_row, why_emulated
 from castwise.registry.techniques import join, times_kernels, times_kernels_while_compiling
@@ -100,7 +100,7 @@ class Rounds:
         self._seed = secrets.token_hex(6)  # of the order of blocks, which is another in each command
         self.trials = list(recorded)  # one for each configuration and round
         self.ending: Ending | None = None
-        self._started = time.perf_counter()
+        self._deadline: float | None = None  # of the rounds, once they have begun
         self._seconds_per_cost = 0.0  # of the longest session
         self._least_seconds = session_seconds
         self.session_seconds = session_seconds  # of the shortest one so far, those of earlier comparisons included
@@ -132,40 +132,14 @@ class Rounds:
         with self._runner.claim(self._specs) as found:
             new = [trial for trial in found if trial.spec.key not in {known.spec.key for known in self.trials}]
             self.trials += new
-            self._started = time.perf_counter()
+            if self._rule.budget_seconds is not None:
+                self._deadline = time.perf_counter() + self._rule.budget_seconds
             self._runner.note_gpu_processes(self._specs)
             try:
                 yield new
             finally:
                 self._runner.closer.wait()
                 self._runner.telemetry.close()
-
-    def _report_ending(self, ending: Ending) -> None:
-        rounds = max((self._num_trials(spec) for spec in self._specs if not self._is_baseline(spec)), default=0)
-        rounds = rounds or self._num_trials(self._specs[0])
-        number = f"{rounds} round{'' if rounds == 1 else 's'}"
-        share = f"{100 * self._rule.half_width:.3g} %"
-        doubt, known = f"not every speed-up is clear within {share}", f"every speed-up is known within {share}"
-        if looked := [spec.precision for spec in self._specs if self._is_settled_by_a_look(spec)]:
-            known = f"{', '.join(looked)}: slower, and emulated, so one run is enough"
-        if len(self._specs) == 1:
-            doubt = known = "nothing to compare"
-        some_are_left = any(self._of(spec) and not self._has_diverged(spec) for spec in self._not_failed())
-        why = {
-            "narrow": f"{number}: {known}",
-            "budget": f"time for {number} only" if rounds else "no time was left",
-            "rounds": f"{number}, the limit: {doubt}",
-            "failed": f"{number}: every {'other ' if some_are_left else ''}precision failed",
-        }[ending]
-        spec = self._specs[0]
-        where = f"{spec.workload} batch {spec.batch_size}"
-        where += f" on {spec.world_size_label}" if spec.world_size_label else ""
-        where += f" {join(spec.techniques)}" if spec.techniques else ""
-        unmeasured = [spec.precision for spec in self._specs if not self._of(spec)]
-        lacking = f". Not measured: {', '.join(unmeasured)}" if unmeasured and rounds else ""
-        if lacking and _fail_alike(self.trials):
-            lacking += ", as the error has nothing to do with precision"
-        self._runner.listener.remark(f"{where}: {why}{lacking}")
 
     def _find_ending(self) -> Ending:
         well = self._not_failed()
@@ -176,15 +150,44 @@ class Rounds:
             return "budget"
         return "narrow" if all(self._is_narrow(spec) for spec in well) else "rounds"
 
+    def _report_ending(self, ending: Ending) -> None:
+        spec = self._specs[0]
+        where = f"{spec.workload} batch {spec.batch_size}"
+        where += f" on {spec.world_size_label}" if spec.world_size_label else ""
+        where += f" {join(spec.techniques)}" if spec.techniques else ""
+        unmeasured = [spec.precision for spec in self._specs if not self._of(spec)]
+        lacking = f". Not measured: {', '.join(unmeasured)}" if unmeasured and self.trials else ""
+        if lacking and _fail_alike(self.trials):
+            lacking += ", as the error has nothing to do with precision"
+        self._runner.listener.remark(f"{where}: {self._why_ended(ending)}{lacking}")
+
+    def _why_ended(self, ending: Ending) -> str:
+        rounds = max((self._num_trials(spec) for spec in self._specs if not self._is_baseline(spec)), default=0)
+        rounds = rounds or self._num_trials(self._specs[0])
+        number = f"{rounds} round{'' if rounds == 1 else 's'}"
+        if ending == "budget":
+            return f"time for {number} only" if rounds else "no time was left"
+        if ending == "failed":
+            some_are_left = any(self._of(spec) and not self._has_diverged(spec) for spec in self._not_failed())
+            return f"{number}: every {'other ' if some_are_left else ''}precision failed"
+        share = f"{100 * self._rule.half_width:.3g} %"
+        if len(self._specs) == 1:
+            known = doubt = "nothing to compare"
+        else:
+            known, doubt = f"every speed-up is known within {share}", f"not every speed-up is clear within {share}"
+            if looked := [spec.precision for spec in self._specs if self._is_settled_by_a_look(spec)]:
+                known = f"{', '.join(looked)}: slower, and emulated, so one run is enough"
+        return f"{number}: {known}" if ending == "narrow" else f"{number}, the limit: {doubt}"
+
     def _affordable(self, specs: list[TrialSpec]) -> list[TrialSpec]:
         """Return those whose next session would end within the budget: the baseline, and those with fewest processes.
 
         Of those with as many the fastest come first. One that was never measured counts as the mean of the others.
         Empty if no time is left for any comparison.
         """
-        if self._rule.budget_seconds is None:
+        if self._deadline is None:
             return specs
-        left = self._started + self._rule.budget_seconds - time.perf_counter()
+        left = self._deadline - time.perf_counter()
         if not self._seconds_per_cost:
             return specs if not self._least_seconds or left >= self._least_seconds else []
         known = list(filter(math.isfinite, map(self._cost, self._specs)))
@@ -242,8 +245,6 @@ class Rounds:
         return is_clearly_slower(self._of(self._baseline), self._of(spec))
 
     def _run_round(self, specs: list[TrialSpec]) -> None:
-        budget = self._rule.budget_seconds
-        deadline = None if budget is None else self._started + budget
         number = 1 + max(map(self._num_trials, [s for s in specs if not self._is_baseline(s)] or specs))
         is_first = not all(map(self._num_trials, specs))
         waiting = [specs] if is_first else self._groups_that_fit(specs)
@@ -252,43 +253,44 @@ class Rounds:
         while waiting:
             # The baseline may just have failed, and an earlier session of the round taken the time.
             group = self._affordable([spec for spec in waiting.pop(0) if not self._has_failed(spec)])
-            if not group:
+            if group:
+                waiting += self._run_group(group, number, one_by_one=is_slowed)
+
+    def _run_group(self, group: list[TrialSpec], number: int, *, one_by_one: bool) -> list[list[TrialSpec]]:
+        """Measure configurations in a session; return those of configurations that may fit with fewer others."""
+        started = time.perf_counter()
+        fresh = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in group]
+        self._announce(fresh[0])
+        trials = InterleavedSession(
+            self._runner,
+            fresh,
+            round_number=number,
+            setup_order="one by one" if one_by_one or any(map(_times_kernels, group)) else "together",
+            earlier={spec.configuration: prior_stats_of(self._of(spec)) for spec in group},
+            baseline=None if self._baseline is None else self._baseline.configuration,
+            deadline=self._deadline,
+            fits_deadline=self._seconds_per_cost > 0,
+            seed=self._seed,
+        ).run()
+        if _fail_alike(trials):  # the fewest trials that show it are enough
+            trials = next(few for few in itertools.accumulate([each] for each in trials) if _fail_alike(few))
+        postponed: list[str] = []
+        for trial in trials:
+            # It may succeed with fewer others; cuDNN and cuBLAS have other words for lack of memory.
+            lacks_memory = trial.status == "oom" or (trial.status == "crashed" and "_STATUS_" in trial.message)
+            if lacks_memory and len(group) > 1:  # no record yet
+                postponed.append(trial.spec.configuration)
                 continue
-            started = time.perf_counter()
-            fresh = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in group]
-            self._announce(fresh[0])
-            trials = run_session(
-                self._runner,
-                fresh,
-                setup_order="one by one" if is_slowed or any(map(_times_kernels, group)) else "together",
-                round_number=number,
-                earlier={spec.configuration: prior_stats_of(self._of(spec)) for spec in group},
-                baseline=None if self._baseline is None else self._baseline.configuration,
-                deadline=deadline,
-                fits_deadline=self._seconds_per_cost > 0,
-                seed=self._seed,
-            )
-            if _fail_alike(trials):  # the fewest trials that show it are enough
-                trials = next(few for few in itertools.accumulate([each] for each in trials) if _fail_alike(few))
-            postponed: list[TrialSpec] = []
-            trial_of = {trial.spec.configuration: trial for trial in trials}
-            for spec in group:
-                trial = trial_of.get(spec.configuration)
-                if trial is None:  # there was no time for it
-                    continue
-                if _may_lack_memory(trial) and len(group) > 1:  # no record yet: it may fit with fewer others, or alone
-                    postponed.append(spec)
-                    continue
-                if self._runner.store is not None:
-                    self._runner.store.save(trial)
-                self._announce(trial.spec)
-                self.trials.append(trial)
-                self._runner.listener.ended(trial)
-            seconds = time.perf_counter() - started
-            self.session_seconds = min(self.session_seconds or seconds, seconds)
-            if cost := sum(filter(math.isfinite, map(self._cost, group))):
-                self._seconds_per_cost = max(self._seconds_per_cost, seconds / cost)
-            waiting += self._less_crowded(postponed, group)
+            if self._runner.store is not None:
+                self._runner.store.save(trial)
+            self._announce(trial.spec)
+            self.trials.append(trial)
+            self._runner.listener.ended(trial)
+        seconds = time.perf_counter() - started
+        self.session_seconds = min(self.session_seconds or seconds, seconds)
+        if cost := sum(filter(math.isfinite, map(self._cost, group))):
+            self._seconds_per_cost = max(self._seconds_per_cost, seconds / cost)
+        return self._less_crowded([spec for spec in group if spec.configuration in postponed], group)
 
     def _groups_that_fit(self, specs: list[TrialSpec]) -> list[list[TrialSpec]]:
         """Return sessions that fit into the device's memory, by what each configuration needed in earlier rounds."""
@@ -370,11 +372,6 @@ def group_by_memory(
 def _fail_alike(trials: Sequence[Trial]) -> bool:
     """Return whether trials of full and of 16-bit precision crashed with the same error, and no trial ended well."""
     return fails_alike((each.spec.precision, each.message if each.status == "crashed" else None) for each in trials)
-
-
-def _may_lack_memory(trial: Trial) -> bool:
-    """Return whether a trial may succeed with fewer others; cuDNN and cuBLAS have other words for lack of memory."""
-    return trial.status == "oom" or (trial.status == "crashed" and "_STATUS_" in trial.message)
 
 
 def prior_stats_of(trials: Sequence[Trial]) -> PriorStats | None:

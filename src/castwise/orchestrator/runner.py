@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -162,18 +162,15 @@ class TrialRunner:
                     )
                 else:
                     with self.claim([spec]) as found:
-                        trial = next((each for each in found if each.spec.key == spec.key), None) or self._measure(spec)
+                        known = [each for each in found if each.spec.key == spec.key]
+                        (trial,) = known or InterleavedSession(self, [spec]).run()
+                        if self.store is not None and not known:
+                            self.store.save(trial)
                 trials.append(trial)
                 self.listener.ended(trial)
         finally:
             self.telemetry.close()
         return trials
-
-    def _measure(self, spec: TrialSpec) -> Trial:
-        (trial,) = run_session(self, [spec])
-        if self.store is not None:
-            self.store.save(trial)
-        return trial
 
     def note_gpu_processes(self, specs: Sequence[TrialSpec]) -> None:
         """Note which processes use the GPUs of these specs, before a process of this job does."""
@@ -202,27 +199,14 @@ class CachedMeasure:
 SetupOrder = Literal["together", "first alone", "one by one"]
 
 
-def run_session(  # noqa: PLR0913  what a session is made of, by keyword
-    runner: TrialRunner,
-    specs: Sequence[TrialSpec],
-    *,
-    round_number: int | None = None,
-    setup_order: SetupOrder = "together",
-    earlier: Mapping[str, PriorStats | None] | None = None,
-    baseline: str | None = None,
-    deadline: float | None = None,
-    fits_deadline: bool = False,
-    seed: str | None = None,
-) -> list[Trial]:
-    """Interleave the blocks of several configurations until each is known well enough or its time is up.
-
-    Return a record for each, in the order of the specs, except for those that a deadline left no time for. One that ran
-    out of memory next to others may yet fit alone.
+@dataclass
+class InterleavedSession:
+    """A session of several configurations, whose blocks are interleaved until each is known well enough.
 
     The processes of the previous session may still be ending while this one's start; this one's end in the background
     once all is measured (`runner.closer`).
 
-    Args:
+    Attributes:
         runner: Starts the processes and reports progress.
         specs: The configurations, the baseline first: it is the last to run out of memory.
         round_number: For progress and for the random order of blocks. None measures a single spec alone.
@@ -234,53 +218,30 @@ def run_session(  # noqa: PLR0913  what a session is made of, by keyword
         deadline: The value of `time.perf_counter` at which no further block is timed; the first configuration that
             does not fail always has one, unless it is a baseline that was measured earlier and is the only one left.
         fits_deadline: Whether it should end before the deadline, as earlier sessions did: no time is kept for timing.
-        seed: Decides the order of blocks, with the round's number; None draws one.
+        seed: Decides the order of blocks, with the round's number.
     """
-    share, seed = 1.0 if fits_deadline else _SHARE, seed or secrets.token_hex(6)
-    began = time.perf_counter()
-    session = _Session(runner, specs, round_number, earlier or {}, baseline, deadline, share, seed, began)
-    return session.run(setup_order)
-
-
-@dataclass
-class _Session:
-    """A session while it runs; the fields are `run_session`'s arguments."""
 
     runner: TrialRunner
     specs: Sequence[TrialSpec]
-    round_number: int | None
-    earlier: Mapping[str, PriorStats | None]
-    baseline: str | None
-    deadline: float | None
-    share: float  # of the time to the deadline that is not kept for timing
-    seed: str
-    began: float
-    measurements: "list[_Measurement]" = field(default_factory=list)
+    _: KW_ONLY
+    round_number: int | None = None
+    setup_order: SetupOrder = "together"
+    earlier: Mapping[str, PriorStats | None] = field(default_factory=dict)
+    baseline: str | None = None
+    deadline: float | None = None
+    fits_deadline: bool = False
+    seed: str = field(default_factory=lambda: secrets.token_hex(6))
+    began: float = field(default_factory=time.perf_counter, init=False)
+    measurements: "list[_Measurement]" = field(default_factory=list, init=False)
 
-    def run(self, setup_order: SetupOrder) -> list[Trial]:
-        """Measure, and return the records."""
+    def run(self) -> list[Trial]:
+        """Return a record for each, in the order of the specs, except for those that no time was left for.
+
+        One that ran out of memory next to others may yet fit alone.
+        """
         try:
-            self.set_up(setup_order)
-            # If memory was short, a library may report the first one's failure as another error.
-            lacks_memory = len(self.specs) > 1 and any(each.hit_oom for each in self.measurements)
-            if setup_order == "together" and lacks_memory and not self.measurements[0].can_continue:
-                _close(self.measurements)
-                self.measurements.clear()
-                self.set_up("first alone")
-            self.warm_up()
-            _drop_lone_baseline(self.measurements, len(self.specs))
-            in_turn = [each for each in self.measurements if not each.is_timed_in_stretch]
-            self.time_interleaved(in_turn)
-            # After the others: a GPU at its power limit needs a while to recover its clock.
-            self.time_stretches()
-            for each in in_turn:
-                if each.needs_energy and self.seconds_left() > 0:
-                    each.attempt(each.measure_energy)
-            _all_at_once(_Measurement.finish, self.measurements)
-            for each in self.measurements:
-                if each.spec.protocol.profile_steps and each.failure is None and each.spec.recipe is None:
-                    self.report(f"profiling {each.spec.precision}", 1.0)
-                    each.profile()
+            self.get_ready()
+            self.measure()
         except BaseException:
             _close(self.measurements)
             raise
@@ -290,29 +251,62 @@ class _Session:
         session_id = secrets.token_hex(6) if sum(each.can_continue for each in self.measurements) > 1 else None
         return [each.record(session_id) for each in self.measurements if not each.is_dropped]
 
+    def get_ready(self) -> None:
+        """Set up and warm up all that there is time for."""
+        self.set_up(self.setup_order)
+        # If memory was short, a library may report the first one's failure as another error.
+        failures = [each.failure for each in self.measurements if each.failure is not None]
+        lacks_memory = len(self.specs) > 1 and any(failure.status == "oom" for failure in failures)
+        if self.setup_order == "together" and lacks_memory and not self.measurements[0].can_continue:
+            _close(self.measurements)
+            self.measurements.clear()
+            self.set_up("first alone")
+        self.warm_up()
+        ready = [each for each in self.measurements if each.can_continue]
+        num_failed = sum(not each.can_continue and not each.is_dropped for each in self.measurements)
+        if len(ready) == 1 and ready[0].is_baseline and ready[0].has_prior and num_failed < len(self.specs) - 1:
+            ready[0].drop()  # no time was left for what it would be compared with
+
+    def measure(self) -> None:
+        """Time what is ready, then measure its energy and profile it."""
+        interleaved = [each for each in self.measurements if not each.is_timed_in_stretch]
+        self.time_interleaved(interleaved)
+        # After the others: a GPU at its power limit needs a while to recover its clock.
+        self.time_stretches()
+        for each in interleaved:
+            if not each.has_prior and self.seconds_left() > 0:
+                each.attempt(each.measure_energy)
+        _all_at_once(_Measurement.finish, self.measurements)
+        for each in self.measurements:
+            if each.spec.protocol.profile_steps and each.failure is None and each.spec.recipe is None:
+                self.report(f"profiling {each.spec.precision}", 1.0)
+                each.profile()
+
+    @property
+    def share(self) -> float:
+        """Return the share of the time to the deadline that is not kept for timing."""
+        return 1.0 if self.fits_deadline else _SHARE
+
     def seconds_left(self, share: float = 1.0) -> float:
+        """Return the time to the deadline, or to a share of it."""
         if self.deadline is None:
             return math.inf
         return self.began + share * (self.deadline - self.began) - time.perf_counter()
 
     def report(self, phase: str, share: float) -> None:
+        """Tell the listener what is done, of which share of the session is over."""
         prefix = "" if self.round_number is None else f"round {self.round_number}: "
         self.runner.listener.phase(prefix + phase, share * len(self.specs))
 
     def start(self, spec: TrialSpec) -> "_Measurement":
-        prior = self.earlier.get(spec.configuration)
-        measurement = _Measurement(
-            self.runner,
-            spec,
-            prior,
-            is_baseline=spec.configuration == self.baseline,
-            is_alone=self.round_number is None,
-            needs_energy=prior is None,
-        )
-        self.measurements.append(measurement)
-        return measurement
+        """Start the processes of a configuration."""
+        prior, is_baseline = self.earlier.get(spec.configuration), spec.configuration == self.baseline
+        is_alone = self.round_number is None
+        self.measurements.append(_Measurement(self.runner, spec, prior, is_baseline=is_baseline, is_alone=is_alone))
+        return self.measurements[-1]
 
     def set_up(self, order: SetupOrder) -> None:
+        """Build the trials; one by one, they are warmed up, too."""
         self.report("starting", 0.0)
         if order == "one by one":
             self.runner.closer.wait()
@@ -333,7 +327,7 @@ class _Session:
 
         One that takes much longer than the first would leave no time for the others: it is given up.
         """
-        first = 0.0
+        first = 0.0  # seconds
         for index, spec in enumerate(self.specs):
             is_first = not any(other.can_continue for other in self.measurements)
             if not is_first and first > self.share * self.seconds_left():
@@ -373,21 +367,7 @@ class _Session:
         the blocks of both sides one by one from the first.
         """
         rng = random.Random(f"{self.seed} {self.round_number}")
-        while True:
-            for each in measurements:
-                # Of a slow one a few long blocks say enough.
-                has_no_time = not each.is_baseline and not each.goes_on and each.schedule.share >= 1
-                each.is_done |= not each.can_continue or has_no_time
-                each.is_done |= each.has_blocks and each.block_seconds > self.seconds_left()
-            if not any(each.goes_on for each in measurements if each.is_baseline and not each.is_done):
-                for each in measurements:
-                    each.is_done |= not each.is_baseline and not each.goes_on
-            order = [each for each in measurements if not each.is_done]
-            is_alone = all(each.is_baseline for each in order) and any(
-                each.can_continue for each in measurements if each not in order
-            )
-            if is_alone or not any(each.goes_on for each in order):
-                return
+        while order := self._next_blocks(measurements):
             rng.shuffle(order)
             if not all(each.runs_all_epochs for each in order):
                 self.report("timing", 0.4 + 0.6 * min(each.schedule.share for each in order))
@@ -398,6 +378,18 @@ class _Session:
                     each.attempt(partial(each.measure_next, may_be_long=may_be_long))
                 else:
                     each.is_done = True
+
+    def _next_blocks(self, measurements: "Sequence[_Measurement]") -> "list[_Measurement]":
+        """Return those that take another block; none if that would tell nothing, or no time is left."""
+        for each in measurements:
+            each.is_done |= each.has_no_time(self.seconds_left())
+        if not any(each.goes_on for each in measurements if each.is_baseline and not each.is_done):
+            for each in measurements:
+                each.is_done |= not each.is_baseline and not each.goes_on
+        order = [each for each in measurements if not each.is_done]
+        others = [each for each in measurements if each.is_done]
+        is_alone = all(each.is_baseline for each in order) and any(each.can_continue for each in others)
+        return order if not is_alone and any(each.goes_on for each in order) else []
 
     def time_stretches(self) -> None:
         """Time loops that are timed in one stretch, one after another, each in its share of the time that is left.
@@ -441,7 +433,6 @@ class _Measurement:
         *,
         is_baseline: bool,
         is_alone: bool,
-        needs_energy: bool,
     ) -> None:
         self.spec = spec
         self.schedule = BlockSchedule(spec.protocol, prior, adaptive=not is_alone)
@@ -449,7 +440,6 @@ class _Measurement:
         self.is_done = False  # whether it takes no further blocks
         self.is_dropped = False  # whether no time was left for it
         self.block_seconds = 0.0  # that the last block or epoch took
-        self.needs_energy = needs_energy
         self._is_at_power_limit = prior is not None and prior.is_at_power_limit
         self.failure: TrialFailedError | None = None
         self._runner = runner
@@ -487,9 +477,9 @@ class _Measurement:
         return self.schedule.share > 0
 
     @property
-    def is_known_baseline(self) -> bool:
-        """Return whether it is the baseline, and earlier processes measured it."""
-        return self.is_baseline and self._prior is not None
+    def has_prior(self) -> bool:
+        """Return whether earlier processes measured it; their energy is known, too."""
+        return self._prior is not None
 
     def drop(self) -> None:
         """End the process, unless it failed before: no time is left for it."""
@@ -507,6 +497,13 @@ class _Measurement:
             return len(self._epochs) < self.spec.recipe.num_epochs
         return self.schedule.goes_on
 
+    def has_no_time(self, seconds_left: float) -> bool:
+        """Return whether another block is impossible, or has no time."""
+        # Of a slow one a few long blocks say enough.
+        is_spent = not self.is_baseline and not self.goes_on and self.schedule.share >= 1
+        is_too_long = self.has_blocks and self.block_seconds > seconds_left
+        return not self.can_continue or is_spent or is_too_long
+
     @property
     def runs_all_epochs(self) -> bool:
         """Return whether it is a lone training run, which is run to its end."""
@@ -515,10 +512,6 @@ class _Measurement:
     @property
     def _gpus(self) -> dict[str, str]:
         return self._environment.gpus_of(self.spec)
-
-    @property
-    def hit_oom(self) -> bool:
-        return self.failure is not None and self.failure.status == "oom"
 
     def attempt(self, step: Callable[[], None]) -> None:
         """Run a step unless an earlier one failed. A failure ends the process and frees its memory for the others."""
@@ -621,7 +614,7 @@ class _Measurement:
         if self.spec.is_script and math.isfinite(seconds_left):
             step_seconds = warm_step_seconds(self._facts) or 0.0
             num_blocks = min(num_blocks, max(1, int(seconds_left / max(length, step_seconds)) - _SCRIPT_LEAD_IN_STEPS))
-        with telemetry.watch(self._gpus) as watch, telemetry.meter(self._gpus if self.needs_energy else {}) as meter:
+        with telemetry.watch(self._gpus) as watch, telemetry.meter({} if self.has_prior else self._gpus) as meter:
             lead_in = _SCRIPT_LEAD_IN_SECONDS if self.spec.is_script else _STRETCH_LEAD_IN_SECONDS
             self._blocks += self.session.run_stretch(lead_in, num_blocks, length)
             meter.seconds = sum(block.seconds for block in self._blocks)
@@ -634,7 +627,7 @@ class _Measurement:
         }
         self._readings += [watch.reading.model_copy(update=share)] * num_blocks
         self._counters.append(watch.counters)
-        if self.needs_energy:
+        if not self.has_prior:
             num_steps = sum(block.num_steps for block in self._blocks)
             self._energy = meter.energy.model_copy(update={"step_seconds": meter.seconds / num_steps})
 
@@ -730,14 +723,6 @@ class _Measurement:
             telemetry_note=telemetry_note(self._readings, self._gpu_facts, self._energy, why_no_counters),
         )
         return status_of(trial) if failure is None else trial
-
-
-def _drop_lone_baseline(measurements: Sequence[_Measurement], num_specs: int) -> None:
-    """Drop a baseline that was measured earlier if no time was left for what it would be compared with."""
-    ready = [each for each in measurements if each.can_continue]
-    num_failed = sum(not each.can_continue and not each.is_dropped for each in measurements)
-    if len(ready) == 1 and ready[0].is_known_baseline and num_failed < num_specs - 1:
-        ready[0].drop()
 
 
 def _all_at_once(step: Callable[[_Measurement], None], measurements: Sequence[_Measurement]) -> None:
