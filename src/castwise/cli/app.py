@@ -46,8 +46,6 @@ app = typer.Typer(
 
 
 class Listing(StrEnum):
-    """What can be listed."""
-
     WORKLOADS = "workloads"
     PRECISIONS = "precisions"
     TECHNIQUES = "techniques"

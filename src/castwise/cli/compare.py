@@ -37,8 +37,6 @@ Exit codes: 0 done, 1 a proven slowdown (--fail-on), 2 nothing to compare.
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(ChartOptions, SelectionOptions):
-    """Which machines `castwise compare` compares, and what it writes."""
-
     machines: Annotated[
         tuple[str, ...] | None,
         Option(
@@ -81,8 +79,6 @@ class CompareOptions(ChartOptions, SelectionOptions):
 
 @dataclass(frozen=True)
 class Compared:
-    """Machines compared, and where their figures are from."""
-
     comparison: "MachineComparison"
     file_of: "FileOf"  # names a trial's file
     problems: list[tuple[str, str]]  # files that are no records, each with its reason
@@ -202,7 +198,6 @@ def _prices(options: CompareOptions, machines: "Sequence[ComparedMachine]") -> "
 
 
 def _why_nothing(comparison: "MachineComparison") -> str:
-    """Return why machines have no configuration in common: their workloads, or what differs in one that they share."""
     from castwise.spec.quantities import truncate_list
 
     workloads = {

@@ -23,7 +23,6 @@ from castwise.telemetry.sampler import open_monitor
 
 
 def doctor() -> int:
-    """Print what the machine is and which precisions it has; return the exit code."""
     console = result_console()
     for environment in detect_devices():
         facts = Table(show_header=False, box=None, pad_edge=False)
@@ -87,7 +86,6 @@ def _facts(environment: Environment) -> list[tuple[str, str]]:
 
 
 def _driver_facts(uuid: str | None) -> list[tuple[str, str]]:
-    """Return power limit, clock, persistence mode and memory errors from the driver, or why they are unknown."""
     if uuid is None:
         return []
     try:

@@ -22,8 +22,6 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(RecordsOptions):
-    """What `castwise export` writes, and of which records."""
-
     output: Annotated[Path | None, Option("The file to write.", "Output", flags=("--output", "-o"))] = None
     format: Annotated[
         str | None,

@@ -19,7 +19,6 @@ def _table(*headings: str) -> Table:
 
 
 def workloads() -> Table:
-    """Return the workloads: name, unit, batch sizes, what it is."""
     table = _table("workload", "counts", "batch (GPU / CPU)", "real data", "what it is")
     for row in WORKLOADS:
         batches = f"{row.batch_size} / {row.cpu_batch_size}"
@@ -30,7 +29,6 @@ def workloads() -> Table:
 
 
 def precisions() -> Table:
-    """Return the precisions, those of more than 8 bits first: name, aliases, needs, loss scale, what it is."""
     table = _table("precision", "also", "needs (CUDA)", "on CPU", "loss scale", "what it is")
     for row in (*PRECISIONS, *NARROW_PRECISIONS):
         needs = "any" if row.capability == (0, 0) else f"≥ {row.capability[0]}.{row.capability[1]}"
@@ -46,7 +44,6 @@ NUMERICS = {"bits": "the same", "rounding": "rounding", "draws": "other random d
 
 
 def techniques() -> Table:
-    """Return the techniques: name, what it does, what it needs and costs, what it does to the numbers."""
     table = _table("technique", "what it does", "needs, costs, numbers")
     for row in TECHNIQUES:
         facts = [f"needs {needs_of(row)}", f"costs {row.cost}", f"numbers: {NUMERICS[row.numerics]}"]
@@ -74,7 +71,6 @@ def devices() -> Table:
 
 
 def suites() -> Table:
-    """Return the suites: name, runs, data, the source's GPUs, what it is."""
     table = _table("suite", "runs", "real data", "published on", "what it measures")
     for name in SUITE_NAMES:
         suite = find_suite(name)

@@ -192,7 +192,6 @@ class _Progress:
         self._began, self._last, self._shown = time.monotonic(), 0.0, ""
 
     def show(self, waiting: int, running: int, ended: int) -> None:
-        """Show the numbers, with that of the records."""
         line, now = f"shards: {waiting} wait, {running} run, {ended} ended", time.monotonic()
         if line == self._shown and now - self._last < (1.0 if self._console.is_terminal else _SECONDS_BETWEEN_LINES):
             return
@@ -205,7 +204,6 @@ class _Progress:
 
 
 def _show_records(plan: PlanFile, results: Path, journal: Journal, output: PrintOptions) -> int:
-    """Print what is on record; return the exit code."""
     endings = Counter(ending for ending, _ in journal.endings.values())
     say(f"Shards: {', '.join(f'{number} {ending}' for ending, number in endings.items())}.")
     configurations = {spec.configuration for spec in plan.specs}

@@ -31,7 +31,6 @@ _Options = TypeVar("_Options", bound=SharedOptions)
 
 
 def say_logs(trials: Sequence[Trial]) -> None:
-    """Print what failed trials printed."""
     for trial in trials:
         if trial.log:
             say(f"{trial.spec.label} printed:\n{trial.log.rstrip()}")
@@ -62,7 +61,6 @@ def announce(job: Job) -> None:
 
 
 def announce_notes(job: Job) -> None:
-    """Print the notes of a job, and the files that are no records."""
     for note in job.notes:
         say(f"Note: {note}", style="yellow")
     for problem in job.problems:

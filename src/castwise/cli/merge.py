@@ -19,8 +19,6 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class MergeOptions:
-    """What `castwise merge` joins."""
-
     folders: Annotated[tuple[Path, ...], Option("Results folders.", metavar="DIR", is_argument=True, takes_many=True)]
     output: Annotated[
         Path,

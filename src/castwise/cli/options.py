@@ -19,8 +19,6 @@ _MANY_MACHINES: Panel = "Many machines"
 
 @dataclass(frozen=True, kw_only=True)
 class PrintOptions:
-    """How a command that measures prints what it found."""
-
     format: Annotated[
         Literal["table", "json", "markdown", "csv"], Option("How results are printed on stdout.", "Output")
     ] = "table"
@@ -36,7 +34,6 @@ class HelpCommand(TyperCommand):
     """A command whose help shows no types: metavars say more. Options for many machines are in --help-all alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words, and keep them as they were typed."""
         if args[-1:] == ["--"]:
             raise UsageError("Nothing follows '--'. Your script does, as in: castwise run -- python train.py")
         ctx.obj = tuple(args)
@@ -60,10 +57,7 @@ class HelpCommand(TyperCommand):
 
 
 class HelpGroup(TyperGroup):
-    """A group of commands whose help shows no types."""
-
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters."""
         return _without_types(super().get_params(ctx))
 
 

@@ -28,7 +28,6 @@ def show(output_format: str, shown: "Presentation", ending: str = "") -> None:
 
 
 def error_console() -> "Console":
-    """Return the console of stderr."""
     from castwise.show.console import SafeConsole
 
     return SafeConsole(stderr=True)
@@ -42,7 +41,6 @@ def say(line: str, style: str | None = None) -> None:
 
 
 def format_size(size: int) -> str:
-    """Return a file's size in words."""
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
 
 

@@ -26,8 +26,6 @@ _DEFAULT_REPORT = Path("castwise-report.html")
 
 @dataclass(frozen=True)
 class ReportPrintOptions:
-    """Whether `castwise report` prints instead of writing a page."""
-
     format: Annotated[
         Literal["table", "markdown"] | None,
         Option("Print it on stdout in this format, and write no page.", "Output"),

@@ -36,8 +36,6 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPrintOptions(PrintOptions):
-    """How `castwise run` prints what it found."""
-
     price_kwh: Annotated[
         float | None, Option("What a kilowatt-hour costs you; prints what an epoch does.", "Prices", metavar="X")
     ] = None
@@ -47,7 +45,6 @@ class RunPrintOptions(PrintOptions):
 
     @property
     def prices(self) -> "Prices":
-        """Return the prices that the user gave."""
         from castwise.analysis.energy import Prices
 
         return Prices(self.price_kwh, self.price_gpu_hour)

@@ -30,8 +30,6 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class TunePrintOptions(PrintOptions):
-    """How `castwise tune` prints and writes what it found."""
-
     emit: Annotated[
         Path | None,
         Option(
@@ -98,7 +96,6 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
 
 
 def _print_patch(found: "TuningResult", limit: float | None, *, simple: bool) -> None:
-    """Print what to change in a loop, ready to be copied."""
     from castwise.errors import printable
     from castwise.tune import render
 

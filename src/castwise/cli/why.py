@@ -24,8 +24,6 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class WhyPrintOptions(PrintOptions):
-    """How `castwise why` prints what it found."""
-
     format: Annotated[Literal["table", "json", "markdown"], Option("How results are printed on stdout.", "Output")] = (
         "table"
     )

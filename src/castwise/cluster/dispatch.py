@@ -33,13 +33,10 @@ class Task(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return it in words."""
         return f"shard {self.shard}" + (f" on {self.kind}" if self.kind else "")
 
 
 class Backend(Protocol):
-    """An engine that runs jobs."""
-
     def start(self, waiting: deque[Task]) -> Mapping[Task, str]:
         """Take as many tasks off the queue as there is room for, start them, and return their jobs' names."""
 
@@ -115,7 +112,6 @@ class Journal:
                 self.endings[task] = (event, detail)
 
     def cancelled(self) -> None:
-        """Note that no job runs any more."""
         self.write(*((task, "cancelled", "") for task in self.jobs))
 
     def forget(self, endings: Collection[str]) -> None:
@@ -124,7 +120,6 @@ class Journal:
             del self.endings[task], self.tries[task]
 
     def close(self) -> None:
-        """Let other processes have it."""
         self._lock.close()
 
 

@@ -32,8 +32,6 @@ _PATIENCE_SECONDS = 300.0  # in which a node must come if there is none
 
 
 class NodeActor:
-    """What runs on a node."""
-
     def __init__(self) -> None:
         self._folder: TemporaryFolder | None = None
         self._process: ShardProcess | None = None
@@ -82,7 +80,6 @@ class NodeActor:
         return contents, result
 
     def end(self) -> None:
-        """End castwise, and what it started."""
         if self._process is not None:
             self._process.end()
         if self._folder is not None:
@@ -91,8 +88,6 @@ class NodeActor:
 
 @dataclass(eq=False)
 class _Node:
-    """A node and its actor."""
-
     actor: Any
     name: str
     kind: str  # the model of its GPUs, or itself, by --per
@@ -254,7 +249,6 @@ class RayBackend:
         return ended
 
     def running(self) -> int:
-        """Return how many nodes measure."""
         return sum(node.task is not None and node.leads for node in self._nodes.values())
 
     def close(self) -> None:

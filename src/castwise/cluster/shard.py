@@ -24,8 +24,6 @@ _LAST_LINES = 5
 
 
 class ShardResult(NamedTuple):
-    """How a shard ended."""
-
     code: int  # castwise's exit code; negative for a signal
     is_answered: bool  # whether castwise came to its end: it printed its results
     said: str  # its last lines on stderr

@@ -112,7 +112,6 @@ class SlurmBackend:
         return ended
 
     def running(self) -> int:
-        """Return how many jobs Slurm calls running."""
         return sum(self._state(job.job_id)[0] == "RUNNING" for job in self._jobs.values())
 
     def _look(self) -> None:
@@ -128,7 +127,6 @@ class SlurmBackend:
             self._queue = {job: (state, where) for job, state, where in rows}
 
     def _state(self, job: str) -> tuple[str, str]:
-        """Return what Slurm calls a job, and its nodes."""
         return ("UNKNOWN", "") if self._queue is None else self._queue.get(job, ("gone", ""))
 
     def cancel(self) -> None:

@@ -43,7 +43,6 @@ class BlockSchedule:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether another block is to be timed."""
         num_timed, protocol = len(self._step_times), self._protocol
         if sum(self._lengths) >= protocol.num_blocks:
             return False

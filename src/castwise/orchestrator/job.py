@@ -77,8 +77,6 @@ _SEED_LIMIT = 2**63  # of torch.manual_seed
 
 @dataclass(frozen=True)
 class Job:
-    """A request made concrete on this machine."""
-
     specs: tuple[TrialSpec, ...]
     missing: tuple[TrialSpec, ...]  # those without a usable record; with a rule, the others may need another round
     recorded: dict[str, Trial]  # not measured again, by spec key, those of further rounds included
@@ -231,7 +229,6 @@ def _left_of(budget: float, began: float) -> float:
 def _inspect(
     options: RunOptions, names: Sequence[str], machine: Machine, limit: float | None, listener: Listener | None
 ) -> dict[str, UserWorkload]:
-    """Return what is known of the user's models, whose code may take so many seconds, by their names."""
     update = {
         "units_per_step": options.units_per_step,
         "unit": options.step_unit,
@@ -503,7 +500,6 @@ def _time_a_sample(spec: TrialSpec, batch_size: int, machine: Machine) -> float 
 
 
 def _limited(protocol: MeasurementProtocol, options: RunOptions) -> MeasurementProtocol:
-    """Return the protocol with the time and the time limit that the user set."""
     update: dict[str, float | int] = {}
     if options.seconds is not None:
         update = {"max_seconds": options.seconds, "block_seconds": options.seconds / protocol.num_blocks}

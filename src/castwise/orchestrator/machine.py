@@ -32,8 +32,6 @@ class MachineChangedError(EngineError):
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that jobs run on."""
-
     engine: Engine
     environment: Environment
     device: str  # "cpu" or "cuda:N"
@@ -87,7 +85,6 @@ class _CheckedEngine:
     engine: Engine | None = None
 
     def start(self, timeout_seconds: float, num_processes: int = 1) -> Session:
-        """Start the processes of one trial, and before the first one look at the machine."""
         if self.engine is None:
             self.engine = self.make()
             environment = choose_device(self.engine, self.device)

@@ -35,8 +35,6 @@ _LOGIN_PREFIXES = ("SSH_", "TERM", "TMUX", "VSCODE_")
 
 
 class CachedMachine(FrozenModel):
-    """What is known of a machine."""
-
     environments: dict[str, Environment] = Field(default_factory=dict)  # by the device asked for
     zoo_models: frozenset[str] = frozenset()  # which zoos have
     user_workloads: dict[str, UserWorkload] = Field(default_factory=dict)  # by `_user_model_key`

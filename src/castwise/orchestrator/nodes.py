@@ -97,7 +97,6 @@ class Nodes:
         return f"tcp://{self.host}:{free_port()}"
 
     def close(self) -> None:
-        """Let the other nodes end."""
         for _, connection in self._followers:
             connection.close()
         self._server.close()
@@ -130,15 +129,12 @@ class Nodes:
 
 
 class RemoteProcess:
-    """One process of a trial on another node."""
-
     def __init__(self, connection: Connection, host: str) -> None:
         self.is_busy = False
         self._connection, self._host, self._log = connection, host, ""
 
     @property
     def ends(self) -> list[Any]:
-        """Return what becomes ready when there is an event to receive."""
         return [self._connection]
 
     def send(self, message: bytes) -> None:
@@ -167,7 +163,6 @@ class RemoteProcess:
         return self._log
 
     def close(self) -> None:
-        """Have the process ended, and all that it started."""
         self._connection.close()
 
     kill = close
@@ -221,7 +216,6 @@ def _relay(process: Any, channel: Connection, folder: TemporaryFolder) -> None:
 
 
 def free_port() -> int:
-    """Return a port of this host that nothing listens at."""
     with socket.create_server(("", 0)) as server:
         return int(server.getsockname()[1])
 

@@ -95,7 +95,6 @@ class ForkserverEngine:
         multiprocessing_util.Finalize(None, _stop_server, exitpriority=-100)
 
     def start(self, timeout_seconds: float, num_processes: int = 1) -> "RpcSession":
-        """Start the processes of one trial, one a rank."""
         start_process = partial(TrialProcess, self._context, self._target)
         nodes = self._nodes if num_processes > 1 else None
         session = RpcSession(start_process, num_processes, timeout_seconds, self._data_dir, self._commit, nodes)
@@ -105,7 +104,6 @@ class ForkserverEngine:
         return session
 
     def follow(self, rendezvous: str) -> None:
-        """Start processes for the leader of several nodes until it ends."""
         follow(rendezvous, lambda folder: TrialProcess(self._context, self._target, folder.path / "log"))
 
 
@@ -127,7 +125,6 @@ def _remote(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[
         del arguments["self"]
         return self._call(method.__name__, arguments, returns)[0]
 
-    call.__doc__ = method.__doc__
     return call
 
 
@@ -195,7 +192,6 @@ class RpcSession:
         return environments[0].model_copy(update=self.circumstances)
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
-        """Build model, data and optimizer in every rank; a training trial resumes from an existing checkpoint."""
         assert self._folder is not None, "it is open"
         if spec.num_nodes != (1 if self._nodes is None else self._nodes.count):
             why = f"{spec.label} needs its other nodes: --rendezvous and --node-rank on each, or --on slurm or ray"
@@ -226,18 +222,15 @@ class RpcSession:
     profile = _remote(Session.profile)
 
     def inspect(self, model: UserModel, limit_seconds: float, on_note: OnNote | None = None) -> UserWorkload:
-        """Run the user's code and return what is known of their model; a script's steps have limited time."""
         arguments = {"model": model, "limit_seconds": limit_seconds}
         report = None if on_note is None else lambda progress: on_note(progress.note)
         return self._call("inspect", arguments, TypeAdapter(UserWorkload), on_progress=report)[0]
 
     def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
-        """Train one epoch, validate, and write the checkpoint; the time limit starts again with each progress event."""
         report = None if on_progress is None else lambda progress: on_progress(progress.done)
         return self._call("run_epoch", {}, TypeAdapter(Epoch), on_progress=report)[0]
 
     def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:
-        """Return all that was measured, by rank, and end the processes."""
         return tuple(self._call("finish", {"weights": weights}, TypeAdapter(RankSamples)))
 
     def close(self) -> None:
@@ -412,7 +405,6 @@ class TrialProcess:
 
     @property
     def ends(self) -> list[Any]:
-        """Return what becomes ready when there is an event to receive: the pipe, and the end of the process."""
         return [self._connection, self.process.sentinel]
 
     def send(self, message: bytes) -> None:
@@ -529,7 +521,6 @@ def _stop_server() -> None:
 
 
 def _start(process: Any) -> None:
-    """Start a process, and the forkserver before the first one."""
     try:
         with _bare_main():
             resource_tracker.ensure_running()  # it unblocks SIGINT when it starts, so it goes first

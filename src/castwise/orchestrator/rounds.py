@@ -35,8 +35,6 @@ Ending = Literal["narrow", "budget", "rounds", "failed"]
 
 @dataclass(frozen=True)
 class StopRule:
-    """When a comparison ends."""
-
     # Of every speed-up's interval, as a share of it: narrow enough if the verdict is not in doubt.
     half_width: float = 0.01
     margin: float = 0.01  # how far from 1 a speed-up still is "the same"

@@ -67,8 +67,6 @@ _TIMES_THE_FIRST = 3.0
 
 
 class Listener(Protocol):
-    """Receives the progress of a run."""
-
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
         """Trial `index` (from 1) of `count` begins; `count` is 0 if the number is not known."""
 
@@ -83,8 +81,6 @@ class Listener(Protocol):
 
 
 class NullListener:
-    """A listener that does nothing."""
-
     def _ignore(self, *_: Any, **__: Any) -> None: ...
 
     started = phase = ended = remark = _ignore
@@ -100,12 +96,10 @@ class UnboundedProgress:
         self.remark = listener.remark
 
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
-        """Pass it on, with an index of its own."""
         del index, count
         self._listener.started(spec, self._num_ended + 1, 0)
 
     def ended(self, trial: Trial) -> None:
-        """Pass it on."""
         self._num_ended += 1
         self._listener.ended(trial)
 
@@ -190,7 +184,6 @@ class CachedMeasure:
         self.known: dict[str, Trial] = {} if runner.store is None else runner.store.load(runner.environment)[0]
 
     def __call__(self, spec: TrialSpec) -> Trial:
-        """Return the trial of a spec."""
         return reusable_trials([spec], self.known, self._runner.policy).get(spec.key) or self._runner.run([spec])[0]
 
 
@@ -252,7 +245,6 @@ class InterleavedSession:
         return [each.record(session_id) for each in self.measurements if not each.is_dropped]
 
     def get_ready(self) -> None:
-        """Set up and warm up all that there is time for."""
         self.set_up(self.setup_order)
         # If memory was short, a library may report the first one's failure as another error.
         failures = [each.failure for each in self.measurements if each.failure is not None]
@@ -288,18 +280,15 @@ class InterleavedSession:
         return 1.0 if self.fits_deadline else _SHARE
 
     def seconds_left(self, share: float = 1.0) -> float:
-        """Return the time to the deadline, or to a share of it."""
         if self.deadline is None:
             return math.inf
         return self.began + share * (self.deadline - self.began) - time.perf_counter()
 
     def report(self, phase: str, share: float) -> None:
-        """Tell the listener what is done, of which share of the session is over."""
         prefix = "" if self.round_number is None else f"round {self.round_number}: "
         self.runner.listener.phase(prefix + phase, share * len(self.specs))
 
     def start(self, spec: TrialSpec) -> "_Measurement":
-        """Start the processes of a configuration."""
         prior, is_baseline = self.earlier.get(spec.configuration), spec.configuration == self.baseline
         is_alone = self.round_number is None
         self.measurements.append(_Measurement(self.runner, spec, prior, is_baseline=is_baseline, is_alone=is_alone))
@@ -468,7 +457,6 @@ class _Measurement:
 
     @property
     def is_warm(self) -> bool:
-        """Return whether its warm-up is over, after which its facts are known."""
         return self._facts is not None
 
     @property
@@ -540,7 +528,6 @@ class _Measurement:
             self._runner.listener.remark(f"{self.spec.label}: about {rounded}")
 
     def set_up(self) -> None:
-        """Build the trial, which ends with its first step."""
         checkpoint, store = None, self._runner.store
         # Without a lock it may be another command's, which still runs.
         if self._is_alone and store is not None and store.has_locks:
@@ -726,7 +713,6 @@ class _Measurement:
 
 
 def _all_at_once(step: Callable[[_Measurement], None], measurements: Sequence[_Measurement]) -> None:
-    """Run a step of several trials in parallel."""
     if len(measurements) == 1:
         measurements[0].attempt(partial(step, measurements[0]))
     elif measurements:

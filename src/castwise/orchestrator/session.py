@@ -118,8 +118,6 @@ class Session(Protocol):
 
 
 class Engine(Protocol):
-    """Starts trial processes."""
-
     def start(self, timeout_seconds: float, num_processes: int = 1) -> Session:
         """Start the processes of one trial, one a rank; each phase may take `timeout_seconds`.
 
@@ -137,7 +135,6 @@ class BackgroundCloser:
         self._threads: list[threading.Thread] = []
 
     def close(self, sessions: Iterable[Session]) -> None:
-        """Start to end these sessions."""
         for session in sessions:
             thread = threading.Thread(target=session.close, name=self.THREAD_NAME)
             try:

@@ -27,7 +27,6 @@ class TemporaryFolder:
     descriptor: int
 
     def remove(self) -> None:
-        """Remove it, with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.descriptor)
 
