@@ -224,7 +224,7 @@ class InterleavedSession:
     deadline: float | None = None
     fits_deadline: bool = False
     seed: str = field(default_factory=lambda: secrets.token_hex(6))
-    began: float = field(default_factory=time.perf_counter, init=False)
+    began: float = field(default=0.0, init=False)
     measurements: "list[_Measurement]" = field(default_factory=list, init=False)
 
     def run(self) -> list[Trial]:
@@ -232,6 +232,7 @@ class InterleavedSession:
 
         One that ran out of memory next to others may yet fit alone.
         """
+        self.began = time.perf_counter()
         try:
             self.get_ready()
             self.measure()
