@@ -30,7 +30,7 @@ from castwise.show import run_report, why_report
 from castwise.show.presentation import Presentation, html, print_parts
 from castwise.show.progress import LiveProgress
 from castwise.show.table import DataTable, json_document, plain
-from castwise.spec.options import RunOptions, WhyOptions, options_of, parse_options
+from castwise.spec.options import RunOptions, SharedOptions, WhyOptions, options_of, parse_options
 from castwise.spec.trial import TrialSpec
 from castwise.tune.options import TuneOptions
 
@@ -44,12 +44,13 @@ if TYPE_CHECKING:
 _WIDTH = 120  # of str(result), which has no terminal to ask
 
 _Options = TypeVar("_Options")
+_Measuring = TypeVar("_Measuring", bound=SharedOptions)
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _PathLike = str | PathLike[str]
 
 
 class SharedKeywords(TypedDict, total=False):
-    """The options of all commands that time training steps."""
+    """The options of all commands that measure."""
 
     timeout_seconds: str | float | None
     device: str | None
@@ -57,11 +58,16 @@ class SharedKeywords(TypedDict, total=False):
     results: _PathLike | None
     again: bool
     retry: bool
+
+
+class StepKeywords(SharedKeywords, total=False):
+    """The options of all commands that time training steps."""
+
     data_set: str | None
     seed: int
 
 
-class GridKeywords(SharedKeywords, total=False):
+class GridKeywords(StepKeywords, total=False):
     """What is crossed with what."""
 
     precision: str | Sequence[str] | None
@@ -143,7 +149,7 @@ class CompareKeywords(ModelKeywords, RunKeywords, total=False):
     """The keywords of `castwise.compare`."""
 
 
-class TuneModelKeywords(ModelKeywords, SharedKeywords, ScriptKeywords, total=False):
+class TuneModelKeywords(ModelKeywords, StepKeywords, ScriptKeywords, total=False):
     """The keywords of `castwise.tune`."""
 
     precision: str | Sequence[str] | None
@@ -163,7 +169,7 @@ class WhyModelKeywords(ModelKeywords, GridKeywords, ScriptKeywords, total=False)
     budget: str | float | None
 
 
-class MaxBatchModelKeywords(ModelKeywords, SharedKeywords, total=False):
+class MaxBatchModelKeywords(ModelKeywords, StepKeywords, total=False):
     """The keywords of `castwise.max_batch`."""
 
     precision: str | Sequence[str] | None
@@ -176,15 +182,9 @@ class MaxBatchModelKeywords(ModelKeywords, SharedKeywords, total=False):
     curve: bool
 
 
-class AccuracyKeywords(TypedDict, total=False):
+class AccuracyKeywords(SharedKeywords, total=False):
     """The options of `castwise.accuracy`."""
 
-    timeout_seconds: str | float | None
-    device: str | None
-    data: _PathLike | None
-    results: _PathLike | None
-    again: bool
-    retry: bool
     precision: str | Sequence[str] | None
     margin: str | float | None
     seeds: int | None
@@ -548,10 +548,8 @@ def compare(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[C
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
-    parts, given = _split(model, batch, loss, options)
-    run_options = _parse(RunOptions, given, "compare")
-    with _reference(parts, run_options.results) as reference, _listening(options) as listener:
-        job = prepare(replace(run_options, workloads=(reference,)), listener, short=True)
+    with _asked(RunOptions, "compare", (model, batch, loss), options) as (request, listener):
+        job = prepare(request, listener, short=True)
         trials = job.run()
     return _comparison(job, trials)
 
@@ -570,10 +568,8 @@ def tune(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[Tune
     """
     from castwise.tune.search import prepare_tuning
 
-    parts, given = _split(model, batch, loss, options)
-    request = _parse(TuneOptions, {"workload": model if isinstance(model, str) else "model", **given}, "tune")
-    with _reference(parts, request.results) as reference, _listening(options) as listener:
-        found = prepare_tuning(replace(request, workload=reference), listener).run()
+    with _asked(TuneOptions, "tune", (model, batch, loss), options) as (request, listener):
+        found = prepare_tuning(request, listener).run()
     if found.ending == "interrupted":
         raise KeyboardInterrupt
     return Tuning(found, request.memory_bytes)
@@ -585,10 +581,8 @@ def why(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[WhyMo
 
     Model, batch, loss and errors are those of `castwise.compare`.
     """
-    parts, given = _split(model, batch, loss, options)
-    request = _parse(WhyOptions, given, "why")
-    with _reference(parts, request.results) as reference, _listening(options) as listener:
-        job = prepare_profiles(replace(request, workloads=(reference,)), listener)
+    with _asked(WhyOptions, "why", (model, batch, loss), options) as (request, listener):
+        job = prepare_profiles(request, listener)
         trials = job.run()
     return Diagnoses(tuple(trials), tuple(left_out_of(job.specs, trials)))
 
@@ -603,10 +597,8 @@ def max_batch(model: Any, batch: Any = None, loss: Any = None, **options: Unpack
     from castwise.max_batch.render import raise_if_nothing_fits
     from castwise.max_batch.search import prepare_max_batch
 
-    parts, given = _split(model, batch, loss, options)
-    request = _parse(MaxBatchOptions, {"workload": model if isinstance(model, str) else "model", **given}, "max_batch")
-    with _reference(parts, request.results) as reference, _listening(options) as listener:
-        found = prepare_max_batch(replace(request, workload=reference), listener).run()
+    with _asked(MaxBatchOptions, "max_batch", (model, batch, loss), options) as (request, listener):
+        found = prepare_max_batch(request, listener).run()
     raise_if_nothing_fits(found.max_batches)
     return MaxBatches(found)
 
@@ -656,14 +648,21 @@ def report(records: _PathLike | Sequence[_PathLike] | None = None, **options: Un
     return Report(found.collection, request.output, found.problems, found.file_of)
 
 
-def _split(model: Any, batch: Any, loss: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a model is made of, and the options."""
-    parts = {"model": model, "batch": batch, "loss": loss}
+@contextmanager
+def _asked(
+    kind: type[_Measuring], function: str, model: tuple[Any, Any, Any], options: Mapping[str, Any]
+) -> Iterator[tuple[_Measuring, Listener]]:
+    """Yield what a function is asked for with model, batch, loss and its keywords, and what listens."""
+    parts = dict(zip(("model", "batch", "loss"), model, strict=True))
     parts |= {name: options.get(name) for name in _MODEL_HELP if name != "progress"}
-    if parts["accumulate"] == 1:
-        del parts["accumulate"]
+    parts = {name: value for name, value in parts.items() if value is not None and (name, value) != ("accumulate", 1)}
     given = {name: value for name, value in options.items() if name not in _MODEL_HELP}
-    return {name: value for name, value in parts.items() if value is not None}, given
+    name = parts["model"] if isinstance(parts["model"], str) else "model"
+    request = _parse(kind, {"workload": name, **given}, function)
+    (workload,) = (option for option in options_of(kind) if option.keyword == "workload")
+    with _reference(parts, request.results) as reference, _listening(options) as listener:
+        named: dict[str, Any] = {workload.name: reference if workload.type is str else (reference,)}
+        yield replace(request, **named), listener
 
 
 @contextmanager
