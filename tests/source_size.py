@@ -22,7 +22,6 @@ COMPLEX = {
     "accuracy/search.py:AccuracyJob.run",
     "max_batch/render.py:conclusions",
     "max_batch/render.py:remarks",
-    "orchestrator/job.py:prepare",
     "registry/published.py:find_published",
     "registry/techniques.py:_reasons",
     "report/charts/machines.py:ratios",

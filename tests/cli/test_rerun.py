@@ -9,7 +9,7 @@ from conftest import CommandLine, Outcome
 from fake_engine import FakeEngine, fake_environment
 from fake_gpu import UUID
 
-from castwise.orchestrator import machine_cache
+from castwise.orchestrator import machine
 from castwise.records.schema import Environment
 from castwise.records.store import load_folder
 from castwise.spec.user_model import UserModel, UserWorkload, digest_of, locate
@@ -91,7 +91,7 @@ def change_a_variable(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def change_the_driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(machine_cache, "driver_version", lambda: "1.0-fake")
+    monkeypatch.setattr(machine, "driver_version", lambda: "1.0-fake")
 
 
 def install_a_package(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -142,11 +142,11 @@ def test_a_gpu_that_is_not_there_is_looked_for(ask: Ask, monkeypatch: pytest.Mon
             raise GpuUnreadableError("Not Found")
         return ()
 
-    monkeypatch.setattr(machine_cache, "compute_processes", look_up)
+    monkeypatch.setattr(machine, "compute_processes", look_up)
     ask(environment=fake_environment(gpu_uuid=UUID))
     assert ask(environment=fake_environment(gpu_uuid=UUID)).engine.sessions == []
     with monkeypatch.context() as patch:
-        patch.setattr(machine_cache, "power_limit", lambda uuid: 300.0)
+        patch.setattr(machine, "power_limit", lambda uuid: 300.0)
         assert len(ask(environment=fake_environment(gpu_uuid=UUID)).engine.sessions) == 1, "another limit"
     present.clear()
     assert len(ask(environment=fake_environment(gpu_uuid=UUID)).engine.sessions) == 1
@@ -163,7 +163,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 
 
 def test_the_cache_keeps_the_newest_machines(ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine_cache, "_MOST_MACHINES", 2)
+    monkeypatch.setattr(machine, "_MOST_MACHINES", 2)
     for name in ("a", "b", "c"):
         monkeypatch.setenv("MINE", name)
         ask()
@@ -205,9 +205,9 @@ def test_a_users_model_that_may_depend_on_anything_is_run_again(ask: Ask, tmp_pa
 def test_what_is_known_of_a_script_is_of_how_it_is_started_and_counted() -> None:
     alone = UserModel(kind="script", path="/train.py", name="", arguments=("--lr", "1"))
     others = ({"launcher": ("torchrun", "--nproc-per-node", "2")}, {"unit": "tokens"}, {"scratch": "/elsewhere"})
-    keys = {machine_cache._user_model_key("cpu", alone.model_copy(update=each)) for each in ({}, *others)}
+    keys = {machine._user_model_key("cpu", alone.model_copy(update=each)) for each in ({}, *others)}
     assert len(keys) == 4
-    assert machine_cache._user_model_key("cpu", alone.model_copy(update={"digest": "0123456789ab"})) in keys
+    assert machine._user_model_key("cpu", alone.model_copy(update={"digest": "0123456789ab"})) in keys
 
 
 def test_secret_arguments_of_a_script_are_not_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -217,10 +217,10 @@ def test_secret_arguments_of_a_script_are_not_remembered(monkeypatch: pytest.Mon
     script, other = (locate(f"python train.py --lr 0.1 --token {token}") for token in ("abc123", "def456"))
     found = script.model_copy(update={"digest": "fedcba"})
     known = UserWorkload(model=found, batch_size=8, sources={})
-    machine_cache.MachineCache().keep_user_workload("cpu", known)
+    machine.MachineCache().keep_user_workload("cpu", known)
     (file,) = tmp_path.rglob("machines.json")
     assert "0.1" in file.read_text()
     assert "abc123" not in file.read_text()
-    cache = machine_cache.MachineCache()
+    cache = machine.MachineCache()
     assert cache.user_workload("cpu", script) == known
     assert cache.user_workload("cpu", other) is None

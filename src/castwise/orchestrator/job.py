@@ -156,8 +156,7 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     """
     began = time.perf_counter()
     rule = rule or StopRule.of(options)
-    own_models = _own_models(options)
-    zoo_models = [name for name in options.workloads or () if ":" in name and name not in own_models]
+    own_models, zoo_models = _own_and_zoo_models(options)
     script = next(filter(is_script, own_models), None)
     names_precisions = options.precisions is not None
     if script is not None:
@@ -192,8 +191,10 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     return replace(job, runner=runner, notes=tuple(notes), rule=rule, user_workloads=user_workloads)
 
 
-def _own_models(options: RunOptions) -> list[str]:
-    return [name for name in dict.fromkeys(options.workloads or ()) if find_workload(name).family == "own"]
+def _own_and_zoo_models(options: RunOptions) -> tuple[list[str], list[str]]:
+    names = dict.fromkeys(options.workloads or ())
+    own_models = [name for name in names if find_workload(name).family == "own"]
+    return own_models, [name for name in names if ":" in name and name not in own_models]
 
 
 def _check_num_gpus(options: RunOptions, machine: Machine) -> None:
@@ -206,13 +207,21 @@ def _check_num_gpus(options: RunOptions, machine: Machine) -> None:
 
 
 def _protocol(
-    options: RunOptions, device: str, *, short: bool, profiles: Mapping[str, Any] | None
+    options: RunOptions, device: str, *, short: bool = False, profiles: Mapping[str, Any] | None = None
 ) -> MeasurementProtocol:
     protocol = CUDA_ROUND
     if device == "cpu":
         is_open = options.within is None and options.budget_seconds is None and options.rounds is None
         protocol = CPU_SHORT if short and is_open else CPU_ROUND
-    return _limited(protocol, options).model_copy(update=profiles)
+    asked: dict[str, Any] = {
+        "timeout_seconds": options.timeout_seconds,
+        "num_steps": options.num_steps,
+        "warm_up_steps": options.warm_up_steps,
+        "max_seconds": options.seconds,
+        "block_seconds": None if options.seconds is None else options.seconds / protocol.num_blocks,
+    }
+    update = {name: value for name, value in asked.items() if value is not None}
+    return protocol.model_copy(update=update | dict(profiles or {}))
 
 
 def _budget_of(options: RunOptions, rule: StopRule, machine: Machine) -> float | None:
@@ -255,7 +264,17 @@ def _for_machine(
     if explains and options.precisions is None:
         options = replace(options, precisions=_EXPLAINED)
     if options.workloads is None:
-        options, data_note = _bare_run(options, machine)
+        workload, precisions = _BARE_CPU if machine.device == "cpu" else _BARE_CUDA
+        options = replace(options, workloads=(workload,), precisions=options.precisions or precisions)
+        if options.data_set is None and MNIST.name in find_workload(workload).data_sets:
+            try:
+                provide(machine.engine, MNIST, machine.data_dir)
+                options = replace(options, data_set=MNIST.name)
+            except MissingDataError:
+                place = str(machine.data_dir).replace(str(Path.home()), "~", 1)  # it is in records, which are shared
+                why = f"MNIST is not in '{place}' and could not be downloaded; --data DIR names its folder"
+                data_note = f"Synthetic images stand in for MNIST's: {why}."
+                options = replace(options, data_set=SYNTHETIC)
     if short and machine.device == "cpu" and options.precisions is None:
         options = replace(options, precisions=_BARE_CPU[1])
     return options, data_note
@@ -274,7 +293,7 @@ def make_plan(options: RunOptions) -> PlanFile:
         raise UsageError(
             "A plan is for other machines, so it needs a workload: castwise run resnet50 --plan-only FILE."
         )
-    own_models = _own_models(options)
+    own_models, _ = _own_and_zoo_models(options)
     check_request(options, own_models)
     user_workloads: dict[str, UserWorkload] = {}
     if own_models:
@@ -283,7 +302,7 @@ def make_plan(options: RunOptions) -> PlanFile:
         user_workloads = {n: inspect_user_model(machine, locate(n), options.timeout_seconds) for n in own_models}
     device = "cuda:0" if options.device in (None, "cuda") else str(options.device)
     options = replace(options, device=device)
-    protocol = _protocol(options, device, short=False, profiles=None)
+    protocol = _protocol(options, device)
     specs = _axes(options).specs(device, protocol, options.seed, user_workloads)
     return PlanFile(
         options=planned_options(options),
@@ -443,21 +462,6 @@ def _axes(options: RunOptions) -> Axes:
     return parse_grid(options, options.data_set or SYNTHETIC, options.nodes_per_trial or 1)
 
 
-def _bare_run(options: RunOptions, machine: Machine) -> tuple[RunOptions, str | None]:
-    """Return the options with a workload that suits the machine, and what must be noted of its data."""
-    workload, precisions = _BARE_CPU if machine.device == "cpu" else _BARE_CUDA
-    options = replace(options, workloads=(workload,), precisions=options.precisions or precisions)
-    if options.data_set is not None or MNIST.name not in find_workload(workload).data_sets:
-        return options, None
-    try:
-        provide(machine.engine, MNIST, machine.data_dir)
-    except MissingDataError:
-        place = str(machine.data_dir).replace(str(Path.home()), "~", 1)  # it is in records, which are shared
-        why = f"MNIST is not in '{place}' and could not be downloaded; --data DIR names its folder"
-        return replace(options, data_set=SYNTHETIC), f"Synthetic images stand in for MNIST's: {why}."
-    return replace(options, data_set=MNIST.name), None
-
-
 def _with_quick_steps(
     specs: Sequence[TrialSpec], machine: Machine, store: Store | None, most_seconds: float, notes: list[str]
 ) -> tuple[TrialSpec, ...]:
@@ -497,19 +501,6 @@ def _time_a_sample(spec: TrialSpec, batch_size: int, machine: Machine) -> float 
     finally:
         BackgroundCloser().close([session])
     return step_seconds and step_seconds / batch_size
-
-
-def _limited(protocol: MeasurementProtocol, options: RunOptions) -> MeasurementProtocol:
-    update: dict[str, float | int] = {}
-    if options.seconds is not None:
-        update = {"max_seconds": options.seconds, "block_seconds": options.seconds / protocol.num_blocks}
-    if options.timeout_seconds is not None:
-        update["timeout_seconds"] = options.timeout_seconds
-    if options.num_steps is not None:
-        update["num_steps"] = options.num_steps
-    if options.warm_up_steps is not None:
-        update["warm_up_steps"] = options.warm_up_steps
-    return protocol.model_copy(update=update)
 
 
 def _supported(specs: Sequence[TrialSpec], environment: Environment, *, explicit: bool) -> tuple[TrialSpec, ...]:
