@@ -2,10 +2,11 @@
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faulty_trial
@@ -72,12 +73,19 @@ class FakeProcess:
         self.closed = True
 
 
+def starting(start_process: Callable[[Path], FakeProcess]) -> Any:
+    """Return an engine that starts such processes."""
+    return SimpleNamespace(
+        start_process=start_process, data_dir=Path("/data"), commit="0123456789ab", nodes=None, packed=False
+    )
+
+
 class Ranks:
     """A session of two ranks without processes."""
 
     def __init__(self, timeout_seconds: float = PATIENCE_SECONDS) -> None:
         self.processes: list[FakeProcess] = []
-        self.session = RpcSession(self._start, 2, timeout_seconds, Path("/data"), "0123456789ab")
+        self.session = RpcSession(starting(self._start), 2, timeout_seconds)
 
     def _start(self, log: Path) -> FakeProcess:
         self.processes.append(FakeProcess())
@@ -116,7 +124,7 @@ def test_cpu_is_one_device_for_all_ranks(ranks: Ranks) -> None:
 def test_lone_process_has_no_rendezvous_and_no_rank_in_its_failures() -> None:
     process = FakeProcess()
     process.events["warm_up"] = [failed("oom", "no memory")]
-    session = RpcSession(lambda log: process, 1, PATIENCE_SECONDS, None, None)
+    session = RpcSession(starting(lambda log: process), 1, PATIENCE_SECONDS)
     session.set_up(SPEC)
     assert process.calls[0]["rendezvous"] is None
     with pytest.raises(TrialFailedError, match=r"^no memory$"):
@@ -230,7 +238,7 @@ def test_second_process_that_cannot_be_started_leaves_no_first(logs: Path) -> No
         return made[-1]
 
     with pytest.raises(OSError, match="no more of them"):
-        RpcSession(start, 2, 1.0, None, None)
+        RpcSession(starting(start), 2, 1.0)
     assert made[0].closed
     assert not list(logs.iterdir())
 

@@ -11,7 +11,7 @@ import typer
 from castwise._version import __version__
 from castwise.cli import accuracy, compare, export, max_batch, merge, report, run, suite, tune, why
 from castwise.cli.options import HelpCommand, HelpGroup, add_command
-from castwise.cli.streams import check_stdout, prepare_streams
+from castwise.cli.output import check_stdout, prepare_streams
 from castwise.errors import CastwiseError, EngineError, StoreError, printable, shortened
 from castwise.show.units import wrap
 

@@ -12,7 +12,6 @@ import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing import util as multiprocessing_util
 from multiprocessing.connection import Connection, wait
@@ -82,11 +81,11 @@ class ForkserverEngine:
                 "PyTorch is not installed, and nothing can be measured without it. "
                 "Install it with: pip install 'castwise[measure]'"
             )
-        self._data_dir = data_dir
-        self._commit = commit
+        self.data_dir = data_dir
+        self.commit = commit
+        self.nodes = nodes
+        self.packed = packed
         self._target = target
-        self._nodes = nodes
-        self._packed = packed
         sweep()
         take_multiprocessing_along()
         self._context = multiprocessing.get_context("forkserver")
@@ -95,16 +94,13 @@ class ForkserverEngine:
         multiprocessing_util.Finalize(None, _stop_server, exitpriority=-100)
 
     def start(self, timeout_seconds: float, num_processes: int = 1) -> "RpcSession":
-        start_process = partial(TrialProcess, self._context, self._target)
-        nodes = self._nodes if num_processes > 1 else None
-        session = RpcSession(start_process, num_processes, timeout_seconds, self._data_dir, self._commit, nodes)
-        # Of trials on one node, too: they are compared with the others.
-        hosts = () if self._nodes is None else self._nodes.hosts
-        session.circumstances = {"other_hosts": hosts, "packed": self._packed}
-        return session
+        return RpcSession(self, num_processes, timeout_seconds)
+
+    def start_process(self, log: Path) -> "TrialProcess":
+        return TrialProcess(self._context, self._target, log)
 
     def follow(self, rendezvous: str) -> None:
-        follow(rendezvous, lambda folder: TrialProcess(self._context, self._target, folder.path / "log"))
+        follow(rendezvous, lambda folder: self.start_process(folder.path / "log"))
 
 
 def import_once(modules: Sequence[str]) -> None:
@@ -137,27 +133,16 @@ class RpcSession:
     Attributes:
         ready_seconds: From the request for the processes until their devices were open.
         processes: The processes, by rank.
-        circumstances: What the environment says of other nodes, and of trials on other GPUs.
         timeout_seconds: How long one call may take.
     """
 
-    def __init__(
-        self,
-        start_process: Callable[[Path], "TrialProcess"],
-        num_processes: int,
-        timeout_seconds: float,
-        data_dir: Path | None,
-        commit: str | None,
-        nodes: Nodes | None = None,
-    ) -> None:
+    def __init__(self, engine: ForkserverEngine, num_processes: int, timeout_seconds: float) -> None:
         self.ready_seconds = 0.0
-        self.circumstances: Mapping[str, Any] = {}
-        self._started = time.perf_counter()
         self.timeout_seconds = timeout_seconds
-        self._data_dir = data_dir
-        self._commit = commit
         self.processes: list[TrialProcess | RemoteProcess] = []
-        self._nodes = nodes
+        self._engine = engine
+        self._started = time.perf_counter()
+        self._nodes = nodes = engine.nodes if num_processes > 1 else None
         self._per_node = num_processes // (1 if nodes is None else nodes.count)
         self._folder: TemporaryFolder | None = None  # where the processes print to, and meet if they are several
         with ExitStack() as undo:
@@ -167,7 +152,7 @@ class RpcSession:
             if nodes is not None:
                 nodes.ask(self._per_node)
             for log in logs:
-                self.processes.append(start_process(self._folder.path / log))
+                self.processes.append(engine.start_process(self._folder.path / log))
             if nodes is not None:
                 self.processes += nodes.take(self._per_node)
             undo.pop_all()
@@ -179,7 +164,7 @@ class RpcSession:
             TrialFailedError: As for any call; also if the ranks' devices differ, since a figure is of one device.
         """
         devices = [device_of_rank(device, rank % self._per_node) for rank in self._ranks]
-        arguments = [{"device": each, "commit": self._commit} for each in devices]
+        arguments = [{"device": each, "commit": self._engine.commit} for each in devices]
         environments = self._call("open", arguments, TypeAdapter(Environment), timeout_seconds=_OPEN_TIMEOUT_SECONDS)
         names = list(dict.fromkeys(environment.device_name for environment in environments))
         if len(names) > 1:
@@ -189,7 +174,9 @@ class RpcSession:
             if len(found) > 1:
                 raise TrialFailedError("unsupported", f"the nodes differ in {name}: {', '.join(found)}")
         self.ready_seconds = time.perf_counter() - self._started
-        return environments[0].model_copy(update=self.circumstances)
+        # Of trials on one node, too: they are compared with the others.
+        hosts = () if self._engine.nodes is None else self._engine.nodes.hosts
+        return environments[0].model_copy(update={"other_hosts": hosts, "packed": self._engine.packed})
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         assert self._folder is not None, "it is open"
@@ -202,7 +189,7 @@ class RpcSession:
             {
                 "spec": spec.model_copy(update={"device": device_of_rank(spec.device, rank % self._per_node)}),
                 "checkpoint": checkpoint,
-                "data_dir": self._data_dir,
+                "data_dir": self._engine.data_dir,
                 "rank": rank,
                 "rendezvous": rendezvous if len(self.processes) > 1 else None,
             }
