@@ -103,34 +103,6 @@ def add_command(
     app.command(name, cls=HelpCommand, epilog=examples or None, hidden=hidden)(call)
 
 
-def _parameter(option: Option) -> inspect.Parameter:
-    default = option.field_default if option.default is None else option.default
-    words: dict[str, Any] = {"help": _help(option), "metavar": _metavar(option), "hidden": option.hidden}
-    words["envvar"] = option.environment
-    if option.completion is not None:
-        words["autocompletion"] = completion_of(option.completion)
-    if option.is_argument:
-        default = [default] if option.takes_many and default is not None else default
-        info = typer.Argument(**words | {"metavar": option.label})
-        return _make_parameter(option, default, info)
-    words["rich_help_panel"] = option.panel
-    if default is True:
-        info = typer.Option(f"{option.flags[0]}/--no-{option.flags[0].removeprefix('--')}", **words)
-    else:
-        info = typer.Option(*option.flags, **words)
-    return _make_parameter(option, default, info)
-
-
-def _make_parameter(option: Option, default: Any, info: Any) -> inspect.Parameter:
-    kind = _type_on_command_line(option)
-    return inspect.Parameter(
-        option.keyword,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if option.is_required else default,
-        annotation=Annotated[kind | None if default is None and not option.is_required else kind, info],
-    )
-
-
 # What the help shows as the value of an option, by its type.
 _METAVARS: dict[Any, str] = {
     bool: "",
@@ -142,17 +114,31 @@ _METAVARS: dict[Any, str] = {
 }
 
 
-def _metavar(option: Option) -> str | None:
-    is_choice = get_origin(option.type) is Literal
-    return option.metavar or (option.keyword.upper() if is_choice else _METAVARS.get(option.type))
-
-
-def _help(option: Option) -> str:
-    """Return an option's help, with its choices if it has not named them itself."""
+def _parameter(option: Option) -> inspect.Parameter:
+    """Return the parameter of which Typer makes an option or an argument."""
+    default = option.field_default if option.default is None else option.default
     choices = get_args(option.type) if get_origin(option.type) is Literal else ()
-    if all(choice in option.help for choice in choices):
-        return option.help
-    return f"{option.help} One of: {', '.join(choices)}."
+    words: dict[str, Any] = {"help": option.help, "hidden": option.hidden, "envvar": option.environment}
+    if not all(choice in option.help for choice in choices):
+        words["help"] += f" One of: {', '.join(choices)}."
+    if option.completion is not None:
+        words["autocompletion"] = completion_of(option.completion)
+    if option.is_argument:
+        default = [default] if option.takes_many and default is not None else default
+        info = typer.Argument(metavar=option.label, **words)
+    else:
+        flags = option.flags
+        if default is True:
+            flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
+        words["metavar"] = option.metavar or (option.keyword.upper() if choices else _METAVARS.get(option.type))
+        info = typer.Option(*flags, rich_help_panel=option.panel, **words)
+    kind = _type_on_command_line(option)
+    return inspect.Parameter(
+        option.keyword,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if option.is_required else default,
+        annotation=Annotated[kind | None if default is None and not option.is_required else kind, info],
+    )
 
 
 def _type_on_command_line(option: Option) -> Any:

@@ -44,10 +44,15 @@ class RunPrintOptions(PrintOptions):
     ] = None
 
     @property
-    def prices(self) -> "Prices":
+    def prices(self) -> "Prices | None":
+        """Return the prices that the user gave; raise a UsageError if one is impossible."""
+        if self.price_kwh is None and self.price_gpu_hour is None:
+            return None
         from castwise.analysis.energy import Prices
 
-        return Prices(self.price_kwh, self.price_gpu_hour)
+        prices = Prices(self.price_kwh, self.price_gpu_hour)
+        prices.check()
+        return prices
 
 
 def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOptions) -> int:
@@ -60,7 +65,7 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     from castwise.spec.typed import read_line
 
     def begin(job: "Job") -> None:
-        if output.prices and job.specs and job.specs[0].device_type == "cpu":
+        if prices and job.specs and job.specs[0].device_type == "cpu":
             raise UsageError("Prices are for GPUs, and this is a CPU. Leave --price-kwh and --price-gpu-hour out.")
         announce(job)
         budget = None if job.rule is None else job.rule.budget_seconds
@@ -79,17 +84,17 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
             job, trials = search(options, progress, prepare, begin, find_machine)
         typed = read_line(output.words, RunOptions, ManyMachinesOptions, RunPrintOptions)
         rows, advice = answer_of(job, trials, typed)
-        shown = present(rows, advice, output.prices, wide=output.wide, verbose=output.verbose)
+        shown = present(rows, advice, prices, wide=output.wide, verbose=output.verbose)
         show(output.format, shown, next_step(options.results, len(rows)))
         if output.verbose:
             say_logs(trials)
         return exit_code(trials)
 
-    output.prices.check()
+    prices = output.prices
     with measuring(options, output) as progress:
         if machines == ManyMachinesOptions() and options.nodes_per_trial is None:
             return measure(options)
-        if machines.on is not None and output.prices:
+        if machines.on is not None and prices:
             raise UsageError("--on prints no prices. Leave --price-kwh and --price-gpu-hour out.")
         from castwise.cli.many_machines import run_divided
 

@@ -78,13 +78,17 @@ _SEED_LIMIT = 2**63  # of torch.manual_seed
 @dataclass(frozen=True)
 class Job:
     specs: tuple[TrialSpec, ...]
-    missing: tuple[TrialSpec, ...]  # those without a usable record; with a rule, the others may need another round
     recorded: dict[str, Trial]  # not measured again, by spec key, those of further rounds included
     problems: tuple[Problem, ...]  # files in the machine's results folder that are not records
     runner: TrialRunner = field(repr=False)
     notes: tuple[str, ...] = ()  # what the user should know before it starts, a sentence each
     rule: StopRule | None = None  # when a comparison's rounds end; None measures each configuration once, alone
     user_workloads: Mapping[str, UserWorkload] = field(default_factory=dict)  # by the models' names in the request
+
+    @property
+    def missing(self) -> tuple[TrialSpec, ...]:
+        """Return the specs without a usable record; with a rule, the others may need another round."""
+        return tuple(spec for spec in self.specs if spec.key not in self.recorded)
 
     @property
     def job(self) -> "Job":
@@ -349,7 +353,6 @@ def prepare_shard(
     return replace(
         job,
         specs=kept,
-        missing=tuple(spec for spec in job.missing if spec.configuration in configurations),
         recorded={key: t for key, t in job.recorded.items() if t.spec.configuration in configurations},
     )
 
@@ -381,11 +384,9 @@ def build_job(
     """Return the job that measures the specs without a usable record, and keeps trained models' weights in a folder."""
     environment = machine.environment
     known, problems = store.load(environment) if store is not None else ({}, [])
-    recorded = reusable_trials(specs, known, policy)
     return Job(
         specs=tuple(specs),
-        missing=tuple(spec for spec in specs if spec.key not in recorded),
-        recorded=recorded,
+        recorded=reusable_trials(specs, known, policy),
         problems=tuple(problems),
         runner=TrialRunner(
             machine.engine, store, environment, listener or NullListener(), weights=weights, policy=policy
