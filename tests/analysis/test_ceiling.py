@@ -10,8 +10,7 @@ from castwise.registry.gpus import find_gpu_model
 
 H200 = find_gpu_model("NVIDIA H200")
 TERA = 10**12
-PRODUCTS, MEMORY = ("tensor cores",), ("normalisation", "element-wise")
-SECONDS = {"tensor cores": 38.0, "normalisation": 40.0, "element-wise": 22.0}
+SECONDS = {"total": 100.0, "products": 38.0, "moved": 62.0}
 
 
 def test_the_least_bytes_of_a_step() -> None:
@@ -26,12 +25,12 @@ def test_the_least_bytes_of_a_step() -> None:
 
 
 def test_an_unknown_peak_gives_no_ceiling() -> None:
-    assert ceiling(SECONDS, "tf32", "bf16-mixed", None, products=PRODUCTS, bound_by_memory=()) is None
-    assert ceiling({}, "tf32", "bf16-mixed", H200, products=PRODUCTS, bound_by_memory=()) is None
+    assert ceiling("tf32", None, **SECONDS) is None
+    assert ceiling("tf32", H200, total=0.0, products=0.0, moved=0.0) is None
 
 
 def test_a_ceiling_is_amdahl_s() -> None:
-    found = ceiling(SECONDS, "tf32", "bf16-mixed", H200, products=PRODUCTS, bound_by_memory=MEMORY)
+    found = ceiling("tf32", H200, **SECONDS)
     assert found is not None
     ratio = 989.5 / 494.5
     assert found.products_gain == pytest.approx(100 / (62 + 38 / ratio))
@@ -41,9 +40,7 @@ def test_a_ceiling_is_amdahl_s() -> None:
 
 
 def test_the_same_storage_gains_by_products_alone() -> None:
-    found = ceiling(
-        {**SECONDS, "optimizer": 1.0}, "fp16-mixed", "bf16-mixed", H200, products=PRODUCTS, bound_by_memory=MEMORY
-    )
+    found = ceiling("fp16-mixed", H200, **SECONDS | {"total": 101.0})
     assert found is not None
     assert found.gain == found.products_gain == 1.0
     assert found.sentence == "fp16-mixed → bf16-mixed can gain at most 1.00×."
@@ -51,9 +48,8 @@ def test_the_same_storage_gains_by_products_alone() -> None:
 
 def test_the_default_s_ratio_comes_from_its_flops() -> None:
     flops = StepFlops(products={"convolution": {"tf32": 494_500}, "linear": {"fp32": 67_000}})
-    options = {"products": PRODUCTS, "bound_by_memory": ()}
-    assert ceiling(SECONDS, "default", "bf16-mixed", H200, **options) is None
-    found = ceiling({"tensor cores": 1.0}, "default", "bf16-mixed", H200, flops=flops, **options)
+    assert ceiling("default", H200, **SECONDS) is None
+    found = ceiling("default", H200, total=1.0, products=1.0, moved=0.0, flops=flops)
     assert found is not None
     assert found.gain == pytest.approx(2 * 989.5 / (494.5 + 67))
 
@@ -71,9 +67,8 @@ times = st.floats(0, 1e3)
 def test_no_consistent_measurement_is_above_its_ceiling(
     product: float, memory: float, other: float, product_gain: float, memory_gain: float
 ) -> None:
-    seconds = {"tensor cores": product, "normalisation": memory, "idle": other}
-    found = ceiling(seconds, "tf32", "bf16-mixed", H200, products=PRODUCTS, bound_by_memory=MEMORY)
     total = product + memory + other
+    found = ceiling("tf32", H200, total=total, products=product, moved=memory)
     if total == 0:
         assert found is None
         return

@@ -204,14 +204,13 @@ class Diagnosis:
         """Return what the fastest 16-bit format could gain at most."""
         if self.profile is None or self.precision.is_16_bit:
             return None
-        seconds = (*self.profile.class_seconds.items(), ("idle", self.seconds - self.profile.busy_seconds))
+        seconds = self.profile.class_seconds
         return ceiling(
-            {name: value for name, value in seconds if value > 0},
             self.row.precision,
-            "bf16-mixed",
             self.gpu,
-            products=PRODUCTS,
-            bound_by_memory=MEMORY,
+            total=sum((*seconds.values(), max(0.0, self.seconds - self.profile.busy_seconds))),
+            products=sum(seconds.get(name, 0.0) for name in PRODUCTS),
+            moved=sum(seconds.get(name, 0.0) for name in MEMORY),
             flops=self.flops,
         )
 

@@ -5,12 +5,13 @@ single processor approach" (1967).
 """
 
 import math
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from castwise.records.schema import StepFlops
 from castwise.registry.gpus import GpuModel, peak
-from castwise.registry.precisions import Precision, precision_row
+from castwise.registry.precisions import precision_row
+
+_TARGET = "bf16-mixed"
 
 
 @dataclass(frozen=True)
@@ -40,59 +41,43 @@ def least_bytes(flops: StepFlops) -> int:
     return 2 * (flops.weights_bytes + flops.gradients_bytes + flops.update_bytes + flops.saved_bytes)
 
 
-def ceiling(  # noqa: PLR0913  what it is computed from, by keyword
-    seconds: Mapping[str, float],
+def ceiling(
     precision: str,
-    target: str,
     gpu: GpuModel | None,
     *,
-    products: Collection[str],
-    bound_by_memory: Collection[str],
+    total: float,
+    products: float,
+    moved: float,
     flops: StepFlops | None = None,
 ) -> Ceiling | None:
-    """Return the most that a step can gain from another precision; None if that is not known.
+    """Return the most that a step can gain from the fastest 16-bit precision; None if that is not known.
 
-    gain = T ÷ (T - P (1 - 1/r) - M (1 - 1/b)), with the time T of all classes, P of products and M of work that is
-    bound by memory; r is the ratio of the peaks, since products are taken to reach the same share of the peak in both
+    gain = T ÷ (T - P (1 - 1/r) - M (1 - 1/b)), with the time T of the step, P of products and M of work that is bound
+    by memory; r is the ratio of the peaks, since products are taken to reach the same share of the peak in both
     formats; b is the ratio of the bytes that activations are stored in. A ratio below 1 counts as 1.
 
     Args:
-        seconds: Of each class of kernels in a step in `precision`, idle time included.
-        precision: What it was measured in.
-        target: The other precision.
+        precision: What the step was measured in.
         gpu: The GPU's row.
-        products: The classes that are products of matrices and convolutions.
-        bound_by_memory: The classes whose time is that of the bytes that they move.
+        total: The step's seconds, idle time included.
+        products: The seconds of products of matrices and convolutions.
+        moved: The seconds of work whose time is that of the bytes that it moves.
         flops: The step's in `precision`; needed for PyTorch's default, which computes in two formats.
     """
-    total, row, other = sum(seconds.values()), precision_row(precision), precision_row(target)
-    ratio = _peak_ratio(row, other, gpu, flops)
-    if ratio is None or total <= 0:
+    row, other = precision_row(precision), precision_row(_TARGET)
+    wanted = peak(gpu, other.peak_dtype)
+    if wanted is None or total <= 0:
         return None
-    saved = (1 - 1 / max(1.0, ratio)) * sum(seconds.get(name, 0.0) for name in products)
-    moved = sum(seconds.get(name, 0.0) for name in bound_by_memory)
+    formats = {} if flops is None else flops.by_format
+    limits = {name: limit for name in formats if (limit := peak(gpu, name)) is not None}
+    if flops is not None and flops.total and len(limits) == len(formats):
+        at_peak = sum(count / limits[name] for name, count in formats.items())
+        ratio = at_peak * wanted / flops.total
+    elif (own := peak(gpu, row.peak_dtype)) is not None:
+        ratio = wanted / own
+    else:
+        return None
+    saved = (1 - 1 / max(1.0, ratio)) * products
     # Activations are stored in 16 bits instead of 32.
-    halved = moved / 2 if other.is_16_bit and not row.is_16_bit else 0.0
-    return Ceiling(precision, target, total / (total - saved - halved), total / (total - saved))
-
-
-def _compute_seconds(flops: StepFlops, gpu: GpuModel | None) -> float | None:
-    """Return the time of FLOPs at the peaks of their formats, None if one is not known."""
-    seconds = 0.0
-    for name, count in flops.by_format.items():
-        limit = peak(gpu, name)
-        if limit is None:
-            return None
-        seconds += count / limit
-    return seconds
-
-
-def _peak_ratio(row: Precision, target: Precision, gpu: GpuModel | None, flops: StepFlops | None) -> float | None:
-    """Return how many times as fast products are at the target's peak as at the peaks of what they run in."""
-    wanted = peak(gpu, target.peak_dtype)
-    if wanted is None:
-        return None
-    if flops is not None and flops.total and (now := _compute_seconds(flops, gpu)) is not None:
-        return now * wanted / flops.total
-    own = peak(gpu, row.peak_dtype)
-    return None if own is None else wanted / own
+    halved = 0.0 if row.is_16_bit else moved / 2
+    return Ceiling(precision, _TARGET, total / (total - saved - halved), total / (total - saved))
