@@ -81,7 +81,6 @@ class MachineResult:
 
     @property
     def is_timed(self) -> bool:
-        """Return whether it has a time."""
         return bool(self.unit_seconds or self.run_seconds)
 
     @cached_property
@@ -140,8 +139,6 @@ class Origin:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One configuration on several machines."""
-
     spec: TrialSpec  # from the first machine that has it
     results: tuple[MachineResult, ...]  # one for each machine that has the configuration, in order
     baseline_batch: int  # of the float32 run that speed-ups are over
@@ -149,11 +146,9 @@ class ComparisonRow:
 
     @property
     def unit(self) -> str:
-        """Return what throughput counts."""
         return unit_of(self.spec.workload)
 
     def result_on(self, machine: ComparedMachine) -> MachineResult | None:
-        """Return the result on a machine, None if it does not have the configuration."""
         return next((result for result in self.results if result.machine == machine.name), None)
 
 
@@ -180,8 +175,6 @@ class GeometricMeans:
 
 @dataclass(frozen=True)
 class MachineComparison:
-    """A comparison of machines."""
-
     machines: tuple[ComparedMachine, ...]  # the others are compared with the first
     groups: dict[str, tuple[ComparisonRow, ...]]  # by title; rows differ in precision, loss scale and batch size only
     incomparable: tuple[Incomparable, ...]
@@ -190,12 +183,10 @@ class MachineComparison:
 
     @property
     def rows(self) -> list[ComparisonRow]:
-        """Return the rows of all groups."""
         return [row for rows in self.groups.values() for row in rows]
 
     @property
     def results(self) -> list[tuple[ComparisonRow, MachineResult]]:
-        """Return the results of all rows."""
         return [(row, result) for row in self.rows for result in row.results]
 
     @property
@@ -315,39 +306,31 @@ def _measured_result(name: str, rows: Sequence[Row]) -> MachineResult:
     trials = [trial for row in rows for trial in row.trials]
     shown = next((trial for trial in trials if trial.status != "ok"), trials[0])
     is_training = shown.spec.kind == "training"
+    rates = [throughput_of(trial) for trial in trials if is_training or was_timed(trial)]
     result = MachineResult(
         machine=name,
         spec=shown.spec,
         status=shown.status,
         message=shown.message,
-        unit_seconds=tuple(1 / rate for trial in trials if was_timed(trial) and (rate := throughput_of(trial))),
-        speedup=rows[0].speedup_estimate,
+        unit_seconds=tuple(1 / rate for rate in rates if rate),
+        speedup=None if is_training else rows[0].speedup_estimate,
         trials=tuple(trials),
         unit_joules=tuple(joules for trial in trials if (joules := joules_per_unit(trial))),
     )
-    return _of_runs(result, shown) if is_training else result
+    return _with_wall_time(result, shown) if is_training else result
 
 
-def _of_runs(result: MachineResult, shown: Trial) -> MachineResult:
-    """Return the result of training runs, with the wall times of whole ones."""
-    rates = [rate for trial in result.trials if (rate := throughput_of(trial)) is not None]
+def _with_wall_time(result: MachineResult, shown: Trial) -> MachineResult:
+    """Return the result of training runs with the wall times and the units of whole ones."""
     whole = [trial for trial in result.trials if training_metrics.is_whole(trial)]
     totals = [split.total for trial in whole if (split := training_metrics.split(trial)) and split.total > 0]
-    is_all = len(whole) == len(result.trials)
     units, cut = None, ""
     if whole and whole[0].facts is not None:
         samples = sum(epoch.num_samples for rank in whole[0].ranks for epoch in rank.epochs)
         units = samples * whole[0].facts.units_per_sample
-    if not is_all:
+    if len(whole) < len(result.trials):
         cut = training_metrics.length_in_words(shown) + ("" if shown.status == "ok" else f", {shown.status}")
-    return replace(
-        result,
-        unit_seconds=tuple(1 / rate for rate in rates),
-        run_seconds=tuple(totals) if len(totals) == len(result.trials) else (),
-        units=units,
-        speedup=None,
-        cut=cut,
-    )
+    return replace(result, run_seconds=tuple(totals) if len(totals) == len(result.trials) else (), units=units, cut=cut)
 
 
 def _traits(collection: Collection) -> dict[str, str]:
@@ -399,7 +382,7 @@ def compare_machines(
 
 def _row(machines: Sequence[ComparedMachine], key: Key, margin: float, prices: MachinePrices) -> ComparisonRow:
     present = [machine for machine in machines if key in machine.results]
-    base, spec = machines[0].results.get(key), present[0].results[key].spec
+    first, base, spec = machines[0], machines[0].results.get(key), present[0].results[key].spec
     timed = [each for machine in present if (each := machine.results[key]).is_timed]
     is_whole = bool(timed) and all(each.run_seconds for each in timed)
     source_batches = (machine.results[key].baseline_batch for machine in present)
@@ -413,8 +396,8 @@ def _row(machines: Sequence[ComparedMachine], key: Key, margin: float, prices: M
         else:
             rates = [1 / seconds for seconds in result.unit_seconds]
         result = replace(result, throughput=estimate(rates), speedup=_speedup(machine, result, batch))
-        if machine is not machines[0]:
-            result = _beside(base, result, _verdict(machines[0].name, base, result, margin))
+        if machine is not first:
+            result = _beside(base, result, _verdict(first.name, base, result, margin))
         results.append(_priced(result, prices))
     return ComparisonRow(spec, tuple(results), batch, is_whole)
 
@@ -507,14 +490,14 @@ def _incomparable(machines: Sequence[ComparedMachine], alone: set[Key]) -> Itera
         for result in machine.results.values():
             by_workload.setdefault(result.spec.workload, []).append(result)
     for machine in machines:
-        labels: dict[str, list[str]] = {}
+        labels: dict[str, dict[str, None]] = {}
         for key, result in machine.results.items():
             if key in alone:
                 others = [each for each in by_workload[result.spec.workload] if each.machine != machine.name]
                 reason = _why_alone(result, others[:50])  # of many, the first are near enough
-                labels.setdefault(reason, []).append(result.spec.label)
+                labels.setdefault(reason, {})[result.spec.label] = None
         for reason, names in labels.items():
-            yield Incomparable(machine, reason, tuple(dict.fromkeys(names)))
+            yield Incomparable(machine, reason, tuple(names))
 
 
 def _why_alone(result: MachineResult, others: Sequence[MachineResult]) -> str:

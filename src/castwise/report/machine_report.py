@@ -1,7 +1,7 @@
 """Compared machines as tables and sentences."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -123,7 +123,6 @@ def verdict_counts(comparison: MachineComparison) -> str:
 
 
 def flat_row(row: ComparisonRow, result: MachineResult) -> dict[str, Any]:
-    """Return the values of a configuration on one machine by field name."""
     return {
         "precision": row.spec.precision,
         "loss_scale": row.spec.loss_scale,
@@ -144,8 +143,8 @@ def flat_row(row: ComparisonRow, result: MachineResult) -> dict[str, Any]:
 
 def result_table(comparison: MachineComparison) -> DataTable[FlatRow]:
     """Return the table of ratios and verdicts: a row for each configuration on each of the other machines."""
-    lines = _lines(comparison)
-    first, there = _places(comparison, lines)
+    lines = _flat_rows(comparison)
+    first, there = _names(comparison, lines)
     on = "" if there == "there" else "on "
     fields = [
         *_row_fields(lines),
@@ -163,24 +162,29 @@ def result_table(comparison: MachineComparison) -> DataTable[FlatRow]:
 def cost_table(comparison: MachineComparison) -> DataTable[FlatRow]:
     """Return the table of energy per unit of throughput and of work per money; without rows if nothing is known."""
     names = ("joules_per_unit", "units_per_price", "units_per_energy_price")
-    compared = (line for line in _lines(comparison) if line["ratio"])  # the rest is of different work, or failed
+    compared = (line for line in _flat_rows(comparison) if line["ratio"])  # the rest is of different work, or failed
     lines = [line for line in compared if any(line[name] or line[f"{name}_first"] for name in names)]
-    first, there = _places(comparison, lines)
+    first, there = _names(comparison, lines)
+
+    def figure(name: str, title: str) -> Field:
+        def text(row: FlatRow) -> str:
+            value = row[name]
+            if name.startswith("joules"):
+                return f"{value:#.3g} J"
+            return f"{value / 1e6:,.2f} M" if value >= 1e6 else f"{value:,.0f}"
+
+        return Field(name, title, "number", text)
+
     fields = _row_fields(lines)
-    for name, what, text in (
-        ("joules_per_unit", "energy", _energy_text),
-        ("units_per_price", "work per money", _work_text),
-        ("units_per_energy_price", "work per money of energy", _work_text),
-    ):
-        fields += [Field(f"{name}_first", f"{what}, {first}", "number", text(f"{name}_first"))]
-        fields += [Field(name, f"{what}, {there}", "number", text(name))]
+    for name, what in zip(names, ("energy", "work per money", "work per money of energy"), strict=True):
+        fields += [figure(f"{name}_first", f"{what}, {first}"), figure(name, f"{what}, {there}")]
         if name == "joules_per_unit":
             fields += [Field("energy_ratio", "energy ratio", "ratio", difference_text("energy_ratio"))]
     fields += [Field("unit", "unit")]
     return DataTable(worth_showing(fields, lines, ("precision", "batch_size")), lines)
 
 
-def _places(comparison: MachineComparison, lines: list[FlatRow]) -> tuple[str, str]:
+def _names(comparison: MachineComparison, lines: list[FlatRow]) -> tuple[str, str]:
     """Return the headings of the first machine, and of the other one or ones."""
     others = dict.fromkeys(line["machine"] for line in lines)
     return comparison.machines[0].name, next(iter(others)) if len(others) == 1 else "there"
@@ -189,8 +193,8 @@ def _places(comparison: MachineComparison, lines: list[FlatRow]) -> tuple[str, s
 def _row_fields(lines: list[FlatRow]) -> list[Field]:
     """Return the fields that say which configuration a line is of, and on which machine if there are several."""
     names = ("workload", "precision", "batch_size", "loss_scale")
-    cells = {tuple(line[name] for name in names) for line in lines}
-    has_scales = len(cells) > len({cell[:-1] for cell in cells})  # else it is the precision's own
+    configurations = {tuple(line[name] for name in names) for line in lines}
+    has_scales = len(configurations) > len({each[:-1] for each in configurations})  # else it is the precision's own
     return [
         Field("workload", "workload", wraps=True),
         *find_fields(("precision", "loss_scale", "batch_size") if has_scales else ("precision", "batch_size")),
@@ -198,33 +202,33 @@ def _row_fields(lines: list[FlatRow]) -> list[Field]:
     ]
 
 
-def _lines(comparison: MachineComparison) -> list[FlatRow]:
-    """Return a line for each configuration on each of the other machines; what ends on "_first" is the first's."""
-    lines: list[FlatRow] = []
+def _flat_rows(comparison: MachineComparison) -> list[FlatRow]:
+    """Return a row for each configuration on each of the other machines; what ends on "_first" is the first's."""
+
+    def rate_or_status(result: MachineResult | None) -> float | str | None:
+        if result is not None and result.throughput is not None:
+            return result.throughput.value
+        return None if result is None or result.status == "ok" else result.status
+
+    found: list[FlatRow] = []
     for title, rows in comparison.groups.items():
         for row in rows:
             base = row.result_on(comparison.machines[0])
             of_first = dict.fromkeys(flat_row(row, row.results[0])) if base is None else flat_row(row, base)
-            lines += [
+            found += [
                 {
                     **{f"{name}_first": value for name, value in of_first.items()},
                     **estimate_values("speedup_first", None if base is None else base.speedup),
                     **flat_row(row, result),
                     "workload": title,
-                    "throughput_first": _rate_or_status(base),
-                    "throughput": _rate_or_status(result),
+                    "throughput_first": rate_or_status(base),
+                    "throughput": rate_or_status(result),
                     "style": "red" if result.broke else _STYLES.get(result.verdict.kind),
                 }
                 for result in row.results
                 if result.verdict is not None
             ]
-    return lines
-
-
-def _rate_or_status(result: MachineResult | None) -> float | str | None:
-    if result is not None and result.throughput is not None:
-        return result.throughput.value
-    return None if result is None or result.status == "ok" else result.status
+    return found
 
 
 def _marked(field: Field) -> Field:
@@ -237,14 +241,6 @@ def _marked(field: Field) -> Field:
         return f"{'' if row[status] == 'ok' else f'{_FAILED} '}{field.text(row)}"
 
     return replace(field, format=text)
-
-
-def _energy_text(name: str) -> Callable[[FlatRow], str]:
-    return lambda row: f"{row[name]:#.3g} J"
-
-
-def _work_text(name: str) -> Callable[[FlatRow], str]:
-    return lambda row: f"{row[name] / 1e6:,.2f} M" if row[name] >= 1e6 else f"{row[name]:,.0f}"
 
 
 def trait_table(comparison: MachineComparison) -> DataTable[FlatRow]:
@@ -322,18 +318,16 @@ def slower_lines(comparison: MachineComparison) -> list[str]:
 
 def present(comparison: MachineComparison) -> Presentation:
     """Return the result, the table of ratios, and below it costs, what differs and what could not be compared."""
-    elsewhere = "--format json has all"
 
     def grid(table: DataTable[FlatRow], drop_first: Sequence[str | tuple[str, ...]] = _DROP_COSTS_FIRST) -> Grid:
-        return Grid(table, lambda line: line.get("style"), drop_first=drop_first, elsewhere=elsewhere)
+        return Grid(table, lambda line: line.get("style"), drop_first=drop_first, elsewhere="--format json has all")
 
-    below: dict[str, list[Part]] = {}
+    below: list[Part] = []
     for title, table in ((COSTS, cost_table(comparison)), ("What differs", trait_table(comparison))):
-        below |= (
-            {title: [grid(replace(table, rows=[{**row, "style": None} for row in table.rows]))]} if table.rows else {}
-        )
+        plain = replace(table, rows=[{**row, "style": None} for row in table.rows])
+        below += [Fold(title, [grid(plain)])] if table.rows else []
     for title, lines in (("Not compared", refused_lines(comparison)), ("Left out", note_lines(comparison))):
-        below |= {title: [Lines([f"  {line}" for line in lines])]} if lines else {}
+        below += [Fold(title, [Lines([f"  {line}" for line in lines])])] if lines else []
     parts: list[Part] = [
         Lines([headline(comparison)], "bold", is_list=False),
         Lines(mean_lines(comparison)),
@@ -343,9 +337,7 @@ def present(comparison: MachineComparison) -> Presentation:
         Lines([f"  {_MARKS['slower']} {line}" for line in slower_lines(comparison)], "red"),
         Lines([f"  {line}" for line in remark_lines(comparison)], "yellow"),
     ]
-    return Presentation(
-        [*parts, *(Fold(title, own) for title, own in below.items())], document=lambda: document(comparison)
-    )
+    return Presentation([*parts, *below], document=lambda: document(comparison))
 
 
 def document(comparison: MachineComparison) -> dict[str, Any]:
