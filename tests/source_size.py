@@ -31,7 +31,6 @@ COMPLEX = {
     "report/charts/throughput.py:proven_steps",
     "report/charts/training.py:equivalence",
     "report/html/report_page.py:_answer_rows",
-    "show/notes.py:measured_on",
     "show/table.py:print_data_table",
     "spec/user_model.py:script_command",
     "tune/decide.py:TuningSteps._smaller_batches",

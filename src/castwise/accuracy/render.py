@@ -20,7 +20,7 @@ from castwise.show.fields import (
     trial_values,
     values_of,
 )
-from castwise.show.notes import measured_on
+from castwise.show.notes import machine_line
 from castwise.show.presentation import Grid, Lines, Presentation
 from castwise.show.table import DataTable, json_document, plain, short_table_of
 from castwise.show.units import format_ratio, pluralize
@@ -208,14 +208,13 @@ def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow
 
 def present(result: AccuracyResult, *, wide: bool = False) -> Presentation:
     """Return the table and the answer."""
-    place, took = measured_on(result.trials), took_words(len(result.trials), result.num_recorded, result.seconds)
     return Presentation(
         [
             Lines([headline(result)], "bold", is_list=False),
             Grid(table_of(result, wide=wide)),
-            Lines([measured_on(result.trials, is_brief=not wide)], "dim", is_list=False, full=[place]),
+            machine_line(result.runs, is_brief=not wide),
             Lines(sentences(result), gap=True),
-            Lines([f"{took}."], "dim"),
+            Lines([f"{took_words(len(result.trials), result.num_recorded, result.seconds)}."], "dim"),
         ],
         lambda: DataTable(COLUMNS, [flat_row(runs) for runs in result.runs]),
         lambda: document(result),

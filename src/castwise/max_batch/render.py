@@ -22,7 +22,7 @@ from castwise.registry.published import LargestBatch, largest_batches
 from castwise.registry.techniques import join
 from castwise.show.console import took_words
 from castwise.show.fields import FlatRow, column, find_field, find_fields, in_files, in_tables, short_columns, values_of
-from castwise.show.notes import MORE, first_of, measured_on
+from castwise.show.notes import MORE, first_of, machine_line
 from castwise.show.presentation import Grid, Lines, Part, Presentation
 from castwise.show.table import DataTable, json_document, plain, short_table_of
 from castwise.show.units import format_bytes, format_rate, format_ratio
@@ -219,7 +219,12 @@ def headline(max_batches: Sequence[MaxBatch]) -> str:
 
 def present(result: MaxBatchResult, *, wide: bool = False, verbose: bool = False) -> Presentation:
     """Return what `castwise max-batch` found, and what finding it took."""
-    ending = [] if result.ending == "done" else [_why_early(result)]
+    left = f"Not searched to the end: {', '.join(map(loop_name, result.left))}."
+    ending = {
+        "done": [],
+        "interrupted": [f"Interrupted. {left}"],
+        "budget": [f"The budget ended. {left} A longer --budget goes on from here."],
+    }[result.ending]
     took = f"{took_words(len(result.trials), result.num_recorded, result.seconds)}."
     return Presentation(
         [*parts(result.max_batches, wide=wide, verbose=verbose), Lines(ending, "yellow"), Lines([took], "dim")],
@@ -232,12 +237,10 @@ def parts(
     max_batches: Sequence[MaxBatch], *, wide: bool = False, verbose: bool = False, more: str = MORE
 ) -> list[Part]:
     """Return the largest batches, what follows from them, and notes."""
-    trials = [trial for found in max_batches for trial in found.trials]
-    place = measured_on(trials, is_brief=not (wide or verbose))
     found: list[Part] = [
         Lines([headline(max_batches)], "bold", is_list=False),
         Grid(summary_table(max_batches) if wide else short_table(max_batches)),
-        Lines([place], "dim", is_list=False, full=[measured_on(trials)]),
+        machine_line(max_batches, is_brief=not (wide or verbose)),
     ]
     breakdowns = breakdowns_of(max_batches)
     batch = f", batch {breakdowns[0].trial.spec.batch_size}" if breakdowns else ""
@@ -348,14 +351,6 @@ def remarks(max_batches: Sequence[MaxBatch]) -> list[str]:
     if any(found.spec.device_type == "cpu" for found in max_batches):
         lines.append("memory on a CPU is the growth of the process, an upper bound of what tensors hold")
     return lines
-
-
-def _why_early(result: MaxBatchResult) -> str:
-    """Return what was not searched because the search ended early, and what goes on with it."""
-    names = ", ".join(map(loop_name, result.left))
-    if result.ending == "interrupted":
-        return f"Interrupted. Not searched to the end: {names}."
-    return f"The budget ended. Not searched to the end: {names}. A longer --budget goes on from here."
 
 
 def raise_if_nothing_fits(max_batches: Sequence[MaxBatch]) -> None:

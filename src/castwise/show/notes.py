@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR, EpochCost, Prices, cost_of, gpus_read
 from castwise.analysis.model_flops import float8_of, flops_of, fp8_share
@@ -14,6 +14,7 @@ from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set, train_samples
 from castwise.registry.precisions import known_precision, why_emulated
 from castwise.registry.techniques import join
+from castwise.show.presentation import Lines
 from castwise.show.units import format_ratio, format_seconds, pluralize
 from castwise.spec.quantities import format_share, truncate_list
 
@@ -30,27 +31,36 @@ def measured_on(trials: Sequence[Trial], *, is_brief: bool = False) -> str:
     If the trials (at least one) differ, every device, version and commit is named. In brief it has device, torch and
     date alone. Of scripts it also says how they were timed.
     """
-    alone = "; each ran alone, the others paused" if any(trial.spec.is_script for trial in trials) else ""
-    hooked = [each for trial in trials for each in (() if trial.facts is None else trial.facts.hooked)]
-    alone += "".join(f"; {each}" for each in dict.fromkeys(hooked) if each.startswith("samples are "))
-    environments = [trial.environment for trial in trials]
-    commits = _and(each.commit for each in environments if each.commit)
-    drivers = _and(each.driver for each in environments if each.driver)
+
+    def every(name: str, prefix: str = "") -> str:
+        values = dict.fromkeys(getattr(trial.environment, name) for trial in trials)
+        text = " and ".join(filter(None, values))
+        return text and prefix + text
+
     dates = sorted({trial.started_at[:10] for trial in trials})
+    hooked = dict.fromkeys(each for trial in trials if trial.facts is not None for each in trial.facts.hooked)
+    ways = ["each ran alone, the others paused"] if any(trial.spec.is_script for trial in trials) else []
+    ways += [each for each in hooked if each.startswith("samples are ")]
     if is_brief:
-        devices, versions = _and(each.device_name for each in environments), _and(each.torch for each in environments)
-        return f"{devices}, torch {versions}, {dates[-1]}{alone}"
+        return "; ".join([f"{every('device_name')}, torch {every('torch')}, {dates[-1]}", *ways])
     software = (
-        f"castwise {_and(each.castwise for each in environments)}" + (f" at {commits}" if commits else ""),
-        f"torch {_and(each.torch for each in environments)}",
-        f"driver {drivers}" if drivers else "",
+        f"castwise {every('castwise')}{every('commit', ' at ')}",
+        f"torch {every('torch')}",
+        every("driver", "driver "),
         " to ".join(dict.fromkeys((dates[0], dates[-1]))),
     )
-    return f"{_and(each.device_name for each in environments)} ({', '.join(filter(None, software))}){alone}"
+    return "; ".join([f"{every('device_name')} ({', '.join(filter(None, software))})", *ways])
 
 
-def _and(values: Iterable[str]) -> str:
-    return " and ".join(dict.fromkeys(values))
+class _HasTrials(Protocol):
+    @property
+    def trials(self) -> Sequence[Trial]: ...
+
+
+def machine_line(results: Sequence[_HasTrials], *, is_brief: bool) -> Lines:
+    """Return what results were measured on; it is in full wherever there is more room than in a terminal."""
+    trials = [trial for result in results for trial in result.trials]
+    return Lines([measured_on(trials, is_brief=is_brief)], "dim", is_list=False, full=[measured_on(trials)])
 
 
 def headline(rows: Sequence[Row]) -> str:
@@ -91,6 +101,9 @@ def notes_of(rows: Sequence[Row]) -> list[Note]:
     about_data = dict.fromkeys(fact.data_note for fact in facts if fact.data_note)
     about_model = dict.fromkeys(note for fact in facts for note in fact.notes)
     subject = "script" if any(trial.spec.is_script for trial in trials) else "model"
+    is_on_cpu = any(trial.spec.device == "cpu" for trial in trials)
+    about_memory = ["peak allocated on a CPU is the growth of the process's resident set: an upper bound"] * is_on_cpu
+    telemetry = dict.fromkeys(trial.telemetry_note for trial in trials if trial.telemetry_note)
     return [
         *_failures(rows),
         *(Note("data", each, (each,)) for each in about_data),
@@ -101,19 +114,19 @@ def notes_of(rows: Sequence[Row]) -> list[Note]:
         *_disagreements(rows),
         *_on_several_gpus(trials),
         *_verdicts(rows),
-        *_about_cpu_memory(trials),
+        *(Note("memory", each, (each,), is_routine=True) for each in about_memory),
         *_cold_starts(rows),
-        *_telemetry(trials),
+        *(Note("telemetry", each, (f"telemetry {each}",), is_routine=True) for each in telemetry),
     ]
 
 
 def note_lines(rows: Sequence[Row], more: str) -> list[str]:
-    """Return the most important notes in a line each, and where the others are: `2 more with --verbose`."""
+    """Return the most important notes in a line each, and where the others are."""
     return first_of([note.line for note in notes_of(rows) if not note.is_routine], more)
 
 
 def first_of(lines: Sequence[str], more: str = MORE) -> list[str]:
-    """Return the first three of some notes, and where the others are."""
+    """Return the first three of some notes, and where the others are: `2 more with --verbose`."""
     left = len(lines) - _MOST_NOTES
     return [*lines[:_MOST_NOTES], *([f"{left} more {more}"] if left > 0 else [])]
 
@@ -180,7 +193,7 @@ def _side_effects(rows: Sequence[Row]) -> list[str]:
     precisions: dict[str, list[str]] = {}
     for row in rows:
         for note in dict.fromkeys(note for trial in row.trials for rank in trial.ranks for note in rank.notes):
-            precisions.setdefault(note, []).append(row.trial.spec.precision)
+            precisions.setdefault(note, []).append(row.precision)
     return [f"{note} ({', '.join(names)})" for note, names in precisions.items()]
 
 
@@ -271,7 +284,8 @@ def _on_several_gpus(trials: Sequence[Trial]) -> list[Note]:
         if (read := gpus_read(trial)) is not None and read < trial.spec.world_size
     ]
     if partly_read:
-        line = f"energy and power were read of {_and(partly_read)} GPUs here; the others are taken to be alike"
+        read_of = " and ".join(dict.fromkeys(partly_read))
+        line = f"energy and power were read of {read_of} GPUs here; the others are taken to be alike"
         notes.append(Note("energy", line, (line,), is_routine=True))
     return notes
 
@@ -290,11 +304,6 @@ def _verdicts(rows: Sequence[Row]) -> list[Note]:
     return notes
 
 
-def _about_cpu_memory(trials: Sequence[Trial]) -> list[Note]:
-    line = "peak allocated on a CPU is the growth of the process's resident set: an upper bound"
-    return [Note("memory", line, (line,), is_routine=True)] if any(t.spec.device == "cpu" for t in trials) else []
-
-
 def _cold_starts(rows: Sequence[Row]) -> list[Note]:
     """Return how long users wait before the first timed step: processes, libraries, searches, compilation."""
     found = [(seconds, row.trial.spec.label) for row in rows if (seconds := cold_start_seconds(row.trials[0]))]
@@ -306,11 +315,6 @@ def _cold_starts(rows: Sequence[Row]) -> list[Note]:
         words += f" ({least[1]}) to {format_seconds(most[0])} ({most[1]})"
     line = f"cold start, from the request for a process to the first timed step: {words}"
     return [Note("cold start", words, (line,), is_routine=True)]
-
-
-def _telemetry(trials: Sequence[Trial]) -> list[Note]:
-    found = dict.fromkeys(trial.telemetry_note for trial in trials if trial.telemetry_note)
-    return [Note("telemetry", each, (f"telemetry {each}",), is_routine=True) for each in found]
 
 
 def cost_lines(rows: Sequence[Row], prices: Prices | None) -> list[str]:
@@ -330,7 +334,7 @@ def cost_lines(rows: Sequence[Row], prices: Prices | None) -> list[str]:
 
 
 def costs(rows: Sequence[Row], prices: Prices) -> list[dict[str, Any]]:
-    """Return what an epoch of each trial costs, by the trial's key, for JSON."""
+    """Return the same for JSON, by the trial's key."""
     return [{"key": trial.spec.key, **asdict(cost)} for trial, cost in _costs(rows, prices)]
 
 

@@ -150,7 +150,12 @@ class LiveProgress:
             return
         if trial.status != "ok":
             self._print(f"{self._label}: {trial.status}: {trial.message}", style="yellow")
-        self._draw_table()
+        # The table of the results so far: its end, if the terminal is too low for all of it.
+        text = io.StringIO()
+        console = Console(file=text, width=self.console.width, force_terminal=True, emoji=False, force_jupyter=False)
+        print_parts(table_parts(rows_of_steps(self._trials))[:2], console)
+        lines = text.getvalue().splitlines()
+        self._table = Text.from_ansi("\n".join(lines[-max(self.console.height - _LINES_FOR_BAR, 1) :]))
         self._live.refresh()
 
     def _figures(self, trial: Trial) -> str:
@@ -168,14 +173,6 @@ class LiveProgress:
         ratio = None if reference is row else row.over(reference)
         name = "default" if reference.trial.spec.precision == DEFAULT else reference.trial.spec.precision
         return text if ratio is None else f"{text}, {format_ratio(ratio.value)} {name}"
-
-    def _draw_table(self) -> None:
-        """Draw the table of the results so far: its end, if the terminal is too low for all of it."""
-        text = io.StringIO()
-        console = Console(file=text, width=self.console.width, force_terminal=True, emoji=False, force_jupyter=False)
-        print_parts(table_parts(rows_of_steps(self._trials))[:2], console)
-        lines = text.getvalue().splitlines()
-        self._table = Text.from_ansi("\n".join(lines[-max(self.console.height - _LINES_FOR_BAR, 1) :]))
 
     def _frame(self) -> Group:
         # A terminal echoes Ctrl-C as "^C" at the end of the bar: without room for it, all would move by a line.

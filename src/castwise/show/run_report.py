@@ -36,7 +36,7 @@ from castwise.show.notes import (
     cost_lines,
     costs,
     headline,
-    measured_on,
+    machine_line,
     note_lines,
     remarks,
 )
@@ -209,12 +209,7 @@ def table_parts(
         return _COLOURS.get(row["verdict"], "") if row["status"] == "ok" else "red"
 
     grid = Grid(data_table(rows), style) if wide else Grid(short_table(rows), style, cell_style, _SETTING)
-    return [Lines([headline(rows)], "bold", is_list=False), grid, place_of(rows, is_brief=not (wide or verbose))]
-
-
-def place_of(rows: Sequence[Row], *, is_brief: bool = True) -> Lines:
-    trials = [trial for row in rows for trial in row.trials]
-    return Lines([measured_on(trials, is_brief=is_brief)], "dim", is_list=False, full=[measured_on(trials)])
+    return [Lines([headline(rows)], "bold", is_list=False), grid, machine_line(rows, is_brief=not (wide or verbose))]
 
 
 def _advice_parts(item: Advice, *, is_new: bool) -> list[Part]:
@@ -230,10 +225,9 @@ def _advice_parts(item: Advice, *, is_new: bool) -> list[Part]:
     sure = f"  How sure: {item.how_sure}." if item.how_sure else ""
     accuracy = f"  Accuracy: {item.accuracy}." if item.accuracy else ""
     parts.append(Lines([line for line in (why, sure, accuracy, limit) if line]))
-    return [
-        *parts,
-        *([Code([*item.code.splitlines(), *framework_lines(item.snippets)])] if item.code and is_new else []),
-    ]
+    if item.code and is_new:
+        parts.append(Code([*item.code.splitlines(), *framework_lines(item.snippets)]))
+    return parts
 
 
 def document(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> dict[str, Any]:

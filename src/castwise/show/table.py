@@ -159,10 +159,8 @@ def print_data_table(  # noqa: PLR0913  how a table looks, by keyword
             texts.append((cells, style(row)))
             number += 1
         console.print(_laid_out(kept, texts, console.width, shows_header=len(sections) == 1), crop=False)
-    left_out = [column.source.title for column in columns if column not in kept]
-    if left_out:
-        titles = ", ".join(left_out)
-        print_line(console, f"  left out, the terminal is too narrow: {titles} ({elsewhere})", "yellow")
+    if left_out := ", ".join(column.source.title for column in columns if column not in kept):
+        print_line(console, f"  left out, the terminal is too narrow: {left_out} ({elsewhere})", "yellow")
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from castwise.analysis.steady_metrics import data_share
 from castwise.registry.precisions import DEFAULT
 from castwise.registry.techniques import join
 from castwise.show.fields import Field, FlatRow, column, estimate_values, find_fields, trial_values
-from castwise.show.notes import headline
+from castwise.show.notes import headline, machine_line
 from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
-from castwise.show.run_report import place_of
 from castwise.show.table import DataTable, json_document, short_table_of
 from castwise.show.units import format_ratio, format_seconds
 from castwise.spec.quantities import format_share
@@ -146,7 +145,7 @@ def present(
     rows = [each.row for each in diagnoses]
     shares = Grid(short_table(diagnoses, left_out), drop_first=("update_share", "idle_share"), elsewhere=_IN_JSON)
     parts: list[Part] = [Lines([headline(rows)] if rows else [], "bold", is_list=False), shares]
-    parts += [place_of(rows, is_brief=not verbose)] if rows else []
+    parts += [machine_line(rows, is_brief=not verbose)] if rows else []
     most = None if verbose else 2 if len(diagnoses) <= _FEW else 1
     # Among many, these are known: fp32 without Tensor Cores, and TF32 as in PyTorch's default.
     known = {"fp32", "tf32"} if most == 1 and any(row.precision == DEFAULT for row in rows) else set[str]()
