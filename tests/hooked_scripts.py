@@ -31,7 +31,7 @@ from castwise.spec.trial import MeasurementProtocol
 from castwise.spec.user_model import UserModel
 from castwise.trial.classify_error import classify
 from castwise.trial.script import run
-from castwise.trial.script.run import ScriptRun, ScriptTrial, _Order
+from castwise.trial.script.run import Order, ScriptRun, ScriptTrial
 from castwise.trial.user_model.source import where, with_line
 
 NUM_STEPS = 8
@@ -59,7 +59,7 @@ def run_hooked(file: str, arguments: list[str], precision: str) -> None:
 
     def order() -> None:
         for num_steps in (1, NUM_STEPS - 1):
-            script._carry_out(_Order(lambda moments, number=num_steps: 1 if len(moments) < number else None))
+            script.carry_out(Order(lambda moments, number=num_steps: 1 if len(moments) < number else None))
             if num_steps == 1 and script.hooks is not None and script.hooks.stepped:
                 script.hooks.precision.make_masters(script.hooks.models, script.hooks.stepped[0])
         script.stop()

@@ -42,8 +42,6 @@ COMPLEX = {
     "trial/script/autocast.py:ScriptAutocast._decide",
     "trial/script/file_overlay.py:FileOverlay._install",
     "trial/script/hooks.py:ScriptHooks.find_model",
-    "trial/script/run.py:ScriptRun._carry_out",
-    "trial/script/run.py:ScriptTrial.run_stretch",
 }
 
 

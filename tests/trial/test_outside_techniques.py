@@ -42,14 +42,14 @@ _HOST = """
 import gc, json, os, sys, threading, torch, torch._dynamo
 from torch.utils.data import DataLoader
 from castwise.spec.user_model import UserModel
-from castwise.trial.script.run import ScriptRun, _Order
+from castwise.trial.script.run import Order, ScriptRun
 
 def facts(file, techniques):
     script = ScriptRun(UserModel(kind="script", path=file, name=""), "fp32", "cpu", techniques)
     found = {}
     def order():
         try:
-            script._carry_out(_Order(lambda moments: 1 if len(moments) < 3 else None), 30)
+            script.carry_out(Order(lambda moments: 1 if len(moments) < 3 else None), 30)
             hooks = script.hooks
             hooks.techniques.check_loaders()
             weight, optimizer = next(hooks.models[0].parameters()), hooks.stepped[0]

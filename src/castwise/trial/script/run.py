@@ -78,7 +78,7 @@ class ScriptStopped(BaseException):
 
 
 @dataclass(frozen=True)
-class _Moment:
+class Moment:
     """The end of a step."""
 
     time: Any  # the host's clock, or an event on the device
@@ -90,15 +90,15 @@ class _Moment:
 
 
 @dataclass
-class _Order:
+class Order:
     """What the script is to do next.
 
     `next_mark` returns after how many steps another moment is taken, given those taken so far, None to wait.
     """
 
-    next_mark: Callable[[Sequence[_Moment]], int | None]
+    next_mark: Callable[[Sequence[Moment]], int | None]
     synchronised: bool = True  # whether a moment waits for the device; otherwise it is an event there
-    moments: list[_Moment] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
     is_over: threading.Event = field(default_factory=threading.Event)
 
 
@@ -131,14 +131,14 @@ class ScriptRun:
         self.hooks: ScriptHooks | None = None
         self.files: FileOverlay | None = None
         self.folder = ""  # for the files that it writes; empty for one of its own
-        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
-        self._order: _Order | None = None
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._order: Order | None = None
         self._next_mark: float = math.inf  # the step at whose end something is to be done
         self.num_steps = 0
         # Of the last steps, in seconds: the process's CPU time, which other programs do not change.
         self.step_ends: deque[float] = deque(maxlen=_MOST_STEP_ENDS)
         self.digest = ""  # of the script's files, once its first step is done
-        self.framework = ""  # that takes its steps, likewise
+        self.framework = ""  # the outermost one that takes its steps, likewise; empty if the script does so by itself
         self.ranks = Ranks()
         self.ending: BaseException | None = None  # how the script ended, once it has
         self._has_ended = threading.Event()
@@ -191,8 +191,8 @@ class ScriptRun:
             if self._order is not None:
                 self._order.is_over.set()
 
-    def follow(self, next_mark: Callable[[Sequence[_Moment]], int | None]) -> None:
-        self._orders.put(_Order(next_mark, synchronised=False))
+    def follow(self, next_mark: Callable[[Sequence[Moment]], int | None]) -> None:
+        self._orders.put(Order(next_mark, synchronised=False))
 
     def stop(self) -> None:
         """Let the script end at its present step; may be called again."""
@@ -231,7 +231,9 @@ class ScriptRun:
         self.step_ends.append(time.process_time())
         if self.num_steps == 1:
             self.digest = digest(user_files([Path(self._script.path)], self._modules))
-            self.framework = _framework()
+            stack = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(sys._getframe())]
+            names = (_FRAMEWORKS[each] for module in reversed(stack) for each in _FRAMEWORKS if module.startswith(each))
+            self.framework = next(names, "")
         if self.num_steps < self._next_mark:
             return
         order, hooks = self._order, self.hooks
@@ -239,7 +241,7 @@ class ScriptRun:
         assert hooks is not None, "it calls this"
         if not self._is_stopping and not order.is_over.is_set():
             order.moments.append(
-                _Moment(
+                Moment(
                     self._now(synchronised=order.synchronised),
                     self.num_steps,
                     hooks.num_loaded,
@@ -266,9 +268,9 @@ class ScriptRun:
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
-    def _carry_out(
-        self, order: _Order, limit_seconds: float = math.inf, on_note: Callable[[str], None] | None = None
-    ) -> list[_Moment]:
+    def carry_out(
+        self, order: Order, limit_seconds: float = math.inf, on_note: Callable[[str], None] | None = None
+    ) -> list[Moment]:
         """Let the script go on until an order is over, its time is up, or the script has ended; return its moments.
 
         Args:
@@ -290,32 +292,36 @@ class ScriptRun:
             pause = passed
             if on_note is not None and passed < limit_seconds:
                 started = f"; it has started '{self._started}'" if self._started else ""
-                on_note(f"waiting for step {self.num_steps + 1} of {self._name}, {passed:.0f} s so far{started}")
+                on_note(f"waiting for step {self.num_steps + 1} of {self.name}, {passed:.0f} s so far{started}")
         if self.ending is None and not order.is_over.is_set():
             self._next_mark = 0  # the step in flight is the last one
             order.next_mark = lambda _: None
             order.is_over.wait(_GRACE_SECONDS)
-        moments = list(order.moments)
-        ending = self.ending
-        if ending is None or (moments and isinstance(ending, SystemExit) and not ending.code):
-            return moments
+        moments, ending = list(order.moments), self.ending
+        has_exited = isinstance(ending, SystemExit) and not ending.code
+        if ending is not None and not (moments and has_exited):
+            self._raise_ending(ending)
+        return moments
+
+    def _raise_ending(self, ending: BaseException) -> NoReturn:
+        """Raise what the script raised, or a UsageError if it ended by itself before castwise had enough steps."""
         if isinstance(ending, EOFError):
-            raise UsageError(f"{self._name} asks for input, and a trial has no terminal. Give it all by arguments.")
-        if isinstance(ending, SystemExit):
-            how = f"ended with sys.exit({ending.code!r})" if ending.code else "ended"
-            if not self.num_steps:
-                raise UsageError(
-                    f"{self._name} {how} before an optimizer of torch.optim took a step.{self._elsewhere} --verbose "
-                    "prints its output."
-                )
+            raise UsageError(f"{self.name} asks for input, and a trial has no terminal. Give it all by arguments.")
+        if not isinstance(ending, SystemExit):
+            raise ending if isinstance(ending, Exception) else RuntimeError(repr(ending))
+        how = f"ended with sys.exit({ending.code!r})" if ending.code else "ended"
+        if not self.num_steps:
             raise UsageError(
-                f"{self._name} {how} after optimizer step {self.num_steps}. castwise needs more: let the script train "
-                "for longer."
+                f"{self.name} {how} before an optimizer of torch.optim took a step.{self._elsewhere} --verbose "
+                "prints its output."
             )
-        raise ending if isinstance(ending, Exception) else RuntimeError(repr(ending))
+        raise UsageError(
+            f"{self.name} {how} after optimizer step {self.num_steps}. castwise needs more: let the script train "
+            "for longer."
+        )
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
         return Path(self._script.path).name
 
     @property
@@ -353,7 +359,7 @@ class ScriptRun:
         """Raise a UsageError: the script has not taken its first step, or its second, in time."""
         count = "one optimizer step, and no second," if self.num_steps else "no optimizer step"
         raise UsageError(
-            f"{self._name} took {count} within {limit_seconds:.3g} s.{self._elsewhere} Give it more time with "
+            f"{self.name} took {count} within {limit_seconds:.3g} s.{self._elsewhere} Give it more time with "
             "--timeout or --budget."
         )
 
@@ -369,8 +375,8 @@ class ScriptRun:
         """
         sys.addaudithook(self._note_command)
         own = note_own_precision(with_switches=True)
-        order = _Order(lambda moments: 1 if len(moments) < _INSPECTED_STEPS else None)
-        if len(self._carry_out(order, limit_seconds, on_note)) < _INSPECTED_STEPS and self.ending is None:
+        order = Order(lambda moments: 1 if len(moments) < _INSPECTED_STEPS else None)
+        if len(self.carry_out(order, limit_seconds, on_note)) < _INSPECTED_STEPS and self.ending is None:
             self.raise_too_slow(limit_seconds)
         assert self.hooks is not None, "it has run"
         samples = self.samples_per_step
@@ -401,7 +407,8 @@ class ScriptTrial:
         self._blocks: list[Block] = []
         self._step_seconds = 0.0
         self._warm_up_peak: int | None = None
-        self._facts: Facts | None = None
+        self._param_dtypes: dict[str, int] = {}
+        self._set_up_seconds = 0.0
         self._own_precision: dict[str, list[str]] = {}
         self._notes: list[str] = []
 
@@ -421,45 +428,26 @@ class ScriptTrial:
         """Run the script until its first step is done."""
         started = time.perf_counter()
         self._own_precision = note_own_precision() if self._spec.precision == AS_WRITTEN else {}
-        if not self.run._carry_out(_Order(lambda moments: None if moments else 1), self._limit_seconds):
+        if not self.run.carry_out(Order(lambda moments: None if moments else 1), self._limit_seconds):
             self.run.raise_too_slow(self._limit_seconds)
         hooks, spec = self._hooks, self._spec
         hooks.techniques.check_loaders()
         if self._script.digest not in ("", self.run.digest):
-            raise UsageError(f"{self.run._name} was changed while it was being measured. Run castwise again.")
+            raise UsageError(f"{self.run.name} was changed while it was being measured. Run castwise again.")
         parameters = [each for model in hooks.models for each in model.parameters()]
         elsewhere = {each.device.type for each in parameters} - {spec.device_type}
         if elsewhere:
             raise UsageError(
-                f"{self.run._name} trains on {elsewhere.pop()}, and the trial is for {spec.device}. Name another "
+                f"{self.run.name} trains on {elsewhere.pop()}, and the trial is for {spec.device}. Name another "
                 "--device, or the script's argument for it."
             )
         if not parameters and spec.precision != AS_WRITTEN:
-            raise UsageError(f"{self.run._name} calls no torch.nn.Module that it trains before its first step.")
+            raise UsageError(f"{self.run.name} calls no torch.nn.Module that it trains before its first step.")
         hooks.precision.check_effect()
         hooks.precision.make_masters(hooks.models, hooks.stepped[0])
-        dtypes = count_dtypes(parameters)
+        self._param_dtypes = count_dtypes(parameters)
         hooks.precision.put_masters_in()
-        self._facts = Facts(
-            num_parameters=sum(dtypes.values()),
-            units_per_sample=1,
-            unit=self._script.unit or "samples",
-            param_dtypes=dtypes,
-            fp32_precision=read_fp32_precision(),
-            optimizer="; ".join(map(describe_optimizer, hooks.stepped)),
-            hooked=self._hooked,
-            set_up_seconds=time.perf_counter() - started,
-        )
-
-    @property
-    def _hooked(self) -> tuple[str, ...]:
-        hooks, num_ranks = self._hooks, self.run.ranks.num_ranks
-        kinds = [f"model {type(model).__name__}" for model in hooks.models]
-        kinds += [f"optimizer {type(each).__name__}" for each in hooks.stepped]
-        kinds += ["DataLoader"] if hooks.uses_loader else []
-        if self._script.units_per_step is None:
-            kinds += [f"samples are {name}" for name in list(hooks.samples_seen)[:1]]
-        return (*kinds, *([f"{num_ranks} ranks"] if num_ranks > 1 else []))
+        self._set_up_seconds = time.perf_counter() - started
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
         """Run steps until their time has settled, and return what is now known of the trial."""
@@ -467,7 +455,7 @@ class ScriptTrial:
         started, protocol = time.perf_counter(), self._spec.protocol
         has_settled = False
 
-        def next_mark(moments: Sequence[_Moment]) -> int | None:
+        def next_mark(moments: Sequence[Moment]) -> int | None:
             nonlocal has_settled
             if not moments:
                 return 1
@@ -484,13 +472,13 @@ class ScriptTrial:
             wanted = max(1, round(WINDOW_SECONDS / windows[-1])) if windows else 1
             return wanted if is_enough else min(wanted, max(1, protocol.warm_up_steps - moments[-1].num_steps))
 
-        moments = self.run._carry_out(_Order(next_mark), self._limit_seconds)
+        moments = self.run.carry_out(Order(next_mark), self._limit_seconds)
         if len(moments) < 2 or self.run.ending is not None:
             others = self._hooks.steps_of_others
             # A second optimizer of the same loop takes one.
             whose = f" of its first optimizer, and then {others} of others, which do not count" if others > 2 else ""
             raise UsageError(
-                f"{self.run._name} took {self.run.num_steps} steps{whose}: too few to time any after warm-up. Let it "
+                f"{self.run.name} took {self.run.num_steps} steps{whose}: too few to time any after warm-up. Let it "
                 f"train for longer, or {self._shorter('shorten --warm-up')}."
             )
         first, last = moments[max(0, len(moments) - 1 - SETTLED_WINDOWS)], moments[-1]
@@ -501,85 +489,97 @@ class ScriptTrial:
         self.run.ranks.stop_looking()
         self._warm_up_peak = self._memory.peak_allocated()
         self._memory.reset_peak()
-        assert self._facts is not None, "set_up comes first"
-        update = {
-            "warm_up_seconds": time.perf_counter() - started,
-            "warm_up_steps": last.num_steps,
-            "settled": has_settled,
-            "fp32_precision": read_fp32_precision(),
-            "optimizer": "; ".join(map(describe_optimizer, self._hooks.stepped)),
-            "hooked": self._hooked,
-            "own_precision": {kind: tuple(lines) for kind, lines in self._own_precision.items()},
-            "framework": self.run.framework,
-        }
-        self._facts = self._facts.model_copy(update=update)
-        return self._facts
+        hooks, num_ranks = self._hooks, self.run.ranks.num_ranks
+        hooked = [f"model {type(model).__name__}" for model in hooks.models]
+        hooked += [f"optimizer {type(each).__name__}" for each in hooks.stepped]
+        hooked += ["DataLoader"] if hooks.uses_loader else []
+        if self._script.units_per_step is None:
+            hooked += [f"samples are {name}" for name in list(hooks.samples_seen)[:1]]
+        hooked += [f"{num_ranks} ranks"] if num_ranks > 1 else []
+        return Facts(
+            num_parameters=sum(self._param_dtypes.values()),
+            units_per_sample=1,
+            unit=self._script.unit or "samples",
+            param_dtypes=self._param_dtypes,
+            fp32_precision=read_fp32_precision(),
+            optimizer="; ".join(map(describe_optimizer, hooks.stepped)),
+            hooked=tuple(hooked),
+            set_up_seconds=self._set_up_seconds,
+            warm_up_seconds=time.perf_counter() - started,
+            warm_up_steps=last.num_steps,
+            settled=has_settled,
+            own_precision={kind: tuple(lines) for kind, lines in self._own_precision.items()},
+            framework=self.run.framework,
+        )
 
     def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
         """Time blocks of steps right after untimed ones, without a pause before or between them."""
-        step_seconds, hooks = self._step_seconds, self._hooks
+        lead_in = max(2, round(lead_in_seconds / self._step_seconds), self._hooks.num_prefetched)
+        lengths, have_as_much = self._plan_blocks(num_blocks, block_seconds)
+        marks = (1, lead_in - 1, *lengths, None)
+        order = Order(lambda moments: marks[len(moments)], synchronised=False)
+        moments = self.run.carry_out(order, self._limit_seconds)
+        # If the time is up before the steps that lead in are done, they are what was measured.
+        moments = moments[1:] if len(moments) > 2 or self.run.ending is not None else moments
+        if len(moments) < 2:
+            raise UsageError(
+                f"{self.run.name} ended, or its time was up, before any block of steps was timed. Let it "
+                f"train for longer, or {self._shorter('take fewer --steps')}."
+            )
+        if len(moments) <= len(lengths):
+            self._notes.append(
+                f"the script ended, or its time was up, after {len(moments) - 1} of {len(lengths)} blocks"
+            )
+        if self._spec.device_type == "cuda":
+            torch.cuda.synchronize(self._spec.device)
+        blocks = tuple(
+            self._block(before, after, lead_in_steps=0 if before is not moments[0] else lead_in)
+            for before, after in itertools.pairwise(moments)
+        )
+        step_ends = list(self.run.step_ends)[-1 - moments[-1].num_steps + moments[0].num_steps :]
+        _, shares = extra_work(step_ends)
+        if not have_as_much and (len(shares) > 1 or sum(shares) > _LEAST_LONE_SHARE):
+            self._notes.append(
+                f"{len(shares)} of {len(step_ends) - 1} timed steps took {sum(shares):.0%} of the CPU's time "
+                "(evaluation, rollouts, logging?), and blocks do not hold as many each: the figures are by chance. "
+                "Take more --steps"
+            )
+        self._blocks += blocks
+        return blocks
+
+    def _plan_blocks(self, num_blocks: int, block_seconds: float) -> tuple[list[int], bool]:
+        """Return the steps of each block, and whether each has as much of the work that comes with some steps only."""
+        step_seconds, asked = self._step_seconds, self._spec.protocol.num_steps
         period, _ = extra_work(list(self.run.step_ends)[1:])
-        lead_in = max(2, round(lead_in_seconds / step_seconds), hooks.num_prefetched)
-        asked = self._spec.protocol.num_steps
         num_steps = asked or max(num_blocks, round(num_blocks * block_seconds / step_seconds))
         if asked is None:  # a period more than it would be, if a block has none
             least = period * self._spec.protocol.min_blocks
             num_steps = max(num_steps, least if least * step_seconds < _MOST_STRETCH_SECONDS else 0)
         num_blocks = min(num_blocks, max(1, num_steps // max(1, period)))
         length = num_steps // num_blocks
-        is_whole = 0 < period <= length
+        has_periods = 0 < period <= length
         if asked is None:
-            num_steps = num_blocks * (length - length % period if is_whole else length)
-        else:
-            is_whole = is_whole and num_steps % (num_blocks * period) == 0
+            num_steps = num_blocks * (length - length % period if has_periods else length)
         bounds = [num_steps * number // num_blocks for number in range(num_blocks + 1)]
+        lengths = [end - begin for begin, end in itertools.pairwise(bounds)]
+        return lengths, has_periods and num_steps % (num_blocks * period) == 0
 
-        def next_mark(moments: Sequence[_Moment]) -> int | None:
-            if len(moments) < 2:
-                return lead_in - 1 if moments else 1
-            block = len(moments) - 2
-            return bounds[block + 1] - bounds[block] if block < num_blocks else None
-
-        moments = self.run._carry_out(_Order(next_mark, synchronised=False), self._limit_seconds)
-        # If the time is up before the steps that lead in are done, they are what was measured.
-        moments = moments[1:] if len(moments) > 2 or self.run.ending is not None else moments
-        if len(moments) < 2:
-            raise UsageError(
-                f"{self.run._name} ended, or its time was up, before any block of steps was timed. Let it "
-                f"train for longer, or {self._shorter('take fewer --steps')}."
-            )
-        if len(moments) <= num_blocks:
-            self._notes.append(f"the script ended, or its time was up, after {len(moments) - 1} of {num_blocks} blocks")
-        if self._spec.device_type == "cuda":
-            torch.cuda.synchronize(self._spec.device)
-        found, scaler = list[Block](), hooks.precision.scaling.scaler
+    def _block(self, before: Moment, after: Moment, lead_in_steps: int) -> Block:
+        hooks, is_clock = self._hooks, isinstance(after.time, float)
+        scaler = hooks.precision.scaling.scaler
         # The other ranks' loaders are taken to yield as many.
         num_loaders = self.run.ranks.num_ranks if self._script.units_per_step is None else 0
-        for before, after in itertools.pairwise(moments):
-            is_clock = isinstance(after.time, float)
-            found.append(
-                Block(
-                    seconds=after.time - before.time if is_clock else before.time.elapsed_time(after.time) / 1e3,
-                    num_steps=after.num_steps - before.num_steps,
-                    lead_in_steps=0 if found else lead_in,
-                    in_stretch=True,
-                    loss=None if after.loss is None else after.loss.double().mean().item(),
-                    loss_scale=None if scaler is None else scaler.get_scale(),
-                    num_samples=(after.num_samples - before.num_samples) * num_loaders or None,
-                    skipped_steps=int(after.skipped_steps - before.skipped_steps),
-                    data_seconds=after.data_seconds - before.data_seconds if hooks.uses_loader else None,
-                )
-            )
-        step_ends = list(self.run.step_ends)[-1 - moments[-1].num_steps + moments[0].num_steps :]
-        _, shares = extra_work(step_ends)
-        if not is_whole and (len(shares) > 1 or sum(shares) > _LEAST_LONE_SHARE):
-            self._notes.append(
-                f"{len(shares)} of {len(step_ends) - 1} timed steps took {sum(shares):.0%} of the CPU's time "
-                "(evaluation, rollouts, logging?), and blocks do not hold as many each: the figures are by chance. "
-                "Take more --steps"
-            )
-        self._blocks += found
-        return tuple(found)
+        return Block(
+            seconds=after.time - before.time if is_clock else before.time.elapsed_time(after.time) / 1e3,
+            num_steps=after.num_steps - before.num_steps,
+            lead_in_steps=lead_in_steps,
+            in_stretch=True,
+            loss=None if after.loss is None else after.loss.double().mean().item(),
+            loss_scale=None if scaler is None else scaler.get_scale(),
+            num_samples=(after.num_samples - before.num_samples) * num_loaders or None,
+            skipped_steps=int(after.skipped_steps - before.skipped_steps),
+            data_seconds=after.data_seconds - before.data_seconds if hooks.uses_loader else None,
+        )
 
     def finish(self) -> RankSamples:
         """Return everything measured, and stop the script unless it is profiled next."""
@@ -593,7 +593,15 @@ class ScriptTrial:
                 f"a step's samples are {name}: {mean:.4g}. That is not {other}, {other_mean:.4g}: if these count, give "
                 f"it --units-per-step {other_mean:.0f}"
             )
-        self._notes += self._file_notes()
+        files = self.run.files
+        assert files is not None, "it has run"
+        files.switch_off()  # what castwise writes, such as a trace, is the user's
+        if written := files.written():
+            others = f" and {len(written) - 1} more of its files are" if len(written) > 1 else ", a file of its, is"
+            self._notes.append(
+                f"'{written[0].name}'{others} gone: each process of the script writes into a folder of its own, and no "
+                "file was overwritten"
+            )
         samples = RankSamples(
             blocks=tuple(self._blocks),
             peak_allocated_bytes=self._memory.peak_allocated(),
@@ -605,26 +613,13 @@ class ScriptTrial:
             self.run.stop()
         return samples
 
-    def _file_notes(self) -> list[str]:
-        files = self.run.files
-        assert files is not None, "it has run"
-        files.switch_off()  # what castwise writes, such as a trace, is the user's
-        written = files.written()
-        if not written:
-            return []
-        others = f" and {len(written) - 1} more of its files are" if len(written) > 1 else ", a file of its, is"
-        return [
-            f"'{written[0].name}'{others} gone: each process of the script writes into a folder of its own, and no "
-            "file was overwritten"
-        ]
-
     def profile(self, num_steps: int, trace: Path | None) -> StepProfile:
         """Profile about so many steps after all else, and stop the script."""
 
         def run(count: int, recorded: AbstractContextManager[Any]) -> int:
             lead_in = max(1, self._hooks.num_prefetched)
 
-            def next_mark(moments: Sequence[_Moment]) -> int | None:
+            def next_mark(moments: Sequence[Moment]) -> int | None:
                 # In the script's thread: it is what is recorded.
                 if len(moments) == 1:
                     recorded.__enter__()
@@ -632,8 +627,8 @@ class ScriptTrial:
                     recorded.__exit__(None, None, None)
                 return (lead_in, count, None)[len(moments)]
 
-            if len(self.run._carry_out(_Order(next_mark), self._limit_seconds)) < 2:
-                raise UsageError(f"{self.run._name} ended, or its time was up, before {count} steps were profiled")
+            if len(self.run.carry_out(Order(next_mark), self._limit_seconds)) < 2:
+                raise UsageError(f"{self.run.name} ended, or its time was up, before {count} steps were profiled")
             return count
 
         profile = profile_step(self._spec, self._hooks, run, num_steps, trace, Peers())
@@ -667,10 +662,3 @@ def extra_work(ends: Sequence[float]) -> tuple[int, list[float]]:
         if len(expected) >= _FEWEST_PERIODS and len({*expected} & {*places}) > _LEAST_PERIODIC * len(expected):
             return period, shares
     return 0, shares
-
-
-def _framework() -> str:
-    """Return the outermost framework that is taking a step right now; "" if the script does so by itself."""
-    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(sys._getframe())]
-    names = (name for each in reversed(modules) for prefix, name in _FRAMEWORKS.items() if each.startswith(prefix))
-    return next(names, "")
