@@ -165,7 +165,6 @@ def _left_lines(spec: TrialSpec, facts: Facts | None) -> list[str]:
 
 
 def _applied_lines(row: Precision, techniques: Sequence[str], bought: Sequence[str], facts: Facts | None) -> list[str]:
-    """Return the lines of a loop that calls castwise.apply."""
     if row.float8_recipe and not compiles(techniques):
         techniques = [*techniques, "compile"]  # without which it is several times slower
     added = f', techniques="{join(techniques)}"' if techniques else ""

@@ -98,21 +98,17 @@ class Advice:
     cut: str = ""  # how training runs were cut short, in words; empty for whole runs and for timed steps
 
     def __repr__(self) -> str:
-        """Return it in a line; `print` shows the sentence."""
         return f"Advice({self.sentence!r})"
 
     def __str__(self) -> str:
-        """Return the decision in words."""
         return self.sentence
 
     @property
     def workload(self) -> str:
-        """Return what was trained."""
         return self.rows[0].trial.spec.workload
 
     @property
     def batch_size(self) -> int:
-        """Return the samples of a step, on each GPU."""
         return self.rows[0].trial.spec.batch_size
 
     @property
@@ -127,12 +123,10 @@ class Advice:
 
     @property
     def techniques(self) -> tuple[str, ...]:
-        """Return the techniques of the loop to take."""
         return () if self.row is None else self.row.techniques
 
     @property
     def key(self) -> str | None:
-        """Return the key of the trial that it rests on."""
         return None if self.row is None else self.row.trial.spec.key
 
     @property
@@ -314,7 +308,6 @@ def _with_row(advice: Advice, row: Row) -> Advice:
 
 
 def _sentence(advice: Advice) -> str:
-    """Return a decision in words."""
     spec, row, reference = advice.rows[0].trial.spec, advice.row, advice.reference
     where = f"{spec.workload}, batch {spec.batch_size}"
     where += f" on {spec.world_size} GPUs" if spec.world_size > 1 else ""
@@ -499,7 +492,6 @@ def doubts_of(trials: Sequence[Trial]) -> list[str]:
 
 
 def _with_code(advice: Advice) -> Advice:
-    """Return advice with the lines to paste."""
     row, reference = advice.row, advice.reference
     assert row is not None
     spec, facts = row.trial.spec, row.trial.facts

@@ -45,7 +45,6 @@ def energy_of(trial: Trial, *, has_interval: bool = True) -> Energy | None:
 
 
 def joules_per_unit(trial: Trial) -> float | None:
-    """Return joules per image, token or sample of a trial; None if no reading has them."""
     energy = energy_of(trial, has_interval=False)
     return None if energy is None else energy.joules_per_unit
 
@@ -156,7 +155,6 @@ class Prices:
     per_gpu_hour: float | None = None  # its electricity included
 
     def __bool__(self) -> bool:
-        """Return whether any price is known."""
         return self.per_kwh is not None or self.per_gpu_hour is not None
 
     def check(self) -> None:

@@ -28,8 +28,6 @@ _FEWEST = 2  # for a spread
 
 @dataclass(frozen=True)
 class AccuracyVerdict:
-    """The verdict on a precision's scores compared with the baseline's."""
-
     kind: AccuracyKind
     difference: Difference | None  # of the means, turned so that above 0 is better; None without two pairs
     num_pairs: int  # in which both runs ended with a score

@@ -25,8 +25,6 @@ _LOWEST_EXPONENTS: dict[Dtype, int] = {"float16": -24, "bfloat16": -133, "float3
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that rounding does."""
-
     name: FindingName
     sentence: str
     module: str = ""  # the one that has most of it

@@ -76,7 +76,6 @@ class Row:
     skipped_steps: int = 0  # after warm-up, by loss scaling
 
     def __repr__(self) -> str:
-        """Return the row in a line."""
         figures: list[str] = [self.trial.status]
         figures += [] if self.throughput is None else [f"{self.throughput:.4g} {steady_metrics.unit_of(self.trial)}/s"]
         figures += [] if self.speedup is None else [f"{self.speedup:.2f}× fp32"]
@@ -84,17 +83,14 @@ class Row:
 
     @property
     def precision(self) -> str:
-        """Return the precision's name."""
         return self.trial.spec.precision
 
     @property
     def batch_size(self) -> int:
-        """Return the samples of a step, per GPU."""
         return self.trial.spec.batch_size
 
     @property
     def techniques(self) -> tuple[str, ...]:
-        """Return the techniques of its loop; none is the plain loop."""
         return self.trial.spec.techniques
 
     @property

@@ -48,8 +48,6 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a ratio of speeds."""
-
     kind: VerdictKind
     reason: str  # a sentence
     ratio: Estimate | None  # the speed-up; None if the two cannot be compared

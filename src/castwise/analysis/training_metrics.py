@@ -36,7 +36,6 @@ class Split:
 
     @property
     def total(self) -> float:
-        """Return the whole."""
         return self.start + self.data + self.train + self.validation
 
 

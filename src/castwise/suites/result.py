@@ -25,8 +25,6 @@ _PREFETCHED_PER_WORKER = 2
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """A suite, and what was measured of it."""
-
     suite: Suite
     trials: tuple[Trial, ...]  # in the suite's order
     searches: tuple[tuple[Trial, ...], ...] = ()  # the trials of each search for the largest batch

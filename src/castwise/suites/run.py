@@ -23,8 +23,6 @@ _FIND_TIMEOUT_SECONDS = 3600.0  # five downloads, the largest of 242 MB
 
 @dataclass(frozen=True)
 class SuiteJob:
-    """A suite made concrete on this machine."""
-
     suite: Suite
     job: Job
     searches: tuple[tuple[TrialSpec, int], ...]  # what each starts from, and what its batch size is a multiple of

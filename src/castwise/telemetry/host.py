@@ -22,7 +22,6 @@ class HostSample(NamedTuple):
 
 
 def read_host() -> HostSample:
-    """Return the CPUs' counters now."""
     words = _text(_PROC / "stat").partition("\n")[0].split()
     is_counted = len(words) >= 9 and words[0] == "cpu" and all(word.isdecimal() for word in words[1:9])
     ticks = [int(word) for word in words[1:9]] if is_counted else None

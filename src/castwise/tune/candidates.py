@@ -94,7 +94,6 @@ class Change:
 
     @property
     def cures(self) -> set[str]:
-        """Return the causes that it is against."""
         return {cause for row in rows_of(self.techniques) for cause in row.cures}
 
     @property
@@ -135,8 +134,6 @@ class Change:
 
 @dataclass(frozen=True)
 class TriedChange:
-    """A change that was tried."""
-
     stage: int  # how many changes were accepted before
     change: Change
     below: TrialSpec  # the configuration that it is compared with

@@ -51,8 +51,6 @@ class Session:
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a search."""
-
     ending: Ending
     tried: tuple[TriedChange, ...]  # stage by stage
     used: tuple[TrialSpec, ...]  # every configuration whose measurements the search asked for

@@ -74,7 +74,6 @@ class Measurements:
         return Measurements(by_key, sessions)
 
     def of(self, spec: TrialSpec) -> tuple[Trial, ...]:
-        """Return the trials of a configuration."""
         return self.by_key.get(key_of(spec), ())
 
     def is_ok(self, spec: TrialSpec) -> bool:
@@ -215,7 +214,6 @@ class Measurements:
         return verdict_of(ratio).kind == "faster" or (ratio.n == 1 and self.is_clear(below, spec))
 
     def is_out_of_memory(self, spec: TrialSpec) -> bool:
-        """Return whether a configuration's processes ran out of memory."""
         failure = self.failure(spec)
         return failure is not None and failure.status == "oom"
 

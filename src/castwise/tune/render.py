@@ -220,7 +220,6 @@ def _columns(result: TuningResult, memory_bytes: float | None) -> list[Field]:
 
 
 def data_table(result: TuningResult, memory_bytes: float | None) -> DataTable[FlatRow]:
-    """Return the table of all that was tried."""
     columns = _columns(result, memory_bytes)
     shown = [each for each in columns if each.place != "files" or each.name == "peak_reserved_bytes"]
     return DataTable(shown, rows_of(result))
@@ -233,7 +232,6 @@ def short_table(result: TuningResult, memory_bytes: float | None, rows: Sequence
 
 
 def accepted_rows(result: TuningResult) -> list[FlatRow]:
-    """Return the plain loops and the accepted changes."""
     return [row for row in rows_of(result) if row["outcome"] in (None, "accepted")]
 
 
@@ -326,7 +324,6 @@ def _not_tried(rows: Sequence[FlatRow]) -> str:
 
 
 def bounds(result: TuningResult) -> list[str]:
-    """Return what bounds the plain loops and the fastest one."""
     if result.ending == "failed":
         return []
     loops = (result.start, *filter(None, (result.fp32,)), result.winner)

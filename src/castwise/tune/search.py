@@ -54,8 +54,6 @@ _MAX_STEPS = 120
 
 @dataclass(frozen=True)
 class TuningResult:
-    """The end of a search."""
-
     start: TrialSpec  # the plain loop
     tried: tuple[TriedChange, ...]  # stage by stage; what was tried for a memory limit alone comes last
     trials: tuple[Trial, ...]
@@ -68,12 +66,10 @@ class TuningResult:
 
     @property
     def path(self) -> list[TrialSpec]:
-        """Return the accepted configurations, the plain loop first."""
         return [self.start, *(each.spec for each in self.tried if each.outcome == "accepted" and not each.limited)]
 
     @property
     def winner(self) -> TrialSpec:
-        """Return the last accepted configuration."""
         return self.path[-1]
 
     @property
@@ -83,14 +79,11 @@ class TuningResult:
 
     @cached_property
     def measured(self) -> Measurements:
-        """Return the trials by configuration."""
         return Measurements().plus(self.trials)
 
 
 @dataclass(frozen=True)
 class TuningSearch:
-    """A search on this machine."""
-
     space: SearchSpace
     job: Job = field(repr=False)
     budget_seconds: float | None = None  # None takes what suits the plain loop

@@ -28,8 +28,6 @@ _SEARCH_SECONDS, _SHORT_SEARCH_SECONDS = 5.0, 0.5
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """What is left of a search's budget."""
-
     seconds: float
     # What a configuration took in the last session in which nothing was compiled or searched for; before, a guess.
     # Earlier sessions also loaded what a command loads once.
@@ -70,7 +68,6 @@ class TimeLeft:
         return _compile_units(spec) * unit * (_FROM_DISK if own or is_repeated else 1.0)
 
     def _search_seconds(self, spec: TrialSpec, measured: Measurements) -> float:
-        """Return what searching for kernels takes a first step."""
         known = [
             trial
             for trials in measured.by_key.values()
