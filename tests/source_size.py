@@ -23,7 +23,6 @@ COMPLEX = {
     "max_batch/render.py:conclusions",
     "max_batch/render.py:remarks",
     "registry/published.py:find_published",
-    "registry/techniques.py:_reasons",
     "report/charts/machines.py:ratios",
     "report/charts/scaling.py:batch",
     "report/charts/svg.py:_panel",

@@ -18,7 +18,8 @@ from own_script import picture
 
 from castwise.orchestrator.machine import detect_machine
 from castwise.registry.precisions import find_precision
-from castwise.registry.techniques import parse_techniques, why_unsupported
+from castwise.registry.technique_fit import why_unsupported
+from castwise.registry.techniques import parse_techniques
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.trial.models import build_task

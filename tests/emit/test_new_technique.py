@@ -17,7 +17,8 @@ from castwise.cli import listings
 from castwise.emit.script import script_of
 from castwise.emit.source import copy_definitions
 from castwise.errors import UsageError
-from castwise.registry.techniques import TECHNIQUES, StepConfig, Technique, step_config_of, why_unsupported
+from castwise.registry.technique_fit import why_unsupported
+from castwise.registry.techniques import TECHNIQUES, StepConfig, Technique, step_config_of
 from castwise.spec.plan import ParameterGrid, parse_grid
 from castwise.tune.candidates import Change, allowed_techniques, is_applicable
 

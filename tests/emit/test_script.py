@@ -18,7 +18,8 @@ from castwise.emit.source import copy_definitions
 from castwise.errors import UsageError
 from castwise.registry import workloads
 from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS, find_precision
-from castwise.registry.techniques import TECHNIQUES, why_unsupported
+from castwise.registry.technique_fit import why_unsupported
+from castwise.registry.techniques import TECHNIQUES
 from castwise.registry.workloads import WORKLOADS, Workload, find_workload, known_workload
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import TrialSpec

@@ -9,7 +9,8 @@ from scripts import check_whole, files_of, measured_losses, run_script, spec_of
 from castwise.emit.script import check_script, script_of
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS
-from castwise.registry.techniques import TECHNIQUES, why_unsupported
+from castwise.registry.technique_fit import why_unsupported
+from castwise.registry.techniques import TECHNIQUES
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserParts
 from castwise.trial.user_model.load import inspect_model

@@ -8,7 +8,8 @@ from ranks import answers_of
 from real_gpu import on_gpus
 from torch import Tensor
 
-from castwise.registry.techniques import join, why_unsupported
+from castwise.registry.technique_fit import why_unsupported
+from castwise.registry.techniques import join
 from castwise.spec.trial import TrialSpec
 from castwise.trial.distributed import Peers
 

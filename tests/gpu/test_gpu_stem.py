@@ -6,7 +6,8 @@ from loops import losses_of, spec_of
 from real_gpu import on_gpus
 from torch import nn
 
-from castwise.registry.techniques import join, why_unsupported
+from castwise.registry.technique_fit import why_unsupported
+from castwise.registry.techniques import join
 from castwise.trial.kernels.batch_norm.module import KernelBatchNorm
 from castwise.trial.kernels.batch_norm.types import RELU, Epilogue, Prologue
 from castwise.trial.kernels.max_pool.module import KernelMaxPool

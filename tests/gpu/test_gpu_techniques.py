@@ -13,7 +13,8 @@ from torch import Tensor
 from castwise.apply.precision import autocast_maker, numeric_state
 from castwise.apply.techniques.first_conv import SpaceToDepthConv
 from castwise.registry.precisions import find_precision
-from castwise.registry.techniques import TECHNIQUES, join, why_unsupported
+from castwise.registry.technique_fit import why_unsupported
+from castwise.registry.techniques import TECHNIQUES, join
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.trial.steady_run import SteadyRun

@@ -7,6 +7,7 @@ import pytest
 from fake_engine import fake_spec
 
 from castwise.errors import UsageError
+from castwise.registry.technique_fit import resolve, why_unsupported
 from castwise.registry.techniques import (
     PRECISION,
     SETS,
@@ -17,8 +18,6 @@ from castwise.registry.techniques import (
     find_technique,
     join,
     parse_techniques,
-    resolve,
-    why_unsupported,
 )
 from castwise.registry.workloads import WORKLOADS
 from castwise.spec.plan import ParameterGrid, parse_grid

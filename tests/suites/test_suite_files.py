@@ -8,7 +8,7 @@ import pytest
 from castwise.errors import UsageError
 from castwise.registry.datasets import imitated_data_set, is_real
 from castwise.registry.suites import SUITE_NAMES, Suite, SuiteFilter, find_suite, limit_specs, parse_suite, specs_of
-from castwise.registry.techniques import why_unsupported
+from castwise.registry.technique_fit import why_unsupported
 
 SMALL = """\
 name = "mine"

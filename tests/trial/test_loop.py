@@ -14,15 +14,8 @@ from castwise.apply.loss_scaling import DeviceScaling, DynamicScaling
 from castwise.apply.techniques.first_conv import MatmulConv, use_matmul_stem, use_space_to_depth
 from castwise.apply.techniques.padding import pad_decoder, pad_first_conv, pad_hidden
 from castwise.errors import UsageError
-from castwise.registry.techniques import (
-    PLAIN,
-    TECHNIQUES,
-    captures_graph,
-    compiles,
-    join,
-    step_config_of,
-    why_unsupported,
-)
+from castwise.registry.technique_fit import why_unsupported
+from castwise.registry.techniques import PLAIN, TECHNIQUES, captures_graph, compiles, join, step_config_of
 from castwise.spec.recipe import Loader, Recipe
 from castwise.trial.models.rnn_lm import LanguageModel
 

@@ -7,7 +7,7 @@ from loops import spec_of
 from torch import nn
 
 from castwise.errors import UsageError
-from castwise.registry.techniques import why_unsupported
+from castwise.registry.technique_fit import why_unsupported
 from castwise.trial.kernels.max_pool import module as module_module
 from castwise.trial.kernels.max_pool.module import KernelMaxPool, use_max_pool_kernel
 

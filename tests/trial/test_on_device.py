@@ -10,7 +10,7 @@ from torch import Tensor
 
 from castwise.apply.pytree import Batch
 from castwise.registry.datasets import CIFAR10, CIFAR100, MNIST
-from castwise.registry.techniques import ON_DEVICE_TRANSFORMS
+from castwise.registry.technique_conditions import ON_DEVICE_TRANSFORMS
 from castwise.trial.data.gpu_augmentation import AUGMENTATIONS, Augmentation, DeviceImages, Epochs
 from castwise.trial.data.transforms import STATISTICS, TRANSFORMS
 from castwise.trial.distributed import Peers

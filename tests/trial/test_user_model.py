@@ -19,7 +19,8 @@ from torch import nn
 from castwise.apply.precision import read_fp32_precision
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS, find_precision
-from castwise.registry.techniques import TECHNIQUES, resolve, why_unsupported
+from castwise.registry.technique_fit import resolve, why_unsupported
+from castwise.registry.techniques import TECHNIQUES
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.user_model import UserModel, digest_of, locate, pickle_reference

@@ -25,8 +25,9 @@ from castwise.records.store import ResumePolicy, Store
 from castwise.registry.datasets import find_data_set
 from castwise.registry.precisions import BASELINE, find_precision, is_same_as_fp32, why_unsupported
 from castwise.registry.suites import RunGrid, Suite, find_recipe
-from castwise.registry.techniques import NONE, SETS, TUNED, parse_techniques, resolve
-from castwise.registry.techniques import why_unsupported as why_technique_unsupported
+from castwise.registry.technique_fit import resolve
+from castwise.registry.technique_fit import why_unsupported as why_technique_unsupported
+from castwise.registry.techniques import NONE, SETS, TUNED, parse_techniques
 from castwise.registry.workloads import find_workload
 from castwise.show.units import format_duration
 from castwise.spec.loss_scale import parse_loss_scale

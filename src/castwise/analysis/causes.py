@@ -26,7 +26,8 @@ from castwise.records.schema import KernelTime, Trial
 from castwise.registry.gpus import find_gpu_model, peak
 from castwise.registry.kernel_classes import KernelClass, format_of
 from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, why_emulated
-from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join, why_unsupported
+from castwise.registry.technique_fit import why_unsupported
+from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec

@@ -38,7 +38,7 @@ from castwise.records.schema import (
 )
 from castwise.records.store import ResumePolicy, Store, name_of, reusable_trials, stem_of
 from castwise.registry.precisions import AS_WRITTEN, precision_row, why_without_torchao
-from castwise.registry.techniques import why_unsupported
+from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.workloads import unit_of
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.recipe import Recipe

@@ -13,7 +13,8 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from castwise.errors import UsageError, unknown_name
 from castwise.registry.datasets import is_real, synthetic_like
 from castwise.registry.precisions import find_precision
-from castwise.registry.techniques import NONE, SETS, TUNED, normalize_for_world_size, parse_techniques, resolve
+from castwise.registry.technique_fit import resolve
+from castwise.registry.techniques import NONE, SETS, TUNED, normalize_for_world_size, parse_techniques
 from castwise.registry.workloads import check_data_set, find_workload
 from castwise.spec.frozen import FrozenModel
 from castwise.spec.loss_scale import parse_loss_scale

@@ -6,19 +6,16 @@ and how `castwise tune` searches with it. Nothing else names a technique. To add
 
 import math
 import os
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Literal
 
 from castwise.errors import UsageError, unknown_name
-from castwise.registry.precisions import precision_row
-from castwise.registry.workloads import Workload, find_workload
-from castwise.spec.loss_scale import is_dynamic
+from castwise.registry import technique_conditions as conditions
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import CauseName, Numerics, TrialKind, Unit
-from castwise.spec.user_model import is_script
 
 _JOIN = "+"
 NONE = "none"
@@ -26,7 +23,6 @@ PRECISION = "precision"  # stands for a change of precision in `tried_with` and 
 TUNED, COMPILED = "tuned", "compiled"  # names for several techniques at once
 _MOST_WORKERS = 8  # more loader processes were not seen to help one GPU, and each holds batches; chosen here
 _BATCHES_AHEAD = 4
-_TRITON_CAPABILITY = (7, 0)  # Source: triton-lang/triton README, "Compatibility"
 
 
 class Rank(IntEnum):
@@ -195,97 +191,7 @@ class Technique:
     @property
     def is_for_fp8(self) -> bool:
         """Return whether it chooses the layers that run in FP8."""
-        return self.why_not is _needs_fp8
-
-
-# The transforms of `trial/data/transforms.py` that `trial/data/gpu_augmentation.py` does.
-ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar10-cutout", "cifar100")
-# The schedules that change the rate between epochs only.
-_CONSTANT_WITHIN_EPOCHS = ("constant", "step", "plateau")
-# What a trial of steps has of a training run's settings.
-_NO_RECIPE = Recipe(epochs=1)
-
-
-def _reads_nothing(spec: TrialSpec) -> str | None:
-    if (spec.recipe or _NO_RECIPE).read_loss_every_step or is_dynamic(spec.loss_scale):
-        return None
-    return "finds nothing to leave out: this loop reads nothing from the device within a step"
-
-
-def _cannot_be_resident(spec: TrialSpec) -> str | None:
-    recipe = spec.recipe or _NO_RECIPE
-    if recipe.loader.resident:
-        return "finds nothing to do: the source's data lies on the device already"
-    if recipe.transform not in (None, *ON_DEVICE_TRANSFORMS):
-        known = ", ".join(ON_DEVICE_TRANSFORMS)
-        return f"cannot do the augmentation '{recipe.transform}' on the device; it can do {known}"
-    return None
-
-
-def _has_no_loader(spec: TrialSpec) -> str | None:
-    is_resident = (spec.recipe or _NO_RECIPE).loader.resident
-    return "finds no loader: the source's data lies on the device" if is_resident else None
-
-
-def _compiles_momentum(spec: TrialSpec) -> str | None:
-    if (spec.recipe or _NO_RECIPE).schedule.kind == "one_cycle":
-        return "cannot follow the schedule one_cycle: the momentum that it changes is compiled in"
-    return None
-
-
-def _captures_schedule(spec: TrialSpec) -> str | None:
-    kind = (spec.recipe or _NO_RECIPE).schedule.kind
-    if kind == "one_cycle":
-        return "cannot follow the schedule one_cycle: a graph holds the momentum fixed that it changes"
-    # torch's other SGDs read the rate on the host.
-    is_tensor_rate = optimizer_of(spec) != "SGD" or {"fused-optimizer", "compiled-update"} & {*spec.techniques}
-    if kind != "constant" and not is_tensor_rate:
-        return "needs fused-optimizer or compiled-update if a schedule changes SGD's rate"
-    return None
-
-
-def _captures_rate(spec: TrialSpec) -> str | None:
-    reason = _captures_schedule(spec)
-    kind = (spec.recipe or _NO_RECIPE).schedule.kind
-    if reason is None and kind not in _CONSTANT_WITHIN_EPOCHS:
-        return f"cannot follow the schedule {kind}, which changes the rate each step: take cuda-graph"
-    return reason
-
-
-def _is_replicated(spec: TrialSpec) -> str | None:
-    if spec.parallelism == "dp":
-        return "needs one process per GPU, as with ddp; DataParallel's replicas cannot have it"
-    return None
-
-
-def _reorders_shards(spec: TrialSpec) -> str | None:
-    return "does not fit fsdp, which shards contiguous weights only" if spec.parallelism == "fsdp" else None
-
-
-def _steps_shards(spec: TrialSpec) -> str | None:
-    is_refused = spec.parallelism == "fsdp" and optimizer_of(spec) == "SGD"
-    return "does not fit fsdp here: torch has no fused SGD for sharded weights" if is_refused else None
-
-
-def _has_no_ranks(spec: TrialSpec) -> str | None:
-    if spec.parallelism == "ddp":
-        return None
-    if spec.parallelism == "dp":
-        return "needs one process per GPU, as with ddp: DataParallel's one process adds the gradients up itself"
-    if spec.parallelism == "fsdp":
-        return "averages whole gradients, as with ddp; fsdp leaves each rank a part of them"
-    return "finds nothing to do: one device takes the whole step"
-
-
-def _is_aligned(spec: TrialSpec) -> str | None:
-    width = int(dict(find_workload(spec.workload).options)["width"])
-    return None if width % 8 else f"finds nothing to do: a width of {width} is a multiple of 8 already"
-
-
-def _predicts_all(spec: TrialSpec) -> str | None:
-    if dict(find_workload(spec.workload).options).get("kind") != "bert":
-        return "finds nothing to leave out: every token has a target"
-    return _is_replicated(spec)
+        return self.why_not is conditions.needs_fp8
 
 
 _MULTIPLE = 64
@@ -297,23 +203,10 @@ _NOT_CHECKPOINTED = ("batch-norm-kernel", "cuda-graph", "cuda-graph-8")
 _GRAPH = {"cuda_graph": True, "reads_loss": False, "scales_on_device": True}
 
 
-def _needs_16_bits(spec: TrialSpec) -> str | None:
-    is_16_bit = precision_row(spec.precision).is_16_bit
-    return None if is_16_bit else f"computes attention in 16 bits, and {spec.precision} does not"
-
-
-def _needs_transformers(spec: TrialSpec) -> str | None:
-    return "finds nothing to do: no model of transformers" if spec.user_model is None else None
-
-
-def _needs_fp8(spec: TrialSpec) -> str | None:
-    return None if precision_row(spec.precision).float8_recipe else f"{spec.precision} has no layers in FP8"
-
-
 # By technique: the kernels, in PyTorch's words and for readers, and why a trial cannot have them.
 _ATTENTION: dict[str, tuple[str, str, WhyNot | None]] = {
-    "cudnn-attention": ("cudnn", "cuDNN's", _needs_16_bits),
-    "flash-attention": ("flash", "FlashAttention's", _needs_16_bits),
+    "cudnn-attention": ("cudnn", "cuDNN's", conditions.needs_16_bits),
+    "flash-attention": ("flash", "FlashAttention's", conditions.needs_16_bits),
     "efficient-attention": ("mem_efficient", "xFormers' memory-efficient", None),
 }
 
@@ -359,7 +252,7 @@ TECHNIQUES: list[Technique] = [
         excludes=("loader-workers", "pinned-transfer"),
         fits_user_models=False,
         settings={"resident_data": True},
-        why_not=_cannot_be_resident,
+        why_not=conditions.cannot_be_resident,
         sets=(TUNED,),
         rank=Rank.DATA,
         interacts_with=(PRECISION,),  # a step that waits for its data does not gain from faster kernels
@@ -380,7 +273,7 @@ TECHNIQUES: list[Technique] = [
         units=("images",),
         fits_user_models=False,
         settings={"loader_workers": True},
-        why_not=_has_no_loader,
+        why_not=conditions.has_no_loader,
         rank=Rank.DATA,
         tried_with=("pinned-transfer",),
         interacts_with=(PRECISION,),
@@ -398,7 +291,7 @@ TECHNIQUES: list[Technique] = [
         units=("images",),
         fits_user_models=False,
         settings={"pinned_transfer": True},
-        why_not=_has_no_loader,
+        why_not=conditions.has_no_loader,
         rank=Rank.DATA,
     ),
     Technique(
@@ -415,7 +308,7 @@ TECHNIQUES: list[Technique] = [
         units=("images",),
         layer="convolution",
         settings={"channels_last": True},
-        why_not=_reorders_shards,
+        why_not=conditions.reorders_shards,
         sets=(TUNED, COMPILED),
         # Tensor Cores read channels innermost; float32 on CUDA cores does not.
         tried_with=(PRECISION, "cudnn-search"),
@@ -455,7 +348,7 @@ TECHNIQUES: list[Technique] = [
         numerics="rounding",
         optimizers=("SGD", "Adam", "AdamW"),
         settings={"optimizer_arguments": (("fused", True),), "scales_on_device": True},
-        why_not=_steps_shards,
+        why_not=conditions.steps_shards,
         sets=(TUNED, COMPILED),
     ),
     Technique(
@@ -467,7 +360,7 @@ TECHNIQUES: list[Technique] = [
         code=Code(step="# no loss.item() or print(loss) in each step"),
         numerics="rounding",
         settings={"reads_loss": False, "scales_on_device": True},
-        why_not=_reads_nothing,
+        why_not=conditions.reads_nothing,
         tried_with=("fused-optimizer",),  # without it, skipping on the device costs copies
     ),
     Technique(
@@ -482,7 +375,7 @@ TECHNIQUES: list[Technique] = [
         excludes=("fused-optimizer", "foreach-optimizer"),
         settings={"optimizer_arguments": (("foreach", True),), "scales_on_device": True, "compiled_update": True},
         needs_triton=True,
-        why_not=_compiles_momentum,
+        why_not=conditions.compiles_momentum,
         rank=Rank.COMPILE,
         interacts_with=(PRECISION,),  # masters cost next to nothing in it
         saves_bytes=28.0,  # AdamW reads four float32 of a parameter and writes three
@@ -511,7 +404,7 @@ TECHNIQUES: list[Technique] = [
         families=("rnn_lm",),
         fits_user_models=False,
         settings=_model_change(f"{_PADDING}:pad_hidden", _MULTIPLE),
-        why_not=_is_aligned,
+        why_not=conditions.is_aligned,
     ),
     Technique(
         name="pad-channels-4",
@@ -598,7 +491,7 @@ TECHNIQUES: list[Technique] = [
         absent_in=("mnist_cnn", "mlp"),
         requires="channels-last",
         needs_triton=True,
-        why_not=_is_replicated,
+        why_not=conditions.is_replicated,
         rank=Rank.COMPILE,
         tried_after="compile",  # alone its launches cost more than it saves
     ),
@@ -613,7 +506,7 @@ TECHNIQUES: list[Technique] = [
         layer="attention",
         settings=_model_change("castwise.apply.techniques.causal_attention:use_causal_attention"),
         kinds=("steady",),
-        why_not=_needs_transformers,
+        why_not=conditions.needs_transformers,
         rank=Rank.COMPILE,
         tried_after="compile",  # uncompiled, transformers does so itself
     ),
@@ -640,7 +533,7 @@ TECHNIQUES: list[Technique] = [
         numerics="rounding",
         devices=("cuda",),
         settings=_model_change("castwise.apply.float8:keep_small_layers"),
-        why_not=_needs_fp8,
+        why_not=conditions.needs_fp8,
         rank=Rank.COMPILE,
     ),
     Technique(
@@ -652,7 +545,7 @@ TECHNIQUES: list[Technique] = [
         devices=("cuda",),
         units=("tokens",),
         settings=_model_change("castwise.apply.float8:keep_decoder"),
-        why_not=_needs_fp8,
+        why_not=conditions.needs_fp8,
         rank=Rank.COMPILE,
     ),
     Technique(
@@ -667,7 +560,7 @@ TECHNIQUES: list[Technique] = [
         fits_user_models=False,
         settings={"loss_options": (("num_chunks", 8),)},
         needs_triton=True,
-        why_not=_is_replicated,
+        why_not=conditions.is_replicated,
     ),
     Technique(
         name="sparse-prediction",
@@ -681,7 +574,7 @@ TECHNIQUES: list[Technique] = [
         excludes=("chunked-loss",),
         fits_user_models=False,
         settings={"loss_options": (("is_sparse", True),)},
-        why_not=_predicts_all,
+        why_not=conditions.predicts_all,
     ),
     Technique(
         name="activation-checkpointing",
@@ -693,7 +586,7 @@ TECHNIQUES: list[Technique] = [
         settings=_model_change(_CHECKPOINT),
         acts_on="repeated blocks",
         absent_in=("mlp", "mnist_cnn", "rnn_lm"),
-        why_not=_is_replicated,
+        why_not=conditions.is_replicated,
         only_saves_memory=True,
     ),
     Technique(
@@ -706,7 +599,7 @@ TECHNIQUES: list[Technique] = [
         settings=_model_change(_CHECKPOINT, True),
         acts_on="repeated blocks with linear layers",
         absent_in=("mlp", "mnist_cnn", "rnn_lm", "wide_resnet", "resnet9", "dpn", "fastai_resnet"),
-        why_not=_is_replicated,
+        why_not=conditions.is_replicated,
         only_saves_memory=True,
     ),
     Technique(
@@ -769,7 +662,7 @@ TECHNIQUES: list[Technique] = [
         acts_on="repeated blocks",
         absent_in=("mlp", "mnist_cnn", "resnet9", "dpn", "rnn_lm", "inception"),
         needs_triton=True,
-        why_not=_is_replicated,
+        why_not=conditions.is_replicated,
         searched=False,  # its loop is slower than that of compile: it saves the user's time, not a step's
         rank=Rank.COMPILE,
         compile_cost=0.5,
@@ -783,7 +676,7 @@ TECHNIQUES: list[Technique] = [
         numerics="rounding",
         settings={"coalesced_reduce": True},
         only_on_several_gpus=True,
-        why_not=_has_no_ranks,
+        why_not=conditions.has_no_ranks,
     ),
     Technique(
         name="cuda-graph",
@@ -797,7 +690,7 @@ TECHNIQUES: list[Technique] = [
         required_on_several_gpus="coalesced-reduce",
         excludes=("cuda-graph-8",),
         settings=_GRAPH,
-        why_not=_captures_schedule,
+        why_not=conditions.captures_schedule,
         interacts_with=(PRECISION,),  # a step that launches bound does not gain from faster kernels
         removes_waiting=True,
     ),
@@ -811,7 +704,7 @@ TECHNIQUES: list[Technique] = [
         devices=("cuda",),
         required_on_several_gpus="coalesced-reduce",
         settings={**_GRAPH, "steps_per_launch": 8},
-        why_not=_captures_rate,
+        why_not=conditions.captures_rate,
         tried_after="cuda-graph",
         saves_seconds=50e-6,  # of a graph's launch. Source: an H200, mnist-cnn 26 µs a step, mlp-4096 35 µs
     ),
@@ -953,98 +846,3 @@ def needs_of(row: Technique) -> str:
 def loop_changes(names: Iterable[str]) -> int:
     """Return how much these techniques complicate a loop."""
     return sum(row.loop_changes for row in rows_of(names))
-
-
-def optimizer_of(spec: TrialSpec) -> str:
-    """Return the name of the optimizer that a trial steps with."""
-    if spec.recipe is not None and spec.recipe.optimizer is not None:
-        return spec.recipe.optimizer.name
-    return find_workload(spec.workload).optimizer.name
-
-
-def resolve(names: Sequence[str], spec: TrialSpec, sets: Mapping[str, Sequence[str]] = SETS) -> TrialSpec:
-    """Return a spec with these techniques, and of the sets among them those members that it can have."""
-    named = {name for name in names if name not in sets}
-    members = rows_of(member for name in names for member in sets.get(name, ()))
-    if find_workload(spec.workload).family == "own":
-        # Nobody knows the user's optimizer yet, and a member that it refuses would take the set with it.
-        members = [row for row in members if "optimizer_arguments" not in row.settings]
-    taken: set[str] = set()
-    for row in members:  # one may need another, which comes before it
-        tried = spec.model_copy(update={"techniques": in_order({*taken, row.name})})
-        if _why_unfit(tried) is None:
-            taken.add(row.name)
-    return spec.model_copy(update={"techniques": in_order(named | taken)})
-
-
-def why_unsupported(spec: TrialSpec, capability: tuple[int, int] | None = None) -> str | None:
-    """Return why a trial cannot have one of its techniques, or lacks one that its precision needs; None if it is fine.
-
-    The GPU's capability is left out of account if it is not known.
-    """
-    reason = _why_unfit(spec, capability)
-    row = precision_row(spec.precision)
-    if reason is None and spec.parallelism == "fsdp":
-        if spec.kind != "steady":
-            return "fsdp is for steady steps; take the parallelism ddp"
-        if row.param_dtype != "float32" or row.float8_recipe:
-            return f"fsdp shards float32 weights, and {row.name} converts them; take a -mixed precision, or ddp"
-    if reason is not None or not row.float8_recipe:
-        return reason
-    if spec.kind != "steady" or spec.parallelism == "dp":
-        return f"{spec.precision} is for steady steps, with one process per GPU"
-    if step_config_of(spec.techniques).compile_mode is None:
-        return f"{spec.precision} needs compile, without which FP8 is several times slower: add --techniques compile"
-    return None
-
-
-def _why_unfit(spec: TrialSpec, capability: tuple[int, int] | None = None) -> str | None:
-    for name in spec.techniques:
-        row = find_technique(name)
-        reason = next(_reasons(row, spec, capability), None)
-        if reason is not None:
-            return f"{name} {reason}"
-    return None
-
-
-def _reasons(row: Technique, spec: TrialSpec, capability: tuple[int, int] | None) -> Iterator[str]:
-    """Yield why a trial cannot have a technique; a reason holds only if none comes before it."""
-    for name in spec.techniques:
-        if name in row.excludes:
-            yield f"excludes {name}"
-    if spec.device_type not in row.devices:
-        yield f"needs a {'CUDA device' if spec.device_type == 'cpu' else 'CPU'}; this is {spec.device}"
-    of_script = is_script(spec.workload)
-    if of_script and not row.fits_scripts:
-        yield "cannot be given to a script from outside"
-    if spec.kind not in row.kinds and not of_script:
-        yield "changes how a training run reads its data; steady trials have theirs on the device"
-    if row.required_on_several_gpus and spec.parallelism == "fsdp":
-        yield "does not fit fsdp, whose ranks exchange weights and gradients during a step"
-    if spec.world_size > 1 and row.required_on_several_gpus not in ("", *spec.techniques):
-        yield f"needs {row.required_on_several_gpus} if a step is spread; this one is over {spec.world_size_label}"
-    workload = find_workload(spec.workload)
-    if workload.family != "own":
-        yield from _misfits(row, spec, workload)
-    elif not (row.fits_user_models or of_script):
-        yield "is for castwise's own workloads"
-    if row.requires and row.requires not in spec.techniques:
-        yield f"needs {row.requires}"
-    reason = row.why_not(spec) if row.why_not is not None else None
-    if reason is not None:
-        yield reason
-    if row.needs_triton and capability is not None and capability < _TRITON_CAPABILITY:
-        yield f"needs CUDA compute capability 7.0 or newer, for Triton; this GPU has {capability[0]}.{capability[1]}"
-
-
-def _misfits(row: Technique, spec: TrialSpec, workload: Workload) -> Iterator[str]:
-    """Yield why a technique is not for a workload of castwise's, or for its optimizer."""
-    if workload.unit not in row.units:
-        yield f"is for {' and '.join(row.units)}; {workload.name} has {workload.unit}"
-    if row.families and workload.family not in row.families:
-        yield f"is for language models; {workload.name} is none"
-    if row.optimizers and optimizer_of(spec) not in row.optimizers:
-        yield f"fits {', '.join(row.optimizers)}; torch has no such {optimizer_of(spec)}"
-    model = str(dict(workload.options).get("model", ""))
-    if workload.family in row.absent_in or (model and model.startswith(row.absent_in)):
-        yield f"finds nothing to do: {workload.name} has no {row.acts_on}"

@@ -8,7 +8,8 @@ from typing import get_args
 
 from castwise.errors import UsageError, unknown_name
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
-from castwise.registry.techniques import NONE, find_technique, normalize_for_world_size, parse_techniques, resolve
+from castwise.registry.technique_fit import resolve
+from castwise.registry.techniques import NONE, find_technique, normalize_for_world_size, parse_techniques
 from castwise.registry.techniques import SETS as TECHNIQUE_SETS
 from castwise.registry.workloads import Workload, at_length, check_data_set, find_workload
 from castwise.spec.loss_scale import parse_loss_scale

@@ -17,7 +17,7 @@ from castwise.errors import CastwiseError, TechniqueError, UsageError
 from castwise.records.messages import Call, Failed, Progress, Returned
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, StepProfile
 from castwise.registry.precisions import AS_WRITTEN, precision_row
-from castwise.registry.techniques import why_unsupported
+from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload

@@ -12,16 +12,15 @@ from typing import get_args
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Environment
 from castwise.registry.precisions import find_precision, why_emulated
+from castwise.registry.technique_fit import resolve, why_unsupported
 from castwise.registry.techniques import (
     PRECISION,
     TECHNIQUES,
     Rank,
     exclude_each_other,
     find_technique,
-    resolve,
     rows_of,
     step_config_of,
-    why_unsupported,
 )
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.trial import TrialSpec
