@@ -238,6 +238,7 @@ class FakeEngine:
     disk_is_full: bool = False
     profiles: Mapping[str, StepProfile] = field(default_factory=dict)  # by precision; others have `fake_profile`'s
     measured: list[TrialSpec] = field(default_factory=list)  # the specs that were set up, in order
+    session_class: "Callable[..., FakeSession] | None" = None  # makes its sessions; None takes FakeSession
     sessions: list["FakeSession"] = field(default_factory=list)
     checkpoints: dict[str, list[Epoch]] = field(default_factory=dict)  # the epochs done, by spec key
 
@@ -245,7 +246,7 @@ class FakeEngine:
         assert timeout_seconds > 0
         assert num_processes >= 1
         assert not self.exclusive or self.num_open == 0, "trials must not share the machine"
-        self.sessions.append(FakeSession(self, num_processes))
+        self.sessions.append((self.session_class or FakeSession)(self, num_processes))
         return self.sessions[-1]
 
     @property

@@ -12,12 +12,9 @@ class NotingEngine(FakeEngine):
     """Starts sessions that record what they do in `order`: `look`, `lead PRECISION` and `block PRECISION`."""
 
     def __init__(self, **faults: Fault) -> None:
-        super().__init__(faults=faults, environment=fake_environment(gpu_uuid=UUID))
+        environment = fake_environment(gpu_uuid=UUID)
+        super().__init__(faults=faults, environment=environment, session_class=_NotingSession, exclusive=False)
         self.order: list[str] = []
-
-    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
-        self.sessions.append(_NotingSession(self))
-        return self.sessions[-1]
 
     def runner(self) -> TrialRunner:
         """Return a runner whose readings of the GPU are recorded, too."""

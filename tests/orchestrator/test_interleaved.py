@@ -19,16 +19,6 @@ from castwise.records.schema import Block, Environment, Facts, Trial
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 
 
-class Engine(FakeEngine):
-    """Starts sessions of a class of the test's own, side by side."""
-
-    session: type[FakeSession] = FakeSession
-
-    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
-        self.sessions.append(self.session(self))
-        return self.sessions[-1]
-
-
 def run(engine: FakeEngine, specs: Sequence[TrialSpec] = (), **options: Any) -> list[Trial]:
     """Run a session whose baseline is the first of the specs."""
     runner = TrialRunner(engine, None, engine.environment, NullListener())
@@ -54,8 +44,8 @@ class Slow(FakeSession):
 
 
 def test_interrupt_during_parallel_set_up() -> None:
-    engine = Engine()
-    engine.session = Slow
+    engine = FakeEngine(exclusive=False)
+    engine.session_class = Slow
     with pytest.raises(KeyboardInterrupt):
         run(engine)
     assert engine.num_open == 0
@@ -77,8 +67,8 @@ def num_blocks(trials: list[Trial]) -> list[int]:
 
 
 def run_unevenly(*, restless_baseline: bool = False, **options: Any) -> list[Trial]:
-    engine = Engine(exclusive=False)
-    engine.session = Uneven
+    engine = FakeEngine(exclusive=False)
+    engine.session_class = Uneven
     engine.restless_baseline = restless_baseline  # type: ignore[attr-defined]
     protocol = MeasurementProtocol(num_blocks=20, min_blocks=4)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
@@ -104,7 +94,7 @@ def test_without_a_baseline_each_stops_once_it_has_settled() -> None:
 @pytest.mark.parametrize(("setup_order", "order"), [("first alone", [0, 1, 1]), ("one by one", [0, 1, 2])])
 def test_setup_order(setup_order: SetupOrder, order: list[int]) -> None:
     """Those that are set up at once are all being set up before any of them is ready."""
-    engine, ready = Engine(exclusive=False), list[int]()
+    engine, ready = FakeEngine(exclusive=False), list[int]()
 
     class Counted(FakeSession):
         def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
@@ -113,7 +103,7 @@ def test_setup_order(setup_order: SetupOrder, order: list[int]) -> None:
             wait_until(lambda: len(engine.seen) >= sum(each <= found for each in order), "the others")  # type: ignore[attr-defined]
             ready.append(1)
 
-    engine.session, engine.seen = Counted, []  # type: ignore[attr-defined]
+    engine.session_class, engine.seen = Counted, []  # type: ignore[attr-defined]
     specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
     run(engine, specs, setup_order=setup_order)
     assert engine.seen == order  # type: ignore[attr-defined]
@@ -121,7 +111,7 @@ def test_setup_order(setup_order: SetupOrder, order: list[int]) -> None:
 
 @pytest.mark.parametrize(("seconds", "figures"), [(1.0, ["1,000 images/s", "1,000 images/s"]), (0.01, [])])
 def test_each_says_how_fast_it_is_about_once_it_is_warm(seconds: float, figures: list[str]) -> None:
-    engine, lines = Engine(exclusive=False), list[str]()
+    engine, lines = FakeEngine(exclusive=False), list[str]()
 
     class Told(FakeSession):
         def warm_up(self, step_seconds: float | None = None) -> Facts:
@@ -132,7 +122,7 @@ def test_each_says_how_fast_it_is_about_once_it_is_warm(seconds: float, figures:
             assert len(lines) == len(figures), "before anything is timed"
             return super().run_block(length)
 
-    engine.session = Told
+    engine.session_class = Told
     listener = NullListener()
     listener.remark = lines.append  # type: ignore[method-assign]
     specs = [fake_spec(name) for name in ("fp32", "bf16-mixed")]
@@ -144,7 +134,7 @@ def test_each_says_how_fast_it_is_about_once_it_is_warm(seconds: float, figures:
 
 def test_first_that_does_not_fit_is_set_up_alone() -> None:
     """Which of them fit is chance: all start again, with the first one alone."""
-    engine = Engine(exclusive=False)
+    engine = FakeEngine(exclusive=False)
 
     class Greedy(FakeSession):
         holds = False
@@ -160,7 +150,7 @@ def test_first_that_does_not_fit_is_set_up_alone() -> None:
     def num_holding() -> int:
         return sum(session.holds and not session.closed for session in engine.sessions)  # type: ignore[attr-defined]
 
-    engine.session = Greedy
+    engine.session_class = Greedy
     specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
     trials = run(engine, specs)
     assert len(engine.sessions) == 6
@@ -170,7 +160,7 @@ def test_first_that_does_not_fit_is_set_up_alone() -> None:
 
 
 def test_processes_of_one_session_end_while_the_next_starts() -> None:
-    engine, seen = Engine(exclusive=False), list[tuple[str, int]]()
+    engine, seen = FakeEngine(exclusive=False), list[tuple[str, int]]()
 
     class Slowly(FakeSession):
         def open(self, device: str) -> Environment:
@@ -185,7 +175,7 @@ def test_processes_of_one_session_end_while_the_next_starts() -> None:
             wait_until(lambda: len(seen) >= 6, "the start of the next")
             super().close()
 
-    engine.session = Slowly
+    engine.session_class = Slowly
     runner = TrialRunner(engine, None, engine.environment, NullListener())
     for number in (1, 2):
         InterleavedSession(runner, [fake_spec("fp32"), fake_spec("tf32")], round_number=number).run()
@@ -195,14 +185,14 @@ def test_processes_of_one_session_end_while_the_next_starts() -> None:
 
 
 def test_prior_stats_shorten_warm_up_and_blocks() -> None:
-    engine, noted = Engine(exclusive=False), dict[str, float | None]()
+    engine, noted = FakeEngine(exclusive=False), dict[str, float | None]()
 
     class Noted(FakeSession):
         def warm_up(self, step_seconds: float | None = None) -> Facts:
             noted[self.spec.precision] = step_seconds
             return super().warm_up(step_seconds)
 
-    engine.session = Noted
+    engine.session_class = Noted
     protocol = MeasurementProtocol(num_blocks=12, min_blocks=4)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
     earlier = {specs[0].configuration: PriorStats(0.0001, 0.3), specs[1].configuration: PriorStats(0.02, 0.2)}

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -345,19 +346,8 @@ def test_what_imports_take_is_part_of_a_budget(
     assert rule.budget_seconds == pytest.approx(left)
 
 
-class Slow(FakeEngine):
-    """Takes a hundredth of a second for a sample of a warm-up step."""
-
-    sample_seconds = 0.01
-    same: tuple[str, ...] = ()
-
-    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
-        self.sessions.append(SlowSession(self, num_processes))
-        return self.sessions[-1]
-
-
 class SlowSession(FakeSession):
-    _engine: Slow
+    _engine: "Slow"
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
         facts = super().warm_up(step_seconds)
@@ -368,11 +358,19 @@ class SlowSession(FakeSession):
         return super().inspect(model, *limits).model_copy(update={"same_precisions": self._engine.same})
 
 
+@dataclass
+class Slow(FakeEngine):
+    """Takes a hundredth of a second for a sample of a warm-up step."""
+
+    session_class: Any = SlowSession
+    sample_seconds: float = 0.01
+    same: tuple[str, ...] = ()
+
+
 def test_a_slow_cpu_gets_a_smaller_batch_unless_one_is_named(job: Prepare) -> None:
     asked: dict[str, Any] = {"workloads": ("mnist-cnn",), "rounds": None, "device": "cpu"}
     asked |= {"precisions": ("bf16-mixed", "fp32")}
-    quick, slow = Slow(), Slow()
-    quick.sample_seconds = 1e-6
+    quick, slow = Slow(sample_seconds=1e-6), Slow()
     usual, smaller = job(quick, **asked), job(slow, **asked)
     (usual_batch,), (batch,) = ({spec.batch_size for spec in each.specs} for each in (usual, smaller))
     assert usual.notes == ()
@@ -388,14 +386,12 @@ def test_a_smaller_batch_that_is_on_record_is_taken_again(job: Prepare) -> None:
     asked: dict[str, Any] = {"workloads": ("mnist-cnn",), "rounds": None, "device": "cpu", "precisions": ("fp32",)}
     first = job(Slow(), **asked)
     first.run()
-    quick = Slow()
-    quick.sample_seconds = 1e-6
+    quick = Slow(sample_seconds=1e-6)
     assert [spec.batch_size for spec in job(quick, **asked).specs] == [spec.batch_size for spec in first.specs]
 
 
 def test_what_is_the_same_as_a_script_as_written_is_not_measured(job: Prepare, tmp_path: Path) -> None:
-    engine = Slow()
-    engine.same = ("default", "fp32")
+    engine = Slow(same=("default", "fp32"))
     (tmp_path / "train.py").write_text("")
     made = job(engine, workloads=(f"python {tmp_path / 'train.py'}",), precisions=("fp32", "bf16-mixed"), device="cpu")
     assert precisions(made) == ["as-written", "bf16-mixed"]

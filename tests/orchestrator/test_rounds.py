@@ -1,15 +1,16 @@
 """Rounds on the fake engine: what is interleaved, when it ends, what follows a failure."""
 
 import itertools
+import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_spec
+from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_spec, step_time_of
 
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, noise_of
@@ -32,33 +33,13 @@ def configurations(*names: str) -> list[TrialSpec]:
     return [fake_spec(name, protocol=PROTOCOL) for name in names or NAMES]
 
 
-class Noisy(FakeEngine):
-    """A fake engine whose processes differ, and whose clock drifts; residents share the machine and its memory."""
-
-    process_noise: float = 0.0
-    drift: float = 0.0
-    memory: float = float("inf")
-    started: int = 0
-    order: list[str]
-    blocks: int = 0
-
-    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
-        session = NoisySession(self)
-        self.sessions.append(session)
-        self.started += 1
-        return session
-
-    @property
-    def held(self) -> float:
-        return sum(s.needs for s in self.sessions if isinstance(s, NoisySession) and s.has_memory and not s.closed)
-
-
 class NoisySession(FakeSession):
-    def __init__(self, engine: Noisy) -> None:
-        super().__init__(engine)
-        self.noisy = engine
+    _engine: "Noisy"
+
+    def __init__(self, engine: "Noisy", num_processes: int = 1) -> None:
+        super().__init__(engine, num_processes)
         self.has_memory = False
-        self.effect = 1 + engine.process_noise * random.Random(engine.started).gauss(0, 1)
+        self.effect = 1 + engine.process_noise * random.Random(len(engine.sessions)).gauss(0, 1)
 
     @property
     def needs(self) -> float:
@@ -66,25 +47,33 @@ class NoisySession(FakeSession):
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
         facts = super().warm_up(step_seconds)
-        if self.noisy.held + self.needs > self.noisy.memory:
+        if self._engine.held + self.needs > self._engine.memory:
             raise TrialFailedError("oom", "CUDA out of memory (fake)")
         self.has_memory = True
         return facts
 
     def run_block(self, length: int = 1) -> Block:
         block = super().run_block(length)
-        self.noisy.blocks += 1
-        self.noisy.__dict__.setdefault("order", []).append(self.spec.precision)
-        slower = self.effect * (1 + self.noisy.drift * self.noisy.blocks)
+        self._engine.order.append(self.spec.precision)
+        slower = self.effect * (1 + self._engine.drift * len(self._engine.order))
         self._blocks[-1] = block.model_copy(update={"seconds": block.seconds * slower})
         return self._blocks[-1]
 
 
-def engine(**traits: float) -> Noisy:
-    made = Noisy()
-    for name, value in traits.items():
-        setattr(made, name, value)
-    return made
+@dataclass
+class Noisy(FakeEngine):
+    """A fake engine whose processes differ, and whose clock drifts; residents share the machine and its memory."""
+
+    exclusive: bool = False
+    session_class: Any = NoisySession
+    process_noise: float = 0.0
+    drift: float = 0.0
+    memory: float = math.inf
+    order: list[str] = field(default_factory=list)  # of what is timed
+
+    @property
+    def held(self) -> float:
+        return sum(s.needs for s in self.sessions if isinstance(s, NoisySession) and s.has_memory and not s.closed)
 
 
 class Notes(NullListener):
@@ -120,11 +109,11 @@ def speedup_of(compared: Rounds, precision: str) -> Estimate | None:
 
 
 def test_rounds_have_fresh_processes_and_random_order() -> None:
-    made = engine()
+    made = Noisy()
     compared = compare(made)
     assert compared.ending == "narrow"
     assert [len(of(compared, name)) for name in NAMES] == [3, 3, 3]
-    assert made.started == 9
+    assert len(made.sessions) == 9
     assert made.num_open == 0
     for precision in NAMES:
         assert [trial.spec.repeat for trial in of(compared, precision)] == [0, 1, 2]
@@ -145,25 +134,13 @@ def test_what_may_lack_memory_next_to_others_is_tried_alone(message: str, status
                 raise TrialFailedError("crashed", message)
             return super().warm_up(step_seconds)
 
-    class Crashing(Noisy):
-        def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
-            self.sessions.append(Library(self))
-            return self.sessions[-1]
-
-    made = Crashing()
+    made = Noisy(session_class=Library)
     assert {trial.status for trial in of(compare(made), "fp16-mixed")} == {status}
 
 
-class Watched(Noisy):
-    """Notes when each set-up begins and ends."""
-
-    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
-        session = WatchedSession(self)
-        self.sessions.append(session)
-        return session
-
-
 class WatchedSession(NoisySession):
+    """Counts how many are set up at once."""
+
     at_once = 0
     most_at_once = 0
 
@@ -191,17 +168,17 @@ def test_set_up_alone_if_kernels_are_timed_without_the_devices_lock(
 ) -> None:
     monkeypatch.setattr(WatchedSession, "most_at_once", 0)
     update = {"techniques": (techniques,), "world_size": world_size}
-    compare(Watched(), [spec.model_copy(update=update) for spec in configurations()])
+    compare(Noisy(session_class=WatchedSession), [spec.model_copy(update=update) for spec in configurations()])
     assert (WatchedSession.most_at_once == 1) is alone
 
 
 def test_what_diverged_is_not_measured_again() -> None:
-    compared = compare(engine(faults={"fp16-mixed": Fault("nan")}))
+    compared = compare(Noisy(faults={"fp16-mixed": Fault("nan")}))
     assert [len(of(compared, name)) for name in NAMES] == [3, 3, 1]
 
 
 def test_any_configuration_may_be_the_baseline() -> None:
-    made, specs = engine(), configurations("bf16-mixed", "fp16-mixed")
+    made, specs = Noisy(), configurations("bf16-mixed", "fp16-mixed")
     specs.append(specs[0].model_copy(update={"techniques": ("channels-last",)}))
     made.gain = lambda spec: 1.5 if spec.techniques else 1.0
     runner = TrialRunner(made, None, made.environment, NullListener())
@@ -218,7 +195,7 @@ def test_any_configuration_may_be_the_baseline() -> None:
 
 
 def test_pytorch_s_default_is_the_baseline_if_it_is_measured() -> None:
-    made = engine()
+    made = Noisy()
     made.gain = lambda spec: 1 + 0.02 * (len(made.sessions) // 3 % 3 - 1) if spec.precision == "fp32" else 1.0
     compared = compare(made, configurations("fp32", "default", "bf16-mixed"), max_rounds=6)
     assert len(of(compared, "bf16-mixed")) == 3, "its ratio to the default is known, although that to fp32 is not"
@@ -226,14 +203,14 @@ def test_pytorch_s_default_is_the_baseline_if_it_is_measured() -> None:
 
 
 def test_bf16_mixed_is_the_baseline_of_fp8_if_nothing_else_is() -> None:
-    compared = compare(engine(process_noise=0.01), configurations("fp8-tensorwise", "bf16-mixed"), max_rounds=3)
+    compared = compare(Noisy(process_noise=0.01), configurations("fp8-tensorwise", "bf16-mixed"), max_rounds=3)
     assert [trial.spec.precision for trial in compared.trials[:2]] == ["bf16-mixed", "fp8-tensorwise"], "set up first"
     assert compared._baseline is not None and compared._baseline.precision == "bf16-mixed"  # noqa: PT018
-    assert compare(engine(), configurations("bf16-mixed", "bf16-true"))._baseline is None
+    assert compare(Noisy(), configurations("bf16-mixed", "bf16-true"))._baseline is None
 
 
 def test_a_script_as_written_is_the_baseline() -> None:
-    baseline = compare(engine(), configurations("fp32", "default", "as-written"))._baseline
+    baseline = compare(Noisy(), configurations("fp32", "default", "as-written"))._baseline
     assert baseline is not None
     assert baseline.precision == "as-written"
 
@@ -257,7 +234,7 @@ def test_emulated_precisions_come_last_in_a_session(capability: tuple[int, int],
 def test_the_order_of_blocks_is_another_in_each_command() -> None:
     orders = set()
     for _ in range(3):
-        made = engine()
+        made = Noisy()
         compare(made, min_rounds=1, max_rounds=1)
         orders.add(tuple(made.order))
     assert len(orders) > 1
@@ -269,7 +246,7 @@ def test_stretches_have_the_opposite_order_in_every_second_round() -> None:
     specs = [spec.model_copy(update={"user_model": script}) for spec in configurations(*names)]
     firsts = set()
     for _ in range(10):
-        made = Stretches(environment=fake_environment())
+        made = Noisy(session_class=StretchSession)
         compare(made, specs, min_rounds=4, max_rounds=4)
         rounds = [made.order[start : start + 4] for start in range(0, 16, 4)]
         assert rounds[1] == rounds[0][::-1]
@@ -278,22 +255,14 @@ def test_stretches_have_the_opposite_order_in_every_second_round() -> None:
     assert len(firsts) > 1, "the baseline is not always the first"
 
 
-class Stretches(Noisy):
-    """Notes the order in which stretches are timed."""
-
-    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
-        self.sessions.append(StretchSession(self))
-        return self.sessions[-1]
-
-
 class StretchSession(NoisySession):
     def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
-        self.noisy.__dict__.setdefault("order", []).append(self.spec.precision)
+        self._engine.order.append(self.spec.precision)
         return super().run_stretch(lead_in_seconds, num_blocks, block_seconds)
 
 
 def test_session_id() -> None:
-    compared = compare(engine())
+    compared = compare(Noisy())
     session_ids = [
         {trial.session_id for trial in compared.trials if trial.spec.repeat == number} for number in range(3)
     ]
@@ -302,7 +271,7 @@ def test_session_id() -> None:
 
 
 def test_drift_does_not_change_the_ratio() -> None:
-    compared = compare(engine(drift=0.01), max_rounds=3)
+    compared = compare(Noisy(drift=0.01), max_rounds=3)
     ratio = speedup_of(compared, "bf16-mixed")
     assert ratio is not None
     assert ratio.value == pytest.approx(2.5, rel=0.01), "although the last block took twice as long as the first"
@@ -311,7 +280,7 @@ def test_drift_does_not_change_the_ratio() -> None:
 
 
 def test_configuration_with_a_narrow_ratio_stops() -> None:
-    made = engine()
+    made = Noisy()
     unsteady = {"fp16-mixed": 0.02}
     made.gain = lambda spec: 1 + unsteady.get(spec.precision, 0.0) * (len(made.sessions) // 3 % 3 - 1)
     compared = compare(made, max_rounds=6)
@@ -322,29 +291,13 @@ def test_configuration_with_a_narrow_ratio_stops() -> None:
 def test_a_budget_ends_it_between_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0, 10)
     monkeypatch.setattr("castwise.orchestrator.rounds.time.perf_counter", lambda: float(next(clock)))
-    compared = compare(engine(process_noise=0.1), budget_seconds=60)
+    compared = compare(Noisy(process_noise=0.1), budget_seconds=60)
     assert compared.ending == "budget"
     assert 1 <= len(of(compared, "fp32")) < 5
 
 
-@dataclass
-class Clocked(FakeEngine):
-    """A fake engine whose set-ups, warm-ups and blocks move a clock of its own."""
-
-    set_up_seconds: float = 0.0
-    warm_up_seconds: float = 0.0
-    later_seconds: float = 0.0  # that set-ups take longer from the fourth on
-    num_short: int = 0  # so many set-ups, the first ones, find no memory
-    now: float = 0.0
-    exclusive: bool = False
-
-    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
-        self.sessions.append(ClockedSession(self))
-        return self.sessions[-1]
-
-
 class ClockedSession(FakeSession):
-    _engine: Clocked
+    _engine: "Clocked"
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         is_later = len(self._engine.measured) >= 3
@@ -361,6 +314,19 @@ class ClockedSession(FakeSession):
         block = super().run_block(length)
         self._engine.now += block.seconds
         return block
+
+
+@dataclass
+class Clocked(FakeEngine):
+    """A fake engine whose set-ups, warm-ups and blocks move a clock of its own."""
+
+    set_up_seconds: float = 0.0
+    warm_up_seconds: float = 0.0
+    later_seconds: float = 0.0  # that set-ups take longer from the fourth on
+    num_short: int = 0  # so many set-ups, the first ones, find no memory
+    now: float = 0.0
+    exclusive: bool = False
+    session_class: Any = ClockedSession
 
 
 @pytest.fixture
@@ -428,8 +394,7 @@ def test_without_memory_for_the_baseline_a_budget_goes_to_the_next(
     ],
 )
 def test_an_emulated_precision_that_is_slower_needs_one_look(gain: float, rule: dict[str, Any], emulated: int) -> None:
-    made = engine()
-    made.environment = fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16"))
+    made = Noisy(environment=fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16")))
     made.gain = lambda spec: gain if spec.precision == "fp16-mixed" else 1.0
     compared = compare(made, on("cpu"), **({"one_look": True} | rule))
     assert [len(of(compared, name)) for name in NAMES[1:]] == [3, emulated]
@@ -519,61 +484,52 @@ def test_one_is_timed_although_the_budget_ended_while_none_fitted_next_to_the_ot
     assert compared.ending == "budget"
 
 
-def test_lack_of_memory_splits_the_session() -> None:
-    made = engine(memory=14.0)  # fp32 takes 8, the others 5 each
-    compared = compare(made)
-    assert [len(of(compared, name)) for name in NAMES][1:] == [3, 3]
+@pytest.mark.parametrize("memory", [14.0, 9.0])  # fp32 takes 8, the others 5 each
+def test_lack_of_memory_splits_the_session(memory: float) -> None:
+    compared = compare(Noisy(memory=memory))
+    assert [len(of(compared, name)) for name in NAMES[1:]] == [3, 3]
     assert {trial.status for trial in compared.trials} == {"ok"}
     for name in NAMES[1:]:
         ratio = speedup_of(compared, name)
         assert ratio is not None
-        assert ratio.n == 3, "each has sessions with float32"
-
-
-def test_lack_of_memory_next_to_the_baseline() -> None:
-    compared = compare(engine(memory=9.0))
-    assert {trial.status for trial in compared.trials} == {"ok"}
-    ratio = speedup_of(compared, "bf16-mixed")
-    assert ratio is not None
-    assert ratio.value == pytest.approx(2.5, rel=0.01)
+        assert ratio.value == pytest.approx(step_time_of("fp32") / step_time_of(name), rel=0.01)
+        assert ratio.n == 3
 
 
 def test_only_what_does_not_fit_alone_is_out_of_memory() -> None:
-    compared = compare(engine(memory=6.0))
+    compared = compare(Noisy(memory=6.0))
     assert [trial.status for trial in of(compared, "fp32")] == ["oom"]
     assert {trial.status for trial in of(compared, "bf16-mixed")} == {"ok"}
     assert speedup_of(compared, "bf16-mixed") is None
 
 
 def test_crash_ends_one_configuration() -> None:
-    made = engine()
-    made.faults = {"bf16-mixed": Fault("crash")}
+    made = Noisy(faults={"bf16-mixed": Fault("crash")})
     compared = compare(made)
     assert [trial.status for trial in of(compared, "bf16-mixed")] == ["crashed"]
     assert [len(of(compared, name)) for name in ("fp32", "fp16-mixed")] == [3, 3]
     assert made.num_open == 0
 
 
-def test_all_failed() -> None:
-    made = engine()
-    made.faults = {name: Fault("unsupported") for name in NAMES}
-    compared = compare(made)
+@pytest.mark.parametrize(
+    ("kind", "fails", "words"),
+    [
+        ("unsupported", NAMES, "every precision failed"),
+        ("unsupported", NAMES[1:], "every other precision failed"),
+        ("nan", NAMES[1:], "every other precision failed"),
+    ],
+)
+def test_without_another_precision_nothing_is_left_to_compare(kind: str, fails: Sequence[str], words: str) -> None:
+    notes = Notes()
+    compared = compare(Noisy(faults=dict.fromkeys(fails, Fault(kind))), listener=notes)
     assert compared.ending == "failed"
-    assert len(compared.trials) == 3
-
-
-@pytest.mark.parametrize("kind", ["unsupported", "nan"])
-def test_without_another_precision_nothing_is_left_to_compare(kind: str) -> None:
-    notes, made = Notes(), engine()
-    made.faults = {name: Fault(kind) for name in NAMES if name != "fp32"}
-    assert compare(made, listener=notes).ending == "failed"
-    assert "every other precision failed" in notes.lines[-1]
+    assert [len(of(compared, name)) for name in fails] == [1] * len(fails)
+    assert words in notes.lines[-1]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_two_precisions_with_the_same_error_end_it(device: str) -> None:
-    notes, made = Notes(), engine()
-    made.faults = {name: Fault("crash") for name in NAMES}
+    notes, made = Notes(), Noisy(faults={name: Fault("crash") for name in NAMES})
     compared = compare(made, on(device), listener=notes, budget_seconds=60.0)
     assert compared.ending == "failed"
     assert [trial.spec.precision for trial in compared.trials] == ["fp32", "bf16-mixed"]
@@ -581,21 +537,20 @@ def test_two_precisions_with_the_same_error_end_it(device: str) -> None:
 
 
 def test_an_interrupt_leaves_no_process_and_keeps_whole_rounds(tmp_path: Path) -> None:
-    made, store = engine(), Store(tmp_path)
-    made.faults = {"#5": Fault("interrupt", "run_block", block=1)}
+    made, store = Noisy(faults={"#5": Fault("interrupt", "run_block", block=1)}), Store(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         compare(made, store=store)
     assert made.num_open == 0
     kept, problems = load_folder(tmp_path)
     assert (len(kept), problems) == (3, [])
-    fresh = engine()
+    fresh = Noisy()
     compared = compare(fresh, store=store, recorded=kept)
-    assert fresh.started == 6, "the first round is not measured again"
+    assert len(fresh.sessions) == 6, "the first round is not measured again"
     assert [len(of(compared, name)) for name in NAMES] == [3, 3, 3]
 
 
 def test_prior_stats_of_earlier_rounds() -> None:
-    trials = compare(engine(process_noise=0.001)).trials
+    trials = compare(Noisy(process_noise=0.001)).trials
     own = [trial for trial in trials if trial.spec.precision == "fp32"]
     found = prior_stats_of(own)
     assert found is not None
@@ -606,19 +561,19 @@ def test_prior_stats_of_earlier_rounds() -> None:
 
 
 def test_configuration_added_later_gets_all_rounds() -> None:
-    known = compare(engine(), configurations("fp32", "bf16-mixed"), max_rounds=3).trials
-    made = engine()
+    known = compare(Noisy(), configurations("fp32", "bf16-mixed"), max_rounds=3).trials
+    made = Noisy()
     compared = compare(made, recorded=known, max_rounds=3)
     assert compared.ending == "narrow"
     assert [len(of(compared, name)) for name in NAMES] == [6, 3, 3]
-    assert made.started == 6, "the baseline is measured again together with the new one"
+    assert len(made.sessions) == 6, "the baseline is measured again together with the new one"
     ratio = speedup_of(compared, "fp16-mixed")
     assert ratio is not None
     assert ratio.n == 3
 
 
 def test_extra_baseline_rounds_do_not_count() -> None:
-    compared = compare(engine(memory=14.0, process_noise=0.1), max_rounds=4)
+    compared = compare(Noisy(memory=14.0, process_noise=0.1), max_rounds=4)
     assert compared.ending == "rounds"
     assert [len(of(compared, name)) for name in NAMES[1:]] == [4, 4]
     assert len(of(compared, "fp32")) >= 8
@@ -626,31 +581,30 @@ def test_extra_baseline_rounds_do_not_count() -> None:
 
 
 def test_no_rounds_without_a_baseline() -> None:
-    made = engine(process_noise=0.1)
-    made.faults = {"#4": Fault("crash")}
+    made = Noisy(process_noise=0.1, faults={"#4": Fault("crash")})
     compared = compare(made)
     assert [trial.status for trial in of(compared, "fp32")] == ["ok", "crashed"]
     assert [len(of(compared, name)) for name in NAMES[1:]] == [3, 3]
 
 
 def test_failed_baseline_is_not_measured_again() -> None:
-    made = engine(memory=14.0)
-    known = compare(engine(memory=14.0), max_rounds=1, min_rounds=1).trials
+    made = Noisy(memory=14.0)
+    known = compare(Noisy(memory=14.0), max_rounds=1, min_rounds=1).trials
     made.faults = {"fp32": Fault("crash")}
     compared = compare(made, recorded=known)
     assert [trial.status for trial in of(compared, "fp32")].count("crashed") == 1
 
 
 def test_free_repeat_numbers_are_used() -> None:
-    known = [trial for trial in compare(engine()).trials if (trial.spec.precision, trial.spec.repeat) != ("fp32", 1)]
-    compared = compare(engine(), recorded=known)
+    known = [trial for trial in compare(Noisy()).trials if (trial.spec.precision, trial.spec.repeat) != ("fp32", 1)]
+    compared = compare(Noisy(), recorded=known)
     assert sorted(trial.spec.repeat for trial in of(compared, "fp32")) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("noise", "num_rounds"), [(0.0, 3), (0.1, 4)])
 def test_remark_on_the_ending(noise: float, num_rounds: int) -> None:
     notes = Notes()
-    compare(engine(process_noise=noise), listener=notes, max_rounds=4)
+    compare(Noisy(process_noise=noise), listener=notes, max_rounds=4)
     (line,) = notes.lines
     assert line.startswith(f"resnet50 batch 256: {num_rounds} rounds")
 

@@ -313,26 +313,23 @@ def test_processes_are_noted_before_the_first_trial_starts() -> None:
 # Energy of sustained steps
 
 
-class SustainedEngine(FakeEngine):
+class SustainedSession(FakeSession):
     """Runs sustained steps until the driver was asked often enough."""
 
-    monitor: FakeMonitor
+    _engine: "MonitoredEngine"
 
-    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
-        self.sessions.append(SustainedSession(self, num_processes))
-        return self.sessions[-1]
-
-
-class SustainedSession(FakeSession):
     def run_sustained(self, seconds: float) -> Block:
-        assert isinstance(self._engine, SustainedEngine)
         monitor = self._engine.monitor
         wait_for_reads(monitor, count=monitor.num_reads + 8)
         return super().run_sustained(seconds)
 
 
-def sustained_engine() -> SustainedEngine:
-    engine = SustainedEngine(environment=ON_GPU, exclusive=False)
+class MonitoredEngine(FakeEngine):
+    monitor: FakeMonitor
+
+
+def sustained_engine() -> MonitoredEngine:
+    engine = MonitoredEngine(environment=ON_GPU, exclusive=False, session_class=SustainedSession)
     engine.monitor = counting(1000.0, 50.0)
     return engine
 
@@ -383,15 +380,9 @@ def test_no_energy_if_one_gpu_has_no_counter() -> None:
 # At the power limit
 
 
-class CappedEngine(SustainedEngine):
+class CappedSession(SustainedSession):
     """The GPU reports its power limit while fp32 warms up or is timed."""
 
-    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
-        self.sessions.append(CappedSession(self, num_processes))
-        return self.sessions[-1]
-
-
-class CappedSession(SustainedSession):
     def warm_up(self, step_seconds: float | None = None) -> Facts:
         with self._capped():
             return super().warm_up(step_seconds)
@@ -402,7 +393,6 @@ class CappedSession(SustainedSession):
 
     @contextmanager
     def _capped(self) -> Iterator[None]:
-        assert isinstance(self._engine, SustainedEngine)
         monitor, sample = self._engine.monitor, self._engine.monitor.sample
         if self.spec.precision == "fp32":
             monitor.sample = lambda index: replace(sample(index), throttle_reasons=("sw_power_cap",))
@@ -411,8 +401,8 @@ class CappedSession(SustainedSession):
         monitor.sample = sample
 
 
-def run_capped(number: int | None, *names: str, **options: Any) -> tuple[CappedEngine, list[Trial]]:
-    engine = CappedEngine(environment=ON_GPU, exclusive=False)
+def run_capped(number: int | None, *names: str, **options: Any) -> tuple[FakeEngine, list[Trial]]:
+    engine = MonitoredEngine(environment=ON_GPU, exclusive=False, session_class=CappedSession)
     engine.monitor = counting(1000.0, 50.0)
     runner = TrialRunner(engine, None, ON_GPU, NullListener(), telemetry=watching(engine.monitor, period_seconds=0.001))
     specs = [fake_spec(name, protocol=CUDA_ROUND) for name in names]
