@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from castwise.max_batch.result import MaxBatch, MaxBatchResult
     from castwise.orchestrator.job import Job
     from castwise.report.collection import Collection, FileOf
-    from castwise.tune.search import TuningResult
+    from castwise.tune.result import TuningResult
 
 _WIDTH = 120  # of str(result), which has no terminal to ask
 
@@ -324,7 +324,6 @@ class Tuning(Result):
     """What `castwise.tune` found."""
 
     found: "TuningResult"
-    memory_bytes: float | None = None  # the limit that was asked for
 
     @property
     def trials(self) -> tuple[Trial, ...]:  # type: ignore[override]
@@ -334,22 +333,25 @@ class Tuning(Result):
     @property
     def fastest(self) -> TrialSpec | None:
         """Return the fastest loop that was proven, within a memory limit if there is one; None if there is none."""
-        from castwise.tune.render import chosen
+        return self.found.chosen if self.found.was_compared else None
 
-        return chosen(self.found, self.memory_bytes) if self.found.was_compared else None
+    @property
+    def memory_bytes(self) -> float | None:
+        """Return the memory limit that was asked for."""
+        return self.found.memory_bytes
 
     @property
     def sentences(self) -> list[str]:
         """Return the answer in words."""
         from castwise.tune.render import conclusions
 
-        return conclusions(self.found, self.memory_bytes)
+        return conclusions(self.found)
 
     @property
     def _shown(self) -> Presentation:
         from castwise.tune.render import present
 
-        return present(self.found, self.memory_bytes)
+        return present(self.found)
 
     def __repr__(self) -> str:
         """Return it in a line; `print` shows the table."""
@@ -572,7 +574,7 @@ def tune(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[Tune
         found = prepare_tuning(request, listener).run()
     if found.ending == "interrupted":
         raise KeyboardInterrupt
-    return Tuning(found, request.memory_bytes)
+    return Tuning(found)
 
 
 @_with_options(WhyOptions, WhyModelKeywords)

@@ -17,8 +17,8 @@ from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import SearchSpace, TriedChange, change_between
 from castwise.tune.decide import Done, Session, TuningSteps, advance
 from castwise.tune.measurements import Key, Measurements, Outcome, key_of
-from castwise.tune.render import answers, patch_summary, rows_of
-from castwise.tune.search import TuningResult
+from castwise.tune.render import answers, patch_summary
+from castwise.tune.result import TuningResult
 from castwise.tune.time_budget import TimeLeft
 
 GIB = 2**30
@@ -189,7 +189,7 @@ def test_a_speed_up_that_the_speeds_of_all_sessions_deny_is_not_claimed() -> Non
     assert not drifted.is_answered(START, fused)
     tried = TriedChange(0, change_between(START, fused), START, fused, drifted.ratio(START, fused), "accepted")
     result = TuningResult(START, (tried,), (first, *others, beside), "nothing left", 1.0)
-    row = rows_of(result)[-1]
+    row = result.rows[-1]
     assert (row["speedup"], row["total_speedup"]) == (None, None)
     assert not [line for line in [*answers(result), patch_summary(result, fused)] if "×" in line]
 

@@ -20,18 +20,9 @@ from castwise.spec.trial import TrialSpec
 from castwise.tune import search
 from castwise.tune.candidates import Change, TriedChange, allowed_techniques, change_between
 from castwise.tune.options import TuneOptions
-from castwise.tune.render import (
-    chosen,
-    conclusions,
-    fastest_within,
-    measured_words,
-    patch,
-    present,
-    reasons,
-    rows_of,
-    simplest,
-)
-from castwise.tune.search import TuningResult, prepare_tuning
+from castwise.tune.render import conclusions, measured_words, patch, present, reasons
+from castwise.tune.result import TuningResult
+from castwise.tune.search import prepare_tuning
 
 Gain = Callable[[TrialSpec], float]
 GIB = 2.0**30
@@ -71,7 +62,7 @@ def test_ends_at_the_fastest_with_pairs_that_pay_only_together() -> None:
     made = engine()
     result = tune(made)
     assert (result.ending, result.winner.precision, result.winner.techniques) == ("nothing left", "bf16-mixed", FASTEST)
-    assert rows_of(result)[-1]["total_speedup"] is not None
+    assert result.rows[-1]["total_speedup"] is not None
     assert made.num_open == 0
     assert len({trial.session_id for trial in result.trials}) <= 14, "each session starts processes"
     assert sum("compile" in spec.techniques for spec in made.measured) <= 12, "each takes most of a minute"
@@ -171,7 +162,7 @@ def test_fp8_is_tried_on_compiled_linear_layers(
 def test_an_unsupported_change_comes_once() -> None:
     result = tune(engine(environment=fake_environment(None)), device="cpu", budget_seconds=1e6)
     assert sum("cuda-graph" in reason for reason in reasons(result)) == 1
-    unsupported = [row["tried"] for row in rows_of(result) if row["outcome"] == "unsupported"]
+    unsupported = [row["tried"] for row in result.rows if row["outcome"] == "unsupported"]
     assert len(unsupported) == len(set(unsupported))
 
 
@@ -195,7 +186,7 @@ def test_it_starts_from_pytorchs_default_and_says_both_ratios(tmp_path: Path) ->
     plain = [spec.precision for spec in made.measured if not spec.techniques]
     assert "fp32" not in plain, "an older search has measured it"
     assert {"fp32", "default"}.isdisjoint(each.change.precision for each in result.tried)
-    last = next(row for row in rows_of(result) if row["spec"] == result.winner)
+    last = next(row for row in result.rows if row["spec"] == result.winner)
     gain = made_up(result.winner) / 0.4  # over fp32, whose step takes 1 and the default's 0.7
     assert (last["total_speedup"], last["fp32_speedup"]) == pytest.approx((0.7 * gain, gain), rel=0.01)
     words = f"{last['total_speedup']:.2f}× PyTorch's default ({last['fp32_speedup']:.2f}× fp32)"
@@ -203,7 +194,7 @@ def test_it_starts_from_pytorchs_default_and_says_both_ratios(tmp_path: Path) ->
     assert words in measured_words(result, result.winner)
     (fp32,) = (line for line in conclusions(result) if line.startswith("fp32, plain loop: "))
     assert "of the step is products" in fp32
-    assert [row["tried"] for row in rows_of(result)[:2]] == ["default, plain loop", "fp32, plain loop"]
+    assert [row["tried"] for row in result.rows[:2]] == ["default, plain loop", "fp32, plain loop"]
 
 
 def test_without_tf32_it_starts_from_fp32() -> None:
@@ -288,7 +279,7 @@ def small_batch(made: FakeEngine, limit: float, **request: object) -> TuningResu
 def test_within_a_limit_the_winner_has_a_smaller_batch(tmp_path: Path) -> None:
     limit = 2 * GIB
     result = small_batch(made := engine(graph_pays), limit, results=tmp_path)
-    within = fastest_within(result, limit)
+    within = result.fastest_within_memory()
     assert within is not None
     assert (within["techniques"], within["batch_size"], within["outcome"]) == ("cuda-graph", 184, "accepted")
     assert within["tried"] == "batch 184 (within the limit)"
@@ -296,13 +287,13 @@ def test_within_a_limit_the_winner_has_a_smaller_batch(tmp_path: Path) -> None:
     assert within["total_speedup"] == pytest.approx(1.5 * (184 / 0.0194) / (256 / 0.0266), rel=0.01), (
         "by units per second"
     )
-    assert fastest_within(result, limit, 256) is None
+    assert result.fastest_within_memory(256) is None
     assert {spec.batch_size for spec in result.path} == {256}
     small_batch(again := engine(graph_pays), limit, results=tmp_path)
     assert again.measured == []
     tighter = small_batch(again, 1.8 * GIB, results=tmp_path)
     assert {spec.batch_size for spec in again.measured} == {160, 256}
-    assert chosen(tighter, 1.8 * GIB) is not None
+    assert tighter.chosen is not None
     assert len(made.measured) > 3
 
 
@@ -313,7 +304,7 @@ def test_a_smaller_batch_that_fails_is_a_result() -> None:
     )
     result = small_batch(engine(graph_pays, faults={key: Fault("crash")}), limit)
     assert {each.spec.batch_size: each.outcome for each in result.tried if each.limited}[184] == "failed"
-    within = fastest_within(result, limit)
+    within = result.fastest_within_memory()
     assert within is not None
     assert 128 < within["batch_size"] < 184
 
@@ -329,10 +320,10 @@ def test_what_the_search_rejected_is_not_recommended(rejected: str) -> None:
     crashed = fake_trial(spec.model_copy(update={"repeat": 1}), status="crashed", step_seconds=())
     trials = (plain, fp8) if rejected == "inexact" else (plain, fp8, crashed)
     tried = TriedChange(0, change_between(plain.spec, spec), plain.spec, spec, None, "failed")
-    result = TuningResult(plain.spec, (tried,), trials, "nothing left", 1.0)
-    assert (chosen(result, 2**30), chosen(result, 2**29)) == (plain.spec, None)
-    assert (simplest(result), simplest(result, 2**30), simplest(result, 2**29)) == (plain.spec, plain.spec, None)
-    assert "fp8" not in "".join([*conclusions(result, 2**30), *conclusions(result, 2**29)])
+    for limit, taken in ((None, plain.spec), (2**30, plain.spec), (2**29, None)):
+        result = TuningResult(plain.spec, (tried,), trials, "nothing left", 1.0, memory_bytes=limit)
+        assert result.chosen == result.simplest == taken
+        assert limit is None or "fp8" not in "".join(conclusions(result))
 
 
 def test_epochs_are_tuned_with_the_reading_of_their_data() -> None:
@@ -381,7 +372,7 @@ def test_the_table_has_the_accepted_changes_and_lines_count_the_others(command: 
     result = tune(engine())
     lines = [line.rstrip() for line in done.out.splitlines()]
     table = lines[1 : next(number for number, line in enumerate(lines) if line.startswith("Fake GPU, torch"))]
-    names = [row["tried"] for row in rows_of(result) if row["outcome"] in (None, "accepted")]
+    names = [row["tried"] for row in result.rows if row["outcome"] in (None, "accepted")]
     assert [line.partition("  ")[0] for line in table[1:]] == names
     assert all(len(line) <= 80 for line in table)
     assert {"×", "default", "fp32", "before"} <= set(table[0].split())
@@ -390,7 +381,7 @@ def test_the_table_has_the_accepted_changes_and_lines_count_the_others(command: 
         names = [name for name, each in outcomes(result).items() if each == outcome]
         assert sum(line.startswith(f"{outcome}: ") for line in lines) == 1
     everything = command("tune", "resnet50", "--results", command.results, "--wide", engine=engine())
-    assert all(row["tried"] in everything.out for row in rows_of(result))
+    assert all(row["tried"] in everything.out for row in result.rows)
 
 
 def test_changes_that_may_be_faster_are_named_up_to_five() -> None:
@@ -504,7 +495,7 @@ def test_the_simplest_loop_is_named_and_emitted(command: CommandLine, tmp_path: 
     made = engine(lambda spec: math.prod(gains.get(name, 1.0) for name in spec.techniques))
     result = tune(made, precisions=("fp32",))
     assert {*gains} <= {*result.winner.techniques}
-    found = simplest(result)
+    found = result.simplest
     assert found is not None
     assert found.techniques == ("fused-optimizer",)
     assert any(

@@ -11,7 +11,7 @@ from castwise.tune.options import TuneOptions
 
 if TYPE_CHECKING:
     from castwise.orchestrator.job import Job
-    from castwise.tune.search import TuningResult
+    from castwise.tune.result import TuningResult
 
 EXAMPLES = """\
 Examples:
@@ -69,11 +69,10 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
 
     with measuring(options, output) as progress:
         job, found = search(options, progress, prepare_tuning)
-        limit = options.memory_bytes
         emits_patch = output.emit == _PATCH and found.was_compared
 
         if emits_patch and output.format == "table":
-            _print_patch(found, limit, simple=output.simple)
+            _print_patch(found, simple=output.simple)
         else:
             command = REPORT
             if output.emit is None and found.was_compared and key_of(found.winner) != key_of(found.start):
@@ -81,7 +80,7 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
                 command = f"the same command with --emit {what}"
             elif found.ending == "budget":
                 command = "the same command with a longer --budget"
-            shown = render.present(found, limit, wide=output.wide, verbose=output.verbose)
+            shown = render.present(found, wide=output.wide, verbose=output.verbose)
             show(output.format, shown, next_step(options.results, len(found.trials), command))
         if output.verbose:
             say_logs(found.trials)
@@ -95,11 +94,11 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     return _write_script(output.emit, job, found, options, simple=output.simple)
 
 
-def _print_patch(found: "TuningResult", limit: float | None, *, simple: bool) -> None:
+def _print_patch(found: "TuningResult", *, simple: bool) -> None:
     from castwise.errors import printable
     from castwise.tune import render
 
-    spec = render.simplest(found, limit) if simple else render.chosen(found, limit)
+    spec = found.simplest if simple else found.chosen
     if spec is not None:
         print(printable(f"{render.patch_summary(found, spec)}\n{render.patch(found, spec)}"), flush=True)
 
@@ -112,10 +111,10 @@ def _write_script(file: Path, job: "Job", found: "TuningResult", options: TuneOp
     from castwise.spec.quantities import format_bytes
     from castwise.spec.user_model import locate
     from castwise.tune.measurements import key_of
-    from castwise.tune.render import chosen, measured_words, simplest
+    from castwise.tune.render import measured_words
 
     limit = options.memory_bytes
-    spec = simplest(found, limit) if simple else chosen(found, limit)
+    spec = found.simplest if simple else found.chosen
     which = f"the {'simplest' if simple else 'fastest'} loop"
     which += "" if limit is None else f" within {format_bytes(limit)}"
     if spec is None or not found.was_compared:

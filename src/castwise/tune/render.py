@@ -1,22 +1,18 @@
 """The result of a search as a table, sentences, and what to change."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from castwise.analysis import steady_metrics
 from castwise.analysis.code_snippets import loop_patch
-from castwise.analysis.decide import changes_of, doubts_of
+from castwise.analysis.decide import doubts_of
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, REFERENCE_WORDS, precision_row
-from castwise.registry.techniques import join
 from castwise.show.console import took_words
 from castwise.show.fields import (
     Field,
     FlatRow,
     column,
-    estimate_values,
     find_field,
     short_columns,
     short_ratio_text,
@@ -27,10 +23,8 @@ from castwise.show.table import DataTable, json_document, plain, short_table_of
 from castwise.show.units import format_bytes, format_ratio, pluralize
 from castwise.spec.quantities import truncate_list
 from castwise.spec.trial import TrialSpec
-from castwise.tune.candidates import TriedChange
-from castwise.tune.measurements import DRIFTED, PROMISING, Measurements, key_of, loop_name, unique
-from castwise.tune.search import TuningResult
-from castwise.tune.time_budget import first_step_seconds
+from castwise.tune.measurements import DRIFTED, PROMISING, key_of, loop_name, unique
+from castwise.tune.result import SIMPLE, TuningResult
 
 # All columns: those of tables first, then those that only CSV and JSON have.
 COLUMNS = (
@@ -50,72 +44,15 @@ COLUMNS = (
 )
 MEASURED = "Measured by castwise"  # is in each script that is written
 _OPEN = ("second best", "unproven")  # of these the fastest are named
-_FASTER = (None, "accepted", "second best")  # the outcomes of the plain loops and of what was faster than one before
 _MOST_OPEN = 5
 _MOST_NAMED = 3
 _COUNTED = ("same", "slower", "too large", "failed", "not tried", "unsupported")
-# A loop this fast beside the fastest may be named for being simpler. Source: chosen here.
-_SIMPLE = 0.75
 _ENDINGS = {
     "nothing left": "nothing is left to try",
     "budget": "the budget is used up; a larger --budget continues",
     "failed": "the plain loop could not be measured",
     "interrupted": "it was interrupted",
 }
-
-
-def rows_of(result: TuningResult) -> list[FlatRow]:
-    """Return the plain loops and all that was tried, in order; an unsupported change comes once, and without pairs.
-
-    The stage is 0 for a plain loop, 1 for what was tried on it, and one more for each change accepted before.
-    """
-    rows = [_row(result, result.start)]
-    if result.fp32 is not None and result.measured.of(result.fp32):
-        rows.append(_row(result, result.fp32))
-    named = {each.change for each in result.tried if result.measured.of(each.spec)}
-    for each in result.tried:
-        if each.outcome == "unsupported" and not result.measured.of(each.spec):
-            if len(each.change.parts) > 1 or each.change in named:
-                continue
-            named.add(each.change)
-        rows.append(_row(result, each.spec, each))
-    return rows
-
-
-def _row(result: TuningResult, spec: TrialSpec, tried: TriedChange | None = None) -> FlatRow:
-    """Return the values of a tried change, or of a plain loop, by field name, with its spec and name."""
-    start, measured = result.start, result.measured
-    trials, rate, held = measured.of(spec), measured.rate(spec), measured.held_bytes(spec)
-    fp32 = start if start.precision == BASELINE else result.fp32
-    within = " (within the limit)" if tried is not None and tried.limited else ""
-    ratio = None if tried is None or not measured.agrees(tried.below, spec) else tried.ratio
-    return {
-        "spec": spec,
-        "name": loop_name(spec) + ("" if spec.batch_size == start.batch_size else f", batch {spec.batch_size}"),
-        "stage": 0 if tried is None else tried.stage + 1,
-        "tried": loop_name(spec) if tried is None else tried.change.name + within,
-        **estimate_values("speedup", ratio),
-        "num_processes": None if ratio is None else ratio.n,
-        "total_speedup": _speedup(measured, start, spec),
-        "fp32_speedup": None if fp32 is None else _speedup(measured, fp32, spec),
-        "throughput_per_second": rate,
-        "unit": None if rate is None else steady_metrics.unit_of(trials[0]),
-        "first_step_seconds": max(filter(None, map(first_step_seconds, trials)), default=None),
-        "peak_allocated_bytes": steady_metrics.largest(map(steady_metrics.peak_allocated_bytes, trials)),
-        # What a memory limit counts: what the allocator reserved; on a CPU what tensors held.
-        "peak_reserved_bytes": int(held) if math.isfinite(held) else None,
-        "outcome": None if tried is None else tried.outcome,
-        "reason": "" if tried is None else tried.reason,
-        "precision": spec.precision,
-        "techniques": join(spec.techniques),
-        "batch_size": spec.batch_size,
-    }
-
-
-def _speedup(measured: Measurements, base: TrialSpec, spec: TrialSpec) -> float | None:
-    """Return a speed-up; None if the speeds over all sessions contradict it."""
-    ratio = measured.ratio(base, spec) if measured.agrees(base, spec) else None
-    return None if ratio is None else 1.0 if key_of(base) == key_of(spec) else ratio.value
 
 
 def speedup_words(result: TuningResult, row: FlatRow) -> str:
@@ -129,52 +66,6 @@ def speedup_words(result: TuningResult, row: FlatRow) -> str:
     words = f"{format_ratio(row['total_speedup'])} {base}"
     is_over_both = start.precision != BASELINE and over_fp32 is not None
     return f"{words} ({format_ratio(over_fp32)} fp32)" if is_over_both else words
-
-
-def _fitting(result: TuningResult, memory_bytes: float, batch_size: int | None = None) -> list[FlatRow]:
-    """Return the rows whose loop may be recommended: all of its processes ended well, and it fits into the memory."""
-    return [
-        row
-        for row in rows_of(result)
-        if row["throughput_per_second"] and result.measured.is_ok(row["spec"])
-        if result.measured.held_bytes(row["spec"]) <= memory_bytes
-        if batch_size in (None, row["batch_size"])
-    ]
-
-
-def fastest_within(result: TuningResult, memory_bytes: float, batch_size: int | None = None) -> FlatRow | None:
-    """Return the row of the fastest configuration that held no more memory than this, on this batch if one is named.
-
-    One that was not proven faster comes last, however fast it looked.
-    """
-    rows = _fitting(result, memory_bytes, batch_size)
-    best = max(rows, key=lambda row: (row["outcome"] in _FASTER, row["throughput_per_second"]), default=None)
-    return next((row for row in rows if key_of(row["spec"]) == key_of(result.winner)), best)
-
-
-def chosen(result: TuningResult, memory_bytes: float | None) -> TrialSpec | None:
-    """Return the fastest configuration, within a memory limit if there is one; None if none fits."""
-    if memory_bytes is None:
-        return result.winner
-    within = fastest_within(result, memory_bytes)
-    return None if within is None else within["spec"]
-
-
-def simplest(result: TuningResult, memory_bytes: float | None = None) -> TrialSpec | None:
-    """Return the configuration that complicates the loop least, of those not much slower than the one chosen.
-
-    It has the same batch, and fits into the memory limit if there is one. None if nothing was chosen.
-    """
-    best = chosen(result, memory_bytes)
-    if best is None:
-        return None
-    rate = result.measured.rate(best) or 0.0
-    rows = _fitting(result, math.inf if memory_bytes is None else memory_bytes, best.batch_size)
-    near = [row for row in rows if row["throughput_per_second"] >= rate * _SIMPLE]
-    spec: TrialSpec = best
-    if near:
-        spec = min(near, key=lambda row: (changes_of(row["spec"]), -row["throughput_per_second"]))["spec"]
-    return spec
 
 
 def patch(result: TuningResult, spec: TrialSpec) -> str:
@@ -195,7 +86,7 @@ def patch(result: TuningResult, spec: TrialSpec) -> str:
 
 def patch_summary(result: TuningResult, spec: TrialSpec) -> str:
     """Return a comment that says what was found, for the first line of a patch."""
-    row, rate = _row(result, spec), result.measured.rate(spec)
+    row, rate = result.row_of(spec), result.measured.rate(spec)
     doubts = _doubts(result, spec)
     found = f"keep your loop ({loop_name(spec)}). Nothing was proven faster"
     if key_of(spec) != key_of(result.start):
@@ -204,47 +95,36 @@ def patch_summary(result: TuningResult, spec: TrialSpec) -> str:
         )
     found += f" ({doubts})" if doubts else ""
     took = took_words(len(result.trials), result.num_recorded, result.seconds)
-    return f"# {spec.workload}: {'; '.join(filter(None, [found, took, _not_tried(rows_of(result))]))}."
+    return f"# {spec.workload}: {'; '.join(filter(None, [found, took, _not_tried(result.rows)]))}."
 
 
-def _columns(result: TuningResult, memory_bytes: float | None) -> list[Field]:
-    """Return the columns; with a limit they have the memory that is compared with the limit."""
-    left_out = {"peak_reserved_bytes" if memory_bytes is None else "peak_allocated_bytes"}
+def _table(result: TuningResult, *, has_all: bool) -> DataTable[FlatRow]:
+    """Return all that was tried, or the accepted rows with the columns that decide.
+
+    With a memory limit the columns have the memory that is compared with it.
+    """
+    left_out = {"peak_reserved_bytes" if result.memory_bytes is None else "peak_allocated_bytes"}
     left_out |= {"fp32_speedup"} if result.fp32 is None else set()
     start = result.start.precision
-    columns = [each for each in COLUMNS if each.name not in left_out]
-    return [
+    columns = [
         replace(each, title=f"over {start}", short=f"× {start}") if each.name == "total_speedup" else each
-        for each in columns
+        for each in COLUMNS
+        if each.name not in left_out
     ]
-
-
-def data_table(result: TuningResult, memory_bytes: float | None) -> DataTable[FlatRow]:
-    columns = _columns(result, memory_bytes)
-    shown = [each for each in columns if each.place != "files" or each.name == "peak_reserved_bytes"]
-    return DataTable(shown, rows_of(result))
-
-
-def short_table(result: TuningResult, memory_bytes: float | None, rows: Sequence[FlatRow]) -> DataTable[FlatRow]:
-    """Return some of the rows with the columns that decide."""
-    columns = short_columns(_columns(result, memory_bytes))
-    return short_table_of(columns, rows, ("tried", "speedup", "throughput_per_second"), wraps=("tried",))
+    if has_all:
+        shown = [each for each in columns if each.place != "files" or each.name == "peak_reserved_bytes"]
+        return DataTable(shown, result.rows)
+    first = ("tried", "speedup", "throughput_per_second")
+    return short_table_of(short_columns(columns), accepted_rows(result), first, wraps=("tried",))
 
 
 def accepted_rows(result: TuningResult) -> list[FlatRow]:
-    return [row for row in rows_of(result) if row["outcome"] in (None, "accepted")]
-
-
-def open_rows(result: TuningResult) -> list[FlatRow]:
-    """Return the changes that may be faster and were not taken, the fastest first."""
-    last = {row["tried"]: row for row in rows_of(result)}
-    rows = [row for row in last.values() if row["outcome"] in _OPEN]
-    return sorted(rows, key=lambda row: -(row["throughput_per_second"] or 0.0))
+    return [row for row in result.rows if row["outcome"] in (None, "accepted")]
 
 
 def counts(result: TuningResult) -> list[str]:
     """Return which changes came to nothing, a line for each outcome."""
-    outcomes = {row["tried"]: row["outcome"] for row in rows_of(result)}  # the last one of each change
+    outcomes = {row["tried"]: row["outcome"] for row in result.rows}  # the last one of each change
     accepted = {row["tried"] for row in accepted_rows(result)}
     lines = []
     for outcome in _COUNTED:
@@ -256,14 +136,14 @@ def counts(result: TuningResult) -> list[str]:
     return lines
 
 
-def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list[str]:
+def conclusions(result: TuningResult) -> list[str]:
     """Return the answer in sentences: the fastest loop, the fastest within a limit, why it ended, what bounds it."""
-    return [*answers(result, memory_bytes), *bounds(result)]
+    return [*answers(result), *bounds(result)]
 
 
-def answers(result: TuningResult, memory_bytes: float | None = None) -> list[str]:
+def answers(result: TuningResult) -> list[str]:
     """Return the fastest loop, the fastest within a limit, and why the search ended."""
-    rows = rows_of(result)
+    rows = result.rows
     winner = next(row for row in reversed(rows) if key_of(row["spec"]) == key_of(result.winner))
     sentences: list[str] = []
     left = f" ({not_tried})" if (not_tried := _not_tried(rows)) else ""
@@ -285,13 +165,13 @@ def answers(result: TuningResult, memory_bytes: float | None = None) -> list[str
                 f"Measured faster, but not proven within the budget: {_name_and_rate(top)}; the same "
                 "command with a longer --budget goes on from there."
             )
-    simple = simplest(result, memory_bytes) if result.was_compared else None
-    best = chosen(result, memory_bytes)
+    simple = result.simplest if result.was_compared else None
+    best = result.chosen
     if simple is not None and best is not None and key_of(simple) != key_of(best):
         row = next(row for row in rows if key_of(row["spec"]) == key_of(simple))
-        sentences.append(f"The simplest loop within {1 - _SIMPLE:.0%} of it: {_name_and_rate(row)}.")
-    if memory_bytes is not None:
-        sentences += _within_limit(result, memory_bytes)
+        sentences.append(f"The simplest loop within {1 - SIMPLE:.0%} of it: {_name_and_rate(row)}.")
+    if result.memory_bytes is not None:
+        sentences += _within_limit(result)
     elif winner["batch_size"] != result.start.batch_size:
         sentences.append(f"{_other_training(result, winner)}.")
     took = took_words(len(result.trials), result.num_recorded, result.seconds)
@@ -335,11 +215,12 @@ def _name_and_rate(row: FlatRow) -> str:
     return f"{row['name']}: {find_field('throughput_per_second').text(row)}"
 
 
-def _within_limit(result: TuningResult, memory_bytes: float) -> list[str]:
+def _within_limit(result: TuningResult) -> list[str]:
     """Return the fastest loop within a limit, and what another batch changes."""
-    limit, within = format_bytes(memory_bytes), fastest_within(result, memory_bytes)
+    limit, within = format_bytes(result.memory_bytes), result.fastest_within_memory()
     if within is None:
-        known = [row for row in _fitting(result, math.inf) if row["peak_reserved_bytes"] is not None]
+        ended_well = [row for row in result.rows if row["throughput_per_second"] and result.measured.is_ok(row["spec"])]
+        known = [row for row in ended_well if row["peak_reserved_bytes"] is not None]
         if not known:
             return [f"No loop that was tried fits into {limit}."]
         least = min(known, key=lambda row: row["peak_reserved_bytes"])
@@ -353,7 +234,7 @@ def _within_limit(result: TuningResult, memory_bytes: float) -> list[str]:
     sentences = [f"The fastest within {limit}: {described(within)}."]
     batch_size = result.start.batch_size
     if within["batch_size"] != batch_size:
-        same = fastest_within(result, memory_bytes, batch_size)
+        same = result.fastest_within_memory(batch_size)
         fits = "no loop that was tried fits" if same is None else f"the fastest that fits is {described(same)}"
         sentences.append(f"{_other_training(result, within)}; on batch {batch_size} {fits}.")
     return sentences
@@ -369,7 +250,7 @@ def _other_training(result: TuningResult, row: FlatRow) -> str:
 def measured_words(result: TuningResult, spec: TrialSpec) -> str:
     """Return what was measured of a configuration, and where, in a line."""
     trial = result.measured.of(spec)[0]
-    environment, row = trial.environment, _row(result, spec)
+    environment, row = trial.environment, result.row_of(spec)
     faster = speedup_words(result, row)
     return (
         f"{MEASURED} {environment.castwise}: {find_field('throughput_per_second').text(row)}"
@@ -383,7 +264,7 @@ def reasons(result: TuningResult) -> list[str]:
         f"not tried, as the model has no {layer}: {', '.join(names)}": None
         for layer, names in result.without_layers.items()
     }
-    for row in rows_of(result):
+    for row in result.rows:
         if row["outcome"] in ("failed", "unsupported"):
             tried, reason = row["tried"], row["reason"]  # a refused technique's reason begins with its name
             found[reason if reason.startswith(f"{tried} ") else f"{tried}: {reason}"] = None
@@ -397,40 +278,42 @@ def headline(result: TuningResult) -> str:
     return f"{spec.workload}, batch {spec.batch_size}, on {where}: from {loop_name(spec)}"
 
 
-def present(
-    result: TuningResult, memory_bytes: float | None = None, *, wide: bool = False, verbose: bool = False
-) -> Presentation:
+def present(result: TuningResult, *, wide: bool = False, verbose: bool = False) -> Presentation:
     """Return the accepted changes, what else matters, the answer, what bounds it, and what to change."""
 
     def style(row: FlatRow) -> str | None:
         return "green" if row["outcome"] == "accepted" else (None if row["outcome"] is None else "dim")
 
     has_all = wide or verbose
-    table = data_table(result, memory_bytes) if has_all else short_table(result, memory_bytes, accepted_rows(result))
-    parts: list[Part] = [Lines([headline(result)], "bold", is_list=False), Grid(table, style)]
+    parts: list[Part] = [
+        Lines([headline(result)], "bold", is_list=False),
+        Grid(_table(result, has_all=has_all), style),
+    ]
     if result.trials:
         place = measured_on(result.trials)
         parts.append(Lines([measured_on(result.trials, is_brief=not has_all)], "dim", is_list=False, full=[place]))
-    answer, *others = answers(result, memory_bytes)
+    answer, *others = answers(result)
     parts += [
         Lines(reasons(result) if has_all else _tried_lines(result), "yellow"),
         Lines([answer], "bold green" if result.was_compared else "bold yellow", is_list=False, gap=True),
         Lines([*others, *(bounds(result) if verbose else bounds(result)[-1:])]),
     ]
-    best = chosen(result, memory_bytes)
+    best = result.chosen
     if best is not None and result.was_compared and key_of(best) != key_of(result.start):
         parts.append(Lines(["What to change in your loop:"], "bold", is_list=False, gap=True))
         parts.append(Code(patch(result, best).splitlines()))
     return Presentation(
         parts,
-        lambda: DataTable(COLUMNS, rows_of(result)),
-        lambda: document(result, memory_bytes),
+        lambda: DataTable(COLUMNS, result.rows),
+        lambda: document(result),
     )
 
 
 def _tried_lines(result: TuningResult) -> list[str]:
     """Return the changes that may be faster, a line each, and how many of the others there are."""
-    found = open_rows(result)
+    last = {row["tried"]: row for row in result.rows}
+    found = [row for row in last.values() if row["outcome"] in _OPEN]  # may be faster, and were not taken
+    found.sort(key=lambda row: -(row["throughput_per_second"] or 0.0))
     ratio = short_ratio_text("speedup")
     lines = [
         f"{row['outcome']}: {row['tried']}" + ("" if row["speedup"] is None else f" {ratio(row)}")
@@ -440,29 +323,29 @@ def _tried_lines(result: TuningResult) -> list[str]:
     return lines + ([f"second best or unproven: {left} more with --verbose"] if left > 0 else []) + counts(result)
 
 
-def document(result: TuningResult, memory_bytes: float | None = None) -> dict[str, Any]:
+def document(result: TuningResult) -> dict[str, Any]:
     """Return what `--format json` prints: the rows, the fastest configurations, the sentences and the whole records."""
 
     def configuration(spec: TrialSpec) -> dict[str, Any]:
         return spec.model_dump(mode="json", include={"precision", "loss_scale", "techniques", "batch_size"})
 
     def within(batch_size: int | None) -> dict[str, Any] | None:
-        row = None if memory_bytes is None else fastest_within(result, memory_bytes, batch_size)
+        row = None if result.memory_bytes is None else result.fastest_within_memory(batch_size)
         return None if row is None else configuration(row["spec"])
 
     return json_document(
         workload=result.start.workload,
         start=configuration(result.start),
-        rows=[plain(COLUMNS, row) for row in rows_of(result)],
+        rows=[plain(COLUMNS, row) for row in result.rows],
         fastest=configuration(result.winner) if result.was_compared else None,
         fastest_within_memory=within(None),
         fastest_within_memory_on_this_batch=within(result.start.batch_size),
-        memory_limit_bytes=None if memory_bytes is None else int(memory_bytes),
+        memory_limit_bytes=None if result.memory_bytes is None else int(result.memory_bytes),
         without_layers=dict(result.without_layers),
         ending=result.ending,
         budget_seconds=result.budget_seconds,
         seconds=result.seconds,
         num_recorded=result.num_recorded,
-        sentences=conclusions(result, memory_bytes),
+        sentences=conclusions(result),
         trials=[json.loads(trial.model_dump_json()) for trial in result.trials],
     )

@@ -2,9 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from castwise.errors import UsageError
 from castwise.orchestrator.job import Job, prepare
@@ -29,10 +28,11 @@ from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import is_script
-from castwise.tune.candidates import Change, SearchSpace, TriedChange, allowed_techniques
-from castwise.tune.decide import Ending, Session, TuningSteps, advance
+from castwise.tune.candidates import Change, SearchSpace, allowed_techniques
+from castwise.tune.decide import Session, TuningSteps, advance
 from castwise.tune.measurements import Measurements
 from castwise.tune.options import TuneOptions
+from castwise.tune.result import TuningResult
 from castwise.tune.time_budget import (
     FIRST_PROCESS_SECONDS,
     TimeLeft,
@@ -50,36 +50,6 @@ _PROFILE = {"profile_steps": 3}  # of the plain loop: what is against its causes
 # Source: chosen here; 118 steps are an epoch of MNIST at batch 512.
 _MAX_EPOCHS, _MIN_EPOCHS = 8, 3
 _MAX_STEPS = 120
-
-
-@dataclass(frozen=True)
-class TuningResult:
-    start: TrialSpec  # the plain loop
-    tried: tuple[TriedChange, ...]  # stage by stage; what was tried for a memory limit alone comes last
-    trials: tuple[Trial, ...]
-    ending: Ending
-    seconds: float  # wall time
-    num_recorded: int = 0  # trials that were on record before, and are not in the wall time
-    budget_seconds: float | None = None
-    fp32: TrialSpec | None = None  # the plain loop in fp32, if the start is PyTorch's default
-    without_layers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # techniques, by the lacking layer
-
-    @property
-    def path(self) -> list[TrialSpec]:
-        return [self.start, *(each.spec for each in self.tried if each.outcome == "accepted" and not each.limited)]
-
-    @property
-    def winner(self) -> TrialSpec:
-        return self.path[-1]
-
-    @property
-    def was_compared(self) -> bool:
-        """Return whether any change was compared with the plain loop, or made it run."""
-        return any(each.ratio is not None or each.outcome == "accepted" for each in self.tried)
-
-    @cached_property
-    def measured(self) -> Measurements:
-        return Measurements().plus(self.trials)
 
 
 @dataclass(frozen=True)
@@ -145,6 +115,7 @@ class TuningSearch:
             seconds=self.clock() - began,
             num_recorded=sum(id(trial) in recorded for trial in trials),
             budget_seconds=budget(),
+            memory_bytes=self.space.memory_bytes if math.isfinite(self.space.memory_bytes) else None,
             fp32=self.space.fp32,
             without_layers=self.space.without_layers(measured.layers(start)),
         )
