@@ -55,10 +55,9 @@ __all__ = [
     "why",
 ]
 
-# Where each public name lives. They are imported when first asked for: `castwise --help` needs none of them.
+# Where the public names live that are not in castwise.api. They are imported when first asked for: `castwise --help`
+# needs none of them.
 _HOMES = {
-    **dict.fromkeys(("Accuracies", "Comparison", "Diagnoses", "MaxBatches", "Report", "Tuning"), "castwise.api"),
-    **dict.fromkeys(("accuracy", "compare", "max_batch", "report", "run", "tune", "why"), "castwise.api"),
     **dict.fromkeys(("CastwiseError", "DataError", "EngineError", "StoreError", "UsageError"), "castwise.errors"),
     **dict.fromkeys(("Environment", "Trial"), "castwise.records.schema"),
     "TrialSpec": "castwise.spec.trial",
@@ -67,8 +66,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in __all__:
+        return getattr(import_module(_HOMES.get(name, "castwise.api")), name)
     raise AttributeError(f"module 'castwise' has no attribute {name!r}")
 
 
@@ -80,7 +79,7 @@ class _Package(ModuleType):
     """The package, in which `castwise.tune` is the function, although there is a subpackage of that name."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):  # as an import of the subpackage sets it
+        if not (name in __all__ and isinstance(value, ModuleType)):  # as an import of the subpackage sets it
             super().__setattr__(name, value)
 
 

@@ -4,7 +4,7 @@ import inspect
 import io
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -659,12 +659,20 @@ def _asked(
     parts |= {name: options.get(name) for name in _MODEL_HELP if name != "progress"}
     parts = {name: value for name, value in parts.items() if value is not None and (name, value) != ("accumulate", 1)}
     given = {name: value for name, value in options.items() if name not in _MODEL_HELP}
-    name = parts["model"] if isinstance(parts["model"], str) else "model"
-    request = _parse(kind, {"workload": name, **given}, function)
-    (workload,) = (option for option in options_of(kind) if option.keyword == "workload")
-    with _reference(parts, request.results) as reference, _listening(options) as listener:
+    is_named = isinstance(parts["model"], str)
+    request = _parse(kind, {"workload": parts["model"] if is_named else "model", **given}, function)
+    if is_named and len(parts) > 1:
+        others = ", ".join(name for name in parts if name != "model")
+        raise UsageError(f"The workload '{parts['model']}' has its own {others}. Leave it out, or give a model.")
+    with ExitStack() as ends:
+        reference = parts["model"]
+        if not is_named:
+            folder = None if request.results is None else request.results / "objects"
+            folder = folder or Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="castwise-objects-")))
+            reference = pickle_user_objects(parts, folder)
+        (workload,) = (option for option in options_of(kind) if option.keyword == "workload")
         named: dict[str, Any] = {workload.name: reference if workload.type is str else (reference,)}
-        yield replace(request, **named), listener
+        yield replace(request, **named), ends.enter_context(_listening(options))
 
 
 @contextmanager
@@ -674,18 +682,3 @@ def _listening(options: Mapping[str, Any]) -> Iterator[Listener]:
     is_wanted = options.get("progress", True)
     with live if is_wanted else nullcontext():
         yield live if is_wanted else NullListener()
-
-
-@contextmanager
-def _reference(parts: dict[str, Any], results: Path | None) -> Iterator[str]:
-    """Yield the reference of a workload: a name as it is, or that of the objects' file, kept while it is needed."""
-    if isinstance(parts["model"], str):
-        if len(parts) > 1:
-            others = ", ".join(name for name in parts if name != "model")
-            raise UsageError(f"The workload '{parts['model']}' has its own {others}. Leave it out, or give a model.")
-        yield parts["model"]
-    elif results is not None:
-        yield pickle_user_objects(parts, results / "objects")
-    else:
-        with tempfile.TemporaryDirectory(prefix="castwise-objects-") as folder:
-            yield pickle_user_objects(parts, Path(folder))

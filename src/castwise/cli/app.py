@@ -46,6 +46,8 @@ app = typer.Typer(
 
 
 class Listing(StrEnum):
+    """What can be listed: functions of castwise.cli.listings."""
+
     WORKLOADS = "workloads"
     PRECISIONS = "precisions"
     TECHNIQUES = "techniques"
@@ -104,15 +106,9 @@ def list_(
     from castwise.cli import listings
     from castwise.show.console import result_console
 
-    makers = {
-        Listing.WORKLOADS: listings.workloads,
-        Listing.PRECISIONS: listings.precisions,
-        Listing.TECHNIQUES: listings.techniques,
-        Listing.DEVICES: listings.devices,
-        Listing.SUITES: listings.suites,
-    }
-    for each in Listing if what is None else [what]:
-        result_console().print(makers[each](), *([""] if what is None else []), sep="\n")
+    for listing in Listing if what is None else [what]:
+        make_table = getattr(listings, listing.value)
+        result_console().print(make_table(), *([""] if what is None else []), sep="\n")
 
 
 @app.command(cls=HelpCommand)

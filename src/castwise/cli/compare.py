@@ -15,7 +15,6 @@ from castwise.show.units import pluralize
 from castwise.spec.options import DEFAULT_RESULTS, SHARE, Option
 
 if TYPE_CHECKING:
-    from castwise.records.schema import Trial
     from castwise.report.collection import FileOf
     from castwise.report.machine_comparison import ComparedMachine, MachineComparison, MachinePrices
 
@@ -142,8 +141,12 @@ def compare_folders(options: CompareOptions) -> Compared:
             f"There are records of only one machine: {machines[0].name}. Name another machine's folder, too, or "
             "published:T4."
         )
+
+    def identities(origin: Origin) -> list[tuple[str, str, str]]:
+        return sorted((trial.environment.fingerprint, trial.spec.key, trial.started_at) for trial in origin.trials)
+
     for first, second in itertools.combinations(origins, 2):
-        if _same_records(first.trials, second.trials):
+        if identities(first) == identities(second):
             raise UsageError(f"'{first.name}' and '{second.name}' hold the same records: there is nothing to compare.")
     comparison = compare_machines(machines, options.margin, _prices(options, machines))
     if not comparison.rows:
@@ -223,10 +226,3 @@ def _folder(name: str, results: Path) -> Path:
         names = ", ".join(folder.name for folder in folders)
         raise UsageError(f"'{name}' stands for {len(folders)} machines in '{results}': {names}. Name one of them.")
     return folders[0] if folders else path
-
-
-def _same_records(first: "Sequence[Trial]", second: "Sequence[Trial]") -> bool:
-    def identity(trial: "Trial") -> tuple[str, str, str]:
-        return (trial.environment.fingerprint, trial.spec.key, trial.started_at)
-
-    return sorted(first, key=identity) == sorted(second, key=identity)

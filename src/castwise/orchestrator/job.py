@@ -169,17 +169,15 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     store = Store(options.results) if options.results is not None else None
     import_once(slow_imports([*own_models, *zoo_models]))
     machine = find_machine(options.device, options.data_dir, zoo_models)
-    _check_num_gpus(options, machine)
+    options, data_note = _for_machine(options, machine, short=short, explains=bool(profiles) and script is None)
 
     limit = options.timeout_seconds
     if script is not None and (budget := options.budget_seconds or rule.budget_seconds) is not None:
         limit = min(limit or math.inf, _left_of(budget, began))
     user_workloads = _inspect(options, own_models, machine, limit, listener)
-    notes: list[str] = []
+    notes = [data_note] if data_note else []
     if script is not None and not is_planned:
         options = _without_repeats(options, user_workloads[script], notes)
-    options, data_note = _for_machine(options, machine, short=short, explains=bool(profiles) and script is None)
-    notes += [data_note] if data_note else []
     protocol = _protocol(options, machine.device, short=short, profiles=profiles)
     specs = _axes(options).specs(machine.device, protocol, options.seed, user_workloads)
     if options.data_set not in (None, SYNTHETIC):
@@ -199,15 +197,6 @@ def _own_and_zoo_models(options: RunOptions) -> tuple[list[str], list[str]]:
     names = dict.fromkeys(options.workloads or ())
     own_models = [name for name in names if find_workload(name).family == "own"]
     return own_models, [name for name in names if ":" in name and name not in own_models]
-
-
-def _check_num_gpus(options: RunOptions, machine: Machine) -> None:
-    most_gpus = max(options.world_sizes or (1,))
-    if machine.device == "cpu" and options.device is None and most_gpus > 1:
-        raise UsageError(
-            f"{most_gpus} GPUs are asked for, and this machine has none. Name --device cpu to share the step among CPU "
-            "processes."
-        )
 
 
 def _protocol(
@@ -263,7 +252,17 @@ def _without_repeats(options: RunOptions, script: UserWorkload, notes: list[str]
 def _for_machine(
     options: RunOptions, machine: Machine, *, short: bool, explains: bool
 ) -> tuple[RunOptions, str | None]:
-    """Return the options with what the machine decides if the user does not, and what must be noted of the data."""
+    """Return the options with what the machine decides if the user does not, and what must be noted of the data.
+
+    Raises:
+        UsageError: It has no GPU, and several are asked for.
+    """
+    most_gpus = max(options.world_sizes or (1,))
+    if machine.device == "cpu" and options.device is None and most_gpus > 1:
+        raise UsageError(
+            f"{most_gpus} GPUs are asked for, and this machine has none. Name --device cpu to share the step among CPU "
+            "processes."
+        )
     data_note: str | None = None
     if explains and options.precisions is None:
         options = replace(options, precisions=_EXPLAINED)

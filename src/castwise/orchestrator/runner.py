@@ -559,13 +559,11 @@ class _Measurement:
     def measure_next(self, *, may_be_long: bool) -> None:
         """Time one block, longer than usual if it may be and that saves blocks; of a training run, run one epoch."""
         started = time.perf_counter()
-        if self.spec.recipe is None:
-            self._time_block(self.schedule.length if may_be_long else 1)
-        else:
+        if self.spec.recipe is not None:
             self._run_epoch(self.spec.recipe)
-        self.block_seconds = time.perf_counter() - started
-
-    def _time_block(self, length: int) -> None:
+            self.block_seconds = time.perf_counter() - started
+            return
+        length = self.schedule.length if may_be_long else 1
         if not self._has_led_in:
             self._lead_in()
         self._has_led_in = False
@@ -582,6 +580,7 @@ class _Measurement:
             if len(self._blocks) > len(self._readings):
                 self._readings.append(watch.reading)
                 self._counters.append(watch.counters)
+        self.block_seconds = time.perf_counter() - started
 
     @property
     def is_timed_in_stretch(self) -> bool:
@@ -748,23 +747,20 @@ def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:
 
 def status_of(trial: Trial) -> Trial:
     """Return the trial, marked `diverged` if its last loss is not finite or its training was given up."""
-    epochs = trial.ranks[0].epochs
-    message = epochs[-1].diverged if epochs else _why_diverged(trial)
+    epochs, blocks = trial.ranks[0].epochs, trial.ranks[0].blocks
+    message = ""
+    if epochs:
+        message = epochs[-1].diverged or ""
+    else:
+        loss, loss_scale = blocks[-1].loss, blocks[-1].loss_scale
+        num_steps = sum(block.all_steps for block in blocks)
+        if loss is not None and not math.isfinite(loss):
+            message = f"the loss was {loss} {num_steps} steps after warm-up: its speed means nothing"
+            if loss_scale is not None and is_dynamic(trial.spec.loss_scale):
+                message += f" (loss scale {loss_scale:g}: not a skipped step here and there, the loss itself broke)"
+        elif sum(block.skipped_steps for block in blocks) >= num_steps:
+            message = f"loss scaling skipped every one of {num_steps} steps after warm-up: the optimizer never ran"
     return trial.model_copy(update={"status": "diverged", "message": message}) if message else trial
-
-
-def _why_diverged(trial: Trial) -> str | None:
-    blocks = trial.ranks[0].blocks
-    last = blocks[-1]
-    num_steps = sum(block.all_steps for block in blocks)
-    if last.loss is None or math.isfinite(last.loss):
-        if sum(block.skipped_steps for block in blocks) < num_steps:
-            return None
-        return f"loss scaling skipped every one of {num_steps} steps after warm-up: the optimizer never ran"
-    message = f"the loss was {last.loss} {num_steps} steps after warm-up: its speed means nothing"
-    if last.loss_scale is not None and is_dynamic(trial.spec.loss_scale):
-        message += f" (loss scale {last.loss_scale:g}: not a skipped step here and there, the loss itself broke)"
-    return message
 
 
 def _now() -> str:
