@@ -220,7 +220,7 @@ class Result:
         from castwise.report.export.formats import to_pandas
 
         table = self._configurations()
-        return to_pandas(DataTable([each for each in table.columns if each.name != "file"], table.rows))
+        return to_pandas(DataTable([column for column in table.columns if column.name != "file"], table.rows))
 
     def _configurations(self) -> DataTable[Any]:
         from castwise.report.collection import collect
@@ -315,7 +315,10 @@ class Diagnoses(Result):
 
     def __repr__(self) -> str:
         """Return it in a line; `print` shows the causes."""
-        first = {each.row.precision: each.causes[0].name if each.causes else "none" for each in self.found}
+        first = {
+            diagnosis.row.precision: diagnosis.causes[0].name if diagnosis.causes else "none"
+            for diagnosis in self.found
+        }
         return f"Diagnoses({first})"
 
 
@@ -381,8 +384,8 @@ class MaxBatches(Result):
         from castwise.max_batch.render import loop_name
 
         return {
-            loop_name(each.spec): None if each.largest is None else each.largest.spec.batch_size
-            for each in self.max_batches
+            loop_name(found.spec): None if found.largest is None else found.largest.spec.batch_size
+            for found in self.max_batches
         }
 
     @property
@@ -427,7 +430,7 @@ class Accuracies(Result):
 
     def __repr__(self) -> str:
         """Return it in a line; `print` shows the table."""
-        kinds = {each.spec.precision: each.verdict.kind if each.verdict else "no score" for each in self.runs[1:]}
+        kinds = {runs.spec.precision: runs.verdict.kind if runs.verdict else "no score" for runs in self.runs[1:]}
         return f"Accuracies({self.runs[0].spec.workload}: {kinds})"
 
 
@@ -476,7 +479,11 @@ def _with_options(options: type, keywords: Any) -> Callable[[_Function], _Functi
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        own = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
         annotations = keywords.__annotations__
         defaults = {name: _MODEL_DEFAULTS.get(name) for name in _MODEL_HELP if name in annotations}
         lines = [f"        {name}: {_MODEL_HELP[name]}" for name in defaults]

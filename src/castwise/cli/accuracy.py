@@ -30,4 +30,4 @@ def accuracy(options: AccuracyOptions, output: PrintOptions) -> int:
         say_logs(found.trials)
     show(output.format, present(found, wide=output.wide), next_step(options.results, len(found.trials)))
     # That a precision diverges is what the command is there to find out; without a baseline it finds out nothing.
-    return FAILED if found.baseline.mean is None or any(each.failed is not None for each in found.runs) else 0
+    return FAILED if found.baseline.mean is None or any(runs.failed is not None for runs in found.runs) else 0

@@ -204,11 +204,11 @@ def _why_nothing(comparison: "MachineComparison") -> str:
     from castwise.spec.quantities import truncate_list
 
     workloads = {
-        machine.name: list(dict.fromkeys(each.spec.workload for each in machine.results.values()))
+        machine.name: list(dict.fromkeys(result.spec.workload for result in machine.results.values()))
         for machine in comparison.machines
     }
     has = [f"{name} has {truncate_list(names) or 'none'}" for name, names in workloads.items()]
-    near = [each for each in comparison.incomparable if not each.reason.startswith("no other machine")]
+    near = [refused for refused in comparison.incomparable if not refused.reason.startswith("no other machine")]
     example = f" {near[0].labels[0]} of {near[0].machine.name}: {near[0].reason}." if near else ""
     return f"Nothing can be compared: no configuration is common to two machines. Workloads: {'; '.join(has)}.{example}"
 
@@ -221,7 +221,9 @@ def _folder(name: str, results: Path) -> Path:
     if path.exists() or not results.is_dir():
         return path
     wanted = slug(name, KEPT)
-    folders = sorted(each for each in results.iterdir() if each.is_dir() and wanted and wanted in each.name.lower())
+    folders = sorted(
+        folder for folder in results.iterdir() if folder.is_dir() and wanted and wanted in folder.name.lower()
+    )
     if len(folders) > 1:
         names = ", ".join(folder.name for folder in folders)
         raise UsageError(f"'{name}' stands for {len(folders)} machines in '{results}': {names}. Name one of them.")

@@ -215,4 +215,4 @@ def _show_records(plan: PlanFile, results: Path, journal: Journal, output: Print
     if endings["refused"]:
         return UsageError.exit_code
     # Of what was lost, the journal decides.
-    return int(endings["crashed"] > 0) or exit_code([each for each in trials if each.environment.host != UNKNOWN])
+    return int(endings["crashed"] > 0) or exit_code([trial for trial in trials if trial.environment.host != UNKNOWN])

@@ -40,7 +40,7 @@ def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
             raise KeyboardInterrupt
     # That float16 without masters diverges, or that a batch does not fit, is what a search is there to find out.
     failed = any(trial.status in ("crashed", "timeout") for trial in found.trials)
-    return FAILED if failed or not any(each.largest for each in found.max_batches) else 0
+    return FAILED if failed or not any(loop.largest for loop in found.max_batches) else 0
 
 
 def fit(options: MaxBatchOptions, output: PrintOptions) -> int:

@@ -35,4 +35,4 @@ def merge(options: MergeOptions) -> None:
 
     merged = merge_folders(options.folders, options.output)
     say(f"{options.output}: {pluralize(merged.num_records, 'record')}, {merged.num_written} of them new.")
-    say_problems([(str(each.path), each.reason) for each in merged.problems])
+    say_problems([(str(problem.path), problem.reason) for problem in merged.problems])

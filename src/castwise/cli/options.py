@@ -44,14 +44,14 @@ class HelpCommand(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters; --help is shown among others, if these are in groups."""
         parameters = _without_types(super().get_params(ctx))
-        panels = {getattr(each, "rich_help_panel", None) for each in parameters}
+        panels = {getattr(parameter, "rich_help_panel", None) for parameter in parameters}
         if panels != {None}:
             parameters[-1].rich_help_panel = "Output"
         if _MANY_MACHINES in panels:
             is_short = "--help" in (ctx.obj or ())
-            for each in parameters:
-                if getattr(each, "rich_help_panel", None) == _MANY_MACHINES:
-                    each.hidden = is_short
+            for parameter in parameters:
+                if getattr(parameter, "rich_help_panel", None) == _MANY_MACHINES:
+                    parameter.hidden = is_short
             parameters[-1].help = "Show this message and exit; --help-all shows the options for many machines, too."
         return parameters
 
@@ -62,11 +62,11 @@ class HelpGroup(TyperGroup):
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:
-    for each in parameters:
-        if isinstance(each, TyperArgument):
-            each.display_type_rich = lambda ctx: None  # type: ignore[method-assign]  # noqa: ARG005
-        elif getattr(each, "is_flag", False):
-            each.metavar = ""
+    for parameter in parameters:
+        if isinstance(parameter, TyperArgument):
+            parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]  # noqa: ARG005
+        elif getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
     return parameters
 
 
@@ -90,16 +90,16 @@ def add_command(
 
     def call(context: typer.Context, **given: Any) -> None:
         given = {key: value.value if isinstance(value, Enum) else value for key, value in given.items()}
-        options = {key: parse_options(each, given, on_command_line=True) for key, each in classes.items()}
-        for key, each in options.items():
-            if isinstance(each, PrintOptions):
-                options[key] = replace(each, words=context.obj)
+        options = {key: parse_options(kind, given, on_command_line=True) for key, kind in classes.items()}
+        for key, value in options.items():
+            if isinstance(value, PrintOptions):
+                options[key] = replace(value, words=context.obj)
         raise typer.Exit(function(**options) or 0)
 
     call.__doc__ = function.__doc__
     # Typer reads a command's options off its function's signature.
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(name, cls=HelpCommand, epilog=examples or None, hidden=hidden)(call)
 
 

@@ -97,7 +97,7 @@ def check_stdout() -> None:
 def _replace(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(_ASCII.get(each, "?") for each in error.object[error.start : error.end]), error.end
+    return "".join(_ASCII.get(character, "?") for character in error.object[error.start : error.end]), error.end
 
 
 class _Lenient:

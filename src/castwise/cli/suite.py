@@ -38,7 +38,7 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
     from castwise.suites.render import present
     from castwise.suites.run import check, prepare_suite
 
-    suites = [find_suite(each) for each in dict.fromkeys(options.suites or SUITE_NAMES)]
+    suites = [find_suite(name) for name in dict.fromkeys(options.suites or SUITE_NAMES)]
     check(options)
 
     def show_suite(result: "SuiteResult") -> None:
@@ -53,10 +53,10 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
         results: list[SuiteResult] = []
         with looking():
             machine = find_machine(options.device, options.data_dir, ())
-        for each in suites:
+        for suite_row in suites:
             try:
-                suite_job = prepare_suite(each, options, machine, progress)
-                say(f"{each.name}: {pluralize(len(suite_job.job.specs), 'trial')}")
+                suite_job = prepare_suite(suite_row, options, machine, progress)
+                say(f"{suite_row.name}: {pluralize(len(suite_job.job.specs), 'trial')}")
                 announce(suite_job.job)
                 with progress:
                     results.append(suite_job.run())
@@ -65,7 +65,7 @@ def suite(options: SuiteOptions, output: PrintOptions) -> int:
                 if len(suites) == 1:
                     raise
                 refused = error.exit_code
-                say(f"castwise: {each.name} is left out: {error}")
+                say(f"castwise: {suite_row.name} is left out: {error}")
                 continue
             show_suite(results[-1])
         return results, refused

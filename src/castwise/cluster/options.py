@@ -63,9 +63,9 @@ class ManyMachinesOptions:
         self._check_engine()
         if self.plan is not None and self.plan_only is not None:
             raise UsageError("--plan-only writes a plan, and --plan reads one. Give one of the two.")
-        for each in options_of(RunOptions) if self.plan is not None else ():
-            if each.name not in OF_MACHINE and getattr(options, each.name) != each.field_default:
-                raise UsageError(f"The plan '{self.plan}' says what is measured. Leave {each.label} out.")
+        for option in options_of(RunOptions) if self.plan is not None else ():
+            if option.name not in OF_MACHINE and getattr(options, option.name) != option.field_default:
+                raise UsageError(f"The plan '{self.plan}' says what is measured. Leave {option.label} out.")
 
     def _check_engine(self) -> None:
         if self.on is None:

@@ -181,10 +181,10 @@ class RayBackend:
             if last.task is not None or last.reply is not None:
                 continue
             (names := teams.setdefault(last.kind, [])).append(name)
-            task = next((each for each in waiting if each.kind in ("", last.kind)), None)
+            task = next((task for task in waiting if task.kind in ("", last.kind)), None)
             if len(names) < self._num_nodes or task is None:
                 continue
-            team = [self._nodes[each] for each in teams.pop(last.kind)]
+            team = [self._nodes[name] for name in teams.pop(last.kind)]
             first, address, secret = team[0], "", secrets.token_hex(32)
             if len(team) > 1:
                 try:

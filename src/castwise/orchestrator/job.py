@@ -309,7 +309,7 @@ def make_plan(options: RunOptions) -> PlanFile:
     specs = _axes(options).specs(device, protocol, options.seed, user_workloads)
     return PlanFile(
         options=planned_options(options),
-        models={name: each.model.redacted for name, each in user_workloads.items()},
+        models={name: workload.model.redacted for name, workload in user_workloads.items()},
         specs=tuple(spec.redacted for spec in specs),
     )
 
@@ -360,7 +360,9 @@ def prepare_profiles(
     options: WhyOptions, listener: Listener | None = None, find_machine: FindMachine = detect_machine
 ) -> Job:
     """Return the job that profiles steps of what a user asked for; the arguments and errors are `prepare`'s."""
-    shared = {each.name: getattr(options, each.name) for each in fields(RunOptions) if hasattr(options, each.name)}
+    shared = {
+        option.name: getattr(options, option.name) for option in fields(RunOptions) if hasattr(options, option.name)
+    }
     rule = StopRule(min_rounds=1, max_rounds=1)
     profiles = {"profile_steps": _PROFILE_STEPS, "numerics": options.numerics}
     found = prepare(RunOptions(**shared), listener, find_machine, rule=rule, profiles=profiles)
@@ -426,7 +428,7 @@ def _for_script(options: RunOptions, script: str, *, compares_numerics: bool) ->
         except OSError as error:
             raise UsageError(f"No file can be written to '{options.scratch}': {error.strerror}.") from None
     takes = [row.name for row in TECHNIQUES if row.fits_scripts]
-    for name in (each for loop in options.techniques or () for each in parse_techniques(loop)):
+    for name in (technique for loop in options.techniques or () for technique in parse_techniques(loop)):
         if name not in (*takes, *SETS):
             raise UsageError(f"A script cannot be given {name} from outside. It takes: {', '.join(takes)}.")
     named = [find_precision(name).name for name in options.precisions or USUAL_OF_SCRIPTS]
@@ -441,7 +443,7 @@ def check_request(options: RunOptions, user_models: Sequence[str] = ()) -> None:
     if not any(map(is_script, user_models)):
         if AS_WRITTEN in (options.precisions or ()):
             raise UsageError(f"'{AS_WRITTEN}' is the precision of a script: castwise run -- python train.py")
-        given = {each.label: getattr(options, each.name) for each in options_of(ScriptOptions)}
+        given = {option.label: getattr(options, option.name) for option in options_of(ScriptOptions)}
         for flag, value in given.items():
             if value is not None:
                 raise UsageError(f"{flag} is for scripts: castwise run -- python train.py")
@@ -472,7 +474,7 @@ def _with_quick_steps(
     known = {} if store is None else store.load(machine.environment)[0]
     measured = {trial.spec.configuration for trial in known.values() if trial.status == "ok"}
     batch_of: dict[str, int] = {}
-    for spec in sorted(specs, key=lambda each: each.precision != BASELINE):
+    for spec in sorted(specs, key=lambda spec: spec.precision != BASELINE):
         usual = spec.batch_size
         if spec.workload in batch_of or spec.user_model is not None:
             continue

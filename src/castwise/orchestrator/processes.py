@@ -164,7 +164,7 @@ class RpcSession:
             TrialFailedError: As for any call; also if the ranks' devices differ, since a figure is of one device.
         """
         devices = [device_of_rank(device, rank % self._per_node) for rank in self._ranks]
-        arguments = [{"device": each, "commit": self._engine.commit} for each in devices]
+        arguments = [{"device": name, "commit": self._engine.commit} for name in devices]
         environments = self._call("open", arguments, TypeAdapter(Environment), timeout_seconds=_OPEN_TIMEOUT_SECONDS)
         names = list(dict.fromkeys(environment.device_name for environment in environments))
         if len(names) > 1:
@@ -463,8 +463,8 @@ class TrialProcess:
             how = "the process closed its pipe but did not end"
         elif code < 0:
             hint = ": the host may be out of memory" if -code == signal.SIGKILL else ""
-            known = {each.value: each.name for each in signal.Signals}  # most real-time signals have no name
-            how = f"the process was ended by {known.get(-code, f'signal {-code}')}{hint}"
+            names = {known.value: known.name for known in signal.Signals}  # most real-time signals have no name
+            how = f"the process was ended by {names.get(-code, f'signal {-code}')}{hint}"
         else:
             last = "".join(log.strip().splitlines()[-1:]).strip()  # of a traceback, the line that says what was raised
             if len(last) > _LAST_LINE_CHARACTERS:

@@ -193,7 +193,7 @@ class Rounds:
         costs = {spec.key: cost if math.isfinite(cost := self._cost(spec)) else mean for spec in specs}
         kept: list[TrialSpec] = []
         for spec in sorted(specs, key=lambda s: (not self._is_baseline(s), self._num_trials(s), costs[s.key])):
-            if sum(costs[each.key] for each in (*kept, spec)) * self._seconds_per_cost <= left:
+            if sum(costs[other.key] for other in (*kept, spec)) * self._seconds_per_cost <= left:
                 kept.append(spec)
             elif self._is_baseline(spec):
                 return []
@@ -232,7 +232,9 @@ class Rounds:
         if len(trials) < self._rule.min_rounds:
             return False
         # The baseline's own interval is not needed; without a baseline there is no ratio.
-        if self._is_baseline(spec) or any(self._is_baseline(each) and self._has_failed(each) for each in self._specs):
+        if self._is_baseline(spec) or any(
+            self._is_baseline(other) and self._has_failed(other) for other in self._specs
+        ):
             return True
         ratio = speedup_estimate(self._of(self._baseline), trials) if self._baseline is not None else None
         return ratio is None or self._rule.is_answered(ratio)
@@ -271,7 +273,7 @@ class Rounds:
             seed=self._seed,
         ).run()
         if _fail_alike(trials):  # the fewest trials that show it are enough
-            trials = next(few for few in itertools.accumulate([each] for each in trials) if _fail_alike(few))
+            trials = next(few for few in itertools.accumulate([trial] for trial in trials) if _fail_alike(few))
         postponed: list[str] = []
         for trial in trials:
             # It may succeed with fewer others; cuDNN and cuBLAS have other words for lack of memory.
@@ -369,7 +371,7 @@ def group_by_memory(
 
 def _fail_alike(trials: Sequence[Trial]) -> bool:
     """Return whether trials of full and of 16-bit precision crashed with the same error, and no trial ended well."""
-    return fails_alike((each.spec.precision, each.message if each.status == "crashed" else None) for each in trials)
+    return fails_alike((trial.spec.precision, trial.message if trial.status == "crashed" else None) for trial in trials)
 
 
 def prior_stats_of(trials: Sequence[Trial]) -> PriorStats | None:

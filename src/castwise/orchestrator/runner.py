@@ -225,7 +225,7 @@ class InterleavedSession:
     fits_deadline: bool = False
     seed: str = field(default_factory=lambda: secrets.token_hex(6))
     began: float = field(default=0.0, init=False)
-    measurements: "list[_Measurement]" = field(default_factory=list, init=False)
+    trials: "list[_RunningTrial]" = field(default_factory=list, init=False)
 
     def run(self) -> list[Trial]:
         """Return a record for each, in the order of the specs, except for those that no time was left for.
@@ -237,43 +237,43 @@ class InterleavedSession:
             self.get_ready()
             self.measure()
         except BaseException:
-            _close(self.measurements)
+            _close(self.trials)
             raise
-        self.runner.closer.close([each.session for each in self.measurements])
+        self.runner.closer.close([trial.session for trial in self.trials])
         if self.round_number is None:
             self.runner.closer.wait()  # a lone trial's duration includes the end of its process
-        session_id = secrets.token_hex(6) if sum(each.can_continue for each in self.measurements) > 1 else None
-        return [each.record(session_id) for each in self.measurements if not each.is_dropped]
+        session_id = secrets.token_hex(6) if sum(trial.can_continue for trial in self.trials) > 1 else None
+        return [trial.record(session_id) for trial in self.trials if not trial.is_dropped]
 
     def get_ready(self) -> None:
         self.set_up(self.setup_order)
         # If memory was short, a library may report the first one's failure as another error.
-        failures = [each.failure for each in self.measurements if each.failure is not None]
+        failures = [trial.failure for trial in self.trials if trial.failure is not None]
         lacks_memory = len(self.specs) > 1 and any(failure.status == "oom" for failure in failures)
-        if self.setup_order == "together" and lacks_memory and not self.measurements[0].can_continue:
-            _close(self.measurements)
-            self.measurements.clear()
+        if self.setup_order == "together" and lacks_memory and not self.trials[0].can_continue:
+            _close(self.trials)
+            self.trials.clear()
             self.set_up("first alone")
         self.warm_up()
-        ready = [each for each in self.measurements if each.can_continue]
-        num_failed = sum(not each.can_continue and not each.is_dropped for each in self.measurements)
+        ready = [trial for trial in self.trials if trial.can_continue]
+        num_failed = sum(not trial.can_continue and not trial.is_dropped for trial in self.trials)
         if len(ready) == 1 and ready[0].is_baseline and ready[0].has_prior and num_failed < len(self.specs) - 1:
             ready[0].drop()  # no time was left for what it would be compared with
 
     def measure(self) -> None:
         """Time what is ready, then measure its energy and profile it."""
-        interleaved = [each for each in self.measurements if not each.is_timed_in_stretch]
+        interleaved = [trial for trial in self.trials if not trial.is_timed_in_stretch]
         self.time_interleaved(interleaved)
         # After the others: a GPU at its power limit needs a while to recover its clock.
         self.time_stretches()
-        for each in interleaved:
-            if not each.has_prior and self.seconds_left() > 0:
-                each.attempt(each.measure_energy)
-        _all_at_once(_Measurement.finish, self.measurements)
-        for each in self.measurements:
-            if each.spec.protocol.profile_steps and each.failure is None and each.spec.recipe is None:
-                self.report(f"profiling {each.spec.precision}", 1.0)
-                each.profile()
+        for trial in interleaved:
+            if not trial.has_prior and self.seconds_left() > 0:
+                trial.attempt(trial.measure_energy)
+        _all_at_once(_RunningTrial.finish, self.trials)
+        for trial in self.trials:
+            if trial.spec.protocol.profile_steps and trial.failure is None and trial.spec.recipe is None:
+                self.report(f"profiling {trial.spec.precision}", 1.0)
+                trial.profile()
 
     @property
     def share(self) -> float:
@@ -289,11 +289,11 @@ class InterleavedSession:
         prefix = "" if self.round_number is None else f"round {self.round_number}: "
         self.runner.listener.phase(prefix + phase, share * len(self.specs))
 
-    def start(self, spec: TrialSpec) -> "_Measurement":
+    def start(self, spec: TrialSpec) -> "_RunningTrial":
         prior, is_baseline = self.earlier.get(spec.configuration), spec.configuration == self.baseline
         is_alone = self.round_number is None
-        self.measurements.append(_Measurement(self.runner, spec, prior, is_baseline=is_baseline, is_alone=is_alone))
-        return self.measurements[-1]
+        self.trials.append(_RunningTrial(self.runner, spec, prior, is_baseline=is_baseline, is_alone=is_alone))
+        return self.trials[-1]
 
     def set_up(self, order: SetupOrder) -> None:
         """Build the trials; one by one, they are warmed up, too."""
@@ -304,13 +304,13 @@ class InterleavedSession:
             return
         for spec in self.specs:
             self.start(spec)
-        _all_at_once(_Measurement.open_device, self.measurements)
+        _all_at_once(_RunningTrial.open_device, self.trials)
         self.runner.closer.wait()  # the memory of the previous session's processes is needed now
         self.report("setting up", 0.05)
         num_alone = 1 if order == "first alone" else 0
-        for each in self.measurements[:num_alone]:
-            each.attempt(each.set_up)
-        _all_at_once(_Measurement.set_up, self.measurements[num_alone:])
+        for trial in self.trials[:num_alone]:
+            trial.attempt(trial.set_up)
+        _all_at_once(_RunningTrial.set_up, self.trials[num_alone:])
 
     def get_ready_one_by_one(self) -> None:
         """Start, set up and warm up one after another while there is time; the others are not even started.
@@ -319,37 +319,37 @@ class InterleavedSession:
         """
         first = 0.0  # seconds
         for index, spec in enumerate(self.specs):
-            is_first = not any(other.can_continue for other in self.measurements)
+            is_first = not any(other.can_continue for other in self.trials)
             if not is_first and first > self.share * self.seconds_left():
                 return
             self.report(f"setting up {spec.precision}", 0.05 + 0.35 * index / len(self.specs))
-            each, started_at = self.start(spec), time.perf_counter()
-            thread = threading.Thread(target=each.get_ready, daemon=True)
+            trial, started_at = self.start(spec), time.perf_counter()
+            thread = threading.Thread(target=trial.get_ready, daemon=True)
             thread.start()
             equal_share = self.seconds_left() / (len(self.specs) - index + 1)  # one of them for timing
             longest = max(0.0, equal_share, min(_TIMES_THE_FIRST * first, self.seconds_left()))
             thread.join(None if is_first or math.isinf(longest) else longest)
             if thread.is_alive():
-                each.drop()
+                trial.drop()
                 thread.join()
-            elif each.can_continue and is_first:
+            elif trial.can_continue and is_first:
                 first = time.perf_counter() - started_at
-            failures = ((m.spec.precision, None if m.failure is None else m.failure.message) for m in self.measurements)
+            failures = ((t.spec.precision, None if t.failure is None else t.failure.message) for t in self.trials)
             if fails_alike(failures):
                 return
 
     def warm_up(self) -> None:
         """Warm up one by one: while others compute, no step time settles."""
-        cold = [each for each in self.measurements if not each.is_warm]
-        for index, each in enumerate(cold):
+        cold = [trial for trial in self.trials if not trial.is_warm]
+        for index, trial in enumerate(cold):
             if self.seconds_left(self.share) < 0 and any(other.can_continue for other in cold[:index]):
-                each.drop()
-            if each.can_continue and not each.runs_all_epochs:
-                name = f"warming up {each.spec.precision}" if len(self.specs) > 1 else "warming up"
+                trial.drop()
+            if trial.can_continue and not trial.runs_all_epochs:
+                name = f"warming up {trial.spec.precision}" if len(self.specs) > 1 else "warming up"
                 self.report(name, 0.1 + 0.3 * index / len(self.specs))
-            each.attempt(each.warm_up)
+            trial.attempt(trial.warm_up)
 
-    def time_interleaved(self, measurements: "Sequence[_Measurement]") -> None:
+    def time_interleaved(self, trials: "Sequence[_RunningTrial]") -> None:
         """Time blocks, one of each configuration in a random order, and again until none needs another.
 
         All that need a block take the next one, and the baseline, whose blocks every ratio needs. While the baseline
@@ -357,29 +357,29 @@ class InterleavedSession:
         the blocks of both sides one by one from the first.
         """
         rng = random.Random(f"{self.seed} {self.round_number}")
-        while order := self._next_blocks(measurements):
+        while order := self._next_blocks(trials):
             rng.shuffle(order)
-            if not all(each.runs_all_epochs for each in order):
-                self.report("timing", 0.4 + 0.6 * min(each.schedule.share for each in order))
+            if not all(trial.runs_all_epochs for trial in order):
+                self.report("timing", 0.4 + 0.6 * min(trial.schedule.share for trial in order))
             # Longer blocks of the others save blocks of a baseline that needs few itself.
-            may_be_long = all(each.schedule.is_quiet for each in order if each.is_baseline)
-            for each in order:
-                if not each.has_blocks or each.block_seconds < self.seconds_left():
-                    each.attempt(partial(each.measure_next, may_be_long=may_be_long))
+            may_be_long = all(trial.schedule.is_quiet for trial in order if trial.is_baseline)
+            for trial in order:
+                if not trial.has_blocks or trial.block_seconds < self.seconds_left():
+                    trial.attempt(partial(trial.measure_next, may_be_long=may_be_long))
                 else:
-                    each.is_done = True
+                    trial.is_done = True
 
-    def _next_blocks(self, measurements: "Sequence[_Measurement]") -> "list[_Measurement]":
+    def _next_blocks(self, trials: "Sequence[_RunningTrial]") -> "list[_RunningTrial]":
         """Return those that take another block; none if that would tell nothing, or no time is left."""
-        for each in measurements:
-            each.is_done |= each.has_no_time(self.seconds_left())
-        if not any(each.goes_on for each in measurements if each.is_baseline and not each.is_done):
-            for each in measurements:
-                each.is_done |= not each.is_baseline and not each.goes_on
-        order = [each for each in measurements if not each.is_done]
-        others = [each for each in measurements if each.is_done]
-        is_alone = all(each.is_baseline for each in order) and any(each.can_continue for each in others)
-        return order if not is_alone and any(each.goes_on for each in order) else []
+        for trial in trials:
+            trial.is_done |= trial.has_no_time(self.seconds_left())
+        if not any(trial.goes_on for trial in trials if trial.is_baseline and not trial.is_done):
+            for trial in trials:
+                trial.is_done |= not trial.is_baseline and not trial.goes_on
+        order = [trial for trial in trials if not trial.is_done]
+        others = [trial for trial in trials if trial.is_done]
+        is_alone = all(trial.is_baseline for trial in order) and any(trial.can_continue for trial in others)
+        return order if not is_alone and any(trial.goes_on for trial in order) else []
 
     def time_stretches(self) -> None:
         """Time loops that are timed in one stretch, one after another, each in its share of the time that is left.
@@ -388,17 +388,17 @@ class InterleavedSession:
         """
         number = self.round_number or 1
 
-        def place(each: "_Measurement") -> float:
-            return random.Random(f"{self.seed} {(number + 1) // 2} {each.spec.configuration}").random()
+        def place(trial: "_RunningTrial") -> float:
+            return random.Random(f"{self.seed} {(number + 1) // 2} {trial.spec.configuration}").random()
 
-        stretches = [each for each in self.measurements if each.is_timed_in_stretch]
+        stretches = [trial for trial in self.trials if trial.is_timed_in_stretch]
         order = sorted(stretches, key=place, reverse=number % 2 == 0)
-        for index, each in enumerate(order):
-            phase = "timing" if each.spec.is_script else "timing at the power limit"
+        for index, trial in enumerate(order):
+            phase = "timing" if trial.spec.is_script else "timing at the power limit"
             self.report(phase, 0.4 + 0.6 * index / len(order))
-            if index and not each.is_baseline and self.seconds_left() < 0:
-                each.drop()
-            each.attempt(partial(each.time_stretch, self.seconds_left() / (len(order) - index)))
+            if index and not trial.is_baseline and self.seconds_left() < 0:
+                trial.drop()
+            trial.attempt(partial(trial.time_stretch, self.seconds_left() / (len(order) - index)))
 
 
 def fails_alike(failures: Iterable[tuple[str, str | None]]) -> bool:
@@ -412,7 +412,7 @@ def fails_alike(failures: Iterable[tuple[str, str | None]]) -> bool:
     return is_one and len({precision_row(precision).is_16_bit for precision, _ in found}) > 1
 
 
-class _Measurement:
+class _RunningTrial:
     """One trial of a session, in its process: what was measured before a failure is in its record, too."""
 
     def __init__(
@@ -712,22 +712,22 @@ class _Measurement:
         return status_of(trial) if failure is None else trial
 
 
-def _all_at_once(step: Callable[[_Measurement], None], measurements: Sequence[_Measurement]) -> None:
-    if len(measurements) == 1:
-        measurements[0].attempt(partial(step, measurements[0]))
-    elif measurements:
-        with ThreadPoolExecutor(max_workers=len(measurements)) as pool:
+def _all_at_once(step: Callable[[_RunningTrial], None], trials: Sequence[_RunningTrial]) -> None:
+    if len(trials) == 1:
+        trials[0].attempt(partial(step, trials[0]))
+    elif trials:
+        with ThreadPoolExecutor(max_workers=len(trials)) as pool:
             try:
-                list(pool.map(lambda each: each.attempt(partial(step, each)), measurements))
+                list(pool.map(lambda trial: trial.attempt(partial(step, trial)), trials))
             except BaseException:
-                _close(measurements)  # the pool waits for its threads before it raises, and they wait for the processes
+                _close(trials)  # the pool waits for its threads before it raises, and they wait for the processes
                 raise
 
 
-def _close(measurements: Sequence[_Measurement]) -> None:
+def _close(trials: Sequence[_RunningTrial]) -> None:
     """End all processes in parallel: each takes a while to release its device."""
     closer = BackgroundCloser()
-    closer.close([each.session for each in measurements])
+    closer.close([trial.session for trial in trials])
     closer.wait()
 
 
