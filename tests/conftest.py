@@ -163,6 +163,14 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 @pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """Return the engine that functions of the package get."""
+    made = FakeEngine(exclusive=False)
+    monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: made)
+    return made
+
+
+@pytest.fixture
 def unwritable(tmp_path: Path) -> Iterator[Path]:
     """Return a path that nobody can make a folder of, root included: it lies below a file."""
     file = tmp_path / "a-file"

@@ -1,7 +1,6 @@
 import pytest
 
 import castwise
-from castwise import errors
 from castwise.errors import (
     CastwiseError,
     DataError,
@@ -52,12 +51,6 @@ def test_every_public_name_resolves() -> None:
     for name in castwise.__all__:
         assert getattr(castwise, name) is not None
     assert set(castwise.__all__) <= set(dir(castwise))
-
-
-def test_public_errors_are_those_of_the_errors_module() -> None:
-    public_errors = [name for name in castwise.__all__ if name.endswith("Error")]
-    assert sorted(public_errors) == ["CastwiseError", "DataError", "EngineError", "StoreError", "UsageError"]
-    assert all(getattr(castwise, name) is getattr(errors, name) for name in public_errors)
 
 
 def test_an_unknown_public_name_is_an_attribute_error() -> None:

@@ -16,18 +16,10 @@ from torch import nn
 
 import castwise
 from castwise.errors import UsageError
-from castwise.orchestrator import machine
 from castwise.records.store import Store
 
 MODEL, BATCH = nn.Linear(3, 2), torch.ones(4, 3)
 QUIET: dict[str, Any] = {"precision": "fp32,bf16-mixed", "progress": False}
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    engine = FakeEngine(exclusive=False)
-    monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
-    return engine
 
 
 def test_run_returns_rows_and_is_the_sequence_of_its_trials(engine: FakeEngine) -> None:

@@ -20,13 +20,6 @@ from castwise.orchestrator.session import TrialFailedError
 MODEL, BATCH = nn.Linear(3, 2), torch.ones(4, 3)
 
 
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    engine = FakeEngine(exclusive=False)
-    monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
-    return engine
-
-
 def test_a_comparison_is_a_table_and_its_records(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     found = castwise.compare(MODEL, BATCH, precision="fp32,bf16-mixed")
     assert [trial.spec.precision for trial in found.trials] == ["fp32"] * 3 + ["bf16-mixed"] * 3

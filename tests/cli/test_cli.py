@@ -76,6 +76,7 @@ def test_without_a_command_the_next_steps_are_shown(command: CommandLine) -> Non
     done = command()
     assert (done.code, done.err, done.engine.sessions) == (0, "", [])
     assert len(done.out.splitlines()) <= 12
+    assert all(len(line) <= 80 for line in done.out.splitlines() + command("--help").out.splitlines())
     for words in ("doctor", "run -- python train.py", "run FILE.py:build", "tune FILE.py:build", "report", "--help"):
         assert f"castwise {words}" in done.out
 
@@ -135,11 +136,6 @@ def test_list_alone_lists_everything(command: CommandLine) -> None:
     assert done.code == 0
     for name in ("mnist-cnn", "bf16-mixed", "channels-last", "NVIDIA H200", "wrn-cifar10"):
         assert name in done.out
-
-
-@pytest.mark.parametrize("arguments", [(), ("--help",)])
-def test_the_first_screen_fits_80_columns(arguments: tuple[str, ...], command: CommandLine) -> None:
-    assert all(len(line) <= 80 for line in command(*arguments).out.splitlines())
 
 
 def test_a_list_keeps_its_names_whole_on_a_narrow_terminal() -> None:

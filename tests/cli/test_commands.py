@@ -164,20 +164,16 @@ def test_doctor_shows_the_machine_and_its_precisions(command: CommandLine) -> No
     assert command.records() == []
 
 
-def test_doctor_names_the_device_once_and_pads_no_line(command: CommandLine) -> None:
-    done = command("doctor", engine=FakeEngine(environment=fake_environment(None)))
-    assert done.out.count(fake_environment(None).cpu) == 1
-    assert "CPU is a CPU" not in done.out
-    assert all(line == line.rstrip() for line in done.out.splitlines() if not line.strip() or "  " not in line.strip())
-
-
 def test_doctor_shows_every_gpu_or_the_cpu(command: CommandLine) -> None:
     two = FakeEngine(environment=fake_environment(num_gpus=2), devices=("cuda:1",))
     assert command("doctor", engine=two).out.count("This machine") == 2
-    none = command("doctor", engine=FakeEngine(environment=fake_environment(None)))
-    assert none.code == 0
-    assert "none that torch can use" in none.out
-    assert "impossible" in none.out
+    done = command("doctor", engine=FakeEngine(environment=fake_environment(None)))
+    assert done.code == 0
+    assert "none that torch can use" in done.out
+    assert "impossible" in done.out
+    assert done.out.count(fake_environment(None).cpu) == 1, "the device is named once"
+    assert "CPU is a CPU" not in done.out
+    assert all(line == line.rstrip() for line in done.out.splitlines() if not line.strip() or "  " not in line.strip())
 
 
 def test_doctor_shows_what_the_driver_says_and_what_it_hides(

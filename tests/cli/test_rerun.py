@@ -81,11 +81,6 @@ def test_what_is_not_on_record_is_measured_and_said_once(ask: Ask) -> None:
     assert len([line for line in more.error_lines if "on record already" in line]) == 1
 
 
-def test_again_measures(ask: Ask) -> None:
-    ask()
-    assert ask("run", "mnist-cnn", "--precision", "fp32,bf16-mixed", "--again").engine.measured
-
-
 def change_a_variable(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
 

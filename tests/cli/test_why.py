@@ -12,7 +12,6 @@ from fake_engine import FakeEngine, Fault, fake_environment, fake_profile
 import castwise
 from castwise.analysis.causes import diagnose
 from castwise.analysis.result_table import rows_of_steps
-from castwise.orchestrator import machine
 from castwise.records.schema import Trial
 from castwise.records.store import load_folder
 from castwise.show.console import SafeConsole
@@ -207,9 +206,7 @@ def test_records_without_a_profile_have_a_table_and_say_so(command: CommandLine)
     assert "resnet50 fp32 batch 256: no kernels, because no step was profiled" in text
 
 
-def test_python_has_the_diagnoses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    engine = FakeEngine(exclusive=False)
-    monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
+def test_python_has_the_diagnoses(engine: FakeEngine, tmp_path: Path) -> None:
     options: dict[str, Any] = {"precision": ["fp32", "bf16-mixed"], "results": tmp_path, "progress": False}
     found = castwise.why("resnet50", **options)
     assert repr(found) == "Diagnoses({'fp32': 'memory', 'bf16-mixed': 'memory'})"

@@ -86,16 +86,6 @@ def test_gpus_are_refused_on_a_machine_without_any(job: Prepare) -> None:
     assert spec.num_processes == 2
 
 
-def test_the_same_rounds_again_measure_nothing(job: Prepare) -> None:
-    rule, names = StopRule(min_rounds=2, max_rounds=2), ("fp32", "bf16-mixed")
-    first = job(precisions=names, rule=rule).run()
-    assert [trial.spec.repeat for trial in first] == [0, 1, 0, 1]
-    engine = FakeEngine()
-    again = job(engine, precisions=names, rule=rule).run()
-    assert engine.measured == []
-    assert [repr(trial) for trial in again] == [repr(trial) for trial in first]
-
-
 def test_a_job_with_one_axis_longer_measures_only_what_is_new(job: Prepare) -> None:
     job(precisions=("fp32", "tf32"), batch_sizes=(4,)).run()
     engine = FakeEngine()
@@ -280,16 +270,9 @@ def test_without_a_results_folder_nothing_is_kept_or_taken(job: Prepare, tmp_pat
     assert len(load_folder(tmp_path / "results")[0]) == 1
 
 
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeEngine:
-    """Return the engine that `castwise.run` gets."""
-    made = FakeEngine(exclusive=False)
-    monkeypatch.setattr(machine_module, "ForkserverEngine", lambda data_dir, commit: made)
+@pytest.mark.usefixtures("engine")
+def test_the_function_takes_names_or_lists_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    return made
-
-
-def test_the_function_takes_names_or_lists_of_names(engine: FakeEngine, tmp_path: Path) -> None:
     one = castwise.run("resnet50", precision="fp32", batch_size=8)
     assert [(trial.spec.batch_size, trial.spec.repeat) for trial in one] == [(8, 0), (8, 1), (8, 2)]
     many = castwise.run(["resnet18", "resnet50"], precision=["O0", "tf32"], batch_size=[4, 8], device="cuda", rounds=1)

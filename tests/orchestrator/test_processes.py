@@ -283,28 +283,25 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ForkserverEngine()
 
 
-@pytest.mark.parametrize("error", [OSError(11, "Resource temporarily unavailable"), EOFError("unexpected EOF")])
-def test_no_process_to_be_had(error: Exception, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = ForkserverEngine(target=faulty_trial.behave)
+@pytest.mark.parametrize(
+    ("error", "seen", "message"),
+    [
+        (OSError(11, "Resource temporarily unavailable"), EngineError, "^No process could be .* trial: .*unavailable"),
+        (EOFError("unexpected EOF"), EngineError, "^No process could be started for a trial: .*import torch"),
+        (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_no_process_to_be_had(
+    error: BaseException, seen: type[BaseException], message: str, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, main = ForkserverEngine(target=faulty_trial.behave), sys.modules["__main__"]
 
     def refuse(_: object) -> None:
         raise error
 
     monkeypatch.setattr(multiprocessing.get_context("forkserver").Process, "start", refuse)
-    with pytest.raises(EngineError, match=r"^No process could be started for a trial: .*(unavailable|import torch)"):
-        engine.start(1.0)
-    assert not list(logs.iterdir())
-
-
-def test_an_interrupted_start_leaves_nothing(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = ForkserverEngine(target=faulty_trial.behave)
-
-    def interrupt(_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(multiprocessing.get_context("forkserver").Process, "start", interrupt)
-    main = sys.modules["__main__"]
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(seen, match=message):
         engine.start(1.0)
     assert not list(logs.iterdir())
     assert sys.modules["__main__"] is main
