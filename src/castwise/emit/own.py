@@ -6,8 +6,9 @@ from pathlib import Path
 
 from castwise.emit.builder import ScriptBuilder
 from castwise.errors import UsageError
-from castwise.registry.precisions import Precision
+from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import StepConfig
+from castwise.registry.workloads import find_workload
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserParts
@@ -53,28 +54,35 @@ def check_user_model(model: UserModel, file: Path | None = None) -> None:
 
 
 class OwnModel:
-    """A user's model in the script `file`.
+    """A user's model in the script `file`; `CastwiseModel` has the same methods.
 
     Raises:
         UsageError: There is no function to call, or what it returns is not known or has no lines.
     """
 
-    def __init__(self, model: UserModel, parts: UserParts | None, script: ScriptBuilder, file: Path) -> None:
+    about = "Model, loss, optimizer and example batch are those of your own function."
+
+    def __init__(
+        self, spec: TrialSpec, model: UserModel, parts: UserParts | None, script: ScriptBuilder, file: Path
+    ) -> None:
         check_user_model(model, file)
         if parts is None or parts.batch_form in ("mapping", "other"):
             why = "of another form than a tensor, a tuple, a list or a dict" if parts is not None else "not known"
             raise UsageError(f"No script can be emitted of {model.name}: its batch is {why}.")
-        self.model, self.parts, self._script, self._file = model, parts, script, file
+        self.spec, self.model, self.parts, self._script, self._file = spec, model, parts, script, file
+        self.clip, self.accumulate = parts.clip_grad_norm, parts.accumulate
+        self.unit, self.units_per_sample = parts.unit, parts.units_per_sample
+        self.steps_scheduler = parts.scheduler != "none"
+        self.casts_calls = parts.lightning is None  # else its step casts the batch
 
     def _part(self, name: str) -> str:
         """Return where a part is that the function returned."""
         if self.parts.form == "dict":
             return f'parts["{name}"]'
-        return {"loss": "loss_fn", "batch": "make_batch" if self.parts.batch == "function" else "example"}.get(
-            name, name
-        )
+        names = {"loss": "loss_fn", "batch": "make_batch" if self.parts.batch == "function" else "example"}
+        return names.get(name, name)
 
-    def write_call(self) -> None:
+    def write_model(self) -> None:
         """Write the lines that call the function, and make `model` of what it returns."""
         path, parts = Path(self.model.path), self.parts
         if self.model.kind == "file":
@@ -92,9 +100,7 @@ class OwnModel:
             lines += [f"from {module} import {function}  # your own model", ""]
         else:
             self._script.add("import importlib")
-            lines += [
-                f'{function} = importlib.import_module("{module}").{function}  # your own model',
-            ]
+            lines.append(f'{function} = importlib.import_module("{module}").{function}  # your own model')
         call = f"{function}()" if parts.is_function else function
         if parts.form == "model":
             lines.append(f"model = {call}")
@@ -114,9 +120,13 @@ class OwnModel:
             if parts.lightning.optimizer_at or "optimizer" not in parts.names:
                 self._script.add("configured = model.configure_optimizers()", spacing="\n")
 
-    def write_optimizer(self, added: Mapping[str, bool], *, has_masters: bool) -> None:
-        """Write the lines that make the user's optimizer over what is stepped, with arguments that techniques add."""
-        parts = self.parts
+    @property
+    def optimizer_name(self) -> str:
+        return self.parts.optimizer_name
+
+    def write_optimizer(self, added: Mapping[str, bool], weights_class: str) -> None:
+        """Write the lines that make the optimizer over the weights of a class, with arguments that techniques add."""
+        parts, has_masters = self.parts, weights_class == "MasterWeights"
         weights = "weights.stepped" if has_masters else "[p for p in model.parameters() if p.requires_grad]"
         if parts.optimizer == "none":
             written = "".join(f", {argument}={value}" for argument, value in added.items())
@@ -127,10 +137,7 @@ class OwnModel:
             given = f"configured{parts.lightning.optimizer_at}"
         lines = [f"optimizer = {given}{f'({weights})' if parts.optimizer == 'function' else ''}"]
         if has_masters and parts.optimizer == "instance":
-            lines += [
-                "for group in optimizer.param_groups:",
-                '    group["params"] = [weights.stepped_for(p) for p in group["params"]]',
-            ]
+            lines.append("weights.adopt(optimizer)")
         if added:
             kernels = {"fused": False, "foreach": False} if {"fused", "foreach"} & {*added} else {}
             settings = ", ".join(f"{argument}={value}" for argument, value in (kernels | dict(added)).items())
@@ -140,9 +147,9 @@ class OwnModel:
             ]
         self._script.add(*lines)
 
-    def write_scheduler(self, config: StepConfig, loss_scale: str) -> None:
+    def write_scheduler(self, config: StepConfig) -> None:
         """Write the lines that make the user's scheduler, and `step_scheduler()`; none if there is none."""
-        if self.parts.scheduler == "none":
+        if not self.steps_scheduler:
             return
         made = self._part("scheduler") + ("(optimizer)" if self.parts.scheduler == "function" else "")
         if self.parts.lightning is not None and "scheduler" not in self.parts.names:
@@ -155,13 +162,13 @@ class OwnModel:
             step = f"{self._script.copy('castwise.trial.user_model.loop:step_of')}(scheduler)"
         if config.reads_rates_on_device:
             step = f"{self._script.copy(f'{_RATES}:DeviceLearningRates')}(optimizer, DEVICE, {step})"
-        if is_dynamic(loss_scale):  # not after a step that was skipped
+        if is_dynamic(self.spec.loss_scale):  # not after a step that was skipped
             step = f"{self._script.copy(f'{_RATES}:AfterStep')}(scaling, {step})"
         self._script.add(f"scheduler = {made}", f"step_scheduler = {step}")
 
-    def write_loss(self, precision: Precision) -> None:
+    def write_loss(self, _: StepConfig) -> None:
         """Write the lines that define `compute_loss(model, batch)`, whose loss is float32."""
-        parts, script = self.parts, self._script
+        parts, script, precision = self.parts, self._script, find_precision(self.spec.precision)
         in_float32 = ".float()" if precision.is_16_bit else ""
         if parts.lightning is not None:
             batch = "batch"
@@ -191,9 +198,10 @@ class OwnModel:
                 lines = [f"    return loss_fn(model({_INPUTS[parts.batch_form]}){target}){in_float32}"]
         script.define("def compute_loss(model, batch):", *lines)
 
-    def write_batches(self, spec: TrialSpec, count: int) -> None:
-        """Write the lines that define `batches`: `count`, of an example only one."""
-        parts, script = self.parts, self._script
+    def write_batches(self) -> None:
+        """Write the lines that define `batches`, of an example only one."""
+        spec, parts, script = self.spec, self.parts, self._script
+        count = find_workload(spec.workload).resident_batches
         size = "BATCH_SIZE" if parts.accumulate == 1 else f"BATCH_SIZE // {parts.accumulate}"
         batch = self._part("batch")
         if parts.lightning is not None and parts.lightning.has_loader:

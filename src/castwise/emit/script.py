@@ -4,11 +4,13 @@ Precision, loss scaling, masters, update and graph are copied, so a script compu
 script too long, the copies go into a second file.
 """
 
+from collections import defaultdict
 from pathlib import Path
 
-from castwise.emit import training, workloads
+from castwise.emit import training
 from castwise.emit.builder import ScriptBuilder
 from castwise.emit.own import OwnModel, check_user_model
+from castwise.emit.workloads import CastwiseModel, check_workload
 from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import (
@@ -32,27 +34,25 @@ _PRECISION, _SCALING, _TECHNIQUES = f"{_APPLY}.precision", f"{_APPLY}.loss_scali
 # Optimizers of torch that can count their steps on the device.
 _CAPTURABLE = ("ASGD", "Adadelta", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
 
-_LOOP = """\
-import argparse
+_LOADER = """\
+# Your data loader goes here: loader = map(to_device, DataLoader(...)), made anew in each epoch.
+loader = itertools.cycle(batches)"""
+
+_EPOCHS = """\
 import itertools
 import time
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--steps", type=int, default=48, help="steps of an epoch")
-parser.add_argument("--save", metavar="FILE", help="where to save the trained weights")
-arguments = parser.parse_args()
-
-# Your data loader goes here: loader = map(to_device, DataLoader(...)), made anew in each epoch.
-loader = itertools.cycle(batches)
-
 for epoch in range(arguments.epochs):{first}
+    {before}
     started = time.perf_counter()
-    for batch in itertools.islice(loader, arguments.steps):
-{step}
-{end}
-    per_second = arguments.steps * {units} / (time.perf_counter() - started)
-    print(f"epoch {{epoch + 1}}: loss {{loss.item():.9g}}, {{per_second:.6g}} {unit}/s")
-    # Your validation goes here: model.eval(), with torch.no_grad(), then model.train().
+    for batch in itertools.islice({batches}, arguments.steps):
+        loss = train_step(batch)
+        {after_step}
+    {flush}
+    {synchronize}
+    per_second = {units} / (time.perf_counter() - started)
+    {after_epoch}
+    print(f"epoch {{epoch + 1}}: loss {{loss.item():.9g}}, {{per_second:.6g}} {unit}/s{accuracy}")
+    {validation}
 if arguments.save:
     torch.save({saved}, arguments.save)"""
 
@@ -75,7 +75,7 @@ def check_script(workload: str, data_set: str, recipe: Recipe | None = None, fil
     if row.family == "own":
         check_user_model(locate(workload), file)
     else:
-        workloads.check_workload(row)
+        check_workload(row)
     if recipe is not None:
         training.check_training(data_set, recipe)
     elif data_set != SYNTHETIC:
@@ -118,9 +118,10 @@ class _Writer:
         callers = {"chunked_loss": "chunked-loss", "gather_targets": "sparse-prediction"}
         uncalled = {name for name, technique in callers.items() if technique not in spec.techniques}
         self.script = ScriptBuilder(file, frozenset(uncalled | (set() if self.is_cuda else {"cross_entropy_"})))
-        self.own = None if spec.user_model is None else OwnModel(spec.user_model, parts, self.script, file)
-        self.clip = self.row.clip_grad_norm if self.own is None else self.own.parts.clip_grad_norm
-        self.accumulate = 1 if self.own is None else self.own.parts.accumulate
+        own = spec.user_model
+        self.model: OwnModel | CastwiseModel = (
+            CastwiseModel(spec, self.script) if own is None else OwnModel(spec, own, parts, self.script, file)
+        )
         # Unless the loop does more, backward and step are the plain lines.
         self.has_weights = self.precision.master_weights or self.config.compiled_update
         self.has_scaling = spec.loss_scale != "none" or self.config.compiled_update
@@ -130,45 +131,32 @@ class _Writer:
         if self.is_cuda and self.spec.device != "cuda:0":
             self.script.add("torch.cuda.set_device(DEVICE)", spacing="\n")
         self.script.add(f"torch.manual_seed({self.spec.seed})", spacing="\n")
-        if self.own is not None:
-            self.own.write_call()
+        self.model.write_model()
         self.write_numeric_state()  # after the user's code, which may have set it otherwise
-        if self.own is None:
-            workloads.write_model(self.script, self.row)
         self.write_model_changes()
         self.write_optimizer()
-        if self.own is None:
-            workloads.write_loss(self.script, self.row, self.config.loss_options)
-        else:
-            self.own.write_loss(self.precision)
+        self.model.write_loss(self.config)
         if self.config.compile_mode is not None:
             self.write_compilation(self.config.compile_mode)
         self.write_to_device()
-        saved = '{"model": model.state_dict(), "masters": weights.stepped}'
-        saved = saved if self.precision.master_weights else "model.state_dict()"
         if self.spec.recipe is None:
             self.write_step()
-            if self.own is not None:
-                self.own.write_batches(self.spec, self.row.resident_batches)
-            else:
-                workloads.write_batches(self.script, self.row, self.spec.seed)
-            self.write_loop(saved)
+            self.model.write_batches()
+            training.write_arguments(self.script, epochs=5, steps='default=48, help="steps of an epoch"')
+            self.script.add(_LOADER)
         else:
             training.write_images(self.script, self.spec, self.spec.recipe, self.config)
             training.write_schedule(self.script, self.spec.recipe, self.config)
             self.write_step()
-            training.write_epochs(self.script, self.spec, self.spec.recipe, self.config, saved)
+            training.write_accuracy(self.script, self.precision)
+        self.write_epochs()
         return self.script.files(self.docstring(measured))
 
     def docstring(self, measured: str) -> str:
         techniques = join(self.spec.techniques) if self.spec.techniques else "plain loop"
         lines = [f"{self.row.name}, {self.spec.precision}, {techniques}: batch {self.spec.batch_size}.", ""]
-        if measured:
-            lines += [measured, ""]
-        if self.own is not None:
-            lines.append("Model, loss, optimizer and example batch are those of your own function.")
-        elif self.spec.recipe is None:
-            lines.append("The data is random; your own loader goes where the loop is.")
+        lines += [measured, ""] if measured else []
+        lines += [self.model.about] if self.model.about else []
         return "\n".join([*lines, ""])
 
     def write_numeric_state(self) -> None:
@@ -200,44 +188,30 @@ class _Writer:
         if precision.param_dtype != "float32":
             cast, dtype = self.script.copy(f"{_PRECISION}:cast_weights"), precision.param_dtype
             lines.append(f"{cast}(model, {_quoted(dtype)}, {_quoted(precision.batch_norm_dtype)})")
-            if self.own is None or self.own.parts.lightning is None:  # whose step gets the batch
+            if self.model.casts_calls:
                 lines.append(f"{self.script.copy(f'{_PRECISION}:cast_calls')}(model, torch.{dtype})")
         if self.config.channels_last:
             lines.append("model.to(memory_format=torch.channels_last)")
-        self.script.add(*lines, "model.train()", spacing="\n" if self.own is None else "\n\n")
+        self.script.add(*lines, "model.train()")
 
     def write_optimizer(self) -> None:
         """Write the lines that make the optimizer over what is stepped, loss scaling and a compiled update."""
+        weights_class = ""
         if self.has_weights:
-            kind = "MasterWeights" if self.precision.master_weights else "Weights"
-            self.script.add(f"weights = {self.script.copy(f'{_PRECISION}:{kind}')}(model)")
-        if self.own is not None:
-            added = self.added_arguments(self.own.parts.optimizer_name)
-            self.own.write_optimizer(added, has_masters=self.precision.master_weights)
-        else:
-            asked = self.spec.recipe.optimizer if self.spec.recipe is not None else None
-            name = self.row.optimizer.name if asked is None else asked.name
-            given = dict(self.row.optimizer.arguments) if asked is None else dict(asked.arguments)
-            arguments = {**given, **self.added_arguments(name)}
-            written = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
-            stepped = "weights.stepped" if self.has_weights else "model.parameters()"
-            self.script.add(f"optimizer = torch.optim.{name}({stepped}, {written})", spacing="\n")
+            weights_class = "MasterWeights" if self.precision.master_weights else "Weights"
+            self.script.add(f"weights = {self.script.copy(f'{_PRECISION}:{weights_class}')}(model)")
+        added = dict(self.config.optimizer_arguments)
+        if self.config.scales_on_device and self.is_cuda and self.model.optimizer_name in _CAPTURABLE:
+            added["capturable"] = True
+        self.model.write_optimizer(added, weights_class)
         if self.has_scaling:
             self.script.add(f"scaling = {self.scaling()}", spacing="\n")
         if self.config.compiled_update:
             update = self.script.copy(f"{_TECHNIQUES}.compiled_update:CompiledUpdate")
-            self.script.add(f"update = {update}(optimizer, weights, scaling, {self.clip})", spacing="\n")
-        if self.own is not None:
-            self.own.write_scheduler(self.config, self.spec.loss_scale)
-
-    def added_arguments(self, optimizer: str) -> dict[str, bool]:
-        """Return the arguments that techniques add to an optimizer of this class."""
-        counts = self.config.scales_on_device and self.is_cuda and optimizer in _CAPTURABLE
-        return {**dict(self.config.optimizer_arguments), **({"capturable": True} if counts else {})}
+            self.script.add(f"update = {update}(optimizer, weights, scaling, {self.model.clip})", spacing="\n")
+        self.model.write_scheduler(self.config)
 
     def scaling(self) -> str:
-        """Return the call that makes the loss scaling."""
-
         def copy(name: str) -> str:
             return self.script.copy(f"{_SCALING}:{name}")
 
@@ -275,7 +249,7 @@ class _Writer:
         if self.config.channels_last:
             lines.append("part = part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part")
         moved = "tuple(move(part) for part in batch)"
-        if self.own is not None:
+        if self.spec.user_model is not None:
             moved = f"{self.script.copy(f'{_APPLY}.pytree:tree_map_tensors')}(move, batch)"
         self.script.define("def move(part):", *(f"    {line}" for line in lines), "    return part")
         self.script.define("def to_device(batch):  # a batch of your loader", f"    return {moved}")
@@ -286,13 +260,13 @@ class _Writer:
         body = ["batch = to_device(data.make(batch))"] if self.spec.recipe is not None else []
         body.append("weights.zero_grad()" if has_masters else "optimizer.zero_grad()")
         forward = ["loss = compute_loss(model, batch)"]
-        if self.accumulate > 1:
-            forward = [f"loss = compute_loss(model, part) / {self.accumulate}"]
+        if self.model.accumulate > 1:
+            forward = [f"loss = compute_loss(model, part) / {self.model.accumulate}"]
         if self.precision.autocast_dtype is not None:
             context = f"with torch.autocast(DEVICE.type, dtype=torch.{self.precision.autocast_dtype}):"
             forward = [context, f"    {forward[0]}"]
         forward.append("scaling.backward(loss)" if self.has_scaling else "loss.backward()")
-        if self.accumulate > 1:
+        if self.model.accumulate > 1:
             forward.append("total = total + loss.detach()")
             forward = ["total = 0.0", "for part in batch:", *(f"    {line}" for line in forward)]
         body += forward
@@ -301,38 +275,54 @@ class _Writer:
         else:
             body += ["weights.collect_gradients()"] if has_masters else []
             if self.has_scaling:
-                body.append(f"scaling.step(optimizer, {self.clip})")
+                body.append(f"scaling.step(optimizer, {self.model.clip})")
             else:
-                clip = self.script.copy(f"{_SCALING}:clip") if self.clip is not None else ""
-                body += [*([f"{clip}(optimizer, {self.clip:g})"] if clip else []), "optimizer.step()"]
+                clip = self.script.copy(f"{_SCALING}:clip") if self.model.clip is not None else ""
+                body += [*([f"{clip}(optimizer, {self.model.clip:g})"] if clip else []), "optimizer.step()"]
             body += ["weights.publish()"] if has_masters else []
-        body.append("return total" if self.accumulate > 1 else "return loss")
+        body.append("return total" if self.model.accumulate > 1 else "return loss")
         self.script.define("def train_step(batch):", *(f"    {line}" for line in body))
         if self.config.cuda_graph:
             graph = self.script.copy(f"{_TECHNIQUES}.cuda_graph:StepGraph")
             carried = "carried" if self.row.family == "rnn_lm" else None
             self.script.add(f"train_step = {graph}(train_step, DEVICE, {carried}, {self.config.steps_per_launch})")
 
-    def write_loop(self, saved: str) -> None:
-        step = ["loss = train_step(batch)"]
-        end = ["train_step.flush()"] if self.config.steps_per_launch > 1 else []
-        end += ["torch.cuda.synchronize()"] if self.is_cuda else []
-        if self.own is None:
-            unit, per_sample = str(self.row.unit), workloads.units_per_sample(self.row)
-        else:
-            unit, per_sample = self.own.parts.unit, self.own.parts.units_per_sample
-            step += ["step_scheduler()"] if self.own.parts.scheduler != "none" else []
+    def write_epochs(self) -> None:
+        """Write the loop over epochs, which prints losses and speed, and of a training run the accuracy."""
+        recipe, model = self.spec.recipe, self.model
         slow = ["code is compiled"] if compiles(self.spec.techniques) else []
         slow += ["kernels are searched"] if searches_kernels(self.spec.techniques) else []
-        text = _LOOP.format(
-            first=f"  # in the first one, {' and '.join(slow)}" if slow else "",
-            step="\n".join(f"        {line}" for line in step),
-            end="\n".join(f"    {line}" for line in end),
-            unit=unit,
-            units="BATCH_SIZE" if per_sample == 1 else f"BATCH_SIZE * {per_sample}",
-            saved=saved,
-        )
-        self.script.add(text.replace("\n\n    per_second", "\n    per_second"))
+        saved = '{"model": model.state_dict(), "masters": weights.stepped}'
+        blanks = {
+            "first": f"  # in the first one, {' and '.join(slow)}" if slow and recipe is None else "",
+            "flush": "train_step.flush()" if self.config.steps_per_launch > 1 else "",
+            "synchronize": "torch.cuda.synchronize()" if self.is_cuda else "",
+            "unit": model.unit,
+            "saved": saved if self.precision.master_weights else "model.state_dict()",
+        }
+        if recipe is None:
+            units = "BATCH_SIZE" if model.units_per_sample == 1 else f"BATCH_SIZE * {model.units_per_sample}"
+            blanks |= {
+                "batches": "loader",
+                "after_step": "step_scheduler()" if model.steps_scheduler else "",
+                "units": f"arguments.steps * {units}",
+                "validation": "# Your validation goes here: model.eval(), with torch.no_grad(), then model.train().",
+            }
+        else:
+            kind, reads_loss = recipe.schedule.kind, recipe.read_loss_every_step and self.config.reads_loss
+            after_step = ["loss.item()  # as the source does"] if reads_loss else []
+            after_step += ["count += len(batch[0])"]
+            after_step += ["scheduler.step()"] if kind == "triangular" else []
+            blanks |= {
+                "before": "count = 0",
+                "batches": "data.start(epoch)",
+                "after_step": "\n        ".join(after_step),
+                "units": "count",
+                "after_epoch": "scheduler.step()" if kind == "step" else "",
+                "accuracy": ", accuracy {accuracy():.4f}",
+            }
+        text = _EPOCHS.format_map(defaultdict(str, blanks))
+        self.script.add("\n".join(line for line in text.split("\n") if line.strip()))
 
 
 def _quoted(text: str) -> str:

@@ -3,9 +3,8 @@
 from castwise.emit.builder import ScriptBuilder
 from castwise.errors import UsageError
 from castwise.registry.datasets import imitated_data_set
-from castwise.registry.precisions import find_precision
+from castwise.registry.precisions import Precision
 from castwise.registry.techniques import StepConfig
-from castwise.registry.workloads import find_workload
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 
@@ -19,12 +18,14 @@ _SCHEDULES = ("constant", "step", "triangular")
 
 _ARGUMENTS = """\
 import argparse
-parser = argparse.ArgumentParser()
-parser.add_argument("--data", default="data", help="where {name} lies, or is downloaded to")
+parser = argparse.ArgumentParser(){data}
 parser.add_argument("--epochs", type=int, default={epochs})
-parser.add_argument("--steps", type=int, help="steps of an epoch; all of them without it")
+parser.add_argument("--steps", type=int, {steps})
 parser.add_argument("--save", metavar="FILE", help="where to save the trained weights")
 arguments = parser.parse_args()"""
+
+_DATA_ARGUMENT = """
+parser.add_argument("--data", default="data", help="where {name} lies, or is downloaded to")"""
 
 _READ = """\
 import torchvision
@@ -53,25 +54,6 @@ def accuracy():
             right += int((model(images).argmax(1) == labels).sum())
     model.train()
     return right / tested.num_samples"""
-
-_RUN = """\
-import itertools
-import time
-for epoch in range(arguments.epochs):
-    {synchronize}
-    started, count = time.perf_counter(), 0
-    for parts in itertools.islice(data.start(epoch), arguments.steps):
-        loss = train_step(parts)
-        {read}
-        count += len(parts[0])
-        {after_step}
-    {flush}
-    {synchronize}
-    per_second = count / (time.perf_counter() - started)
-    {after_epoch}
-    print(f"epoch {{epoch + 1}}: loss {{loss.item():.9g}}, {{per_second:.6g}} {unit}/s, accuracy {{accuracy():.4f}}")
-if arguments.save:
-    torch.save({saved}, arguments.save)"""
 
 
 def check_training(data_set: str, recipe: Recipe) -> None:
@@ -108,7 +90,8 @@ def write_images(script: ScriptBuilder, spec: TrialSpec, recipe: Recipe, config:
     )
     for part in ("DeviceImages", "Epochs", "Augmentation", "AUGMENTATIONS"):
         script.copy(f"castwise.trial.data.gpu_augmentation:{part}")
-    script.add(_ARGUMENTS.format(name=title, epochs=recipe.num_epochs))
+    steps = 'help="steps of an epoch; all of them without it"'
+    write_arguments(script, epochs=recipe.num_epochs, steps=steps, data=_DATA_ARGUMENT.format(name=title))
     channels_first = "[:, None]" if shape[0] == 1 else ".permute(0, 3, 1, 2)"
     script.define(read.format(name=title, shape=shape, classes=classes, channels_first=channels_first))
     script.add(data)
@@ -133,26 +116,16 @@ def write_schedule(script: ScriptBuilder, recipe: Recipe, config: StepConfig) ->
     script.add(*lines)
 
 
-def write_epochs(script: ScriptBuilder, spec: TrialSpec, recipe: Recipe, config: StepConfig, saved: str) -> None:
-    """Write the lines that train, epoch by epoch, and print losses, accuracy and speed; `saved` is what is saved."""
-    kind, precision = recipe.schedule.kind, find_precision(spec.precision)
-    reads_loss = recipe.read_loss_every_step and config.reads_loss
+def write_arguments(script: ScriptBuilder, *, epochs: int, steps: str, data: str = "") -> None:
+    """Write the lines that read the script's options."""
+    script.add(_ARGUMENTS.format(epochs=epochs, steps=steps, data=data))
+
+
+def write_accuracy(script: ScriptBuilder, precision: Precision) -> None:
+    """Write the lines that define `accuracy()`, of the model on the validation data."""
     dtype = precision.autocast_dtype
-    script.define(
-        _ACCURACY.format(
-            autocast="" if dtype is None else f", torch.autocast(DEVICE.type, dtype=torch.{dtype})",
-        )
-    )
-    text = _RUN.format(
-        synchronize="torch.cuda.synchronize()" if spec.device_type == "cuda" else "",
-        flush="train_step.flush()" if config.steps_per_launch > 1 else "",
-        read="loss.item()  # as the source does" if reads_loss else "",
-        after_step="scheduler.step()" if kind == "triangular" else "",
-        after_epoch="scheduler.step()" if kind == "step" else "",
-        unit=find_workload(spec.workload).unit,
-        saved=saved,
-    )
-    script.add("\n".join(line for line in text.split("\n") if line.strip()))
+    autocast = "" if dtype is None else f", torch.autocast(DEVICE.type, dtype=torch.{dtype})"
+    script.define(_ACCURACY.format(autocast=autocast))
 
 
 def _real_name(data_set: str) -> str:

@@ -120,7 +120,7 @@ def _transformer(  # noqa: PLR0913  a row's fields, by keyword
     longest: int | None = None,
     **shape: int,
 ) -> Workload:
-    """Return a row of a model with these sizes, which are arguments of `worker.models.transformer.Architecture`."""
+    """Return a row of a model with these sizes, which are arguments of `trial.models.transformer.Architecture`."""
     return Workload(
         name=name,
         family="transformer",
@@ -438,8 +438,10 @@ def unit_of(name: str) -> Unit:
 def _zoo_model(model: str, prefix: str, family: Family) -> Workload:
     if not model:
         raise UsageError(f"'{prefix}' needs a model's name behind the colon, for example {prefix}resnet18.")
-    row = _imagenet(model, 64, 4, source=prefix.removesuffix(":"))
-    # The input's side is the model's own; the builder knows it.
+    # Inception's stem needs more than the others. Source: torchvision.models.Inception_V3_Weights (crop_size=299). Of
+    # timm's models the builder knows the side.
+    side = 299 if model.lower() == "inception_v3" else 224
+    row = _imagenet(model, 64, 4, side, source=prefix.removesuffix(":"))
     return replace(row, name=f"{prefix}{model}", family=family, summary=f"{prefix}{model}, random weights, Adam")
 
 

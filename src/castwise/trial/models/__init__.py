@@ -2,33 +2,37 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+
+import torch
+from torch import nn
 
 from castwise.errors import UsageError
 from castwise.registry.workloads import Workload, check_data_set
 from castwise.spec.types import SYNTHETIC, Family
 from castwise.trial.data.datasets import resident_batches
-from castwise.trial.models import (
-    dpn,
-    fastai_resnet,
-    mlp,
-    mnist_cnn,
-    resnet9,
-    rnn_lm,
-    torchvision_timm,
-    transformer,
-    wide_resnet,
-)
+from castwise.trial.models import fastai_resnet, mlp, rnn_lm, torchvision_timm, transformer
+from castwise.trial.models.dpn import DualPathNetwork
+from castwise.trial.models.mnist_cnn import MnistCnn
+from castwise.trial.models.resnet9 import ResNet9
 from castwise.trial.models.task import Task
+from castwise.trial.models.wide_resnet import WideResNet
 
 __all__ = ["build_task", "check_workload"]
 
+
+def _build_small(make_model: Callable[..., nn.Module], row: Workload) -> Task:
+    """Return the task of a classifier of ten classes, on noise with the mean and deviation of normalised images."""
+    return torchvision_timm.image_task(make_model(**dict(row.options)), row.input_shape, 10, draw=torch.randn)
+
+
 _BUILDERS: dict[Family, Callable[[Workload], Task]] = {
     "mlp": mlp.build,
-    "mnist_cnn": mnist_cnn.build,
-    "wide_resnet": wide_resnet.build,
-    "resnet9": resnet9.build,
-    "dpn": dpn.build,
+    "mnist_cnn": partial(_build_small, MnistCnn),
+    "wide_resnet": partial(_build_small, WideResNet),
+    "resnet9": partial(_build_small, ResNet9),
+    "dpn": partial(_build_small, DualPathNetwork),
     "torchvision": torchvision_timm.build_torchvision,
     "timm": torchvision_timm.build_timm,
     "rnn_lm": rnn_lm.build,

@@ -4,10 +4,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from castwise.registry.workloads import Workload
-from castwise.trial.models.task import Task
-from castwise.trial.models.torchvision_timm import image_task
-
 _NUM_CLASSES = 10
 _STEM_CHANNELS = 64
 _CONV_GROUPS = 32
@@ -76,8 +72,3 @@ class DualPathNetwork(nn.Module):
         x = self.blocks(functional.relu(self.bn1(self.conv1(images))))
         logits: Tensor = self.linear(functional.avg_pool2d(x, 4).flatten(1))
         return logits
-
-
-def build(row: Workload) -> Task:
-    """Return the task on noise with the mean and deviation of normalised images."""
-    return image_task(DualPathNetwork(), row.input_shape, _NUM_CLASSES, draw=torch.randn)

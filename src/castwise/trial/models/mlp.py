@@ -23,7 +23,6 @@ def build(row: Workload) -> Task:
 
 
 def build_model(width: int) -> nn.Sequential:
-    """Return the layers, all of one width."""
     layers: list[nn.Module] = [nn.Linear(width, width)]
     for _ in range(_NUM_LINEAR_LAYERS - 1):
         layers += [nn.ReLU(), nn.Linear(width, width)]

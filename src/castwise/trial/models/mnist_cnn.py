@@ -1,12 +1,7 @@
 """A small convolutional network on handwritten digits."""
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from castwise.registry.workloads import Workload
-from castwise.trial.models.task import Task
-from castwise.trial.models.torchvision_timm import image_task
 
 _NUM_DIGITS = 10
 
@@ -36,8 +31,3 @@ class MnistCnn(nn.Module):
         x = self.dropout1(x).flatten(1)
         x = self.dropout2(functional.relu(self.fc1(x)))
         return functional.log_softmax(self.fc2(x), dim=1)
-
-
-def build(row: Workload) -> Task:
-    """Return the task on noise with the mean and deviation of normalised digits."""
-    return image_task(MnistCnn(), row.input_shape, _NUM_DIGITS, draw=torch.randn)

@@ -1,11 +1,6 @@
 """A residual network of nine layers that is made to be trained fast on 32² images."""
 
-import torch
 from torch import Tensor, nn
-
-from castwise.registry.workloads import Workload
-from castwise.trial.models.task import Task
-from castwise.trial.models.torchvision_timm import image_task
 
 _NUM_CLASSES = 10
 _WIDTHS = (64, 128, 256, 512)
@@ -42,7 +37,6 @@ class ResNet9(nn.Module):
     """
 
     def __init__(self) -> None:
-        """Build the network, with torch's own initialisation."""
         super().__init__()
         self.prep = ConvNormRelu(3, _WIDTHS[0])
         self.layer1 = nn.Sequential(ConvNormRelu(*_WIDTHS[:2]), nn.MaxPool2d(2), ResidualPair(_WIDTHS[1]))
@@ -56,8 +50,3 @@ class ResNet9(nn.Module):
         x = self.pool(self.layer3(self.layer2(self.layer1(self.prep(images)))))
         logits: Tensor = self.linear(x.flatten(1)) * _LOGIT_SCALE
         return logits
-
-
-def build(row: Workload) -> Task:
-    """Return the task on noise with the mean and deviation of normalised images."""
-    return image_task(ResNet9(), row.input_shape, _NUM_CLASSES, draw=torch.randn)

@@ -15,11 +15,6 @@ from castwise.trial.models.task import BatchScore, Task
 
 _NUM_CLASSES = 1000
 
-# One size for all but Inception, whose stem needs more.
-# Source: torchvision.models.Inception_V3_Weights (crop_size=299).
-_SIDE = 224
-_SIDES = {"inception_v3": 299}
-
 # Builders whose models would also return auxiliary logits.
 # Source: jorism1993/nvidia_amd_gpu_comparison main.py at 573a94ff (inception_v3, aux_logits=False).
 _ONE_OUTPUT: dict[str, Any] = {"aux_logits": False, "init_weights": True}
@@ -91,9 +86,7 @@ def build_torchvision(row: Workload) -> Task:
     name = _model_name(row).lower()
     arguments = _MODEL_ARGUMENTS.get(name, {}) | _ROW_ARGUMENTS.get(row.name, {})
     model = models.get_model(name, weights=None, **arguments)
-    side = _SIDES.get(name, _SIDE)
-    input_shape = (3, side, side) if ":" in row.name else row.input_shape
-    return image_task(model, input_shape, _NUM_CLASSES, draw=draw_uniform)
+    return image_task(model, row.input_shape, _NUM_CLASSES, draw=draw_uniform)
 
 
 def check_torchvision(row: Workload) -> None:

@@ -1,12 +1,7 @@
 """Wide residual networks with dropout, for 32² images."""
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from castwise.registry.workloads import Workload
-from castwise.trial.models.task import Task
-from castwise.trial.models.torchvision_timm import image_task
 
 _NUM_CLASSES = 10
 _STEM_CHANNELS = 16
@@ -68,10 +63,3 @@ def _make_stage(in_channels: int, channels: int, num_blocks: int, stride: int, d
     blocks = [WideBlock(in_channels, channels, stride, dropout)]
     blocks += [WideBlock(channels, channels, 1, dropout) for _ in range(num_blocks - 1)]
     return nn.Sequential(*blocks)
-
-
-def build(row: Workload) -> Task:
-    """Return the task on noise with the mean and deviation of normalised images."""
-    options = dict(row.options)
-    model = WideResNet(int(options["depth"]), int(options["widen"]), float(options["dropout"]))
-    return image_task(model, row.input_shape, _NUM_CLASSES, draw=torch.randn)
