@@ -182,7 +182,6 @@ def imitated_data_set(data_set: str) -> str | None:
 
 
 def is_real(data_set: str) -> bool:
-    """Return whether a data set is read from files."""
     return data_set != SYNTHETIC and imitated_data_set(data_set) is None
 
 

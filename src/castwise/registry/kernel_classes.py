@@ -98,7 +98,6 @@ _PTX_PRODUCT = re.compile(r"\b(wgmma\.mma_async|tcgen05\.mma|mma\.sync|wmma\.mma
 
 @lru_cache(maxsize=4096)
 def classify_kernel(name: str) -> Classified:
-    """Return the class of a kernel, by its name alone."""
     for rule, kind in _RULES:
         if rule.search(name):
             return Classified(kind, format_of(name) if kind in ("tensor_core_product", "attention") else "")

@@ -89,7 +89,6 @@ _TF32_CAPABILITY = (8, 0)
 
 
 def _fp8(name: str, recipe: str, summary: str, capability: tuple[int, int], loop_changes: int, look: Look) -> Precision:
-    """Return a row of FP8 by torchao's recipe of a name."""
     return Precision(
         name=name,
         summary=f"bf16-mixed with linear layers in FP8 by torchao, {summary}; needs compile",
@@ -342,7 +341,6 @@ KNOWN_CPU_FEATURES = frozenset({"avx512_fp16"}).union(*_CPU_FEATURES.values())
 
 
 def why_unsupported(row: Precision, hardware: Hardware) -> str | None:
-    """Return why a device cannot train in this precision, or None if it can."""
     needed = f"{row.name} needs CUDA compute capability {_dotted(row.capability)} or newer"
     needed += f", before {_dotted(row.no_capability)}" if row.no_capability else ""
     if hardware.capability is None:

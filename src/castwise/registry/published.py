@@ -33,7 +33,6 @@ class PublishedMachine:
 
     @property
     def suites(self) -> list[Suite]:
-        """Return the suites that have figures of it."""
         return list({figure.suite.name: figure.suite for figure in self.figures}.values())
 
 
@@ -47,28 +46,24 @@ def find_published(name: str) -> PublishedMachine:
     gpus = list(dict.fromkeys(figure.gpu for suite in suites for figure in suite.published))
     wanted = _letters(name)
     found = [gpu for gpu in gpus if wanted and _letters(gpu).endswith(wanted)]
-    is_model = any(letter.isdigit() for letter in wanted)  # "GTX" alone names no GPU
-    plots_only = [suite for suite in suites if is_model and not suite.published and wanted in _letters(suite.machine)]
-    lines = tuple(
-        f"{suite.name}: the source names it and gives no figure in numbers ({suite.source})" for suite in plots_only
-    )
+    plots_only: list[Suite] = []
+    if any(letter.isdigit() for letter in wanted):  # "GTX" alone names no GPU
+        plots_only = [suite for suite in suites if not suite.published and wanted in _letters(suite.machine)]
     if len(found) == 1:
-        figures = [
-            PublishedFigure(
-                suite,
-                figure,
-                next((s for s in _planned(suite.name) if is_figure_of(figure, s)), None),
-                baseline_of(suite, figure),
-            )
-            for suite in suites
-            for figure in suite.published
-            if figure.gpu == found[0]
+        figures = [_published(suite, each) for suite in suites for each in suite.published if each.gpu == found[0]]
+        notes = [
+            f"{suite.name}: the source names it and gives no figure in numbers ({suite.source})" for suite in plots_only
         ]
-        return PublishedMachine(found[0], tuple(figures), lines)
+        return PublishedMachine(found[0], tuple(figures), tuple(notes))
     if not found and plots_only:
         names = " and ".join(suite.name for suite in plots_only)
         raise UsageError(f"Of '{name}' no figure is published in numbers: the source of {names} has plots only.")
     raise unknown_name("published GPU", name, gpus, f"Known: {', '.join(gpus)}.")
+
+
+def _published(suite: Suite, figure: Published) -> PublishedFigure:
+    spec = next((spec for spec in _planned(suite.name) if is_figure_of(figure, spec)), None)
+    return PublishedFigure(suite, figure, spec, baseline_of(suite, figure))
 
 
 def baseline_of(suite: Suite, figure: Published) -> Published | None:
@@ -98,7 +93,6 @@ class LargestBatch:
 
     @property
     def ratio(self) -> float:
-        """Return how many times float32's batch it is."""
         return self.batch_size / self.baseline
 
 
@@ -122,7 +116,6 @@ def _largest(figures: Sequence[Published]) -> int | None:
 
 
 def is_figure_of(figure: Published, spec: TrialSpec) -> bool:
-    """Return whether a figure is of the configuration that a spec asks for."""
     return (
         not spec.techniques  # the source's is the plain loop
         and figure.workload == spec.workload

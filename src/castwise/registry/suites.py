@@ -42,7 +42,6 @@ SUITE_NAMES = (
 
 
 def is_chosen(choice: SuiteFilter, workload: str, precision: str, world_size: int = 1) -> bool:
-    """Return whether a configuration of a suite is among those chosen."""
     workloads = choice.workloads and {find_workload(name).name for name in choice.workloads}
     precisions = choice.precisions and {find_precision(name).name for name in choice.precisions}
     return (

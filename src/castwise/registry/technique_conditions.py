@@ -113,7 +113,6 @@ def needs_fp8(spec: TrialSpec) -> str | None:
 
 
 def optimizer_of(spec: TrialSpec) -> str:
-    """Return the name of the optimizer that a trial steps with."""
     if spec.recipe is not None and spec.recipe.optimizer is not None:
         return spec.recipe.optimizer.name
     return find_workload(spec.workload).optimizer.name

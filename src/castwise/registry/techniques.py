@@ -95,7 +95,6 @@ class StepConfig:
         return self.cuda_graph or self.compiled_update
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """Return a training run's recipe with these settings."""
         loader = recipe.loader
         if self.loader_workers:
             workers = max(loader.num_workers, min(_MOST_WORKERS, len(os.sched_getaffinity(0))))
@@ -741,17 +740,14 @@ def rows_of(names: Iterable[str]) -> list[Technique]:
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names in the registry's order, each once."""
     return tuple(row.name for row in rows_of(names))
 
 
 def exclude_each_other(one: str, other: str) -> bool:
-    """Return whether two techniques cannot be used together."""
     return other in find_technique(one).excludes or one in find_technique(other).excludes
 
 
 def step_config_of(names: Iterable[str]) -> StepConfig:
-    """Return the settings of the step that these techniques make."""
     config = PLAIN
     for name in names:
         settings = dict(find_technique(name).settings)
@@ -844,5 +840,4 @@ def needs_of(row: Technique) -> str:
 
 
 def loop_changes(names: Iterable[str]) -> int:
-    """Return how much these techniques complicate a loop."""
     return sum(row.loop_changes for row in rows_of(names))

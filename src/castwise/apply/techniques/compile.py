@@ -22,7 +22,6 @@ _CC = ("gcc", "clang", "cc")
 
 
 def check_compiler(device: torch.device) -> None:
-    """Check that torch.compile finds Triton and a compiler."""
     if device.type == "cuda" and find_spec("triton") is None:
         raise TechniqueError("compile needs Triton to make GPU kernels, and it is not installed. pip install triton")
     variable, names = ("CC", _CC) if device.type == "cuda" else ("CXX", _CXX)

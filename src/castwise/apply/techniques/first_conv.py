@@ -86,7 +86,6 @@ class SpaceToDepthConv(nn.Conv2d):
 
 
 def use_space_to_depth(model: nn.Module) -> None:
-    """Compute a model's first convolution over 2 by 2 pixels."""
     name, first = find_stem(model)
     if first is None or first.stride != (_STRIDE, _STRIDE) or first.in_channels > _MOST_CHANNELS:
         raise TechniqueError(
@@ -124,7 +123,6 @@ class MatmulConv(nn.Conv2d):
 
 
 def use_matmul_stem(model: nn.Module) -> None:
-    """Compute a model's first convolution as a matrix product."""
     name, first = find_stem(model)
     is_short = first is not None and first.stride == (1, 1) and first.weight[0].numel() <= _MOST_NUMBERS
     if first is None or not (is_short or first.stride == first.kernel_size):

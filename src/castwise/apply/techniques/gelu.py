@@ -74,7 +74,6 @@ def _distribution(x: Tensor, has_tanh: bool) -> tuple[Tensor, Tensor]:
 
 
 def use_short_gelu(model: nn.Module) -> None:
-    """Replace a model's GELU modules."""
     found = {name: form for name, module in model.named_modules() if (form := form_of_gelu(module)) is not None}
     if not found:
         raise TechniqueError("short-gelu finds no module of GELU without hooks in this model.")

@@ -54,7 +54,6 @@ class Epochs:
         return total // self.peers.world_size if self.drop_last else math.ceil(total / self.peers.world_size)
 
     def num_batches(self, total: int) -> int:
-        """Return the batches of an epoch in this rank."""
         count = self.rank_samples(total)
         return count // self.batch_size if self.drop_last else math.ceil(count / self.batch_size)
 
@@ -123,7 +122,6 @@ class DeviceImages:
             yield chosen, top, mirrored, left, *corner
 
     def make(self, drawn: Batch) -> Batch:
-        """Return the batch of these draws."""
         chosen, *crop = drawn
         pixels = self._pixels
         corner: list[Tensor] = []
@@ -159,7 +157,6 @@ class DrawnImages:
         self.num_batches = epochs.num_batches(total)
 
     def start(self, epoch: int) -> Iterator[Batch]:
-        """Return the batches of an epoch, by its number from 0."""
         epochs = self._epochs
         generator = torch.Generator(self._device)
         generator.manual_seed(seed_of(epochs.seed, epoch, epochs.peers.rank))

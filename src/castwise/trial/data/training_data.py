@@ -67,7 +67,6 @@ class BatchSource:
         return placed if self.make is None else map(self.make, placed)
 
     def prepared(self, prepare: Prepare | None) -> "BatchSource":
-        """Return the same source with a function applied to every batch on the device."""
         make = self.make
         if prepare is None or make is None:
             return replace(self, make=prepare or make)

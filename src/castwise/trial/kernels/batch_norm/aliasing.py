@@ -46,7 +46,6 @@ _IN_PLACE = (add_in_place, subtract_in_place, multiply_in_place, divide_in_place
 
 
 def node_positions(traced: fx.GraphModule) -> dict[fx.Node, int]:
-    """Return the position of each node in the order of computation."""
     return {node: position for position, node in enumerate(traced.graph.nodes)}
 
 

@@ -62,6 +62,11 @@ def _cut_for_reduction(images: Tensor) -> Tiles:
     return _cut(images, _REDUCTION_ELEMENTS, max_channels)
 
 
+def _given(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
+    """Return a tensor, or what a kernel is passed in its place and does not read."""
+    return stand_in if tensor is None else tensor
+
+
 @triton_op("castwise::batch_norm", mutates_args={})
 def batch_norm(  # noqa: PLR0913, PLR0917
     images: Tensor, conv_bias: Tensor | None, seed: Tensor | None, layer: int, drop_level: int, addend: Tensor | None,
@@ -101,8 +106,8 @@ def batch_norm(  # noqa: PLR0913, PLR0917
     total = torch.empty_like(images) if writes_total else images.new_empty(0)
     normalised = total if writes_total else images
     wrap_triton(statistics_kernel)[(tiles.columns * tiles.parts,)](
-        images, images if conv_bias is None else conv_bias, images if addend is None else addend,
-        images if seed is None else seed, layer, normalised, pivots, sums, squares, *tiles.sizes,
+        images, _given(conv_bias, images), _given(addend, images),
+        _given(seed, images), layer, normalised, pivots, sums, squares, *tiles.sizes,
         has_conv_bias=conv_bias is not None, has_addend=addend is not None,
         drop_level=0 if seed is None else drop_level, stages=_STAGES, **tiles.constants,
     )  # fmt: skip
@@ -113,7 +118,7 @@ def batch_norm(  # noqa: PLR0913, PLR0917
     out = torch.empty_like(images)
     tiles = _cut(images, _NORMALISE_ELEMENTS)
     wrap_triton(normalise_kernel)[(tiles.columns * tiles.num_blocks,)](
-        normalised, normalised if residual is None else residual, weight, bias, mean, inverse, out, *tiles.sizes,
+        normalised, _given(residual, normalised), weight, bias, mean, inverse, out, *tiles.sizes,
         activation=activation, has_residual=residual is not None, **tiles.constants,
     )  # fmt: skip
     own_carrier = images.new_zeros(()).expand(images.shape) if makes_carrier else images.new_empty(0)
@@ -143,7 +148,7 @@ def batch_norm_backward(  # noqa: PLR0913, PLR0917
     writes_before = carried is not None or (out is not None and activation != NO_ACTIVATION)
     before = torch.empty_like(images) if writes_before else images.new_empty(0)
     wrap_triton(gradient_sums_kernel)[(tiles.columns * tiles.parts,)](
-        gradients, gradients if carried is None else carried, images, images if out is None else out, weight, bias,
+        gradients, _given(carried, gradients), images, _given(out, images), weight, bias,
         mean, inverse, before if writes_before else gradients, sums, products, *tiles.sizes, activation=activation,
         has_residual=out is not None, has_carried=carried is not None, writes_before=writes_before, stages=_STAGES,
         **tiles.constants,
@@ -159,8 +164,8 @@ def batch_norm_backward(  # noqa: PLR0913, PLR0917
     parts = tiles.parts if sums_rows else tiles.num_blocks
     bias_sums = images.new_empty((parts if sums_rows else 0, channels), dtype=torch.float32)
     wrap_triton(gradient_kernel)[(tiles.columns * parts,)](
-        before if writes_before else gradients, images, images if of_total is None else of_total,
-        images if seed is None else seed, layer, weight, bias, mean, inverse, bias_gradient, weight_gradient,
+        before if writes_before else gradients, images, _given(of_total, images),
+        _given(seed, images), layer, weight, bias, mean, inverse, bias_gradient, weight_gradient,
         image_gradients, bias_sums if sums_rows else mean, *tiles.sizes,
         activation=NO_ACTIVATION if writes_before or out is not None else activation, has_of_total=of_total is not None,
         drop_level=0 if seed is None else drop_level, sums_rows=sums_rows, stages=_STAGES if sums_rows else 1,
