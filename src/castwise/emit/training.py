@@ -2,18 +2,12 @@
 
 from castwise.emit.builder import ScriptBuilder
 from castwise.errors import UsageError
-from castwise.registry.datasets import imitated_data_set
+from castwise.registry.datasets import IMAGE_FACTS, imitated_data_set
 from castwise.registry.precisions import Precision
 from castwise.registry.techniques import StepConfig
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 
-# torchvision's class of each data set, and one image's shape with the number of classes, for random stand-ins.
-_SETS = {
-    "mnist": ("MNIST", (1, 28, 28), 10),
-    "cifar10": ("CIFAR10", (3, 32, 32), 10),
-    "cifar100": ("CIFAR100", (3, 32, 32), 100),
-}
 _SCHEDULES = ("constant", "step", "triangular")
 
 _ARGUMENTS = """\
@@ -62,8 +56,9 @@ def check_training(data_set: str, recipe: Recipe) -> None:
     Raises:
         UsageError: None can.
     """
-    if _real_name(data_set) not in _SETS:
-        raise UsageError(f"A script trains on {', '.join(_SETS)}; --emit does not go with the data set {data_set}.")
+    if _real_name(data_set) not in IMAGE_FACTS:
+        known = ", ".join(IMAGE_FACTS)
+        raise UsageError(f"A script trains on {known}; --emit does not go with the data set {data_set}.")
     if recipe.schedule.kind not in _SCHEDULES:
         raise UsageError(f"A script has no schedule '{recipe.schedule.kind}'; leave --emit out.")
 
@@ -78,7 +73,7 @@ def write_images(script: ScriptBuilder, spec: TrialSpec, recipe: Recipe, config:
     if not config.resident_data:
         raise UsageError("A script has its data on the device; this loop reads it through a loader.")
     name = _real_name(spec.data_set)
-    title, shape, classes = _SETS[name]
+    facts = IMAGE_FACTS[name]
     read = _READ if imitated_data_set(spec.data_set) is None else _DRAW
     data = _DATA.format(
         shuffle=recipe.loader.shuffle,
@@ -91,9 +86,10 @@ def write_images(script: ScriptBuilder, spec: TrialSpec, recipe: Recipe, config:
     for part in ("DeviceImages", "Epochs", "Augmentation", "AUGMENTATIONS"):
         script.copy(f"castwise.trial.data.gpu_augmentation:{part}")
     steps = 'help="steps of an epoch; all of them without it"'
-    write_arguments(script, epochs=recipe.num_epochs, steps=steps, data=_DATA_ARGUMENT.format(name=title))
-    channels_first = "[:, None]" if shape[0] == 1 else ".permute(0, 3, 1, 2)"
-    script.define(read.format(name=title, shape=shape, classes=classes, channels_first=channels_first))
+    write_arguments(script, epochs=recipe.num_epochs, steps=steps, data=_DATA_ARGUMENT.format(name=facts.torchvision))
+    channels_first = "[:, None]" if facts.shape[0] == 1 else ".permute(0, 3, 1, 2)"
+    blanks = {"name": facts.torchvision, "shape": facts.shape, "classes": facts.num_classes}
+    script.define(read.format(**blanks, channels_first=channels_first))
     script.add(data)
 
 

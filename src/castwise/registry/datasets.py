@@ -27,6 +27,16 @@ class DataFile:
 
 
 @dataclass(frozen=True)
+class ImageFacts:
+    """What is known of a data set's images before they are read. Source: the sets' own pages."""
+
+    torchvision: str  # its class there
+    shape: tuple[int, int, int]  # of one, channels first
+    num_classes: int
+    num_images: tuple[int, int]  # for training, and for tests
+
+
+@dataclass(frozen=True)
 class DataSet:
     """A data set in one official layout."""
 
@@ -35,12 +45,14 @@ class DataSet:
     folders: tuple[str, ...]  # sub-folders in which files are looked for, in this order
     layout: str = ""  # its name at the source ("binary"), if there are several
     other: "DataSet | None" = None  # the same data in another layout, used if files of this one are missing
+    images: ImageFacts | None = None  # None of a text
 
 
 # The checksums were taken of the uncompressed official files, whose compressed forms have the md5s that
 # torchvision.datasets.MNIST.resources lists.
 MNIST = DataSet(
     name="mnist",
+    images=ImageFacts("MNIST", (1, 28, 28), 10, (60_000, 10_000)),
     folders=(".", "mnist", "MNIST", "MNIST/raw", "mnist/MNIST/raw"),
     files=(
         DataFile(
@@ -95,6 +107,7 @@ CIFAR10 = DataSet(
     layout="binary",
     folders=("cifar-10-batches-bin", "cifar10", "cifar10/cifar-10-batches-bin", "."),
     other=_CIFAR10_PYTHON,
+    images=ImageFacts("CIFAR10", (3, 32, 32), 10, (50_000, 10_000)),
     files=(
         DataFile("train-1", "data_batch_1.bin", 30_730_000, "sha1:aadd24acce27caa71bf4b10992e9e7b2d74c2540"),
         DataFile("train-2", "data_batch_2.bin", 30_730_000, "sha1:c0ba65cce70568cd57b4e03e9ac8d2a5367c1795"),
@@ -120,6 +133,7 @@ CIFAR100 = DataSet(
     layout="binary",
     folders=("cifar-100-binary", "cifar100", "cifar100/cifar-100-binary", "."),
     other=_CIFAR100_PYTHON,
+    images=ImageFacts("CIFAR100", (3, 32, 32), 100, (50_000, 10_000)),
     files=(
         DataFile("train", "train.bin", 153_700_000, "sha1:e207cd2e05b73b1393c74c7f5e7bea451d63e08e"),
         DataFile("test", "test.bin", 30_740_000, "sha1:8fb6623e830365ff53cf14adec797474f5478006"),
@@ -157,6 +171,7 @@ WIKITEXT2 = DataSet(
 )
 
 DATA_SETS: tuple[DataSet, ...] = (MNIST, CIFAR10, CIFAR100, WIKITEXT2)
+IMAGE_FACTS = {row.name: row.images for row in DATA_SETS if row.images is not None}
 
 
 def find_data_set(name: str) -> DataSet:
@@ -259,11 +274,9 @@ def verify(data_set: DataSet, data_dir: Path) -> None:
 
 
 def train_samples(name: str) -> int | None:
-    """Return the samples of a data set's training part, one epoch; None where a sample is the user's choice (text).
-
-    Source: the sets' own pages; MNIST and both CIFARs have one fixed training part.
-    """
-    return {"mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}.get(name)
+    """Return the samples of a data set's training part, one epoch; None where a sample is the user's choice (text)."""
+    facts = IMAGE_FACTS.get(name)
+    return None if facts is None else facts.num_images[0]
 
 
 def _file(data_set: DataSet, part: str) -> DataFile:

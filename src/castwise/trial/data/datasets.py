@@ -17,6 +17,7 @@ from castwise.errors import DataError
 from castwise.registry.datasets import (
     CIFAR10,
     CIFAR100,
+    IMAGE_FACTS,
     MNIST,
     SYNTHETIC_PREFIX,
     WIKITEXT2,
@@ -49,10 +50,10 @@ def fetch(name: str, data_dir: Path) -> None:
         )
     from torchvision import datasets
 
+    archive = getattr(datasets, IMAGE_FACTS[name].torchvision)
     if name == MNIST.name:
-        datasets.MNIST(root=str(data_dir), download=True)
+        archive(root=str(data_dir), download=True)
         return
-    archive = {CIFAR10.name: datasets.CIFAR10, CIFAR100.name: datasets.CIFAR100}[name]
     datasets.utils.download_and_extract_archive(
         archive.url, str(data_dir), filename=archive.filename, md5=archive.tgz_md5, remove_finished=True
     )
@@ -92,7 +93,7 @@ IMAGE_SETS: dict[str, Callable[[Path, str], tuple[Tensor, Tensor]]] = {
     CIFAR10.name: partial(load_cifar, CIFAR10),
     CIFAR100.name: partial(load_cifar, CIFAR100),
 }
-NUM_IMAGES = {MNIST.name: (60_000, 10_000), CIFAR10.name: (50_000, 10_000), CIFAR100.name: (50_000, 10_000)}
+NUM_IMAGES = {name: facts.num_images for name, facts in IMAGE_FACTS.items()}
 
 
 def load_images(data_set: str, data_dir: Path | None, split: str) -> tuple[Tensor, Tensor]:
@@ -107,13 +108,11 @@ def load_images(data_set: str, data_dir: Path | None, split: str) -> tuple[Tenso
     if name == data_set:
         assert data_dir is not None, "real data has a folder"
         return IMAGE_SETS[data_set](data_dir, split)
-    shape = (1, 28, 28) if name == MNIST.name else (3, 32, 32)
-    num_classes = 100 if name == CIFAR100.name else 10
-    is_test = split == "test"
+    facts, is_test = IMAGE_FACTS[name], split == "test"
     count = NUM_IMAGES[name][is_test]
     generator = np.random.default_rng(int(is_test))
-    images = generator.integers(0, 256, (count, *shape), np.uint8)
-    return torch.from_numpy(images), torch.from_numpy(generator.integers(0, num_classes, count))
+    images = generator.integers(0, 256, (count, *facts.shape), np.uint8)
+    return torch.from_numpy(images), torch.from_numpy(generator.integers(0, facts.num_classes, count))
 
 
 def resident_batches(data_set: str, data_dir: Path, side: int | None = None) -> MakeBatches:
