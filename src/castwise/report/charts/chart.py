@@ -12,7 +12,7 @@ from castwise.report.collection import ComparisonGroup, FileOf, row_values
 from castwise.report.machine_names import short_name
 from castwise.show.fields import Field, FlatRow, find_field, find_fields
 from castwise.show.table import DataTable
-from castwise.show.theme import INK, LIGHT, PAGE, SOFT, look_of
+from castwise.show.theme import INK, LIGHT, PAGE, SOFT
 from castwise.spec.quantities import TOO_NOISY, format_interval
 
 MAX_BARS = 32
@@ -29,8 +29,6 @@ RATE_FIELDS = (
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart."""
-
     title: str
     summary: str  # what it shows, in a sentence, for those who do not see it
     draw: Callable[[int], Drawing]  # for a width in pixels
@@ -73,13 +71,6 @@ class GroupSubject:
     def tip(self, config: Row, *lines: str) -> str:
         """Return the text at the pointer for a configuration: its label, these lines, and its file."""
         return "\n".join(each for each in (self.group.label(config), *lines, self.file_of(config.trial)) if each)
-
-    def line(self, name: str, config: Row, points: Sequence[tuple[float, float | None]], words: str) -> Line:
-        """Return a configuration's line in its precision's look, with as many points as a screen shows."""
-        kept = [points[number] for number in downsample(len(points))]
-        look = look_of(config.precision)
-        known = [(x, y) for x, y in kept if y is not None]
-        return Line(name, known, look.colour, look.marker, look.dash, self.tip(config, words))
 
     def table(
         self,

@@ -25,7 +25,6 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 
 def step_time(subject: GroupSubject) -> Chart | None:
-    """Return the step of each configuration that was profiled, by what its time goes to."""
     group, profiled = subject.group, subject.group.profiled
     if not profiled:
         return None

@@ -7,7 +7,7 @@ from castwise.analysis.result_table import Row
 from castwise.analysis.steady_metrics import throughput
 from castwise.max_batch.render import curve_row, loop_name, summary_table
 from castwise.report.charts.chart import MAX_LINES, RATE_FIELDS, Chart, GroupSubject, interval_of, interval_text, varied
-from castwise.report.charts.svg import Bar, Line, Panel, Segment, bar_chart, line_chart
+from castwise.report.charts.svg import Bar, Line, Panel, Point, Segment, bar_chart, line_chart
 from castwise.show.fields import find_field, find_fields
 from castwise.show.theme import INK, look_of
 from castwise.show.units import format_bytes, format_percent, format_rate
@@ -53,26 +53,15 @@ def batch(subject: GroupSubject) -> Chart | None:
     if is_search or not any(config.throughput for config in configurations):
         return None
 
-    def held(config: Row) -> tuple[float | None, str]:
-        allocated, reserved = config.peak_allocated_bytes, config.peak_reserved_bytes
-        most = allocated if reserved is None else reserved
-        text = f"peak reserved {format_bytes(reserved)}, allocated {format_bytes(allocated)}"
-        return None if most is None else most / _GIB, text
-
-    above, below = _two_panels(subject, lines, "batch_size", held)
-    notes = []
-    capacity = group.first.spec.memory_limit_bytes or group.first.environment.gpu_memory_bytes
-    failed = [config for config in configurations if config.trial.status == "oom"]
-    if capacity is not None and failed:
-        tips = [subject.tip(config, "ran out of memory") for config in failed]
-        points = [(float(config.trial.spec.batch_size), capacity / _GIB) for config in failed]
-        below.append(Line("out of memory", points, INK, "x", "", tips=tips))
-    knees = [found.knee for found in group.max_batches if found.knee is not None]
+    above, below = _two_panels(subject, lines, "batch_size", _held)
+    below += _out_of_memory(subject, configurations)
+    knees = [
+        Point(trial.spec.batch_size, throughput(trial) or 0.0, f"{trial.spec.label}\nknee\n{subject.file_of(trial)}")
+        for found in group.max_batches
+        if (trial := found.knee) is not None
+    ]
     if knees:
-        tips = [f"{trial.spec.label}\nknee\n{subject.file_of(trial)}" for trial in knees]
-        points = [(float(trial.spec.batch_size), throughput(trial) or 0.0) for trial in knees]
-        above.append(Line("knee", points, INK, "ring", "", tips=tips))
-        notes.append("Knees: the smallest batch within 2 % of the best throughput.")
+        above.append(Line("knee", knees, INK, "ring", ""))
     batches = [config.trial.spec.batch_size for config in configurations]
     is_log = max(batches) >= 8 * min(batches)
     panels = [
@@ -90,8 +79,27 @@ def batch(subject: GroupSubject) -> Chart | None:
         ),
         draw=lambda width: line_chart(panels, width),
         table=subject.table(configurations, [find_field("batch_size"), *RATE_FIELDS, *find_fields(others)]),
-        note=" ".join(notes),
+        note="Knees: the smallest batch within 2 % of the best throughput." if knees else "",
     )
+
+
+def _out_of_memory(subject: GroupSubject, configurations: Sequence[Row]) -> list[Line]:
+    """Return marks at the memory that there is, for batches that did not fit."""
+    first = subject.group.first
+    capacity = first.spec.memory_limit_bytes or first.environment.gpu_memory_bytes
+    failed = [config for config in configurations if config.trial.status == "oom"]
+    if capacity is None or not failed:
+        return []
+    full = capacity / _GIB
+    points = [Point(each.trial.spec.batch_size, full, subject.tip(each, "ran out of memory")) for each in failed]
+    return [Line("out of memory", points, INK, "x", "")]
+
+
+def _held(config: Row) -> tuple[float | None, str]:
+    allocated, reserved = config.peak_allocated_bytes, config.peak_reserved_bytes
+    most = allocated if reserved is None else reserved
+    text = f"peak reserved {format_bytes(reserved)}, allocated {format_bytes(allocated)}"
+    return None if most is None else most / _GIB, text
 
 
 def scaling(subject: GroupSubject) -> Chart | None:
@@ -122,7 +130,8 @@ def scaling(subject: GroupSubject) -> Chart | None:
     most = max(config.trial.spec.world_size for config in configurations)
     single = max(((c.throughput or 0.0) for c in configurations if c.trial.spec.world_size == 1), default=None)
     if single is not None:
-        above.append(Line("ideal, of the fastest", [(1, single), (most, single * most)], INK, "", "dot"))
+        ideal = [Point(1, single), Point(most, single * most)]
+        above.append(Line("ideal, of the fastest", ideal, INK, "", "dot"))
     efficient = [config for config in configurations if config.scaling_efficiency is not None]
     best = max(efficient, key=lambda c: (c.trial.spec.world_size, c.scaling_efficiency), default=None)
     reached = "" if best is None else f"; {efficiency(best)[1]} with {group.label(best)}"
@@ -153,21 +162,18 @@ def _two_panels(
     rates: list[Line] = []
     others: list[Line] = []
     for name, own in lines.items():
-        points, lower, intervals, tips, lower_tips = [], [], [], [], []
+        upper, lower = [], []
         for config in own:
             rate = config.throughput_estimate
             if rate is None:
                 continue
-            x = float(getattr(config.trial.spec, option))
-            value, words = below(config)
+            x, (value, words) = getattr(config.trial.spec, option), below(config)
             figure = f"{format_rate(rate.value)} {subject.group.unit}/s"
-            tips.append(subject.tip(config, figure, interval_text(rate, format_rate), words))
-            points.append((x, rate.value))
-            intervals.append(interval_of(rate))
+            tip = subject.tip(config, figure, interval_text(rate, format_rate), words)
+            upper.append(Point(x, rate.value, tip, interval_of(rate)))
             if value is not None:
-                lower.append((x, value))
-                lower_tips.append(tips[-1])
+                lower.append(Point(x, value, tip))
         look = look_of(own[0].precision)
-        rates.append(Line(name, points, look.colour, look.marker, look.dash, tips=tips, intervals=intervals))
-        others.append(Line(name, lower, look.colour, look.marker, look.dash, tips=lower_tips))
+        rates.append(Line(name, upper, look.colour, look.marker, look.dash))
+        others.append(Line(name, lower, look.colour, look.marker, look.dash))
     return varied(rates), varied(others)

@@ -45,6 +45,9 @@ HATCH = (
 )
 
 
+_Place = Callable[[float, float], tuple[float, float]]  # of a point, in pixels
+
+
 @dataclass(frozen=True)
 class Key:
     name: str
@@ -85,17 +88,23 @@ class Dot:
 
 
 @dataclass(frozen=True)
+class Point:
+    x: float
+    y: float
+    tip: str = ""  # the text at the pointer
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
 class Line:
     """Points that are connected, or markers alone if there is no dash."""
 
     name: str
-    points: Sequence[tuple[float, float]]
+    points: Sequence[Point]
     colour: str
     marker: str = "circle"
     dash: str = "solid"
     tip: str = ""  # the text at the pointer, of the whole line
-    tips: Sequence[str] = ()  # and of each point
-    intervals: Sequence[tuple[float, float] | None] = ()
     band: Sequence[tuple[float, float]] = ()  # from where to where values reach at each point, as a shaded area
 
 
@@ -174,13 +183,11 @@ def path(shape: str, colour: str = INK, width: float = 1, dash: str = "") -> str
     return f'<path d="{shape}" fill="none" stroke="{colour}" stroke-width="{width:g}"{dashed}/>'
 
 
-def marker(x: float, y: float, shape: str, colour: str, radius: float = 5, tip: str = "") -> str:
-    """Return a marker with the text at the pointer; a shape that ends on "-open" is not filled."""
-    return markers([(x, y)], shape, colour, radius, tip)
-
-
 def markers(places: Sequence[tuple[float, float]], shape: str, colour: str, radius: float = 5, tip: str = "") -> str:
-    """Return markers of one look as one element, which is a third as long as an element for each."""
+    """Return markers of one look as one element, which is a third as long as an element for each.
+
+    A shape that ends on "-open" is not filled. The tip is the text at the pointer.
+    """
     name, is_open = shape.removesuffix("-open"), shape.endswith("-open")
     fill, stroke, width = (PAGE, colour, 2) if is_open else (colour, INK, 0.5)
     if name == "ring":
@@ -231,7 +238,7 @@ def legend(keys: Sequence[Key], width: float) -> tuple[str, float]:
         if key.dash:
             parts.append(path(f"M{x:g} {y - 4:g}h18", key.colour, 2, _DASHES.get(key.dash, "")))
         if key.marker:
-            parts.append(marker(x + 9, y - 4, key.marker, key.colour, 4.5))
+            parts.append(markers([(x + 9, y - 4)], key.marker, key.colour, 4.5))
         parts.append(text(x + _MARK, y, name))
         x += own
     return "".join(parts), y + 8 if keys else 0.0
@@ -321,7 +328,6 @@ def _rows(  # noqa: PLR0913, PLR0917  all that a chart of rows is made of
 
 
 def line_chart(panels: Sequence[Panel], width: int) -> Drawing:
-    """Return panels of lines below each other, with one legend."""
     once = {entry.name: entry for panel in panels for entry in panel.lines if entry.name}
     keys = [Key(each.name, each.colour, each.marker, each.dash) for each in once.values()]
     head, top = legend(keys if len(keys) > 1 else [], width)
@@ -334,17 +340,9 @@ def line_chart(panels: Sequence[Panel], width: int) -> Drawing:
 
 def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, float]:
     """Return a panel and the place below it."""
-    points = [point for each in panel.lines for point in each.points if math.isfinite(point[1])]
-    values = [y for _, y in points]
-    lines = [replace(each, intervals=[cut_off(own, 0.0, values) for own in each.intervals]) for each in panel.lines]
-    panel = replace(panel, lines=lines)
-    ends = [end for each in panel.lines for interval in (*each.intervals, *each.band) if interval for end in interval]
-    xs, ys = [x for x, _ in points] or [0.0], [*(y for _, y in points), *ends] or [0.0]
-    low, high = (0.0 if panel.from_zero else min(ys)), max(ys)
-    if high - low < 1e-9:
-        low, high = low - 5e-10, high + 5e-10
-    pad = 0.06 * (high - low)
-    vertical = Axis(low if panel.from_zero else low - pad, high + pad, nice_ticks(low, high + pad, 5), number)
+    points = [point for each in panel.lines for point in each.points if math.isfinite(point.y)]
+    values, xs = [point.y for point in points], [point.x for point in points] or [0.0]
+    vertical = _vertical_axis(panel, points)
     across = Axis(min(xs), max(xs), nice_ticks(min(xs), max(xs), int(span / 75)), number, is_log=panel.is_log)
     bottom = top + _PANEL
 
@@ -355,28 +353,7 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
     for tick in vertical.ticks:
         _, y = place(across.low, tick)
         parts += [path(f"M{left:g} {y:g}h{span:g}", FAINT), text(left - 6, y + 4, number(tick), "end", 12)]
-    for entry in panel.lines:
-        if entry.band:
-            known_x = [x for x, _ in entry.points]
-            lower = [place(x, low) for x, (low, _) in zip(known_x, entry.band, strict=True)]
-            upper = [place(x, high) for x, (_, high) in zip(known_x, entry.band, strict=True)]
-            outline = " ".join(f"{x:g},{y:.1f}" for x, y in (*upper, *reversed(lower)))
-            parts.append(f'<polygon points="{outline}" fill="{entry.colour}" fill-opacity=".18"/>')
-        known = [(n, *place(*point)) for n, point in enumerate(entry.points) if math.isfinite(point[1])]
-        if entry.dash and len(known) > 1:
-            steps = ((x2 - x1, y2 - y1) for (_, x1, y1), (_, x2, y2) in itertools.pairwise(known))
-            moves = " ".join(f"{round(x, 1):g} {round(y, 1):g}" for x, y in steps)
-            start = f"M{known[0][1]:g} {known[0][2]:g}l"
-            shape = path(start + moves.replace(" -", "-"), entry.colour, 2, _DASHES.get(entry.dash, ""))
-            parts.append(f"<g>{shape}{_tip(entry.tip)}</g>" if entry.tip else shape)
-        for n, x, y in known if entry.marker else ():
-            if n < len(entry.intervals) and (interval := entry.intervals[n]):
-                parts.append(path(f"M{x:g} {place(0, interval[0])[1]:g}V{place(0, interval[1])[1]:g}", INK, 1.5))
-            if entry.tips:
-                parts.append(marker(x, y, entry.marker, entry.colour, 4.5, entry.tips[n]))
-        if entry.marker and known and not entry.tips:
-            every = -(-len(known) // 8) if entry.dash else 1
-            parts.append(markers([(x, y) for _, x, y in known[::every]], entry.marker, entry.colour, 4.5))
+    parts += [_line(entry, values, place) for entry in panel.lines]
     parts.append(path(f"M{left:g} {bottom:g}h{span:g}"))
     last = -math.inf if panel.x_title else math.inf
     for tick in sorted(set(panel.x_ticks)) or across.ticks:
@@ -388,6 +365,54 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
     return "".join(parts), bottom + (46 if panel.x_title else 20)
 
 
+def _vertical_axis(panel: Panel, points: Sequence[Point]) -> Axis:
+    """Return an axis with room for a panel's points, their intervals and bands."""
+    values = [point.y for point in points]
+    ranges = [cut_off(point.interval, 0.0, values) for point in points]
+    ranges += [each for line in panel.lines for each in line.band]
+    ends = [*values, *itertools.chain(*filter(None, ranges))] or [0.0]
+    low, high = (0.0 if panel.from_zero else min(ends)), max(ends)
+    if high - low < 1e-9:
+        low, high = low - 5e-10, high + 5e-10
+    pad = 0.06 * (high - low)
+    return Axis(low if panel.from_zero else low - pad, high + pad, nice_ticks(low, high + pad, 5), number)
+
+
+def _line(line: Line, values: Sequence[float], place: _Place) -> str:
+    """Return a line with its band, intervals and markers; the values are those of the whole panel."""
+    parts = []
+    if line.band:
+        lower = [place(point.x, low) for point, (low, _) in zip(line.points, line.band, strict=True)]
+        upper = [place(point.x, high) for point, (_, high) in zip(line.points, line.band, strict=True)]
+        outline = " ".join(f"{x:g},{y:.1f}" for x, y in (*upper, *reversed(lower)))
+        parts.append(f'<polygon points="{outline}" fill="{line.colour}" fill-opacity=".18"/>')
+    points = [point for point in line.points if math.isfinite(point.y)]
+    places = [place(point.x, point.y) for point in points]
+    if line.dash and len(places) > 1:
+        steps = ((x2 - x1, y2 - y1) for (x1, y1), (x2, y2) in itertools.pairwise(places))
+        moves = " ".join(f"{round(x, 1):g} {round(y, 1):g}" for x, y in steps)
+        start = f"M{places[0][0]:g} {places[0][1]:g}l"
+        shape = path(start + moves.replace(" -", "-"), line.colour, 2, _DASHES.get(line.dash, ""))
+        parts.append(f"<g>{shape}{_tip(line.tip)}</g>" if line.tip else shape)
+    if line.marker and points:
+        parts += _marks(line, points, values, place)
+    return "".join(parts)
+
+
+def _marks(line: Line, points: Sequence[Point], values: Sequence[float], place: _Place) -> list[str]:
+    """Return intervals and markers; of points without texts of their own a few have a marker."""
+    parts, places = [], [place(point.x, point.y) for point in points]
+    has_tips = any(point.tip for point in points)
+    for point, (x, y) in zip(points, places, strict=True):
+        if interval := cut_off(point.interval, 0.0, values):
+            low, high = (place(point.x, end)[1] for end in interval)
+            parts.append(path(f"M{x:g} {low:g}V{high:g}", INK, 1.5))
+        if has_tips:
+            parts.append(markers([(x, y)], line.marker, line.colour, 4.5, point.tip))
+    every = -(-len(places) // 8) if line.dash else 1
+    return parts if has_tips else [*parts, markers(places[::every], line.marker, line.colour, 4.5)]
+
+
 def draw_dot(dot: Dot, axis: Axis, left: float, span: float, y: float) -> str:
     """Return a dot on an axis of `span` pixels from `left`."""
     x = axis.at(dot.value, left, span)
@@ -396,7 +421,7 @@ def draw_dot(dot: Dot, axis: Axis, left: float, span: float, y: float) -> str:
         return f"<g>{path(cross, PAGE, 5)}{path(cross, dot.colour, 2.5)}{_tip(dot.tip)}</g>"
     ring = f'<circle cx="{x:g}" cy="{y:g}" r="8.5" fill="{PAGE}" stroke="{INK}" stroke-width="2"/>'
     whisker = _whisker(dot.interval, axis, left, span, y)
-    return (ring if dot.is_ringed else "") + whisker + marker(x, y, dot.marker, dot.colour, 5, dot.tip)
+    return (ring if dot.is_ringed else "") + whisker + markers([(x, y)], dot.marker, dot.colour, 5, dot.tip)
 
 
 def cut_off(interval: tuple[float, float] | None, low: float, values: Sequence[float]) -> tuple[float, float] | None:

@@ -20,10 +20,14 @@ _GIB = 2**30
 _LONG = 4  # techniques in a name
 
 
+def rate_of(config: Row) -> float:
+    """Return a configuration's throughput, 0 if it has none."""
+    return config.throughput or 0.0
+
+
 def throughput(subject: GroupSubject) -> Chart | None:
-    """Return the throughput of each configuration, with its speed-up over the plain loop."""
     group = subject.group.over_seeds
-    best = max(group.configurations, key=lambda c: c.throughput or 0.0)
+    best = max(group.configurations, key=rate_of)
     if best.throughput is None:
         return None
     names, note = pick(group, group.configurations)
@@ -35,7 +39,7 @@ def throughput(subject: GroupSubject) -> Chart | None:
         lines = [f"{figure} {group.unit}/s" if found else "", interval_text(found, format_rate)]
         lines += [f"{status}: {config.trial.message}" if status else ""]
         ratio = format_ratio(speedup) if speedup is not None else ""
-        segment = Segment(config.throughput or 0.0, look_of(config.precision).colour, subject.tip(config, *lines))
+        segment = Segment(rate_of(config), look_of(config.precision).colour, subject.tip(config, *lines))
         words = " · ".join(each for each in (figure, status or ratio) if each)
         bars.append(Bar(name, [segment], words, interval_of(found), bool(status)))
     references = dict.fromkeys(r.precision for c in names if (r := group.reference_of(c)) is not None)
@@ -89,7 +93,7 @@ def highest(configurations: Sequence[Row], most: int = MAX_BARS) -> list[Row]:
 
     def rank(config: Row) -> tuple[bool, float]:
         is_reference = config.precision in REFERENCES and not config.trial.spec.techniques
-        return not is_reference, -(config.throughput or 0.0)
+        return not is_reference, -rate_of(config)
 
     kept = sorted(configurations, key=rank)[:most]
     return [config for config in configurations if config in kept]
@@ -127,41 +131,29 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
     """Return the proven changes from the plain loop to the one to take, each with its factor over the one before."""
     group = subject.group.over_seeds
     taken = [each.advice for each in answers if each.advice.decision == "take" and each.advice.techniques]
-    advice = max(taken, key=lambda each: (each.row and each.row.throughput) or 0.0, default=None)
+    advice = max(taken, key=lambda each: rate_of(each.row) if each.row else 0.0, default=None)
     if advice is None or advice.row is None or advice.reference is None or advice.reference.techniques:
         return None
     steps = proven_steps(group, advice.reference, advice.row)
     if len(steps) < 2:
         return None
-    measured = Measurements().plus(trial for config in steps for trial in config.trials)
-    rates = [(config.throughput or 0.0) for config in steps]
-    names = [f"{steps[0].precision}, plain loop"]
-    for before, config in pairwise(steps):
-        new = [name for name in config.trial.spec.techniques if name not in before.trial.spec.techniques]
-        names.append("+ " + " + ".join([*([config.precision] if config.precision != before.precision else []), *new]))
-    if group.is_training:  # whose rates may be of several seeds
-        factors = [own / before for before, own in pairwise(rates)]
-    else:
-        factors = [
-            ratio.value if (ratio := measured.shown_ratio(b.trial.spec, c.trial.spec)) else 0.0
-            for b, c in pairwise(steps)
-        ]
-    bars = []
-    for name, config, below, rate, factor in zip(names, steps, [0.0, *rates], rates, [None, *factors], strict=False):
+    changes = _changes(steps, is_training=group.is_training)
+    bars, below = list[Bar](), 0.0
+    for config, (name, factor) in zip(steps, changes, strict=True):
+        rate = rate_of(config)
         interval = interval_text(config.throughput_estimate, format_rate)
         tip = subject.tip(config, f"{format_rate(rate)} {group.unit}/s", interval)
         parts = [Segment(below, FAINT, tip)] if below else []
         words = format_rate(rate) if factor is None else f"{format_rate(rate)} · ×{factor:.2f}"
         bars.append(Bar(name, [*parts, Segment(rate - below, look_of(config.precision).colour, tip)], words))
+        below = rate
+    first, last = format_rate(rate_of(steps[0])), format_rate(rate_of(steps[-1]))
     over = f"{advice.speedup or 0.0:.2f}× {steps[0].precision}"
-    values = {
-        config: {"change": name, "factor": factor}
-        for config, name, factor in zip(steps, names, [None, *factors], strict=True)
-    }
+    values = {config: {"change": name, "factor": factor} for config, (name, factor) in zip(steps, changes, strict=True)}
     return Chart(
         title=f"What each change adds: {over}",
         summary=(
-            f"From {format_rate(rates[0])} to {format_rate(rates[-1])} {group.unit} a second: {over}, plain loop. "
+            f"From {first} to {last} {group.unit} a second: {over}, plain loop. "
             "Each bar is one more change that was proven faster."
         ),
         draw=lambda width: bar_chart(bars, width, f"{group.unit} per second; × is over the bar above"),
@@ -171,6 +163,22 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
             lambda config: values[config],
         ),
     )
+
+
+def _changes(steps: Sequence[Row], *, is_training: bool) -> list[tuple[str, float | None]]:
+    """Return what each step adds, and its factor over the one before; None for the first."""
+    measured = Measurements().plus(trial for config in steps for trial in config.trials)
+    found: list[tuple[str, float | None]] = [(f"{steps[0].precision}, plain loop", None)]
+    for before, config in pairwise(steps):
+        new = [config.precision] if config.precision != before.precision else []
+        new += [name for name in config.trial.spec.techniques if name not in before.trial.spec.techniques]
+        if is_training:  # whose rates may be of several seeds
+            factor = rate_of(config) / rate_of(before)
+        else:
+            ratio = measured.shown_ratio(before.trial.spec, config.trial.spec)
+            factor = ratio.value if ratio else 0.0
+        found.append((" ".join(f"+ {name}" for name in new), factor))
+    return found
 
 
 def proven_steps(group: ComparisonGroup, start: Row, winner: Row) -> list[Row]:
@@ -191,9 +199,9 @@ def proven_steps(group: ComparisonGroup, start: Row, winner: Row) -> list[Row]:
     best: dict[tuple[str, ...], float] = {}
     for config in rest:
         loop = config.trial.spec.techniques
-        best[loop] = max(best.get(loop, 0.0), (config.throughput or 0.0))
-    rest = [c for c in rest if (c.throughput or 0.0) * WORTHWHILE >= best[c.trial.spec.techniques] or c is winner]
-    rest.sort(key=lambda c: (len(c.trial.spec.techniques), (c.throughput or 0.0)))
+        best[loop] = max(best.get(loop, 0.0), rate_of(config))
+    rest = [c for c in rest if rate_of(c) * WORTHWHILE >= best[c.trial.spec.techniques] or c is winner]
+    rest.sort(key=lambda c: (len(c.trial.spec.techniques), rate_of(c)))
     chains: list[list[Row]] = [[start]]
     for config in rest:
         names = set(config.trial.spec.techniques)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
-from castwise.accuracy.render import COLUMNS, difference_unit, flat_row, verdict_text
+from castwise.accuracy.render import COLUMNS, difference_unit, flat_row
 from castwise.accuracy.result import Runs, metric_of, runs_of
 from castwise.analysis.result_table import Row
 from castwise.analysis.training_metrics import epochs_of
@@ -20,13 +20,15 @@ from castwise.report.charts.svg import (
     Axis,
     Dot,
     Drawing,
+    Line,
     Panel,
+    Point,
     dot_chart,
     line_chart,
     nice_ticks,
     number,
 )
-from castwise.show.fields import Field, find_field, short_columns
+from castwise.show.fields import Field, FlatRow, find_field, short_columns
 from castwise.show.table import DataTable
 from castwise.show.theme import look_of
 
@@ -49,7 +51,6 @@ def _losses(trial: Trial) -> Iterator[_Point]:
 
 
 def _epoch_ends(trial: Trial, value_of: Callable[[Epoch], float | None]) -> Iterator[_Point]:
-    """Yield a value at the end of each epoch that has it."""
     seconds = 0.0
     for place, epoch in enumerate(epochs_of(trial), start=1):
         seconds += epoch.seconds + epoch.validation_seconds
@@ -76,15 +77,15 @@ def _curves(
         for label, seeds in shown:
             means = _means(points for _, points in seeds)
             kept = [means[number] for number in downsample(len(means))]
-            over = [(point.seconds if unit == "seconds" else point.epoch, point.value) for point, _, _ in kept]
-            end = f"at the end {means[-1][0].value:.4g}"
-            line = subject.line(group.label(seeds[0][0]), seeds[0][0], over, end)
+            drawn = [Point(own.seconds if unit == "seconds" else own.epoch, own.value) for own, _, _ in kept]
+            config, end = seeds[0][0], f"at the end {means[-1][0].value:.4g}"
+            name, tip, band = group.label(config), subject.tip(config, end), list[tuple[float, float]]()
             if len(seeds) > 1:
-                ranges = [(low, high) for _, low, high in kept]
-                line = replace(line, name=label, tip=f"{label}, {len(seeds)} seeds\n{end}")
-                # An area of one point has no width.
-                line = replace(line, band=ranges) if len(ranges) > 1 else replace(line, intervals=ranges)
-            lines.append(line)
+                name, tip, band = label, f"{label}, {len(seeds)} seeds\n{end}", [(low, high) for _, low, high in kept]
+            if len(band) == 1:  # an area of one point has no width
+                drawn, band = [replace(drawn[0], interval=band[0])], []
+            look = look_of(config.precision)
+            lines.append(Line(name, drawn, look.colour, look.marker, look.dash, tip, band))
         panels.append(Panel(y_title, varied(lines), unit))
     last = [f"{label} {_means(points for _, points in seeds)[-1][0].value:.4g}" for label, seeds in shown[:8]]
     most = max(len(seeds) for _, seeds in shown)
@@ -131,43 +132,35 @@ def equivalence(subject: GroupSubject) -> Chart | None:
     trials: dict[str, list[Trial]] = {}  # by setting, such as a batch size
     for config in subject.group.configurations:
         trials.setdefault(subject.group.setting(config, "seed", "loss_scale"), []).append(config.trial)
-    every: list[tuple[str, Runs]] = []
+    every: list[tuple[str, Runs, FlatRow]] = []
     for setting, own in trials.items():
         judged = [runs for runs in runs_of(own, None, None) if runs.verdict is not None]
-        if any(runs.verdict is not None and runs.verdict.difference is not None for runs in judged):
-            every += [(setting, runs) for runs in judged]
+        flat = [{**flat_row(runs), "setting": setting, "file": subject.file_of(runs.trials[0])} for runs in judged]
+        if any(row["difference"] is not None for row in flat):
+            every += [(setting, runs, row) for runs, row in zip(judged, flat, strict=True)]
     if not every:
         return None
-    metric = every[0][1].metric
-    baseline = every[0][1].baseline[0].spec.precision
-    unit = difference_unit(metric)
-    margin = 100 * every[0][1].margin_share
+    first = every[0][1]
+    baseline, metric = first.baseline[0].spec.precision, first.metric
+    unit, margin = difference_unit(metric), 100 * first.margin_share
     rows: list[tuple[str, list[Dot], str]] = []
-    for setting, runs in every[:MAX_BARS]:
-        row, verdict = flat_row(runs), verdict_text(runs)
-        scale = runs.spec.changed_loss_scale
-        label = ", ".join(part for part in (runs.spec.precision, scale and f"loss scale {scale}", setting) if part)
-        dots = []
+    for setting, runs, row in every[:MAX_BARS]:
+        scale, verdict, dots = runs.spec.changed_loss_scale, row["verdict"], []
+        label = ", ".join(filter(None, (runs.spec.precision, scale and f"loss scale {scale}", setting)))
         if row["difference"] is not None:
             look = look_of(runs.spec.precision)
             ends = (100 * row["difference_low"], 100 * row["difference_high"])
-            tip = f"{label}\n{row['difference_text']}{unit}\n{verdict}, {len(runs.trials)} runs"
-            tip += f"\n{subject.file_of(runs.trials[0])}"
+            tip = f"{label}\n{row['difference_text']}{unit}\n{verdict}, {len(runs.trials)} runs\n{row['file']}"
             dots = [Dot(100 * row["difference"], look.colour, look.marker, tip, ends, is_ringed=verdict == "as good")]
         rows.append((label, dots, verdict))
-    values = [abs(dot.value) for _, dots, _ in rows for dot in dots]
-    reach = max(1.5 * margin, 1.1 * max(values, default=0.0))
-    farthest = max((abs(end) for _, dots, _ in rows for dot in dots for end in dot.interval or ()), default=0.0)
-    reach = max(reach, min(farthest, 2 * reach))
 
     def draw(width: int) -> Drawing:
-        axis = Axis(
-            -reach, reach, nice_ticks(-reach, reach, 5 if width > NARROW else 3), number, 0.0, (-margin, margin)
-        )
+        axis = _difference_axis([dot for _, dots, _ in rows for dot in dots], margin, 5 if width > NARROW else 3)
         return dot_chart(rows, width, axis, f"difference from {baseline}:{unit}, above 0 is better")
 
     verdicts = ", ".join(f"{label} {verdict}" for label, _, verdict in rows[:8])
-    fields = [find_field("precision"), *([Field("setting", "setting")] if any(each for each, _ in every) else [])]
+    setting_field = [Field("setting", "setting")] if any(each for each, *_ in every) else []
+    fields = [find_field("precision"), *setting_field]
     fields += [each for each in short_columns(COLUMNS) if each.name != "precision"]
     fields.append(find_field("file"))
     return Chart(
@@ -175,12 +168,14 @@ def equivalence(subject: GroupSubject) -> Chart | None:
         summary=f"Shaded is the usual margin of {margin:.4g}{unit}; lines are intervals, 95 % over all looks. "
         f"{verdicts}.",
         draw=draw,
-        table=DataTable(
-            fields,
-            [
-                {**flat_row(runs), "setting": setting, "file": subject.file_of(runs.trials[0])}
-                for setting, runs in every
-            ],
-        ),
+        table=DataTable(fields, [row for *_, row in every]),
         note=left_out("{} of {:,} precisions are drawn; the table has all.", rows, every),
     )
+
+
+def _difference_axis(dots: Sequence[Dot], margin: float, most: int) -> Axis:
+    """Return an axis around 0 with room for the margin, all dots, and most of their intervals."""
+    reach = max([1.5 * margin, *(1.1 * abs(dot.value) for dot in dots)])
+    farthest = max((abs(end) for dot in dots for end in dot.interval or ()), default=0.0)
+    reach = max(reach, min(farthest, 2 * reach))
+    return Axis(-reach, reach, nice_ticks(-reach, reach, most), number, 0.0, (-margin, margin))

@@ -12,7 +12,7 @@ from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import is_search
 from castwise.report.charts.chart import GroupSubject
 from castwise.report.charts.registry import charts_of
-from castwise.report.charts.svg import Axis, Dot, Drawing, draw_dot, marker, nice_ticks, path, text
+from castwise.report.charts.svg import Axis, Dot, Drawing, draw_dot, markers, nice_ticks, path, text
 from castwise.report.charts.throughput import highest
 from castwise.report.collection import REFERENCES, Collection, ComparisonGroup, FileOf, machine_traits, throughput_of
 from castwise.report.conclusions import WORDS, Answer, answer_table, answers_of, headline, loop_of, ranked
@@ -188,7 +188,7 @@ def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str
                 "answer": answer,
                 "anchor": anchors.get(id(answer.group), ""),
                 "take": row["take"],
-                "mark": _mark(precision) if precision else "",
+                "mark": _mark(precision),
                 # The interval goes below its figure.
                 "cells": {column.name: column.text(row).partition(" [") for column in columns},
                 "strip": _strip(dots[id(answer)], axis, label),
@@ -217,12 +217,12 @@ def _strip(dots: Sequence[Dot], axis: Axis, label: str) -> str:
     return Drawing(_SPAN + 2 * _MARGIN, 26, "".join(parts)).inline(label) if dots else ""
 
 
-def _mark(precision: str) -> str:
-    """Return a precision's marker as a small picture."""
+def _mark(precision: str | None) -> str:
+    if precision is None:
+        return ""
     look = look_of(precision)
-    return (
-        f'<svg class="mark" viewBox="0 0 14 14" width="14" height="14">{marker(7, 7, look.marker, look.colour)}</svg>'
-    )
+    drawn = markers([(7, 7)], look.marker, look.colour)
+    return f'<svg class="mark" viewBox="0 0 14 14" width="14" height="14">{drawn}</svg>'
 
 
 def _dots(answer: Answer) -> list[Dot]:
