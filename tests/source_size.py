@@ -30,9 +30,6 @@ COMPLEX = {
     "tune/search.py:_space_of",
     "trial/build.py:build_trial",
     "trial/numerics.py:_summarize",
-    "trial/script/autocast.py:ScriptAutocast._decide",
-    "trial/script/file_overlay.py:FileOverlay._install",
-    "trial/script/hooks.py:ScriptHooks.find_model",
 }
 
 

@@ -25,6 +25,8 @@ _OF_FUNCTIONS = ("decorate_fwd", "decorate_bwd")
 # Whose regions are the precision of the whole training, as a script's own are; a model's layers may have others.
 _FRAMEWORKS = ("accelerate.", "lightning.", "lightning_fabric.", "pytorch_lightning.")
 _MOST_SITES = 5
+# torch's functions that switch autocast, or set its type, for the whole process.
+_SWITCHES = [name for name in dir(torch) if name.startswith("set_autocast") and "cache" not in name]
 is_own = functools.cache(is_users)
 
 
@@ -149,15 +151,8 @@ class ScriptAutocast:
             if is_ours and is_within_scripts and self._dtype is not None and made.dtype is not self._asked_dtype:
                 return made.made  # a part that the script keeps in the other type of 16 bits
             self._asked_dtype = made.dtype if is_ours and not made.is_of_function else self._asked_dtype
-        else:
-            may_be_switch = is_ours and made.is_scripts and not made.is_enabled and not self._num_islands
-            if not may_be_switch or self._dtype is None or is_within_scripts or _is_written_off(made.sites):
-                return made.made
-            if self.is_on and not made.names_half:
-                raise TechniqueError(
-                    f"{calling_line()} has autocast of its own, which a variable switches off: castwise cannot know "
-                    "whether it is to stay off. Run the script with it on"
-                )
+        elif not is_ours or is_within_scripts or not self._would_be_on(made):
+            return made.made
         if self._dtype is None:
             return False, made.made[1]
         if self.is_on and torch.is_grad_enabled() and made.is_scripts:
@@ -165,6 +160,19 @@ class ScriptAutocast:
             self.has_own = True
         self.has_been_on |= torch.is_grad_enabled()
         return True, self._dtype
+
+    def _would_be_on(self, made: _Region) -> bool:
+        """Return whether a region is a disabled one that the script itself would have on in the row's precision."""
+        if made.is_enabled or not made.is_scripts or self._num_islands or self._dtype is None:
+            return False
+        if _is_written_off(made.sites):
+            return False
+        if self.is_on and not made.names_half:
+            raise TechniqueError(
+                f"{calling_line()} has autocast of its own, which a variable switches off: castwise cannot know "
+                "whether it is to stay off. Run the script with it on"
+            )
+        return True
 
     def _switch(self, method: Any, region: Any, *args: Any) -> Any:
         was_switching, self._is_switching = self._is_switching, True
@@ -190,7 +198,7 @@ class ScriptAutocast:
             else:
                 function(*map(change, args), **{name: change(value) for name, value in kwargs.items()})
 
-        for name in _switches():
+        for name in _SWITCHES:
             replaces(torch, name)(set_changed)
 
 
@@ -222,8 +230,9 @@ def note_own_precision(*, with_switches: bool = False) -> dict[str, list[str]]:
             note(function.__name__, _sites()[1][0])
 
     if with_switches:
-        for name in _switches("_enabled"):
-            replaces(torch, name)(switch)
+        for name in _SWITCHES:
+            if name.endswith("_enabled"):
+                replaces(torch, name)(switch)
 
     @replaces(torch.amp.GradScaler, "__init__")
     def make_scaler(make: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
@@ -233,12 +242,6 @@ def note_own_precision(*, with_switches: bool = False) -> dict[str, list[str]]:
             note("GradScaler", sites[0])
 
     return found
-
-
-def _switches(end: str = "") -> list[str]:
-    """Return the names of torch's functions that switch autocast, or set its type, for the whole process."""
-    names = [name for name in dir(torch) if name.startswith("set_autocast") and "cache" not in name]
-    return [name for name in names if name.endswith(end)]
 
 
 def _sites() -> tuple[str, tuple[tuple[CodeType, int], ...]]:
@@ -263,7 +266,7 @@ def _is_written_off(sites: tuple[tuple[CodeType, int], ...]) -> bool:
     The helpers are the functions below that which enters the region. Source: chosen here; nothing at run time tells a
     part that is kept in float32 from autocast that an argument of the script switches off.
     """
-    frame: Any = sys._getframe(4)
+    frame: Any = sys._getframe(5)
     while frame is not None and _module_of(frame).startswith(_OF_AUTOCAST):
         frame = frame.f_back
     codes = [code for code, _ in sites]

@@ -43,7 +43,7 @@ class FileOverlay:
         kept: Folders that are written as always.
     """
 
-    def __init__(self, folder: str, own: Iterable[str], kept: Iterable[str] = ()) -> None:
+    def __init__(self, folder: str, own: Iterable[str], kept: Iterable[str]) -> None:
         self._upper = os.path.realpath(folder)
         caches = [value for name, value in os.environ.items() if name.endswith(_CACHES) and os.path.isabs(value)]
         kept = [*kept, *caches, folder, tempfile.gettempdir(), sys.prefix, "/dev", "/proc", "/sys", "/run"]
@@ -65,11 +65,11 @@ class FileOverlay:
         found = [os.path.join(folder, name) for folder, _, names in os.walk(self._upper) for name in names]
         return sorted(Path(name.removeprefix(self._upper)) for name in found)
 
-    def _install(self) -> None:
-        """Replace functions, also where modules hold them by names of their own."""
+    def _replaced(self) -> list[tuple[Any, str, int, Callable[..., Any]]]:
+        """Return the functions to replace, each with the index of its path and what is done in its stead."""
 
-        def at(place_of: Callable[[Any], Any]) -> Callable[..., Any]:
-            return lambda call, path, *_, **__: call(place_of(path))
+        def at(path_of: Callable[[Any], Any]) -> Callable[..., Any]:
+            return lambda call, path, *_, **__: call(path_of(path))
 
         table: list[tuple[Any, str, int, Callable[..., Any]]] = [
             *((os, name, 0, at(self._visible)) for name in _READING),
@@ -91,10 +91,14 @@ class FileOverlay:
         if importlib.util.find_spec("safetensors") is not None:
             module = importlib.import_module("safetensors.torch")
             table += [(module, "serialize_file", 1, at(self._ready)), (module, "safe_open", 0, at(self._visible))]
+        return table
+
+    def _install(self) -> None:
+        """Replace functions, also where modules hold them by names of their own."""
         # TensorBoard's own writer, in Python, not TensorFlow's. Source: tensorboard/compat/__init__.py.
         sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))
         new: dict[int, Any] = {}
-        for owner, name, index, method in table:
+        for owner, name, index, method in self._replaced():
             original = getattr(owner, name)
             replaces(owner, name)(self._with_path(method, index))
             new[id(original)] = getattr(owner, name)
@@ -110,7 +114,7 @@ class FileOverlay:
                     names.update({name: new[id(value)] for name, value in list(names.items()) if id(value) in new})
 
     def _with_path(self, method: Callable[..., Any], index: int) -> Callable[..., Any]:
-        """Return what stands in for a function that has a path among its arguments, at this place or by its name."""
+        """Return what stands in for a function that has a path among its arguments, at this index or by its name."""
 
         def call(original: Any, *args: Any, **kwargs: Any) -> Any:
             keyword = next((name for name in _KEYWORDS if name in kwargs), "")
@@ -140,15 +144,15 @@ class FileOverlay:
         head, tail = os.path.split(os.path.abspath(os.fspath(path)))
         if head not in self._folders:
             real = above = os.path.realpath(head)
-            while above not in self._is_own and above != "/" and not self._is_hidden_at_home(above):
-                above = os.path.dirname(above)
+            while above not in self._is_own and above != "/":
+                parent, name = os.path.split(above)
+                if parent == self._home and name.startswith("."):  # a hidden folder
+                    break
+                above = parent
             self._folders[head] = real, self._is_own.get(above, above == "/")
         real, is_own = self._folders[head]
         full = os.path.join(real, tail)
         return full if self._is_own.get(full, is_own) else ""
-
-    def _is_hidden_at_home(self, folder: str) -> bool:
-        return os.path.dirname(folder) == self._home and os.path.basename(folder).startswith(".")
 
     def _has_below(self, full: str) -> bool:
         """Return whether the user has such a file, and the script has not removed it."""
@@ -229,8 +233,8 @@ class FileOverlay:
         return None
 
     def _drop_file(self, call: _Call, path: Any, *_: Any, **__: Any) -> Any:
-        place = self._visible(path)
-        return call(place) if os.path.isdir(place) and not os.path.islink(place) else self._drop(call, path)
+        visible = self._visible(path)
+        return call(visible) if os.path.isdir(visible) and not os.path.islink(visible) else self._drop(call, path)
 
     def _drop_empty(self, call: _Call, path: Any, *_: Any, **__: Any) -> Any:
         if self._full(path) and self._names(path):
@@ -239,21 +243,21 @@ class FileOverlay:
 
     def _lifted(self, path: Any) -> Any:
         """Return where a file or a folder with all that is in it can be moved from."""
-        place = self._ready(path, keeps=True)
-        if self._full(path) and os.path.isdir(place):
+        lifted = self._ready(path, keeps=True)
+        if self._full(path) and os.path.isdir(lifted):
             for name in self._names(path):
                 self._lifted(os.path.join(path, name))
-        return place
+        return lifted
 
     def _move(self, _: _Call, path: Any, to: Any = None, **kwargs: Any) -> Any:
-        full, place, to = self._full(path), self._lifted(path), kwargs.get("dst", to)
+        full, lifted, to = self._full(path), self._lifted(path), kwargs.get("dst", to)
         target = self._ready(to)
         try:
-            os.replace(place, target)
+            os.replace(lifted, target)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            shutil.move(place, target)
+            shutil.move(lifted, target)
         if full and os.path.lexists(full):
             self._gone.add(full)
 

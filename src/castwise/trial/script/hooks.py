@@ -164,32 +164,38 @@ class ScriptHooks:
             return
         if next(module.parameters(), None) is None:
             self._known.add(id(module))
-            return
-        if not self._trains(module) or (not module.training and self.models):
+        elif self._trains(module) and (module.training or not self.models):
+            self._take_model(module, is_scripted=is_scripted)
+            self.enter_model(module, args)
+        else:
             if module.training and torch.is_grad_enabled() and not self.optimizers:
                 self._untrained[id(module)] = module
             self._find_teacher(module, args, is_scripted=is_scripted)
-            return
+
+    def _take_model(self, module: nn.Module, *, is_scripted: bool) -> None:
+        """Hook a model that the script trains, and change it as the precision and the techniques want."""
         self._trained_in_eval = self._trained_in_eval if module.training else module
         self._known.update(map(id, module.modules()))
         self.precision.check_model(module)
         self.techniques.change_model(module)
         self.models.append(module)
-        if not is_scripted and module._compiled_call_impl is None:
+        if is_scripted:
+            return
+        takes_hooks = module._compiled_call_impl is None  # else they would be compiled
+        if takes_hooks:
             self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
-        if self.precision.row.autocast_dtype is not None and not is_scripted:
-            prepared = [each for each in module.modules() if _is_prepared(each)]
-            # Evaluation may go past a wrapper such as DistributedDataParallel.
-            parts = [part for each in prepared for part in (each, *each.children()) if part is not module]
-            self._always.update([*prepared, *parts])
-            if module._compiled_call_impl is None:  # else its hooks would be compiled
-                module.register_forward_hook(_leave_model, always_call=True)
-            for part in parts:
-                part.register_forward_hook(_leave_model, always_call=True)
-                part.register_forward_pre_hook(_enter_model)
-            if prepared and module not in prepared:  # it computes the loss of one that is: not in autocast
-                self._around_prepared.add(module)
-        self.enter_model(module, args)
+        if self.precision.row.autocast_dtype is None:
+            return
+        if takes_hooks:
+            module.register_forward_hook(_leave_model, always_call=True)
+        prepared = [each for each in module.modules() if _is_prepared(each)]
+        # Evaluation may go past a wrapper such as DistributedDataParallel.
+        parts = [part for each in prepared for part in (each, *each.children()) if part is not module]
+        self._always.update([*prepared, *parts])
+        for part in parts:
+            _surround(part)
+        if prepared and module not in prepared:  # it computes the loss of one that is: not in autocast
+            self._around_prepared.add(module)
 
     def _trains(self, module: nn.Module) -> bool:
         """Return whether an optimizer has weights of a module, which may be in evaluation mode for its norms."""
@@ -204,8 +210,7 @@ class ScriptHooks:
         is_frozen = not module.training or not any(each.requires_grad for each in module.parameters())
         if trained and is_frozen and trained.isdisjoint(map(id, module.parameters())):
             self._always.update(module.modules())
-            module.register_forward_pre_hook(_enter_model)
-            module.register_forward_hook(_leave_model, always_call=True)
+            _surround(module)
             self.enter_model(module, args)
 
     def enter_model(self, module: nn.Module, args: Any) -> None:
@@ -588,6 +593,11 @@ def _enter_model(module: nn.Module, args: Any) -> None:
 
 def _leave_model(module: nn.Module, _: Any, output: Any) -> Any:
     return None if torch.compiler.is_compiling() else _installed[0].leave_model(module, output)
+
+
+def _surround(module: nn.Module) -> None:
+    module.register_forward_pre_hook(_enter_model)
+    module.register_forward_hook(_leave_model, always_call=True)
 
 
 def _is_prepared(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import torch
@@ -142,8 +142,9 @@ class OutsidePrecision:
             if type(module).__module__.startswith(_LAYERS_OF_OTHERS):
                 name = f"{type(module).__module__.partition('.')[0]}'s {type(module).__name__}"
                 raise TechniqueError(f"the script's model has {name}, whose precision castwise cannot replace")
-            # That of DistributedDataParallel or FSDP, and of FSDP2.
-            policy = getattr(module, "mixed_precision", None) or _policy_of_fsdp2(module)
+            policy = getattr(module, "mixed_precision", None)  # of DistributedDataParallel or FSDP
+            if policy is None and hasattr(module, "_get_fsdp_state"):  # FSDP2
+                policy = getattr(cast(Any, module)._get_fsdp_state(), "_mp_policy", None)
             if getattr(policy, "param_dtype", None) not in (None, torch.float32):
                 raise TechniqueError(f"{type(module).__name__} has a mixed precision, which castwise cannot replace")
             if self.row.loss_scale != "none" and {each.__name__ for each in type(module).__mro__} & _SHARDED:
@@ -305,10 +306,6 @@ def _copy(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) ->
     pairs = [(a, b) for a, b in zip(targets, sources, strict=True) if a is not None and b is not None]
     if pairs:
         torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
-
-
-def _policy_of_fsdp2(module: Any) -> Any:
-    return getattr(module._get_fsdp_state(), "_mp_policy", None) if hasattr(module, "_get_fsdp_state") else None
 
 
 def _kind(value: object) -> str:

@@ -363,7 +363,7 @@ class ScriptRun:
             "--timeout or --budget."
         )
 
-    def inspect(self, limit_seconds: float = math.inf, on_note: Callable[[str], None] | None = None) -> UserWorkload:
+    def inspect(self, limit_seconds: float, on_note: Callable[[str], None]) -> UserWorkload:
         """Run the script for two steps, and return what is known of it.
 
         Args:
@@ -650,15 +650,15 @@ def extra_work(ends: Sequence[float]) -> tuple[int, list[float]]:
     if len(seconds) < _FEWEST_TIMED_STEPS:
         return 0, []
     usual, total = statistics.median(seconds), sum(seconds)
-    places = [place for place, each in enumerate(seconds) if each > _LEAST_EXTRA_FACTOR * usual]
-    shares = [seconds[place] / total for place in places]
-    if len(places) > _MOST_EXTRA_STEPS * len(seconds) or sum(shares) < _LEAST_EXTRA_SHARE + len(places) / len(seconds):
+    long = [index for index, each in enumerate(seconds) if each > _LEAST_EXTRA_FACTOR * usual]
+    shares = [seconds[index] / total for index in long]
+    if len(long) > _MOST_EXTRA_STEPS * len(seconds) or sum(shares) < _LEAST_EXTRA_SHARE + len(long) / len(seconds):
         return 0, []
-    gaps = Counter(after - before for before, after in itertools.pairwise(places))
+    gaps = Counter(after - before for before, after in itertools.pairwise(long))
     for period, _ in gaps.most_common(_NUM_PERIODS):
-        first, _ = Counter(place % period for place in places).most_common(1)[0]
+        first, _ = Counter(index % period for index in long).most_common(1)[0]
         # Other programs make some other steps longer.
         expected = range(first, len(seconds), period)
-        if len(expected) >= _FEWEST_PERIODS and len({*expected} & {*places}) > _LEAST_PERIODIC * len(expected):
+        if len(expected) >= _FEWEST_PERIODS and len({*expected} & {*long}) > _LEAST_PERIODIC * len(expected):
             return period, shares
     return 0, shares

@@ -3,7 +3,7 @@
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -33,30 +33,30 @@ def switch_off(parent: Path) -> None:
         def of_scratch(make: Any, client: Any, *_: Any, **__: Any) -> None:
             make(client)
 
-    _change_modules({"mlflow": ignore_server})
+    if "mlflow" in sys.modules:
+        ignore_server(sys.modules["mlflow"])
+    else:
+        sys.meta_path.insert(0, _Finder("mlflow", ignore_server))
 
 
-def _change_modules(changes: Mapping[str, Callable[[ModuleType], None]]) -> None:
-    """Change modules as soon as they are imported."""
-    waiting = dict(changes)
+class _Finder(MetaPathFinder):
+    """Changes a module as soon as it is imported."""
 
-    class Finder(MetaPathFinder):
-        def find_spec(
-            self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-        ) -> ModuleSpec | None:
-            change = waiting.pop(name, None)
-            spec = PathFinder.find_spec(name, path, target) if change is not None else None
-            if change is None or spec is None or spec.loader is None:
-                return None
-            execute = spec.loader.exec_module
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self._name, self._change = name, change
 
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                change(module)
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        self._name = ""  # once is enough
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-            return spec
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._change(module)
 
-    for name in waiting.keys() & sys.modules.keys():
-        waiting.pop(name)(sys.modules[name])
-    sys.meta_path.insert(0, Finder())
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
