@@ -18,12 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "castwise"
 MOST_COMPLEX, MOST_NEW_LINES = 20, 300
 COMPLEX = {
-    "accuracy/render.py:sentences",
-    "accuracy/search.py:AccuracyJob.run",
-    "max_batch/render.py:conclusions",
-    "max_batch/render.py:remarks",
     "report/charts/machines.py:ratios",
-    "show/table.py:print_data_table",
     "spec/user_model.py:script_command",
     "tune/decide.py:TuningSteps._smaller_batches",
     "tune/render.py:answers",

@@ -1,6 +1,5 @@
 """What `castwise accuracy` found as a table and sentences."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from castwise.show.fields import (
 )
 from castwise.show.notes import machine_line
 from castwise.show.presentation import Grid, Lines, Presentation
-from castwise.show.table import DataTable, json_document, plain, short_table_of
+from castwise.show.table import DataTable, json_document, json_records, plain, short_table_of
 from castwise.show.units import format_ratio, pluralize
 from castwise.spec.quantities import TOO_NOISY, format_interval, format_share, with_interval
 from castwise.spec.recipe import Recipe
@@ -73,7 +72,6 @@ def flat_row(runs: Runs) -> dict[str, Any]:
 
 
 def verdict_text(runs: Runs) -> str:
-    """Return the verdict in a few words."""
     verdict = runs.verdict
     if verdict is None and runs.failed is not None:
         return runs.failed.status
@@ -87,23 +85,14 @@ def verdict_text(runs: Runs) -> str:
 def sentences(result: AccuracyResult) -> list[str]:
     """Return the answer in words, a sentence or two for each precision compared with the baseline."""
     first = result.baseline
+    lines = _why_no_baseline(first)
     # Without a score of the baseline there is nothing to say of the others, but for those that failed.
-    lines = [_sentence(each, result) for each in result.runs[1:] if first.mean is not None or each.failed is not None]
-    for runs in (each for each in result.runs if each.verdict is not None and each.verdict.kind == "worse"):
-        epochs = [epoch for trial in runs.trials for epoch in epochs_of(trial)]
-        skipped, steps = sum(epoch.skipped_steps for epoch in epochs), sum(epoch.num_steps for epoch in epochs)
-        if steps and skipped >= _MANY_SKIPPED * steps:
-            share = f"{runs.spec.precision} skipped {format_share(skipped / steps)} of its steps"
-            lines.append(f"{share}, until its loss scale fitted. Longer runs or --loss-scale may do.")
+    lines += [_sentence(each, result) for each in result.runs[1:] if first.mean is not None or each.failed is not None]
+    lines += filter(None, map(_skipped_steps, result.runs))
     bad = [each.spec.precision for each in result.runs if each.is_less_accurate]
     if bad and not is_object(first.spec.workload):
         line = advised_line("why", first.spec.workload, {"precision": ",".join(bad)}, result.typed)
         lines.append(f"`{line} --numerics` shows in which layers numbers are lost.")
-    if first.failed is not None:
-        lines.insert(0, f"{first.spec.precision}, the baseline, gave no score: {first.failed.message.rstrip('.')}.")
-    elif first.mean is None:
-        how = "diverged" if any(trial.status == "diverged" for trial in first.trials) else "gave no finite score"
-        lines.insert(0, f"{first.spec.precision}, the baseline, {how} in every run: nothing can be compared with it.")
     scores = [score for each in result.runs for score in each.scores]
     if len(scores) > len(result.runs) and len(set(scores)) == 1 and scores[0] is not None:
         lines.append("Every run has the same score, whatever its seed: it does not depend on what the model learned.")
@@ -114,6 +103,27 @@ def sentences(result: AccuracyResult) -> list[str]:
     if result.budget_ended:
         lines.append("The budget ended. The same command with a longer --budget goes on.")
     return lines
+
+
+def _why_no_baseline(runs: Runs) -> list[str]:
+    if runs.failed is not None:
+        return [f"{runs.spec.precision}, the baseline, gave no score: {runs.failed.message.rstrip('.')}."]
+    if runs.mean is not None:
+        return []
+    how = "diverged" if any(trial.status == "diverged" for trial in runs.trials) else "gave no finite score"
+    return [f"{runs.spec.precision}, the baseline, {how} in every run: nothing can be compared with it."]
+
+
+def _skipped_steps(runs: Runs) -> str:
+    """Return what share of its steps a worse precision skipped; empty if that is little."""
+    if runs.verdict is None or runs.verdict.kind != "worse":
+        return ""
+    epochs = [epoch for trial in runs.trials for epoch in epochs_of(trial)]
+    skipped, steps = sum(epoch.skipped_steps for epoch in epochs), sum(epoch.num_steps for epoch in epochs)
+    if not steps or skipped < _MANY_SKIPPED * steps:
+        return ""
+    share = f"{runs.spec.precision} skipped {format_share(skipped / steps)} of its steps"
+    return f"{share}, until its loss scale fitted. Longer runs or --loss-scale may do."
 
 
 def _sentence(runs: Runs, result: AccuracyResult) -> str:
@@ -179,7 +189,6 @@ def compared_text(runs: Runs) -> str:
 
 
 def headline(result: AccuracyResult) -> str:
-    """Return what was trained, in a line."""
     spec = result.baseline.spec
     loop = f", {join(spec.techniques).replace('+', ' + ')}" if spec.techniques else ""
     data = f"on {spec.data_set}, batch {spec.batch_size}" if spec.user_model is None else "on its training set"
@@ -194,7 +203,6 @@ def length_text(recipe: Recipe) -> str:
 
 
 def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow]:
-    """Return a row for each precision; with all columns if it is wide."""
     rows: list[FlatRow] = [flat_row(runs) for runs in result.runs]
     titles = {"score": result.metric.name, "difference": f"difference,{difference_unit(result.metric)}"}
     titles["speedup"] = f"× {result.baseline.spec.precision}"
@@ -207,7 +215,6 @@ def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow
 
 
 def present(result: AccuracyResult, *, wide: bool = False) -> Presentation:
-    """Return the table and the answer."""
     return Presentation(
         [
             Lines([headline(result)], "bold", is_list=False),
@@ -231,5 +238,5 @@ def document(result: AccuracyResult) -> dict[str, Any]:
         sentences=sentences(result),
         seconds=result.seconds,
         num_recorded=result.num_recorded,
-        trials=[json.loads(trial.model_dump_json()) for trial in result.trials],
+        trials=json_records(result.trials),
     )

@@ -73,7 +73,6 @@ class Runs:
 
     @property
     def recipe(self) -> Recipe:
-        """Return how it was trained."""
         assert self.spec.recipe is not None
         return self.spec.recipe
 
@@ -89,7 +88,6 @@ class Runs:
 
     @property
     def is_baseline(self) -> bool:
-        """Return whether these are the baseline's own runs."""
         return self.trials[0].spec.key == self.baseline[0].spec.key
 
     @property
@@ -118,7 +116,6 @@ class Runs:
 
     @property
     def mean(self) -> float | None:
-        """Return the mean score of the runs that have one."""
         known = [score for score in self.scores if score is not None]
         return statistics.fmean(known) if known else None
 
@@ -217,17 +214,14 @@ class AccuracyResult:
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """Return the records."""
         return tuple(trial for each in self.runs for trial in each.trials)
 
     @property
     def baseline(self) -> Runs:
-        """Return the baseline's runs."""
         return self.runs[0]
 
     @property
     def metric(self) -> Metric:
-        """Return what runs are judged by."""
         return self.baseline.metric
 
 

@@ -1,10 +1,12 @@
 """The search for verdicts: seed by seed, until each precision has one, or the budget ends."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import Any
 
 from castwise.accuracy.options import AccuracyOptions
 from castwise.accuracy.result import AccuracyResult, Runs, runs_of
@@ -42,8 +44,6 @@ _PACE_SECONDS = 10.0  # of steps, after which their pace tells what a run takes.
 
 @dataclass(frozen=True)
 class AccuracyJob:
-    """A search made concrete on this machine."""
-
     specs: tuple[TrialSpec, ...]  # with seed 0; the baseline first
     options: AccuracyOptions
     began: float  # `time.perf_counter()` when the command began
@@ -77,8 +77,7 @@ class AccuracyJob:
             open_specs = [spec for spec in open_specs if spec.key not in failed]
             if len(open_specs) < 2:  # the baseline alone
                 break
-            left = self._seconds_left()
-            if left is not None and seed + 1 < self.options.seeds and time.perf_counter() - started > left:
+            if seed + 1 < self.options.seeds and time.perf_counter() - started > self._seconds_left():
                 budget_ended = True
                 break
         num_recorded = sum(trial.spec.key in measure.known for trial in trials)
@@ -88,14 +87,13 @@ class AccuracyJob:
     def _runs(self, trials: list[Trial]) -> tuple[Runs, ...]:
         return runs_of(trials, self.specs[0].precision, self.options.margin, self.options.seeds)
 
-    def _seconds_left(self) -> float | None:
-        budget = self.options.budget_seconds
-        return None if budget is None else budget - (time.perf_counter() - self.began)
+    def _seconds_left(self) -> float:
+        budget = math.inf if self.options.budget_seconds is None else self.options.budget_seconds
+        return budget - (time.perf_counter() - self.began)
 
     def _check_pace(self, spec: TrialSpec, run_seconds: float, left_seconds: float) -> None:
         """Raise UsageError if not even two runs of a precision fit, by the pace of its first."""
-        left = self._seconds_left()
-        if left is None or spec.seed or left_seconds + (_FEWEST_SEEDS - 1) * run_seconds <= left:
+        if spec.seed or left_seconds + (_FEWEST_SEEDS - 1) * run_seconds <= self._seconds_left():
             return
         raise UsageError(
             f"A budget of {format_duration(self.options.budget_seconds or 0.0)} is too short: one run of "
@@ -111,7 +109,7 @@ class AccuracyJob:
         pairs = [spec.model_copy(update={"seed": seed}) for spec in self.specs for seed in range(_FEWEST_SEEDS)]
         left = self._seconds_left()
         needed = sum(seconds.get(spec.precision, mean) for spec in pairs if spec.key not in done)
-        if left is not None and needed > left:
+        if needed > left:
             whole = self.options.budget_seconds or 0.0
             raise UsageError(
                 f"A budget of {whole:.0f} s is too short: two runs of each of {len(self.specs)} precisions take about "
@@ -129,12 +127,10 @@ class _WatchedRun:
         self.ended, self.remark = listener.ended, listener.remark
 
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
-        """Pass it on."""
         self._spec, self._seen = spec, []
         self._listener.started(spec, index, count)
 
     def phase(self, name: str, done: float) -> None:
-        """Pass it on."""
         self._listener.phase(name, done)
         if self._spec is None or not name.startswith("epoch "):
             return
@@ -175,13 +171,9 @@ def prepare_accuracy(
             f"'{options.workload}' does not return both training_set and validate, and without them there is no "
             "accuracy. training_set is a DataLoader; validate(model) returns the score."
         )
+    trained = recipe if user_workload is None else user_workload
     names = _precisions(options, machine.environment)
-    specs = tuple(
-        _spec_of_suite(options, *recipe, name, machine.device)
-        if recipe is not None
-        else _spec_of_user(options, user_workload, name, machine.device)
-        for name in names
-    )
+    specs = tuple(_spec(options, trained, name, machine.device) for name in names)
     for spec in specs:
         reason = why_technique_unsupported(spec, machine.environment.hardware.capability)
         if reason is not None:
@@ -221,41 +213,38 @@ def _precisions(options: AccuracyOptions, environment: Environment) -> list[str]
     return sorted(kept, key=lambda name: name != BASELINE)  # stable: the first named without fp32
 
 
-def _spec_of_suite(options: AccuracyOptions, suite: Suite, grid: RunGrid, precision: str, device: str) -> TrialSpec:
-    recipe = suite.recipes[grid.recipe].model_copy(update={"validate_each_epoch": True})
-    if options.epochs is not None and options.epochs < recipe.epochs:
-        recipe = recipe.model_copy(update={"stop_after": options.epochs})
-    spec = _spec(options, recipe, precision, device, grid.batch_sizes[0])
-    spec = spec.model_copy(update={"data_set": grid.data_set})
-    tuned = parse_techniques(suite.tuned[spec.workload]) if spec.workload in suite.tuned else SETS[TUNED]
-    return resolve(_loop(options), spec, {**SETS, TUNED: tuned})
-
-
-def _spec_of_user(options: AccuracyOptions, own: UserWorkload | None, precision: str, device: str) -> TrialSpec:
-    assert own is not None
-    recipe = Recipe(epochs=options.epochs or 1, validate_each_epoch=True)
-    spec = _spec(options, recipe, precision, device, own.batch_size or own.accumulate)
-    return resolve(_loop(options), spec.model_copy(update={"user_model": own.model}))
-
-
-def _loop(options: AccuracyOptions) -> tuple[str, ...]:
-    return parse_techniques((options.techniques or (NONE,))[0])
-
-
-def _spec(options: AccuracyOptions, recipe: Recipe, precision: str, device: str, batch_size: int) -> TrialSpec:
+def _spec(
+    options: AccuracyOptions, trained: tuple[Suite, RunGrid] | UserWorkload | None, precision: str, device: str
+) -> TrialSpec:
+    name = find_workload(options.workload).name
+    changes: dict[str, Any] = {}
+    sets = SETS
+    if isinstance(trained, UserWorkload):
+        recipe, batch_size = Recipe(epochs=options.epochs or 1), trained.batch_size or trained.accumulate
+        changes["user_model"] = trained.model
+    else:
+        assert trained is not None
+        suite, grid = trained
+        recipe, batch_size = suite.recipes[grid.recipe], grid.batch_sizes[0]
+        if options.epochs is not None and options.epochs < recipe.epochs:
+            recipe = recipe.model_copy(update={"stop_after": options.epochs})
+        changes["data_set"] = grid.data_set
+        sets = {**SETS, TUNED: parse_techniques(suite.tuned[name])} if name in suite.tuned else SETS
     scale = find_precision(precision).loss_scale
     if options.loss_scale is not None and scale != "none":
         scale = parse_loss_scale(options.loss_scale)
+    of_recipe = {"validate_each_epoch": True, "max_steps": options.max_steps or recipe.max_steps}
     spec = TrialSpec(
-        workload=find_workload(options.workload).name,
+        workload=name,
         precision=precision,
         loss_scale=scale,
         batch_size=batch_size,
         device=device,
         kind="training",
-        recipe=recipe.model_copy(update={"max_steps": options.max_steps or recipe.max_steps}),
+        recipe=recipe.model_copy(update=of_recipe),
+        **changes,
     )
-    if options.timeout_seconds is None:
-        return spec
-    limit = spec.protocol.model_copy(update={"timeout_seconds": options.timeout_seconds})
-    return spec.model_copy(update={"protocol": limit})
+    if options.timeout_seconds is not None:
+        limit = spec.protocol.model_copy(update={"timeout_seconds": options.timeout_seconds})
+        spec = spec.model_copy(update={"protocol": limit})
+    return resolve(parse_techniques((options.techniques or (NONE,))[0]), spec, sets)

@@ -32,8 +32,6 @@ BEYOND_THE_PEAK = ("slack_bytes", "outside_bytes")
 
 @dataclass(frozen=True)
 class MemoryBreakdown:
-    """A trial's memory in parts."""
-
     trial: Trial
     parts: Mapping[str, int]  # bytes by field name; disjoint: they sum to `total_bytes`
     # On a GPU what the allocator held and what was used outside it. On a CPU the growth of the process, or what its

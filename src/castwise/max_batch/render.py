@@ -1,6 +1,5 @@
 """The largest batches as tables and sentences."""
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,10 +20,20 @@ from castwise.registry.precisions import BASELINE, known_precision
 from castwise.registry.published import LargestBatch, largest_batches
 from castwise.registry.techniques import join
 from castwise.show.console import took_words
-from castwise.show.fields import FlatRow, column, find_field, find_fields, in_files, in_tables, short_columns, values_of
+from castwise.show.fields import (
+    FlatRow,
+    column,
+    find_field,
+    find_fields,
+    in_files,
+    in_tables,
+    short_columns,
+    values_of,
+    worth_showing,
+)
 from castwise.show.notes import MORE, first_of, machine_line
 from castwise.show.presentation import Grid, Lines, Part, Presentation
-from castwise.show.table import DataTable, json_document, plain, short_table_of
+from castwise.show.table import DataTable, json_document, json_records, plain, short_table_of
 from castwise.show.units import format_bytes, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
 
@@ -47,11 +56,15 @@ def _batch_size(trial: Trial) -> int:
 # Of a loop: its largest batch.
 SUMMARY = (
     column("precision", lambda found: found.spec.precision, short="precision"),
-    column("techniques", lambda found: join(found.spec.techniques)),
+    column("techniques", lambda found: join(found.spec.techniques), varies=False, default=("none",)),
     column("largest_batch", _of("largest", _batch_size), short="largest batch"),
     column("failing_batch", _of("failing", _batch_size), short="first that fails"),
     column("batch_ratio", short="× batch", place="table"),
-    column("published", lambda found: published_text(found) or None, place="table"),
+    column(
+        "published",
+        lambda found: "; ".join(f"{each.ratio:.2f}× ({each.gpu})" for each in published_of(found)) or None,
+        place="table",
+    ),
     column("predicted_batch", _predicted("batch_size")),
     column("fixed_bytes", _predicted("fixed_bytes")),
     column("sample_bytes", _predicted("sample_bytes")),
@@ -66,8 +79,13 @@ SUMMARY = (
 # Of a batch; one that did not fit has no speed.
 CURVE = (
     column("precision", lambda trial: trial.spec.precision),
-    column("techniques", lambda trial: join(trial.spec.techniques) if trial.spec.techniques else ""),
-    column("batch_size", _batch_size),
+    column(
+        "techniques",
+        lambda trial: join(trial.spec.techniques) if trial.spec.techniques else "",
+        varies=False,
+        default=("",),
+    ),
+    column("batch_size", _batch_size, varies=False),
     column("throughput_per_second", lambda trial: steady_metrics.throughput(trial) if has_trained(trial) else None),
     column("step_seconds", lambda trial: steady_metrics.step_seconds(trial) if has_trained(trial) else None),
     column("joules_per_unit", joules_per_unit),
@@ -115,11 +133,6 @@ def ratio_of(found: MaxBatch, others: Sequence[MaxBatch]) -> float | None:
     return found.largest.spec.batch_size / base.largest.spec.batch_size
 
 
-def published_text(found: MaxBatch) -> str:
-    """Return how many times float32's largest batch sources had."""
-    return "; ".join(f"{each.ratio:.2f}× ({each.gpu})" for each in published_of(found))
-
-
 def summary_row(found: MaxBatch, others: Sequence[MaxBatch] = ()) -> FlatRow:
     return {
         **values_of(SUMMARY, found),
@@ -137,9 +150,7 @@ def curve_row(trial: Trial) -> FlatRow:
 def summary_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
     """Return the largest batches, with the columns that have anything to say."""
     rows = [summary_row(found, max_batches) for found in max_batches]
-    always = ("precision", "largest_batch", "failing_batch")
-    shown = [c for c in SUMMARY if c.name in always or any(row[c.name] not in (None, "", "none") for row in rows)]
-    return DataTable(shown, rows)
+    return DataTable(worth_showing(SUMMARY, rows, ("largest_batch", "failing_batch")), rows)
 
 
 def short_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
@@ -164,7 +175,7 @@ def curve_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
             if is_apart or trial in (found.knee, found.largest, found.failing):
                 rows.append(curve_row(trial))
                 least = _APART * size
-    return DataTable([c for c in in_tables(CURVE) if any(row[c.name] not in (None, "") for row in rows)], rows)
+    return DataTable(worth_showing(in_tables(CURVE), rows), rows)
 
 
 def breakdowns_of(max_batches: Sequence[MaxBatch]) -> list[MemoryBreakdown]:
@@ -218,7 +229,6 @@ def headline(max_batches: Sequence[MaxBatch]) -> str:
 
 
 def present(result: MaxBatchResult, *, wide: bool = False, verbose: bool = False) -> Presentation:
-    """Return what `castwise max-batch` found, and what finding it took."""
     left = f"Not searched to the end: {', '.join(map(loop_name, result.left))}."
     ending = {
         "done": [],
@@ -270,7 +280,7 @@ def document(result: MaxBatchResult) -> dict[str, Any]:
         seconds=result.seconds,
         num_recorded=result.num_recorded,
         ending=result.ending,
-        trials=[json.loads(trial.model_dump_json()) for trial in result.trials],
+        trials=json_records(result.trials),
     )
 
 
@@ -278,25 +288,11 @@ def document(result: MaxBatchResult) -> dict[str, Any]:
 
 
 def conclusions(max_batches: Sequence[MaxBatch]) -> list[str]:
-    """Return what the search found, in sentences."""
-    lines = []
-    for found in max_batches:
-        largest, failing, knee = found.largest, found.failing, found.knee
-        if largest is None or failing is None:
-            continue
-        line = (
-            f"{loop_name(found.spec)}: batch {largest.spec.batch_size:,} trained {num_steps(largest)} steps in a fresh "
-            f"process, batch {failing.spec.batch_size:,} "
-            f"{'ran out of memory' if failing.status == 'oom' else failing.status}."
-        )
-        if knee is not None and knee is not largest:
-            rate = f"{format_rate(steady_metrics.throughput(knee))} {steady_metrics.unit_of(knee)}/s"
-            held, most = steady_metrics.peak_allocated_bytes(knee), steady_metrics.peak_allocated_bytes(largest)
-            line += (
-                f" Batch {knee.spec.batch_size:,} is the smallest within 2 % of the best throughput measured ({rate})"
-            )
-            line += f", in {100 * held / most:.0f} % of the memory." if held and most else "."
-        lines.append(line)
+    lines = [
+        _limit_sentence(found, found.largest, found.failing)
+        for found in max_batches
+        if found.largest is not None and found.failing is not None
+    ]
     for found in max_batches:
         ratio, published = ratio_of(found, max_batches), published_of(found)
         if ratio is not None and published:
@@ -317,16 +313,25 @@ def conclusions(max_batches: Sequence[MaxBatch]) -> list[str]:
     return lines
 
 
+def _limit_sentence(found: MaxBatch, largest: Trial, failing: Trial) -> str:
+    """Return what trained and what did not, and the knee below it."""
+    line = (
+        f"{loop_name(found.spec)}: batch {largest.spec.batch_size:,} trained {num_steps(largest)} steps in a fresh "
+        f"process, batch {failing.spec.batch_size:,} "
+        f"{'ran out of memory' if failing.status == 'oom' else failing.status}."
+    )
+    knee = found.knee
+    if knee is None or knee is largest:
+        return line
+    rate = f"{format_rate(steady_metrics.throughput(knee))} {steady_metrics.unit_of(knee)}/s"
+    held, most = steady_metrics.peak_allocated_bytes(knee), steady_metrics.peak_allocated_bytes(largest)
+    line += f" Batch {knee.spec.batch_size:,} is the smallest within 2 % of the best throughput measured ({rate})"
+    return line + (f", in {100 * held / most:.0f} % of the memory." if held and most else ".")
+
+
 def remarks(max_batches: Sequence[MaxBatch]) -> list[str]:
     """Return what a reader must know of the figures, a line each."""
-    lines: list[str] = []
-    for found in max_batches:
-        if found.largest is None:
-            lines += _why_none(found)
-        elif found.problem is not None:
-            lines.append(_failure(found.problem))
-        elif found.failing is None:
-            lines.append(f"{loop_name(found.spec)}: the search ended before any batch ran out of memory")
+    lines = [line for found in max_batches for line in _problems(found)]
     num_foreign = max((found.num_foreign for found in max_batches), default=0)
     if num_foreign:
         others = "another process" if num_foreign == 1 else f"up to {num_foreign} other processes"
@@ -360,15 +365,15 @@ def raise_if_nothing_fits(max_batches: Sequence[MaxBatch]) -> None:
         UsageError: It is; the message says what the smallest batches need.
     """
     if max_batches and all(found.largest is None and found.failing is not None for found in max_batches):
-        lines = [line for found in max_batches for line in _why_none(found)]
+        lines = [line for found in max_batches for line in _problems(found)]
         raise UsageError(f"{'; '.join(lines)}.")
 
 
-def _why_none(found: MaxBatch) -> list[str]:
-    """Return why no batch fits, a line each: what the smallest one needs, or how it ended."""
+def _problems(found: MaxBatch) -> list[str]:
+    """Return why no batch fits, what the smallest one needs, and how a search ended that found no limit."""
     lines = []
     smallest = next((trial for trial in found.trials if trial.status == "oom"), None)
-    if smallest is not None:
+    if found.largest is None and smallest is not None:
         shortfall = smallest.shortfall
         if shortfall is not None:
             # A CPU's process has run a step when it is found too large; a GPU's ends at the tensor that does not fit.
@@ -379,9 +384,7 @@ def _why_none(found: MaxBatch) -> list[str]:
             need = f"it ran out of {format_bytes(limit)}" if limit else smallest.message
         lines.append(f"batch {smallest.spec.batch_size} does not fit in {loop_name(found.spec)}: {need}")
     if found.problem is not None:
-        lines.append(_failure(found.problem))
+        lines.append(f"{found.problem.spec.label}: {found.problem.status}: {found.problem.message}")
+    elif found.largest is not None and found.failing is None:
+        lines.append(f"{loop_name(found.spec)}: the search ended before any batch ran out of memory")
     return lines
-
-
-def _failure(trial: Trial) -> str:
-    return f"{trial.spec.label}: {trial.status}: {trial.message}"

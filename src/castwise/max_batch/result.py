@@ -171,7 +171,6 @@ class MaxBatch:
 
     @cached_property
     def prediction(self) -> Prediction | None:
-        """Return what its small batches predict."""
         return predict(small_ones(self.trials))
 
     @property

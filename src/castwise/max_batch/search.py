@@ -151,8 +151,6 @@ class _BudgetEndedError(Exception):
 
 @dataclass(frozen=True)
 class MaxBatchJob:
-    """A search made concrete on this machine."""
-
     templates: tuple[TrialSpec, ...]  # a trial of each loop, whatever its batch size
     grid: BatchGrid
     curve: bool  # whether batches below the largest are measured

@@ -1,6 +1,5 @@
 """The results of steady trials."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -41,7 +40,7 @@ from castwise.show.notes import (
     remarks,
 )
 from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
-from castwise.show.table import DataTable, competing_by, json_document, plain, short_table_of
+from castwise.show.table import DataTable, competing_by, json_document, json_records, plain, short_table_of
 
 
 def _of_facts(name: str) -> Field:
@@ -259,7 +258,7 @@ def document(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | Non
         rows=[plain(in_files(COLUMNS), flat_row(row)) for row in rows],
         warnings=[{"key": row.trial.spec.key, **asdict(each)} for row in rows for each in warnings_of_all(row.trials)],
         advice=advised,
-        trials=[json.loads(trial.model_dump_json()) for row in rows for trial in row.trials],
+        trials=json_records(trial for row in rows for trial in row.trials),
     )
     return found | {"costs": costs(rows, prices)} if prices else found
 

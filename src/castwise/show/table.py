@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from castwise.records.schema import Trial
 from castwise.show.console import print_line
 from castwise.show.fields import (
     Field,
@@ -34,8 +35,6 @@ _MOST_LAID_OUT = 1000  # rich takes 6 s to lay out 10,000 rows
 
 @dataclass(frozen=True)
 class DataTable(Generic[R]):
-    """Columns and rows."""
-
     columns: Sequence[Field]
     rows: Sequence[R]
     # What rows share whose values compete for being the best; None for a row that does not compete.
@@ -141,12 +140,7 @@ def print_data_table(  # noqa: PLR0913  how a table looks, by keyword
     if len(rows) > _MOST_LAID_OUT:
         _print_lines(console, columns)
         return
-    kept = columns
-    for group in drop_first:
-        if _total(column.width for column in kept) <= console.width:
-            break
-        names = (group,) if isinstance(group, str) else group
-        kept = [column for column in kept if column.source.name not in names]
+    kept = _kept(columns, drop_first, console.width)
     if len(sections) > 1 and _fits(kept, console.width):
         console.print(_laid_out(kept, [], console.width), crop=False)
     number = 0
@@ -180,6 +174,18 @@ def _text_column(rows: Sequence[R], column: Field) -> _TextColumn:
     heading = textwrap.wrap(column.title, max(width, _SHORTEST_HEADING), break_long_words=False)
     width = max([width, *map(len, heading)])
     return _TextColumn(column, "\n".join(heading), cells, width, longest_word)
+
+
+def _kept(
+    columns: Sequence[_TextColumn], drop_first: Sequence[str | tuple[str, ...]], width: int
+) -> Sequence[_TextColumn]:
+    """Return the columns without the first to drop, as many of them as do not fit."""
+    for group in drop_first:
+        if _total(column.width for column in columns) <= width:
+            break
+        names = (group,) if isinstance(group, str) else group
+        columns = [column for column in columns if column.source.name not in names]
+    return columns
 
 
 def _total(widths: Iterable[int]) -> int:
@@ -277,6 +283,11 @@ def json_document(**values: Any) -> dict[str, Any]:
 def json_text(document: Mapping[str, Any]) -> str:
     """Return a document as text; ValueError if there is a NaN in it, which JSON does not have."""
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def json_records(trials: Iterable[Trial]) -> list[dict[str, Any]]:
+    """Return whole records for a document."""
+    return [json.loads(trial.model_dump_json()) for trial in trials]
 
 
 def csv_grid(columns: Sequence[Field], rows: Sequence[FlatRow]) -> str:
