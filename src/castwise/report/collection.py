@@ -31,7 +31,6 @@ REFERENCES = (AS_WRITTEN, BASELINE, DEFAULT)
 
 
 def row_values(row: Row) -> dict[str, Any]:
-    """Return a row's values by the names of their fields."""
     values: dict[str, Any] = trial_values(row.trial)
     for name, figure in (("throughput_per_second", row.throughput_estimate), ("speedup", row.speedup_estimate)):
         values[name] = figure.value if figure else None
@@ -57,27 +56,22 @@ class ComparisonGroup:
 
     @property
     def first(self) -> Trial:
-        """Return a trial that has what all have in common."""
         return self.configurations[0].trial
 
     @property
     def is_training(self) -> bool:
-        """Return whether its configurations are whole training runs."""
         return self.first.spec.kind == "training"
 
     @property
     def is_max_batch(self) -> bool:
-        """Return whether its configurations were measured to find the largest batch."""
         return is_max_batch_trial(self.first)
 
     @property
     def unit(self) -> str:
-        """Return what throughput counts."""
         return steady_metrics.unit_of(self.first)
 
     @cached_property
     def diagnoses(self) -> list[Diagnosis]:
-        """Return why each configuration in steady state is no faster."""
         return [] if self.is_training else diagnose(self.configurations)
 
     @property
@@ -87,7 +81,6 @@ class ComparisonGroup:
 
     @property
     def max_batches(self) -> list[MaxBatch]:
-        """Return the searches for the largest batch."""
         return max_batches_of(trial for config in self.configurations for trial in config.trials)
 
     @cached_property
@@ -147,7 +140,6 @@ class ComparisonGroup:
 
     @property
     def description(self) -> str:
-        """Return what all configurations share, in a line."""
         spec, environment = self.first.spec, self.first.environment
         batches = sorted({config.trial.spec.batch_size for config in self.configurations})
         batch = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
@@ -160,15 +152,12 @@ class ComparisonGroup:
 
 @dataclass(frozen=True)
 class Collection:
-    """All that some records hold, put in order."""
-
     trials: tuple[Trial, ...]  # those that count, oldest first
     groups: tuple[ComparisonGroup, ...]  # steady state first, each kind in the order of its first trial
     notes: tuple[str, ...] = ()  # what was left out, a line each
 
     @property
     def configurations(self) -> list[Row]:
-        """Return all configurations."""
         return [config for group in self.groups for config in group.configurations]
 
     @cached_property
@@ -200,7 +189,6 @@ class Collection:
 
     @property
     def summary(self) -> str:
-        """Return how much was measured, where and when, in a line."""
         names = list(dict.fromkeys(trial.environment.device_name for trial in self.trials))
         dates = sorted(trial.started_at[:10] for trial in self.trials)
         when = " to ".join(dict.fromkeys((dates[0], dates[-1])))

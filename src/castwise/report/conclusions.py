@@ -13,7 +13,7 @@ from castwise.registry.precisions import REFERENCE_WORDS
 from castwise.registry.suites import is_search
 from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.machine_names import short_name
-from castwise.show.fields import Field, FlatRow, estimate_values, find_field, interval_text, worth_showing
+from castwise.show.fields import Field, FlatRow, estimate_values, find_field, worth_showing
 from castwise.show.table import DataTable
 from castwise.show.units import pluralize
 from castwise.spec.quantities import truncate_list
@@ -37,7 +37,6 @@ class Answer:
 
     @property
     def setting(self) -> str:
-        """Return batch size and GPUs in words."""
         spec = self.advice.rows[0].trial.spec
         return ", ".join(part for part in (f"batch {spec.batch_size}", spec.world_size_label) if part)
 
@@ -123,7 +122,6 @@ def ranked(answers: Sequence[Answer]) -> list[Answer]:
 
 
 def _outcome(answer: Answer) -> str:
-    """Return what to do in a few words."""
     advice, loop = answer.advice, loop_of(answer)
     if advice.decision == "nothing":
         return "nothing to compare"
@@ -132,11 +130,11 @@ def _outcome(answer: Answer) -> str:
     if advice.decision == "stay":
         return f"stay with {_name(loop)}"
     gain = ""
-    if answer.advice.speedup is not None and answer.advice.reference is not None:
-        gain = f", {answer.advice.speedup:.2f}× as fast as {_name(answer.advice.reference.precision)}"
+    if advice.speedup is not None and advice.reference is not None:
+        gain = f", {advice.speedup:.2f}× as fast as {_name(advice.reference.precision)}"
     if advice.is_less_accurate:
         gain += ", if its lower accuracy will do"
-    return f"{loop} was the fastest in runs cut short{gain}" if answer.advice.cut else f"take {loop}{gain}"
+    return f"{loop} was the fastest in runs cut short{gain}" if advice.cut else f"take {loop}{gain}"
 
 
 def answer_table(answers: Sequence[Answer]) -> DataTable[FlatRow]:
@@ -151,22 +149,22 @@ def answer_table(answers: Sequence[Answer]) -> DataTable[FlatRow]:
             {
                 "workload": answer.group.title,
                 "setting": answer.setting,
-                "take": f"({take})" if answer.advice.cut else take,
+                "take": f"({take})" if advice.cut else take,
                 **estimate_values("written_speedup", advice.over_written),
                 **estimate_values("default_speedup", advice.over_default),
                 **estimate_values("speedup", advice.over_fp32),
                 "memory_ratio": advice.memory_ratio,
                 "why": advice.why,
-                "how_sure": f"cut short: {answer.advice.cut}" if answer.advice.cut else how_sure,
+                "how_sure": f"cut short: {advice.cut}" if advice.cut else how_sure,
             }
         )
     fields = [
         find_field("workload"),
         Field("setting", "setting"),
         Field("take", "take", wraps=True),
-        Field("written_speedup", "× written", "ratio", interval_text("written_speedup")),
-        Field("default_speedup", "× default", "ratio", interval_text("default_speedup")),
-        Field("speedup", "× fp32", "ratio", interval_text("speedup")),
+        find_field("written_speedup", "× written"),
+        find_field("default_speedup", "× default"),
+        find_field("speedup", "× fp32"),
         find_field("memory_ratio", "memory"),
         Field("why", "why", wraps=True),
         Field("how_sure", "how sure", wraps=True),

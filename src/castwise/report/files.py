@@ -75,8 +75,6 @@ class ReportOptions(ChartOptions, RecordsOptions):
 
 @dataclass(frozen=True)
 class Found:
-    """The records that a command is about."""
-
     collection: "Collection"  # in order
     problems: list[tuple[str, str]]  # files that are none, each with its reason
     file_of: "FileOf"  # names a trial's file, from the folder that was named on

@@ -119,8 +119,6 @@ class MachineResult:
 
 @dataclass(frozen=True)
 class ComparedMachine:
-    """One side of a comparison."""
-
     name: str  # no two sides share one
     results: dict[Key, MachineResult]  # by their keys
     traits: dict[str, str]  # hardware, software and how it was measured, in words, by name

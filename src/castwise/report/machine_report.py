@@ -107,7 +107,6 @@ def mean_lines(comparison: MachineComparison) -> list[str]:
 
 
 def verdict_counts(comparison: MachineComparison) -> str:
-    """Return how many ratios have which verdict."""
     counts = Counter(
         result.words if result.verdict.kind != "incomparable" else "not comparable"
         for _, result in comparison.results
@@ -268,7 +267,6 @@ def shared_traits(comparison: MachineComparison) -> str:
 
 
 def refused_lines(comparison: MachineComparison) -> list[str]:
-    """Return what could not be compared, and why, a line each."""
     found = comparison.incomparable
     return [f"{each.machine.name}: {truncate_list(each.labels, most=_MAX_LABELS)}: {each.reason}" for each in found]
 

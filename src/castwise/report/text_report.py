@@ -39,7 +39,6 @@ def present(collection: Collection, *, wide: bool = False) -> Presentation:
 
 
 def _group_parts(group: ComparisonGroup, advice: Sequence[Advice], *, wide: bool) -> Sequence[Part]:
-    """Return the tables of a group, and what they say."""
     if group.is_max_batch:
         return max_batch_render.parts(group.max_batches, wide=wide, verbose=wide, more=_MORE)
     if not group.is_training:

@@ -448,7 +448,6 @@ def trial_values(trial: Trial) -> dict[str, Any]:
 
 
 def counter_values(trial: Trial) -> dict[str, float | None]:
-    """Return the two hardware counters that tables show."""
     return {name: getattr(trial.counters, name, None) for name in ("tensor_share", "dram_share")}
 
 

@@ -16,11 +16,7 @@ from castwise.show.units import pluralize
 
 
 class Part(Protocol):
-    """A part of what is shown."""
-
-    def print(self, console: Console) -> None:
-        """Print it to a terminal."""
-        ...
+    def print(self, console: Console) -> None: ...
 
     def markdown(self) -> str:
         """Return it as Markdown; empty if there is nothing to show."""
@@ -152,8 +148,6 @@ class Fold:
 
 @dataclass(frozen=True)
 class Presentation:
-    """What a command shows."""
-
     parts: Sequence[Part]
     csv: Callable[[], DataTable[FlatRow]] | None = None
     document: Callable[[], Mapping[str, Any]] | None = None  # of JSON

@@ -57,7 +57,6 @@ _WAITS = 0.1  # of the time; a smaller share is not worth a column
 
 
 def flat_row(run: Row, pairs: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Return the values of a training run by field name."""
     epochs, parts = epochs_of(run.trial), split(run.trial)
     last = epochs[-1] if epochs else None
     losses = [loss for epoch in epochs for _, loss in epoch.losses]

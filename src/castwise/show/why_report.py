@@ -183,7 +183,6 @@ def remarks(diagnoses: Sequence[Diagnosis]) -> list[str]:
 
 
 def kernel_lines(found: Diagnosis) -> list[str]:
-    """Return the kernels and the modules that take longest."""
     profile, name = found.profile, found.row.trial.spec.label
     if profile is None:
         return [f"{name}: no kernels, because no step was profiled"]

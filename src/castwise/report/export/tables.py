@@ -159,7 +159,6 @@ def _parts(
 
 
 def _part_row(trial: Trial, rank: int, file_of: FileOf) -> dict[str, Any]:
-    """Return which trial and rank a part is of."""
     of_spec = {name: getattr(trial.spec, name) for name in ("key", "workload", "precision", "batch_size", "repeat")}
     return {**of_spec, "fingerprint": trial.environment.fingerprint, "rank": rank, "file": file_of(trial)}
 

@@ -27,8 +27,6 @@ from castwise.spec.quantities import truncate_list
 
 @dataclass(frozen=True)
 class Source:
-    """Where a collection comes from."""
-
     file_of: FileOf
     problems: Sequence[tuple[str, str]] = ()  # files that are no records, each with its reason
 
