@@ -77,12 +77,12 @@ def _traits(machine: Environment) -> list[str]:
 def _distinctions(traits: Sequence[Sequence[str]], first: int = 0) -> list[list[str]]:
     """Return for each machine as few of its traits, in order, as tell it from the others."""
     chosen: list[list[str]] = [list(machine[:first]) for machine in traits]
-    for place in range(first, max(map(len, traits), default=0)):
+    for index in range(first, max(map(len, traits), default=0)):
         alike: dict[tuple[str, ...], list[int]] = {}
         for number, words in enumerate(chosen):
             alike.setdefault(tuple(words), []).append(number)
         for numbers in alike.values():
-            if len({traits[number][place] for number in numbers}) > 1:
+            if len({traits[number][index] for number in numbers}) > 1:
                 for number in numbers:
-                    chosen[number] += [traits[number][place]] if traits[number][place] else []
+                    chosen[number] += [traits[number][index]] if traits[number][index] else []
     return [words[first:] for words in chosen]

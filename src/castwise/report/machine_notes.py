@@ -57,17 +57,17 @@ def _words(figures: Sequence[Figure]) -> str:
     environments = [trial.environment for trial, _ in figures]
     machines = names_by_fingerprint(environments)
     software = [name for name in _SOFTWARE if len({getattr(each, name) for each in environments}) > 1]
-    places = []
+    parts = []
     for number, (trial, rate) in enumerate(figures):
         machine = machines[trial.environment.fingerprint]
         versions = [f"{name} {getattr(trial.environment, name)}" for name in software]
         more = ", ".join(each for each in versions if each not in machine)
         unit = "" if number else f" {unit_of(trial)}/s"
-        places.append(f"{format_rate(rate.value)}{unit} on {machine}" + (f" ({more})" if more else ""))
+        parts.append(f"{format_rate(rate.value)}{unit} on {machine}" + (f" ({more})" if more else ""))
     difference = _difference(figures)
     share = f"{100 * difference:.2g}" if difference < 0.1 else f"{100 * difference:.0f}"
     label = figures[0][0].spec.label
-    return f"{label} was measured {_where(figures)}, and they differ by {share} %: {'; '.join(places)}."
+    return f"{label} was measured {_where(figures)}, and they differ by {share} %: {'; '.join(parts)}."
 
 
 def _slow_machines(configurations: Sequence[Mapping[_Machine, Figure]]) -> Iterator[str]:

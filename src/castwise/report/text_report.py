@@ -28,9 +28,13 @@ def present(collection: Collection, *, wide: bool = False) -> Presentation:
     parts += [*_machine_lines(collection.machine_notes), Lines([f"  {note}" for note in collection.notes], "yellow")]
     for group in collection.groups:
         advice = [answer.advice for answer in answers if answer.group is group]
+        causes = [
+            " ".join(map(str.strip, why_report.lines_of(found, most_causes=1, name=group.label(config))))
+            for config, found in group.profiled.items()
+        ]
         own = [
             *_group_parts(group, advice, wide=wide),
-            Lines([f"  {line}" for line in _why_lines(group)]),
+            Lines([f"  {line}" for line in causes]),
             *_machine_lines(collection.machine_notes_of(*group.configurations)),
         ]
         title = Lines([group.title], "bold underline", is_list=False, gap=True)
@@ -48,14 +52,6 @@ def _group_parts(group: ComparisonGroup, advice: Sequence[Advice], *, wide: bool
         Lines([group.description], "dim", is_list=False),
         *training_table.parts(group.configurations, wide=wide),
         Lines([f"  {trial.spec.label}: {trial.status}: {trial.message}" for trial in failed], "yellow"),
-    ]
-
-
-def _why_lines(group: ComparisonGroup) -> list[str]:
-    """Return the first cause of each configuration that was profiled, a line each."""
-    return [
-        " ".join(map(str.strip, why_report.lines_of(found, most_causes=1, name=group.label(config))))
-        for config, found in group.profiled.items()
     ]
 
 

@@ -194,11 +194,11 @@ def print_parts(parts: Sequence[Part], console: Console) -> None:
 def markdown(parts: Sequence[Part], longest: int | None = None) -> str:
     """Return parts as Markdown, as GitHub takes it: the first ones, if there is no room for all."""
     text, was_list = "", False
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         block, is_list = part.markdown(), isinstance(part, Lines) and part.is_list
         is_too_long = longest is not None and len(text) + len(block) > longest
         if is_too_long:
-            left = pluralize(len(parts) - place, "more comparison")
+            left = pluralize(len(parts) - index, "more comparison")
             block, is_list = f"{left} in the HTML report: this one would be too long for GitHub.", False
         if block:
             text += ("\n" if was_list and is_list else "\n\n" if text else "") + block

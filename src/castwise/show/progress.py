@@ -141,7 +141,12 @@ class LiveProgress:
         figures = self._figures(trial) if is_steady and trial.status == "ok" else ""
         if self._live is None:
             which = self._phase.partition(":")[0] if self._is_in_round else self._which
-            self._print(f"{which}: {self._label}: {figures or trial.status}{self._took(trial)}{failure}")
+            took = f" ({format_duration(trial.duration_seconds)})"
+            if trial.session_id is not None and trial.status in ("ok", "diverged"):  # one that failed ended by itself
+                # The time of an interleaved session is reported once, with its first trial.
+                took = "" if trial.session_id == self._session else took
+                self._session = trial.session_id
+            self._print(f"{which}: {self._label}: {figures or trial.status}{took}{failure}")
             return
         if not (self._count or self._is_in_round) or not is_steady:
             label = self._label.removeprefix(f"{trial.spec.workload} ")
@@ -178,14 +183,6 @@ class LiveProgress:
         # A terminal echoes Ctrl-C as "^C" at the end of the bar: without room for it, all would move by a line.
         bar = [Constrain(self._bar, self.console.width - len("^C") - 1)] if self._bar else []
         return Group(*([self._table] if self._table else []), *bar)
-
-    def _took(self, trial: Trial) -> str:
-        """Return how long a trial took; the time of an interleaved session is reported once, with its first trial."""
-        if trial.session_id is not None and trial.status in ("ok", "diverged"):  # one that failed ended by itself
-            is_known, self._session = trial.session_id == self._session, trial.session_id
-            if is_known:
-                return ""
-        return f" ({format_duration(trial.duration_seconds)})"
 
     def _show_signs_of_life(self) -> None:
         """Print what is going on if nothing was printed for some seconds: a log file shows no bar."""

@@ -45,7 +45,7 @@ HATCH = (
 )
 
 
-_Place = Callable[[float, float], tuple[float, float]]  # of a point, in pixels
+_ToPixels = Callable[[float, float], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def path(shape: str, colour: str = INK, width: float = 1, dash: str = "") -> str
     return f'<path d="{shape}" fill="none" stroke="{colour}" stroke-width="{width:g}"{dashed}/>'
 
 
-def markers(places: Sequence[tuple[float, float]], shape: str, colour: str, radius: float = 5, tip: str = "") -> str:
+def markers(centres: Sequence[tuple[float, float]], shape: str, colour: str, radius: float = 5, tip: str = "") -> str:
     """Return markers of one look as one element, which is a third as long as an element for each.
 
     A shape that ends on "-open" is not filled. The tip is the text at the pointer.
@@ -201,7 +201,7 @@ def markers(places: Sequence[tuple[float, float]], shape: str, colour: str, radi
     else:
         left, top, arc = -radius, 0.0, f"a{radius:g} {radius:g} 0 1 0"
         outline = f"{arc} {2 * radius:g} 0{arc} {-2 * radius:g} 0z"
-    shapes = "".join(f"M{x + left:.1f} {y + top:.1f}{outline}" for x, y in places)
+    shapes = "".join(f"M{x + left:.1f} {y + top:.1f}{outline}" for x, y in centres)
     return f'<path d="{shapes}" fill="{fill}" stroke="{stroke}" stroke-width="{width}">{_tip(tip)}</path>'
 
 
@@ -253,8 +253,8 @@ def bar_chart(bars: Sequence[Bar], width: int, title: str, keys: Sequence[Key] =
 
     look = f' stroke="{INK}" stroke-width=".5"'
 
-    def draw(place: int, left: float, span: float, y: float) -> str:
-        bar, parts, at = bars[place], [], 0.0
+    def draw(index: int, left: float, span: float, y: float) -> str:
+        bar, parts, at = bars[index], [], 0.0
         for part in bar.segments:
             x1, x2 = axis.at(at, left, span), axis.at(at + part.value, left, span)
             at += max(0.0, part.value)
@@ -279,8 +279,8 @@ def dot_chart(
 ) -> Drawing:
     """Return rows of dots on one axis, each with its name and a figure on the right."""
 
-    def draw(place: int, left: float, span: float, y: float) -> str:
-        _, dots, figure = rows[place]
+    def draw(index: int, left: float, span: float, y: float) -> str:
+        _, dots, figure = rows[index]
         middle = (len(dots) - 1) / 2
         drawn = (draw_dot(dot, axis, left, span, y + 6 * (n - middle)) for n, dot in enumerate(dots))
         return "".join(drawn) + text(width, y + 4.5, figure, "end")
@@ -306,18 +306,18 @@ def _rows(  # noqa: PLR0913, PLR0917  all that a chart of rows is made of
     labels = [wrapper.wrap(mark_breaks(name, most, _MAY_BREAK)) or ["–"] for name in names]
     left = max((len(each) for own in labels for each in own), default=0) * _LETTER + 10
     span, y, rows = width - left - room, top, []
-    for place, lines in enumerate(labels):
+    for index, lines in enumerate(labels):
         height = _ROW + _LINE * (len(lines) - 1)
         first = y + height / 2 + 4.5 - _LINE * (len(lines) - 1) / 2
         rows += [text(left - 8, first + _LINE * n, words, "end") for n, words in enumerate(lines)]
-        rows.append(draw(place, left, span, y + height / 2))
+        rows.append(draw(index, left, span, y + height / 2))
         y += height
-    places = [axis.at(tick, left, span) for tick in axis.ticks]
+    xs = [axis.at(tick, left, span) for tick in axis.ticks]
     low, high = (axis.at(end, left, span) for end in axis.band or (0.0, 0.0))
     shade = f'<rect x="{low:g}" y="{top:g}" width="{high - low:g}" height="{y - top:g}" fill="{FAINT}"/>'
-    grid = [shade if axis.band else "", path("".join(f"M{x:g} {top:g}V{y:g}" for x in places), FAINT)]
+    grid = [shade if axis.band else "", path("".join(f"M{x:g} {top:g}V{y:g}" for x in xs), FAINT)]
     free = -math.inf
-    for x, words in zip(places, map(axis.label, axis.ticks), strict=True):
+    for x, words in zip(xs, map(axis.label, axis.ticks), strict=True):
         if x - len(words) * _LETTER / 2 > free:  # numbers do not touch each other
             grid.append(text(x, y + 15, words, "middle", 12))
             free = x + len(words) * _LETTER / 2 + 4
@@ -346,18 +346,18 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
     across = Axis(min(xs), max(xs), nice_ticks(min(xs), max(xs), int(span / 75)), number, is_log=panel.is_log)
     bottom = top + _PANEL
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
         return across.at(x, left + 8, span - 16), bottom + top - vertical.at(y, top, _PANEL)
 
     parts = [text(0, top - 6, panel.y_title, fill=SOFT)]
     for tick in vertical.ticks:
-        _, y = place(across.low, tick)
+        _, y = to_pixels(across.low, tick)
         parts += [path(f"M{left:g} {y:g}h{span:g}", FAINT), text(left - 6, y + 4, number(tick), "end", 12)]
-    parts += [_line(entry, values, place) for entry in panel.lines]
+    parts += [_line(entry, values, to_pixels) for entry in panel.lines]
     parts.append(path(f"M{left:g} {bottom:g}h{span:g}"))
     last = -math.inf if panel.x_title else math.inf
     for tick in sorted(set(panel.x_ticks)) or across.ticks:
-        x, _ = place(tick, vertical.low)
+        x, _ = to_pixels(tick, vertical.low)
         if x - last > 38:  # numbers do not touch each other
             parts += [path(f"M{x:g} {bottom:g}v4"), text(x, bottom + 18, number(tick), "middle", 12)]
             last = x
@@ -378,39 +378,39 @@ def _vertical_axis(panel: Panel, points: Sequence[Point]) -> Axis:
     return Axis(low if panel.from_zero else low - pad, high + pad, nice_ticks(low, high + pad, 5), number)
 
 
-def _line(line: Line, values: Sequence[float], place: _Place) -> str:
+def _line(line: Line, values: Sequence[float], to_pixels: _ToPixels) -> str:
     """Return a line with its band, intervals and markers; the values are those of the whole panel."""
     parts = []
     if line.band:
-        lower = [place(point.x, low) for point, (low, _) in zip(line.points, line.band, strict=True)]
-        upper = [place(point.x, high) for point, (_, high) in zip(line.points, line.band, strict=True)]
+        lower = [to_pixels(point.x, low) for point, (low, _) in zip(line.points, line.band, strict=True)]
+        upper = [to_pixels(point.x, high) for point, (_, high) in zip(line.points, line.band, strict=True)]
         outline = " ".join(f"{x:g},{y:.1f}" for x, y in (*upper, *reversed(lower)))
         parts.append(f'<polygon points="{outline}" fill="{line.colour}" fill-opacity=".18"/>')
     points = [point for point in line.points if math.isfinite(point.y)]
-    places = [place(point.x, point.y) for point in points]
-    if line.dash and len(places) > 1:
-        steps = ((x2 - x1, y2 - y1) for (x1, y1), (x2, y2) in itertools.pairwise(places))
+    pixels = [to_pixels(point.x, point.y) for point in points]
+    if line.dash and len(pixels) > 1:
+        steps = ((x2 - x1, y2 - y1) for (x1, y1), (x2, y2) in itertools.pairwise(pixels))
         moves = " ".join(f"{round(x, 1):g} {round(y, 1):g}" for x, y in steps)
-        start = f"M{places[0][0]:g} {places[0][1]:g}l"
+        start = f"M{pixels[0][0]:g} {pixels[0][1]:g}l"
         shape = path(start + moves.replace(" -", "-"), line.colour, 2, _DASHES.get(line.dash, ""))
         parts.append(f"<g>{shape}{_tip(line.tip)}</g>" if line.tip else shape)
     if line.marker and points:
-        parts += _marks(line, points, values, place)
+        parts += _marks(line, points, values, to_pixels)
     return "".join(parts)
 
 
-def _marks(line: Line, points: Sequence[Point], values: Sequence[float], place: _Place) -> list[str]:
+def _marks(line: Line, points: Sequence[Point], values: Sequence[float], to_pixels: _ToPixels) -> list[str]:
     """Return intervals and markers; of points without texts of their own a few have a marker."""
-    parts, places = [], [place(point.x, point.y) for point in points]
+    parts, pixels = [], [to_pixels(point.x, point.y) for point in points]
     has_tips = any(point.tip for point in points)
-    for point, (x, y) in zip(points, places, strict=True):
+    for point, (x, y) in zip(points, pixels, strict=True):
         if interval := cut_off(point.interval, 0.0, values):
-            low, high = (place(point.x, end)[1] for end in interval)
+            low, high = (to_pixels(point.x, end)[1] for end in interval)
             parts.append(path(f"M{x:g} {low:g}V{high:g}", INK, 1.5))
         if has_tips:
             parts.append(markers([(x, y)], line.marker, line.colour, 4.5, point.tip))
-    every = -(-len(places) // 8) if line.dash else 1
-    return parts if has_tips else [*parts, markers(places[::every], line.marker, line.colour, 4.5)]
+    every = -(-len(pixels) // 8) if line.dash else 1
+    return parts if has_tips else [*parts, markers(pixels[::every], line.marker, line.colour, 4.5)]
 
 
 def draw_dot(dot: Dot, axis: Axis, left: float, span: float, y: float) -> str:

@@ -147,12 +147,12 @@ def _parts(
     rows = [
         {
             **_part_row(trial, rank, file_of),
-            number: place,
+            number: index,
             **{names[name]: _plain(getattr(part, name)) for name in infos},
         }
         for trial in collection.trials
         for rank, parts in enumerate(parts_of(trial))
-        for place, part in enumerate(parts, start=1)
+        for index, part in enumerate(parts, start=1)
     ]
     fields = [Field(names[name], unit=_unit_of(info.annotation)) for name, info in infos.items()]
     return DataTable([*find_fields((*_PART_OF, number, "file")), *fields], rows)

@@ -120,7 +120,7 @@ def _table(table: DataTable[Any]) -> dict[str, Any]:
             return [float(f"{value:.7g}"), text]
         return [value, text] if isinstance(value, int) and not isinstance(value, bool) else text
 
-    best = {number: sorted(places) for number, column in enumerate(table.columns) if (places := table.best(column))}
+    best = {number: sorted(rows) for number, column in enumerate(table.columns) if (rows := table.best(column))}
     return {
         **({"best": best} if best else {}),
         "columns": [{"name": column.name, "title": column.title, "left": column.left} for column in table.columns],
