@@ -23,8 +23,6 @@ COMPLEX = {
     "tune/decide.py:TuningSteps._smaller_batches",
     "tune/render.py:answers",
     "tune/search.py:_space_of",
-    "trial/build.py:build_trial",
-    "trial/numerics.py:_summarize",
 }
 
 

@@ -149,8 +149,8 @@ def test_nothing_changes_for_the_next_step(precision: str) -> None:
 @pytest.mark.parametrize("workload", ["lstm-lm", "gpt2", "wrn-28-10"])
 def test_other_families_are_compared_too(workload: str) -> None:
     spec = spec_of(workload, "bf16-mixed")
-    with cell_of(spec) as (cell, batches):
-        found = measure_numerics(spec, cell.step, cell.task.recurrent_state, batches[0])
+    with cell_of(spec) as (setup, batches):
+        found = measure_numerics(spec, setup.step, setup.task.recurrent_state, batches[0])
     assert found.missing == ""
     assert 0 < len(found.modules) <= 32
     assert all((row.output_sqnr_db or 200.0) > 10 for row in found.modules)

@@ -15,8 +15,9 @@ from castwise.apply.techniques.optimizer_options import keep_rates_on_device, op
 from castwise.errors import TechniqueError
 from castwise.records.schema import Facts
 from castwise.registry.precisions import find_precision
-from castwise.registry.techniques import step_config_of
-from castwise.registry.workloads import OptimizerSpec, find_workload
+from castwise.registry.techniques import StepConfig, step_config_of
+from castwise.registry.workloads import OptimizerSpec, Workload, find_workload
+from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
 from castwise.trial.data.sharding import seed_generators, seed_of
@@ -47,30 +48,14 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
     loop, recipe = step_config_of(spec.techniques), spec.recipe
     seed_generators(spec.seed)
     # The user's code runs first: the trial then decides about what that code sets globally.
-    own = None if spec.user_model is None else build_user_model(spec.user_model)
+    task = None if spec.user_model is None else build_user_model(spec.user_model)
     stack.enter_context(numeric_state(precision, loop))
-    if own is None and not loop.cudnn_search:  # the user's own setting is kept
-        torch.backends.cudnn.benchmark = recipe is not None and recipe.cudnn_benchmark
-    data_set = SYNTHETIC if recipe is not None else spec.data_set
-    # A transformer's weights are drawn on the device: for a billion of them a CPU takes 10 s or more. Those that are to
-    # be sharded may not fit there.
-    draws_there = row.family == "transformer" and spec.parallelism != "fsdp"
-    with device if draws_there else nullcontext():
-        task = own or build_task(row, data_set=data_set, data_dir=data_dir)
-    if spec.weights is not None and task.load_weights is not None:
-        task.load_weights(Path(spec.weights))  # in float32: the precision is applied to them
-    for change in loop.model_changes:
-        resolve_name(change.function)(task.model, *change.arguments)
-    if loop.loss_options:
-        if task.loss_with is None:
-            raise TechniqueError("chunked-loss is for language models, and this is none.")
-        task.compute_loss = partial(task.loss_with, **dict(loop.loss_options))
-    chosen = row.optimizer
-    if recipe is not None:
-        if recipe.optimizer is not None:
-            chosen = OptimizerSpec(recipe.optimizer.name, tuple(recipe.optimizer.arguments.items()))
-        chosen = replace(chosen, group_rates=recipe.group_rates)
-    optimizer = optimizer_for(loop, chosen, device)
+    if task is None:
+        if not loop.cudnn_search:  # the user's own setting is kept
+            torch.backends.cudnn.benchmark = recipe is not None and recipe.cudnn_benchmark
+        task = _build_workload(spec, row, data_dir)
+    _change(task, loop)
+    optimizer = optimizer_for(loop, _chosen_optimizer(row, recipe), device)
     step = TrainingStep(
         task,
         precision,
@@ -91,6 +76,36 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
     if peers.rank > 0:
         torch.manual_seed(seed_of(spec.seed, rank=peers.rank))  # ranks have the same weights and different dropout
     return TrialSetup(task, step, describe(step, task, optimizer), preparation(loop))
+
+
+def _build_workload(spec: TrialSpec, row: Workload, data_dir: Path | None) -> Task:
+    """Build the task of one of castwise's workloads, with pretrained weights if the spec names some."""
+    # A transformer's weights are drawn on the device: for a billion of them a CPU takes 10 s or more. Those that are to
+    # be sharded may not fit there.
+    draws_there = row.family == "transformer" and spec.parallelism != "fsdp"
+    with torch.device(spec.device) if draws_there else nullcontext():
+        task = build_task(row, data_set=SYNTHETIC if spec.recipe is not None else spec.data_set, data_dir=data_dir)
+    if spec.weights is not None and task.load_weights is not None:
+        task.load_weights(Path(spec.weights))  # in float32: the precision is applied to them
+    return task
+
+
+def _change(task: Task, loop: StepConfig) -> None:
+    """Change a task's model and loss as techniques want."""
+    for change in loop.model_changes:
+        resolve_name(change.function)(task.model, *change.arguments)
+    if loop.loss_options:
+        if task.loss_with is None:
+            raise TechniqueError("chunked-loss is for language models, and this is none.")
+        task.compute_loss = partial(task.loss_with, **dict(loop.loss_options))
+
+
+def _chosen_optimizer(row: Workload, recipe: Recipe | None) -> OptimizerSpec:
+    if recipe is None:
+        return row.optimizer
+    asked = recipe.optimizer
+    chosen = row.optimizer if asked is None else OptimizerSpec(asked.name, tuple(asked.arguments.items()))
+    return replace(chosen, group_rates=recipe.group_rates)
 
 
 def _shard(task: Task, peers: Peers, model: nn.Module) -> None:

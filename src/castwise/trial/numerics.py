@@ -45,6 +45,18 @@ class _Seen:
     largest: float = 0.0  # of all gradients of that output
     gradients: tuple[Tensor, ...] = ()  # of its own weights, in float32 and without the loss scale
 
+    @property
+    def num_gradients(self) -> int:
+        return sum(each.numel() for each in self.gradients)
+
+    @property
+    def num_infinite(self) -> int:
+        return sum(int((~torch.isfinite(each)).sum()) for each in self.gradients)
+
+    @property
+    def flat_gradients(self) -> Tensor:
+        return torch.cat([each.flatten() for each in self.gradients])
+
     def keep(self, _: nn.Module, __: Any, output: Any) -> None:
         """Keep a sample of the first tensor that a module returns, and later of its gradient."""
         tensor = next((each for each in tree_tensors(output) if each.is_floating_point()), None)
@@ -112,7 +124,8 @@ def _compare(
     for name in owners:
         rows.setdefault(_cut(name, depth), []).append(name)
     for title, names in itertools.islice(rows.items(), _MOST_MODULES):
-        yield _summarize(title, {name: owners[name] for name in names}, exact, found, lost)
+        weights = (weight for name in names for weight in owners[name].parameters(recurse=False))
+        yield _summarize(title, names, weights, exact, found, lost)
 
 
 def _cut(name: str, depth: int) -> str:
@@ -181,41 +194,38 @@ def _lost_updates(step: TrainingStep, owners: Mapping[str, nn.Module]) -> dict[s
 
 def _summarize(
     title: str,
-    owners: Mapping[str, nn.Module],
+    names: Sequence[str],
+    weights: Iterable[Tensor],
     exact: Mapping[str, _Seen],
     found: Mapping[str, _Seen],
     lost: Mapping[str, float],
 ) -> ModuleNumerics:
     """Return a row of one module or of several."""
-    weights = {weight for module in owners.values() for weight in module.parameters(recurse=False)}
-    sizes = {name: sum(each.numel() for each in found[name].gradients) for name in owners}
-    num_gradients = max(1, sum(sizes.values()))
-    num_infinite = sum(int((~torch.isfinite(each)).sum()) for name in owners for each in found[name].gradients)
-    outputs = [(exact[name].output, found[name].output) for name in owners]
-    gradients = [
-        [torch.cat([g.flatten() for g in seen[name].gradients]) for seen in (exact, found)]
-        for name in owners
-        if sizes[name]
-    ]
-    of_weights = [each for name in owners for each in _without_noise(exact[name].gradients)]
+    pairs = [(exact[name], found[name]) for name in names]
+    num_gradients = max(1, sum(seen.num_gradients for _, seen in pairs))
+    num_infinite = sum(seen.num_infinite for _, seen in pairs)
+    gradients = ((one.flat_gradients, other.flat_gradients) for one, other in pairs if other.num_gradients)
+    kept = [each for seen, _ in pairs for each in _without_noise(seen.gradients)]
     return ModuleNumerics(
         name=title,
-        num_weights=sum(each.numel() for each in weights),
-        weights=_histogram(of_weights, max((float(each.abs().max()) for each in of_weights), default=0.0)),
+        num_weights=sum(each.numel() for each in set(weights)),
+        weights=_histogram(kept, max((float(each.abs().max()) for each in kept), default=0.0)),
         outputs=_histogram(
-            [each for name in owners for each in exact[name].output_gradients],
-            max(exact[name].largest for name in owners),
+            [each for seen, _ in pairs for each in seen.output_gradients], max(seen.largest for seen, _ in pairs)
         ),
-        output_sqnr_db=_lowest_sqnr((one, other) for one, other in outputs if one is not None and other is not None),
-        gradient_sqnr_db=None if num_infinite else _lowest_sqnr((one, other) for one, other in gradients),
+        output_sqnr_db=_lowest_sqnr((one.output, other.output) for one, other in pairs),
+        gradient_sqnr_db=None if num_infinite else _lowest_sqnr(gradients),
         overflow_share=num_infinite / num_gradients,
-        lost_update_share=sum(lost[name] * sizes[name] for name in owners) / num_gradients if lost else None,
+        lost_update_share=(
+            sum(lost[name] * found[name].num_gradients for name in names) / num_gradients if lost else None
+        ),
     )
 
 
-def _lowest_sqnr(pairs: Iterable[tuple[Tensor, Tensor]]) -> float | None:
+def _lowest_sqnr(pairs: Iterable[tuple[Tensor | None, Tensor | None]]) -> float | None:
     """Return the lowest SQNR of pairs of a reference and what was found; a reference of zeros has none."""
-    return min((float(sqnr_db(one, other)) for one, other in pairs if bool(one.any())), default=None)
+    known = [(one, other) for one, other in pairs if one is not None and other is not None]
+    return min((float(sqnr_db(one, other)) for one, other in known if bool(one.any())), default=None)
 
 
 def _without_noise(gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -224,14 +234,14 @@ def _without_noise(gradients: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _histogram(gradients: Sequence[Tensor], largest: float) -> GradientHistogram:
-    exponents = [torch.frexp(each[(each != 0) & torch.isfinite(each)]).exponent - 1 for each in gradients]
     counts = Counter[int]()
-    for each in exponents:  # of mantissas from 1 to 2
-        numbers, times = torch.unique(each, return_counts=True)
+    for each in gradients:
+        exponents = torch.frexp(each[(each != 0) & torch.isfinite(each)]).exponent - 1  # of mantissas from 1 to 2
+        numbers, times = torch.unique(exponents, return_counts=True)
         counts.update(dict(zip(numbers.tolist(), times.tolist(), strict=True)))
-    places = range(min(counts), max(counts) + 1) if counts else range(0)
+    seen = range(min(counts), max(counts) + 1) if counts else range(0)
     return GradientHistogram(
-        first_exponent=places.start, counts=" ".join(str(counts[each]) for each in places), largest=largest
+        first_exponent=seen.start, counts=" ".join(str(counts[exponent]) for exponent in seen), largest=largest
     )
 
 
