@@ -38,7 +38,7 @@ class Module(nn.Module):
 
 
 def adapted(module: nn.Module, batch: Any = BATCH, **parts: Any) -> Contract:
-    return adapt(Contract(module, batch, **parts), "x.py:build")
+    return adapt(Contract(module, batch, **parts), "x.py:build")[0]
 
 
 def configured(returned: Any) -> Module:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class BatchMaker:
             check: Raises UsageError for a batch that the model cannot mean.
         """
         self._source, self._accumulate, self._check = source, accumulate, check
-        self._function: Callable[[int], Any] | None = None
+        self.kind: Literal["example", "function", "loader"] = "example"
         if callable(batch) and not tree_tensors(batch):  # a tokenizer's output can be called, but holds tensors
             try:
                 inspect.signature(batch).bind(1)
@@ -36,19 +36,19 @@ class BatchMaker:
                 ) from None
             except ValueError:  # some built-in functions have no signature
                 pass
-            self._function = batch
+            self.kind, self._function, self.example = "function", batch, None
             return
         if isinstance(batch, Iterable) and hasattr(batch, "dataset"):  # a data loader, torch's or a similar one
-            batch = next(iter(batch), None)
+            self.kind, batch = "loader", next(iter(batch), None)
             if batch is None:
                 raise UsageError(f"The data loader of {source} is empty.")
-        self._example = batch
+        self.example = batch
         self._check_batch(batch)
 
     @property
     def batch_size(self) -> int | None:
         """Return the samples per optimizer step of the example batch; None if they are unknown."""
-        size = None if self._function is not None else common_first_size(self._example)
+        size = common_first_size(self.example)
         return None if size is None else size * self._accumulate
 
     def make(self, count: int, batch_size: int, device: torch.device, generator: torch.Generator) -> Sequence[Any]:
@@ -59,14 +59,13 @@ class BatchMaker:
                 f"Take a multiple of {self._accumulate}."
             )
         size = batch_size // self._accumulate
-        make_one = self._resized if self._function is None else self._called
+        make_one = self._called if self.kind == "function" else self._resized
         torch.manual_seed(generator.initial_seed())  # the user's function draws from torch's global generator
-        steps = count if self._function is not None else 1
+        steps = count if self.kind == "function" else 1
         made = [tuple(to_device(make_one(size), device) for _ in range(self._accumulate)) for _ in range(steps)]
         return made if self._accumulate > 1 else [parts[0] for parts in made]
 
     def _called(self, size: int) -> Any:
-        assert self._function is not None, "there is no example"
         batch = self._function(size)
         self._check_batch(batch)
         if not _may_hold(batch, size):
@@ -78,16 +77,16 @@ class BatchMaker:
 
     def _resized(self, size: int) -> Any:
         """Return the example with its rows repeated in turn, or cut off, until there are `size`."""
-        own = common_first_size(self._example)
+        own = common_first_size(self.example)
         if own == size:
-            return self._example
+            return self.example
         if own is None:
             raise UsageError(
                 f"The batch size of {self._source} is unknown: its example batch's tensors differ in their first "
-                f"dimension (shapes {_shapes(self._example)}). Give a function of the batch size instead."
+                f"dimension (shapes {_shapes(self.example)}). Give a function of the batch size instead."
             )
         rows = torch.arange(size) % own
-        return tree_map_tensors(lambda t: t.index_select(0, rows.to(t.device)) if t.dim() else t, self._example)
+        return tree_map_tensors(lambda t: t.index_select(0, rows.to(t.device)) if t.dim() else t, self.example)
 
     def _check_batch(self, batch: Any) -> None:
         if not tree_tensors(batch):

@@ -133,58 +133,47 @@ def user_code(notes: list[str]) -> Iterator[None]:
         yield
     finally:
         after = read_process_state()
-        notes += _changes(before, after)
-        _restore(before, after)
+        for setting, old, new in _changed_settings(before, after):
+            if old is not None:
+                fate = "kept, as your own training has it" if setting.is_kept else f"{old} was restored for this trial"
+                notes.append(f"your code sets {setting.name} to {new}: {fate}")
+            if not setting.is_kept:
+                setting.write(old)
+        if switched := _changed_fp32_precision(before, after):
+            notes.append(
+                f"your code sets what float32 products compute in ({', '.join(switched)}): "
+                "each trial's own precision was restored"
+            )
+            restore_fp32_precision(before.fp32_precision)
+        for name, value in after.variables.items():
+            if value == before.variables[name]:
+                continue
+            is_restored = name in _PRECISION_VARIABLES
+            fate = "restored, the precision decides that" if is_restored else "kept"
+            notes.append(f"your code sets {name}={value or ''} in the environment: {fate}")
+            if is_restored:
+                os.environ.pop(name, None)
+                os.environ.update({name: old} if (old := before.variables[name]) is not None else {})
+        if before.seed != after.seed:
+            notes.append(f"your code seeds torch with {after.seed}: the weights are those of that seed")
+        if before.folder != after.folder:
+            os.chdir(before.folder)
 
 
 def changes_while_training(before: ProcessState) -> list[str]:
     """Return a sentence for each setting that has changed, so that the trial is not what its precision says."""
     after = read_process_state()
-    changed = [
-        f"{setting.name} ({old} → {new})"
-        for setting, old, new in zip(SETTINGS, before.values, after.values, strict=True)
-        if old != new
-    ]
+    changed = [f"{setting.name} ({old} → {new})" for setting, old, new in _changed_settings(before, after)]
     changed += [f"float32 products of {place}" for place in _changed_fp32_precision(before, after)]
     return [f"your code sets {each} while it trains: this trial is not what its precision says" for each in changed]
 
 
-def _changes(before: ProcessState, after: ProcessState) -> list[str]:
-    notes = []
-    for setting, old, new in zip(SETTINGS, before.values, after.values, strict=True):
-        if old != new and old is not None:
-            fate = "kept, as your own training has it" if setting.is_kept else f"{old} was restored for this trial"
-            notes.append(f"your code sets {setting.name} to {new}: {fate}")
-    switched = _changed_fp32_precision(before, after)
-    if switched:
-        notes.append(
-            f"your code sets what float32 products compute in ({', '.join(switched)}): "
-            "each trial's own precision was restored"
-        )
-    for name, value in after.variables.items():
-        if before.variables[name] != value:
-            fate = "restored, the precision decides that" if name in _PRECISION_VARIABLES else "kept"
-            notes.append(f"your code sets {name}={value or ''} in the environment: {fate}")
-    if before.seed != after.seed:
-        notes.append(f"your code seeds torch with {after.seed}: the weights are those of that seed")
-    return notes
+def _changed_settings(before: ProcessState, after: ProcessState) -> list[tuple[Setting, Any, Any]]:
+    """Return the settings that have changed, each with its old and its new value."""
+    settings = zip(SETTINGS, before.values, after.values, strict=True)
+    return [(setting, old, new) for setting, old, new in settings if old != new]
 
 
 def _changed_fp32_precision(before: ProcessState, after: ProcessState) -> list[str]:
     old = before.fp32_precision
     return [f"{place}: {value}" for place, value in after.fp32_precision.items() if value != old[place]]
-
-
-def _restore(before: ProcessState, after: ProcessState) -> None:
-    for setting, old, new in zip(SETTINGS, before.values, after.values, strict=True):
-        if old != new and not setting.is_kept:
-            setting.write(old)
-    restore_fp32_precision(before.fp32_precision)  # only those that changed are written
-    for name in _PRECISION_VARIABLES:
-        value = before.variables[name]
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    if before.folder != after.folder:
-        os.chdir(before.folder)

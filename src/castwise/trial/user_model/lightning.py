@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from castwise.errors import UsageError
+from castwise.spec.user_model import LightningParts
 from castwise.trial.user_model.contract import Contract
 from castwise.trial.user_model.loop import step_of
 
@@ -43,8 +44,11 @@ def is_lightning_module(model: nn.Module) -> bool:
     return callable(getattr(model, "training_step", None)) and callable(getattr(model, "configure_optimizers", None))
 
 
-def adapt(contract: Contract, source: str) -> Contract:
-    """Return the contract of a LightningModule: what the user did not give is the module's own."""
+def adapt(contract: Contract, source: str) -> tuple[Contract, LightningParts | None]:
+    """Return the contract of a LightningModule: what the user did not give is the module's own.
+
+    With it comes where the module has that, None if the user's loss replaces its step.
+    """
     module: Any = contract.model
     if not getattr(module, "automatic_optimization", True):
         raise UsageError(
@@ -57,14 +61,31 @@ def adapt(contract: Contract, source: str) -> Contract:
         module.setup("fit")
     if hasattr(module, "configure_model"):
         module.configure_model()
-    if contract.batch is None:
-        contract = replace(contract, batch=_train_dataloader(module, source))
+    has_loader = contract.batch is None
+    if has_loader:  # its example input will not do, since `training_step` needs targets
+        loader = module.train_dataloader() if _has_own(module, "train_dataloader") else None
+        if loader is None:
+            raise UsageError(
+                f"{source} gives no batch, and its LightningModule has no train_dataloader. Return (model, batch): "
+                "an example batch, or a function of the batch size."
+            )
+        contract = replace(contract, batch=loader)
     if contract.loss is not None or contract.training_step is not None:
-        return contract  # they replace the module's own
+        return contract, None
+    hooks = tuple(name for name in ("setup", "configure_model") if _has_own(module, name))
+    parts = LightningParts(hooks=hooks, has_loader=has_loader)
     if contract.optimizer is None:
-        optimizer, scheduler = _configured(module.configure_optimizers(), source)
-        contract = replace(contract, optimizer=optimizer, scheduler=contract.scheduler or scheduler)
-    return replace(contract, model=StepModule(module), training_step=lambda model, batch: model(batch))
+        optimizer, optimizer_at, schedulers = _find_configured(module.configure_optimizers(), source)
+        steps = [step for each in schedulers.values() if (step := step_of(each)) is not None]
+
+        def step_all() -> None:
+            for step in steps:
+                step()
+
+        scheduler = contract.scheduler or (SimpleNamespace(step=step_all) if steps else None)
+        contract = replace(contract, optimizer=optimizer, scheduler=scheduler)
+        parts = parts.model_copy(update={"optimizer_at": optimizer_at, "schedulers_at": tuple(schedulers)})
+    return replace(contract, model=StepModule(module), training_step=lambda model, batch: model(batch)), parts
 
 
 def _make_trainer(contract: Contract) -> Any:
@@ -87,45 +108,40 @@ def _make_trainer(contract: Contract) -> Any:
     )
 
 
-def _train_dataloader(module: Any, source: str) -> Any:
-    """Return the module's own data loader; its example input will not do, since `training_step` needs targets."""
-    # Lightning's own class has the hook too, and raises in it.
-    owner = next((each for each in type(module).__mro__ if "train_dataloader" in vars(each)), None)
-    is_own = owner is not None and not owner.__module__.startswith(("lightning.", "pytorch_lightning."))
-    loader = module.train_dataloader() if is_own else None
-    if loader is None:
-        raise UsageError(
-            f"{source} gives no batch, and its LightningModule has no train_dataloader. Return (model, batch): "
-            "an example batch, or a function of the batch size."
-        )
-    return loader
+def _has_own(module: nn.Module, name: str) -> bool:
+    """Return whether the user's class has a method; Lightning's own has all, and its train_dataloader raises."""
+    owner = next((each.__module__ for each in type(module).__mro__ if name in vars(each)), "lightning.")
+    return not owner.startswith(("lightning.", "pytorch_lightning."))
 
 
-def _configured(configured: Any, source: str) -> tuple[Any, Any]:
-    """Return the one optimizer and what steps its scheduler after every step, from any form Lightning takes."""
-    schedulers: Any = None
+def _find_configured(configured: Any, source: str) -> tuple[Optimizer, str, dict[str, Any]]:
+    """Find the parts in what configure_optimizers returned, in any form that Lightning takes.
+
+    Returns:
+        The one optimizer; where it is, as an index: `["optimizer"]`; and by their places likewise the schedulers that
+        are stepped after every step.
+    """
+    at, schedulers, schedulers_at = "", None, ""
     if isinstance(configured, tuple | list) and len(configured) == 2 and isinstance(configured[0], list | tuple):
-        configured, schedulers = configured
+        (configured, schedulers), at, schedulers_at = configured, "[0]", "[1]"
     if isinstance(configured, Sequence):
         if len(configured) != 1:
             raise UsageError(
                 f"The LightningModule of {source} has {len(configured)} optimizers, and castwise steps one."
             )
-        configured = configured[0]
+        configured, at = configured[0], f"{at}[0]"
     if isinstance(configured, Mapping):
-        schedulers = configured.get("lr_scheduler", schedulers)
-        configured = configured.get("optimizer")
+        if "lr_scheduler" in configured:
+            schedulers, schedulers_at = configured["lr_scheduler"], f'{at}["lr_scheduler"]'
+        configured, at = configured.get("optimizer"), f'{at}["optimizer"]'
     if not isinstance(configured, Optimizer):
         raise UsageError(
             f"The configure_optimizers of {source} returned {type(configured).__name__}, not an optimizer."
         )
-    listed = schedulers if isinstance(schedulers, list | tuple) else [schedulers] if schedulers is not None else []
+    listed = {schedulers_at: schedulers}
+    if isinstance(schedulers, list | tuple):
+        listed = {f"{schedulers_at}[{index}]": each for index, each in enumerate(schedulers)}
     # Lightning's default interval is an epoch, and there are no epochs here.
-    per_step = [each for each in listed if isinstance(each, Mapping) and each.get("interval") == "step"]
-    steps = [step for each in per_step if (step := step_of(each["scheduler"])) is not None]
-
-    def step_all() -> None:
-        for step in steps:
-            step()
-
-    return configured, SimpleNamespace(step=step_all) if steps else None
+    of_steps = {place: each for place, each in listed.items() if isinstance(each, Mapping)}
+    of_steps = {place: each for place, each in of_steps.items() if each.get("interval") == "step"}
+    return configured, at, {f'{place}["scheduler"]': each["scheduler"] for place, each in of_steps.items()}

@@ -81,15 +81,15 @@ def build_user_model(model: UserModel) -> Task:
     )
 
 
-def error_location(error: BaseException, model: UserModel, *, autocasts: bool = False) -> str | None:
+def error_location(error: BaseException, model: UserModel, *, autocasts: bool) -> str | None:
     """Return the innermost line of the user's code in an error's traceback.
 
     If it has none, return the part of the step that torch raised it in, or else the line of their function. An error
     that castwise raised is about their function only if the message names it.
     """
-    place, is_ours = where(error), isinstance(error, CastwiseError)
-    if place is not None or model.kind == "script" or (is_ours and _display_name(model) not in str(error)):
-        return place
+    line, is_ours = where(error), isinstance(error, CastwiseError)
+    if line is not None or model.kind == "script" or (is_ours and _display_name(model) not in str(error)):
+        return line
     phase = None if is_ours else phase_of(error)
     if phase is None:
         return defined_at(_named(model))
@@ -122,9 +122,9 @@ def _load(model: UserModel) -> _Loaded:
     modules, num_helpers = set(sys.modules), count_helpers()
     with user_code(notes):
         returned = _run(model, source)
-        given = contract = read_contract(returned, source)
+        contract, lightning = read_contract(returned, source), None
         if is_lightning_module(contract.model):
-            contract = adapt(contract, source)
+            contract, lightning = adapt(contract, source)
         elif contract.batch is None:
             raise UsageError(
                 f"{source} gives no batch. Return (model, batch): an example batch, or a function of the batch size."
@@ -135,12 +135,18 @@ def _load(model: UserModel) -> _Loaded:
         check_optimizer(contract.optimizer, contract.model, source)
         check = partial(check_batch_keys, contract, source)
         batches = BatchMaker(contract.batch, contract.accumulate, source, check)
-    cast_notes = _in_float32(contract.model)
-    notes += helper_notes(num_helpers) + cast_notes
+    notes += helper_notes(num_helpers)
+    weights = [each for each in contract.model.parameters() if each.is_floating_point()]
+    others = sorted({str(each.dtype).removeprefix("torch.") for each in weights if each.dtype != torch.float32})
+    if others:
+        contract.model.to(torch.float32)
+        notes.append(f"your model came in {', '.join(others)}: every precision begins with float32 weights")
     files = [Path(model.path)] if model.path and model.kind != "module" else []
     read = user_files(files, modules)
     is_function = returned is not _named(model)
-    parts = partial(describe_parts, returned, given, contract, is_function=is_function, is_float32=not cast_notes)
+    parts = partial(
+        describe_parts, returned, contract, batches, lightning, is_function=is_function, is_float32=not others
+    )
     return _Loaded(contract, batches, read, digest(read), tuple(notes), parts)
 
 
@@ -150,9 +156,9 @@ def _run(model: UserModel, source: str) -> Any:
     try:
         return _LOADERS[model.kind](model)
     except SystemExit as error:
-        place = where(error)
+        line = where(error)
         raise UsageError(
-            f"{source} ends the process when it is imported or called{f' ({place})' if place else ''}: "
+            f"{source} ends the process when it is imported or called{f' ({line})' if line else ''}: "
             f'SystemExit({error.code!r}). Put what a script does under `if __name__ == "__main__":`.'
         ) from None
 
@@ -161,16 +167,6 @@ def _display_name(model: UserModel) -> str:
     if model.kind == "file":
         return f"{Path(model.path).name}:{model.name}"
     return f"transformers:{model.name}" if model.kind == "transformers" else model.name
-
-
-def _in_float32(model: nn.Module) -> list[str]:
-    """Convert the weights to float32, with which every precision begins; return a sentence if they were not."""
-    others = {p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype != torch.float32}
-    if not others:
-        return []
-    model.to(torch.float32)
-    names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in others))
-    return [f"your model came in {names}: every precision begins with float32 weights"]
 
 
 def _from_file(model: UserModel) -> Any:
@@ -205,19 +201,18 @@ def _from_module(model: UserModel) -> Any:
 def _call(module: Any, name: str, source: str) -> Any:
     function = getattr(module, name, None)
     if function is None:
-        known = [each for each, value in vars(module).items() if _may_build(value, module)]
+        known = [
+            each
+            for each, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__  # of the module itself
+            if not value.__name__.startswith("_") and value.__name__ not in _TRAINING_NAMES
+        ]
         hint = f"It defines {', '.join(known[:_MOST_NAMES])}." if known else "It defines no function that could build."
         raise unknown_name(f"function of {source}", name, known, f"{hint} {_ONLY_BUILDS}")
     if isinstance(function, nn.Module | dict | tuple):
         return function
     _check_builds(function, name, source)
     return call_without_arguments(function, f"{source}:{name}")
-
-
-def _may_build(value: Any, module: Any) -> bool:
-    """Return whether a value is a function that the module itself defines, and that does not train by its name."""
-    is_own = inspect.isfunction(value) and value.__module__ == module.__name__
-    return is_own and not value.__name__.startswith("_") and value.__name__ not in _TRAINING_NAMES
 
 
 def _check_builds(function: Any, name: str, source: str) -> None:

@@ -3,7 +3,6 @@
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ _MODEL_NAMES = ("model", "net", "network", "module")
 # The similarity of "label_ids" and "labels". Source: difflib's ratio; the figure is chosen here.
 _NEAR_NAME = 0.8
 # Of AdamW, for a model without an optimizer.
-LEARNING_RATE = 1e-4
+_LEARNING_RATE = 1e-4
 
 ComputeLoss = Callable[[nn.Module, Any], Tensor]
 
@@ -197,9 +196,13 @@ def _scalar(loss: Any, source: str) -> Tensor:
 
 def make_loop(contract: Contract, source: str) -> UserLoop:
     """Return the user's optimizer, scheduler, accumulation and clipping; `source` is for messages."""
+
+    def make_step(optimizer: Optimizer) -> Callable[[], None] | None:
+        return step_of(make_scheduler(contract.scheduler, optimizer, source))
+
     return UserLoop(
-        make_optimizer=lambda weights: _optimizer(contract.optimizer, weights, source),
-        make_scheduler=None if contract.scheduler is None else partial(_scheduler, contract.scheduler, source),
+        make_optimizer=lambda weights: make_optimizer(contract.optimizer, weights, source),
+        make_scheduler=None if contract.scheduler is None else make_step,
         accumulate=contract.accumulate,
         clip_grad_norm=contract.clip_grad_norm,
     )
@@ -230,9 +233,10 @@ def check_batch_keys(contract: Contract, source: str, batch: Any) -> None:
             )
 
 
-def _optimizer(given: Any, weights: Weights, source: str) -> Optimizer:
+def make_optimizer(given: Any, weights: Weights, source: str) -> Optimizer:
+    """Return the user's optimizer, or what their function makes; AdamW if they give none."""
     if given is None:
-        return torch.optim.AdamW(weights.stepped, lr=LEARNING_RATE)
+        return torch.optim.AdamW(weights.stepped, lr=_LEARNING_RATE)
     if isinstance(given, Optimizer):
         weights.adopt(given)
         return given
@@ -243,14 +247,15 @@ def _optimizer(given: Any, weights: Weights, source: str) -> Optimizer:
     return made
 
 
-def _scheduler(given: Any, source: str, optimizer: Optimizer) -> Callable[[], None] | None:
+def make_scheduler(given: Any, optimizer: Optimizer, source: str) -> Any:
+    """Return the user's scheduler, or what their function makes."""
     if isinstance(given, type) or not hasattr(given, "step"):
         given = given(optimizer)
     if not hasattr(given, "step"):
         raise UsageError(f"The scheduler function of {source} returned {type(given).__name__}, not a scheduler.")
     if getattr(given, "optimizer", optimizer) is not optimizer:
         raise UsageError(f"The scheduler of {source} belongs to another optimizer than the one it trains with.")
-    return step_of(given)
+    return given
 
 
 def step_of(scheduler: Any) -> Callable[[], None] | None:

@@ -98,9 +98,9 @@ def print_error(error: BaseException) -> None:
     traceback.print_exception(type(error), error, own if own or is_faulty else error.__traceback__)
 
 
-def with_line(text: str, place: str | None) -> str:
+def with_line(text: str, line: str | None) -> str:
     """Return a message with the line that it is about, unless it begins with one: `train_me.py:12 converts …`."""
-    return text if place is None or re.match(r"\S+\.py:\d+ ", text) else f"{text} ({place})"
+    return text if line is None or re.match(r"\S+\.py:\d+ ", text) else f"{text} ({line})"
 
 
 def calling_line() -> str:

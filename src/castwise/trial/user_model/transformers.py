@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +25,10 @@ def build(model: UserModel) -> dict[str, Any]:
     Args:
         model: A configuration's file, or a model type of transformers.
     """
-    _stay_offline()
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    constants = sys.modules.get("huggingface_hub.constants")  # imported already, it has read the variables
+    if constants is not None:
+        constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
     try:
         import transformers
     except ImportError as error:
@@ -36,7 +39,7 @@ def build(model: UserModel) -> dict[str, Any]:
     config = _read_config(transformers, model)
     made = _make_model(transformers, config, model.name)
     if _is_one_of(transformers, made, _IMAGE_HEADS):
-        return {"model": made, "batch": _images(config), "unit": "images"}
+        return {"model": made, "batch": partial(_images, config), "unit": "images"}
     of_classes = _is_one_of(transformers, made, _CLASS_HEADS)
     if not of_classes and not _is_one_of(transformers, made, _TEXT_HEADS):
         raise UsageError(
@@ -44,16 +47,8 @@ def build(model: UserModel) -> dict[str, Any]:
             "returns the model and a batch: castwise init FILE."
         )
     num_tokens = min(_MOST_TOKENS, getattr(config, "max_position_embeddings", None) or _MOST_TOKENS)
-    batch = _tokens(config, num_tokens, of_classes=of_classes)
+    batch = partial(_tokens, config, num_tokens, of_classes)
     return {"model": made, "batch": batch, "unit": "tokens", "units_per_sample": num_tokens}
-
-
-def _stay_offline() -> None:
-    """Forbid all downloads of Hugging Face's libraries in this process."""
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    constants = sys.modules.get("huggingface_hub.constants")  # imported already, it has read the variables
-    if constants is not None:
-        constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
 def _refuse_kernels(values: Any) -> None:
@@ -109,21 +104,14 @@ def _is_one_of(transformers: Any, model: Any, heads: tuple[str, ...]) -> bool:
     return any(type(model.config) in mapping and isinstance(model, mapping[type(model.config)]) for mapping in mappings)
 
 
-def _tokens(config: Any, num_tokens: int, *, of_classes: bool) -> Callable[[int], dict[str, torch.Tensor]]:
-    def batch(batch_size: int) -> dict[str, torch.Tensor]:
-        tokens = torch.randint(config.vocab_size, (batch_size, num_tokens))
-        labels = torch.randint(config.num_labels, (batch_size,)) if of_classes else tokens.clone()
-        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
-
-    return batch
+def _tokens(config: Any, num_tokens: int, of_classes: bool, batch_size: int) -> dict[str, torch.Tensor]:
+    tokens = torch.randint(config.vocab_size, (batch_size, num_tokens))
+    labels = torch.randint(config.num_labels, (batch_size,)) if of_classes else tokens.clone()
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
 
 
-def _images(config: Any) -> Callable[[int], dict[str, torch.Tensor]]:
+def _images(config: Any, batch_size: int) -> dict[str, torch.Tensor]:
     side, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
     height, width = side if isinstance(side, list | tuple) else (side, side)
-
-    def batch(batch_size: int) -> dict[str, torch.Tensor]:
-        images = torch.rand(batch_size, channels, height, width) * 2 - 1
-        return {"pixel_values": images, "labels": torch.randint(config.num_labels, (batch_size,))}
-
-    return batch
+    images = torch.rand(batch_size, channels, height, width) * 2 - 1
+    return {"pixel_values": images, "labels": torch.randint(config.num_labels, (batch_size,))}
