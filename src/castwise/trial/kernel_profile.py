@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,7 +161,10 @@ def _annotated(step: ProfiledStep, *, has_modules: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(step.within_ranges())
         for name, module in _outer_modules(step.model) if has_modules else ():
-            _mark_module(name, module, stack)
+            with suppress(RuntimeError):  # a module of TorchScript takes no hooks
+                hooks = module.register_forward_pre_hook, module.register_forward_hook
+                for handle in mark(f"{MODULE_RANGE}{name}", *hooks):
+                    stack.callback(handle.remove)
         yield
 
 
@@ -172,16 +175,6 @@ def _outer_modules(model: nn.Module, prefix: str = "", level: int = 1) -> Iterat
             yield f"{prefix}{name}", module
         if is_container or level < _LEVELS:
             yield from _outer_modules(module, f"{prefix}{name}.", level + (not is_container))
-
-
-def _mark_module(name: str, module: nn.Module, stack: ExitStack) -> None:
-    """Let a module's forward pass run within a range; one that takes no hooks is left as it is."""
-    try:
-        handles = mark(f"{MODULE_RANGE}{name}", module.register_forward_pre_hook, module.register_forward_hook)
-    except RuntimeError:  # a module of TorchScript
-        return
-    for handle in handles:
-        stack.callback(handle.remove)
 
 
 def _classify(name: str) -> Classified:

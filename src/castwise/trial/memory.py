@@ -27,17 +27,14 @@ class CudaMemory:
         self._devices = devices
 
     def reset_peak(self) -> None:
-        """Start a new phase, with a new peak."""
         torch.cuda.init()  # type: ignore[no-untyped-call]  # the allocator must know the devices
         for device in self._devices:
             torch.cuda.reset_peak_memory_stats(device)
 
     def peak_allocated(self) -> int | None:
-        """Return the most that tensors held at once."""
         return max(torch.cuda.max_memory_allocated(device) for device in self._devices)
 
     def peak_reserved(self) -> int | None:
-        """Return the most that the allocator held."""
         return max(torch.cuda.max_memory_reserved(device) for device in self._devices)
 
     def driver_used(self) -> int | None:

@@ -23,13 +23,13 @@ def _without_torchao(name: str) -> Iterator[None]:
         yield
         return
     utils: Any = importlib.import_module("transformers.utils")
-    places = [(module, module.is_torchao_available) for module in (utils, utils.import_utils)]
-    for module, _ in places:
+    readers = [(module, module.is_torchao_available) for module in (utils, utils.import_utils)]
+    for module, _ in readers:
         module.is_torchao_available = lambda *_, **__: False
     try:
         yield
     finally:
-        for module, real in places:
+        for module, real in readers:
             module.is_torchao_available = real
 
 

@@ -190,14 +190,12 @@ class TrialServer:
         return self._steady_run.warm_up(step_seconds)
 
     def lead_in(self) -> None:
-        """Launch the steps that lead to the next block."""
         self._own_loop.lead_in()
 
     def run_block(self, length: int = 1) -> Block:
         return self._own_loop.run_block(length)
 
     def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
-        """Time blocks of steps right after untimed ones, without a pause before or between them."""
         return self._steady_run.run_stretch(lead_in_seconds, num_blocks, block_seconds)
 
     def run_sustained(self, seconds: float) -> Block:
@@ -209,7 +207,6 @@ class TrialServer:
         return Resumed(facts=run.facts, epochs=run.epochs)
 
     def run_epoch(self) -> Epoch:
-        """Train one epoch, validate, and write the checkpoint."""
         return self._training_run.run_epoch(lambda done: self._on_progress(Progress(done=done)))
 
     def finish(self, weights: Path | None = None) -> RankSamples:
@@ -222,7 +219,6 @@ class TrialServer:
         return samples
 
     def profile(self, num_steps: int, trace: Path | None = None) -> StepProfile:
-        """Profile steady steps after `finish`, if the protocol asks for it."""
         profile = self._steady_run.profile(num_steps, trace)
         self._end()
         return profile

@@ -125,9 +125,12 @@ class SteadyRun:
             if is_over:
                 break
             self._run_window(next_num_steps)
-        steps_per_block = self._whole_launches(protocol.block_seconds / self._windows[-1])
-        self._steps_per_block = self._peers.broadcast_object(steps_per_block)
-        self._lead_in_steps = self._peers.broadcast_object(self._count_lead_in_steps())
+        at_once, lead_in_steps = self._step.steps_per_launch, 0
+        launch_seconds = at_once * self._windows[-1]
+        if protocol.lead_in_seconds and launch_seconds <= _MAX_LEAD_IN_SECONDS:
+            lead_in_steps = at_once * math.ceil(protocol.lead_in_seconds / launch_seconds - _ROUNDING)
+        counts = self._whole_launches(protocol.block_seconds / self._windows[-1]), lead_in_steps
+        self._steps_per_block, self._lead_in_steps = self._peers.broadcast_object(counts)
         self._warm_up_peak = self._step.peak_allocated(self._memory.peak_allocated(), ever=True)
         self._memory.reset_peak()
         self._skipped_before = self._step.scaling.skipped_steps
@@ -184,13 +187,6 @@ class SteadyRun:
         """Return a number of steps near this one, at least one, none of which waits for steps of the next block."""
         at_once = self._step.steps_per_launch
         return max(1, round(steps / at_once)) * at_once
-
-    def _count_lead_in_steps(self) -> int:
-        at_once, lead_in_seconds = self._step.steps_per_launch, self._spec.protocol.lead_in_seconds
-        launch_seconds = at_once * self._windows[-1]
-        if not lead_in_seconds or launch_seconds > _MAX_LEAD_IN_SECONDS:
-            return 0
-        return at_once * math.ceil(lead_in_seconds / launch_seconds - _ROUNDING)
 
     def _run_window(self, steps: int) -> None:
         seconds = self._time_steps(steps)[0]
@@ -334,7 +330,7 @@ class SteadyRun:
         return work
 
 
-def time_works(device: torch.device, works: Sequence[Callable[[], None]], *, rested: bool = True) -> list[float]:
+def time_works(device: torch.device, works: Sequence[Callable[[], None]], *, rested: bool) -> list[float]:
     """Run works one after another, and return the seconds of each.
 
     On a GPU they are times between CUDA events, from the first launch of a work to the end of its last kernel; nothing

@@ -13,6 +13,7 @@ MODULE_RANGE = "castwise module: "
 SCALING_RANGE = "castwise loss scaling"
 UPDATE_RANGE = "castwise update"
 CLOSURE_RANGE = "castwise closure"  # forward and backward, which an optimizer's step calls
+_RANGES = "castwise "  # what all of these begin with
 _OPTIMIZER_RANGE = "Optimizer.step#"
 
 _NUM_LARGEST = 10
@@ -100,7 +101,7 @@ def summarize_kernels(
 
 def summarize_operators(host: Sequence[HostEvent], num_steps: int) -> StepProfile:
     """Return what operators of a CPU took, each without those that it called."""
-    nested = [each for each in _nested(host) if not _is_range(each[0].name)]
+    nested = [each for each in _nested(host) if not each[0].name.startswith(_RANGES)]
     spent = ((context.operator, Classified(context.zone or context.kind), context, own) for _, context, own in nested)
     profile = _summarize("cpu", spent, num_steps)
     times = measure_idle([DeviceEvent(event.name, event.start, event.end) for event, _, _ in nested], num_steps)
@@ -116,10 +117,6 @@ def _placed(name: str, found: Classified, context: _Context) -> Classified:
     if found.kind == "elementwise" and "copy_kernel" in name and context.kind in ("cast", "layout_conversion"):
         return Classified(context.kind)
     return found
-
-
-def _is_range(name: str) -> bool:
-    return name.startswith("castwise ")
 
 
 def _nested(host: Sequence[HostEvent]) -> Iterator[tuple[HostEvent, _Context, int]]:
@@ -176,7 +173,7 @@ def _enter(event: HostEvent, around: _Context | None) -> _Context:
         zone = None
     elif event.name.startswith(MODULE_RANGE):
         module = event.name.removeprefix(MODULE_RANGE)
-    is_named = not _is_range(event.name)
+    is_named = not event.name.startswith(_RANGES)
     return _Context(
         operator=event.name if is_named else before.operator,
         shapes=(event.shapes or before.shapes) if is_named else before.shapes,
