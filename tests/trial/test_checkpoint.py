@@ -28,16 +28,6 @@ def break_off(error: Exception) -> Any:
     return save
 
 
-def test_save_and_load(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "run.pt"
-    assert checkpoints.save(path, {"question": "q", "weights": torch.arange(3.0), "epochs": ["{}"]})
-    state = checkpoints.load(path, CPU, "q")
-    assert state is not None
-    assert state["weights"].tolist() == [0.0, 1.0, 2.0]
-    assert state["epochs"] == ["{}"]
-    assert [file.name for file in path.parent.iterdir()] == ["run.pt"]
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

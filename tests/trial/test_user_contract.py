@@ -73,6 +73,7 @@ def test_returned_forms(returned: Any, parts: dict[str, Any]) -> None:
             r"called as training_step\(model, batch\), but <lambda> takes",
         ),
         ({"model": MODEL, "optimizer": "adam"}, "neither an optimizer nor a function"),
+        ({"model": MODEL, "optimizer": [torch.optim.SGD(MODEL.parameters())] * 2}, "has 2 optimizers"),
         ({"model": MODEL, "accumulate": 0}, "accumulate of x.py:build is 0, not a whole number from 1"),
         ({"model": MODEL, "batch_size": 2.5}, "batch_size of x.py:build is 2.5"),
         ({"model": MODEL, "clip_grad_norm": 0}, "clip_grad_norm of x.py:build is 0, not a number above 0"),

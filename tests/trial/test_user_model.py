@@ -28,7 +28,6 @@ from castwise.trial.build import TrialSetup, build_trial
 from castwise.trial.data.sharding import rank_batches
 from castwise.trial.distributed import Peers
 from castwise.trial.steady_run import SteadyRun
-from castwise.trial.user_model.contract import read_contract
 from castwise.trial.user_model.load import build_user_model, inspect_model
 
 HEAD = "import torch\nfrom torch import nn\n"
@@ -77,10 +76,10 @@ def spec_of(reference: str, precision: str = "fp32", batch_size: int = 4) -> Tri
 
 def train(spec: TrialSpec, steps: int = 2) -> tuple[TrialSetup, list[float]]:
     with ExitStack() as stack:
-        cell = build_trial(spec, stack, Peers())
-        batches = rank_batches(find_workload(spec.workload), cell.task, spec, 2, Peers())
-        losses = [cell.step(batches[step % len(batches)]).item() for step in range(steps)]
-    return cell, losses
+        setup = build_trial(spec, stack, Peers())
+        batches = rank_batches(find_workload(spec.workload), setup.task, spec, 2, Peers())
+        losses = [setup.step(batches[step % len(batches)]).item() for step in range(steps)]
+    return setup, losses
 
 
 @pytest.mark.parametrize(
@@ -94,11 +93,11 @@ def train(spec: TrialSpec, steps: int = 2) -> tuple[TrialSetup, list[float]]:
 @pytest.mark.parametrize("model", six_models.SMALL, ids=lambda model: model.__name__)
 def test_six_models_train_in_every_precision(model: Callable[[], object], precision: str) -> None:
     spec = spec_of(f"{SIX}:{model.__name__}", precision)
-    cell, losses = train(spec, steps=1)
+    setup, losses = train(spec, steps=1)
     assert all(torch.isfinite(torch.tensor(losses)))
     row = find_precision(precision)
-    assert set(cell.facts.param_dtypes) <= {row.param_dtype, row.batch_norm_dtype}
-    assert cell.facts.param_dtypes[row.param_dtype] > 100
+    assert set(setup.facts.param_dtypes) <= {row.param_dtype, row.batch_norm_dtype}
+    assert setup.facts.param_dtypes[row.param_dtype] > 100
 
 
 def test_six_models_own_settings_are_used() -> None:
@@ -225,17 +224,17 @@ def test_missing_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_half_precision_weights_become_float32(write: Callable[..., str]) -> None:
-    cell, _ = train(spec_of(write(GOOD.replace("nn.Linear(3, 2)", "nn.Linear(3, 2).bfloat16()"))))
-    assert cell.facts.param_dtypes == {"float32": 8}
-    assert cell.facts.notes == ("your model came in bfloat16: every precision begins with float32 weights",)
+    setup, _ = train(spec_of(write(GOOD.replace("nn.Linear(3, 2)", "nn.Linear(3, 2).bfloat16()"))))
+    assert setup.facts.param_dtypes == {"float32": 8}
+    assert setup.facts.notes == ("your model came in bfloat16: every precision begins with float32 weights",)
 
 
 def test_tf32_set_by_a_file_is_reported_and_restored(write: Callable[..., str]) -> None:
     before = read_fp32_precision()
     code = GOOD.replace("def build", "torch.backends.cuda.matmul.allow_tf32 = True\ndef build")
-    cell, _ = train(spec_of(write(code)))
-    assert cell.facts.fp32_precision["cuda.matmul"] == "ieee"
-    (note,) = cell.facts.notes
+    setup, _ = train(spec_of(write(code)))
+    assert setup.facts.fp32_precision["cuda.matmul"] == "ieee"
+    (note,) = setup.facts.notes
     assert "your code sets what float32 products compute in (cuda.matmul: tf32" in note
     assert read_fp32_precision() == before
 
@@ -292,12 +291,12 @@ def test_side_effects_of_steps_are_noted(line: str, words: str | None, write: Ca
     protocol = MeasurementProtocol(warm_up_steps=1, warm_up_seconds=0.01, block_seconds=0.001, num_blocks=6)
     spec = spec_of(write(MISBEHAVING.format(line=line))).model_copy(update={"protocol": protocol})
     before = read_fp32_precision()
-    cell = SteadyRun(spec, None)
-    cell.warm_up()
-    cell._steps_per_block = 5
+    run = SteadyRun(spec, None)
+    run.warm_up()
+    run._steps_per_block = 5
     for _ in range(protocol.num_blocks):
-        cell.run_block()
-    notes = cell.finish().notes
+        run.run_block()
+    notes = run.finish().notes
     torch.backends.cudnn.benchmark = False
     assert read_fp32_precision() == before
     assert [words in note for note in notes] == ([] if words is None else [True]), notes
@@ -324,13 +323,13 @@ def test_channels_last_converts_images_in_a_dict(write: Callable[..., str]) -> N
     spec = spec_of(write(IMAGES)).model_copy(update={"techniques": ("channels-last",)})
     assert why_unsupported(spec) is None
     with ExitStack() as stack:
-        cell = build_trial(spec, stack, Peers())
-        assert cell.prepare is not None
-        (batch, *_) = rank_batches(find_workload(spec.workload), cell.task, spec, 1, Peers())
-        prepared: Any = cell.prepare(batch)
+        setup = build_trial(spec, stack, Peers())
+        assert setup.prepare is not None
+        (batch, *_) = rank_batches(find_workload(spec.workload), setup.task, spec, 1, Peers())
+        prepared: Any = setup.prepare(batch)
         assert prepared["pixels"].is_contiguous(memory_format=torch.channels_last)
-        assert cell.step.model.conv.weight.is_contiguous(memory_format=torch.channels_last)
-        assert torch.isfinite(cell.step(prepared))
+        assert setup.step.model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+        assert torch.isfinite(setup.step(prepared))
 
 
 def test_techniques_that_do_not_fit_user_models(write: Callable[..., str]) -> None:
@@ -412,10 +411,3 @@ def test_a_function_that_trains_is_not_called(name: str, tmp_path: Path) -> None
     with pytest.raises(UsageError, match="is not called"):
         inspect_model(UserModel(kind="file", name=name, path=str(file)))
     assert not (tmp_path / "checkpoint").exists()
-
-
-def test_several_optimizers_are_refused() -> None:
-    model = nn.Linear(1, 1)
-    optimizers = [torch.optim.SGD(model.parameters()), torch.optim.SGD(model.parameters())]
-    with pytest.raises(UsageError, match="has 2 optimizers"):
-        read_contract({"model": model, "optimizer": optimizers}, "train_me.py:build")
