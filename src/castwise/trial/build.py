@@ -54,7 +54,7 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
         if not loop.cudnn_search:  # the user's own setting is kept
             torch.backends.cudnn.benchmark = recipe is not None and recipe.cudnn_benchmark
         task = _build_workload(spec, row, data_dir)
-    _change(task, loop)
+    _apply_techniques(task, loop)
     optimizer = optimizer_for(loop, _chosen_optimizer(row, recipe), device)
     step = TrainingStep(
         task,
@@ -90,8 +90,7 @@ def _build_workload(spec: TrialSpec, row: Workload, data_dir: Path | None) -> Ta
     return task
 
 
-def _change(task: Task, loop: StepConfig) -> None:
-    """Change a task's model and loss as techniques want."""
+def _apply_techniques(task: Task, loop: StepConfig) -> None:
     for change in loop.model_changes:
         resolve_name(change.function)(task.model, *change.arguments)
     if loop.loss_options:

@@ -238,8 +238,7 @@ def count_flops(spec: TrialSpec, step: TrainingStep, task: Task, batches: Sequen
 
 
 def _count_for_real(step: TrainingStep, task: Task, batches: Sequence[Any], device: torch.device) -> ProductCounter:
-    """Count forward and backward passes of the step."""
-    del task
+    del task  # only the other way needs it
     counter = ProductCounter(device, [*step.model.parameters(), *step.model.buffers(), *tree_tensors(list(batches))])
     for batch, times in _by_shape(batches):
         counter.begin(times)

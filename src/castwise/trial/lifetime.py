@@ -54,7 +54,6 @@ def kill_descendants(root: int, spared: Collection[int] = ()) -> None:
 
 
 def _descendants(root: int, spared: Collection[int]) -> list[int]:
-    """Return the running processes below one."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

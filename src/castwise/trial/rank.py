@@ -21,7 +21,6 @@ from castwise.trial.user_model.source import where, with_line
 
 
 def main() -> None:
-    """Run the script as the rank that the launcher says."""
     os.environ["TMPDIR"], name, device = sys.argv[1:]
     tempfile.tempdir = None  # it is read anew
     folder = Path(name)

@@ -32,7 +32,7 @@ from castwise.trial.user_model.side_effects import SideEffectWatch
 # Warm-up ends when this many windows in a row agree within this much, and the allocator has not grown in them.
 # Source: chosen here.
 SETTLED_WINDOWS = 3
-SETTLED_SPREAD = 0.02
+_SETTLED_SPREAD = 0.02
 WINDOW_SECONDS = 0.1
 # If the step time is known from earlier processes, this many windows of half that length must agree with it.
 _KNOWN_WINDOWS = 2
@@ -155,19 +155,11 @@ class SteadyRun:
         num_as_expected = 0
         if expected_seconds is not None:  # from the last window back
             for seconds in reversed(recent):
-                if abs(seconds / expected_seconds - 1) > SETTLED_SPREAD:
+                if abs(seconds / expected_seconds - 1) > _SETTLED_SPREAD:
                     break
                 num_as_expected += 1
         is_as_expected = num_as_expected >= _KNOWN_WINDOWS and len(set(reserved[-_KNOWN_WINDOWS:])) == 1
-        last = windows[-SETTLED_WINDOWS:]
-        has_settled = (
-            is_as_expected
-            or (
-                len(windows) > SETTLED_WINDOWS  # the first window holds library loading and cuDNN's choices
-                and max(last) / min(last) - 1 <= SETTLED_SPREAD
-                and len(set(reserved[-SETTLED_WINDOWS:])) == 1
-            )
-        )
+        has_settled = is_as_expected or (settled(windows) and len(set(reserved[-SETTLED_WINDOWS:])) == 1)
         has_enough_steps = is_as_expected or self._warm_up_steps >= protocol.warm_up_steps
         # If the trial is about memory, later steps must not use more. A step that loss scaling skips leaves the
         # optimizer without its state: there must be one that was not skipped, and another.
@@ -205,10 +197,10 @@ class SteadyRun:
 
     def run_block(self, length: int = 1) -> Block:
         """Time one block of steps, `length` times as long as usual, right after its lead-in steps if there are any."""
-        num_steps, num_led_in = length * self._steps_per_block, self._num_led_in
-        self._num_led_in = 0
-        seconds, loss = self._time_steps(num_steps, rested=not num_led_in)
-        return self._add_block(seconds, num_steps, num_led_in, loss, self._take_skipped())
+        num_led_in, self._num_led_in = self._num_led_in, 0
+        self._peers.barrier()  # waiting for another rank at the start is not part of the steps' time
+        (block,) = self._time_blocks(1, length * self._steps_per_block, num_led_in, rested=not num_led_in)
+        return block
 
     def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
         """Time blocks of steps right after untimed ones, without a pause before or between them.
@@ -218,47 +210,35 @@ class SteadyRun:
         step_seconds = self._windows[-1]
         counts = (self._whole_launches(each / step_seconds) for each in (lead_in_seconds, block_seconds))
         lead_in_steps, num_steps = self._peers.broadcast_object(tuple(counts))  # rank 0's clock decides for all
-        losses: list[Tensor] = []
         self._peers.barrier()
         self._steps_into([], lead_in_steps)()
+        return self._time_blocks(num_blocks, num_steps, lead_in_steps, rested=False, in_stretch=True)
+
+    def _time_blocks(
+        self, num_blocks: int, num_steps: int, lead_in_steps: int, *, rested: bool, in_stretch: bool = False
+    ) -> tuple[Block, ...]:
+        losses: list[Tensor] = []
         works = [self._steps_into(losses, num_steps) for _ in range(num_blocks)]
-        seconds = time_works(self._device, works, rested=False)
+        seconds = time_works(self._device, works, rested=rested)
         self._memory.check()
-        skipped, found = self._take_skipped(), list[Block]()
-        for index, (taken, loss) in enumerate(zip(seconds, losses, strict=True)):
-            is_last = index == num_blocks - 1
-            led_in = 0 if index else lead_in_steps
-            found.append(self._add_block(taken, num_steps, led_in, loss, skipped if is_last else 0, in_stretch=True))
-        return tuple(found)
-
-    def _take_skipped(self) -> int:
-        """Return the steps that loss scaling has skipped since this was asked last."""
-        before, self._skipped_before = self._skipped_before, self._step.scaling.skipped_steps
-        return self._skipped_before - before
-
-    def _add_block(
-        self,
-        seconds: float,
-        num_steps: int,
-        lead_in_steps: int,
-        loss: Tensor,
-        skipped: int,
-        *,
-        in_stretch: bool = False,
-    ) -> Block:
-        block = Block(
-            seconds=seconds,
-            num_steps=num_steps,
-            lead_in_steps=lead_in_steps,
-            in_stretch=in_stretch,
-            loss=loss.item(),
-            loss_scale=self._step.scaling.read_scale(),
-            skipped_steps=skipped,
+        skipped_before, self._skipped_before = self._skipped_before, self._step.scaling.skipped_steps
+        blocks = tuple(
+            Block(
+                seconds=seconds[index],
+                num_steps=num_steps,
+                lead_in_steps=0 if index else lead_in_steps,
+                in_stretch=in_stretch,
+                loss=losses[index].item(),
+                loss_scale=self._step.scaling.read_scale(),
+                skipped_steps=self._skipped_before - skipped_before if index == num_blocks - 1 else 0,
+            )
+            for index in range(num_blocks)
         )
-        self._blocks.append(block)
+        self._blocks += blocks
         if self._watch is not None:
-            self._watch.record_block(block)
-        return block
+            for block in blocks:
+                self._watch.record_block(block)
+        return blocks
 
     def run_sustained(self, seconds: float) -> Block:
         """Run steps for at least so many seconds without a pause; return them as a block that is not a sample."""
@@ -310,10 +290,10 @@ class SteadyRun:
             numerics = measure_numerics(self._spec, self._step, self._task.recurrent_state, self._batches[0])
             return profile.model_copy(update={"numerics": numerics})
 
-    def _time_steps(self, count: int, *, rested: bool = True) -> tuple[float, Tensor]:
+    def _time_steps(self, count: int) -> tuple[float, Tensor]:
         losses: list[Tensor] = []
-        self._peers.barrier()  # waiting for another rank at the start is not part of the steps' time
-        (seconds,) = time_works(self._device, [self._steps_into(losses, count)], rested=rested)
+        self._peers.barrier()
+        (seconds,) = time_works(self._device, [self._steps_into(losses, count)], rested=True)
         self._memory.check()
         return seconds, losses[-1]
 
@@ -328,6 +308,12 @@ class SteadyRun:
             losses.append(loss)
 
         return work
+
+
+def settled(windows: Sequence[float]) -> bool:
+    """Return whether the last windows' step times agree; the first window has library loading and cuDNN's choices."""
+    last = windows[-SETTLED_WINDOWS:]
+    return len(windows) > SETTLED_WINDOWS and max(last) / min(last) - 1 <= _SETTLED_SPREAD
 
 
 def time_works(device: torch.device, works: Sequence[Callable[[], None]], *, rested: bool) -> list[float]:

@@ -74,7 +74,6 @@ class SharedFolder(Ranks):
         self.tell(WARM, "")
 
     def samples_of_others(self) -> int:
-        """Return the samples per step of all ranks but this one."""
         deadline = time.monotonic() + _SAMPLES_SECONDS
         while len(files := list(self._folder.glob("samples-*"))) < self.num_ranks - 1:
             if time.monotonic() > deadline:

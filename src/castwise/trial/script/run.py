@@ -45,7 +45,7 @@ from castwise.trial.script.file_overlay import FileOverlay
 from castwise.trial.script.hooks import ScriptHooks
 from castwise.trial.script.precision import OutsidePrecision
 from castwise.trial.script.techniques import OutsideTechniques
-from castwise.trial.steady_run import SETTLED_SPREAD, SETTLED_WINDOWS, WINDOW_SECONDS
+from castwise.trial.steady_run import SETTLED_WINDOWS, WINDOW_SECONDS, settled
 from castwise.trial.step import count_dtypes, describe_optimizer
 from castwise.trial.user_model.source import digest, is_users, user_files
 
@@ -463,8 +463,7 @@ class ScriptTrial:
                 (after.time - before.time) / (after.num_steps - before.num_steps)
                 for before, after in itertools.pairwise(moments)
             ]
-            last = windows[-SETTLED_WINDOWS:]
-            has_settled = len(windows) > SETTLED_WINDOWS and max(last) / min(last) - 1 <= SETTLED_SPREAD
+            has_settled = settled(windows)
             is_out_of_time = time.perf_counter() - started >= protocol.warm_up_seconds
             is_enough = moments[-1].num_steps >= protocol.warm_up_steps and bool(windows)
             if is_enough and (has_settled or is_out_of_time or protocol.num_steps is not None):

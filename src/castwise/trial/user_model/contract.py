@@ -81,7 +81,6 @@ def read_contract(returned: Any, source: str) -> Contract:
 
 
 def call_without_arguments(function: Any, source: str) -> Any:
-    """Call the user's function and return what it returns."""
     if not callable(function):
         raise UsageError(f"{source} is no function but {_a(function)}. It must be one without arguments.")
     try:
@@ -99,7 +98,6 @@ def call_without_arguments(function: Any, source: str) -> Any:
 
 
 def check_single_optimizer(optimizer: Any, source: str) -> None:
-    """Raise UsageError if these are several optimizers."""
     if isinstance(optimizer, list | tuple) and all(isinstance(each, Optimizer) for each in optimizer):
         raise UsageError(
             f"{source} has {len(optimizer)} optimizers, and castwise steps one. Put the parameters into groups of one "

@@ -28,8 +28,6 @@ _OTHER_VARIABLES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A global setting that user code may change."""
-
     name: str  # how users set it
     read: Callable[[], Any]
     write: Callable[[Any], object]
@@ -103,8 +101,6 @@ SETTINGS: tuple[Setting, ...] = (
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The global settings of a process at one moment."""
-
     values: tuple[Any, ...]
     fp32_precision: dict[str, str]
     variables: dict[str, str | None]

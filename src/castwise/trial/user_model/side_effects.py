@@ -31,7 +31,6 @@ class SideEffectWatch:
         self._num_steps = 0  # of all blocks except the first
 
     def start(self) -> None:
-        """Start watching: steps are timed from now on."""
         self._printed = _printed_bytes()
 
     def record_block(self, block: Block) -> None:
