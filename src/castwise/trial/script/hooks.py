@@ -30,10 +30,10 @@ from torch.utils.hooks import RemovableHandle
 from castwise.apply.pytree import tree_map_tensors, tree_tensors
 from castwise.errors import UsageError
 from castwise.trial.script.autocast import HALVES
-from castwise.trial.script.precision import OutsidePrecision
+from castwise.trial.script.precision import ScriptPrecision
 from castwise.trial.script.replacing import replaces
 from castwise.trial.script.scaling import weights_of
-from castwise.trial.script.techniques import OutsideTechniques
+from castwise.trial.script.techniques import ScriptTechniques
 from castwise.trial.trace_summary import CLOSURE_RANGE, UPDATE_RANGE
 from castwise.trial.user_model.source import calling_line, is_users
 
@@ -68,7 +68,7 @@ class ScriptHooks:
     """
 
     def __init__(
-        self, precision: OutsidePrecision, techniques: OutsideTechniques, after_step: Callable[[], None]
+        self, precision: ScriptPrecision, techniques: ScriptTechniques, after_step: Callable[[], None]
     ) -> None:
         self.precision, self.techniques = precision, techniques
         self.models: list[nn.Module] = []  # the outermost modules that it trains

@@ -84,7 +84,7 @@ class _SwappedMasters:
         self._gradients = None
 
 
-class OutsidePrecision:
+class ScriptPrecision:
     """What stands around a script's own calls, so that it trains in a precision; `as-written` changes nothing.
 
     Attributes:

@@ -43,8 +43,8 @@ from castwise.trial.memory import memory_meter
 from castwise.trial.script.autocast import note_own_precision
 from castwise.trial.script.file_overlay import FileOverlay
 from castwise.trial.script.hooks import ScriptHooks
-from castwise.trial.script.precision import OutsidePrecision
-from castwise.trial.script.techniques import OutsideTechniques
+from castwise.trial.script.precision import ScriptPrecision
+from castwise.trial.script.techniques import ScriptTechniques
 from castwise.trial.steady_run import SETTLED_WINDOWS, WINDOW_SECONDS, settled
 from castwise.trial.step import count_dtypes, describe_optimizer
 from castwise.trial.user_model.source import digest, is_users, user_files
@@ -171,8 +171,8 @@ class ScriptRun:
             self._take_order()
             self.files = FileOverlay(self.folder, own, kept)
             self.hooks = ScriptHooks(
-                OutsidePrecision(find_precision(self._precision), self._device.type),
-                OutsideTechniques(self._techniques, self._device),
+                ScriptPrecision(find_precision(self._precision), self._device.type),
+                ScriptTechniques(self._techniques, self._device),
                 self._after_step,
             )
             if script.name:

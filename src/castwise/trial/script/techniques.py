@@ -18,7 +18,7 @@ from castwise.spec.recipe import Recipe
 from castwise.trial.script.replacing import replaces
 
 
-class OutsideTechniques:
+class ScriptTechniques:
     """What is changed in the objects that a script makes."""
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("outside techniques")  # one process runs the scripts
+pytestmark = pytest.mark.xdist_group("script techniques")  # one process runs the scripts
 
 _SCRIPT = """
 import sys, torch
