@@ -8,26 +8,34 @@ import multiprocessing
 import pickle
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
 
 from castwise.apply.applied import check_optimizer
+from castwise.apply.precision import Weights
 from castwise.errors import CastwiseError, UsageError, unknown_name
-from castwise.spec.user_model import UserModel, UserParts, UserWorkload
+from castwise.spec.user_model import LightningParts, UserModel, UserParts, UserWorkload
 from castwise.trial.models.task import Task
 from castwise.trial.user_model import transformers
-from castwise.trial.user_model.batches import BatchMaker
+from castwise.trial.user_model.batches import BatchMaker, common_first_size
 from castwise.trial.user_model.contract import Contract, call_without_arguments, read_contract
 from castwise.trial.user_model.global_state import user_code
 from castwise.trial.user_model.lightning import adapt, is_lightning_module
-from castwise.trial.user_model.loop import check_batch_keys, make_compute_loss, make_loop
-from castwise.trial.user_model.parts import describe_parts
+from castwise.trial.user_model.loop import (
+    check_batch_keys,
+    make_compute_loss,
+    make_loop,
+    make_optimizer,
+    make_scheduler,
+)
 from castwise.trial.user_model.side_effects import count_helpers, helper_notes
 from castwise.trial.user_model.source import Sources, defined_at, digest, phase_of, user_files, where
 
@@ -56,7 +64,7 @@ def inspect_model(model: UserModel) -> UserWorkload:
         batch_size=loaded.contract.batch_size or loaded.batches.batch_size,
         accumulate=loaded.contract.accumulate,
         can_be_judged=loaded.contract.can_be_judged,
-        parts=loaded.parts() if model.kind in ("file", "module") else None,
+        parts=_describe(loaded, _named(model)) if model.kind in ("file", "module") else None,
         sources=sources.digests(loaded.files),
     )
 
@@ -106,12 +114,14 @@ def _named(model: UserModel) -> Any:
 class _Loaded:
     """What the user's code returned, checked."""
 
-    contract: Contract  # the model in float32
+    returned: Any  # by their function
+    contract: Contract  # its parts, the model in float32
+    lightning: LightningParts | None  # where a LightningModule has its own
     batches: BatchMaker
     files: frozenset[Path]  # the user's, with the modules that were imported
     digest: str  # of these files
     notes: tuple[str, ...]  # what the code changed, a sentence each
-    parts: Callable[[], UserParts]  # describes how they are given
+    was_float32: bool  # whether the model came so
 
 
 def _load(model: UserModel) -> _Loaded:
@@ -143,11 +153,7 @@ def _load(model: UserModel) -> _Loaded:
         notes.append(f"your model came in {', '.join(others)}: every precision begins with float32 weights")
     files = [Path(model.path)] if model.path and model.kind != "module" else []
     read = user_files(files, modules)
-    is_function = returned is not _named(model)
-    parts = partial(
-        describe_parts, returned, contract, batches, lightning, is_function=is_function, is_float32=not others
-    )
-    return _Loaded(contract, batches, read, digest(read), tuple(notes), parts)
+    return _Loaded(returned, contract, lightning, batches, read, digest(read), tuple(notes), not others)
 
 
 def _run(model: UserModel, source: str) -> Any:
@@ -245,3 +251,65 @@ _LOADERS: dict[str, Callable[[UserModel], Any]] = {
     "pickle": _from_pickle,
     "transformers": transformers.build,
 }
+
+
+def _describe(loaded: _Loaded, named: Any) -> UserParts:
+    """Return what a script that calls the user's function, or takes the object that they named, has to know of it."""
+    returned, contract, batches = loaded.returned, loaded.contract, loaded.batches
+    form: Literal["model", "tuple", "dict"] = "tuple"
+    names: tuple[str, ...] = ("model", "batch", "loss")
+    model = returned
+    if isinstance(returned, nn.Module):
+        form, names = "model", ("model",)
+    elif isinstance(returned, Mapping):
+        form, names, model = "dict", tuple(returned), returned["model"]
+    else:
+        names, model = names[: len(returned)], returned[0]
+    optimizer, scheduler = _made(contract)
+    batch = batches.example
+    if batches.kind == "function":
+        with suppress(Exception):  # the trial says why it cannot be had
+            batch = contract.batch((contract.batch_size or contract.accumulate) // contract.accumulate)
+    return UserParts(
+        form=form,
+        names=names,
+        is_function=returned is not named,
+        makes_model=not isinstance(model, nn.Module),
+        is_float32=loaded.was_float32,
+        is_of_transformers=any(each.__module__.startswith("transformers.") for each in type(contract.model).__mro__),
+        lightning=loaded.lightning,
+        batch=batches.kind,
+        batch_form=_form_of(batch),
+        example_size=None if batches.kind == "function" else common_first_size(batch),
+        optimizer=_given_as(contract.optimizer, isinstance(contract.optimizer, Optimizer)),
+        optimizer_name="" if optimizer is None else type(optimizer).__name__,
+        scheduler=_given_as(scheduler, hasattr(contract.scheduler, "step")),
+        has_total_steps=getattr(scheduler, "total_steps", None) is not None,
+        has_loss_module=isinstance(contract.loss, nn.Module),
+        clip_grad_norm=contract.clip_grad_norm,
+        accumulate=contract.accumulate,
+        unit=contract.unit,
+        units_per_sample=contract.units_per_sample,
+    )
+
+
+def _given_as(part: Any, is_instance: bool) -> Literal["none", "instance", "function"]:
+    return "none" if part is None else "instance" if is_instance else "function"
+
+
+def _form_of(batch: Any) -> Literal["tensor", "tuple", "dict", "mapping", "other"]:
+    if isinstance(batch, Tensor):
+        return "tensor"
+    if isinstance(batch, Mapping):
+        return "dict" if isinstance(batch, dict) else "mapping"
+    return "tuple" if isinstance(batch, tuple | list) else "other"
+
+
+def _made(contract: Contract) -> tuple[Optimizer | None, Any]:
+    """Return the optimizer and the scheduler that is stepped each step, as far as they can be made without a trial."""
+    optimizer, scheduler = None, contract.scheduler
+    with suppress(Exception):
+        optimizer = make_optimizer(contract.optimizer, Weights(contract.model), "")
+        if scheduler is not None:
+            scheduler = make_scheduler(scheduler, optimizer, "")
+    return optimizer, None if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else scheduler
