@@ -42,7 +42,7 @@ def main() -> None:
 
     def next_mark(moments: Sequence[object]) -> int:
         if len(moments) == 2:
-            ranks.tell(f"samples-{rank}", str(script.samples_per_step or 0))
+            ranks.tell(f"samples-{rank}", str(script.samples_per_step))
         if script.hooks is not None and (folder / WARM).exists():
             script.hooks.stop_looking()
         return min(ranks.wait_for_more(script.num_steps), 1 if len(moments) < 2 else UNLIMITED)

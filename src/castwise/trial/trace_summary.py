@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from castwise.records.schema import StepProfile
-from castwise.registry.kernel_classes import Classified, KernelClass, classify_operator
+from castwise.records.schema import KernelTime, ModuleTime, StepProfile
+from castwise.registry.kernel_classes import Classified, Format, KernelClass, classify_operator
 
 # Ranges that the profiled step is run in. torch's own name a step of an optimizer.
 MODULE_RANGE = "castwise module: "
@@ -184,10 +184,12 @@ def _enter(event: HostEvent, around: _Context | None) -> _Context:
     )
 
 
-def _summarize(device_type: str, spent: Iterable[tuple[str, Classified, _Context, int]], num_steps: int) -> StepProfile:
+def _summarize(
+    device_type: Literal["cuda", "cpu"], spent: Iterable[tuple[str, Classified, _Context, int]], num_steps: int
+) -> StepProfile:
     """Return the profile of nanoseconds that were spent, each with a kernel's name, its class and its surroundings."""
     scale, num = _NANO / num_steps, 0
-    classes, formats = defaultdict[str, float](float), defaultdict[str, float](float)
+    classes, formats = defaultdict[KernelClass, float](float), defaultdict[Format, float](float)
     modules = defaultdict[str, list[float]](lambda: [0.0, 0.0])
     kernels = defaultdict[tuple[Any, ...], list[float]](lambda: [0.0, 0.0])
     for name, found, context, duration in spent:
@@ -201,21 +203,24 @@ def _summarize(device_type: str, spent: Iterable[tuple[str, Classified, _Context
         of_kernel[0] += 1 / num_steps
         of_kernel[1] += seconds
     largest = sorted(kernels.items(), key=lambda item: -item[1][1])[:_NUM_LARGEST]
-    times = {name: {"forward_seconds": each[0], "backward_seconds": each[1]} for name, each in modules.items()}
-    fields = ("name", "kind", "format", "operator", "shapes", "launches", "seconds")
-    return StepProfile.model_validate(
-        {
-            "device_type": device_type,
-            "num_steps": num_steps,
-            "num_kernels": num / num_steps,
-            "class_seconds": classes,
-            "format_seconds": formats,
-            "module_seconds": {} if set(times) == {""} else times,
-            "kernels": [
-                dict(
-                    zip(fields, (name[:_LONGEST_NAME], *found, operator, shapes[:_MOST_SHAPES], *figures), strict=True)
-                )
-                for (name, found, operator, shapes), figures in largest
-            ],
-        }
+    times = {name: ModuleTime(forward_seconds=each[0], backward_seconds=each[1]) for name, each in modules.items()}
+    return StepProfile(
+        device_type=device_type,
+        num_steps=num_steps,
+        num_kernels=num / num_steps,
+        class_seconds=classes,
+        format_seconds=formats,
+        module_seconds={} if set(times) == {""} else times,
+        kernels=tuple(
+            KernelTime(
+                name=name[:_LONGEST_NAME],
+                kind=found.kind,
+                format=found.format,
+                operator=operator,
+                shapes=shapes[:_MOST_SHAPES],
+                launches=launches,
+                seconds=seconds,
+            )
+            for (name, found, operator, shapes), (launches, seconds) in largest
+        ),
     )

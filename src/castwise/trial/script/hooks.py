@@ -140,17 +140,11 @@ class ScriptHooks:
         self._is_profiled = False
 
     @property
-    def samples_per_step(self) -> int | None:
-        """Return the samples of a step: what loaders gave, else the first dimension of the model's first argument.
-
-        The second step is taken, if there was one: before the first a script may look at a batch. None if unknown.
-        """
-        seen = next(iter(self._samples_of_steps[1:2] or self._samples_of_steps), Counter())
-        return next((seen[name] for name in _SOURCES if seen[name]), None)
-
-    @property
     def samples_seen(self) -> dict[str, float]:
-        """Return the samples of a step by where they were seen, a mean of all steps but the first; the best first."""
+        """Return the samples of a step by where they were seen, the best first: what loaders gave, or models took.
+
+        They are a mean of all steps but the first, before which a script may look at a batch.
+        """
         steps = self._samples_of_steps[1:] or self._samples_of_steps
         means = {name: sum(step[key] for step in steps) / max(1, len(steps)) for key, name in _SOURCES.items()}
         return {name: mean for name, mean in means.items() if mean}

@@ -325,9 +325,10 @@ class ScriptRun:
         return Path(self._script.path).name
 
     @property
-    def samples_per_step(self) -> int | None:
+    def samples_per_step(self) -> int:
+        """Return the samples of a step of this rank's, 0 if they are not known."""
         assert self.hooks is not None, "it has run"
-        return self.hooks.samples_per_step
+        return round(next(iter(self.hooks.samples_seen.values()), 0.0))
 
     @property
     def _elsewhere(self) -> str:
