@@ -133,8 +133,8 @@ class ScriptHooks:
         """
         self._is_profiled = True
         with ExitStack() as stack:
-            for each in self.stepped:
-                for hook in mark(UPDATE_RANGE, each.register_step_pre_hook, each.register_step_post_hook):
+            for optimizer in self.stepped:
+                for hook in mark(UPDATE_RANGE, optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
                     stack.callback(hook.remove)
             yield
         self._is_profiled = False
@@ -182,9 +182,9 @@ class ScriptHooks:
             return
         if takes_hooks:
             module.register_forward_hook(_leave_model, always_call=True)
-        prepared = [each for each in module.modules() if _is_prepared(each)]
+        prepared = [part for part in module.modules() if _is_prepared(part)]
         # Evaluation may go past a wrapper such as DistributedDataParallel.
-        parts = [part for each in prepared for part in (each, *each.children()) if part is not module]
+        parts = [part for wrapped in prepared for part in (wrapped, *wrapped.children()) if part is not module]
         self._always.update([*prepared, *parts])
         for part in parts:
             _surround(part)
@@ -193,7 +193,7 @@ class ScriptHooks:
 
     def _trains(self, module: nn.Module) -> bool:
         """Return whether an optimizer has weights of a module, which may be in evaluation mode for its norms."""
-        weights = {id(each) for each in module.parameters() if each.requires_grad}
+        weights = {id(weight) for weight in module.parameters() if weight.requires_grad}
         return torch.is_grad_enabled() and not weights.isdisjoint(map(id, weights_of(*self.optimizers)))
 
     def _find_teacher(self, module: nn.Module, args: Any, *, is_scripted: bool) -> None:
@@ -201,7 +201,7 @@ class ScriptHooks:
         if self.precision.row.autocast_dtype is None or is_scripted or module in self._always:
             return
         trained = set(map(id, weights_of(*self.optimizers)))
-        is_frozen = not module.training or not any(each.requires_grad for each in module.parameters())
+        is_frozen = not module.training or not any(weight.requires_grad for weight in module.parameters())
         if trained and is_frozen and trained.isdisjoint(map(id, module.parameters())):
             self._always.update(module.modules())
             _surround(module)
@@ -212,7 +212,7 @@ class ScriptHooks:
         is_trained = module.training or module is self._trained_in_eval
         if is_trained and self._is_looking and module is self.model and torch.is_grad_enabled():
             first = next(iter(tree_tensors(args)), None)
-            if not any(first is each for each in self._called_with):  # sharpness-aware minimisation calls it twice
+            if not any(first is known for known in self._called_with):  # sharpness-aware minimisation calls it twice
                 self._called_with.append(first)
                 self._samples["model"] += _num_samples_of_call(args)
         is_in_training = is_trained and torch.is_grad_enabled() and module not in self._around_prepared
@@ -232,7 +232,7 @@ class ScriptHooks:
         if not self.precision.autocast.leave() or not any(tensor.dtype in HALVES for tensor in tensors):
             return None
         is_prepared = _is_prepared(module)
-        has_loss = any(not each.dim() and each.requires_grad for each in tensors)
+        has_loss = any(not tensor.dim() and tensor.requires_grad for tensor in tensors)
 
         def widen(tensor: Tensor) -> Tensor:
             may_stay = not is_prepared and tensor.dim() > 0 and (has_loss or tensor.numel() > _MANY_VALUES)
@@ -251,8 +251,8 @@ class ScriptHooks:
         """Compute a loss of a model's outputs in castwise's autocast, as around both by hand."""
         if not torch.is_grad_enabled():
             return loss(*args, **kwargs)
-        computed = [_as_computed(each) for each in (*args, *kwargs.values())]
-        if not any(isinstance(each, Tensor) and each.dtype in HALVES for each in computed):
+        computed = [_as_computed(value) for value in (*args, *kwargs.values())]
+        if not any(isinstance(value, Tensor) and value.dtype in HALVES for value in computed):
             return loss(*args, **kwargs)
         has_begun = self.precision.autocast.enter()
         try:
@@ -323,14 +323,14 @@ class ScriptHooks:
             if not torch.is_grad_enabled() or torch.compiler.is_compiling():
                 return compiled(*args, **kwargs)
             if self._is_looking and not models:
-                used = [each for each in _modules_used(function, *args, *kwargs.values()) if self._trains(each)]
-                parts = {id(part) for each in used for part in each.modules() if part is not each}
-                for each in used:
-                    if id(each) not in parts:
-                        self.find_model(each, args)
+                used = [module for module in _modules_used(function, *args, *kwargs.values()) if self._trains(module)]
+                parts = {id(part) for module in used for part in module.modules() if part is not module}
+                for module in used:
+                    if id(module) not in parts:
+                        self.find_model(module, args)
                         self.precision.autocast.leave()
-                models[:] = [each for each in used if any(each is model for model in self.models)]
-            if self._is_looking and any(each is self.model for each in models):
+                models[:] = [module for module in used if any(module is model for model in self.models)]
+            if self._is_looking and any(model is self.model for model in models):
                 self._samples["compiled"] += _num_samples_of_call(args or tuple(kwargs.values()))
             if not models:
                 return compiled(*args, **kwargs)
@@ -354,14 +354,14 @@ class ScriptHooks:
             if not self._has_noted_loss and isinstance(losses[0], Tensor):
                 self.loss = losses[0].detach()
             self._has_noted_loss, self._has_backward = False, True
-            losses = [self.precision.before_backward(each) if isinstance(each, Tensor) else each for each in losses]
+            losses = [self.precision.before_backward(loss) if isinstance(loss, Tensor) else loss for loss in losses]
             found = backward(losses, *args, **kwargs)
             self.precision.after_backward()
             return found
 
         @replaces(torch.autograd, "grad")
         def noting_grad(grad: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            inputs = {id(each) for each in tree_tensors(kwargs.get("inputs", args[:1]))}
+            inputs = {id(tensor) for tensor in tree_tensors(kwargs.get("inputs", args[:1]))}
             if not inputs.isdisjoint(map(id, weights_of(*self.optimizers))):
                 self.precision.scaling.check_gradients()
             found = grad(outputs, *args, **kwargs)
@@ -386,9 +386,9 @@ class ScriptHooks:
     def _check_updates(self) -> None:
         """Refuse a script whose weights change from backward to backward while no optimizer of torch.optim steps."""
         modules = self.models or list(self._untrained.values())
-        weights = [each for module in modules for each in module.parameters()]
-        weights = [each for each in weights if type(each) is nn.Parameter and not each.is_meta]
-        values = [each.detach().flatten()[:_NUM_WATCHED].tolist() for each in weights[-_NUM_WATCHED:]]
+        weights = [weight for module in modules for weight in module.parameters()]
+        weights = [weight for weight in weights if type(weight) is nn.Parameter and not weight.is_meta]
+        values = [weight.detach().flatten()[:_NUM_WATCHED].tolist() for weight in weights[-_NUM_WATCHED:]]
         self._num_updates += bool(self._watched) and values != self._watched
         self._watched = values
         if self._num_updates >= _UPDATES:
@@ -532,12 +532,12 @@ def _modules_used(*values: Any) -> Iterator[nn.Module]:
                 waiting += [cell.cell_contents for cell in cells if cell != CellType()]  # one that is filled
         elif type(value).__dictoffset__ and not isinstance(value, type | ModuleType):
             attributes = object.__getattribute__(value, "__dict__").values()
-            waiting += [each for each in attributes if isinstance(each, nn.Module)]
+            waiting += [attribute for attribute in attributes if isinstance(attribute, nn.Module)]
 
 
 def _names_in(code: CodeType) -> set[str]:
     """Return the names that code uses, and the functions within it."""
-    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*map(_names_in, inner))
 
 
@@ -547,12 +547,12 @@ def _num_samples(nested: Any) -> int:
     Of images and labels in lists, as of detection, it is their number.
     """
     parts = nested if isinstance(nested, list | tuple) else ()
-    graphs = [found for each in (nested, *parts) if isinstance(found := getattr(each, "num_graphs", None), int)]
+    graphs = [found for part in (nested, *parts) if isinstance(found := getattr(part, "num_graphs", None), int)]
     if graphs:
         return graphs[0]
     lengths = {len(part) if isinstance(part, list | tuple) else None for part in parts}
     length = lengths.pop() if len(lengths) == 1 else None
-    if length and any(isinstance(each, dict) for part in parts for each in part):
+    if length and any(isinstance(item, dict) for part in parts for item in part):
         return length
     tensors = tree_tensors(nested)
     return len(tensors[0]) if tensors and tensors[0].dim() else 0
@@ -565,7 +565,7 @@ def _num_samples_of_batch(batch: Any, batches: Any) -> int:
     # A data set that is iterated over may have fewer left than it was asked for.
     if asked and batches._dataset_kind == dataloader._DatasetKind.Map:
         return int(asked)
-    return asked if asked in {len(each) for each in tree_tensors(batch) if each.dim()} else _num_samples(batch)
+    return asked if asked in {len(tensor) for tensor in tree_tensors(batch) if tensor.dim()} else _num_samples(batch)
 
 
 def _num_samples_of_call(args: Any) -> int:
@@ -600,4 +600,6 @@ def _is_prepared(module: nn.Module) -> bool:
     They have autocast in forward passes alone, of evaluations, too. A loop by hand has the loss within, no evaluation.
     """
     marked = (module, getattr(module, "module", module))
-    return type(module).__name__ == "_FabricModule" or any(hasattr(each, "_is_accelerate_prepared") for each in marked)
+    return type(module).__name__ == "_FabricModule" or any(
+        hasattr(model, "_is_accelerate_prepared") for model in marked
+    )

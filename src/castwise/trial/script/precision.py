@@ -42,15 +42,15 @@ class _SwappedMasters:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, row: Precision) -> None:
         self.optimizer = optimizer
-        masters = {id(each): each.data for each in model.parameters() if each.dtype == torch.float32}
-        norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
-        states = [copy.deepcopy(each.state_dict()) for each in norms]
+        masters = {id(weight): weight.data for weight in model.parameters() if weight.dtype == torch.float32}
+        norms = [norm for norm in model.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm)]
+        states = [copy.deepcopy(norm.state_dict()) for norm in norms]
         convert_weights(model, row, _cast_inputs)
         for norm, state in zip(norms, states, strict=True):
             norm.load_state_dict(state)  # they are in float32 again, and rounded
-        kept = [each for each in model.parameters() if id(each) in masters and each.dtype != torch.float32]
-        self._weights = [each for each in kept if each.requires_grad]
-        self._masters = [masters[id(each)] for each in self._weights]
+        kept = [weight for weight in model.parameters() if id(weight) in masters and weight.dtype != torch.float32]
+        self._weights = [weight for weight in kept if weight.requires_grad]
+        self._masters = [masters[id(weight)] for weight in self._weights]
         self._low = [weight.data for weight in self._weights]
         self._gradients: list[Tensor | None] | None = None  # of 16 bits, while the masters are in their weights' places
         self.is_checked = True  # whether weights are compared with their masters, which a script might bypass
@@ -64,7 +64,10 @@ class _SwappedMasters:
             if self.is_checked and not torch.allclose(low, master.to(low.dtype), rtol=0, atol=0, equal_nan=True):
                 raise TechniqueError("the script changes its weights during a step, which masters do not see")
         self._gradients = [weight.grad for weight in self._weights]
-        wide = [each if each is None else torch.empty_like(each, dtype=torch.float32) for each in self._gradients]
+        wide = [
+            gradient if gradient is None else torch.empty_like(gradient, dtype=torch.float32)
+            for gradient in self._gradients
+        ]
         _copy(wide, self._gradients)
         for weight, master, gradient in zip(self._weights, self._masters, wide, strict=True):
             weight.grad, weight.data = None, master
@@ -147,7 +150,7 @@ class ScriptPrecision:
                 policy = getattr(cast(Any, module)._get_fsdp_state(), "_mp_policy", None)
             if getattr(policy, "param_dtype", None) not in (None, torch.float32):
                 raise TechniqueError(f"{type(module).__name__} has a mixed precision, which castwise cannot replace")
-            if self.row.loss_scale != "none" and {each.__name__ for each in type(module).__mro__} & _SHARDED:
+            if self.row.loss_scale != "none" and {kind.__name__ for kind in type(module).__mro__} & _SHARDED:
                 raise TechniqueError(
                     f"{type(module).__name__} needs a loss scale that its shards share; bf16-mixed needs none"
                 )
@@ -188,7 +191,7 @@ class ScriptPrecision:
             return
         if len(models) != 1:
             raise TechniqueError(f"masters are for one model; the script has {' and '.join(map(_kind, models))}")
-        kinds = {each.__name__ for module in models[0].modules() for each in type(module).__mro__}
+        kinds = {kind.__name__ for module in models[0].modules() for kind in type(module).__mro__}
         if unfit := kinds & {*_SHARDED, "DistributedDataParallel", "ScriptModule"}:
             raise TechniqueError(f"{unfit.pop()} cannot be given masters from outside")
         if not takes_one_loss(optimizer):
@@ -281,7 +284,9 @@ class ScriptPrecision:
         """Note the script's lines that give weights another type than float32."""
 
         def note(*parameters: Tensor | None) -> None:
-            found = [id(each) for each in parameters if each is not None and each.dtype in _KEPT_DTYPES]
+            found = [
+                id(parameter) for parameter in parameters if parameter is not None and parameter.dtype in _KEPT_DTYPES
+            ]
             if found:
                 self._converted_at.update(dict.fromkeys(found, calling_line()))
 
@@ -297,7 +302,7 @@ class ScriptPrecision:
 
 def _cast_inputs(dtype: torch.dtype, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Cast what a model is called with to its weights' type: a copy of it may be one of the masters."""
-    is_low = any(each.dtype == dtype for each in module.parameters())
+    is_low = any(weight.dtype == dtype for weight in module.parameters())
     found: tuple[Any, Any] = cast_floating((args, kwargs), dtype if is_low else torch.float32)
     return found
 

@@ -232,7 +232,9 @@ class ScriptRun:
         if self.num_steps == 1:
             self.digest = digest(user_files([Path(self._script.path)], self._modules))
             stack = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(sys._getframe())]
-            names = (_FRAMEWORKS[each] for module in reversed(stack) for each in _FRAMEWORKS if module.startswith(each))
+            names = (
+                _FRAMEWORKS[prefix] for module in reversed(stack) for prefix in _FRAMEWORKS if module.startswith(prefix)
+            )
             self.framework = next(names, "")
         if self.num_steps < self._next_mark:
             return
@@ -435,8 +437,8 @@ class ScriptTrial:
         hooks.techniques.check_loaders()
         if self._script.digest not in ("", self.run.digest):
             raise UsageError(f"{self.run.name} was changed while it was being measured. Run castwise again.")
-        parameters = [each for model in hooks.models for each in model.parameters()]
-        elsewhere = {each.device.type for each in parameters} - {spec.device_type}
+        parameters = [parameter for model in hooks.models for parameter in model.parameters()]
+        elsewhere = {parameter.device.type for parameter in parameters} - {spec.device_type}
         if elsewhere:
             raise UsageError(
                 f"{self.run.name} trains on {elsewhere.pop()}, and the trial is for {spec.device}. Name another "
@@ -491,7 +493,7 @@ class ScriptTrial:
         self._memory.reset_peak()
         hooks, num_ranks = self._hooks, self.run.ranks.num_ranks
         hooked = [f"model {type(model).__name__}" for model in hooks.models]
-        hooked += [f"optimizer {type(each).__name__}" for each in hooks.stepped]
+        hooked += [f"optimizer {type(optimizer).__name__}" for optimizer in hooks.stepped]
         hooked += ["DataLoader"] if hooks.uses_loader else []
         if self._script.units_per_step is None:
             hooked += [f"samples are {name}" for name in list(hooks.samples_seen)[:1]]
@@ -650,7 +652,7 @@ def extra_work(ends: Sequence[float]) -> tuple[int, list[float]]:
     if len(seconds) < _FEWEST_TIMED_STEPS:
         return 0, []
     usual, total = statistics.median(seconds), sum(seconds)
-    long = [index for index, each in enumerate(seconds) if each > _LEAST_EXTRA_FACTOR * usual]
+    long = [index for index, step_seconds in enumerate(seconds) if step_seconds > _LEAST_EXTRA_FACTOR * usual]
     shares = [seconds[index] / total for index in long]
     if len(long) > _MOST_EXTRA_STEPS * len(seconds) or sum(shares) < _LEAST_EXTRA_SHARE + len(long) / len(seconds):
         return 0, []

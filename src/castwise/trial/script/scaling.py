@@ -116,9 +116,9 @@ class ScriptScaling:
 
     def scale_again(self) -> None:
         """Give gradients the scale again that were read, if no step came; a lower one if they overflowed."""
-        for key, each in self._read.items():
+        for key, optimizer in self._read.items():
             assert self.scaler is not None, "they had it"
-            states, weights = self.scaler._per_optimizer_states, list(weights_of(each))
+            states, weights = self.scaler._per_optimizer_states, list(weights_of(optimizer))
             if self.is_castwises and any(found.item() for found in states[key]["found_inf_per_device"].values()):
                 self.scaler.update()
                 self._stepped.clear()  # their checks are in this update, too
@@ -133,11 +133,13 @@ class ScriptScaling:
         """Take the scale out of a gradient, and of those that are stepped with it."""
         if not self.is_scaling or id(tensor) in self._inf_checks:
             return
-        holders = [each for each in self._optimizers if any(weight is tensor for weight in weights_of(each))]
+        holders = [
+            optimizer for optimizer in self._optimizers if any(weight is tensor for weight in weights_of(optimizer))
+        ]
         alone: Any = SimpleNamespace(param_groups=[{"params": [tensor]}])
-        for each in holders or [alone]:
-            if self._unscale(each):
-                self._read[id(each)] = each
+        for optimizer in holders or [alone]:
+            if self._unscale(optimizer):
+                self._read[id(optimizer)] = optimizer
 
     def _unscale(self, optimizer: Any) -> bool:
         assert self.scaler is not None, "it is scaling"
@@ -171,8 +173,8 @@ class ScriptScaling:
                 found[gradient.device] = found[gradient.device] + has_inf if gradient.device in found else has_inf
         if getattr(optimizer, "_step_supports_amp_scaling", False) and found:
             optimizer.found_inf = sum(found.values())  # type: ignore[attr-defined]  # skips the step on the device
-        elif sum(each.item() for each in found.values()):
-            self._withheld = [(each, each.grad) for each in weights_of(optimizer) if each.grad is not None]
+        elif sum(check.item() for check in found.values()):
+            self._withheld = [(weight, weight.grad) for weight in weights_of(optimizer) if weight.grad is not None]
             for parameter, _ in self._withheld:
                 parameter.grad = None
         if found:
@@ -191,8 +193,8 @@ class ScriptScaling:
         """Return whether an optimizer may have gradients with the scale."""
         if not self.is_scaling:
             return False
-        firsts = (next(weights_of(each), None) for each in self._optimizers)
-        return any(id(each) not in self._inf_checks for each in firsts if each is not None)
+        firsts = (next(weights_of(optimizer), None) for optimizer in self._optimizers)
+        return any(id(weight) not in self._inf_checks for weight in firsts if weight is not None)
 
     def _follow_scalers(self) -> None:
         @replaces(GradScaler, "__init__")
@@ -223,14 +225,14 @@ class ScriptScaling:
             if scaler is not self.scaler or self._is_left_alone:
                 all_found: dict[torch.device, Tensor] = unscale_all(scaler, optimizer, *args)
                 return all_found
-            weights = [each for each in weights_of(optimizer) if each.grad is not None]
-            scaled = [each for each in weights if id(each) not in self._inf_checks]
+            weights = [weight for weight in weights_of(optimizer) if weight.grad is not None]
+            scaled = [weight for weight in weights if id(weight) not in self._inf_checks]
             found = unscale_all(scaler, SimpleNamespace(param_groups=[{"params": scaled}]), *args)
-            earlier = {id(each): each for weight in weights if (each := self._inf_checks.get(id(weight)))}
+            earlier = {id(checks): checks for weight in weights if (checks := self._inf_checks.get(id(weight)))}
             self._inf_checks.update(dict.fromkeys(map(id, scaled), found))
-            self._checked.update((id(each), each.grad) for each in scaled)
+            self._checked.update((id(weight), weight.grad) for weight in scaled)
             for checks in earlier.values():
-                found = found | {device: each + found.get(device, 0) for device, each in checks.items()}
+                found = found | {device: check + found.get(device, 0) for device, check in checks.items()}
             return dict(found)
 
     def _follow_hooks(self) -> None:
@@ -276,4 +278,4 @@ def takes_one_loss(optimizer: Optimizer) -> bool:
 
 def weights_of(*optimizers: Any) -> Iterator[Tensor]:
     groups = (group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()))
-    return (each for group in groups for each in group["params"])
+    return (weight for group in groups for weight in group["params"])
