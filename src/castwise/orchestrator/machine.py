@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -183,10 +183,10 @@ def inspect_user_model(
     if is_script and on_note is not None and (trackers := trackers_off()):
         name = Path(model.path).name
         on_note(f"castwise starts {name} several times; it tracks no experiments then ({', '.join(trackers)} are off).")
-    session = machine.engine.start(limit + _ANSWER_SECONDS if is_script else limit)
     try:
-        session.open(machine.device)
-        found = session.inspect(model, limit, on_note)
+        with closing(machine.engine.start(limit + _ANSWER_SECONDS if is_script else limit)) as session:
+            session.open(machine.device)
+            found = session.inspect(model, limit, on_note)
     except TrialFailedError as failure:
         if failure.status == "timeout" and is_script:
             raise UsageError(
@@ -198,8 +198,6 @@ def inspect_user_model(
         if (lines := failure.log.strip().splitlines()) and re.search(r"sys\.exit\(\d+\)", failure.message):
             said = f" It ends: {lines[-1]}"  # argparse says there what it refuses
         raise UsageError(failure.message + said, failure.log) from None
-    finally:
-        session.close()
     if machine.cache is not None:
         machine.cache.keep_user_workload(machine.device, found)
     return found
@@ -214,13 +212,11 @@ def provide(engine: Engine, data_set: DataSet, data_dir: Path) -> None:
     try:
         verify(data_set, data_dir)
     except MissingDataError as missing:
-        session = engine.start(_FETCH_TIMEOUT_SECONDS)
         try:
-            session.fetch(data_set.name, data_dir)
+            with closing(engine.start(_FETCH_TIMEOUT_SECONDS)) as session:
+                session.fetch(data_set.name, data_dir)
         except TrialFailedError as failure:
             raise MissingDataError(f"{missing} Downloading it failed too: {failure.message.rstrip(' .:')}.") from None
-        finally:
-            session.close()
         verify(data_set, data_dir)
 
 

@@ -290,9 +290,7 @@ class InterleavedSession:
         self.runner.listener.phase(prefix + phase, share * len(self.specs))
 
     def start(self, spec: TrialSpec) -> "_RunningTrial":
-        prior, is_baseline = self.earlier.get(spec.configuration), spec.configuration == self.baseline
-        is_alone = self.round_number is None
-        self.trials.append(_RunningTrial(self.runner, spec, prior, is_baseline=is_baseline, is_alone=is_alone))
+        self.trials.append(_RunningTrial(self, spec))
         return self.trials[-1]
 
     def set_up(self, order: SetupOrder) -> None:
@@ -415,28 +413,20 @@ def fails_alike(failures: Iterable[tuple[str, str | None]]) -> bool:
 class _RunningTrial:
     """One trial of a session, in its process: what was measured before a failure is in its record, too."""
 
-    def __init__(
-        self,
-        runner: TrialRunner,
-        spec: TrialSpec,
-        prior: PriorStats | None,
-        *,
-        is_baseline: bool,
-        is_alone: bool,
-    ) -> None:
+    def __init__(self, among: InterleavedSession, spec: TrialSpec) -> None:
         self.spec = spec
-        self.schedule = BlockSchedule(spec.protocol, prior, adaptive=not is_alone)
-        self.is_baseline = is_baseline
+        self.is_baseline = spec.configuration == among.baseline
         self.is_done = False  # whether it takes no further blocks
         self.is_dropped = False  # whether no time was left for it
         self.block_seconds = 0.0  # that the last block or epoch took
-        self._is_at_power_limit = prior is not None and prior.is_at_power_limit
         self.failure: TrialFailedError | None = None
-        self._runner = runner
-        self._prior = prior
-        self._is_alone = is_alone
+        self._runner = among.runner
+        self._prior = among.earlier.get(spec.configuration)
+        self._is_alone = among.round_number is None
+        self.schedule = BlockSchedule(spec.protocol, self._prior, adaptive=not self._is_alone)
+        self._is_at_power_limit = self._prior is not None and self._prior.is_at_power_limit
         self._has_led_in = False
-        self._environment = runner.environment
+        self._environment = self._runner.environment
         self._facts: Facts | None = None
         self._blocks: list[Block] = []
         self._epochs: list[Epoch] = []
@@ -449,7 +439,7 @@ class _RunningTrial:
         self._started_at = _now()
         self._started = time.perf_counter()
         self._seconds_to_failure: float | None = None
-        self.session: Session = runner.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
+        self.session: Session = self._runner.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
 
     @property
     def can_continue(self) -> bool:
