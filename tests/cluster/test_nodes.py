@@ -22,8 +22,6 @@ from castwise.orchestrator.nodes import Nodes, follow
 from castwise.orchestrator.session import ProcessGoneError
 from castwise.records.store import load_folder
 
-MEET = ("--rendezvous", "localhost:1", "--node-rank", "1")
-
 
 @pytest.fixture
 def rendezvous() -> str:
@@ -206,24 +204,6 @@ def test_the_secret_is_a_file_of_the_users_alone(tmp_path: Path, monkeypatch: py
     assert nodes.read_secret() == secret
     (file,) = (tmp_path / "cache").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--gpus", "3", "--nodes-per-trial", "2", *MEET), "3 GPUs cannot be shared by 2 nodes"),
-        (("--nodes-per-trial", "2", *MEET), "One GPU is not on 2 nodes"),
-        (("--gpus", "2", "--nodes-per-trial", "2", "--parallelism", "dp", *MEET), "with ddp or fsdp"),
-        (("--gpus", "2", "--nodes-per-trial", "2"), "needs --rendezvous"),
-        (("--gpus", "2", "--node-rank", "0"), "go together"),
-        (("--gpus", "2", "--rendezvous", "a:1", "--node-rank", "0"), "Give --nodes-per-trial"),
-        (("--gpus", "2", "--nodes-per-trial", "2", "--rendezvous", "node1", "--node-rank", "1"), "not 'node1'"),
-    ],
-)
-def test_bad_requests(arguments: tuple[str, ...], message: str, command: CommandLine) -> None:
-    found = command.run("mnist-cnn", "--device", "cpu", *arguments)
-    assert (found.code, found.engine.measured) == (2, [])
-    assert message in found.error_lines[-1]
 
 
 def test_nodes_of_a_slurm_job_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from castwise.records.store import Store, load_folder
 from castwise.spec.plan_file import PlanFile, parse_shard, read_plan
 
 REQUEST = ("resnet50", "--precision", "fp32,bf16-mixed", "--batch-size", "8,16,32", "--rounds", "1")
+TWO_NODES, MEET = ("--nodes-per-trial", "2"), ("--rendezvous", "localhost:1", "--node-rank", "1")
 Edit = Callable[[dict[str, object]], object]
 
 
@@ -142,6 +143,21 @@ def test_a_plan_that_cannot_be_carried_out(
         (("--plan", "plan.json", "--plan-only", "plan.json"), "Give one of the two"),
         (("--plan-only", "new.json"), "it needs a workload"),
         (("resnet50", "--precision", "fp31", "--plan-only", "new.json"), "No precision named 'fp31'"),
+        (("resnet50", "--on", "pbs"), "'pbs' is none of them"),
+        (("resnet50", "--nodes", "2"), "go with --on slurm"),
+        (("resnet50", "--on", "ray", "--partition", "gpu"), "are options of Slurm"),
+        (("--plan", "plan.json", "--shard", "1/2", "--on", "slurm"), "Leave --shard, --plan-only and --rendezvous out"),
+        (("resnet50", "--on", "slurm", "--format", "json"), "castwise export"),
+        (("--on", "ray"), "it needs a workload"),
+        (("resnet50", "--on", "slurm", "--price-kwh", "0.3"), "prints no prices"),
+        (("resnet50", "--on", "slurm", "--per", "gpu-model"), "goes with --on ray"),
+        (("resnet50", "--gpus", "3", *TWO_NODES, *MEET), "3 GPUs cannot be shared by 2 nodes"),
+        (("resnet50", *TWO_NODES, *MEET), "One GPU is not on 2 nodes"),
+        (("resnet50", "--gpus", "2", *TWO_NODES, "--parallelism", "dp", *MEET), "with ddp or fsdp"),
+        (("resnet50", "--gpus", "2", *TWO_NODES), "needs --rendezvous"),
+        (("resnet50", "--gpus", "2", "--node-rank", "0"), "go together"),
+        (("resnet50", "--gpus", "2", "--rendezvous", "a:1", "--node-rank", "0"), "Give --nodes-per-trial"),
+        (("resnet50", "--gpus", "2", *TWO_NODES, "--rendezvous", "node1", "--node-rank", "1"), "not 'node1'"),
     ],
 )
 @pytest.mark.usefixtures("plan")

@@ -254,25 +254,6 @@ def test_what_slurm_needs(command: CommandLine, tmp_path: Path, monkeypatch: pyt
     assert not command.results.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("resnet50", "--on", "pbs"), "'pbs' is none of them"),
-        (("resnet50", "--nodes", "2"), "go with --on slurm"),
-        (("resnet50", "--on", "ray", "--partition", "gpu"), "are options of Slurm"),
-        (("--plan", "plan.json", "--shard", "1/2", "--on", "slurm"), "Leave --shard, --plan-only and --rendezvous out"),
-        (("resnet50", "--on", "slurm", "--format", "json"), "castwise export"),
-        (("--on", "ray"), "it needs a workload"),
-        (("resnet50", "--on", "slurm", "--price-kwh", "0.3"), "prints no prices"),
-        (("resnet50", "--on", "slurm", "--per", "gpu-model"), "goes with --on ray"),
-    ],
-)
-def test_options_that_do_not_go_with_an_engine(arguments: tuple[str, ...], message: str, command: CommandLine) -> None:
-    found = command.run(*arguments)
-    assert found.code == 2
-    assert message in found.error_lines[-1]
-
-
 def test_a_shard_ends_with_the_process_that_started_it(program: Program, tmp_path: Path) -> None:
     code = f"""
 import time

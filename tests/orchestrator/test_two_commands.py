@@ -62,15 +62,20 @@ def in_search(runner: TrialRunner) -> Sequence[Trial]:
 class Command(threading.Thread):
     """A command of its own: an engine, a store and a listener."""
 
-    def __init__(self, measure: Measure, folder: Path, may_go_on: threading.Event, **policy: bool) -> None:
+    def __init__(self, measure: Measure, folder: Path, *, waits: bool = False, **policy: bool) -> None:
         super().__init__(daemon=True)
-        self.engine, self.listener, self.trials = FakeEngine(exclusive=False), Listener(may_go_on), list[Trial]()
+        self.may_go_on = threading.Event()
+        if not waits:
+            self.may_go_on.set()
+        self.engine, self.listener, self.trials = FakeEngine(exclusive=False), Listener(self.may_go_on), list[Trial]()
         store = Store(folder)
         store.load(self.engine.environment)
         policy_of = ResumePolicy(**policy)
         self.runner = TrialRunner(self.engine, store, self.engine.environment, self.listener, policy=policy_of)
         self.measure = measure
         self.start()
+        if waits:
+            assert self.listener.is_there.wait(PATIENCE_SECONDS)
 
     def run(self) -> None:
         self.trials += self.measure(self.runner)
@@ -78,14 +83,11 @@ class Command(threading.Thread):
 
 @pytest.mark.parametrize("measure", [in_rounds, once, alone, as_training, in_search])
 def test_the_second_takes_over_what_the_first_measures(measure: Measure, tmp_path: Path) -> None:
-    go, always = threading.Event(), threading.Event()
-    always.set()
-    first = Command(measure, tmp_path / "r", go)
-    assert first.listener.is_there.wait(PATIENCE_SECONDS)
-    second = Command(measure, tmp_path / "r", always)
+    first = Command(measure, tmp_path / "r", waits=True)
+    second = Command(measure, tmp_path / "r")
     wait_until(lambda: second.listener.remarks, "the remark")
     assert not second.engine.sessions
-    go.set()
+    first.may_go_on.set()
     for each in (first, second):
         each.join(PATIENCE_SECONDS)
     measured = len(first.engine.sessions) + len(second.engine.sessions)
@@ -100,17 +102,14 @@ def test_the_second_takes_over_what_the_first_measures(measure: Measure, tmp_pat
 
 
 def test_again_measures_again_but_not_at_the_same_time(tmp_path: Path) -> None:
-    go, always = threading.Event(), threading.Event()
-    always.set()
-    first = Command(alone, tmp_path, go)
-    assert first.listener.is_there.wait(PATIENCE_SECONDS)
+    first = Command(alone, tmp_path, waits=True)
     checkpoint = first.runner.store.checkpoint(SPECS[0], first.engine.environment)  # type: ignore[union-attr]
     checkpoint.parent.mkdir(parents=True)
     checkpoint.write_text("of the first")
-    second = Command(alone, tmp_path, always, again=True)
+    second = Command(alone, tmp_path, again=True)
     wait_until(lambda: second.listener.remarks, "the remark")
     assert checkpoint.exists(), "it is of a trial that runs"
-    go.set()
+    first.may_go_on.set()
     for each in (first, second):
         each.join(PATIENCE_SECONDS)
     assert len(second.engine.sessions) == 2
@@ -118,15 +117,12 @@ def test_again_measures_again_but_not_at_the_same_time(tmp_path: Path) -> None:
 
 
 def test_other_configurations_are_not_waited_for(tmp_path: Path) -> None:
-    go, always = threading.Event(), threading.Event()
-    always.set()
-    first = Command(as_training, tmp_path, go)
-    assert first.listener.is_there.wait(PATIENCE_SECONDS)
-    second = Command(alone, tmp_path, always)
+    first = Command(as_training, tmp_path, waits=True)
+    second = Command(alone, tmp_path)
     second.join(PATIENCE_SECONDS)
     assert len(second.trials) == 2
     assert not second.listener.remarks
-    go.set()
+    first.may_go_on.set()
     first.join(PATIENCE_SECONDS)
 
 
