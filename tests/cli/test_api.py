@@ -22,10 +22,14 @@ MODEL, BATCH = nn.Linear(3, 2), torch.ones(4, 3)
 QUIET: dict[str, Any] = {"precision": "fp32,bf16-mixed", "progress": False}
 
 
-def test_run_returns_rows_and_is_the_sequence_of_its_trials(engine: FakeEngine) -> None:
+def test_run_returns_rows_and_is_the_sequence_of_its_trials(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     found = castwise.run(
-        "resnet50", precision="fp32,bf16-mixed", batch_size=64, techniques="none,channels-last", rounds=1
+        ["resnet50"], precision=["O0", "bf16-mixed"], batch_size=64, techniques="none,channels-last", rounds=1
     )
+    assert list(tmp_path.iterdir()) == [], "without `results` it keeps nothing"
     assert len(found) == len(list(found)) == 4
     assert found[0] is found.trials[0]
     assert found[1:] == found.trials[1:]

@@ -273,11 +273,8 @@ def test_workloads_are_separated_by_spaces_or_commas(command: CommandLine, names
         (("resnet50", "--batch-size", "²"), "not '²'."),
         (("resnet50", "--batch-size", "9" * 5000), "takes whole numbers from 1"),
         (("resnet50", "--loss-scale", "big"), "'big' is no loss scale."),
-        (("resnet50", "--device", "gpu"), "No device 'gpu'. Write cpu, cuda or cuda:N."),
         (("resnet50", "--device", "cuda:9"), "The device 'cuda:9' cannot be opened"),
-        (("resnet50", "--data-set", "imagenet"), "No data set named 'imagenet'."),
         (("mnist-cnn", "--data-set", "mnist"), "mnist: no train-images-idx3-ubyte[.gz] in"),
-        (("resnet50", "--seconds", "0"), "A time of 0 seconds is impossible."),
         (("resnet50", "--timeout", "-1"), "--timeout takes a duration above 0, such as 60s or 5min, not '-1'."),
         (
             ("resnet50", "--techniques", "chanels-last"),

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, machine_with
 
-import castwise
 from castwise.errors import DataError, UsageError
 from castwise.orchestrator import machine as machine_module
 from castwise.orchestrator.job import Job, prepare, prepare_profiles
@@ -92,14 +91,6 @@ def test_a_job_with_one_axis_longer_measures_only_what_is_new(job: Prepare) -> N
     trials = job(engine, precisions=("O0", "tf32"), batch_sizes=(4, 8)).run()
     assert {(spec.precision, spec.batch_size) for spec in engine.measured} == {("fp32", 8), ("tf32", 8)}
     assert len(trials) == 4
-
-
-def test_an_added_precision_is_measured_together_with_the_baseline(job: Prepare) -> None:
-    job(precisions=("fp32",)).run()
-    engine = FakeEngine()
-    trials = job(engine, precisions=("fp32", "tf32")).run()
-    assert sorted(engine.measured_precisions) == ["fp32", "tf32"]
-    assert [(trial.spec.precision, trial.spec.repeat) for trial in trials] == [("fp32", 0), ("fp32", 1), ("tf32", 0)]
 
 
 @pytest.mark.parametrize("number", [2, 5, 8])
@@ -268,21 +259,6 @@ def test_without_a_results_folder_nothing_is_kept_or_taken(job: Prepare, tmp_pat
     assert len(made.missing) == 1
     made.run()
     assert len(load_folder(tmp_path / "results")[0]) == 1
-
-
-@pytest.mark.usefixtures("engine")
-def test_the_function_takes_names_or_lists_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    one = castwise.run("resnet50", precision="fp32", batch_size=8)
-    assert [(trial.spec.batch_size, trial.spec.repeat) for trial in one] == [(8, 0), (8, 1), (8, 2)]
-    many = castwise.run(["resnet18", "resnet50"], precision=["O0", "tf32"], batch_size=[4, 8], device="cuda", rounds=1)
-    assert len(many) == 8
-    gpus = castwise.run("resnet50", precision="fp32", gpus=[1, 2], parallelism="dp", rounds=1)
-    assert [(trial.spec.world_size, trial.spec.parallelism) for trial in gpus] == [(1, "none"), (2, "dp")]
-    assert castwise.run("resnet50", precision="fp32", gpus=2)[0].spec.parallelism == "ddp"
-    commas = castwise.run("resnet18, resnet50", precision="O0,tf32", batch_size=(4, 8), rounds=1)
-    assert [trial.spec for trial in commas] == [trial.spec for trial in many]
-    assert list(tmp_path.iterdir()) == [], "without `results` it keeps nothing"
 
 
 def test_a_record_made_under_other_defaults_answers_another_question(job: Prepare, tmp_path: Path) -> None:

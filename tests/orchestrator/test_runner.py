@@ -265,13 +265,6 @@ def test_failed_training_keeps_its_epochs(kind: str, status: str, num_epochs: in
     assert (trial.status, len(trial.ranks[0].epochs)) == (status, num_epochs)
 
 
-def test_only_skipped_steps_diverged() -> None:
-    blocks = tuple(Block(seconds=1, num_steps=10, loss=1.0, loss_scale=1e-30, skipped_steps=10) for _ in range(3))
-    trial = status_of(fake_trial(step_seconds=()).model_copy(update={"ranks": (RankSamples(blocks=blocks),)}))
-    assert trial.status == "diverged"
-    assert trial.message == "loss scaling skipped every one of 30 steps after warm-up: the optimizer never ran"
-
-
 def run_with_lead_in(engine: NotingEngine, **changes: float) -> Trial:
     (trial,) = engine.runner().run(
         [fake_spec(protocol=MeasurementProtocol(lead_in_seconds=0.02, **{"num_blocks": 3, **changes}))]
