@@ -20,9 +20,6 @@ MOST_COMPLEX, MOST_NEW_LINES = 20, 300
 COMPLEX = {
     "report/charts/machines.py:ratios",
     "spec/user_model.py:script_command",
-    "tune/decide.py:TuningSteps._smaller_batches",
-    "tune/render.py:answers",
-    "tune/search.py:_space_of",
 }
 
 

@@ -60,7 +60,7 @@ _NORM_GAIN = 0.55
 # A default that has this share of the logarithm of the gain over fp32 leaves little.
 _HAS_MOST = 2 / 3
 # A GPU is at its power limit if this share of its blocks was, and its clock is below this share of its highest.
-_POWER_CAP, _AT_ITS_CLOCK = "sw_power_cap", 0.98
+_AT_ITS_CLOCK = 0.98
 _VECTOR_BYTES = 16  # that a Tensor Core kernel loads at once: rows must be a multiple of it
 _FEW_CHANNELS = 8
 # A saving of this share of the step is a stronger reason than a default that is fast already.
@@ -105,7 +105,7 @@ def power_limit_of(trials: Sequence[Trial]) -> PowerLimit | None:
     watts = [power for reading in readings if (power := reading.gpu_power_watts) is not None]
     if max_clock is None or not known or not watts:
         return None
-    capped = statistics.fmean(_POWER_CAP in (reading.throttle_reasons or ()) for reading in known)
+    capped = statistics.fmean(reading.is_at_power_limit for reading in known)
     clock = statistics.fmean(reading.sm_clock_hertz or 0.0 for reading in known)
     if capped < _MOSTLY or clock > _AT_ITS_CLOCK * max_clock:
         return None

@@ -11,7 +11,7 @@ from typing import get_args
 
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Environment
-from castwise.registry.precisions import find_precision, why_emulated
+from castwise.registry.precisions import find_precision, precision_row, why_emulated
 from castwise.registry.technique_fit import resolve, why_unsupported
 from castwise.registry.techniques import (
     PRECISION,
@@ -356,14 +356,9 @@ def _may_catch_up(
     rival = next((each.speedup for each in since if each.stage == last.stage and each.change.precision), 1.0)
     # A change that removed waiting time may have done so for this precision alone.
     hidden = math.prod(each.speedup for each in interacting if each.change.removes_waiting)
-    adds_casts = _is_16_bit(last.spec.precision) and not _is_16_bit(current.precision)
+    adds_casts = precision_row(last.spec.precision).is_16_bit and not precision_row(current.precision).is_16_bit
     least = _HOPELESS_COMPILED if is_compiled(current) else _HOPELESS
     return last.speedup / rival * hidden >= (_HOPELESS_WITH_CASTS if adds_casts else least)
-
-
-def _is_16_bit(precision: str) -> bool:
-    row = find_precision(precision)
-    return (row.autocast_dtype or row.param_dtype) != "float32"
 
 
 def _has_refused_part(pair: Change, tried: Sequence[TriedChange], current: TrialSpec) -> bool:

@@ -86,7 +86,8 @@ class TuningSteps:
         start, memory_bytes = self.space.start, self.space.memory_bytes
         # Speed-ups are given over fp32, too.
         others = [each for each in (self.space.fp32,) if each is not None and self._is_supported(each)]
-        yield from self._screen(start, others, loop_name(start))
+        while (yield from self._screen_once(start, others, loop_name(start))) is None:
+            pass  # a session for each group that fits
         self.space = self.space.for_layers(self.measured.layers(start))
         tried: list[TriedChange] = []
         ending: Ending = "failed"
@@ -183,7 +184,8 @@ class TuningSteps:
             # compared with: its steps are short, and the rest is not measured a second time on it.
             missing = [spec for spec in specs if not self.measured.of(spec)]
             takes_long = len(missing) > self._side_by_side(current, missing) or any(map(is_compiled, missing))
-            if takes_long and any(self._is_far_ahead(current, spec) for spec in specs):
+            better = [spec for spec in specs if self._improves(current, spec)] if takes_long else []
+            if any(self.measured.is_clear(current, spec) for spec in better):
                 return True, True
             others = list[TrialSpec]()
             if any(map(is_compiled, missing)) and not is_compiled(current):
@@ -195,11 +197,6 @@ class TuningSteps:
             is_all_measured = yield from self._screen_once(current, specs, f"changes to {loop_name(current)}", others)
             if is_all_measured is not None:
                 return False, is_all_measured
-
-    def _screen(self, current: TrialSpec, specs: Sequence[TrialSpec], purpose: str) -> _Step[None]:
-        """Measure what has no trial yet next to the current configuration, as far as there is time."""
-        while (yield from self._screen_once(current, specs, purpose)) is None:
-            pass
 
     def _screen_once(
         self, current: TrialSpec, specs: Sequence[TrialSpec], purpose: str, others: Sequence[TrialSpec] = ()
@@ -294,9 +291,6 @@ class TuningSteps:
             return held <= self.limit or held < _SAVES_MEMORY * before
         ratio = self.measured.first_ratio(current, spec, others)
         return ratio is not None and ratio.value > PROMISING and held <= self.limit
-
-    def _is_far_ahead(self, current: TrialSpec, spec: TrialSpec) -> bool:
-        return self._improves(current, spec) and self.measured.is_clear(current, spec)
 
     def _merit(self, current: TrialSpec, spec: TrialSpec, others: Sequence[TrialSpec] = ()) -> tuple[bool, float]:
         """Return whether a configuration fits into the limit, and its speed; over its memory if it does not fit."""
@@ -409,7 +403,7 @@ class TuningSteps:
         return [*batches, *new], ending
 
     def _smaller_batches(self, winner: TrialSpec, stage: int) -> _Step[list[TriedChange]]:
-        """Return what came of the winner on smaller batches: the fastest that fits is accepted, whatever it costs."""
+        """Measure the winner on smaller batches, and return what came of them."""
         while True:
             sizes = {trials[0].spec.batch_size for trials in self.measured.by_key.values()}
             smaller = sorted((size for size in sizes if size < winner.batch_size), reverse=True)
@@ -434,6 +428,10 @@ class TuningSteps:
                 specs.append(following)  # for which no time is left
                 break
             yield from self._measure([winner, following], f"batch {size} for the memory limit")
+        return self._compared_batches(winner, specs, stage)
+
+    def _compared_batches(self, winner: TrialSpec, specs: Sequence[TrialSpec], stage: int) -> list[TriedChange]:
+        """Return what came of smaller batches: the fastest that fits is accepted, whatever it costs, the others not."""
         found = [self._compared(stage, winner, spec) for spec in specs]
         fitting = [each for each in found if each.ratio is not None and each.outcome != "too large"]
         best = max(fitting, key=lambda each: self._merit(winner, each.spec), default=None)

@@ -143,32 +143,12 @@ def conclusions(result: TuningResult) -> list[str]:
 
 def answers(result: TuningResult) -> list[str]:
     """Return the fastest loop, the fastest within a limit, and why the search ended."""
-    rows = result.rows
-    winner = next(row for row in reversed(rows) if key_of(row["spec"]) == key_of(result.winner))
-    sentences: list[str] = []
-    left = f" ({not_tried})" if (not_tried := _not_tried(rows)) else ""
-    if winner["throughput_per_second"] is not None and not result.was_compared:
-        sentences.append(f"No change was compared with the plain loop{left}: {_name_and_rate(winner)}.")
-    elif winner["throughput_per_second"] is not None:
-        faster = speedup_words(result, winner)
-        early = {"budget": " found before the budget ended", "interrupted": " found before the interruption"}
-        before = early[result.ending] + left if result.ending in early else ""
-        doubts = _doubts(result, result.winner)
-        which = f"What looks fastest{before} ({doubts})" if doubts and faster else f"The fastest loop{before}"
-        sentences.append(f"{which}: {_name_and_rate(winner)}{faster and f', {faster}'}.")
-        sentences += _disturbed(result)
-        unproven = [row for row in rows if row["outcome"] in ("unproven", "second best")]
-        top = max(unproven, key=lambda row: row["throughput_per_second"] or 0.0, default=winner)
-        is_faster = (top["throughput_per_second"] or 0.0) > winner["throughput_per_second"] * PROMISING
-        if result.ending == "budget" and is_faster:
-            sentences.append(
-                f"Measured faster, but not proven within the budget: {_name_and_rate(top)}; the same "
-                "command with a longer --budget goes on from there."
-            )
+    winner = next(row for row in reversed(result.rows) if key_of(row["spec"]) == key_of(result.winner))
+    sentences = _about_the_fastest(result, winner) if winner["throughput_per_second"] is not None else []
     simple = result.simplest if result.was_compared else None
     best = result.chosen
     if simple is not None and best is not None and key_of(simple) != key_of(best):
-        row = next(row for row in rows if key_of(row["spec"]) == key_of(simple))
+        row = next(row for row in result.rows if key_of(row["spec"]) == key_of(simple))
         sentences.append(f"The simplest loop within {1 - SIMPLE:.0%} of it: {_name_and_rate(row)}.")
     if result.memory_bytes is not None:
         sentences += _within_limit(result)
@@ -176,6 +156,28 @@ def answers(result: TuningResult) -> list[str]:
         sentences.append(f"{_other_training(result, winner)}.")
     took = took_words(len(result.trials), result.num_recorded, result.seconds)
     sentences.append(f"{took}: {_ENDINGS[result.ending]}.")
+    return sentences
+
+
+def _about_the_fastest(result: TuningResult, winner: FlatRow) -> list[str]:
+    """Return the fastest loop, and what may be faster."""
+    left = f" ({not_tried})" if (not_tried := _not_tried(result.rows)) else ""
+    if not result.was_compared:
+        return [f"No change was compared with the plain loop{left}: {_name_and_rate(winner)}."]
+    faster = speedup_words(result, winner)
+    early = {"budget": " found before the budget ended", "interrupted": " found before the interruption"}
+    before = early[result.ending] + left if result.ending in early else ""
+    doubts = _doubts(result, result.winner)
+    which = f"What looks fastest{before} ({doubts})" if doubts and faster else f"The fastest loop{before}"
+    sentences = [f"{which}: {_name_and_rate(winner)}{faster and f', {faster}'}.", *_disturbed(result)]
+    unproven = [row for row in result.rows if row["outcome"] in _OPEN]
+    top = max(unproven, key=lambda row: row["throughput_per_second"] or 0.0, default=winner)
+    is_faster = (top["throughput_per_second"] or 0.0) > winner["throughput_per_second"] * PROMISING
+    if result.ending == "budget" and is_faster:
+        sentences.append(
+            f"Measured faster, but not proven within the budget: {_name_and_rate(top)}; the same "
+            "command with a longer --budget goes on from there."
+        )
     return sentences
 
 

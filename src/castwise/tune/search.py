@@ -10,7 +10,7 @@ from castwise.orchestrator.job import Job, prepare
 from castwise.orchestrator.machine import FindMachine, detect_machine
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.orchestrator.runner import Listener, UnboundedProgress
-from castwise.records.schema import Trial
+from castwise.records.schema import Environment, Trial
 from castwise.records.store import is_reusable
 from castwise.registry.datasets import SYNTHETIC_PREFIX
 from castwise.registry.precisions import (
@@ -167,16 +167,8 @@ def _space_of(request: TuneOptions, job: Job, source: tuple[str, Recipe] | None)
     elif start.device_type != "cpu":
         start = start.model_copy(update={"protocol": start.protocol.model_copy(update=_SCREENED | _PROFILE)})
     environment = job.runner.environment
-    if (
-        request.precisions is None and start.device_type == "cuda" and not start.is_script
-    ):  # to be tried on a compiled loop
-        names += [
-            row.name
-            for row in NARROW_PRECISIONS
-            if row.float8_recipe
-            and why_unsupported(row, environment.hardware) is None
-            and why_without_torchao(row, environment.torchao) is None
-        ]
+    if request.precisions is None and start.device_type == "cuda" and not start.is_script:
+        names += _fp8_names(environment)  # to be tried on a compiled loop
     has_both = request.precisions is None and start.precision == DEFAULT
     return SearchSpace(
         start=start,
@@ -191,6 +183,17 @@ def _space_of(request: TuneOptions, job: Job, source: tuple[str, Recipe] | None)
         fp32=Change(precision=BASELINE).on(start) if has_both else None,
         is_fp8_asked_for=request.precisions is not None,
     )
+
+
+def _fp8_names(environment: Environment) -> list[str]:
+    """Return the precisions of FP8 that this machine can compute."""
+    return [
+        row.name
+        for row in NARROW_PRECISIONS
+        if row.float8_recipe
+        and why_unsupported(row, environment.hardware) is None
+        and why_without_torchao(row, environment.torchao) is None
+    ]
 
 
 def source_of(request: TuneOptions) -> tuple[str, Recipe] | None:
