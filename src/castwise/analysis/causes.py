@@ -8,7 +8,7 @@ step are left out: they are hard to tell from noise.
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -218,7 +218,25 @@ class Diagnosis:
     @cached_property
     def missing(self) -> tuple[str, ...]:
         """Return what is not known, and what would tell."""
-        return tuple(_missing(self))
+        missing: list[str] = []
+        asked = next((trial.profile for trial in self.row.trials if trial.profile is not None), None)
+        if asked is not None and asked.missing:
+            missing.append(asked.missing)
+        if self.counters is None and not self.on_cpu:
+            why = self.trial.telemetry_note.removeprefix("not available: ") or "this driver gives none"
+            missing.append(f"no counters of the GPU: {why}")
+        if self.profile is not None and self.flops is None:
+            missing.append("how far the matrix products are from the peak: no FLOPs were counted")
+        misaligned = self.scale * sum(each.seconds for each in self.misaligned)
+        if misaligned >= _LEAST_MEMORY and "alignment" not in {each.name for each in self.causes}:
+            on_convolutions = any("conv" in each.operator for each in self.misaligned)
+            if aligned := self.technique("alignment", convolutions=on_convolutions):
+                tells = f"`{_command(self, aligned)}` tells"
+                missing.append(f"what misaligned rows cost, since most products have them; {tells}")
+        is_idle = self.waits is None and (self.idle_share or 0.0) >= _LEAST_IDLE
+        if is_idle and (found := self.technique("synchronisation")):
+            missing.append(f"whether the GPU waits for loss scaling or launches; `{_command(self, found)}` tells")
+        return tuple(missing)
 
     @cached_property
     def waits(self) -> float | None:
@@ -339,27 +357,6 @@ def left_out_of(specs: Sequence[TrialSpec], trials: Sequence[Trial]) -> list[Lef
     return found
 
 
-def _missing(step: Diagnosis) -> Iterator[str]:
-    """Yield what is not known, and what would tell."""
-    asked = next((trial.profile for trial in step.row.trials if trial.profile is not None), None)
-    if asked is not None and asked.missing:
-        yield asked.missing
-    if step.counters is None and not step.on_cpu:
-        why = step.trial.telemetry_note.removeprefix("not available: ") or "this driver gives none"
-        yield f"no counters of the GPU: {why}"
-    if step.profile is not None and step.flops is None:
-        yield "how far the matrix products are from the peak: no FLOPs were counted"
-    if (
-        "alignment" not in {each.name for each in step.causes}
-        and step.scale * sum(each.seconds for each in step.misaligned) >= _LEAST_MEMORY
-    ):
-        on_convolutions = any("conv" in each.operator for each in step.misaligned)
-        if aligned := step.technique("alignment", convolutions=on_convolutions):
-            yield f"what misaligned rows cost, since most products have them; `{_command(step, aligned)}` tells"
-    if step.waits is None and (step.idle_share or 0.0) >= _LEAST_IDLE and (found := step.technique("synchronisation")):
-        yield f"whether the GPU waits for loss scaling or launches; `{_command(step, found)}` tells"
-
-
 def _command(step: Diagnosis, technique: str) -> str:
     """Return the command that measures what a technique brings, or the call for a Python session's objects."""
     spec = step.trial.spec
@@ -458,9 +455,11 @@ def _misaligned_products(step: Diagnosis) -> Cause | None:
     if slow > _SLOW:
         return None
     worst = max(step.misaligned, key=lambda each: each.seconds)
+    shapes = ["×".join(map(str, each)) for each in worst.shapes if len(each) > 1][:2]
+    shown = " and ".join(shapes) or worst.operator or "shapes not known"
     return Cause(
         "alignment",
-        f"{format_share(share)} of the step is products of misaligned rows: {_shapes_in_words(worst)}"
+        f"{format_share(share)} of the step is products of misaligned rows: {shown}"
         + (f", at {format_share(slow)} of the others' rate" if seconds else ""),
         f"sizes that are multiples of {_VECTOR_BYTES // step.item_bytes}",
         share * (1 - slow),
@@ -523,9 +522,7 @@ def _waiting(step: Diagnosis) -> tuple[float, float]:
     idle = step.idle_share
     if idle is None or captures_graph(step.trial.spec.techniques):
         return 0.0, 0.0
-    if step.waits is not None:
-        return min(idle, step.waits), idle
-    return 0.0, idle
+    return min(idle, step.waits or 0.0), idle
 
 
 def _input(step: Diagnosis) -> Cause | None:
@@ -569,8 +566,8 @@ def _memory(step: Diagnosis) -> Cause | None:
         return None  # it is what takes the time, and there is nothing to try
     # What batch norm gains by another layout is a saving of `layout`.
     saved = share - _NORM_GAIN * step.slow_norm - step.memory_roof
-    names = [name for name in step.shares if name in _MOVES]
-    seen = f"{format_share(share)} of the step only moves data, most of it {_in_words(names[:2])}"
+    names = [CLASS_WORDS.get(name, name) for name in step.shares if name in _MOVES]
+    seen = f"{format_share(share)} of the step only moves data, most of it {' and '.join(names[:2])}"
     advice = "torch.compile, which fuses it" if compiles([technique]) else "kernels that fuse it"
     return Cause("memory", seen, advice if technique else "16 bits, which move half of it", max(0.0, saved), technique)
 
@@ -658,15 +655,6 @@ def _flops_of_kernel(kernel: KernelTime) -> float | None:
     if "mm" not in kernel.operator or len(factors) != 2 or factors[0][-1] != factors[1][-2]:
         return None
     return 2.0 * math.prod((*factors[0], factors[1][-1]))
-
-
-def _shapes_in_words(kernel: KernelTime) -> str:
-    shapes = [each for each in kernel.shapes if len(each) > 1][:2]
-    return " and ".join("×".join(map(str, each)) for each in shapes) or kernel.operator or "shapes not known"
-
-
-def _in_words(names: Sequence[str]) -> str:
-    return " and ".join(CLASS_WORDS.get(name, name) for name in names)
 
 
 def try_line(cause: Cause, techniques: Sequence[str] = ()) -> str:

@@ -277,9 +277,8 @@ def _is_measured(row: Row) -> bool:
 
 def _is_proven(ratio: Estimate, *, is_run: bool) -> bool:
     """Return whether a ratio is worth a change; that of one training run, which has no interval, counts as it is."""
-    if ratio.value < WORTHWHILE:
-        return False
-    return ratio.low > 1 and _is_known(ratio) if not is_run or ratio.n > 1 else True
+    has_proof = (ratio.low > 1 and _is_known(ratio)) or (is_run and ratio.n == 1)
+    return ratio.value >= WORTHWHILE and has_proof
 
 
 def _with_row(advice: Advice, row: Row) -> Advice:

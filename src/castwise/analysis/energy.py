@@ -123,9 +123,8 @@ def _energy_of_blocks(trial: Trial, *, has_interval: bool) -> Energy | None:
 def _share_of_steps(trial: Trial) -> float:
     """Return the steps' share of the readings' time; the counter ticks too seldom to separate the two."""
     watched = sum(reading.seconds for reading in trial.readings)
-    if not watched or not trial.ranks or not trial.ranks[0].blocks:
-        return 1.0
-    return min(1.0, sum(block.seconds for block in trial.ranks[0].blocks) / watched)
+    timed = sum(block.seconds for block in steady_metrics.blocks_of(trial))
+    return min(1.0, timed / watched) if watched and timed else 1.0
 
 
 def _is_mixed(trial: Trial) -> bool:

@@ -154,10 +154,14 @@ def _parts(result: SuiteResult, *, wide: bool, verbose: bool) -> list[Part]:
     parts.append(indented(notes(result)))
     for title, grid, below in _comparisons(result, wide=wide):
         parts += [Lines([title], "bold", is_list=False, gap=True), grid, indented(below)]
-    for title, lines in _about_the_source(result).items():
-        if verbose:
+    about_the_source = {
+        "Odd in the source, and kept here": result.suite.oddities,
+        "Contradictions in the source": result.suite.contradictions,
+    }
+    for title, lines in about_the_source.items():
+        if lines and verbose:
             parts += [Lines([title], "dim bold", is_list=False, gap=True), indented(lines, "dim")]
-        else:
+        elif lines:
             parts.append(Lines([f"{title}: {pluralize(len(lines), 'note')} {MORE}"], "dim", gap=True))
     return parts
 
@@ -188,14 +192,6 @@ def _comparisons(result: SuiteResult, *, wide: bool) -> list[tuple[str, Grid, Se
     if result.limits:
         tables.append(("Largest batch that trains", Grid(limits_table(result.limits)), ()))
     return tables
-
-
-def _about_the_source(result: SuiteResult) -> dict[str, tuple[str, ...]]:
-    lines = {
-        "Odd in the source, and kept here": result.suite.oddities,
-        "Contradictions in the source": result.suite.contradictions,
-    }
-    return {title: each for title, each in lines.items() if each}
 
 
 def _document(result: SuiteResult) -> dict[str, Any]:
