@@ -7,7 +7,7 @@ import pytest
 import torch
 from real_gpu import measured, on_gpus
 
-from castwise.analysis.energy import energy_of
+from castwise.analysis.energy import energy_of, power_watts
 from castwise.analysis.warnings import warnings_of
 from castwise.records.schema import Trial
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
@@ -76,7 +76,7 @@ def test_both_gpus_are_watched_and_their_energy_is_the_sum(parallelism: Parallel
     energy = energy_of(trial)
     assert energy is not None
     assert energy.source == "sustained counter"
-    assert energy.power_watts == pytest.approx(metered_watts / 2)
+    assert power_watts(trial) == pytest.approx(metered_watts / 2)
 
 
 def test_two_gpus_draw_more_than_one() -> None:

@@ -36,7 +36,6 @@ class Energy:
     low: float | None  # how late a counter's tick may be seen; without sustained steps Student's t over blocks
     high: float | None  # None, as is `low`, if the blocks are too few
     source: Source
-    power_watts: float  # mean of one GPU
 
 
 def energy_of(trial: Trial, *, has_interval: bool = True) -> Energy | None:
@@ -85,7 +84,7 @@ def _sustained_energy(trial: Trial) -> Energy | None:
     step_joules = watts * trial.spec.world_size * (measured.step_seconds or block_step_seconds)
     value = step_joules / steady_metrics.units_per_step(trial.spec, trial.facts, steady_metrics.blocks_of(trial))
     share = _LATE_SHARE * measured.late_seconds / measured.seconds
-    return Energy(value, value * (1 - share), value * (1 + share), "sustained counter", watts)
+    return Energy(value, value * (1 - share), value * (1 + share), "sustained counter")
 
 
 def _energy_of_blocks(trial: Trial, *, has_interval: bool) -> Energy | None:
@@ -110,14 +109,8 @@ def _energy_of_blocks(trial: Trial, *, has_interval: bool) -> Energy | None:
         # On the wide side: what the counter has not yet counted in one block it counts in the next.
         error = statistics.stdev(each / count for each, count in zip(known, units, strict=True)) / math.sqrt(len(known))
         half = student_quantile(len(known) - 1, level=0.95) * error
-    gpu_seconds = share * sum(each.seconds * max(1, each.num_gpus) for each in trial.readings)
-    return Energy(
-        joules_per_unit=value,
-        low=None if half is None else value - half,
-        high=None if half is None else value + half,
-        source=source,
-        power_watts=sum(known) / gpu_seconds,
-    )
+    low, high = (None, None) if half is None else (value - half, value + half)
+    return Energy(value, low, high, source)
 
 
 def _share_of_steps(trial: Trial) -> float:

@@ -32,6 +32,7 @@ _SILENT = f"the driver did not answer for {_PATIENCE_SECONDS:g} s"
 Gpus = Mapping[str, str]
 
 _T = TypeVar("_T")
+_AnyTask = TypeVar("_AnyTask", bound="_Task")
 
 
 def open_monitor(uuid: str) -> Monitor:
@@ -177,41 +178,42 @@ class Telemetry:
         }
 
     def _run_all(self, actions: Mapping[str, Callable[[], None]]) -> None:
-        """Run an action for each GPU, by UUID, in a thread of its own; give up those for which it fails."""
+        """Run an action for each GPU, by UUID, in a thread of its own."""
         tasks = {uuid: _Task(action) for uuid, action in actions.items()}
         for task in tasks.values():
             task.start()
-        deadline = time.monotonic() + self._patience
-        for uuid, task in tasks.items():
-            task.join(max(0.0, deadline - time.monotonic()))
-            self._check(uuid, not task.is_alive(), task)
+        self._wait(tasks, _has_ended)
 
     def _begin(self, gpus: Gpus, samplers: Mapping[str, "Sampler"]) -> None:
         """Wait until each has taken its first sample."""
         for sampler in samplers.values():
             sampler.start()
-        deadline = time.monotonic() + self._patience
-        for device, sampler in samplers.items():
-            self._check(gpus[device], sampler.has_begun.wait(max(0.0, deadline - time.monotonic())), sampler)
+        by_uuid = {gpus[device]: sampler for device, sampler in samplers.items()}
+        self._wait(by_uuid, lambda sampler, seconds: sampler.has_begun.wait(seconds))
 
     def _end(self, gpus: Gpus, samplers: Mapping[str, "Sampler"]) -> dict[str, "Sampler"]:
         """Let each take its last sample, and return those that have read their GPUs from first to last."""
         started = {device: sampler for device, sampler in samplers.items() if sampler.ident is not None}
         for sampler in started.values():
             sampler.is_over.set()
-        deadline = time.monotonic() + self._patience
-        for device, sampler in started.items():
-            if gpus[device] not in self._unreadable:
-                sampler.join(max(0.0, deadline - time.monotonic()))
-                self._check(gpus[device], not sampler.is_alive(), sampler)
+        self._wait({gpus[device]: sampler for device, sampler in started.items()}, _has_ended)
         return {device: sampler for device, sampler in started.items() if gpus[device] not in self._unreadable}
 
-    def _check(self, uuid: str, is_in_time: bool, task: "_Task") -> None:
-        """Give a GPU up, and keep the reason, if its library failed or was too slow."""
-        why = task.failure if is_in_time else _SILENT
-        if why:
-            self._unreadable.setdefault(uuid, why)
-            self._monitors.pop(uuid, None)
+    def _wait(self, tasks: Mapping[str, _AnyTask], wait: Callable[[_AnyTask, float], bool]) -> None:
+        """Wait for the tasks, by UUID, and give the GPUs up whose library failed or was too slow."""
+        deadline = time.monotonic() + self._patience
+        for uuid, task in tasks.items():
+            if uuid in self._unreadable:
+                continue
+            is_in_time = wait(task, max(0.0, deadline - time.monotonic()))
+            if why := task.failure if is_in_time else _SILENT:
+                self._unreadable[uuid] = why
+                self._monitors.pop(uuid, None)
+
+
+def _has_ended(task: "_Task", seconds: float) -> bool:
+    task.join(seconds)
+    return not task.is_alive()
 
 
 def _last(seconds: float, timed: list[tuple[float, Sample]]) -> list[tuple[float, Sample]]:
