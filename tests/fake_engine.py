@@ -35,7 +35,7 @@ from castwise.records.schema import (
 )
 from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.spec.recipe import Recipe
-from castwise.spec.trial import TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.user_model import UserModel, UserParts, UserWorkload
 
 FAKE_GPU = "Fake GPU"
@@ -144,6 +144,29 @@ def fake_spec(precision: str = "fp32", **changes: object) -> TrialSpec:
         "device": "cuda:0",
     }
     return TrialSpec.model_validate(spec | changes)
+
+
+# For every field of `fake_spec()` another value; tests/spec/test_plan.py fails if a field is missing.
+OTHER_VALUES: dict[str, object] = {
+    "workload": "resnet18",
+    "precision": "bf16-true",
+    "loss_scale": "128",
+    "batch_size": 257,
+    "device": "cuda:1",
+    "data_set": "mnist",
+    "techniques": ("compile",),
+    "world_size": 2,
+    "num_nodes": 2,
+    "parallelism": "ddp",
+    "kind": "training",
+    "recipe": Recipe(epochs=1),
+    "weights": "resnet18.pth",
+    "user_model": UserModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab"),
+    "memory_limit_bytes": 2**30,
+    "protocol": MeasurementProtocol(num_blocks=21),
+    "seed": 1,
+    "repeat": 1,
+}
 
 
 def fake_training(precision: str = "fp32", recipe: Mapping[str, object] | None = None, **changes: object) -> TrialSpec:

@@ -3,40 +3,16 @@ import itertools
 import pickle
 
 import pytest
-from fake_engine import fake_spec, fake_training
+from fake_engine import OTHER_VALUES, fake_spec, fake_training
 from pydantic import ValidationError
 
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import ParameterGrid, parse_grid
-from castwise.spec.recipe import Recipe
 from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
-from castwise.spec.user_model import UserModel
 
 ALL = [row.name for row in PRECISIONS]
-
-# Another valid value for every field of a spec: a field that is missing here fails the test below.
-OTHER_VALUES: dict[str, object] = {
-    "workload": "resnet18",
-    "precision": "bf16-true",
-    "loss_scale": "128",
-    "batch_size": 257,
-    "device": "cuda:1",
-    "data_set": "mnist",
-    "techniques": ("compile",),
-    "world_size": 2,
-    "num_nodes": 2,
-    "parallelism": "ddp",
-    "kind": "training",
-    "recipe": Recipe(epochs=1),
-    "weights": "resnet18.pth",
-    "user_model": UserModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab"),
-    "memory_limit_bytes": 2**30,
-    "protocol": MeasurementProtocol(num_blocks=21),
-    "seed": 1,
-    "repeat": 1,
-}
 
 
 def plan(device: str = "cuda:0", **axes: tuple[str, ...] | tuple[int, ...] | None) -> tuple[TrialSpec, ...]:
