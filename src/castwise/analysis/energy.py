@@ -39,8 +39,19 @@ class Energy:
 
 
 def energy_of(trial: Trial, *, has_interval: bool = True) -> Energy | None:
-    """Return a trial's energy; None if no reading has it. The interval of blocks needs scipy, which imports slowly."""
-    return _sustained_energy(trial) or _energy_of_blocks(trial, has_interval=has_interval)
+    """Return a trial's energy, of sustained steps or else of its blocks; None if it was not read.
+
+    The step's time is that of the sustained steps, too: if the host or a power limit sets the pace, blocks differ. The
+    interval of blocks needs scipy, which imports slowly.
+    """
+    measured, block_step_seconds = trial.energy_measurement, steady_metrics.step_seconds(trial)
+    if measured is None or not measured.seconds or not block_step_seconds or trial.facts is None:
+        return _energy_of_blocks(trial, has_interval=has_interval)
+    watts = measured.joules / measured.seconds / measured.num_gpus
+    step_joules = watts * trial.spec.world_size * (measured.step_seconds or block_step_seconds)
+    value = step_joules / steady_metrics.units_per_step(trial.spec, trial.facts, steady_metrics.blocks_of(trial))
+    share = _LATE_SHARE * measured.late_seconds / measured.seconds
+    return Energy(value, value * (1 - share), value * (1 + share), "sustained counter")
 
 
 def joules_per_unit(trial: Trial) -> float | None:
@@ -70,21 +81,6 @@ def gpus_read(trial: Trial) -> int | None:
     if trial.energy_measurement is not None and trial.energy_measurement.seconds:
         return trial.energy_measurement.num_gpus
     return min((reading.num_gpus for reading in trial.readings), default=None)
-
-
-def _sustained_energy(trial: Trial) -> Energy | None:
-    """Return the energy of a step at the mean power of sustained steps; None if that was not measured.
-
-    The step's time is that of the sustained steps, too: if the host or a power limit sets the pace, blocks differ.
-    """
-    measured, block_step_seconds = trial.energy_measurement, steady_metrics.step_seconds(trial)
-    if measured is None or not measured.seconds or not block_step_seconds or trial.facts is None:
-        return None
-    watts = measured.joules / measured.seconds / measured.num_gpus
-    step_joules = watts * trial.spec.world_size * (measured.step_seconds or block_step_seconds)
-    value = step_joules / steady_metrics.units_per_step(trial.spec, trial.facts, steady_metrics.blocks_of(trial))
-    share = _LATE_SHARE * measured.late_seconds / measured.seconds
-    return Energy(value, value * (1 - share), value * (1 + share), "sustained counter")
 
 
 def _energy_of_blocks(trial: Trial, *, has_interval: bool) -> Energy | None:

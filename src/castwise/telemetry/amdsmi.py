@@ -41,11 +41,6 @@ def _energy(smi: Any, handle: Any) -> float:
     return _number(accumulator) * _number(count["counter_resolution"]) / 1e6  # counts of so many µJ
 
 
-def _temperature(smi: Any, handle: Any) -> float:
-    kind, metric = smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
-    return _number(smi.amdsmi_get_temp_metric(handle, kind, metric))
-
-
 def _pcie_width(smi: Any, handle: Any, group: str, key: str) -> int:
     return int(_number(smi.amdsmi_get_pcie_info(handle)[group][key]))
 
@@ -59,7 +54,9 @@ _SAMPLE_QUERIES: dict[str, Query] = {
     "sm_clock_hertz": lambda smi, handle: _clock(smi, handle, "GFX", "clk"),
     "memory_clock_hertz": lambda smi, handle: _clock(smi, handle, "MEM", "clk"),
     "power_watts": _power,
-    "temperature_celsius": _temperature,
+    "temperature_celsius": lambda smi, handle: _number(
+        smi.amdsmi_get_temp_metric(handle, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT)
+    ),
     "pcie_width": lambda smi, handle: _pcie_width(smi, handle, "pcie_metric", "pcie_width"),
     "ecc_errors": _ecc_errors,
     "processes": lambda smi, handle: frozenset(

@@ -38,8 +38,9 @@ class GpmCounters:
         if self._is_final:
             return
         try:
-            if not self._buffers:
-                self._check_support(handle)
+            if not self._buffers and (why := self._why_none(handle)):
+                self._missing, self._is_final = why, True
+                return
             while len(self._buffers) < 2:
                 self._buffers.append(self._nvml.nvmlGpmSampleAlloc())
             self._nvml.nvmlGpmSampleGet(handle, self._buffers[0])
@@ -80,14 +81,12 @@ class GpmCounters:
             with suppress(*self._errors):
                 self._nvml.nvmlGpmSampleFree(buffer)
 
-    def _check_support(self, handle: Any) -> None:
-        """Raise ValueError if this GPU has no such counters."""
-        is_part = False
+    def _why_none(self, handle: Any) -> str:
+        """Return why this GPU has no such counters; empty if it has."""
         with suppress(*self._errors):  # a driver from before MIG
-            is_part = bool(self._nvml.nvmlDeviceIsMigDeviceHandle(handle))
-        if is_part or not self._nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-            self._is_final = True
-            raise ValueError(ON_MIG if is_part else TOO_OLD)
+            if self._nvml.nvmlDeviceIsMigDeviceHandle(handle):
+                return ON_MIG
+        return "" if self._nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice else TOO_OLD
 
     def _note(self, error: Exception) -> None:
         self._missing = str(error) or type(error).__name__

@@ -102,24 +102,18 @@ class TuningSteps:
                 tried += [replace(each, limited=True) for each in limited]
         return Done(ending, tuple(tried), tuple(unique(self.used)))
 
-    def _find_fastest(self) -> _Step[tuple[list[TriedChange], Ending]]:
-        """Return all that was tried, the accepted changes among it, and why nothing more is tried."""
-        path, tried, ending = yield from self._explore()
-        yield from self._prove(path)
-        summary = self._summary(path, tried)
-        return summary, "budget" if _lacks_time(summary) else ending
-
     # The path upwards
 
-    def _explore(self) -> _Step[tuple[list[TrialSpec], list[TriedChange], Ending]]:
-        """Follow what looks faster until nothing is left to try or the time is up.
+    def _find_fastest(self) -> _Step[tuple[list[TriedChange], Ending]]:
+        """Follow what looks faster until nothing is left to try or the time is up, then prove it.
 
         Returns:
-            The path, on which each configuration differs from the one before by a change that looked faster, and what
-            was tried from each of them.
+            All that was tried, the accepted changes among it, and why nothing more is tried.
         """
+        # On the path each configuration differs from the one before by a change that looked faster.
         path, tried = [self.space.start], list[TriedChange]()
-        while True:
+        is_all_measured = True
+        while is_all_measured:
             current, stage = path[-1], next_stage(tried)
             relevant = tried
             if self.measured.is_ok(current):
@@ -127,7 +121,7 @@ class TuningSteps:
                 relevant = [each for each in tried if self.measured.is_ok(each.below) or each.outcome == "accepted"]
             changes = self._space_of(current).candidates(current, relevant)
             if not changes:
-                return path, tried, "nothing left"
+                break
             # If there is no time for all: first what is against the causes that the plain loop's profile shows, then
             # what compiles most.
             causes = self.measured.causes(self.space.start)
@@ -145,8 +139,11 @@ class TuningSteps:
             reached = yield from self._combine(current, known, best_alone=goes_ahead)
             tried += self._tried_on(current, known, reached, stage)
             path += reached
-            if not is_all_measured:
-                return path, [*tried, *self._not_tried(path[-1], tried)], "budget"
+        if not is_all_measured:
+            tried += self._not_tried(path[-1], tried)
+        yield from self._prove(path)
+        summary = self._summary(path, tried)
+        return summary, "nothing left" if is_all_measured and not _lacks_time(summary) else "budget"
 
     def _space_of(self, current: TrialSpec) -> SearchSpace:
         """Return the space without what can hardly make this configuration faster, or fit."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from castwise.analysis import steady_metrics
+from castwise.analysis.training_metrics import epochs_of
 from castwise.records.schema import Trial
 from castwise.registry.techniques import rows_of, searches_kernels, times_kernels_while_compiling
 from castwise.registry.workloads import find_workload
@@ -95,10 +96,9 @@ def first_step_seconds(trial: Trial) -> float:
     """Return what a process's first step took; 0 if it is not known."""
     if trial.status != "ok" or trial.facts is None:
         return 0.0
-    epochs = trial.ranks[0].epochs if trial.ranks else ()
-    if trial.spec.recipe is not None:
-        return (epochs[0].first_step_seconds or 0.0) if epochs else 0.0
-    return trial.facts.first_step_seconds
+    if trial.spec.recipe is None:
+        return trial.facts.first_step_seconds
+    return next((epoch.first_step_seconds or 0.0 for epoch in epochs_of(trial)), 0.0)
 
 
 def is_short(trials: Sequence[Trial]) -> bool:
