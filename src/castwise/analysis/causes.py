@@ -125,7 +125,7 @@ class Diagnosis:
         profile = self.trial.profile
         self.profile = profile if profile is not None and profile.class_seconds else None
         numerics = (trial.profile.numerics for trial in reversed(row.trials) if trial.profile is not None)
-        self.numerics = next((each for each in numerics if each is not None), None)  # the latest
+        self.numerics = next((known for known in numerics if known is not None), None)  # the latest
         self.counters = next((trial.counters for trial in row.trials if trial.counters is not None), None)
         self.flops = flops_of(row.trials)
         self.gpu = find_gpu_model(self.trial.environment.gpu or "")
@@ -193,7 +193,7 @@ class Diagnosis:
                 return cause.share
             return _STRONG if cause.name == "baseline-tf32" and self.precision.is_16_bit else 1.0
 
-        return tuple(sorted((each for each in found if saved(each) >= _LEAST), key=saved, reverse=True))
+        return tuple(sorted((cause for cause in found if saved(cause) >= _LEAST), key=saved, reverse=True))
 
     @cached_property
     def numeric_findings(self) -> list[Finding]:
@@ -227,9 +227,9 @@ class Diagnosis:
             missing.append(f"no counters of the GPU: {why}")
         if self.profile is not None and self.flops is None:
             missing.append("how far the matrix products are from the peak: no FLOPs were counted")
-        misaligned = self.scale * sum(each.seconds for each in self.misaligned)
-        if misaligned >= _LEAST_MEMORY and "alignment" not in {each.name for each in self.causes}:
-            on_convolutions = any("conv" in each.operator for each in self.misaligned)
+        misaligned = self.scale * sum(kernel.seconds for kernel in self.misaligned)
+        if misaligned >= _LEAST_MEMORY and "alignment" not in {cause.name for cause in self.causes}:
+            on_convolutions = any("conv" in kernel.operator for kernel in self.misaligned)
             if aligned := self.technique("alignment", convolutions=on_convolutions):
                 tells = f"`{_command(self, aligned)}` tells"
                 missing.append(f"what misaligned rows cost, since most products have them; {tells}")
@@ -259,11 +259,11 @@ class Diagnosis:
         if self.flops is not None and self.flops.total:
             return self.flops.by_format
         seconds: dict[str, float] = {}
-        for each in self.profile.kernels if self.profile is not None and not self.on_cpu else ():
+        for kernel in self.profile.kernels if self.profile is not None and not self.on_cpu else ():
             # A product without Tensor Cores is float32's unless its name says another format.
-            found = each.format or format_of(each.name) or ("fp32" if each.kind == "plain_product" else "")
-            if each.kind in PRODUCTS and found:
-                seconds[found] = seconds.get(found, 0.0) + each.seconds
+            found = kernel.format or format_of(kernel.name) or ("fp32" if kernel.kind == "plain_product" else "")
+            if kernel.kind in PRODUCTS and found:
+                seconds[found] = seconds.get(found, 0.0) + kernel.seconds
         return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
 
     @property
@@ -289,7 +289,7 @@ class Diagnosis:
     def slow_norm(self) -> float:
         """Return the share of batch norm that channels-last would make faster; 0 if there is nothing to convert."""
         kernels = self.profile.kernels if self.profile is not None else ()
-        norms = [each.name for each in kernels if each.kind == "normalisation"]
+        norms = [kernel.name for kernel in kernels if kernel.kind == "normalisation"]
         in_nchw = norms and not any(re.search("channels_last|nhwc", name) for name in norms)
         converts = self.share_of("layout_conversion") >= _LEAST and not self.on_cpu
         if in_nchw and converts and self.precision.is_16_bit and self.technique("layout"):
@@ -302,7 +302,7 @@ class Diagnosis:
         kernels = self.profile.kernels if self.profile is not None else ()
         if self.computes_in_float32:
             return []
-        return [each for each in kernels if each.kind in PRODUCTS and _is_misaligned(each, self.item_bytes)]
+        return [kernel for kernel in kernels if kernel.kind in PRODUCTS and _is_misaligned(kernel, self.item_bytes)]
 
     def technique(self, cause: CauseName, *, convolutions: bool | None = None) -> str:
         """Return the first technique against a cause that this loop can have, and has not.
@@ -348,7 +348,7 @@ def left_out_of(specs: Sequence[TrialSpec], trials: Sequence[Trial]) -> list[Lef
     trial_of = {trial.spec.configuration: trial for trial in trials}
     timed = {trial.spec.configuration for trial in trials if was_timed(trial)}
     found = []
-    for spec in {each.configuration: each for each in specs}.values():
+    for spec in {spec.configuration: spec for spec in specs}.values():
         trial = trial_of.get(spec.configuration)
         if trial is None:
             found.append(LeftOut(spec, "not measured", "no time was left for it"))
@@ -417,15 +417,15 @@ def _grouped_convolutions(step: Diagnosis) -> Cause | None:
         return None
     if step.on_cpu or step.computes_in_float32:
         return None
-    grouped = [each for each in step.profile.kernels if each.kind in PRODUCTS and _is_grouped(each)]
-    seconds = sum(each.seconds for each in grouped) or step.profile.class_seconds.get("plain_product", 0.0)
+    grouped = [kernel for kernel in step.profile.kernels if kernel.kind in PRODUCTS and _is_grouped(kernel)]
+    seconds = sum(kernel.seconds for kernel in grouped) or step.profile.class_seconds.get("plain_product", 0.0)
     share = saved = step.scale * seconds
     seen = f"{format_share(share)} of the step is grouped convolutions"
     fastest = peak(step.gpu, next(iter(step.flops.by_format)))
     if grouped and step.gpu is not None and fastest is not None:
-        flops = sum(each.launches * (_flops_of_kernel(each) or 0.0) for each in grouped)
+        flops = sum(kernel.launches * (_flops_of_kernel(kernel) or 0.0) for kernel in grouped)
         # One reads its images, and writes as much.
-        moved = sum(2 * step.item_bytes * each.launches * math.prod(_convolved(each)[0]) for each in grouped)
+        moved = sum(2 * step.item_bytes * kernel.launches * math.prod(_convolved(kernel)[0]) for kernel in grouped)
         saved -= step.scale * max(flops / fastest, moved / step.gpu.bandwidth_bytes_per_second)
         seen += f", which reach at most {format_share(flops / seconds / fastest)} of the peak"
     return Cause("grouped-convolutions", seen, "wider groups, or fused blocks without them", saved)
@@ -434,10 +434,10 @@ def _grouped_convolutions(step: Diagnosis) -> Cause | None:
 def _one_slow_kernel(step: Diagnosis) -> Cause | None:
     """Return the one kernel that dominates a step, if it is none that the table of names knows as fast."""
     kernels = step.profile.kernels if step.profile is not None and not step.on_cpu else ()
-    for each in kernels[:1]:
-        share = step.scale * each.seconds
-        if share >= _MOSTLY and each.kind in ("unknown_product", "other"):
-            evidence = f"one kernel takes {format_share(share)} of the step: {each.operator or each.name[:40]}"
+    for kernel in kernels[:1]:
+        share = step.scale * kernel.seconds
+        if share >= _MOSTLY and kernel.kind in ("unknown_product", "other"):
+            evidence = f"one kernel takes {format_share(share)} of the step: {kernel.operator or kernel.name[:40]}"
             return Cause("missing-kernel", evidence, "another version of torch or cuDNN, or other shapes", share)
     return None
 
@@ -445,8 +445,8 @@ def _one_slow_kernel(step: Diagnosis) -> Cause | None:
 def _misaligned_products(step: Diagnosis) -> Cause | None:
     if not step.misaligned or step.flops is None or step.profile is None:
         return None
-    share = step.scale * sum(each.seconds for each in step.misaligned)
-    known = [(each, flops) for each in step.misaligned if (flops := _flops_of_kernel(each)) is not None]
+    share = step.scale * sum(kernel.seconds for kernel in step.misaligned)
+    known = [(kernel, flops) for kernel in step.misaligned if (flops := _flops_of_kernel(kernel)) is not None]
     flops = sum(found * each.launches for each, found in known)
     seconds = sum(each.seconds for each, _ in known)
     others = sum(step.profile.class_seconds.get(name, 0.0) for name in PRODUCTS) - seconds
@@ -454,8 +454,8 @@ def _misaligned_products(step: Diagnosis) -> Cause | None:
     slow = (flops / seconds) * others / (step.flops.total - flops) if seconds and step.flops.total > flops else _SLOW
     if slow > _SLOW:
         return None
-    worst = max(step.misaligned, key=lambda each: each.seconds)
-    shapes = ["×".join(map(str, each)) for each in worst.shapes if len(each) > 1][:2]
+    worst = max(step.misaligned, key=lambda kernel: kernel.seconds)
+    shapes = ["×".join(map(str, shape)) for shape in worst.shapes if len(shape) > 1][:2]
     shown = " and ".join(shapes) or worst.operator or "shapes not known"
     return Cause(
         "alignment",
@@ -625,7 +625,7 @@ def _is_misaligned(kernel: KernelTime, item_bytes: int) -> bool:
     if kernel.kind != "tensor_core_product" or "mm" not in kernel.operator or kernel.name.startswith("nvjet"):
         return False
     step = _VECTOR_BYTES // item_bytes
-    return any(each[-1] % step for each in _matrices(kernel))
+    return any(factor[-1] % step for factor in _matrices(kernel))
 
 
 def _is_grouped(kernel: KernelTime) -> bool:
@@ -637,13 +637,13 @@ def _is_grouped(kernel: KernelTime) -> bool:
 def _convolved(kernel: KernelTime) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes of a convolution's images and weight; both empty if the kernel is of none."""
     shapes = kernel.shapes[1:] if "backward" in kernel.operator else kernel.shapes
-    is_known = "conv" in kernel.operator and len(shapes) > 1 and all(len(each) > 2 for each in shapes[:2])
+    is_known = "conv" in kernel.operator and len(shapes) > 1 and all(len(shape) > 2 for shape in shapes[:2])
     return (shapes[0], shapes[1]) if is_known else ((), ())
 
 
 def _matrices(kernel: KernelTime) -> list[tuple[int, ...]]:
     """Return the shapes of a product's two factors."""
-    return [each for each in kernel.shapes if len(each) >= 2][-2:]
+    return [shape for shape in kernel.shapes if len(shape) >= 2][-2:]
 
 
 def _flops_of_kernel(kernel: KernelTime) -> float | None:

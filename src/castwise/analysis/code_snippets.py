@@ -55,7 +55,7 @@ def framework_snippets(
     names = row.frameworks
     on_cpu = device_type == "cpu"
     clip, accumulate = _clip_and_accumulation(facts)
-    codes = [each.code for each in rows_of(techniques) if each.code is not None]
+    codes = [technique.code for technique in rows_of(techniques) if technique.code is not None]
     names_optimizer = _optimizer(facts) == "AdamW"  # which transformers has an argument for
     lightning = None if names.lightning is None or (on_cpu and not names.lightning_on_cpu) else names.lightning
     # What names the precision, and a statement before the call, if any.
@@ -143,7 +143,7 @@ def loop_code(row: Precision, spec: TrialSpec, facts: Facts | None = None, gains
     bought = [f"# {', '.join(gains)}"] if gains else []
     if (is_switch and not spec.techniques) or row.name == AS_WRITTEN or (facts is not None and facts.framework):
         return [*(plain if is_switch else []), *bought, *_technique_lines(spec.techniques, spec, facts)]
-    applied = [each.name for each in rows_of(spec.techniques) if not each.unfit_settings("apply")]
+    applied = [technique.name for technique in rows_of(spec.techniques) if not technique.unfit_settings("apply")]
     lines = _applied_lines(row, applied, bought, facts)
     if plain and not spec.techniques and _clip_and_accumulation(facts) == (None, 1):
         lines += ["# or, without castwise:", *plain]
@@ -153,11 +153,11 @@ def loop_code(row: Precision, spec: TrialSpec, facts: Facts | None = None, gains
 def _left_lines(spec: TrialSpec, facts: Facts | None) -> list[str]:
     """Return what castwise.apply leaves of a trial's techniques: lines and arguments, and a loop of its own."""
     rows = rows_of(spec.techniques)
-    left = [each for each in rows if each.unfit_settings("apply")]
-    lines = _technique_lines([each.name for each in left], spec, facts)
-    steps = [each.code.step for each in rows if each not in left and each.code is not None]
+    left = [technique for technique in rows if technique.unfit_settings("apply")]
+    lines = _technique_lines([technique.name for technique in left], spec, facts)
+    steps = [technique.code.step for technique in rows if technique not in left and technique.code is not None]
     lines += [step for step in steps if step.startswith("#")]
-    if needed := [each.name for each in left if each.code is None]:
+    if needed := [technique.name for technique in left if technique.code is None]:
         # A script needs a function that it can call.
         workload = "FILE.py:FUNCTION" if is_object(spec.workload) else spec.workload
         lines.append(f"# castwise tune {workload} --emit train.py writes this loop, with {', '.join(needed)}")
@@ -183,8 +183,8 @@ def _applied_lines(row: Precision, techniques: Sequence[str], bought: Sequence[s
 
 def _technique_lines(techniques: Sequence[str], spec: TrialSpec, facts: Facts | None) -> list[str]:
     """Return the lines and arguments of techniques that are no more than that, for a loop of plain PyTorch."""
-    codes, calls = [each.code for each in rows_of(techniques) if each.code is not None], own_calls(spec, facts)
-    lines = [code.model for code in codes if code.model]
+    codes = [technique.code for technique in rows_of(techniques) if technique.code is not None]
+    calls, lines = own_calls(spec, facts), [code.model for code in codes if code.model]
     for made, usual in (("optimizer", f"your {_optimizer(facts) or 'optimizer'}"), ("loader", "your DataLoader")):
         arguments = ", ".join(filter(None, (getattr(code, made) for code in codes)))
         if arguments:

@@ -191,7 +191,8 @@ def _limit(advice: Advice) -> str:
         return ""
     cause, spec = found.causes[0], found.row.trial.spec
     said = f"{_name(found.row)}: {cause.evidence}"
-    lines = [each.code.loader for each in rows_of([cause.technique]) if each.code is not None and each.code.loader]
+    codes = [technique.code for technique in rows_of([cause.technique]) if technique.code is not None]
+    lines = [code.loader for code in codes if code.loader]
     line = f"; DataLoader(..., {lines[0]})" if lines else ""
     return f"{said}. Try {try_line(cause, spec.techniques)}{line}" if spec.is_script else said
 
@@ -285,13 +286,13 @@ def _with_row(advice: Advice, row: Row) -> Advice:
     """Return advice on a row, with how it compares with the references and with all others."""
     reference, references = advice.reference, references_among(advice.rows)
     assert reference is not None
-    over = {each.precision: row.over(each) for each in references if each is not row and _is_measured(each)}
+    over = {other.precision: row.over(other) for other in references if other is not row and _is_measured(other)}
     memory = None
     if row.peak_allocated_bytes and reference.peak_allocated_bytes:
         memory = row.peak_allocated_bytes / reference.peak_allocated_bytes
     cut = ""
     if _is_run(advice.rows):
-        shortened = (each.trial for each in (row, reference, advice.next) if each and not is_whole(each.trial))
+        shortened = (side.trial for side in (row, reference, advice.next) if side and not is_whole(side.trial))
         cut = next(map(length_in_words, shortened), "")
     return replace(
         advice,
@@ -310,7 +311,7 @@ def _sentence(advice: Advice) -> str:
     spec, row, reference = advice.rows[0].trial.spec, advice.row, advice.reference
     where = f"{spec.workload}, batch {spec.batch_size}"
     where += f" on {spec.world_size} GPUs" if spec.world_size > 1 else ""
-    measured = [each for each in advice.rows if _is_measured(each)]
+    measured = [candidate for candidate in advice.rows if _is_measured(candidate)]
     cut = f" in runs that were cut short ({advice.cut}), so that their end is unknown" if advice.cut else ""
     if advice.decision == "undecided":
         return f"{where}: undecided. {_doubt(advice)}"
@@ -374,8 +375,8 @@ def _doubt(advice: Advice) -> str:
     if not advice.command:
         many = f"after {min(len(row.trials) for row in rows)} rounds"
         return f"{seen}. This machine is too noisy to tell them apart {many}."
-    warnings = (each for row in rows for each in warnings_of_all(row.trials))
-    busy = next((each.brief for each in warnings if each.name == "cpu-starved"), None)
+    warnings = (warning for row in rows for warning in warnings_of_all(row.trials))
+    busy = next((warning.brief for warning in warnings if warning.name == "cpu-starved"), None)
     if busy is None:
         return f"{seen}. More rounds decide: {advice.command}"
     return f"{seen}. Other programs use the CPU ({busy}). Stop them, then run: {advice.command}"
@@ -469,7 +470,7 @@ def _loop_name(row: Row, best: Row) -> str:
     spec, techniques = row.trial.spec, best.trial.spec.techniques
     if spec.techniques == techniques:
         return spec.precision
-    added = [each for each in spec.techniques if each not in techniques]
+    added = [name for name in spec.techniques if name not in techniques]
     return f"{spec.precision} with {join(added) if added else 'fewer techniques'}"
 
 
@@ -572,7 +573,7 @@ def is_clearly_slower(baselines: Sequence[Trial], trials: Sequence[Trial]) -> bo
         has_doubts = any(warning.name in _DOUBTS for warning in warnings_of_all([trial]))
         return ratio <= (1.0 if _is_emulated(trial) else _HOPELESS_WITH_DOUBTS if has_doubts else _HOPELESS)
 
-    return all(ratio <= 1 for _, ratio in alone) and any(is_enough(*each) for each in alone)
+    return all(ratio <= 1 for _, ratio in alone) and any(is_enough(*pair) for pair in alone)
 
 
 def _is_emulated(trial: Trial) -> bool:
@@ -631,12 +632,12 @@ def _options(specs: Sequence[TrialSpec]) -> dict[str, str | int]:
     spec = specs[0]
     script = spec.user_model if spec.is_script else None
     # A loss scale goes to the precisions that scale their loss; if none does, to all.
-    scaling = [each for each in specs if precision_row(each.precision).loss_scale != "none"] or specs
-    scales = ",".join(dict.fromkeys(each.loss_scale for each in scaling))
+    scaling = [other for other in specs if precision_row(other.precision).loss_scale != "none"] or specs
+    scales = ",".join(dict.fromkeys(other.loss_scale for other in scaling))
     in_setting: dict[str, tuple[str | int, str | int]] = {  # each with what needs no option
         "batch_size": (spec.batch_size, 0),
-        "loss_scale": (scales, "" if any(each.changed_loss_scale for each in scaling) else scales),
-        "techniques": (",".join(dict.fromkeys(join(each.techniques) for each in specs)), NONE),
+        "loss_scale": (scales, "" if any(other.changed_loss_scale for other in scaling) else scales),
+        "techniques": (",".join(dict.fromkeys(join(other.techniques) for other in specs)), NONE),
         "gpus": (spec.world_size, 1),
         "nodes_per_trial": (spec.num_nodes, 1),
         "parallelism": (spec.parallelism.replace("ddp", "none"), "none"),
@@ -644,7 +645,7 @@ def _options(specs: Sequence[TrialSpec]) -> dict[str, str | int]:
         "data_set": (spec.data_set if spec.user_model is None else SYNTHETIC, SYNTHETIC),
         "seed": (spec.seed, 0),
     }
-    options: dict[str, str | int] = {"precision": ",".join(dict.fromkeys(each.precision for each in specs))}
+    options: dict[str, str | int] = {"precision": ",".join(dict.fromkeys(other.precision for other in specs))}
     named = in_setting if script is None else ("techniques",)
     options |= {name: in_setting[name][0] for name in named if in_setting[name][0] != in_setting[name][1]}
     options["within"] = "1%"

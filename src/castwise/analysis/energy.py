@@ -95,7 +95,7 @@ def _energy_of_blocks(trial: Trial, *, has_interval: bool) -> Energy | None:
         source = "power × time"
         joules = [None if each.power_watts is None else each.power_watts * each.seconds for each, _ in pairs]
     share = _share_of_steps(trial)
-    known = [share * each for each in joules if each is not None]
+    known = [share * block for block in joules if block is not None]
     if not known or len(known) < len(joules):
         return None
     units = [count for _, count in pairs]
@@ -118,7 +118,7 @@ def _share_of_steps(trial: Trial) -> float:
 
 def _is_mixed(trial: Trial) -> bool:
     """Return whether other configurations' power is in a trial's readings."""
-    return trial.session_id is not None and any(each.seconds < _LONG_ENOUGH_SECONDS for each in trial.readings)
+    return trial.session_id is not None and any(reading.seconds < _LONG_ENOUGH_SECONDS for reading in trial.readings)
 
 
 def _units(trial: Trial) -> list[tuple[TelemetrySummary, float]]:

@@ -24,7 +24,7 @@ _MOST_UNDERFLOW = 0.1
 def flops_of(trials: Sequence[Trial]) -> StepFlops | None:
     """Return the FLOPs of a configuration's step in one process; None if no trial of it has counted any."""
     counted = (trial.ranks[0].flops for trial in trials if trial.ranks)
-    return next((each for each in counted if each is not None and each.total), None)
+    return next((flops for flops in counted if flops is not None and flops.total), None)
 
 
 def model_flops_per_second(trials: Sequence[Trial], step_seconds: float | None) -> float | None:
@@ -66,7 +66,7 @@ def fp8_share(trials: Sequence[Trial]) -> float | None:
 def float8_of(trials: Sequence[Trial]) -> Float8Facts | None:
     """Return what is known of a configuration's layers in FP8, from the process that compared them; None without."""
     found = [trial.facts.float8 for trial in trials if trial.facts is not None and trial.facts.float8 is not None]
-    return next((each for each in found if each.min_sqnr_db is not None), found[0] if found else None)
+    return next((facts for facts in found if facts.min_sqnr_db is not None), found[0] if found else None)
 
 
 def why_inexact(trials: Sequence[Trial]) -> str | None:

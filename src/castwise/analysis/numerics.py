@@ -47,13 +47,13 @@ def lost_here(module: ModuleNumerics, numerics: StepNumerics, precision: Precisi
 
 def lost_share(module: ModuleNumerics, dtype: Dtype, scale: float = 1.0) -> float:
     """Return the share of a module's gradients that underflow, of its weights' or its outputs' the larger one."""
-    return max(underflow_share(each, dtype, scale) for each in (module.weights, module.outputs))
+    return max(underflow_share(gradients, dtype, scale) for gradients in (module.weights, module.outputs))
 
 
 def least_sqnr_db(module: ModuleNumerics) -> float:
     """Return the lower SQNR of a module's outputs and gradients; infinite if neither is known."""
     known = (module.output_sqnr_db, module.gradient_sqnr_db)
-    return min((each for each in known if each is not None), default=math.inf)
+    return min((decibels for decibels in known if decibels is not None), default=math.inf)
 
 
 def worst_first(numerics: StepNumerics, precision: Precision) -> list[ModuleNumerics]:
@@ -81,7 +81,7 @@ def static_scales(numerics: StepNumerics) -> tuple[int, int] | None:
 
 def _finite_scales(numerics: StepNumerics) -> list[int]:
     """Return the powers of two with which no gradient overflows in float16; none if all gradients are zero."""
-    largest = max((each.largest for module in numerics.modules for each in (module.weights, module.outputs)), default=0)
+    largest = max((side.largest for module in numerics.modules for side in (module.weights, module.outputs)), default=0)
     return [power for power in _SCALES if 0 < largest * 2.0**power < _LARGEST_FLOAT16]
 
 

@@ -168,7 +168,7 @@ def rows_of_steps(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     rows = []
     for own in configurations.values():
         spec, loop_speedup, efficiency = own[0].spec, None, None
-        baselines = (each[BASELINE] for each in references_of.values())
+        baselines = (references[BASELINE] for references in references_of.values())
         row = _row(own, references_of[group_of(own[0])], baselines, margin)
         if spec.techniques:
             loop_speedup = speedup_estimate(in_plain_loop.get(comparison_key(own[0], "techniques"), []), own)
@@ -251,16 +251,16 @@ def rows_of_runs(trials: Sequence[Trial]) -> list[Row]:
 
 def over_seeds(runs: Sequence[Row]) -> Row:
     """Return runs that differ in their seed as one: that of the first seed that ended well, with the means of all."""
-    ended = [each for each in runs if each.trial.status == "ok"]
+    ended = [run for run in runs if run.trial.status == "ok"]
     if len(ended) < 2:
         return (ended or runs)[0]
     return replace(
         ended[0],
-        trials=tuple(each.trial for each in ended),
-        throughput_estimate=estimate([each.throughput for each in ended if each.throughput is not None]),
-        speedup_estimate=estimate([each.speedup for each in ended if each.speedup is not None]),
-        peak_allocated_bytes=steady_metrics.largest(each.peak_allocated_bytes for each in ended),
-        peak_reserved_bytes=steady_metrics.largest(each.peak_reserved_bytes for each in ended),
+        trials=tuple(run.trial for run in ended),
+        throughput_estimate=estimate([run.throughput for run in ended if run.throughput is not None]),
+        speedup_estimate=estimate([run.speedup for run in ended if run.speedup is not None]),
+        peak_allocated_bytes=steady_metrics.largest(run.peak_allocated_bytes for run in ended),
+        peak_reserved_bytes=steady_metrics.largest(run.peak_reserved_bytes for run in ended),
     )
 
 
@@ -309,16 +309,16 @@ def _memory_ratios(trials: list[Trial], baselines: list[Trial]) -> list[float]:
     """Return peak over the baseline's peak in the same round, or in its first."""
     by_repeat = {trial.spec.repeat: steady_metrics.peak_allocated_bytes(trial) for trial in baselines}
     first = next((peak for peak in by_repeat.values() if peak), None)
-    pairs = [(steady_metrics.peak_allocated_bytes(each), by_repeat.get(each.spec.repeat) or first) for each in trials]
-    return [peak / baseline_peak for peak, baseline_peak in pairs if peak and baseline_peak]
+    peaks = ((steady_metrics.peak_allocated_bytes(trial), by_repeat.get(trial.spec.repeat)) for trial in trials)
+    return [peak / base for peak, own_base in peaks if peak and (base := own_base or first)]
 
 
 def _incomparable(trial: Trial, baselines: Iterable[list[Trial]]) -> Verdict | None:
     """Return in which fields the most similar float32 configuration differs; None if there is no float32 at all."""
     firsts = [group[0] for group in baselines if group]
     # Among thousands the most similar is likely of the same workload, and a few of those suffice.
-    firsts = [each for each in firsts if each.spec.workload == trial.spec.workload] or firsts
-    found = [_differences(trial, each) for each in firsts[:_MOST_BASELINES]]
+    firsts = [first for first in firsts if first.spec.workload == trial.spec.workload] or firsts
+    found = [_differences(trial, baseline) for baseline in firsts[:_MOST_BASELINES]]
     if not found:
         return None
     words = ("other techniques" if name == "techniques" else f"another {name}" for name in min(found, key=len))

@@ -95,8 +95,8 @@ def warnings_of_all(trials: Sequence[Trial]) -> list[TrialWarning]:
     if len(trials) > 1:
         trials = sorted(trials, key=lambda trial: steady_metrics.spread(trial) or 0.0, reverse=True)
     for trial in trials:
-        for each in warnings_of(trial):
-            found.setdefault(each.name, each)
+        for warning in warnings_of(trial):
+            found.setdefault(warning.name, warning)
     return [found[name] for name in _CHECKS if name in found]
 
 
@@ -207,7 +207,7 @@ def _persistence_off(trial: Trial) -> _Found:
 
 def _ecc_errors(trial: Trial) -> _Found:
     before = trial.gpu_facts.ecc_errors if trial.gpu_facts is not None else None
-    counts = [count for count in (before, *(each.ecc_errors for each in trial.readings)) if count is not None]
+    counts = [count for count in (before, *(reading.ecc_errors for reading in trial.readings)) if count is not None]
     if not counts or max(counts) == 0:
         return None
     known = trial.gpu_facts is not None and not {"gpu", "ecc_errors"} & set(trial.gpu_facts.missing)

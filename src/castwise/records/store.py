@@ -249,15 +249,15 @@ def _check_version(content: bytes) -> None:
 
 def try_to_write(folder: Path) -> None:
     """Write a file into a folder, create the folder if needed, and leave nothing behind."""
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     finally:
-        for each in made:
+        for path in made:
             with suppress(OSError):  # somebody else has begun to use it
-                each.rmdir()
+                path.rmdir()
 
 
 def lock_all(paths: Sequence[Path], held: ExitStack) -> str | None:
@@ -344,4 +344,4 @@ def slug(text: str, kept: str = "") -> str:
 def free_name(name: str, taken: Container[str], before_number: str = " #") -> str:
     """Return a name, with a number from 2 on if it is taken: `resnet50 #2`."""
     numbered = (f"{name}{before_number}{number}" for number in itertools.count(2))
-    return next(each for each in itertools.chain([name], numbered) if each not in taken)
+    return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in taken)

@@ -77,7 +77,7 @@ def without_none(kind: Any) -> Any:
     """Return a type without the None that it may be instead."""
     if get_origin(kind) not in (Union, UnionType):
         return kind
-    (rest,) = (each for each in get_args(kind) if each is not NoneType)
+    (rest,) = (part for part in get_args(kind) if part is not NoneType)
     return rest
 
 

@@ -65,7 +65,9 @@ class PlanFile(FrozenModel):
 def planned_options(options: RunOptions) -> dict[str, Any]:
     """Return a request as a plan file has it."""
     given = (
-        (each.keyword, getattr(options, each.name)) for each in options_of(RunOptions) if each.name not in OF_MACHINE
+        (option.keyword, getattr(options, option.name))
+        for option in options_of(RunOptions)
+        if option.name not in OF_MACHINE
     )
     return {
         keyword: list(value) if isinstance(value, tuple) else value for keyword, value in given if value is not None

@@ -12,12 +12,12 @@ from castwise.spec.options import ParameterGrid, ScriptOptions, SharedOptions, S
 from castwise.spec.user_model import is_script, shown_name, without_secrets
 
 # What an advised command says itself, in the place of a plan, too; and `--again`, which forgets what was just measured.
-_REPLACED = {each.keyword for each in options_of(ParameterGrid)}
+_REPLACED = {option.keyword for option in options_of(ParameterGrid)}
 _REPLACED |= {"nodes_per_trial", "plan", "shard", "rounds", "within", "again"}
 # What other commands have in common with `castwise run`.
 _SHARED = {
-    "why": {each.keyword for kind in (StepOptions, ScriptOptions) for each in options_of(kind)},
-    "accuracy": {each.keyword for each in options_of(SharedOptions)},
+    "why": {option.keyword for kind in (StepOptions, ScriptOptions) for option in options_of(kind)},
+    "accuracy": {option.keyword for option in options_of(SharedOptions)},
 }
 
 
@@ -77,7 +77,7 @@ def advised_line(command: str, workload: str, options: Mapping[str, object], typ
     flagged = {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()}
     for words in kept.values():
         flagged.pop(words[0].partition("=")[0], None)
-    flags = [word for each in flagged.items() for word in each]
+    flags = [word for pair in flagged.items() for word in pair]
     flags += [word for words in kept.values() for word in words]
     named = (typed or TypedLine()).words_of(workload)
     before, after = ([], ["--", *named]) if is_script(workload) else (named, [])

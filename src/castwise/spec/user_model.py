@@ -184,7 +184,7 @@ def script_command(words: Sequence[str]) -> str | None:
     named = ["python" if is_python else program, *words[1:]]
     while is_python and len(named) > 1 and (option := _HARMLESS_OPTION.fullmatch(named[1])):
         del named[1 : 3 if option[1] == "" else 2]
-    launcher = next((each for each in _LAUNCHERS if tuple(named[: len(each)]) == each), ())
+    launcher = next((launcher for launcher in _LAUNCHERS if tuple(named[: len(launcher)]) == launcher), ())
     if not is_python and not launcher:
         if program in _OTHER_LAUNCHERS or any(word.startswith("-") for word in words[1:]):
             raise UsageError(f"castwise cannot start '{words[0]}'. Name the script: castwise run -- python train.py")
@@ -211,7 +211,7 @@ def _parse_script(command: str) -> tuple[list[str], str, list[str]]:
     If what starts it ends with `-m`, it is not a file but a module.
     """
     words = shlex.split(command)
-    launcher = next((each for each in _LAUNCHERS if tuple(words[: len(each)]) == each), ())
+    launcher = next((launcher for launcher in _LAUNCHERS if tuple(words[: len(launcher)]) == launcher), ())
     first = 2 if words[1:2] == ["-m"] else 1
     if launcher:
         after = range(len(launcher), len(words))
@@ -298,12 +298,13 @@ def slow_imports(names: Iterable[str]) -> list[str]:
         text = ""
         with suppress(OSError, UnicodeError):
             text = file.read_text() if file.suffix == ".py" else ""
-        found |= {each for each in _SLOW_IMPORTS if re.search(rf"^\s*(from|import) {each}\b", text, re.MULTILINE)}
-        found |= {each for each in _SLOW_IMPORTS if name.startswith(f"{each}:")}
-        found |= {each for each in _SLOW_IMPORTS if name.startswith(_PICKLE) and each in sys.modules}
+        imported = re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE)
+        found |= _SLOW_IMPORTS.keys() & set(imported)
+        found |= {package for package in _SLOW_IMPORTS if name.startswith(f"{package}:")}
+        found |= {package for package in _SLOW_IMPORTS if name.startswith(_PICKLE) and package in sys.modules}
         if "torchao" in text or (name.startswith(_PICKLE) and "torchao" in sys.modules):
             return []  # it is imported in the trial's process: it asks the GPU
-    return [_SLOW_IMPORTS[each] for each in sorted(found)]
+    return [_SLOW_IMPORTS[package] for package in sorted(found)]
 
 
 def pickle_reference(file: Path, name: str) -> str:
@@ -357,7 +358,7 @@ def locate(reference: str) -> UserModel:
 
 def _parse(written: str) -> tuple[OwnKind, str, str]:
     """Return what a reference names, the file, module or configuration as written, and the function or class."""
-    if any("\ud800" <= each <= "\udfff" for each in written):
+    if any("\ud800" <= character <= "\udfff" for character in written):
         raise UsageError(f"The name '{written}' is not in UTF-8, as names in records are. Rename the file or folder.")
     if is_object(written):
         raise UsageError(

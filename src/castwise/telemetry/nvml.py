@@ -43,7 +43,7 @@ def compute_processes(uuid: str) -> tuple[GpuProcess, ...]:
     """
     with _opened() as nvml:
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid))
-        return tuple(GpuProcess(each.pid, _process_name(each.pid), each.usedGpuMemory) for each in processes)
+        return tuple(GpuProcess(found.pid, _process_name(found.pid), found.usedGpuMemory) for found in processes)
 
 
 def _process_name(pid: int) -> str:

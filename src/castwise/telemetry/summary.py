@@ -213,14 +213,14 @@ def mean_counters(blocks: Sequence[Mapping[str, CounterReading]]) -> tuple[GpuCo
     """
     reasons = {device: each.missing for block in blocks for device, each in block.items() if each.missing}
     why = join_reasons(reasons, max(map(len, blocks), default=0))
-    readings = [each for block in blocks for each in block.values() if each.shares and each.seconds > 0]
+    readings = [reading for block in blocks for reading in block.values() if reading.shares and reading.seconds > 0]
     if not readings:
         return None, why
     means = {}
-    for name in dict.fromkeys(itertools.chain.from_iterable(each.shares for each in readings)):
-        known = [each for each in readings if name in each.shares]
-        means[name] = statistics.fmean((each.shares[name] for each in known), [each.seconds for each in known])
-    num_blocks = sum(any(each.shares for each in block.values()) for block in blocks)
+    for name in dict.fromkeys(itertools.chain.from_iterable(reading.shares for reading in readings)):
+        known = [(reading.shares[name], reading.seconds) for reading in readings if name in reading.shares]
+        means[name] = statistics.fmean(*zip(*known, strict=True))
+    num_blocks = sum(any(reading.shares for reading in block.values()) for block in blocks)
     return GpuCounters(num_blocks=num_blocks, **means), why
 
 

@@ -148,6 +148,10 @@ class TriedChange:
         return 1.0 if self.ratio is None else self.ratio.value
 
     @property
+    def is_accepted(self) -> bool:
+        return self.outcome == "accepted"
+
+    @property
     def was_refused_by_trial(self) -> bool:
         """Return whether a process refused it, and not the constraints of the techniques."""
         return self.outcome == "unsupported" and why_unsupported(self.spec) is None
@@ -234,7 +238,7 @@ class SearchSpace:
 
         Without being asked for, the fastest recipe alone is tried; another one if that is not exact enough.
         """
-        last = {each.change.precision: each for each in tried}
+        last = {attempt.change.precision: attempt for attempt in tried}
         fit = [name for name in names if why_unsupported(Change(precision=name).on(current)) is None]
         if not self.is_fp8_asked_for:
             if find_precision(current.precision).float8_recipe:
@@ -243,8 +247,8 @@ class SearchSpace:
         changes: list[Change] = []
         for name in fit:
             every, large = Change(precision=name), Change(precision=name, techniques=(_LARGE_LAYERS,))
-            refusals = [each.reason for each in tried if each.change == large and each.was_refused_by_trial]
-            is_large_alike = _LARGE_LAYERS not in self.techniques or any(_LARGE_LAYERS in each for each in refusals)
+            refusals = [attempt.reason for attempt in tried if attempt.change == large and attempt.was_refused_by_trial]
+            is_large_alike = _LARGE_LAYERS not in self.techniques or any(_LARGE_LAYERS in reason for reason in refusals)
             changes += [] if is_large_alike else [large]
             changes += [every] if is_large_alike or self.is_fp8_asked_for else []
         return changes
@@ -263,7 +267,7 @@ def allowed_techniques(
 
 def next_stage(tried: Sequence[TriedChange]) -> int:
     """Return how many changes were accepted."""
-    return 1 + max((each.stage for each in tried if each.outcome == "accepted"), default=-1)
+    return 1 + max((attempt.stage for attempt in tried if attempt.is_accepted), default=-1)
 
 
 def change_between(below: TrialSpec, spec: TrialSpec) -> Change:
@@ -325,7 +329,8 @@ def _to_precision(precision: str, new: Sequence[str], tried: Sequence[TriedChang
     alone, both = Change(precision=precision), Change(precision=precision, techniques=(_COMPANION,))
     if _COMPANION not in new or why_unsupported(Change(techniques=(_COMPANION,)).on(current)) is not None:
         return [alone]
-    in_vain = any(each.change == both and each.below == current and each.outcome in _IN_VAIN for each in tried)
+    tried_both = [attempt for attempt in tried if attempt.change == both and attempt.below == current]
+    in_vain = any(attempt.outcome in _IN_VAIN for attempt in tried_both)
     return [both, alone] if in_vain else [both]
 
 
@@ -336,16 +341,16 @@ def _is_open(change: Change, tried: Sequence[TriedChange], current: TrialSpec) -
         return True
     if last.stage == next_stage(tried) or last.outcome in ("accepted", "failed", "too large"):
         return False
-    since = [each for each in tried if each.outcome == "accepted" and each.stage >= last.stage]
+    since = [attempt for attempt in tried if attempt.is_accepted and attempt.stage >= last.stage]
     if last.outcome == "unsupported":
         if not last.was_refused_by_trial:
             return True  # the constraints of the techniques are checked without a trial
-        return any(may_enable(each.change, each.below, change, last.reason) for each in since)
-    interacting = [each for each in since if change.interacts_with(each.change)]
+        return any(may_enable(attempt.change, attempt.below, change, last.reason) for attempt in since)
+    interacting = [attempt for attempt in since if change.interacts_with(attempt.change)]
     if change.precision is not None:
         return bool(interacting) and _may_catch_up(last, since, interacting, current)
     # What it saved is a larger share of a step that has become shorter.
-    saved = (1 - 1 / last.speedup) * math.prod(each.speedup for each in since)
+    saved = (1 - 1 / last.speedup) * math.prod(attempt.speedup for attempt in since)
     return bool(interacting) or saved >= LEAST_GAIN
 
 
@@ -353,9 +358,10 @@ def _may_catch_up(
     last: TriedChange, since: Sequence[TriedChange], interacting: Sequence[TriedChange], current: TrialSpec
 ) -> bool:
     """Return whether a precision was near enough to the accepted one, given what may have hidden its gain."""
-    rival = next((each.speedup for each in since if each.stage == last.stage and each.change.precision), 1.0)
+    rivals = (attempt for attempt in since if attempt.stage == last.stage and attempt.change.precision)
+    rival = next((attempt.speedup for attempt in rivals), 1.0)
     # A change that removed waiting time may have done so for this precision alone.
-    hidden = math.prod(each.speedup for each in interacting if each.change.removes_waiting)
+    hidden = math.prod(attempt.speedup for attempt in interacting if attempt.change.removes_waiting)
     adds_casts = precision_row(last.spec.precision).is_16_bit and not precision_row(current.precision).is_16_bit
     least = _HOPELESS_COMPILED if is_compiled(current) else _HOPELESS
     return last.speedup / rival * hidden >= (_HOPELESS_WITH_CASTS if adds_casts else least)
@@ -374,9 +380,9 @@ def _has_refused_part(pair: Change, tried: Sequence[TriedChange], current: Trial
 
 def _last_try(change: Change, tried: Sequence[TriedChange]) -> TriedChange | None:
     """Return the last try of a change; for a precision alone that with its companion counts, unless it was in vain."""
-    for each in reversed(tried):
-        if each.change == change:
-            return each
-        if change.precision and not change.techniques and each.change.precision == change.precision:
-            return None if each.outcome in _IN_VAIN else each
+    for attempt in reversed(tried):
+        if attempt.change == change:
+            return attempt
+        if change.precision and not change.techniques and attempt.change.precision == change.precision:
+            return None if attempt.outcome in _IN_VAIN else attempt
     return None

@@ -85,7 +85,7 @@ class TuningSteps:
         """Find the fastest configuration, and the fastest within the memory limit if there is one."""
         start, memory_bytes = self.space.start, self.space.memory_bytes
         # Speed-ups are given over fp32, too.
-        others = [each for each in (self.space.fp32,) if each is not None and self._is_supported(each)]
+        others = [spec for spec in (self.space.fp32,) if spec is not None and self._is_supported(spec)]
         while (yield from self._screen_once(start, others, loop_name(start))) is None:
             pass  # a session for each group that fits
         self.space = self.space.for_layers(self.measured.layers(start))
@@ -93,13 +93,13 @@ class TuningSteps:
         ending: Ending = "failed"
         if self.measured.is_ok(start) or self.measured.is_out_of_memory(start):
             tried, ending = yield from self._find_fastest()
-            winner = next((each.spec for each in reversed(tried) if each.outcome == "accepted"), start)
+            winner = next((attempt.spec for attempt in reversed(tried) if attempt.is_accepted), start)
             if not self.measured.is_ok(winner):
                 ending = "failed"
             elif self.measured.held_bytes(winner) > memory_bytes:
                 self.limit = memory_bytes
                 limited, ending = yield from self._find_fitting(winner, tried, ending)
-                tried += [replace(each, limited=True) for each in limited]
+                tried += [replace(attempt, limited=True) for attempt in limited]
         return Done(ending, tuple(tried), tuple(unique(self.used)))
 
     # The path upwards
@@ -118,7 +118,7 @@ class TuningSteps:
             relevant = tried
             if self.measured.is_ok(current):
                 # What failed on a configuration that ran out of memory may run on one that does not.
-                relevant = [each for each in tried if self.measured.is_ok(each.below) or each.outcome == "accepted"]
+                relevant = [attempt for attempt in tried if attempt.is_accepted or self.measured.is_ok(attempt.below)]
             changes = self._space_of(current).candidates(current, relevant)
             if not changes:
                 break
@@ -272,7 +272,7 @@ class TuningSteps:
             else:
                 outcome, reason = self.measured.outcome(spec, ratio, self.limit)
                 found.append(TriedChange(stage, change, current, spec, ratio, outcome, reason))
-        if reached and not any(each.outcome == "accepted" for each in found):  # a part of one was: the rest stays open
+        if reached and not any(attempt.is_accepted for attempt in found):  # a part of one was: the rest stays open
             ratio = self.measured.first_ratio(current, reached[-1])
             found.append(TriedChange(stage, total, current, reached[-1], ratio, "accepted"))
         return found
@@ -311,7 +311,7 @@ class TuningSteps:
                     below = spec
             top = self._top_in_doubt(path)
             choices = (unique(doubtful), top if doubtful and self._may_repeat(top) else [])
-            specs = next((each for each in choices if each and self._fits(each)), None)
+            specs = next((choice for choice in choices if choice and self._fits(choice)), None)
             if specs is None:
                 return
             yield from self._measure(specs, "is each change faster?")
@@ -347,22 +347,22 @@ class TuningSteps:
                 tried = replace(tried, outcome="unproven")
             found.append(tried)
             stages[key_of(spec)] = len(accepted) - 1
-        for each in explored:
-            stage = stages[key_of(each.below)]
-            if not self.measured.of(each.spec):  # it is unsupported, or no time was left for it
-                found.append(replace(each, stage=stage))
-            elif key_of(each.spec) not in stages:
-                tried = self._compared(stage, accepted[stage], each.spec)
-                if key_of(each.below) != key_of(accepted[stage]):
-                    reason = f"{tried.reason}; measured next to {loop_name(each.below)}, which was not accepted"
+        for attempt in explored:
+            stage = stages[key_of(attempt.below)]
+            if not self.measured.of(attempt.spec):  # it is unsupported, or no time was left for it
+                found.append(replace(attempt, stage=stage))
+            elif key_of(attempt.spec) not in stages:
+                tried = self._compared(stage, accepted[stage], attempt.spec)
+                if key_of(attempt.below) != key_of(accepted[stage]):
+                    reason = f"{tried.reason}; measured next to {loop_name(attempt.below)}, which was not accepted"
                     tried = replace(tried, reason=reason)
                 if tried.outcome == "second best" and stage == len(accepted) - 1:  # nothing was better
                     tried = replace(tried, outcome="unproven")
                 found.append(tried)
         once: dict[tuple[int, Key], TriedChange] = {}
-        for each in found:
-            once.setdefault((each.stage, key_of(each.spec)), each)
-        return sorted(once.values(), key=lambda each: (each.stage, each.outcome != "accepted"))
+        for attempt in found:
+            once.setdefault((attempt.stage, key_of(attempt.spec)), attempt)
+        return sorted(once.values(), key=lambda attempt: (attempt.stage, not attempt.is_accepted))
 
     def _compared(self, stage: int, below: TrialSpec, spec: TrialSpec) -> TriedChange:
         ratio = self.measured.ratio(below, spec)
@@ -385,17 +385,20 @@ class TuningSteps:
         others = [Change(techniques=(row.name,)) for row in rows_of(self.space.techniques) if row.only_saves_memory]
         are_all_known = not any(self._is_supported(change.on(self.space.start)) for change in others)
         shares: dict[str, float] = {}
-        for each in tried:
-            if each.ratio is not None:
-                name = "precision" if each.change.precision else each.change.name  # there is one precision at a time
-                share = self.measured.held_bytes(each.spec) / self.measured.held_bytes(each.below)
+        for attempt in tried:
+            if attempt.ratio is not None:
+                # There is one precision at a time.
+                name = "precision" if attempt.change.precision else attempt.change.name
+                share = self.measured.held_bytes(attempt.spec) / self.measured.held_bytes(attempt.below)
                 shares[name] = min(shares.get(name, 1.0), share)
         if are_all_known and self.measured.held_bytes(self.space.start) * math.prod(shares.values()) > self.limit:
             return batches, ending
         found, ending = yield from self._find_fastest()
-        known = {(key_of(each.below), key_of(each.spec)) for each in tried}
+        known = {(key_of(attempt.below), key_of(attempt.spec)) for attempt in tried}
         new = [
-            each for each in found if each.outcome == "accepted" or (key_of(each.below), key_of(each.spec)) not in known
+            attempt
+            for attempt in found
+            if attempt.is_accepted or (key_of(attempt.below), key_of(attempt.spec)) not in known
         ]
         return [*batches, *new], ending
 
@@ -430,12 +433,12 @@ class TuningSteps:
     def _compared_batches(self, winner: TrialSpec, specs: Sequence[TrialSpec], stage: int) -> list[TriedChange]:
         """Return what came of smaller batches: the fastest that fits is accepted, whatever it costs, the others not."""
         found = [self._compared(stage, winner, spec) for spec in specs]
-        fitting = [each for each in found if each.ratio is not None and each.outcome != "too large"]
-        best = max(fitting, key=lambda each: self._merit(winner, each.spec), default=None)
-        for each in fitting:
-            shown = replace(each, ratio=self.measured.shown_ratio(winner, each.spec), reason=ONE_PROCESS)
-            found[found.index(each)] = replace(shown, outcome="accepted" if each is best else "second best")
-        return sorted(found, key=lambda each: (each.outcome != "accepted", -each.spec.batch_size))
+        fitting = [attempt for attempt in found if attempt.ratio is not None and attempt.outcome != "too large"]
+        best = max(fitting, key=lambda attempt: self._merit(winner, attempt.spec), default=None)
+        for attempt in fitting:
+            shown = replace(attempt, ratio=self.measured.shown_ratio(winner, attempt.spec), reason=ONE_PROCESS)
+            found[found.index(attempt)] = replace(shown, outcome="accepted" if attempt is best else "second best")
+        return sorted(found, key=lambda attempt: (not attempt.is_accepted, -attempt.spec.batch_size))
 
     # Sessions
 
@@ -451,4 +454,4 @@ class TuningSteps:
 
 
 def _lacks_time(tried: Iterable[TriedChange]) -> bool:
-    return any(each.outcome == "not tried" for each in tried)
+    return any(attempt.outcome == "not tried" for attempt in tried)

@@ -69,7 +69,7 @@ class Measurements:
         by_key = dict(self.by_key)
         for trial in trials:
             key = key_of(trial.spec)
-            by_key[key] = tuple(sorted((*by_key.get(key, ()), trial), key=lambda each: each.spec.repeat))
+            by_key[key] = tuple(sorted((*by_key.get(key, ()), trial), key=lambda trial: trial.spec.repeat))
         sessions = (*self.sessions, frozenset(map(key_of, session))) if session else self.sessions
         return Measurements(by_key, sessions)
 
@@ -130,9 +130,9 @@ class Measurements:
     def what_bounds(self, spec: TrialSpec) -> str:
         """Return in words what bounds a configuration; empty if neither a profile nor readings show it."""
         found: list[str] = []
-        for each in diagnose(rows_of_steps(self.of(spec))):
-            found += [each.bound] if each.profile is not None else []
-            found += [cause.evidence for cause in each.causes]
+        for diagnosis in diagnose(rows_of_steps(self.of(spec))):
+            found += [diagnosis.bound] if diagnosis.profile is not None else []
+            found += [cause.evidence for cause in diagnosis.causes]
         power = power_limit_of(self.of(spec))
         if power is not None and power.slowdown is not None:
             found.append(
@@ -149,7 +149,7 @@ class Measurements:
             return None
         shared = self._shared_sessions([below, spec])
         sides = (
-            [trial for trial in self.of(each) if not shared or trial.session_id in shared] for each in (below, spec)
+            [trial for trial in self.of(side) if not shared or trial.session_id in shared] for side in (below, spec)
         )
         return _per_unit(speedup_estimate(*sides), below, spec)
 
@@ -161,10 +161,10 @@ class Measurements:
         sessions = self._shared_sessions([below, spec, *others]) or self._shared_sessions([below, spec])
         first = next((trial.session_id for trial in self.of(spec) if trial.session_id in sessions), None)
         known = {}
-        for each in (below, spec):
-            trials = self.of(each)
+        for side in (below, spec):
+            trials = self.of(side)
             ids = [trial.session_id for trial in trials]
-            known[key_of(each)] = trials[: ids.index(first) + 1] if first is not None and first in ids else trials
+            known[key_of(side)] = trials[: ids.index(first) + 1] if first is not None and first in ids else trials
         return Measurements(known).ratio(below, spec)
 
     def shown_ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:

@@ -30,10 +30,10 @@ class BatchPoint:
 
 def next_batch(measured: Sequence[BatchPoint], limit_bytes: float, *, compiles: bool = False) -> int | None:
     """Return the batch to try next, given those measured; None if no other one promises anything."""
-    by_size = sorted(measured, key=lambda each: each.batch_size)
-    fits = [each for each in by_size if each.held_bytes <= limit_bytes]
-    above = [each for each in by_size if not fits or each.batch_size > fits[-1].batch_size]
-    if not above or not any(math.isfinite(each.held_bytes) for each in by_size):
+    by_size = sorted(measured, key=lambda point: point.batch_size)
+    fits = [point for point in by_size if point.held_bytes <= limit_bytes]
+    above = [point for point in by_size if not fits or point.batch_size > fits[-1].batch_size]
+    if not above or not any(math.isfinite(point.held_bytes) for point in by_size):
         return None
     predicted = min(_predict(fits, above, _AIM * limit_bytes), above[0].batch_size - 1)
     aligned = predicted // _MULTIPLE * _MULTIPLE
@@ -47,7 +47,7 @@ def next_batch(measured: Sequence[BatchPoint], limit_bytes: float, *, compiles: 
 
 def _predict(fits: Sequence[BatchPoint], above: Sequence[BatchPoint], aim_bytes: float) -> int:
     """Return the batch at which the line through the two nearest batches reaches an amount of memory."""
-    near = [each for each in (*fits[-1:], *above) if math.isfinite(each.held_bytes)][:2]
+    near = [point for point in (*fits[-1:], *above) if math.isfinite(point.held_bytes)][:2]
     if len(near) < 2:
         if fits:
             return (fits[-1].batch_size + above[0].batch_size) // 2
@@ -61,7 +61,7 @@ def _predict(fits: Sequence[BatchPoint], above: Sequence[BatchPoint], aim_bytes:
 
 def _predicted_speedup(fits: BatchPoint, above: Sequence[BatchPoint], size: int) -> float:
     """Return how many times as fast as the batch that fits a larger one would be, if step time is linear."""
-    timed = next((each for each in above if each.rate is not None), None)
+    timed = next((point for point in above if point.rate is not None), None)
     if fits.rate is None or timed is None or timed.rate is None:
         return size / fits.batch_size
     fits_step, timed_step = fits.batch_size / fits.rate, timed.batch_size / timed.rate

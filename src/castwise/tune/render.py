@@ -71,10 +71,10 @@ def speedup_words(result: TuningResult, row: FlatRow) -> str:
 def patch(result: TuningResult, spec: TrialSpec) -> str:
     """Return what to change in a loop to get a configuration, with what each accepted change bought."""
     gains: dict[str, str] = {}
-    for each in result.tried:
-        if each.outcome == "accepted" and each.ratio is not None:
-            parts = [*filter(None, (each.change.precision,)), *each.change.techniques]
-            bought = f"{each.change.name}: {format_ratio(each.ratio.value)}"
+    for attempt in result.tried:
+        if attempt.is_accepted and attempt.ratio is not None:
+            parts = [*filter(None, (attempt.change.precision,)), *attempt.change.techniques]
+            bought = f"{attempt.change.name}: {format_ratio(attempt.ratio.value)}"
             gains |= {name: bought for name in parts if name in (spec.precision, *spec.techniques)}
     trials = result.measured.of(spec) or result.measured.of(result.start)
     facts = trials[0].facts if trials else None
@@ -107,12 +107,12 @@ def _table(result: TuningResult, *, has_all: bool) -> DataTable[FlatRow]:
     left_out |= {"fp32_speedup"} if result.fp32 is None else set()
     start = result.start.precision
     columns = [
-        replace(each, title=f"over {start}", short=f"× {start}") if each.name == "total_speedup" else each
-        for each in COLUMNS
-        if each.name not in left_out
+        replace(field, title=f"over {start}", short=f"× {start}") if field.name == "total_speedup" else field
+        for field in COLUMNS
+        if field.name not in left_out
     ]
     if has_all:
-        shown = [each for each in columns if each.place != "files" or each.name == "peak_reserved_bytes"]
+        shown = [field for field in columns if field.place != "files" or field.name == "peak_reserved_bytes"]
         return DataTable(shown, result.rows)
     first = ("tried", "speedup", "throughput_per_second")
     return short_table_of(short_columns(columns), accepted_rows(result), first, wraps=("tried",))
@@ -188,9 +188,9 @@ def _doubts(result: TuningResult, spec: TrialSpec) -> str:
 
 def _disturbed(result: TuningResult) -> list[str]:
     """Return what looked faster and was not proven because something disturbed the machine."""
-    may_be_faster = [each for each in result.tried if each.outcome == "unproven" and each.speedup > PROMISING]
-    top = max(may_be_faster, key=lambda each: each.speedup, default=None)
-    if top is None:
+    unproven = [attempt for attempt in result.tried if attempt.outcome == "unproven"]
+    top = max(unproven, key=lambda attempt: attempt.speedup, default=None)
+    if top is None or top.speedup <= PROMISING:
         return []
     doubts = _doubts(result, top.spec) or ("" if result.measured.agrees(top.below, top.spec) else DRIFTED)
     if not doubts:
@@ -209,7 +209,7 @@ def bounds(result: TuningResult) -> list[str]:
     if result.ending == "failed":
         return []
     loops = (result.start, *filter(None, (result.fp32,)), result.winner)
-    measured = unique(each for each in loops if result.measured.is_ok(each))
+    measured = unique(spec for spec in loops if result.measured.is_ok(spec))
     return [f"{loop_name(spec)}: {said}." for spec in measured if (said := result.measured.what_bounds(spec))]
 
 

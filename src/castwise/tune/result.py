@@ -37,7 +37,7 @@ class TuningResult:
 
     @property
     def path(self) -> list[TrialSpec]:
-        return [self.start, *(each.spec for each in self.tried if each.outcome == "accepted" and not each.limited)]
+        return [self.start, *(attempt.spec for attempt in self.tried if attempt.is_accepted and not attempt.limited)]
 
     @property
     def winner(self) -> TrialSpec:
@@ -46,7 +46,7 @@ class TuningResult:
     @property
     def was_compared(self) -> bool:
         """Return whether any change was compared with the plain loop, or made it run."""
-        return any(each.ratio is not None or each.outcome == "accepted" for each in self.tried)
+        return any(attempt.ratio is not None or attempt.is_accepted for attempt in self.tried)
 
     @cached_property
     def measured(self) -> Measurements:
@@ -61,13 +61,13 @@ class TuningResult:
         rows = [self.row_of(self.start)]
         if self.fp32 is not None and self.measured.of(self.fp32):
             rows.append(self.row_of(self.fp32))
-        named = {each.change for each in self.tried if self.measured.of(each.spec)}
-        for each in self.tried:
-            if each.outcome == "unsupported" and not self.measured.of(each.spec):
-                if len(each.change.parts) > 1 or each.change in named:
+        named = {attempt.change for attempt in self.tried if self.measured.of(attempt.spec)}
+        for attempt in self.tried:
+            if attempt.outcome == "unsupported" and not self.measured.of(attempt.spec):
+                if len(attempt.change.parts) > 1 or attempt.change in named:
                     continue
-                named.add(each.change)
-            rows.append(self.row_of(each.spec, each))
+                named.add(attempt.change)
+            rows.append(self.row_of(attempt.spec, attempt))
         return rows
 
     def row_of(self, spec: TrialSpec, tried: TriedChange | None = None) -> FlatRow:

@@ -209,7 +209,8 @@ def source_of(request: TuneOptions) -> tuple[str, Recipe] | None:
     wanted = None if asked is None else asked.removeprefix(SYNTHETIC_PREFIX)
     for suite in map(find_suite, SUITE_NAMES):
         for cells in suite.cells:
-            if name in {find_workload(each).name for each in cells.workloads} and wanted in (None, cells.data_set):
+            names = {find_workload(workload).name for workload in cells.workloads}
+            if name in names and wanted in (None, cells.data_set):
                 return asked or cells.data_set, suite.recipes[cells.recipe]
     if request.training or str(asked).startswith(SYNTHETIC_PREFIX):
         raise UsageError(
