@@ -3,7 +3,7 @@
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from castwise.emit.source import copy_definitions
@@ -77,17 +77,16 @@ def _import_block(statements: Iterable[str]) -> str:
     for statement in statements:
         module, found, name = statement.partition(" import ")
         names.setdefault(module, set()).update(name.split(", ") if found else ())
-    lines = [_import(module, sorted(parts)) for module, parts in names.items()]
+    lines = []
+    for module, parts in names.items():
+        listed = ", ".join(sorted(parts))
+        line = f"{module} import {listed}" if listed else module
+        if len(line) > _WIDTH:
+            wrapped = textwrap.fill(f"{listed},", _WIDTH, initial_indent="    ", subsequent_indent="    ")
+            line = f"{module} import (\n{wrapped}\n)"
+        lines.append(line)
     blocks: tuple[list[str], list[str]] = ([], [])
     for line in sorted(lines, key=lambda line: (line.startswith("from"), line)):
         package = line.split()[1].partition(".")[0]
         blocks[package not in sys.stdlib_module_names].append(line)
     return "\n\n".join("\n".join(block) for block in blocks if block)
-
-
-def _import(module: str, names: Sequence[str]) -> str:
-    statement = f"{module} import {', '.join(names)}" if names else module
-    if len(statement) <= _WIDTH:
-        return statement
-    listed = textwrap.fill(f"{', '.join(names)},", _WIDTH, initial_indent="    ", subsequent_indent="    ")
-    return f"{module} import (\n{listed}\n)"

@@ -6,7 +6,7 @@ not imported: it may import torch.
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
@@ -130,18 +130,16 @@ def _copy(roots: Iterable[str], without: frozenset[str], unread: frozenset[str])
     return sorted(imports), "\n\n\n".join(filter(None, [defined, *_texts(taken, without, unread)]))
 
 
-def _texts(taken: Mapping[str, Iterable[str]], without: frozenset[str], unread: frozenset[str]) -> Iterator[str]:
-    """Yield the texts of definitions, by module; one that several modules have only once."""
-    yielded: dict[str, str] = {}
+def _texts(taken: Mapping[str, Iterable[str]], without: frozenset[str], unread: frozenset[str]) -> Iterable[str]:
+    """Return the texts of definitions, by module; one that several modules have only once."""
+    texts: dict[str, str] = {}
     for module, names in taken.items():
         definitions = _parse(module, without, unread).definitions
         for name in sorted(names, key=lambda name: definitions[name].line):
             text = definitions[name].text
-            if yielded.get(name, text) != text:
+            if texts.setdefault(name, text) != text:
                 raise ValueError(f"{name} of {module} is another one than that of a module before it")
-            if text not in yielded.values():
-                yield text
-            yielded[name] = text
+    return dict.fromkeys(texts.values())
 
 
 @lru_cache
