@@ -94,15 +94,6 @@ def test_a_row_sets_something_that_exists(row: Technique) -> None:
 
 
 @every_technique
-def test_a_row_names_rows(row: Technique) -> None:
-    names = {each.name for each in TECHNIQUES} - {row.name}
-    related = {*row.excludes, *row.tried_with, *row.interacts_with}
-    related |= {row.requires, row.required_on_several_gpus, row.tried_after}
-    assert related - {"", "precision"} <= names
-    assert bool(row.absent_in) == bool(row.acts_on)
-
-
-@every_technique
 def test_functions_that_change_a_model_exist_and_can_be_copied(row: Technique, tmp_path: Path) -> None:
     for change in step_config_of([row.name]).model_changes:
         assert callable(resolve_name(change.function))

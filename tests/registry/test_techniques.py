@@ -46,6 +46,7 @@ def test_a_row_names_other_rows_that_exist(row: Technique) -> None:
     assert row.name not in SETS
     related = {row.requires, row.required_on_several_gpus, row.tried_after, *row.tried_with, *row.interacts_with}
     assert {*row.excludes, *related} <= {*NAMES, PRECISION, ""} - {row.name}
+    assert bool(row.absent_in) == bool(row.acts_on)
     assert row.numerics != "shape" or all(row.name not in members for members in SETS.values()), "only if it is named"
 
 
