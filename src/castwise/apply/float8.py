@@ -57,7 +57,7 @@ def convert_linear_layers(model: nn.Module, recipe: str) -> None:
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's own name
             return hide_words(super().forward(input), self)
 
-    padded = {name: each for name, each in model.named_modules() if isinstance(each, PaddedDecoder)}
+    padded = {name: layer for name, layer in model.named_modules() if isinstance(layer, PaddedDecoder)}
     convert_to_float8_training(model, module_filter_fn=fits_float8, config=Float8LinearConfig.from_recipe_name(recipe))
     for name, before in padded.items():  # torchao's layer knows of no padding
         decoder: Any = model.get_submodule(name)
@@ -193,7 +193,7 @@ def _compare(
     from torchao.float8.float8_scaling_utils import get_maybe_axiswise_dim, hp_tensor_to_float8_dynamic
 
     config = layer.config
-    data, gradient = (each.to(torch.bfloat16).flatten(0, -2) for each in (data, gradient))
+    data, gradient = (tensor.to(torch.bfloat16).flatten(0, -2) for tensor in (data, gradient))
     gradient = nn.functional.pad(gradient, (0, layer.out_features - gradient.shape[-1]))  # of a padded decoder
     weight = layer.weight.detach()
     with torch.autocast(data.device.type, enabled=False):

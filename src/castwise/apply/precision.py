@@ -305,7 +305,7 @@ class ShardedWeights(Weights):
         super().__init__(model)
         shards = dict(model.named_parameters())
         # Without keeping whole weights alive, which only a user's optimizer does.
-        self._shard_of = WeakIdKeyDictionary({each: shards[name] for name, each in whole.items()})
+        self._shard_of = WeakIdKeyDictionary({weight: shards[name] for name, weight in whole.items()})
 
     def stepped_for(self, parameter: Tensor) -> Tensor:
         stepped: Tensor = self._shard_of.get(parameter, parameter)  # type: ignore[no-untyped-call]

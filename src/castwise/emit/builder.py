@@ -67,7 +67,7 @@ def _file(docstring: str, imports: Iterable[str], body: str, local: Iterable[str
     """Return the text of a file; what it imports from the second file comes last."""
     if re.search(r"\bnn\.", body):
         imports = {*imports, "from torch import nn"}
-    top = "\n\n".join([f'"""{docstring}"""', *(_import_block(each) for each in (imports, local) if each)])
+    top = "\n\n".join([f'"""{docstring}"""', *(_import_block(block) for block in (imports, local) if block)])
     return f"{top}{body.rstrip()}\n"
 
 

@@ -94,12 +94,12 @@ def _copy(roots: Iterable[str], without: frozenset[str], unread: frozenset[str])
     errors: set[str] = set()
     taken: dict[str, set[str]] = {}  # names by module, in the order in which modules have to stand
 
-    def place(module: str) -> None:
+    def add_module(module: str) -> None:
         """Give a module its place, after all modules that it imports."""
         if module not in taken and module != _ERRORS_MODULE:
-            for each in _parse(module, without, unread).imports.values():
-                if each.is_own:
-                    place(each.module)
+            for imported in _parse(module, without, unread).imports.values():
+                if imported.is_own:
+                    add_module(imported.module)
             taken[module] = set()
 
     def take(module: str, name: str) -> None:
@@ -110,7 +110,7 @@ def _copy(roots: Iterable[str], without: frozenset[str], unread: frozenset[str])
         parsed = _parse(module, without, unread)
         if name not in parsed.definitions:
             raise KeyError(f"{module} does not define {name}")
-        place(module)
+        add_module(module)
         if name in taken[module]:
             return
         taken[module].add(name)
@@ -192,10 +192,10 @@ def _read(node: ast.stmt, lines: list[str], without: frozenset[str], unread: fro
     while first > 1 and lines[first - 2].startswith("#"):
         first -= 1
     left_out = _left_out(node, without, unread)
-    unused = {id(inner) for each in left_out for inner in ast.walk(each)}
+    unused = {id(inner) for part in left_out for inner in ast.walk(part)}
     own = [n for n in ast.walk(node) if isinstance(n, ast.ImportFrom) and str(n.module).startswith(_PACKAGE)]
-    imports = {name: each for inner in own if id(inner) not in unused for name, each in _imported(inner).items()}
-    dropped = {number for each in (*own, *left_out) for number in _lines_of(each, lines)}
+    imports = {name: source for inner in own if id(inner) not in unused for name, source in _imported(inner).items()}
+    dropped = {number for part in (*own, *left_out) for number in _lines_of(part, lines)}
     last = node.end_lineno or node.lineno
     text = "\n".join(lines[number - 1] for number in range(first, last + 1) if number not in dropped)
     return _Definition(_FOR_CHECKERS.sub("", text).rstrip(), first, _names(node, unused), imports)
@@ -206,7 +206,7 @@ def _left_out(node: ast.stmt, without: frozenset[str], unread: frozenset[str]) -
     branches = [inner for inner in ast.walk(node) if isinstance(inner, ast.If) and without & _names(inner)]
     assert not any(branch.orelse for branch in branches), "it would be left out, too"
     members = node.body if isinstance(node, ast.ClassDef) else []
-    return [*branches, *(each for each in members if isinstance(each, ast.FunctionDef) and each.name in unread)]
+    return [*branches, *(member for member in members if isinstance(member, ast.FunctionDef) and member.name in unread)]
 
 
 def _lines_of(node: ast.stmt, lines: list[str]) -> range:
@@ -219,7 +219,7 @@ def _lines_of(node: ast.stmt, lines: list[str]) -> range:
 def _first_line(node: ast.stmt) -> int:
     """Return the line in which a statement begins, with its decorators."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(each.lineno for each in decorators)])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _names(node: ast.AST, unused: Collection[int] = ()) -> set[str]:

@@ -222,8 +222,8 @@ def find_layout(data_set: DataSet, data_dir: Path) -> DataSet:
         missing[layout] = [file for file in layout.files if _path(layout, data_dir, file) is None]
         if not missing[layout]:
             return layout
-    nearest = max(missing, key=lambda each: len(each.files) - len(missing[each]))
-    raise _missing(nearest, data_dir, missing[nearest][0], tuple(each for each in missing if each is not nearest))
+    nearest = max(missing, key=lambda layout: len(layout.files) - len(missing[layout]))
+    raise _missing(nearest, data_dir, missing[nearest][0], tuple(layout for layout in missing if layout is not nearest))
 
 
 def find_file(data_set: DataSet, data_dir: Path, part: str) -> Path:

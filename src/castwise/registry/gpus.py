@@ -49,7 +49,7 @@ def _row(  # noqa: PLR0913, PLR0917  a line of the table
     }
     bandwidth = float(round(bandwidth_gigabytes_per_second * 1e9))
     both = megahertz if isinstance(megahertz, tuple) else (megahertz, megahertz)
-    clocks = [None if each is None else each * 1e6 for each in both]
+    clocks = [None if clock is None else clock * 1e6 for clock in both]
     return GpuModel(names, capability, memory_gigabytes, bandwidth, peaks, clocks[0], clocks[1], source)
 
 

@@ -42,7 +42,7 @@ def find_published(name: str) -> PublishedMachine:
     Raises:
         UsageError: No source has figures of it; the message says if one names it and has plots only.
     """
-    suites = [find_suite(each) for each in SUITE_NAMES]
+    suites = list(map(find_suite, SUITE_NAMES))
     gpus = list(dict.fromkeys(figure.gpu for suite in suites for figure in suite.published))
     wanted = _letters(name)
     found = [gpu for gpu in gpus if wanted and _letters(gpu).endswith(wanted)]
@@ -50,7 +50,7 @@ def find_published(name: str) -> PublishedMachine:
     if any(letter.isdigit() for letter in wanted):  # "GTX" alone names no GPU
         plots_only = [suite for suite in suites if not suite.published and wanted in _letters(suite.machine)]
     if len(found) == 1:
-        figures = [_published(suite, each) for suite in suites for each in suite.published if each.gpu == found[0]]
+        figures = [_published(suite, one) for suite in suites for one in suite.published if one.gpu == found[0]]
         notes = [
             f"{suite.name}: the source names it and gives no figure in numbers ({suite.source})" for suite in plots_only
         ]

@@ -217,7 +217,7 @@ def parse_suite(text: str, origin: str) -> Suite:
         raise UsageError(f"'{origin}' is no TOML: {error}.") from None
     except ValidationError as error:
         # A key that is misspelt is also one that is missing: the first is what the user wrote.
-        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+        first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise UsageError(f"'{origin}': {where}: {first['msg']}.") from None
     except UsageError as error:

@@ -22,5 +22,5 @@ _WITHOUT_VARIABLES = ("tensorboard", "tensorboardX", "lightning", "pytorch_light
 def trackers_off() -> list[str]:
     """Return the installed packages whose runs castwise keeps from the user's places."""
     names = dict.fromkeys([*TRACKER_MODES, *TRACKER_PLACES, *_WITHOUT_VARIABLES])
-    kept = {name for name, variables in TRACKER_MODES.items() if any(each in os.environ for each in variables)}
+    kept = {name for name, variables in TRACKER_MODES.items() if any(variable in os.environ for variable in variables)}
     return [name for name in names if name not in kept and importlib.util.find_spec(name) is not None]

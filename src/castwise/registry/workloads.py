@@ -399,7 +399,7 @@ def at_length(row: Workload, length: int) -> Workload:
     """
     options = dict(row.options)
     if row.longest is None:
-        names = ", ".join(each.name for each in WORKLOADS if each.longest is not None)
+        names = ", ".join(known.name for known in WORKLOADS if known.longest is not None)
         raise UsageError(f"{row.name} has no choice of sequence length. {names} have.")
     if not 1 <= length <= row.longest:
         raise UsageError(f"{row.name} takes sequences of 1 to {row.longest:,} tokens, not {length:,}.")

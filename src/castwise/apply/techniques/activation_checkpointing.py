@@ -34,10 +34,10 @@ def checkpoint_blocks(model: nn.Module, selective: bool = False) -> None:
         selective: Keep the outputs of matrix products and attention, too.
     """
     keeping = partial(create_selective_checkpoint_contexts, _PRODUCTS)
-    own: list[Any] = [each for each in model.modules() if getattr(each, "supports_gradient_checkpointing", False)]
-    for each in own:
+    own: list[Any] = [part for part in model.modules() if getattr(part, "supports_gradient_checkpointing", False)]
+    for part in own:
         options = {"use_reentrant": False} | ({"context_fn": keeping} if selective else {})
-        enable = getattr(each, "activation_checkpointing_enable", None) or each.gradient_checkpointing_enable
+        enable = getattr(part, "activation_checkpointing_enable", None) or part.gradient_checkpointing_enable
         enable(options)
     blocks = [] if own else repeated_blocks(model)
     if not blocks and not own:
@@ -47,7 +47,7 @@ def checkpoint_blocks(model: nn.Module, selective: bool = False) -> None:
     if selective and blocks and not any(isinstance(part, nn.Linear) for block in blocks for part in block.modules()):
         raise TechniqueError("selective-checkpointing finds no linear layers in blocks; take activation-checkpointing.")
     for block in blocks:
-        norms = [each for each in block.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+        norms = [part for part in block.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
         # A partial function, unlike a closure, is copied with the model.
         block.forward = partial(_run, block.forward, norms, keeping if selective else None)
 
@@ -61,7 +61,7 @@ def _run(
         named["context_fn"] = lambda: contexts
     elif keeping is not None:
         named["context_fn"] = keeping
-    args = tuple(list(each) if isinstance(each, list) else each for each in args)  # a DenseNet's list grows later
+    args = tuple(list(arg) if isinstance(arg, list) else arg for arg in args)  # a DenseNet's list grows later
     return checkpoint(forward, *args, use_reentrant=False, **named)
 
 
@@ -70,7 +70,7 @@ def _beside_statistics(norms: Sequence[nn.Module], context: AbstractContextManag
     """Give batch norms copies of their running statistics, which forward has updated already."""
     kept = [dict(norm._buffers) for norm in norms]
     for norm, buffers in zip(norms, kept, strict=True):
-        norm._buffers.update({name: None if each is None else each.clone() for name, each in buffers.items()})
+        norm._buffers.update({name: None if buffer is None else buffer.clone() for name, buffer in buffers.items()})
     try:
         with context:
             yield

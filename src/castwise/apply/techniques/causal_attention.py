@@ -29,7 +29,7 @@ def use_causal_attention(model: nn.Module) -> None:
     AttentionInterface.register(_NAME, sdpa_attention_forward)
     for part in outer:
         config = part.config
-        is_causal = {each.is_causal for each in part.modules() if hasattr(each, "is_causal")} == {True}
+        is_causal = {module.is_causal for module in part.modules() if hasattr(module, "is_causal")} == {True}
         window = getattr(config, "sliding_window", None)  # of all layers, if they are not listed
         kinds = set(getattr(config, "layer_types", None) or ("full_attention" if window is None else "window",))
         if config._attn_implementation == "sdpa" and is_causal and kinds == {"full_attention"}:

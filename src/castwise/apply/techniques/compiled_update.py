@@ -57,7 +57,7 @@ class CompiledUpdate:
     ) -> None:
         """Compile the update of an optimizer over `weights.stepped`; the scaling decides on the device to skip."""
         if type(optimizer) not in _FUNCTIONS:
-            names = ", ".join(each.__name__ for each in _FUNCTIONS)
+            names = ", ".join(kind.__name__ for kind in _FUNCTIONS)
             raise TechniqueError(f"compiled-update fits {names}; this is {type(optimizer).__name__}.")
         self._optimizer, self._weights, self._scaling, self._clip = optimizer, weights, scaling, clip_grad_norm
         self._compiled = torch.compile(_update, dynamic=False, fullgraph=True)
@@ -118,8 +118,8 @@ def _norms(gradients: Sequence[Tensor], order: float) -> Tensor:
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for gradient in gradients:
         by_dtype.setdefault(gradient.dtype, []).append(gradient)
-    found = [torch._foreach_norm(each, order, dtype=torch.float32) for each in by_dtype.values()]
-    return torch.stack([norm for each in found for norm in each])
+    found = [torch._foreach_norm(same, order, dtype=torch.float32) for same in by_dtype.values()]
+    return torch.stack([norm for norms in found for norm in norms])
 
 
 def _update(
@@ -153,11 +153,11 @@ def _step(
     function = _FUNCTIONS[kind][0]
     if "capturable" in settings and torch.compiler.is_compiling():
         settings = settings | {"capturable": True}  # the compiler takes the count of steps as a tensor on any device
-    touched = [*stepped, *(state for each in states for state in each if state is not None)]
+    touched = [*stepped, *(state for tensors in states for state in tensors if state is not None)]
     # Copies cost nothing: in compiled code they are values that are read anyway.
     before = [tensor.clone() for tensor in touched] if overflowed is not None else []
     # Without AMSGrad torch's functions take an empty list for its states.
-    lists = [[] if len(states) > 1 and each and each[0] is None else each for each in states]
+    lists = [[] if len(states) > 1 and tensors and tensors[0] is None else tensors for tensors in states]
     function(stepped, gradients, *lists, foreach=True, **settings)
     if overflowed is not None:
         for tensor, old in zip(touched, before, strict=True):

@@ -205,9 +205,9 @@ class StepGraph:
         """Copy the carried state into the graphs' tensors, if a new epoch or an uncaptured step replaced it."""
         now = carried.read()
         if not now:
-            for place in self._state:
-                place.zero_()
+            for kept in self._state:
+                kept.zero_()
         elif now[0] is not self._state[0]:
-            for place, value in zip(self._state, now, strict=True):
-                place.copy_(value)
+            for kept, value in zip(self._state, now, strict=True):
+                kept.copy_(value)
         carried.write(self._state)

@@ -58,7 +58,7 @@ def _check_steps(optimizer: Optimizer, loop: StepConfig, *, may_skip: bool, coun
         raise TechniqueError(f"{name} counts its steps on the host, which a CUDA graph cannot repeat. Use Adam or SGD.")
     check_hooks(optimizer, loop)
     if loop.scales_on_device and may_skip and type(optimizer) not in _FROM_ZEROS:
-        known = ", ".join(each.__name__ for each in _FROM_ZEROS)
+        known = ", ".join(kind.__name__ for kind in _FROM_ZEROS)
         raise TechniqueError(f"Loss scaling on the device cannot undo a step of {name}, only of {known}.")
     fused = {bool(group.get("fused")) for group in optimizer.param_groups}
     if loop.scales_on_device and (len(fused) > 1 or fused != {bool(optimizer.defaults.get("fused"))}):

@@ -91,9 +91,9 @@ def hide_words(logits: torch.Tensor, decoder: Any) -> torch.Tensor:
 
 def find_decoder(model: nn.Module) -> tuple[str, nn.Linear] | None:
     """Return a language model's decoder: the last linear layer with as many outputs as an embedding has entries."""
-    sizes = {each.num_embeddings for each in model.modules() if isinstance(each, nn.Embedding)}
-    linear = [(name, each) for name, each in model.named_modules() if type(each) in (nn.Linear, PaddedDecoder)]
-    return next(((name, each) for name, each in reversed(linear) if each.out_features in sizes), None)
+    sizes = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
+    linear = [(name, module) for name, module in model.named_modules() if type(module) in (nn.Linear, PaddedDecoder)]
+    return next(((name, layer) for name, layer in reversed(linear) if layer.out_features in sizes), None)
 
 
 def pad_decoder(model: nn.Module, multiple: int) -> None:
@@ -107,7 +107,7 @@ def pad_decoder(model: nn.Module, multiple: int) -> None:
         raise TechniqueError(f"pad-vocabulary finds {decoder.out_features:,} words, a multiple of {multiple} already.")
     padded = PaddedDecoder(decoder, missing)
     padded.keeps_width = getattr(model, "takes_infinite_logits", False)
-    for each in model.modules():
-        if isinstance(each, nn.Embedding) and each.weight is decoder.weight:
-            each.weight, each.num_embeddings = padded.weight, each.num_embeddings + missing
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.weight is decoder.weight:
+            module.weight, module.num_embeddings = padded.weight, module.num_embeddings + missing
     model.set_submodule(name, padded)

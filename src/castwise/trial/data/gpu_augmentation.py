@@ -114,10 +114,10 @@ class DeviceImages:
             def draw(below: int, count: int = len(chosen)) -> Tensor:
                 return torch.randint(below, (count, 1), generator=generator, device=self._device)
 
-            places = 2 * self._augmentation.padding + 1
-            top = draw(places)
+            num_crops = 2 * self._augmentation.padding + 1
+            top = draw(num_crops)
             mirrored = draw(2) if self._augmentation.flips else torch.zeros_like(top)
-            left, hole = draw(places), self._augmentation.hole
+            left, hole = draw(num_crops), self._augmentation.hole
             corner = [draw(side - hole + 1) for side in self._side] if hole else []
             yield chosen, top, mirrored, left, *corner
 
@@ -136,10 +136,10 @@ class DeviceImages:
             pixels = pixels[chosen]
         images = torch.addcmul(self._shift, pixels, self._scale)
         if corner:
-            places = [
+            distances = [
                 torch.arange(side, device=self._device) - first for side, first in zip(self._side, corner, strict=True)
             ]
-            down, right = ((place >= 0) & (place < self._augmentation.hole) for place in places)
+            down, right = ((distance >= 0) & (distance < self._augmentation.hole) for distance in distances)
             images = images.masked_fill((down[:, :, None] & right[:, None, :])[..., None], 0.0)
         images = images.permute(0, 3, 1, 2)
         return images, self._labels[chosen]

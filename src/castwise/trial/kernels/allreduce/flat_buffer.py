@@ -10,7 +10,7 @@ from torch import Tensor
 def offsets(group: Sequence[Tensor], aligned_bytes: int) -> list[int]:
     """Return the first element of each tensor's view in the buffer, and the end of the last; all have one dtype."""
     step = aligned_bytes // group[0].element_size()
-    return list(accumulate((-(-each.numel() // step) * step for each in group), initial=0))
+    return list(accumulate((-(-tensor.numel() // step) * step for tensor in group), initial=0))
 
 
 def views(flat: Tensor, group: Sequence[Tensor], begins: Sequence[int]) -> list[Tensor]:

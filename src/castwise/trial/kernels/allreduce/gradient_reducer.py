@@ -72,7 +72,7 @@ class CoalescedReduce:
                     f"coalesced-reduce cannot average the sparse gradient of {name}. Make it a dense one."
                 )
         dtypes = dict.fromkeys(parameter.dtype for parameter in trained)
-        self._groups = [[each for each in trained if each.dtype == dtype] for dtype in dtypes]
+        self._groups = [[parameter for parameter in trained if parameter.dtype == dtype] for dtype in dtypes]
         self.mean = make_allreducer(self._peers, self._groups)
         self._versions = [
             (module, name, buffer, buffer._version)

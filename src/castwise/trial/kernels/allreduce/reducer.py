@@ -38,7 +38,7 @@ class CollectiveMean:
             torch.zeros(begin[-1], dtype=group[0].dtype, device=group[0].device)
             for group, begin in zip(groups, begins, strict=True)
         ]
-        self.outputs = [views(*each) for each in zip(self.flat, groups, begins, strict=True)]
+        self.outputs = [views(*parts) for parts in zip(self.flat, groups, begins, strict=True)]
 
     def __call__(self, groups: Groups) -> None:
         """Compute the means of all ranks' tensors into the outputs; all ranks must call it."""

@@ -58,15 +58,15 @@ def can_fuse(traced: fx.GraphModule, chain: Sequence[fx.Node]) -> bool:
     positions = node_positions(traced)
     nodes = list(positions)
     for node in chain:
-        between = (each for each in nodes[positions[node] : positions[chain[-1]]] if each not in chain)
+        between = (other for other in nodes[positions[node] : positions[chain[-1]]] if other not in chain)
         written = {target for other in between for target in written_inputs(traced, other)}
-        if written and any(written & aliases(traced, each) for each in node.all_input_nodes if each not in chain):
+        if written and any(written & aliases(traced, source) for source in node.all_input_nodes if source not in chain):
             return False
-        own_targets = {each for target in written_inputs(traced, node) for each in aliases(traced, target)}
-        earlier = {each for each in own_targets if positions[each] < positions[node] and each not in chain}
-        if any(each.op in ("placeholder", "get_attr") for each in earlier):
+        own_targets = {alias for target in written_inputs(traced, node) for alias in aliases(traced, target)}
+        earlier = {target for target in own_targets if positions[target] < positions[node] and target not in chain}
+        if any(target.op in ("placeholder", "get_attr") for target in earlier):
             return False
-        if any(positions[user] > positions[node] for each in earlier for user in each.users):
+        if any(positions[user] > positions[node] for target in earlier for user in target.users):
             return False
     return True
 
@@ -84,7 +84,7 @@ def written_inputs(traced: fx.GraphModule, node: fx.Node) -> Sequence[fx.Node]:
         return ()
     name: Any = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
     is_named_in_place = name.endswith("_") and not name.endswith("__")
-    has_flag = node.kwargs.get("inplace") or any(each is True for each in node.args)
+    has_flag = node.kwargs.get("inplace") or any(argument is True for argument in node.args)
     if node.target in _IN_PLACE or is_named_in_place or has_flag:
         return inputs[:1]
     target = node.kwargs.get("out")
@@ -93,8 +93,8 @@ def written_inputs(traced: fx.GraphModule, node: fx.Node) -> Sequence[fx.Node]:
 
 def aliases(traced: fx.GraphModule, node: fx.Node) -> set[fx.Node]:
     """Return the nodes whose results may share memory with a node's, itself included: those of the same origins."""
-    origins = _reachable([node], lambda each: _aliased_inputs(traced, each))
-    return _reachable(origins, lambda each: [user for user in each.users if each in _aliased_inputs(traced, user)])
+    origins = _reachable([node], lambda one: _aliased_inputs(traced, one))
+    return _reachable(origins, lambda one: [user for user in one.users if one in _aliased_inputs(traced, user)])
 
 
 def _reachable(start: Iterable[fx.Node], neighbours: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:

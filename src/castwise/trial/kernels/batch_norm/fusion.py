@@ -108,7 +108,7 @@ def _rewrite(model: nn.Module) -> None:
     # The method is bound to the model and reads its weights, so that a copy trains its own. A pickled model runs the
     # forward of its class, and so does a call with anything but tensors and numbers, which the trace assumes.
     def forward(self: nn.Module, *inputs: Any, **named: Any) -> Any:
-        is_traced = self.training and all(isinstance(each, _TRACED_INPUTS) for each in (*inputs, *named.values()))
+        is_traced = self.training and all(isinstance(value, _TRACED_INPUTS) for value in (*inputs, *named.values()))
         return (trained if is_traced else plain)(self, *inputs, **named)
 
     model.forward = MethodType(forward, model)
@@ -289,7 +289,7 @@ def _other_addend(node: fx.Node, one: Any) -> fx.Node | None:
         return None
     if node.target is add_in_place and node.args[0] is not one:  # the sum is written into the other
         return None
-    other = next((each for each in node.args if each is not one), None)
+    other = next((addend for addend in node.args if addend is not one), None)
     return other if isinstance(other, fx.Node) else None
 
 

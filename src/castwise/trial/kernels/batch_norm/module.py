@@ -75,12 +75,12 @@ def fits_kernels(weight: Tensor, images: Tensor, *others: Tensor | None) -> bool
     if not on_gpu or images.dtype not in _DTYPES or images.shape[1:2] != weight.shape:
         return False
     return 1 < images.numel() // weight.numel() < _MAX_ROWS and all(
-        isinstance(each, Tensor)
-        and each.shape == images.shape
-        and each.dtype == images.dtype
-        and each.is_contiguous(memory_format=torch.channels_last)
-        for each in (images, *others)
-        if each is not None
+        isinstance(tensor, Tensor)
+        and tensor.shape == images.shape
+        and tensor.dtype == images.dtype
+        and tensor.is_contiguous(memory_format=torch.channels_last)
+        for tensor in (images, *others)
+        if tensor is not None
     )
 
 
@@ -97,8 +97,8 @@ def update_running_statistics(
         ]
         if not updates:
             continue
-        running = [each for norm, _, _ in updates for each in (norm.running_mean, norm.running_var)]
-        now = [each.to(norm.running_mean.dtype) for norm, *both in updates for each in both]  # type: ignore[union-attr]
+        running = [tensor for norm, _, _ in updates for tensor in (norm.running_mean, norm.running_var)]
+        now = [tensor.to(norm.running_mean.dtype) for norm, *both in updates for tensor in both]  # type: ignore[union-attr]
         torch._foreach_lerp_(running, now, momentum)  # type: ignore[arg-type]
         torch._foreach_add_([norm.num_batches_tracked for norm, _, _ in updates], 1)  # type: ignore[misc]
 

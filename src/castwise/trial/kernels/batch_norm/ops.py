@@ -193,8 +193,8 @@ def _norm_backward(
 ) -> tuple[Tensor | None, ...]:
     images, weight, bias, mean, inverse, seed, kept = ctx.saved_tensors
     gradients, carried, of_total = (
-        None if each is None else each.contiguous(memory_format=torch.channels_last)
-        for each in (of_out, of_carrier, of_total if ctx.has_total else None)
+        None if gradient is None else gradient.contiguous(memory_format=torch.channels_last)
+        for gradient in (of_out, of_carrier, of_total if ctx.has_total else None)
     )
     if gradients is None:
         gradients = torch.zeros_like(images) if carried is None else carried

@@ -89,7 +89,7 @@ class _Tracer(fx.Tracer):
 
 def _grad_and_autocast_modes() -> tuple[Any, ...]:
     """Return the modes that a model's code can switch and torch.fx does not record; checkpoints hook saved tensors."""
-    autocast = [(torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _AUTOCAST_DEVICES]
+    autocast = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _AUTOCAST_DEVICES]
     return torch.is_grad_enabled(), torch._C._autograd._top_saved_tensors_default_hooks(True), *autocast
 
 
@@ -121,7 +121,8 @@ def trace_in_training(model: nn.Module) -> fx.GraphModule:
         )
     if random_states != _random_states():  # the draw chose a branch, and the trace would keep that branch
         raise TechniqueError("batch-norm-kernel needs a model whose layers alone draw random numbers.")
-    known = {name for each in (model.named_parameters, model.named_buffers) for name, _ in each(remove_duplicate=False)}
+    kinds = (model.named_parameters, model.named_buffers)
+    known = {name for named in kinds for name, _ in named(remove_duplicate=False)}
     if any(node.op == "get_attr" and node.target not in known for node in traced.graph.nodes):
         raise TechniqueError(
             "batch-norm-kernel needs a model whose tensors are parameters or buffers: others do not move with it."
@@ -133,7 +134,7 @@ def _check_traceable(model: nn.Module) -> None:
     if any("forward" in vars(part) for part in model.modules()):
         raise TechniqueError("batch-norm-kernel needs a model whose forward is its class's; this one replaces it.")
     inputs = list(inspect.signature(type(model).forward).parameters.values())[1:]
-    if any(each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in inputs):
+    if any(one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in inputs):
         raise TechniqueError(
             "batch-norm-kernel needs a model whose inputs are all required: torch.fx would fix the optional ones."
         )
@@ -155,7 +156,7 @@ def _without_identities(model: nn.Module, graph: fx.Graph) -> fx.Graph:
 @contextmanager
 def _marked_autocast() -> Iterator[None]:
     """Turn autocast on, to a dtype that no model uses, so that a model that turns it off or on is noticed."""
-    before = [(each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _AUTOCAST_DEVICES]
+    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_DEVICES]
     try:
         for device in _AUTOCAST_DEVICES:
             torch.set_autocast_enabled(device, True)
