@@ -10,7 +10,8 @@ from rich.console import Console
 
 from castwise.show.console import print_line, result_console
 from castwise.show.fields import FIELDS, Field, FlatRow, find_field, short_ratio_text, worth_showing
-from castwise.show.table import DataTable, json_values, markdown_grid, print_data_table
+from castwise.show.presentation import Grid
+from castwise.show.table import DataTable, json_values, markdown_grid
 
 FIGURE, WORDS = Field("figure", "figure", "count"), Field("words", "words", wraps=True)
 RESULTS: list[FlatRow] = [
@@ -24,7 +25,7 @@ RESULT_FIELDS = [find_field(name) for name in ("precision", "throughput_per_seco
 def printed(table: DataTable[FlatRow], width: int, *drop_first: Any, terminal: bool = False) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
-    print_data_table(console, table, drop_first=drop_first)
+    Grid(table, drop_first=drop_first).print(console)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -43,15 +44,14 @@ def test_a_table_has_a_line_a_row() -> None:
 
 def test_rows_of_a_section_come_together_below_its_line() -> None:
     out = io.StringIO()
-    section = lambda row: "failed" if row["status"] != "ok" else "trained"  # noqa: E731
     rows = [RESULTS[0], RESULTS[2], RESULTS[1]]
-    print_data_table(Console(file=out, width=80), DataTable(RESULT_FIELDS, rows), section=section)
+    Grid(DataTable(RESULT_FIELDS, rows), setting=["status"]).print(Console(file=out, width=80))
     assert [line.rstrip() for line in out.getvalue().splitlines()] == [
         "precision         throughput  step time  status",
-        "trained",
+        "ok",
         "  fp32        853.3 images/s   300.0 ms  ok",
         "  bf16-mixed  2,560 images/s   100.0 ms  ok",
-        "failed",
+        "oom",
         "  fp16-mixed               –          –  oom",
     ]
 

@@ -24,13 +24,7 @@ UNTESTED = "untested"
 
 
 def answer_of(job: "Job", trials: Sequence[Trial], typed: TypedLine | None = None) -> tuple[list[Row], list[Advice]]:
-    """Return the rows of a job's trials, and the advice, by all records of the machine: on every way to an answer.
-
-    Args:
-        job: What was asked for.
-        trials: What it ended with.
-        typed: What the user typed, if that is at hand.
-    """
+    """Return the rows of the trials that a job ended with, and the advice, by all records of the machine."""
     rows = rows_of_steps(trials, MARGIN if job.rule is None else job.rule.margin)
     store = job.runner.store
     others = [] if store is None else store.load_more(job.runner.environment)[0].values()
@@ -41,10 +35,8 @@ def answer_of(job: "Job", trials: Sequence[Trial], typed: TypedLine | None = Non
 def with_accuracy(item: Advice, trials: Collection[Trial], typed: TypedLine | None = None) -> Advice:
     """Return advice that says of the precision to take whether it trains as well, or that nobody has tested it.
 
-    Args:
-        item: What to take.
-        trials: All records there are; of those of training runs, the longest count, and of as long ones the most.
-        typed: What the user typed, if that is at hand; the command that tests is built from it.
+    Of all training runs on record the longest count, and of as long ones the most. The command that tests is built from
+    what the user typed.
     """
     if item.decision != "take" or item.row is None or item.precision in (BASELINE, DEFAULT):
         return item

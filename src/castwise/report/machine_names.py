@@ -18,12 +18,7 @@ def short_name(device: str) -> str:
 
 
 def machine_names(sides: Sequence[Sequence[Environment]], folders: Sequence[str]) -> list[str]:
-    """Return a short name for each side of a comparison; no two are alike.
-
-    Args:
-        sides: The environments that each side's records have.
-        folders: What the user called the records of each side.
-    """
+    """Return a short name for each side of a comparison, with its environments and its folder; no two are alike."""
     traits = []
     for environments, folder in zip(sides, folders, strict=True):
         values = [list(dict.fromkeys(each)) for each in zip(*map(_traits, environments), strict=True)]

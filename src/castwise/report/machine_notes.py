@@ -71,11 +71,7 @@ def _words(figures: Sequence[Figure]) -> str:
 
 
 def _slow_machines(configurations: Sequence[Mapping[_Machine, Figure]]) -> Iterator[str]:
-    """Yield a line for each machine that is slower than its peers, the slowest first, with what else differs.
-
-    Args:
-        configurations: The figures of machines with one GPU model.
-    """
+    """Yield a line for each machine that is slower than its peers, which have the same GPU model, the slowest first."""
     newest: dict[_Machine, Trial] = {}
     # By which shares a machine is slower than the median of its peers, and how often that is beyond its interval.
     shares: dict[_Machine, list[float]] = {}
@@ -115,8 +111,7 @@ def _about_power_limit(machine: _Machine, newest: Mapping[_Machine, Trial]) -> s
 def machine_notes(configurations: Iterable[Sequence[Figure]]) -> list[MachineNote]:
     """Return what must be said of figures of several machines: which are slower than their peers, and what differs.
 
-    Args:
-        configurations: For each of them its figures, a later one of the same machine in the place of an earlier one.
+    Of a configuration's figures a later one counts instead of an earlier one of the same machine.
     """
     every: list[Sequence[Figure]] = []  # of each configuration that several machines measured, the fastest first
     with_peers: dict[str, list[dict[_Machine, Figure]]] = {}  # by GPU model

@@ -11,7 +11,7 @@ from rich.text import Text
 from castwise.registry.techniques import NONE
 from castwise.show.console import print_line
 from castwise.show.fields import Field, FlatRow, find_fields, worth_showing
-from castwise.show.table import IN_CSV, DataTable, csv_grid, json_text, markdown_grid, markdown_text, print_data_table
+from castwise.show.table import DataTable, csv_grid, json_text, markdown_grid, markdown_text, print_data_table
 from castwise.show.units import pluralize
 
 
@@ -59,14 +59,14 @@ class Lines:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table, and how it looks in a terminal (see `print_data_table`)."""
+    """A table, and how it looks in a terminal."""
 
     table: DataTable[FlatRow]
-    style: Callable[[FlatRow], str | None] = lambda _: None
-    cell_style: Callable[[FlatRow, Field], str] = lambda *_: ""
+    style: Callable[[FlatRow], str | None] = lambda _: None  # of a row
+    cell_style: Callable[[FlatRow, Field], str] = lambda *_: ""  # on top of the row's
     setting: Sequence[str] = ()  # fields that tell rows apart: lines above the rows in a terminal, columns elsewhere
-    drop_first: Sequence[str | tuple[str, ...]] = ()
-    elsewhere: str = IN_CSV
+    drop_first: Sequence[str | tuple[str, ...]] = ()  # names of columns that need not fit; those in a tuple together
+    elsewhere: str = "--format csv has all"  # where columns are that do not fit
 
     def print(self, console: Console) -> None:
         if self.table.rows:

@@ -35,9 +35,6 @@ class LiveProgress:
     """The table of the results so far and a bar if stderr is a terminal, else a line for each trial that ends.
 
     In a search, whose number of trials is not known, a terminal has a line for each trial, too.
-
-    Args:
-        console: Writes to stderr.
     """
 
     def __init__(self, console: Console) -> None:

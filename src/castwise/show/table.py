@@ -27,7 +27,6 @@ from castwise.show.units import format_bytes, format_rate
 
 R = TypeVar("R", bound=FlatRow)
 
-IN_CSV = "--format csv has all"  # where the columns are that a narrow terminal leaves out
 _GAP = 2  # between columns
 _SHORTEST_HEADING = 10  # a heading above narrower cells is not wrapped to fewer characters
 _MOST_LAID_OUT = 1000  # rich takes 6 s to lay out 10,000 rows
@@ -67,12 +66,8 @@ def short_table_of(
 ) -> DataTable[R]:
     """Return a table with the columns that decide: ratios without a sign, and memory and rates as a figure alone.
 
-    Args:
-        columns: The columns. The heading of a rate is its unit if all rows have one.
-        rows: The rows.
-        always: Columns that are shown whatever is in them.
-        formats: How to write other columns.
-        wraps: Columns that a narrow terminal may break between words.
+    The heading of a rate is its unit if all rows have one. `formats` says how to write other columns, and `wraps` which
+    of them a narrow terminal may break between words.
     """
     known: dict[str, Callable[[FlatRow], str] | None] = {
         "precision": distinct_precision_text(rows),
@@ -108,25 +103,17 @@ def print_data_table(  # noqa: PLR0913  how a table looks, by keyword
     console: Console,
     table: DataTable[R],
     *,
-    drop_first: Sequence[str | tuple[str, ...]] = (),
-    style: Callable[[R], str | None] = lambda _: None,
-    cell_style: Callable[[R, Field], str] = lambda *_: "",
-    section: Callable[[R], str] = lambda _: "",
-    elsewhere: str = IN_CSV,
+    drop_first: Sequence[str | tuple[str, ...]],
+    style: Callable[[R], str | None],
+    cell_style: Callable[[R, Field], str],
+    section: Callable[[R], str],
+    elsewhere: str,
 ) -> None:
-    """Print a table, and below it a line on the columns left out.
+    """Print a table (`presentation.Grid` says how it looks), and below it a line on the columns left out.
 
-    If columns do not fit, cells break between words, and if not even the words fit, each row becomes a list of its
-    figures. More than a thousand rows are one line each, whatever the width.
-
-    Args:
-        console: The terminal.
-        table: The table.
-        drop_first: Names of columns that a narrow terminal leaves out, the first first; those in a tuple together.
-        style: Returns the style of a row, None for the plain one.
-        cell_style: Returns the style of a cell on top of its row's.
-        section: Returns the line above a row; rows with the same line come together.
-        elsewhere: Where the columns are that are left out.
+    Rows of one section come together below its line. If columns do not fit, cells break between words, and if not even
+    the words fit, each row becomes a list of its figures. More than a thousand rows are one line each, whatever the
+    width.
     """
     sections: dict[str, list[R]] = {}
     for row in table.rows:
