@@ -20,7 +20,7 @@ from castwise.show.fields import (
     values_of,
 )
 from castwise.show.notes import machine_line
-from castwise.show.presentation import Grid, Lines, Presentation
+from castwise.show.presentation import Grid, Lines, Presentation, paragraph
 from castwise.show.table import DataTable, json_document, json_records, plain, short_table_of
 from castwise.show.units import format_ratio, pluralize
 from castwise.spec.quantities import TOO_NOISY, format_interval, format_share, with_interval
@@ -217,7 +217,7 @@ def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow
 def present(result: AccuracyResult, *, wide: bool = False) -> Presentation:
     return Presentation(
         [
-            Lines([headline(result)], "bold", is_list=False),
+            paragraph(headline(result)),
             Grid(table_of(result, wide=wide)),
             machine_line(result.runs, is_brief=not wide),
             Lines(sentences(result), gap=True),

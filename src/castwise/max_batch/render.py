@@ -32,7 +32,7 @@ from castwise.show.fields import (
     worth_showing,
 )
 from castwise.show.notes import MORE, first_of, machine_line
-from castwise.show.presentation import Grid, Lines, Part, Presentation
+from castwise.show.presentation import Grid, Lines, Part, Presentation, paragraph
 from castwise.show.table import DataTable, json_document, json_records, plain, short_table_of
 from castwise.show.units import format_bytes, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
@@ -248,7 +248,7 @@ def parts(
 ) -> list[Part]:
     """Return the largest batches, what follows from them, and notes."""
     found: list[Part] = [
-        Lines([headline(max_batches)], "bold", is_list=False),
+        paragraph(headline(max_batches)),
         Grid(summary_table(max_batches) if wide else short_table(max_batches)),
         machine_line(max_batches, is_brief=not (wide or verbose)),
     ]
@@ -259,7 +259,7 @@ def parts(
         (f"Where the memory goes{batch}", breakdown_table(breakdowns)),
     ):
         if wide and table.rows:
-            found += [Lines([title], "bold", is_list=False, gap=True), Grid(table)]
+            found += [paragraph(title, gap=True), Grid(table)]
     notes = remarks(max_batches)
     return [
         *found,

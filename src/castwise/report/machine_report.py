@@ -18,7 +18,7 @@ from castwise.show.fields import (
     ratio_text,
     worth_showing,
 )
-from castwise.show.presentation import Fold, Grid, Lines, Part, Presentation
+from castwise.show.presentation import Fold, Grid, Lines, Part, Presentation, paragraph
 from castwise.show.run_report import json_estimate
 from castwise.show.table import DataTable, json_document
 from castwise.show.units import pluralize
@@ -327,9 +327,9 @@ def present(comparison: MachineComparison) -> Presentation:
     for title, lines in (("Not compared", refused_lines(comparison)), ("Left out", note_lines(comparison))):
         below += [Fold(title, [Lines([f"  {line}" for line in lines])])] if lines else []
     parts: list[Part] = [
-        Lines([headline(comparison)], "bold", is_list=False),
+        paragraph(headline(comparison)),
         Lines(mean_lines(comparison)),
-        Lines([verdict_counts(comparison)], is_list=False),
+        paragraph(verdict_counts(comparison), ""),
         Lines([""]),
         grid(result_table(comparison), _DROP_FIRST),
         Lines([f"  {_MARKS['slower']} {line}" for line in slower_lines(comparison)], "red"),

@@ -8,7 +8,7 @@ from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.conclusions import answer_table, answers_of, headline
 from castwise.report.machine_notes import MachineNote
 from castwise.show import run_report, training_table, why_report
-from castwise.show.presentation import Fold, Grid, Lines, Part, Presentation
+from castwise.show.presentation import Fold, Grid, Lines, Part, Presentation, paragraph
 
 _MORE = "in the HTML report"
 _MOST_ANSWERS = 100
@@ -20,8 +20,8 @@ def present(collection: Collection, *, wide: bool = False) -> Presentation:
     answers = answers_of(collection)
     table = answer_table(answers[:_MOST_ANSWERS])
     parts: list[Part] = [
-        Lines([headline(collection, answers)], "bold", is_list=False),
-        Lines([collection.summary], is_list=False),
+        paragraph(headline(collection, answers)),
+        paragraph(collection.summary, ""),
     ]
     if len(answers) > (0 if wide else 1):
         parts += [Lines([""]), Grid(table, drop_first=("memory_ratio", "why"), elsewhere=_MORE)]
@@ -37,7 +37,7 @@ def present(collection: Collection, *, wide: bool = False) -> Presentation:
             Lines([f"  {line}" for line in causes]),
             *_machine_lines(collection.machine_notes_of(*group.configurations)),
         ]
-        title = Lines([group.title], "bold underline", is_list=False, gap=True)
+        title = paragraph(group.title, "bold underline", gap=True)
         parts += [title, *own] if len(collection.groups) == 1 else [Fold(group.title, own, "bold underline")]
     return Presentation(parts, longest=_MAX_LENGTH)
 
@@ -49,7 +49,7 @@ def _group_parts(group: ComparisonGroup, advice: Sequence[Advice], *, wide: bool
         return run_report.present(group.configurations, advice, more=_MORE).parts
     failed = [run.trial for run in group.configurations if run.trial.status != "ok"]
     return [
-        Lines([group.description], "dim", is_list=False),
+        paragraph(group.description, "dim"),
         *training_table.parts(group.configurations, wide=wide),
         Lines([f"  {trial.spec.label}: {trial.status}: {trial.message}" for trial in failed], "yellow"),
     ]

@@ -57,6 +57,10 @@ class Lines:
         return f"<details><summary>Notes</summary><ul>{items}</ul></details>"
 
 
+def paragraph(text: str, style: str = "bold", *, gap: bool = False) -> Lines:
+    return Lines([text], style, is_list=False, gap=gap)
+
+
 @dataclass(frozen=True)
 class Grid:
     """A table, and how it looks in a terminal."""

@@ -39,7 +39,7 @@ from castwise.show.notes import (
     note_lines,
     remarks,
 )
-from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
+from castwise.show.presentation import Code, Grid, Lines, Part, Presentation, paragraph
 from castwise.show.table import DataTable, competing_by, json_document, json_records, plain, short_table_of
 
 
@@ -195,7 +195,7 @@ def table_parts(
 ) -> list[Part]:
     """Return what all rows share, the table with those in colour that are taken (by their keys), and the machine."""
     if not rows:
-        return [Lines(["no trials"], "bold", is_list=False)]
+        return [paragraph("no trials")]
 
     def style(row: FlatRow) -> str | None:
         if row["status"] != "ok":
@@ -208,7 +208,7 @@ def table_parts(
         return _COLOURS.get(row["verdict"], "") if row["status"] == "ok" else "red"
 
     grid = Grid(data_table(rows), style) if wide else Grid(short_table(rows), style, cell_style, _SETTING)
-    return [Lines([headline(rows)], "bold", is_list=False), grid, machine_line(rows, is_brief=not (wide or verbose))]
+    return [paragraph(headline(rows)), grid, machine_line(rows, is_brief=not (wide or verbose))]
 
 
 def _advice_parts(item: Advice, *, is_new: bool) -> list[Part]:
@@ -216,7 +216,7 @@ def _advice_parts(item: Advice, *, is_new: bool) -> list[Part]:
     colour = {"take": " green", "stay": " green", "undecided": " yellow"}.get(item.decision, "")
     # The command is on a line of its own.
     sentence = item.sentence.removesuffix(f" {item.command}") if item.command else item.sentence
-    parts: list[Part] = [Lines([sentence], f"bold{colour}", is_list=False, gap=True)]
+    parts: list[Part] = [paragraph(sentence, f"bold{colour}", gap=True)]
     parts += [Code([item.command], "sh")] if item.command else []
     # "stay" names the one that comes closest.
     why = "" if item.decision == "stay" or item.why in item.sentence else f"  Why: {item.why}."

@@ -12,7 +12,7 @@ from castwise.registry.precisions import DEFAULT
 from castwise.registry.techniques import join
 from castwise.show.fields import Field, FlatRow, column, estimate_values, find_fields, trial_values
 from castwise.show.notes import headline, machine_line
-from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
+from castwise.show.presentation import Code, Grid, Lines, Part, Presentation, paragraph
 from castwise.show.table import DataTable, json_document, short_table_of
 from castwise.show.units import format_ratio, format_seconds
 from castwise.spec.quantities import format_share
@@ -152,14 +152,13 @@ def present(
     explained = [found for found in diagnoses if found.row.precision not in known]
     for found in explained:
         first, *others = lines_of(found, most)
-        parts += [Lines([first], "bold", is_list=False, gap=found is explained[0]), Lines(others)]
+        parts += [paragraph(first, gap=found is explained[0]), Lines(others)]
     if left := [row.precision for row in rows if row.precision in known]:
         parts.append(Lines([f"{', '.join(left)}: with --verbose"]))
     failures = [f"{_name_of(each.spec)}: {each.status}: {each.reason}" for each in left_out]
     parts += [Lines(failures, "red"), Lines(remarks(diagnoses), "yellow")]
     if numerics := numerics_table(diagnoses):
-        title = Lines([NUMERICS_TITLE], "bold", is_list=False, gap=True)
-        parts += [title, Grid(numerics, elsewhere=_IN_JSON)]
+        parts += [paragraph(NUMERICS_TITLE, gap=True), Grid(numerics, elsewhere=_IN_JSON)]
     parts.append(Lines(numerics_lines(diagnoses)))
     for found in diagnoses if kernels else ():
         parts += [Lines([""]), Code(kernel_lines(found), "text")]

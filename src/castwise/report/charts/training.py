@@ -6,14 +6,13 @@ The equivalence plot: how far each precision's score is from the baseline's, wit
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import fmean
 
 from castwise.accuracy.render import COLUMNS, difference_unit, flat_row
 from castwise.accuracy.result import Runs, metric_of, runs_of
 from castwise.analysis.result_table import Row
 from castwise.analysis.training_metrics import epochs_of
-from castwise.records.schema import Epoch, Trial
+from castwise.records.schema import Trial
 from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, downsample, left_out, varied
 from castwise.report.charts.svg import (
     NARROW,
@@ -48,15 +47,6 @@ def _losses(trial: Trial) -> Iterator[_Point]:
             done = (index + 1) / max(1, epoch.num_steps)
             yield _Point(began + done * epoch.seconds, loss, place + done)
         began += epoch.seconds + epoch.validation_seconds
-
-
-def _epoch_ends(trial: Trial, value_of: Callable[[Epoch], float | None]) -> Iterator[_Point]:
-    seconds = 0.0
-    for place, epoch in enumerate(epochs_of(trial), start=1):
-        seconds += epoch.seconds + epoch.validation_seconds
-        value = value_of(epoch)
-        if value is not None:
-            yield _Point(seconds, value, place)
 
 
 def _curves(
@@ -120,11 +110,15 @@ def score(subject: GroupSubject) -> Chart | None:
     metric = metric_of([config.trial for config in subject.group.configurations])
     factor, y_title = (100, "accuracy, %") if metric.name == "accuracy" else (1, metric.name)
 
-    def value_of(epoch: Epoch) -> float | None:
-        found = metric.score(epoch)
-        return None if found is None else factor * metric.shown(found)
+    def ends_of_epochs(trial: Trial) -> Iterator[_Point]:
+        seconds = 0.0
+        for count, epoch in enumerate(epochs_of(trial), start=1):
+            seconds += epoch.seconds + epoch.validation_seconds
+            found = metric.score(epoch)
+            if found is not None:
+                yield _Point(seconds, factor * metric.shown(found), count)
 
-    return _curves(subject, f"Validation {metric.name}", y_title, partial(_epoch_ends, value_of=value_of))
+    return _curves(subject, f"Validation {metric.name}", y_title, ends_of_epochs)
 
 
 def equivalence(subject: GroupSubject) -> Chart | None:
