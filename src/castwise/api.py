@@ -217,14 +217,14 @@ class Result:
         Raises:
             UsageError: pandas is not installed.
         """
-        from castwise.report.export.formats import to_pandas
+        from castwise.report.export import to_pandas
 
         table = self._configurations()
         return to_pandas(DataTable([column for column in table.columns if column.name != "file"], table.rows))
 
     def _configurations(self) -> DataTable[Any]:
         from castwise.report.collection import collect
-        from castwise.report.export.tables import flat_table
+        from castwise.report.export import flat_table
 
         return flat_table("cells", collect(self.trials, self.margin), lambda _: "")
 
@@ -463,7 +463,7 @@ class Report(Result):
         return f"Report({self.collection.summary}{where})"
 
     def _configurations(self) -> DataTable[Any]:
-        from castwise.report.export.tables import flat_table
+        from castwise.report.export import flat_table
 
         return flat_table("cells", self.collection, self.file_of)
 

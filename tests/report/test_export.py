@@ -12,8 +12,7 @@ from fake_records import every_kind, profiled, steady
 
 from castwise.records.schema import Block, Epoch, GpuCounters, TelemetrySummary, Trial
 from castwise.report.collection import Collection, collect
-from castwise.report.export.formats import to_csv, to_json, to_parquet
-from castwise.report.export.tables import LEVELS, flat_table
+from castwise.report.export import LEVELS, flat_table, to_csv, to_json, to_parquet
 
 COLLECTION = collect(every_kind())
 

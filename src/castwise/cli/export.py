@@ -35,8 +35,7 @@ class ExportOptions(RecordsOptions):
 @gc_disabled()  # as it ends, nothing that it read is worth collecting
 def export(options: ExportOptions) -> None:
     """Write records for other programs, as flat tables."""
-    from castwise.report.export.formats import FILE_FORMATS, choose_format
-    from castwise.report.export.tables import flat_table
+    from castwise.report.export import FILE_FORMATS, choose_format, flat_table
 
     found, output = find(options.folders("export"), options), options.output
     chosen = choose_format(options.format, output)
