@@ -47,19 +47,19 @@ class _Seen:
 
     @property
     def num_gradients(self) -> int:
-        return sum(each.numel() for each in self.gradients)
+        return sum(gradient.numel() for gradient in self.gradients)
 
     @property
     def num_infinite(self) -> int:
-        return sum(int((~torch.isfinite(each)).sum()) for each in self.gradients)
+        return sum(int((~torch.isfinite(gradient)).sum()) for gradient in self.gradients)
 
     @property
     def flat_gradients(self) -> Tensor:
-        return torch.cat([each.flatten() for each in self.gradients])
+        return torch.cat([gradient.flatten() for gradient in self.gradients])
 
     def keep(self, _: nn.Module, __: Any, output: Any) -> None:
         """Keep a sample of the first tensor that a module returns, and later of its gradient."""
-        tensor = next((each for each in tree_tensors(output) if each.is_floating_point()), None)
+        tensor = next((part for part in tree_tensors(output) if part.is_floating_point()), None)
         if tensor is not None and self.output is None:
             self.output = _sample(tensor)
             if tensor.requires_grad:
@@ -77,8 +77,8 @@ def measure_numerics(
         return StepNumerics(missing="not compared with float32: that is done on one GPU only")
     if find_precision(spec.precision).float8_recipe:
         return StepNumerics(missing="not compared with float32: castwise cannot compute layers in FP8 without it")
-    carried = () if recurrent_state is None else tuple(each.clone() for each in recurrent_state.read())
-    if not all(each.isfinite().all() for each in (*step.model.parameters(), *carried)):
+    carried = () if recurrent_state is None else tuple(state.clone() for state in recurrent_state.read())
+    if not all(tensor.isfinite().all() for tensor in (*step.model.parameters(), *carried)):
         return StepNumerics(
             missing="not compared with float32: weights or carried states are not finite after the timed steps"
         )
@@ -94,7 +94,7 @@ def measure_numerics(
     hidden = hiding_operators(spec.techniques)
     notes = [f"the step was compared with float32 without {', '.join(hidden)}"] if hidden else []
     # Float32 computes with what they were rounded to.
-    notes += [f"{each}, before what is compared here" for each in step.notes]
+    notes += [f"{note}, before what is compared here" for note in step.notes]
     return StepNumerics(modules=modules, loss_scale=step.scaling.read_scale(), note="; ".join(notes))
 
 
@@ -111,7 +111,7 @@ def _compare(
             patch.multiple(step, _autocast=nullcontext, scaling=NoScaling()),
             weights_in_float32(step.model),
         ):
-            write(tuple(each.float() for each in carried))
+            write(tuple(state.float() for state in carried))
             exact = _observe(spec, step, owners, batch)
         write(carried)
         found = _observe(spec, step, owners, batch)
@@ -144,7 +144,7 @@ def _observe(spec: TrialSpec, step: TrainingStep, owners: Mapping[str, nn.Module
     scale = step.scaling.read_scale() or 1.0
     for name, module in owners.items():
         gradients = (weight.grad for weight in module.parameters(recurse=False) if weight.grad is not None)
-        seen[name].gradients = tuple(each.detach().to(torch.float32, copy=True) / scale for each in gradients)
+        seen[name].gradients = tuple(gradient.detach().to(torch.float32, copy=True) / scale for gradient in gradients)
     return seen
 
 
@@ -205,13 +205,14 @@ def _summarize(
     num_gradients = max(1, sum(seen.num_gradients for _, seen in pairs))
     num_infinite = sum(seen.num_infinite for _, seen in pairs)
     gradients = ((one.flat_gradients, other.flat_gradients) for one, other in pairs if other.num_gradients)
-    kept = [each for seen, _ in pairs for each in _without_noise(seen.gradients)]
+    kept = [gradient for seen, _ in pairs for gradient in _without_noise(seen.gradients)]
     return ModuleNumerics(
         name=title,
-        num_weights=sum(each.numel() for each in set(weights)),
-        weights=_histogram(kept, max((float(each.abs().max()) for each in kept), default=0.0)),
+        num_weights=sum(weight.numel() for weight in set(weights)),
+        weights=_histogram(kept, max((float(gradient.abs().max()) for gradient in kept), default=0.0)),
         outputs=_histogram(
-            [each for seen, _ in pairs for each in seen.output_gradients], max(seen.largest for seen, _ in pairs)
+            [gradient for seen, _ in pairs for gradient in seen.output_gradients],
+            max(seen.largest for seen, _ in pairs),
         ),
         output_sqnr_db=_lowest_sqnr((one.output, other.output) for one, other in pairs),
         gradient_sqnr_db=None if num_infinite else _lowest_sqnr(gradients),
@@ -229,14 +230,15 @@ def _lowest_sqnr(pairs: Iterable[tuple[Tensor | None, Tensor | None]]) -> float 
 
 
 def _without_noise(gradients: Sequence[Tensor]) -> list[Tensor]:
-    norms = [float(torch.linalg.vector_norm(each)) for each in gradients]
-    return [each for each, norm in zip(gradients, norms, strict=True) if norm > _NOISE * max(norms)]
+    norms = [float(torch.linalg.vector_norm(gradient)) for gradient in gradients]
+    return [gradient for gradient, norm in zip(gradients, norms, strict=True) if norm > _NOISE * max(norms)]
 
 
 def _histogram(gradients: Sequence[Tensor], largest: float) -> GradientHistogram:
     counts = Counter[int]()
-    for each in gradients:
-        exponents = torch.frexp(each[(each != 0) & torch.isfinite(each)]).exponent - 1  # of mantissas from 1 to 2
+    for gradient in gradients:
+        nonzero = gradient[(gradient != 0) & torch.isfinite(gradient)]
+        exponents = torch.frexp(nonzero).exponent - 1  # of mantissas from 1 to 2
         numbers, times = torch.unique(exponents, return_counts=True)
         counts.update(dict(zip(numbers.tolist(), times.tolist(), strict=True)))
     seen = range(min(counts), max(counts) + 1) if counts else range(0)
