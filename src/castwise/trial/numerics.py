@@ -73,22 +73,23 @@ def measure_numerics(
     spec: TrialSpec, step: TrainingStep, recurrent_state: RecurrentState | None, batch: Batch
 ) -> StepNumerics:
     """Compare a step on a batch with float32; all that the next step depends on is afterwards as before."""
+
+    def missing(why: str) -> StepNumerics:
+        return StepNumerics(missing=f"not compared with float32: {why}".partition("\n")[0][:_LONGEST_REASON])
+
     if spec.world_size > 1:
-        return StepNumerics(missing="not compared with float32: that is done on one GPU only")
+        return missing("that is done on one GPU only")
     if find_precision(spec.precision).float8_recipe:
-        return StepNumerics(missing="not compared with float32: castwise cannot compute layers in FP8 without it")
+        return missing("castwise cannot compute layers in FP8 without it")
     carried = () if recurrent_state is None else tuple(state.clone() for state in recurrent_state.read())
     if not all(tensor.isfinite().all() for tensor in (*step.model.parameters(), *carried)):
-        return StepNumerics(
-            missing="not compared with float32: weights or carried states are not finite after the timed steps"
-        )
+        return missing("weights or carried states are not finite after the timed steps")
     write = (lambda _: None) if recurrent_state is None else recurrent_state.write
     try:
         with as_before(step.model):
             modules = tuple(_compare(spec, step, batch, carried, write))
     except (RuntimeError, TypeError, ValueError, AttributeError, MemoryError) as error:
-        why = f"not compared with float32: {type(error).__name__}: {error}"
-        return StepNumerics(missing=why.partition("\n")[0][:_LONGEST_REASON])
+        return missing(f"{type(error).__name__}: {error}")
     finally:
         write(carried)
     hidden = hiding_operators(spec.techniques)
