@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from castwise.apply.pytree import Batch
-from castwise.registry.precisions import Precision
+from castwise.registry.precisions import PRECISIONS, Precision
 from castwise.registry.techniques import PLAIN, StepConfig
 from castwise.registry.workloads import OptimizerSpec
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
@@ -18,6 +19,7 @@ from castwise.trial.step import TrainingStep
 ComputeLoss = Callable[[nn.Module, Batch], Tensor]
 
 CPU = torch.device("cpu")
+every_row = pytest.mark.parametrize("row", [row for row in PRECISIONS if row.on_cpu], ids=lambda row: row.name)
 PLAIN_SGD = OptimizerSpec("SGD", (("lr", 0.125),))
 MOMENTUM_SGD = OptimizerSpec("SGD", (("lr", 0.125), ("momentum", 0.9), ("weight_decay", 0.25)))
 

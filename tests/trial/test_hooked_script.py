@@ -591,9 +591,6 @@ raise ValueError(*seen, y.dtype, torch.is_autocast_enabled("cpu"))
         "assigned as-written": _GRADIENTS.replace(
             "HOW", "w.weight.grad, w.bias.grad = torch.autograd.grad(w(x).sum(), [w.weight, w.bias])"
         ),
-        "assigned fp16-mixed": _GRADIENTS.replace(
-            "HOW", "w.weight.grad, w.bias.grad = torch.autograd.grad(w(x).sum(), [w.weight, w.bias])"
-        ),
         "functional as-written": _GRADIENTS.replace(
             "HOW", "w(x); w.weight.grad = torch.func.grad(lambda weight: (x @ weight.T).sum())(w.weight.detach())"
         ),
@@ -664,7 +661,6 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
             "sharded fp32",
             "unsupported: Linear has a mixed precision, which castwise cannot replace (sharded.py:7, in step",
         ),
-        ("assigned fp16-mixed", "unsupported: assigned.py:"),
         ("lbfgs fp16-mixed", "unsupported: loss scaling does not work with LBFGS"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import wait_until
+from programs import PATIENCE_SECONDS, wait_until
 from small_step import cpu_spec
 from torch.distributed.elastic.utils.distributed import get_free_port
 
@@ -27,7 +27,6 @@ from castwise.spec.user_model import UserModel
 from castwise.trial import server, training_run
 from castwise.trial.script.ranks import start_of
 
-PATIENCE_SECONDS = 300.0
 TINY = MeasurementProtocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1)
 SPEC = cpu_spec(protocol=TINY, seed=1)
 TRAINING = cpu_spec(recipe=Recipe(epochs=2, samples_per_epoch=12, loader=Loader(resident=True, num_workers=0)))

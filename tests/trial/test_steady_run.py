@@ -8,21 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_step import cpu_spec, make_net, make_task
+from small_step import cpu_spec, every_row, make_net, make_task
 from torch import Tensor, nn
 
 from castwise.apply.precision import read_fp32_precision
 from castwise.apply.pytree import Batch
 from castwise.errors import UsageError
-from castwise.registry.precisions import PRECISIONS, Precision
+from castwise.registry.precisions import Precision
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.trial import build as build_module
 from castwise.trial import steady_run
 from castwise.trial.steady_run import SteadyRun, time_works
 
 QUICK = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=1e-6, block_seconds=0.001, num_blocks=3)
-
-every_row = pytest.mark.parametrize("row", [row for row in PRECISIONS if row.on_cpu], ids=lambda row: row.name)
 
 
 @dataclass

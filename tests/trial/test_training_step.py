@@ -9,6 +9,7 @@ from small_step import (
     MOMENTUM_SGD,
     PLAIN_SGD,
     compute_dtype,
+    every_row,
     make_batch,
     make_net,
     make_step,
@@ -28,8 +29,6 @@ from castwise.trial.step import TrainingStep, describe_optimizer, make_optimizer
 ADAM = OptimizerSpec("Adam", (("lr", 0.125), ("betas", (0.9, 0.999)), ("eps", 1e-3), ("weight_decay", 0.25)))
 # How many roundings' worth of error a gradient of the small network may have, in its own norm.
 ROUNDINGS = 5
-
-every_row = pytest.mark.parametrize("row", [row for row in PRECISIONS if row.on_cpu], ids=lambda row: row.name)
 
 
 def settle(step: TrainingStep, batch: Batch) -> None:

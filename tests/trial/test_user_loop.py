@@ -4,21 +4,20 @@ from typing import Any
 
 import pytest
 import torch
-from small_step import CPU, make_batch, make_net, make_task, stepped_tensors
+from small_step import CPU, every_row, make_batch, make_net, make_task, stepped_tensors
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 
 from castwise.apply.applied import check_optimizer
 from castwise.apply.precision import numeric_state
 from castwise.errors import UsageError
-from castwise.registry.precisions import PRECISIONS, find_precision
+from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import OptimizerSpec
 from castwise.trial.step import TrainingStep
 from castwise.trial.user_model.contract import Contract
 from castwise.trial.user_model.loop import make_loop
 
 UNUSED = OptimizerSpec("SGD", (("lr", 1e9),))
-every_cpu_row = pytest.mark.parametrize("row", [row for row in PRECISIONS if row.on_cpu], ids=lambda row: row.name)
 
 
 def make_step(precision: str, net: nn.Module, *, loss_scale: str | None = None, **parts: Any) -> TrainingStep:
@@ -44,7 +43,7 @@ def halves() -> tuple[Any, Any]:
     return (images[:8], labels[:8]), (images[8:], labels[8:])
 
 
-@every_cpu_row
+@every_row
 def test_optimizer_of_the_weights_steps_the_masters(row: Any) -> None:
     net = make_net()
     given = SGD([{"params": net.conv.parameters()}, {"params": net.linear.parameters(), "lr": 0.25}], lr=0.125)
@@ -94,7 +93,7 @@ def test_bad_optimizer_and_scheduler_are_refused() -> None:
         make_step("fp32", net, scheduler=lr_scheduler.ConstantLR(other), optimizer=SGD(net.parameters(), lr=1))
 
 
-@every_cpu_row
+@every_row
 def test_accumulation(row: Any) -> None:
     """The reference accumulates by hand: with batch norm the statistics of halves differ from the whole batch's."""
     net, reference = make_net(), make_net()
