@@ -6,21 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity
+from torch.profiler import ProfilerActivity, record_function
+from torch.utils.hooks import RemovableHandle
 
 from castwise.records.schema import StepProfile
 from castwise.registry.kernel_classes import Classified, classify_kernel, classify_ptx
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.trial.distributed import Peers
-from castwise.trial.script.hooks import ScriptHooks, mark
-from castwise.trial.step import TrainingStep
 from castwise.trial.trace_summary import (
     MODULE_RANGE,
     DeviceEvent,
@@ -40,7 +39,16 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _WAITING = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__")
 
 RunSteps = Callable[[int, AbstractContextManager[Any]], int]
-ProfiledStep = TrainingStep | ScriptHooks
+
+
+class ProfiledStep(Protocol):
+    """What takes the steps: castwise's own loop, or a script's hooks."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def within_ranges(self) -> AbstractContextManager[object]:
+        """Return a context in which the parts of a step run within ranges of the profiler."""
 
 
 class _Record(NamedTuple):
@@ -175,6 +183,23 @@ def _outer_modules(model: nn.Module, prefix: str = "", level: int = 1) -> Iterat
             yield f"{prefix}{name}", module
         if is_container or level < _LEVELS:
             yield from _outer_modules(module, f"{prefix}{name}.", level + (not is_container))
+
+
+def mark(
+    name: str, register_before: Callable[..., RemovableHandle], register_after: Callable[..., RemovableHandle]
+) -> tuple[RemovableHandle, RemovableHandle]:
+    """Let what takes hooks run within a range of the profiler; return the hooks."""
+    ranges: list[Any] = []
+
+    def enter(*_: object) -> None:
+        ranges.append(record_function(name))
+        ranges[-1].__enter__()
+
+    def leave(*_: object) -> None:
+        if ranges:
+            ranges.pop().__exit__(None, None, None)
+
+    return register_before(enter), register_after(leave)
 
 
 def _classify(name: str) -> Classified:

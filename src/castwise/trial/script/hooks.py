@@ -29,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 
 from castwise.apply.pytree import tree_map_tensors, tree_tensors
 from castwise.errors import UsageError
+from castwise.trial.kernel_profile import mark
 from castwise.trial.script.autocast import HALVES
 from castwise.trial.script.precision import ScriptPrecision
 from castwise.trial.script.replacing import replaces
@@ -476,23 +477,6 @@ class ScriptHooks:
         finally:
             if has_begun:
                 self.precision.autocast.leave()
-
-
-def mark(
-    name: str, register_before: Callable[..., RemovableHandle], register_after: Callable[..., RemovableHandle]
-) -> tuple[RemovableHandle, RemovableHandle]:
-    """Let what takes hooks run within a range of the profiler; return the hooks."""
-    ranges: list[Any] = []
-
-    def enter(*_: object) -> None:
-        ranges.append(record_function(name))
-        ranges[-1].__enter__()
-
-    def leave(*_: object) -> None:
-        if ranges:
-            ranges.pop().__exit__(None, None, None)
-
-    return register_before(enter), register_after(leave)
 
 
 def _compute_loss(loss: Any, *args: Any, **kwargs: Any) -> Any:
