@@ -14,7 +14,7 @@ test:
 	$(MAKE) --jobs 2 tests lint types
 
 # Of test-oldest what depends on torch's version most: castwise's own loop, and scripts in a precision from outside.
-test-long: OLDEST = tests/apply tests/registry $(addprefix tests/trial/test_,loop.py script_contract.py)
+test-long: OLDEST = tests/apply tests/registry tests/trial/test_loop.py
 test-long: slow-tests test-oldest
 
 lint: .venv/installed-dev
@@ -40,6 +40,7 @@ slow-tests: .venv/installed-dev
 OLDEST := tests/apply tests/trial tests/orchestrator tests/registry tests/analysis
 test-oldest: .venv-oldest/installed
 	.venv-oldest/$(PYTEST) -m "not gpu and not slow" $(OLDEST)
+	.venv-oldest/$(PYTEST) tests/trial/test_script_contract.py
 
 # The documentation site, as site/index.html; it opens without a server. A broken link or anchor is an error, here and in
 # `make tests`, which builds it too.
