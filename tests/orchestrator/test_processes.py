@@ -1,7 +1,6 @@
 """Real processes: each way in which one can end, what the parent makes of it, and that none outlives the parent."""
 
 import contextlib
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -275,12 +274,6 @@ def test_an_interrupted_wait_leaves_nothing(start: Start, monkeypatch: pytest.Mo
 
 
 # Processes that cannot be started
-
-
-def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EngineError, match=r"pip install 'castwise\[measure\]'"):
-        ForkserverEngine()
 
 
 @pytest.mark.parametrize(

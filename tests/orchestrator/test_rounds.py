@@ -1,6 +1,5 @@
 """Rounds on the fake engine: what is interleaved, when it ends, what follows a failure."""
 
-import itertools
 import math
 import random
 import time
@@ -121,6 +120,11 @@ def test_rounds_have_fresh_processes_and_random_order() -> None:
     assert all(turn == set(NAMES) for turn in order), "the blocks of all configurations are interleaved"
     orders = {tuple(made.order[start : start + 3]) for start in range(0, len(made.order), 3)}
     assert len(orders) > 1, "in a random order"
+    session_ids = [
+        {trial.session_id for trial in compared.trials if trial.spec.repeat == number} for number in range(3)
+    ]
+    assert all(len(session_id) == 1 and None not in session_id for session_id in session_ids)
+    assert len(set().union(*session_ids)) == 3
 
 
 @pytest.mark.parametrize(
@@ -172,11 +176,6 @@ def test_set_up_alone_if_kernels_are_timed_without_the_devices_lock(
     assert (WatchedSession.most_at_once == 1) is alone
 
 
-def test_what_diverged_is_not_measured_again() -> None:
-    compared = compare(Noisy(faults={"fp16-mixed": Fault("nan")}))
-    assert [len(of(compared, name)) for name in NAMES] == [3, 3, 1]
-
-
 def test_any_configuration_may_be_the_baseline() -> None:
     made, specs = Noisy(), configurations("bf16-mixed", "fp16-mixed")
     specs.append(specs[0].model_copy(update={"techniques": ("channels-last",)}))
@@ -194,25 +193,24 @@ def test_any_configuration_may_be_the_baseline() -> None:
     assert made.measured[0].configuration == specs[0].configuration, "it is set up first"
 
 
-def test_pytorch_s_default_is_the_baseline_if_it_is_measured() -> None:
+@pytest.mark.parametrize(
+    ("names", "baseline"),
+    [
+        (("bf16-mixed", "fp32"), "fp32"),
+        (("fp32", "default", "bf16-mixed"), "default"),
+        (("fp32", "default", "as-written"), "as-written"),
+        (("fp8-tensorwise", "bf16-mixed"), "bf16-mixed"),
+    ],
+)
+def test_the_baseline_is_set_up_first(names: tuple[str, ...], baseline: str) -> None:
     made = Noisy()
-    made.gain = lambda spec: 1 + 0.02 * (len(made.sessions) // 3 % 3 - 1) if spec.precision == "fp32" else 1.0
-    compared = compare(made, configurations("fp32", "default", "bf16-mixed"), max_rounds=6)
-    assert len(of(compared, "bf16-mixed")) == 3, "its ratio to the default is known, although that to fp32 is not"
-    assert len(of(compared, "fp32")) == len(of(compared, "default")) == 6
+    compared = compare(made, configurations(*names))
+    assert made.measured_precisions[0] == baseline
+    assert {len(of(compared, name)) for name in names} == {3}
 
 
-def test_bf16_mixed_is_the_baseline_of_fp8_if_nothing_else_is() -> None:
-    compared = compare(Noisy(process_noise=0.01), configurations("fp8-tensorwise", "bf16-mixed"), max_rounds=3)
-    assert [trial.spec.precision for trial in compared.trials[:2]] == ["bf16-mixed", "fp8-tensorwise"], "set up first"
-    assert compared._baseline is not None and compared._baseline.precision == "bf16-mixed"  # noqa: PT018
+def test_16_bit_precisions_alone_have_no_baseline() -> None:
     assert compare(Noisy(), configurations("bf16-mixed", "bf16-true"))._baseline is None
-
-
-def test_a_script_as_written_is_the_baseline() -> None:
-    baseline = compare(Noisy(), configurations("fp32", "default", "as-written"))._baseline
-    assert baseline is not None
-    assert baseline.precision == "as-written"
 
 
 @pytest.mark.parametrize(
@@ -261,15 +259,6 @@ class StretchSession(NoisySession):
         return super().run_stretch(lead_in_seconds, num_blocks, block_seconds)
 
 
-def test_session_id() -> None:
-    compared = compare(Noisy())
-    session_ids = [
-        {trial.session_id for trial in compared.trials if trial.spec.repeat == number} for number in range(3)
-    ]
-    assert all(len(session_id) == 1 and None not in session_id for session_id in session_ids)
-    assert len(set().union(*session_ids)) == 3
-
-
 def test_drift_does_not_change_the_ratio() -> None:
     compared = compare(Noisy(drift=0.01), max_rounds=3)
     ratio = speedup_of(compared, "bf16-mixed")
@@ -286,14 +275,6 @@ def test_configuration_with_a_narrow_ratio_stops() -> None:
     compared = compare(made, max_rounds=6)
     assert len(of(compared, "bf16-mixed")) == 3
     assert len(of(compared, "fp16-mixed")) == len(of(compared, "fp32")) == 6
-
-
-def test_a_budget_ends_it_between_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count(0, 10)
-    monkeypatch.setattr("castwise.orchestrator.rounds.time.perf_counter", lambda: float(next(clock)))
-    compared = compare(Noisy(process_noise=0.1), budget_seconds=60)
-    assert compared.ending == "budget"
-    assert 1 <= len(of(compared, "fp32")) < 5
 
 
 class ClockedSession(FakeSession):
@@ -503,10 +484,11 @@ def test_only_what_does_not_fit_alone_is_out_of_memory() -> None:
     assert speedup_of(compared, "bf16-mixed") is None
 
 
-def test_crash_ends_one_configuration() -> None:
-    made = Noisy(faults={"bf16-mixed": Fault("crash")})
+@pytest.mark.parametrize(("kind", "status"), [("crash", "crashed"), ("nan", "diverged")])
+def test_what_failed_or_diverged_is_not_measured_again(kind: str, status: str) -> None:
+    made = Noisy(faults={"bf16-mixed": Fault(kind)})
     compared = compare(made)
-    assert [trial.status for trial in of(compared, "bf16-mixed")] == ["crashed"]
+    assert [trial.status for trial in of(compared, "bf16-mixed")] == [status]
     assert [len(of(compared, name)) for name in ("fp32", "fp16-mixed")] == [3, 3]
     assert made.num_open == 0
 
