@@ -131,7 +131,7 @@ def record_schema() -> dict[str, Any]:
     document["title"] = f"castwise record, schema version {schema.SCHEMA_VERSION}"
     for model in _models():
         definition = document if model is schema.Trial else document["$defs"].get(model.__name__, {})
-        definition["description"] = inspect.cleandoc(model.__doc__ or "").partition("\n\nAttributes:")[0]
+        definition["description"] = inspect.cleandoc(model.__doc__ or "")
         meanings = dict(_meanings(model))
         for name, field in model.model_fields.items():
             properties = definition.get("properties", {}).get(field.serialization_alias or name)
@@ -149,10 +149,7 @@ def _models() -> Iterator[type[BaseModel]]:
 
 
 def _meanings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    """Yield the fields that the class's docstring or a comment describes."""
-    attributes = inspect.cleandoc(model.__doc__ or "").partition("Attributes:\n")[2]
-    for name, words in re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", attributes, re.MULTILINE):
-        yield name, " ".join(words.split())
+    """Yield the fields that a comment describes."""
     comments: list[str] = []
     for line in inspect.getsource(model).splitlines():
         if line.startswith("    #"):

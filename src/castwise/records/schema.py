@@ -43,58 +43,35 @@ Status = Literal["ok", "oom", "timeout", "crashed", "diverged", "unsupported"]
 
 
 class Environment(FrozenModel):
-    """The machine and software a trial ran on.
+    """The machine and software a trial ran on."""
 
-    Attributes:
-        castwise: castwise's version.
-        commit: The commit castwise was run from, with "+" where files were changed; None outside a checkout.
-        python: Python's version.
-        torch: torch's version.
-        host: The machine's name.
-        system: Operating system and kernel.
-        cpu: The processor's name.
-        num_threads: Threads that torch uses for one operation.
-        cpu_features: The processor's instructions for 16-bit floats, by the kernel's names ("avx512_bf16").
-        gpu: The GPU's exact name, or None on a CPU.
-        gpu_uuid: The GPU's UUID as NVML knows it.
-        gpu_uuids: The UUIDs of all GPUs that torch sees, in its order; empty in older records.
-        capability: CUDA compute capability, as (major, minor).
-        gpu_memory_bytes: The GPU's memory.
-        num_gpus: GPUs that torch sees.
-        other_hosts: The other nodes of a trial over several, by rank.
-        power_limit_watts: The GPU's power limit in force; None in older records, and if it cannot be read.
-        packed: Whether trials on other GPUs of the host were allowed to run at the same time.
-        driver: The GPU driver's version.
-        cuda: The CUDA version torch was built with.
-        cudnn: cuDNN's version as torch prints it.
-        torchvision: torchvision's version, or None if it is not installed.
-        torchao: torchao's version, or None if it is not installed.
-        fp32_precision: What float32 products compute in before a trial sets it, by torch's switches.
-    """
-
-    castwise: str
+    castwise: str  # castwise's version
+    # The commit castwise was run from, with "+" where files were changed; None outside a checkout.
     commit: str | None = None
-    python: str
-    torch: str
-    host: str
-    system: str
-    cpu: str
-    num_threads: int
+    python: str  # Python's version
+    torch: str  # torch's version
+    host: str  # the machine's name
+    system: str  # operating system and kernel
+    cpu: str  # the processor's name
+    num_threads: int  # threads that torch uses for one operation
+    # The processor's instructions for 16-bit floats, by the kernel's names ("avx512_bf16").
     cpu_features: tuple[str, ...] = ()
-    gpu: str | None = None
-    gpu_uuid: str | None = None
-    gpu_uuids: tuple[str, ...] = ()
-    capability: tuple[int, int] | None = None
-    gpu_memory_bytes: int | None = None
-    num_gpus: int = 0
-    other_hosts: tuple[str, ...] = ()
-    packed: bool = False
+    gpu: str | None = None  # the GPU's exact name, or None on a CPU
+    gpu_uuid: str | None = None  # the GPU's UUID as NVML knows it
+    gpu_uuids: tuple[str, ...] = ()  # the UUIDs of all GPUs that torch sees, in its order; empty in older records
+    capability: tuple[int, int] | None = None  # CUDA compute capability, as (major, minor)
+    gpu_memory_bytes: int | None = None  # the GPU's memory
+    num_gpus: int = 0  # GPUs that torch sees
+    other_hosts: tuple[str, ...] = ()  # the other nodes of a trial over several, by rank
+    packed: bool = False  # whether trials on other GPUs of the host were allowed to run at the same time
+    # The GPU's power limit in force; None in older records, and if it cannot be read.
     power_limit_watts: float | None = None
-    driver: str | None = None
-    cuda: str | None = None
-    cudnn: str | None = None
-    torchvision: str | None = None
-    torchao: str | None = None
+    driver: str | None = None  # the GPU driver's version
+    cuda: str | None = None  # the CUDA version torch was built with
+    cudnn: str | None = None  # cuDNN's version as torch prints it
+    torchvision: str | None = None  # torchvision's version, or None if it is not installed
+    torchao: str | None = None  # torchao's version, or None if it is not installed
+    # What float32 products compute in before a trial sets it, by torch's switches.
     fp32_precision: dict[str, str] = Field(default_factory=dict)
 
     @property
@@ -521,48 +498,31 @@ class StepProfile(FrozenModel):
 
 
 class Trial(FrozenModel):
-    """The result of a spec on a machine, with all raw samples.
+    """The result of a spec on a machine, with all raw samples."""
 
-    Attributes:
-        spec: What was measured.
-        status: How it ended; everything but `ok` has a message.
-        message: What happened, in a line.
-        facts: What actually ran; None if set-up did not get that far.
-        ranks: The samples of each process; empty if nothing was timed.
-        environment: The machine and software.
-        started_at: UTC, ISO 8601.
-        duration_seconds: The whole trial, set-up included; in an interleaved session with the others' blocks, too.
-        session_id: Shared by trials whose processes were interleaved; None for one that ran by itself.
-        log: The end of what the process printed, if it failed.
-        readings: One for each timed block or epoch, in order (of a stretch each block has the same, with its share of
-            the time and energy); empty in records without telemetry.
-        energy_measurement: Its energy; None if it was not measured over sustained steps.
-        gpu_facts: What the driver says of the GPUs; None on a CPU and without telemetry.
-        counters: The GPU's hardware counters over the timed blocks; None if there are none (`telemetry_note` says why).
-        profile: What a step spends its time on; None if the protocol does not ask for it.
-        shortfall: By how much memory fell short; None if it did not, or if it is not known.
-        telemetry_note: Which readings are "not available: why"; empty where all are.
-        schema_version: The version of this format.
-    """
-
-    spec: TrialSpec
-    status: Status
-    message: str = ""
-    facts: Facts | None = None
-    ranks: tuple[RankSamples, ...] = ()
-    environment: Environment
-    started_at: str
-    duration_seconds: float
-    log: str = ""
+    spec: TrialSpec  # what was measured
+    status: Status  # how it ended; everything but `ok` has a message
+    message: str = ""  # what happened, in a line
+    facts: Facts | None = None  # what actually ran; None if set-up did not get that far
+    ranks: tuple[RankSamples, ...] = ()  # the samples of each process; empty if nothing was timed
+    environment: Environment  # the machine and software
+    started_at: str  # UTC, ISO 8601
+    duration_seconds: float  # the whole trial, set-up included; in an interleaved session with the others' blocks, too
+    log: str = ""  # the end of what the process printed, if it failed
+    # Shared by trials whose processes were interleaved; None for one that ran by itself.
     session_id: str | None = renamed(None, "sitting")
+    # One for each timed block or epoch, in order (of a stretch each block has the same, with its share of the time and
+    # energy); empty in records without telemetry.
     readings: tuple[TelemetrySummary, ...] = ()
+    # Its energy; None if it was not measured over sustained steps.
     energy_measurement: EnergyMeasurement | None = renamed(None, "metered")
-    gpu_facts: GpuFacts | None = None
+    gpu_facts: GpuFacts | None = None  # what the driver says of the GPUs; None on a CPU and without telemetry
+    # The GPU's hardware counters over the timed blocks; None if there are none (`telemetry_note` says why).
     counters: GpuCounters | None = None
-    profile: StepProfile | None = None
-    shortfall: Shortfall | None = None
-    telemetry_note: str = ""
-    schema_version: int = SCHEMA_VERSION
+    profile: StepProfile | None = None  # what a step spends its time on; None if the protocol does not ask for it
+    shortfall: Shortfall | None = None  # by how much memory fell short; None if it did not, or if it is not known
+    telemetry_note: str = ""  # which readings are "not available: why"; empty where all are
+    schema_version: int = SCHEMA_VERSION  # the version of this format
 
     def __repr__(self) -> str:
         """Return the trial in a line; `model_dump` has all its fields."""

@@ -75,48 +75,30 @@ FIT = MeasurementProtocol(
 
 
 class TrialSpec(FrozenModel):
-    """What one trial measures: this workload, in this precision, with these techniques, on this device.
+    """What one trial measures: this workload, in this precision, with these techniques, on this device."""
 
-    Attributes:
-        workload: A name of the workload registry, `torchvision:NAME` / `timm:NAME`, or that of the user's own model.
-        precision: A name of the precision registry (aliases are resolved before a spec is made).
-        loss_scale: `none`, `dynamic`, `dynamic-apex` or a number.
-        batch_size: Samples per GPU and optimizer step.
-        device: "cpu" or "cuda:N"; the first one of several.
-        data_set: `synthetic`, or the name of a real data set.
-        techniques: Names of the technique registry, in its order; empty is the plain loop.
-        world_size: Number of GPUs (processes, or replicas of DataParallel); on a CPU number of processes.
-        num_nodes: Number of hosts that these GPUs are in, as many in each.
-        parallelism: How the GPUs share a step.
-        kind: What is measured.
-        recipe: The training run of a `training` trial; None for the other kinds.
-        weights: The file of pretrained weights to start from; None starts from random ones.
-        user_model: Where the user's own model comes from; None for built-in workloads.
-        memory_limit_bytes: The most memory that the trial may take: its caching allocator on a GPU, the growth of its
-            process on a CPU. None if only the device limits it.
-        protocol: How long and how often.
-        seed: Seeds weights, data and dropout.
-        repeat: The number of the process among those of the same configuration.
-    """
-
-    workload: str
-    precision: str
-    loss_scale: str
-    batch_size: int = Field(ge=1)
-    device: str
-    data_set: str = SYNTHETIC
-    techniques: tuple[str, ...] = ()
+    workload: str  # a name of the workload registry, `torchvision:NAME` / `timm:NAME`, or that of the user's own model
+    precision: str  # a name of the precision registry (aliases are resolved before a spec is made)
+    loss_scale: str  # `none`, `dynamic`, `dynamic-apex` or a number
+    batch_size: int = Field(ge=1)  # samples per GPU and optimizer step
+    device: str  # "cpu" or "cuda:N"; the first one of several
+    data_set: str = SYNTHETIC  # `synthetic`, or the name of a real data set
+    techniques: tuple[str, ...] = ()  # names of the technique registry, in its order; empty is the plain loop
+    # Number of GPUs (processes, or replicas of DataParallel); on a CPU number of processes.
     world_size: int = Field(default=1, ge=1)
-    num_nodes: int = Field(default=1, ge=1)
-    parallelism: Parallelism = "none"
-    kind: TrialKind = "steady"
-    recipe: Recipe | None = None
-    weights: str | None = None
+    num_nodes: int = Field(default=1, ge=1)  # number of hosts that these GPUs are in, as many in each
+    parallelism: Parallelism = "none"  # how the GPUs share a step
+    kind: TrialKind = "steady"  # what is measured
+    recipe: Recipe | None = None  # the training run of a `training` trial; None for the other kinds
+    weights: str | None = None  # the file of pretrained weights to start from; None starts from random ones
+    # Where the user's own model comes from; None for built-in workloads.
     user_model: UserModel | None = renamed(None, "own")
+    # The most memory that the trial may take: its caching allocator on a GPU, the growth of its process on a CPU. None
+    # if only the device limits it.
     memory_limit_bytes: int | None = Field(default=None, ge=1)
-    protocol: MeasurementProtocol = MeasurementProtocol()
-    seed: int = 0
-    repeat: int = 0
+    protocol: MeasurementProtocol = MeasurementProtocol()  # how long and how often
+    seed: int = 0  # seeds weights, data and dropout
+    repeat: int = 0  # the number of the process among those of the same configuration
 
     @model_validator(mode="after")
     def _recipe_fits(self) -> Self:
