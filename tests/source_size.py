@@ -19,7 +19,6 @@ SOURCE = ROOT / "src" / "castwise"
 MOST_COMPLEX, MOST_NEW_LINES = 20, 300
 COMPLEX = {
     "report/charts/machines.py:ratios",
-    "spec/user_model.py:script_command",
 }
 
 

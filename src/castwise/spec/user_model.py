@@ -46,6 +46,8 @@ _OTHER_LAUNCHERS = (
     *("uv", "poetry", "conda", "env", "bash", "sh"),
 )
 _RUNS_MODULE = ("-m", "--module")
+# Options of a launcher that start what is no script, or on other hosts.
+_ELSEWHERE = re.compile(r" (--no[-_]python|--(nnodes|num[-_]machines)[ =](?!1\b)\S+)")
 # Options of Python before a script that change nothing here; -W has a value, which may be a word of its own.
 _HARMLESS_OPTION = re.compile(r"-[uB]|-W(.*)")
 # Names of arguments whose values are in no record. Not those of `--tokenizer` or `--max-tokens`.
@@ -179,30 +181,44 @@ def script_command(words: Sequence[str]) -> str | None:
     Raises:
         UsageError: It runs no script, or not by this Python.
     """
-    program = Path(words[0]).name if words else ""
-    is_python = re.fullmatch(r"python[\d.]*", program) is not None
-    named = ["python" if is_python else program, *words[1:]]
-    while is_python and len(named) > 1 and (option := _HARMLESS_OPTION.fullmatch(named[1])):
-        del named[1 : 3 if option[1] == "" else 2]
-    launcher = next((launcher for launcher in _LAUNCHERS if tuple(named[: len(launcher)]) == launcher), ())
+    named = _without_folder_and_options(words)
+    program, is_python = named[0], named[0] == "python"
+    launcher = _launcher_of(named)
     if not is_python and not launcher:
         if program in _OTHER_LAUNCHERS or any(word.startswith("-") for word in words[1:]):
             raise UsageError(f"castwise cannot start '{words[0]}'. Name the script: castwise run -- python train.py")
         return None
-    found = shutil.which(words[0])
-    same = found is not None and os.path.realpath(found) == os.path.realpath(sys.executable)
-    if is_python and words[0] not in ("python", "python3") and not same:
+    if is_python and words[0] not in ("python", "python3") and not _is_this_python(words[0]):
         raise UsageError(f"castwise runs scripts by its own Python, '{sys.executable}', and not by '{words[0]}'.")
     own, file, _ = _parse_script(shlex.join(named))
     if not file or not (launcher or file.endswith(".py") or own[-1] in _RUNS_MODULE):
         what = f"'{file}' is no script" if file else "it names no script"
         raise UsageError(f"'{shlex.join(words)}': {what}. Write: castwise run -- python train.py --lr 1e-3")
-    refused = re.search(
-        r" (--no[-_]python|--(nnodes|num[-_]machines)[ =](?!1\b)\S+)", " " + shlex.join(own[len(launcher) :])
-    )
-    if launcher and refused is not None:
+    refused = _ELSEWHERE.search(f" {shlex.join(own[len(launcher) :])}") if launcher else None
+    if refused is not None:
         raise UsageError(f"castwise starts a script's ranks on this host alone: '{refused[1]}' is not possible here.")
     return shlex.join(named)
+
+
+def _without_folder_and_options(words: Sequence[str]) -> list[str]:
+    """Return a command with the bare name of its program, and without options of Python that change nothing here."""
+    program = Path(words[0]).name if words else ""
+    if re.fullmatch(r"python[\d.]*", program) is None:
+        return [program, *words[1:]]
+    named = ["python", *words[1:]]
+    while len(named) > 1 and (option := _HARMLESS_OPTION.fullmatch(named[1])):
+        del named[1 : 3 if option[1] == "" else 2]
+    return named
+
+
+def _launcher_of(words: Sequence[str]) -> tuple[str, ...]:
+    """Return what starts a script on several ranks, if a command begins with it."""
+    return next((launcher for launcher in _LAUNCHERS if tuple(words[: len(launcher)]) == launcher), ())
+
+
+def _is_this_python(program: str) -> bool:
+    found = shutil.which(program)
+    return found is not None and os.path.realpath(found) == os.path.realpath(sys.executable)
 
 
 def _parse_script(command: str) -> tuple[list[str], str, list[str]]:
@@ -211,7 +227,7 @@ def _parse_script(command: str) -> tuple[list[str], str, list[str]]:
     If what starts it ends with `-m`, it is not a file but a module.
     """
     words = shlex.split(command)
-    launcher = next((launcher for launcher in _LAUNCHERS if tuple(words[: len(launcher)]) == launcher), ())
+    launcher = _launcher_of(words)
     first = 2 if words[1:2] == ["-m"] else 1
     if launcher:
         after = range(len(launcher), len(words))
