@@ -10,8 +10,6 @@ from castwise.records.store import Problem, Record, Store, read_records
 
 
 class Merged(NamedTuple):
-    """What `merge` did."""
-
     num_records: int  # in the folder now
     num_written: int  # of them, those that it did not have
     problems: tuple[Problem, ...]  # files that are no records

@@ -28,16 +28,12 @@ class Progress(FrozenModel):
 
 
 class Returned(FrozenModel):
-    """What a method returned, as JSON."""
-
     event: Literal["returned"] = "returned"
     method: str
     result: Any = None
 
 
 class Failed(FrozenModel):
-    """What a method raised."""
-
     event: Literal["failed"] = "failed"
     status: Status
     message: str

@@ -291,7 +291,6 @@ class StepFlops(FrozenModel):
 
     @property
     def total(self) -> int:
-        """Return all FLOPs of the step."""
         return sum(self.by_format.values())
 
 
@@ -371,7 +370,6 @@ class TelemetrySummary(FrozenModel):
 
     @property
     def gpu_power_watts(self) -> float | None:
-        """Return the mean power of one GPU."""
         return None if self.power_watts is None else self.power_watts / max(1, self.num_gpus)
 
 

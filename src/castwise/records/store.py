@@ -65,7 +65,6 @@ class Store:
             ) from None
 
     def machine_folder(self, environment: Environment) -> Path:
-        """Return the folder of one machine's records."""
         return self.folder / name_of(environment)
 
     def save(self, trial: Trial) -> Path:
@@ -136,8 +135,6 @@ class Store:
 
 @dataclass(frozen=True)
 class Record:
-    """A trial and the file it was read from."""
-
     path: Path
     trial: Trial
 
@@ -325,7 +322,6 @@ def _write_new(folder: Path, stem: str, content: bytes) -> Path:
 
 
 def name_of(environment: Environment) -> str:
-    """Return the name of the folder of one machine's files."""
     return f"{slug(environment.device_name, KEPT)[:_NAME_LENGTH]}-{environment.fingerprint}"
 
 

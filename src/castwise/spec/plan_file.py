@@ -63,7 +63,6 @@ class PlanFile(FrozenModel):
 
 
 def planned_options(options: RunOptions) -> dict[str, Any]:
-    """Return a request as a plan file has it."""
     given = (
         (option.keyword, getattr(options, option.name))
         for option in options_of(RunOptions)

@@ -72,7 +72,6 @@ class Recipe(FrozenModel):
 
     @property
     def num_epochs(self) -> int:
-        """Return the epochs that are run."""
         return min(self.epochs, self.stop_after or self.epochs)
 
     @property

@@ -154,7 +154,6 @@ class TrialSpec(FrozenModel):
 
     @property
     def without_profile(self) -> Self:
-        """Return the same without profiled steps."""
         return self.model_copy(update={"protocol": self.protocol.model_copy(update={"profile_steps": 0})})
 
     @property
