@@ -52,17 +52,11 @@ def ceiling(
 ) -> Ceiling | None:
     """Return the most that a step can gain from the fastest 16-bit precision; None if that is not known.
 
-    gain = T ÷ (T - P (1 - 1/r) - M (1 - 1/b)), with the time T of the step, P of products and M of work that is bound
-    by memory; r is the ratio of the peaks, since products are taken to reach the same share of the peak in both
-    formats; b is the ratio of the bytes that activations are stored in. A ratio below 1 counts as 1.
-
-    Args:
-        precision: What the step was measured in.
-        gpu: The GPU's row.
-        total: The step's seconds, idle time included.
-        products: The seconds of products of matrices and convolutions.
-        moved: The seconds of work whose time is that of the bytes that it moves.
-        flops: The step's in `precision`; needed for PyTorch's default, which computes in two formats.
+    gain = T ÷ (T - P (1 - 1/r) - M (1 - 1/b)), with the seconds T (`total`) of the step in `precision`, idle time
+    included, P (`products`) of matrix products and convolutions, and M (`moved`) of work whose time is that of the
+    bytes that it moves. r is the ratio of the peaks, since products are taken to reach the same share of the peak in
+    both formats; b is the ratio of the bytes that activations are stored in. A ratio below 1 counts as 1. PyTorch's
+    default computes in two formats, so that its FLOPs are needed.
     """
     row, other = precision_row(precision), precision_row(_TARGET)
     wanted = peak(gpu, other.peak_dtype)

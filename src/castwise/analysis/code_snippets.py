@@ -129,13 +129,8 @@ def own_calls(spec: TrialSpec, facts: Facts | None) -> dict[str, str]:
 def loop_code(row: Precision, spec: TrialSpec, facts: Facts | None = None, gains: Sequence[str] = ()) -> list[str]:
     """Return what to write in a loop in Python to have what a trial had: `castwise.apply`, and what it leaves.
 
-    A precision that is a switch or two needs no more than these; one that is a few lines comes with them, too.
-
-    Args:
-        row: The precision that is switched on.
-        spec: The trial's, with its device and techniques.
-        facts: The clipping and accumulation of the trial, and what is known of the loop.
-        gains: What the changes bought.
+    A precision that is a switch or two needs no more than these; one that is a few lines comes with them, too. `gains`
+    are what the changes bought.
     """
     is_switch = row.autocast_dtype is None and row.param_dtype == "float32"
     # The switches do nothing on a CPU.
@@ -210,12 +205,7 @@ def precision_of(trial: Trial) -> Precision:
 
 
 def script_code(written: Trial, taken: Trial) -> str:
-    """Return what to change in a script: how what it does as it is written differs from a trial, and its techniques.
-
-    Args:
-        written: The script as it is written; its facts say what it does itself.
-        taken: The script with another precision, with techniques, or both.
-    """
+    """Return what to change in a script as it is written, whose facts say what it does itself, to get another trial."""
     spec, facts, now = taken.spec, taken.facts, precision_of(written)
     row, device_type, hardware = precision_row(spec.precision), spec.device_type, written.environment.hardware
     row = now if row.name == AS_WRITTEN else row
@@ -256,11 +246,7 @@ def _changed_autocast(now: Precision, row: Precision, own: Mapping[str, Sequence
 def loop_patch(row: Precision, spec: TrialSpec, facts: Facts | None, gains: Mapping[str, str]) -> str:
     """Return what to change in a loop, in at most fifteen lines: `castwise.apply` first, then the frameworks' lines.
 
-    Args:
-        row: The precision that is switched on.
-        spec: The loop, with its device and techniques.
-        facts: The clipping and accumulation of the trial.
-        gains: What a precision or a technique bought, by its name.
+    `gains` are what a precision or a technique bought, by its name.
     """
     bought = list(dict.fromkeys(gains[name] for name in (row.name, *spec.techniques) if name in gains))
     lines = loop_code(row, spec, facts, bought)

@@ -143,12 +143,8 @@ def decide(rows: Sequence[Row], typed: TypedLine | None = None, judge: Judge = l
     """Return one piece of advice for each workload, batch size and number of GPUs, in order.
 
     It is the fastest loop that keeps float32 weights, over all precisions and techniques that were measured, compared
-    with the plain loop; of training runs one that is no less accurate, if there is one.
-
-    Args:
-        rows: The results: of timed steps, or of training runs, whose figures count without an interval, too.
-        typed: What the user typed, if that is at hand: commands are built from it.
-        judge: Says whether what is taken trains as well.
+    with the plain loop; of training runs, whose figures count without an interval, too, one that is no less accurate,
+    if there is one. Commands are built from what the user typed, if that is at hand.
     """
     settings: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:

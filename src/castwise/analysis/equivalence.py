@@ -140,11 +140,7 @@ def _pairs_needed(values: Sequence[float], margin: float, num_looks: int) -> int
 
 
 def area_under_curve(scores: Sequence[tuple[float, float]]) -> float | None:
-    """Return the mean score over a run, by the trapezoidal rule.
-
-    Args:
-        scores: How far the run was, in epochs or steps, and the score there, in order.
-    """
+    """Return the mean score over a run, by the trapezoidal rule, from how far it was and the score there, in order."""
     if not scores or not all(math.isfinite(score) for _, score in scores):
         return None
     length = scores[-1][0] - scores[0][0]
@@ -157,10 +153,7 @@ def area_under_curve(scores: Sequence[tuple[float, float]]) -> float | None:
 def first_reached(scores: Sequence[tuple[float, float]], target: float, *, larger_is_better: bool) -> float | None:
     """Return how far a run was when its score first reached a target, interpolated linearly; None if it never did.
 
-    Args:
-        scores: How far the run was, in epochs, steps or seconds, and the score there, in order.
-        target: The score to reach.
-        larger_is_better: Whether a larger score is better.
+    Each of the scores comes with how far the run was, in epochs, steps or seconds, in order.
     """
     sign = 1.0 if larger_is_better else -1.0
     before: tuple[float, float] | None = None

@@ -94,10 +94,7 @@ def unit_of(trial: Trial) -> Unit:
 def units_per_step(spec: TrialSpec, facts: Facts, blocks: Sequence[Block] = ()) -> float:
     """Return the units (images, tokens, samples) of one step of all processes together.
 
-    Args:
-        spec: Of the step.
-        facts: Likewise.
-        blocks: In which steps were timed: if their samples were counted, batches may differ, and it is the mean.
+    If the samples of the timed blocks were counted, batches may differ, and it is the mean.
     """
     counted = [block.num_samples for block in blocks if block.num_samples is not None]
     is_counted = counted and len(counted) == len(blocks)

@@ -41,11 +41,8 @@ class Axes:
     ) -> tuple[TrialSpec, ...]:
         """Return each configuration once, in the order in which they run.
 
-        Args:
-            device: "cpu" or "cuda:N".
-            protocol: How long to measure; None takes the device type's default.
-            seed: Seeds weights, data and dropout.
-            user_workloads: What is known of the user's own models, by their names in the grid.
+        Without a protocol they have the device type's. What is known of users' own models is by their names in the
+        grid.
         """
         is_cpu = device.startswith("cpu")
         most_gpus = max(world_size for world_size, _ in self.layouts)
@@ -82,12 +79,7 @@ def parse_grid(grid: ParameterGrid, data_set: str = SYNTHETIC, num_nodes: int = 
 
     A loss scale applies to the precisions that scale their loss by default, so that `--loss-scale dynamic,128` with
     fp32 does not measure fp32 twice. If none of the precisions does, it applies to those with float16: `fp16-true` with
-    a scale of 128 can be measured.
-
-    Args:
-        grid: The parameters.
-        data_set: `synthetic`, or a real data set that every workload named accepts.
-        num_nodes: Hosts that share each trial on several GPUs.
+    a scale of 128 can be measured. `num_nodes` hosts share each trial on several GPUs.
 
     Raises:
         UsageError: A name is unknown, a batch size or a number of GPUs is under 1, techniques exclude each other,

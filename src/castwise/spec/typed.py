@@ -64,14 +64,9 @@ def read_line(words: Sequence[str], *kinds: type) -> TypedLine:
 
 
 def advised_line(command: str, workload: str, options: Mapping[str, object], typed: TypedLine | None = None) -> str:
-    """Return a command line of castwise that can be pasted.
+    """Return a command line of castwise, with these options by keyword, that can be pasted.
 
-    Args:
-        command: `run`, `why` or `accuracy`.
-        workload: Its name in records.
-        options: By keyword.
-        typed: The command line that the answer is for, whose other options are kept; without it the workload has its
-            name in records.
+    The workload is named as in records, or as it was typed, if that is at hand; other options that were typed are kept.
     """
     kept = {} if typed is None else typed.kept(command)
     flagged = {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()}
