@@ -9,6 +9,7 @@ from fake_engine import fake_spec
 from castwise.errors import UsageError
 from castwise.registry.technique_fit import resolve, why_unsupported
 from castwise.registry.techniques import (
+    PLAIN,
     PRECISION,
     SETS,
     TECHNIQUES,
@@ -18,6 +19,7 @@ from castwise.registry.techniques import (
     find_technique,
     join,
     parse_techniques,
+    step_config_of,
 )
 from castwise.registry.workloads import WORKLOADS
 from castwise.spec.plan import ParameterGrid, parse_grid
@@ -48,6 +50,14 @@ def test_a_row_names_other_rows_that_exist(row: Technique) -> None:
     assert {*row.excludes, *related} <= {*NAMES, PRECISION, ""} - {row.name}
     assert bool(row.absent_in) == bool(row.acts_on)
     assert row.numerics != "shape" or all(row.name not in members for members in SETS.values()), "only if it is named"
+
+
+@every_technique
+def test_a_row_makes_settings_of_its_own(row: Technique) -> None:
+    assert set(row.settings) <= set(StepConfig.__dataclass_fields__)
+    assert step_config_of([row.name]) not in [PLAIN, *(step_config_of([name]) for name in NAMES if name != row.name)]
+    assert row.summary
+    assert row.cost
 
 
 def test_each_setting_says_what_can_apply_it() -> None:
@@ -166,6 +176,12 @@ def test_what_changes_the_reading_of_data_is_no_axis_of_steady_trials(name: str)
         (spec_of("compile", precision="fp8-tensorwise", **SHARDED), "fp8-tensorwise converts them"),
         (training(Recipe(epochs=1), **SHARDED), "fsdp is for steady steps; take the parallelism ddp"),
         (spec_of("compile", "compile-max-autotune"), "excludes compile-max-autotune"),
+        (spec_of("max-pool-kernel"), "needs channels-last"),
+        (spec_of("channels-last", "max-pool-kernel", workload="efficientnet_b0"), "no max pooling of 3 by 3"),
+        (spec_of("batch-norm-kernel"), "needs channels-last"),
+        (spec_of("channels-last", "batch-norm-kernel", workload="mnist-cnn"), "mnist-cnn has no batch norm"),
+        (spec_of("space-to-depth", workload="wrn-28-10"), "no first convolution of stride 2"),
+        (spec_of("pad-hidden", workload="lstm-lm"), "a width of 200 is a multiple of 8 already"),
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(value.techniques),
 )
@@ -178,6 +194,9 @@ def test_a_technique_that_does_not_apply_says_why(spec: TrialSpec, words: str) -
     [
         spec_of(),
         spec_of("channels-last", "cudnn-search", "fused-optimizer", "compile", "cuda-graph"),
+        spec_of("channels-last", "max-pool-kernel", "batch-norm-kernel"),
+        spec_of("space-to-depth"),
+        spec_of("pad-hidden", workload="lstm-lm-1500"),
         spec_of("no-step-sync", precision="fp16-mixed", loss_scale="dynamic"),
         spec_of("pad-vocabulary", "chunked-loss", workload="gru-lm"),
         spec_of("pad-vocabulary", "chunked-loss", "activation-checkpointing", "compile", workload="gpt2", **ON_TWO),

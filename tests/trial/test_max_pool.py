@@ -3,11 +3,9 @@
 import pytest
 import torch
 from interpreted import interpreted, run_interpreted
-from loops import spec_of
 from torch import nn
 
 from castwise.errors import UsageError
-from castwise.registry.technique_fit import why_unsupported
 from castwise.trial.kernels.max_pool import module as module_module
 from castwise.trial.kernels.max_pool.module import KernelMaxPool, use_max_pool_kernel
 
@@ -57,26 +55,3 @@ def test_without_triton_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_module, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match="needs Triton"):
         use_max_pool_kernel(nn.Sequential(nn.MaxPool2d(3, 2)))
-
-
-@pytest.mark.parametrize(
-    ("workload", "techniques", "reason"),
-    [
-        ("resnet50", ("channels-last", "max-pool-kernel"), None),
-        ("resnet50", ("max-pool-kernel",), "needs channels-last"),
-        ("efficientnet_b0", ("channels-last", "max-pool-kernel"), "no max pooling of 3 by 3"),
-        ("resnet50", ("channels-last", "batch-norm-kernel"), None),
-        ("resnet50", ("batch-norm-kernel",), "needs channels-last"),
-        ("mnist-cnn", ("channels-last", "batch-norm-kernel"), "mnist-cnn has no batch norm"),
-        ("lstm-lm", ("batch-norm-kernel",), "is for images"),
-        ("resnet50", ("space-to-depth",), None),
-        ("wrn-28-10", ("space-to-depth",), "no first convolution of stride 2"),
-        ("lstm-lm", ("pad-hidden",), "a width of 200 is a multiple of 8 already"),
-        ("lstm-lm-1500", ("pad-hidden",), None),
-    ],
-)
-def test_spec_constraints(workload: str, techniques: tuple[str, ...], reason: str | None) -> None:
-    spec = spec_of("mnist-cnn", "fp32").model_copy(
-        update={"workload": workload, "device": "cuda:0", "techniques": techniques}
-    )
-    assert str(reason) in str(why_unsupported(spec))
