@@ -344,7 +344,6 @@ def diagnose(
 
 
 def left_out_of(specs: Sequence[TrialSpec], trials: Sequence[Trial]) -> list[LeftOut]:
-    """Return the configurations among some specs that no trial timed, each with the reason."""
     trial_of = {trial.spec.configuration: trial for trial in trials}
     timed = {trial.spec.configuration for trial in trials if was_timed(trial)}
     found = []
@@ -642,7 +641,6 @@ def _convolved(kernel: KernelTime) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _matrices(kernel: KernelTime) -> list[tuple[int, ...]]:
-    """Return the shapes of a product's two factors."""
     return [shape for shape in kernel.shapes if len(shape) >= 2][-2:]
 
 

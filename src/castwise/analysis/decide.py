@@ -113,7 +113,6 @@ class Advice:
 
     @property
     def num_gpus(self) -> int:
-        """Return how many GPUs share a step."""
         return self.rows[0].trial.spec.world_size
 
     @property

@@ -30,10 +30,9 @@ _LONG_ENOUGH_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Energy:
-    """The energy of a trial, with a 95 % interval."""
-
     joules_per_unit: float  # of sustained steps: mean power × step time; else energy of all blocks ÷ their units
-    low: float | None  # how late a counter's tick may be seen; without sustained steps Student's t over blocks
+    # Of the 95 % interval: how late a counter's tick may be seen; without sustained steps Student's t over blocks.
+    low: float | None
     high: float | None  # None, as is `low`, if the blocks are too few
     source: Source
 

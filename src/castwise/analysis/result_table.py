@@ -95,37 +95,30 @@ class Row:
 
     @property
     def throughput(self) -> float | None:
-        """Return units per second."""
         return _value(self.throughput_estimate)
 
     @property
     def speedup(self) -> float | None:
-        """Return fp32's step time over this one's; above 1 is faster. None without fp32."""
         return _value(self.speedup_estimate)
 
     @property
     def default_speedup(self) -> float | None:
-        """Return the step time of PyTorch's default over this one's. None if that was not measured."""
         return _value(self.default_estimate)
 
     @property
     def written_speedup(self) -> float | None:
-        """Return the step time of the script as written over this one's. None of other workloads."""
         return _value(self.written_estimate)
 
     @property
     def bf16_speedup(self) -> float | None:
-        """Return the step time of bf16-mixed over this one's, of FP8. None for others, and if it was not measured."""
         return _value(self.bf16_estimate)
 
     @property
     def memory_ratio(self) -> float | None:
-        """Return peak allocated over the baseline's."""
         return _value(self.memory_estimate)
 
     @property
     def driver_used_bytes(self) -> int | None:
-        """Return the most memory in use on a device at the end, as the driver reports it."""
         return steady_metrics.largest(map(training_metrics.driver_used_bytes, self.trials))
 
     def over(self, other: "Row") -> Estimate | None:

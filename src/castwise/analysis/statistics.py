@@ -31,10 +31,8 @@ _PSEUDOMEDIAN_OVER_MEAN = 1.0233  # the standard error of a normal sample's pseu
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its 95 % interval."""
-
     value: float
-    low: float  # NaN, as is `high`, if only one process was measured
+    low: float  # of the 95 % interval; NaN, as is `high`, if only one process was measured
     high: float
     n: int  # processes
 

@@ -179,7 +179,6 @@ def median_speedup(pairs: Iterable[tuple[Trial, Trial]]) -> float | None:
 
 
 def median(values: Iterable[float]) -> float | None:
-    """Return the median of some numbers, None of none."""
     listed = list(values)
     return statistics.median(listed) if listed else None
 

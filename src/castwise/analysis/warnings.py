@@ -125,7 +125,6 @@ def _throttled(trial: Trial) -> _Found:
 
 
 def _mean(trial: Trial, field: str) -> float | None:
-    """Return the mean of a field over the readings that have it, None if none has."""
     known = [value for reading in trial.readings if (value := getattr(reading, field)) is not None]
     return statistics.fmean(known) if known else None
 

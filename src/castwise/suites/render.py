@@ -119,8 +119,6 @@ def limits_table(limits: Sequence[FlatRow]) -> DataTable[FlatRow]:
 
 
 def present(results: Sequence[SuiteResult], *, wide: bool = False, verbose: bool = False) -> Presentation:
-    """Return the tables and notes of suites."""
-
     def rows() -> DataTable[FlatRow]:
         found = [
             {"suite": result.suite.name, **training_table.flat_row(run, result.pairs)}

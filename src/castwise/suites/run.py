@@ -28,7 +28,6 @@ class SuiteJob:
     searches: tuple[tuple[TrialSpec, int], ...]  # what each starts from, and what its batch size is a multiple of
 
     def run(self) -> SuiteResult:
-        """Measure what is missing and return everything."""
         trials = tuple(self.job.run())
         found = []
         for template, multiple in self.searches:

@@ -31,7 +31,6 @@ class TunedPair:
 
     @property
     def spec(self) -> TrialSpec:
-        """Return the tuned loop's spec, that of the first seed."""
         return self.tuned.trial.spec
 
     @property

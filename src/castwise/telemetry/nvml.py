@@ -162,11 +162,9 @@ class NvmlMonitor(Monitor):
         )
 
     def begin_counters(self) -> None:
-        """Let the counters begin: take a sample of them."""
         self._counters.begin(self._handle)
 
     def read_counters(self) -> CounterReading:
-        """Return the counters between the first sample and now."""
         return self._counters.read(self._handle)
 
     def close(self) -> None:

@@ -217,7 +217,6 @@ def _has_ended(task: "_Task", seconds: float) -> bool:
 
 
 def _last(seconds: float, timed: list[tuple[float, Sample]]) -> list[tuple[float, Sample]]:
-    """Return the samples of the last so many seconds."""
     return [(moment, sample) for moment, sample in timed if moment >= timed[-1][0] - seconds]
 
 

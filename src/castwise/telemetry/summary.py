@@ -161,7 +161,6 @@ def combine_readings(
 
 
 def combine_facts(each: Mapping[str, GpuFacts], unreadable: Mapping[str, str]) -> GpuFacts:
-    """Return the facts of all GPUs of a trial; `unreadable` are those without any."""
     values: dict[str, Any] = {}
     for name, combine in _FACTS.items():
         known = [value for value in (getattr(facts, name) for facts in each.values()) if value is not None]

@@ -106,7 +106,6 @@ class Change:
         return not self.precision and not self.batch_size and all(r.removes_waiting for r in rows_of(self.techniques))
 
     def on(self, spec: TrialSpec) -> TrialSpec:
-        """Return a configuration with this change."""
         if self.precision is not None:
             row = find_precision(self.precision)
             spec = spec.model_copy(update={"precision": row.name, "loss_scale": row.loss_scale})
@@ -271,7 +270,6 @@ def next_stage(tried: Sequence[TriedChange]) -> int:
 
 
 def change_between(below: TrialSpec, spec: TrialSpec) -> Change:
-    """Return the change from one configuration to another."""
     added = tuple(name for name in spec.techniques if name not in below.techniques)
     precision = None if spec.precision == below.precision else spec.precision
     return Change(precision, added, None if spec.batch_size == below.batch_size else spec.batch_size)

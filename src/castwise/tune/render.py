@@ -274,7 +274,6 @@ def reasons(result: TuningResult) -> list[str]:
 
 
 def headline(result: TuningResult) -> str:
-    """Return what was tuned, and where."""
     spec = result.start
     where = result.trials[0].environment.device_name if result.trials else spec.device
     return f"{spec.workload}, batch {spec.batch_size}, on {where}: from {loop_name(spec)}"
