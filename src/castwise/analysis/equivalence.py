@@ -157,13 +157,13 @@ def first_reached(scores: Sequence[tuple[float, float]], target: float, *, large
     """
     sign = 1.0 if larger_is_better else -1.0
     before: tuple[float, float] | None = None
-    for place, score in scores:
+    for position, score in scores:
         gap = sign * (target - score)
         if gap <= 0:
             if before is None or before[1] <= gap:
-                return place
+                return position
             share = before[1] / (before[1] - gap)
-            return before[0] + share * (place - before[0])
+            return before[0] + share * (position - before[0])
         if math.isfinite(gap):
-            before = (place, gap)
+            before = (position, gap)
     return None

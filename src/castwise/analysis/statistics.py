@@ -154,7 +154,7 @@ def _pseudomedian(values: tuple[float, ...]) -> float:
         return statistics.median(values)
     ordered = sorted(values)
     # In this order the sums are a few rising runs, which sort fast. Halving is exact, so it comes last.
-    sums = [first + second for place, first in enumerate(ordered) for second in ordered[place:]]
+    sums = [first + second for index, first in enumerate(ordered) for second in ordered[index:]]
     sums.sort()
     middle, is_odd = divmod(len(sums), 2)
     return sums[middle] / 2 if is_odd else (sums[middle - 1] / 2 + sums[middle] / 2) / 2

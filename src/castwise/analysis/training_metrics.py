@@ -9,8 +9,6 @@ from typing import Any
 from castwise.analysis import steady_metrics
 from castwise.analysis.speedup import comparison_key
 from castwise.records.schema import Epoch, Trial
-from castwise.registry.techniques import rows_of
-from castwise.spec.recipe import Loader
 
 # The fields of a spec that a comparison of precisions is about.
 PRECISION = ("precision", "loss_scale")
@@ -58,18 +56,6 @@ def split(trial: Trial) -> Split | None:
     data = sum(epoch.data_seconds for epoch in epochs) if _separates_waits(trial, epochs) else 0.0
     train = sum(epoch.seconds for epoch in epochs) - start - data
     return Split(start, data, train, sum(epoch.validation_seconds for epoch in epochs))
-
-
-def loader_of(trial: Trial) -> Loader | None:
-    """Return the loader of a run's batches; None if its data lies on the device, and for other trials."""
-    recipe = trial.spec.recipe
-    if (
-        recipe is None
-        or recipe.loader.resident
-        or any("resident_data" in row.settings for row in rows_of(trial.spec.techniques))
-    ):
-        return None
-    return recipe.loader
 
 
 def data_share(trial: Trial) -> float | None:

@@ -1,7 +1,7 @@
 """The messages between a trial's process and its parent, as JSON.
 
-A `Call` names a method of the worker (`trial/server.py`). While it runs, any number of `Progress` events may come;
-then one `Returned` or `Failed` event ends it.
+A `Call` names a method of the trial's process (`trial/server.py`). While it runs, any number of `Progress` events may
+come; then one `Returned` or `Failed` event ends it.
 """
 
 from typing import Annotated, Any, Literal
@@ -13,7 +13,7 @@ from castwise.spec.frozen import FrozenModel
 
 
 class Call(FrozenModel):
-    """A method of the worker to run, with its arguments as JSON."""
+    """A method of the trial's process to run, with its arguments as JSON."""
 
     method: str
     arguments: dict[str, Any] = Field(default_factory=dict)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from castwise.spec.options import ParameterGrid, ScriptOptions, SharedOptions, StepOptions, options_of
 from castwise.spec.user_model import is_script, shown_name, without_secrets
 
-# What an advised command says itself, in the place of a plan, too; and `--again`, which forgets what was just measured.
+# What an advised command sets itself, also instead of a plan; and `--again`, which forgets what was just measured.
 _REPLACED = {option.keyword for option in options_of(ParameterGrid)}
 _REPLACED |= {"nodes_per_trial", "plan", "shard", "rounds", "within", "again"}
 # What other commands have in common with `castwise run`.

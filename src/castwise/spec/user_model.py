@@ -88,8 +88,8 @@ class UserModel(FrozenModel):
         folder, name = (path, "") if self.kind == "module" else (path.parent, path.name)
         # A script reads files next to it, in the present folder, and those that its arguments name.
         hidden = without_secrets(self.arguments)
-        place = str(folder) if self.kind != "script" else repr((folder, os.getcwd(), self.arguments))
-        digest = "" if self.kind == "pickle" else _place_digest(place, hides=hidden != [*self.arguments])
+        origin = str(folder) if self.kind != "script" else repr((folder, os.getcwd(), self.arguments))
+        digest = "" if self.kind == "pickle" else _origin_digest(origin, hides=hidden != [*self.arguments])
         update = {"path": name, "folder_digest": digest, "arguments": tuple(map(_without_folder, hidden))}
         launcher = tuple(map(_without_folder, self.launcher))
         return self.model_copy(update={**update, "launcher": launcher, "scratch": ""})
@@ -256,10 +256,10 @@ def _file_of_script(start: Sequence[str], where: str) -> Path:
 
 
 @functools.cache
-def _place_digest(place: str, *, hides: bool) -> str:
-    """Return a digest; of a place that holds secrets one that takes long, so that nobody can guess them by it."""
-    long = hashlib.pbkdf2_hmac("sha256", place.encode(), b"castwise", _ROUNDS) if hides else b""
-    return (long.hex() or hashlib.sha256(place.encode()).hexdigest())[:12]
+def _origin_digest(origin: str, *, hides: bool) -> str:
+    """Return a digest; of an origin that holds secrets one that takes long, so that nobody can guess them by it."""
+    long = hashlib.pbkdf2_hmac("sha256", origin.encode(), b"castwise", _ROUNDS) if hides else b""
+    return (long.hex() or hashlib.sha256(origin.encode()).hexdigest())[:12]
 
 
 def without_secrets(arguments: Iterable[str]) -> list[str]:

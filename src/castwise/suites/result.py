@@ -7,12 +7,13 @@ from functools import cached_property
 from castwise.analysis.causes import diagnose
 from castwise.analysis.result_table import Row, rows_of_runs, rows_of_steps
 from castwise.analysis.steady_metrics import peak_reserved_bytes
-from castwise.analysis.training_metrics import epochs_of, is_whole, loader_of
+from castwise.analysis.training_metrics import epochs_of, is_whole
 from castwise.analysis.warnings import NOISE
 from castwise.max_batch.result import has_trained
 from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.suites import Suite
+from castwise.registry.techniques import rows_of
 from castwise.registry.workloads import find_workload
 from castwise.show.fields import FlatRow
 from castwise.spec.quantities import truncate_list
@@ -149,10 +150,11 @@ def _differences(published: Sequence[FlatRow]) -> Iterator[str]:
 
 def _counts_prefetched_batches(trial: Trial) -> bool:
     """Return whether batches that the loader had made beforehand raise the throughput of a run cut short."""
-    recipe, loader = trial.spec.recipe, loader_of(trial)
-    if recipe is None or loader is None or not any(epoch.shortened for epoch in epochs_of(trial)):
+    recipe = trial.spec.recipe
+    if recipe is None or recipe.loader.resident or not any(epoch.shortened for epoch in epochs_of(trial)):
         return False
-    return recipe.skip_batches < _PREFETCHED_PER_WORKER * loader.num_workers
+    has_loader = not any("resident_data" in row.settings for row in rows_of(trial.spec.techniques))
+    return has_loader and recipe.skip_batches < _PREFETCHED_PER_WORKER * recipe.loader.num_workers
 
 
 def _substitutes(rows: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
