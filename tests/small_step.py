@@ -1,7 +1,8 @@
 """A small model of every kind of layer that precisions treat apart, and a training step of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.trial.models.task import Task
 from castwise.trial.models.torchvision_timm import image_task
 from castwise.trial.step import TrainingStep
+from castwise.trial.user_model.contract import Contract
+from castwise.trial.user_model.loop import make_loop
 
 ComputeLoss = Callable[[nn.Module, Batch], Tensor]
 
@@ -90,6 +93,20 @@ def make_step(
     return TrainingStep(
         task, row, optimizer, loss_scale=loss_scale, clip_grad_norm=clip_grad_norm, device=device, loop=loop
     )
+
+
+def trained_weights(
+    row: Precision, batches: Iterable[Batch], *, clip: float | None, accumulate: int = 1, loop: StepConfig = PLAIN
+) -> list[Tensor]:
+    """Return the weights after a step of castwise's own on each batch, as of a user's model that brings SGD."""
+    net = make_net()
+    task = make_task(net)
+    contract = Contract(net, accumulate=accumulate, clip_grad_norm=clip, optimizer=partial(torch.optim.SGD, lr=0.125))
+    task.user_loop = make_loop(contract, "x")
+    step = make_step(row, task, loss_scale=row.loss_scale, clip_grad_norm=clip, loop=loop)
+    for batch in batches:
+        step(batch)
+    return [parameter.detach().float() for parameter in net.parameters()]
 
 
 def compute_dtype(row: Precision) -> torch.dtype:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
-from small_step import CPU, make_batch, make_net, make_task
+from small_step import make_batch, make_net, trained_weights
 from torch import Tensor, nn
 
 from castwise.analysis.code_snippets import framework_lines, framework_snippets, loop_code, loop_patch, script_code
@@ -17,11 +17,7 @@ from castwise.analysis.result_table import rows_of_steps
 from castwise.apply.precision import numeric_state
 from castwise.records.schema import Facts, Trial
 from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS, Precision, find_precision, precision_row
-from castwise.registry.workloads import OptimizerSpec
 from castwise.spec.user_model import UserModel
-from castwise.trial.step import TrainingStep
-from castwise.trial.user_model.contract import Contract
-from castwise.trial.user_model.loop import make_loop
 
 LR, NORM = 0.125, 0.0625
 ON_CPU, ON_GPU = fake_spec(device="cpu"), fake_spec()
@@ -40,20 +36,6 @@ def facts(clip: float | None = None, accumulate: int = 1) -> Facts:
         clip_grad_norm=clip,
         accumulate=accumulate,
     )
-
-
-def measured(row: Precision, clip: float | None, accumulate: int) -> list[Tensor]:
-    """Return the weights after two of castwise's own steps."""
-    net = make_net()
-    task = make_task(net)
-    task.user_loop = make_loop(
-        Contract(net, accumulate=accumulate, clip_grad_norm=clip, optimizer=lambda p: torch.optim.SGD(p, lr=LR)), "x"
-    )
-    unused = OptimizerSpec("SGD", (("lr", LR),))
-    step = TrainingStep(task, row, unused, loss_scale=row.loss_scale, clip_grad_norm=clip, device=CPU)
-    for _ in range(2):
-        step(parts(accumulate) if accumulate > 1 else make_batch())  # type: ignore[arg-type]
-    return [parameter.detach().float() for parameter in net.parameters()]
 
 
 def parts(count: int) -> tuple[Any, ...]:
@@ -87,7 +69,9 @@ def pasted(row: Precision, clip: float | None, accumulate: int) -> list[Tensor]:
 @each_precision
 def test_lines_to_paste_give_the_measured_weights(row: Precision, clip: float | None, accumulate: int) -> None:
     with numeric_state(row):
-        ours, theirs = measured(row, clip, accumulate), pasted(row, clip, accumulate)
+        batch = parts(accumulate) if accumulate > 1 else make_batch()
+        ours = trained_weights(row, [batch] * 2, clip=clip, accumulate=accumulate)
+        theirs = pasted(row, clip, accumulate)
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(other, own, rtol=1e-3, atol=1e-4)
 

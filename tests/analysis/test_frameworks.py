@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_step import CPU, SmallNet, make_batch, make_net, make_task
+from small_step import SmallNet, make_batch, make_net, trained_weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,10 +15,6 @@ from castwise.apply.precision import numeric_state
 from castwise.records.schema import Facts
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import step_config_of
-from castwise.registry.workloads import OptimizerSpec
-from castwise.trial.step import TrainingStep
-from castwise.trial.user_model.contract import Contract
-from castwise.trial.user_model.loop import make_loop
 
 LR, NORM, STEPS = 0.125, 0.5, 3
 CLIPPED = Facts(num_parameters=1, units_per_sample=1, param_dtypes={}, optimizer="", fp32_precision={})
@@ -28,24 +24,6 @@ CLIPPED = CLIPPED.model_copy(update={"clip_grad_norm": NORM})
 def line_for(framework: str, precision: str, techniques: tuple[str, ...]) -> str:
     found = framework_snippets(find_precision(precision), "cpu", CLIPPED, techniques)
     return next(each.code for each in found if each.framework == framework)
-
-
-def measured(precision: str, techniques: tuple[str, ...]) -> list[Tensor]:
-    row, net = find_precision(precision), make_net()
-    task = make_task(net)
-    task.user_loop = make_loop(Contract(net, clip_grad_norm=NORM, optimizer=sgd), "x")
-    step = TrainingStep(
-        task,
-        row,
-        OptimizerSpec("SGD", (("lr", LR),)),
-        loss_scale="none",
-        clip_grad_norm=NORM,
-        device=CPU,
-        loop=step_config_of(techniques),
-    )
-    for _ in range(STEPS):
-        step(make_batch())
-    return list(net.parameters())
 
 
 def sgd(parameters: Any, **settings: Any) -> torch.optim.SGD:
@@ -152,11 +130,12 @@ def test_a_framework_trains_as_castwise_measured(
     seen: set[torch.dtype] = set()
     if "compile" not in techniques:
         net.linear.register_forward_hook(lambda _, __, output: seen.add(output.dtype))
-    with numeric_state(find_precision(precision)):
-        WITH[framework](line, net, optimizer, techniques)
-        expected = measured(precision, techniques)
     row = find_precision(precision)
+    with numeric_state(row):
+        WITH[framework](line, net, optimizer, techniques)
+        batches = [make_batch()] * STEPS
+        expected = trained_weights(row, batches, clip=NORM, loop=step_config_of(techniques))
     assert seen == ({getattr(torch, row.autocast_dtype or row.param_dtype)} if "compile" not in techniques else set())
     assert net.linear.weight.dtype == getattr(torch, row.param_dtype)
     for own, other in zip(expected, net.parameters(), strict=True):
-        torch.testing.assert_close(other.float(), own.float(), rtol=2e-2, atol=2e-3)
+        torch.testing.assert_close(other.float(), own, rtol=2e-2, atol=2e-3)
