@@ -1,18 +1,12 @@
-"""The GPU's hardware counters by a fake NVML, and in the records of trials, with the reasons why there are none."""
+"""The GPU's hardware counters by a fake NVML, with the reasons why there are none."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, fake_environment, fake_spec
-from fake_gpu import SECOND_UUID, UUID, FakeMonitor
 
-from castwise.orchestrator.runner import NullListener, TrialRunner
-from castwise.records.schema import Environment, Trial
-from castwise.spec.trial import MeasurementProtocol
 from castwise.telemetry.gpm import METRICS, ON_MIG, TOO_OLD, GpmCounters
 from castwise.telemetry.gpu import CounterReading
-from castwise.telemetry.sampler import Telemetry
 from castwise.telemetry.summary import mean_counters
 
 NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST = 3, 4, 15
@@ -185,46 +179,3 @@ def test_several_gpus_have_a_mean_and_reasons_with_names() -> None:
     half, why = mean_counters([{"cuda:0": one, "cuda:1": CounterReading(missing="no")}])
     assert half is not None
     assert (half.tensor_share, why) == (0.2, "cuda:1: no")
-
-
-# In trials
-
-ON_GPU = fake_environment(gpu_uuid=UUID)
-ON_TWO = fake_environment(gpu_uuid=UUID, gpu_uuids=(UUID, SECOND_UUID), num_gpus=2)
-
-
-def run(*monitors: FakeMonitor, environment: Environment = ON_GPU, **spec: Any) -> Trial:
-    by_uuid = dict(zip((UUID, SECOND_UUID), monitors, strict=False))
-    telemetry = Telemetry(lambda uuid: by_uuid[uuid], period_seconds=30.0)
-    runner = TrialRunner(FakeEngine(environment=environment), None, environment, NullListener(), telemetry=telemetry)
-    return runner.run([fake_spec(protocol=MeasurementProtocol(num_blocks=4), **spec)])[0]
-
-
-def test_a_trial_has_the_mean_over_its_blocks() -> None:
-    monitor = FakeMonitor(counters=lambda index: CounterReading(1.0 + index, {"tensor_share": 0.1 * index}))
-    trial = run(monitor)
-    assert trial.counters is not None
-    assert (trial.counters.num_blocks, monitor.num_counted) == (4, 4)
-    assert trial.counters.tensor_share == pytest.approx((0 * 1 + 0.1 * 2 + 0.2 * 3 + 0.3 * 4) / 10)
-    assert "counters" not in trial.telemetry_note
-    assert Trial.model_validate_json(trial.model_dump_json()) == trial
-
-
-def test_an_error_in_the_middle_costs_that_block_alone() -> None:
-    def counters(index: int) -> CounterReading:
-        return CounterReading(missing="Unknown Error") if index == 1 else CounterReading(1.0, {"tensor_share": 0.5})
-
-    trial = run(FakeMonitor(counters=counters))
-    assert trial.status == "ok"
-    assert trial.counters is not None
-    assert trial.counters.num_blocks == 3
-    assert "hardware counters (Unknown Error)" in trial.telemetry_note
-
-
-def test_two_gpus_are_averaged_and_a_cpu_has_none() -> None:
-    monitors = [FakeMonitor(counters=lambda _, s=share: CounterReading(1.0, {"sm_share": s})) for share in (0.2, 0.4)]  # type: ignore[misc]
-    trial = run(*monitors, environment=ON_TWO, world_size=2, parallelism="ddp")
-    assert trial.counters is not None
-    assert trial.counters.sm_share == pytest.approx(0.3)
-    on_cpu = run(environment=fake_environment(None), device="cpu")
-    assert (on_cpu.counters, on_cpu.telemetry_note) == (None, "")

@@ -22,7 +22,7 @@ from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Block, Environment, Facts, Trial
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import CUDA_ROUND, MeasurementProtocol, TrialSpec
-from castwise.telemetry.gpu import GpuUnreadableError, Monitor, Sample
+from castwise.telemetry.gpu import CounterReading, GpuUnreadableError, Monitor, Sample
 from castwise.telemetry.sampler import Telemetry
 
 ON_GPU = fake_environment(gpu_uuid=UUID)
@@ -308,6 +308,39 @@ def test_processes_are_noted_before_the_first_trial_starts() -> None:
     assert seen[0] == 0
     assert {reading.foreign_processes for reading in one.readings} == {None}
     assert {reading.foreign_processes for reading in two.readings} == {1}
+
+
+# Hardware counters
+
+
+def test_a_trial_has_the_mean_counters_over_its_blocks() -> None:
+    monitor = FakeMonitor(counters=lambda index: CounterReading(1.0 + index, {"tensor_share": 0.1 * index}))
+    trial = run(watching(monitor))
+    assert trial.counters is not None
+    assert (trial.counters.num_blocks, monitor.num_counted) == (4, 4)
+    assert trial.counters.tensor_share == pytest.approx((0 * 1 + 0.1 * 2 + 0.2 * 3 + 0.3 * 4) / 10)
+    assert "counters" not in trial.telemetry_note
+    assert Trial.model_validate_json(trial.model_dump_json()) == trial
+
+
+def test_counters_that_fail_in_the_middle_cost_that_block_alone() -> None:
+    def counters(index: int) -> CounterReading:
+        return CounterReading(missing="Unknown Error") if index == 1 else CounterReading(1.0, {"tensor_share": 0.5})
+
+    trial = run(watching(FakeMonitor(counters=counters)))
+    assert trial.status == "ok"
+    assert trial.counters is not None
+    assert trial.counters.num_blocks == 3
+    assert "hardware counters (Unknown Error)" in trial.telemetry_note
+
+
+def test_counters_of_two_gpus_are_averaged_and_a_cpu_has_none() -> None:
+    monitors = [FakeMonitor(counters=lambda _, s=share: CounterReading(1.0, {"sm_share": s})) for share in (0.2, 0.4)]  # type: ignore[misc]
+    trial = run_on_two(watching(*monitors))
+    assert trial.counters is not None
+    assert trial.counters.sm_share == pytest.approx(0.3)
+    on_cpu = run(watching(), environment=fake_environment(None), device="cpu")
+    assert (on_cpu.counters, on_cpu.telemetry_note) == (None, "")
 
 
 # Energy of sustained steps
