@@ -10,6 +10,7 @@ from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import ParameterGrid, parse_grid
+from castwise.spec.recipe import Recipe, Schedule
 from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
 
 ALL = [row.name for row in PRECISIONS]
@@ -222,3 +223,37 @@ def test_each_key_of_a_spec_is_computed_once(monkeypatch: pytest.MonkeyPatch) ->
     assert copy.key != spec.key, "a copy has keys of its own"
     assert copy == TrialSpec.model_validate_json(copy.model_dump_json())
     assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+# What a recipe refuses
+
+ONE_CYCLE = Schedule(kind="one_cycle")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"first_cycle_epochs": 1}, "needs a schedule of kind one_cycle, not 'constant'"),
+        ({"schedule": ONE_CYCLE, "first_cycle_epochs": -1}, "greater than or equal to 0"),
+        ({"schedule": ONE_CYCLE, "first_cycle_epochs": 1, "first_cycle_rates": (0.1, 0.2)}, "2 rates where .* has 1"),
+        ({"schedule": ONE_CYCLE, "group_rates": (0.1, 0.2), "first_cycle_rates": (0.1,)}, "1 rates where .* has 2"),
+        ({"group_rates": (0.0, 0.1)}, "greater than 0"),
+    ],
+)
+def test_rates_and_cycles_that_do_not_fit(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Recipe(epochs=3, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_epochs"),
+    [
+        ({}, 3),
+        ({"stop_after": 1}, 1),
+        ({"max_steps": 5}, 3),
+        ({"stop_after": 2, "max_steps": 5}, 2),
+    ],
+)
+def test_a_recipe_says_how_long_it_runs(fields: dict[str, object], num_epochs: int) -> None:
+    recipe = Recipe(epochs=3, **fields)
+    assert recipe.num_epochs == num_epochs
