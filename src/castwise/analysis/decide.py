@@ -29,7 +29,7 @@ from castwise.registry.precisions import (
     precision_row,
     why_emulated,
 )
-from castwise.registry.techniques import NONE, join, loop_changes, rows_of
+from castwise.registry.techniques import NONE, join, rows_of
 from castwise.spec.quantities import TOO_NOISY, format_interval, with_interval
 from castwise.spec.trial import TrialSpec
 from castwise.spec.typed import TypedLine, advised_line
@@ -514,7 +514,8 @@ def _simplest_of_the_fastest(rows: Sequence[Row]) -> Row:
 
 def changes_of(spec: TrialSpec) -> int:
     """Return how much a loop's precision and techniques change it; of nearly equal speeds one takes the least."""
-    return precision_row(spec.precision).loop_changes + loop_changes(spec.techniques)
+    techniques = sum(row.loop_changes for row in rows_of(spec.techniques))
+    return precision_row(spec.precision).loop_changes + techniques
 
 
 def _learned(best: Row, baseline: Row) -> str:

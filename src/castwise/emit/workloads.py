@@ -34,7 +34,7 @@ def check_workload(row: Workload) -> None:
     Raises:
         UsageError: It cannot.
     """
-    if row.family not in (*_COPIED, "mlp", "rnn_lm", "torchvision", "timm", "transformer"):
+    if row.pretrained is not None:
         raise UsageError(
             f"No script can be emitted of {row.name}: its model starts from weights that a script does not have."
         )

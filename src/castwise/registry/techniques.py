@@ -837,7 +837,3 @@ def needs_of(row: Technique) -> str:
     if row.excludes:
         needs.append(f"not together with {', '.join(row.excludes)}")
     return "; ".join(needs) or "–"
-
-
-def loop_changes(names: Iterable[str]) -> int:
-    return sum(row.loop_changes for row in rows_of(names))

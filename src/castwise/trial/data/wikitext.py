@@ -118,14 +118,11 @@ def batchify(words: Tensor, batch_size: int) -> Tensor:
     return words[: num_rows * batch_size].view(batch_size, -1).t().contiguous()
 
 
-def segments(rows: Tensor, num_steps: int = _NUM_STEPS) -> Sequence[tuple[Tensor, Tensor]]:
+def segments(rows: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
     """Return the batches of one pass over the rows of `batchify`; the last may be shorter.
 
-    A batch is words of shape (num_steps, batch), which is as far as gradients go back, and the words that follow them,
-    of shape (num_steps * batch,).
+    A batch is words of shape (35, batch), which is as far as gradients go back, and the words that follow them, of
+    shape (35 * batch,).
     """
-    last = len(rows) - 1
-    return [
-        (rows[start : min(start + num_steps, last)], rows[start + 1 : min(start + num_steps, last) + 1].flatten())
-        for start in range(0, last, num_steps)
-    ]
+    words, following = (torch.split(part, _NUM_STEPS) for part in (rows[:-1], rows[1:]))
+    return [(part, targets.flatten()) for part, targets in zip(words, following, strict=True)]
