@@ -168,11 +168,7 @@ def apply(model: nn.Module, optimizer: Optimizer, *, precision: str, techniques:
 
 
 def check_optimizer(optimizer: Any, model: nn.Module, source: str) -> None:
-    """Check that an optimizer, unless it is a function that makes one, steps weights of the model.
-
-    Raises:
-        UsageError: It steps others, for example those of a copy of the model.
-    """
+    """Raise UsageError if an optimizer steps no weight of the model, but those of a copy of it, for example."""
     if not isinstance(optimizer, Optimizer):
         return
     own = {id(parameter) for parameter in model.parameters()}

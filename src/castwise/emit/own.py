@@ -36,11 +36,7 @@ _INPUTS = {"tensor": "batch", "tuple": "*batch", "dict": "**batch"}
 
 
 def check_user_model(model: UserModel, file: Path | None = None) -> None:
-    """Make sure that a script can be written of loops over a user's model.
-
-    Raises:
-        UsageError: There is no function that a script could call, or the script `file` would replace the model's.
-    """
+    """Raise UsageError if no script can call what makes a user's model, or would be written over it."""
     if model.kind not in ("file", "module"):
         raise UsageError(
             f"No script can be emitted of {model.name}: a script calls a function of yours. Write one that returns the "
@@ -54,11 +50,7 @@ def check_user_model(model: UserModel, file: Path | None = None) -> None:
 
 
 class OwnModel:
-    """A user's model in the script `file`; `CastwiseModel` has the same methods.
-
-    Raises:
-        UsageError: There is no function to call, or what it returns is not known or has no lines.
-    """
+    """A user's model in the script `file`; `CastwiseModel` has the same methods."""
 
     about = "Model, loss, optimizer and example batch are those of your own function."
 

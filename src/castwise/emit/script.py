@@ -58,17 +58,7 @@ if arguments.save:
 
 
 def check_script(workload: str, data_set: str, recipe: Recipe | None = None, file: Path | None = None) -> None:
-    """Make sure, before anything is measured, that a script can be written of a workload's loops.
-
-    Args:
-        workload: Its name.
-        data_set: Its data.
-        recipe: The training run, if whole epochs are timed.
-        file: Where the script is to be written.
-
-    Raises:
-        UsageError: None can.
-    """
+    """Raise UsageError, before anything is measured, if no script can be written of a workload's loops to a file."""
     if file is not None and not file.parent.is_dir():
         raise UsageError(f"'{file}' cannot be written: there is no folder '{file.parent}'.")
     row = find_workload(workload)
@@ -87,14 +77,13 @@ def script_of(
 ) -> dict[Path, str]:
     """Return the script of a loop on one device, and what else it needs, by the paths of the files.
 
+    The loop is of steps on random data, or a training run on resident data; UsageError is raised for any other.
+
     Args:
-        spec: The loop: steps on random data, or a training run on resident data.
+        spec: The loop.
         file: Where the script will be.
         measured: What was measured of the loop, in a line.
         parts: How the user's function gives its parts, if the model is the user's.
-
-    Raises:
-        UsageError: There is no plain script for the workload, its data, its techniques or several devices.
     """
     if spec.world_size > 1 or (spec.kind == "steady" and spec.data_set != SYNTHETIC):
         raise UsageError("A script can be emitted of steps on synthetic data and one device; this loop is another.")

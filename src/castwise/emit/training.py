@@ -51,11 +51,7 @@ def accuracy():
 
 
 def check_training(data_set: str, recipe: Recipe) -> None:
-    """Make sure that a script can be written of a training run, should its data come to lie on the device.
-
-    Raises:
-        UsageError: None can.
-    """
+    """Raise UsageError if no script can be written of a training run, even if its data lies on the device."""
     if _real_name(data_set) not in IMAGE_FACTS:
         known = ", ".join(IMAGE_FACTS)
         raise UsageError(f"A script trains on {known}; --emit does not go with the data set {data_set}.")
@@ -64,11 +60,7 @@ def check_training(data_set: str, recipe: Recipe) -> None:
 
 
 def write_images(script: ScriptBuilder, spec: TrialSpec, recipe: Recipe, config: StepConfig) -> None:
-    """Write the lines that bring a data set to the device: `data` for training, `tested` for validation.
-
-    Raises:
-        UsageError: The loop reads its data through a loader, which a script does not have.
-    """
+    """Write the lines that bring a data set to the device: `data` for training, `tested` for validation."""
     check_training(spec.data_set, recipe)
     if not config.resident_data:
         raise UsageError("A script has its data on the device; this loop reads it through a loader.")

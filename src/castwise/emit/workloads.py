@@ -29,11 +29,7 @@ _RECURRENT_LENGTH = 35  # tokens of a column
 
 
 def check_workload(row: Workload) -> None:
-    """Make sure that a script can make a workload's model.
-
-    Raises:
-        UsageError: It cannot.
-    """
+    """Raise UsageError if a script cannot make a workload's model."""
     if row.pretrained is not None:
         raise UsageError(
             f"No script can be emitted of {row.name}: its model starts from weights that a script does not have."
@@ -41,11 +37,7 @@ def check_workload(row: Workload) -> None:
 
 
 class CastwiseModel:
-    """A workload of castwise's in a script; `OwnModel` has the same methods.
-
-    Raises:
-        UsageError: The workload is of a family that no script can be written of.
-    """
+    """A workload of castwise's in a script; `OwnModel` has the same methods."""
 
     accumulate = 1
     steps_scheduler = False  # of steps

@@ -175,11 +175,7 @@ IMAGE_FACTS = {row.name: row.images for row in DATA_SETS if row.images is not No
 
 
 def find_data_set(name: str) -> DataSet:
-    """Return the row with this name.
-
-    Raises:
-        UsageError: There is none; the message offers the nearest.
-    """
+    """Return the row with this name, or raise UsageError, which names the nearest."""
     for row in DATA_SETS:
         if row.name == name.strip().lower():
             return row
@@ -227,11 +223,7 @@ def find_layout(data_set: DataSet, data_dir: Path) -> DataSet:
 
 
 def find_file(data_set: DataSet, data_dir: Path, part: str) -> Path:
-    """Return the path of one file of this layout, compressed or not.
-
-    Raises:
-        MissingDataError: It is in none of the data set's folders.
-    """
+    """Return the path of one file of this layout, compressed or not, or raise MissingDataError."""
     file = _file(data_set, part)
     path = _path(data_set, data_dir, file)
     if path is None:
@@ -240,11 +232,7 @@ def find_file(data_set: DataSet, data_dir: Path, part: str) -> Path:
 
 
 def read_verified(data_set: DataSet, data_dir: Path, part: str) -> bytes:
-    """Return the uncompressed content of one file of this layout, after its size and checksum were found right.
-
-    Raises:
-        DataError: The file is missing, unreadable, or not the official one.
-    """
+    """Return the uncompressed content of one file of this layout; raise DataError if it is not the official one."""
     file, path = _file(data_set, part), find_file(data_set, data_dir, part)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
@@ -263,11 +251,7 @@ def read_verified(data_set: DataSet, data_dir: Path, part: str) -> bytes:
 
 
 def verify(data_set: DataSet, data_dir: Path) -> None:
-    """Check every file of a data set, in the layout in which it is there.
-
-    Raises:
-        DataError: A file is missing, unreadable, or not the official one.
-    """
+    """Raise DataError unless each file of a data set is the official one, in the layout in which it is there."""
     layout = find_layout(data_set, data_dir)
     for file in layout.files:
         read_verified(layout, data_dir, file.part)

@@ -284,11 +284,7 @@ BESIDE_FP8 = "bf16-mixed"  # what FP8 has to be faster than, in the same loop
 
 
 def find_precision(name: str) -> Precision:
-    """Return the row with this name or alias, in any case of letters.
-
-    Raises:
-        UsageError: No row has the name; the message offers the nearest.
-    """
+    """Return the row with this name or alias, in any case of letters, or raise UsageError, which names the nearest."""
     found = known_precision(name)
     if found is None and name.strip().lower().startswith(_EIGHT_BIT_NAMES):
         names = ", ".join(row.name for row in NARROW_PRECISIONS if row.is_trained)

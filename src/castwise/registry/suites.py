@@ -180,11 +180,7 @@ def _recipes() -> dict[str, list[tuple[Suite, RunGrid]]]:
 
 
 def find_recipe(workload: str, data_set: str | None = None, name: str | None = None) -> tuple[Suite, RunGrid]:
-    """Return the suite of a name, or else the first, whose recipe trains a workload on real data, and its grid of runs.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """Return the suite of a name, or else the first, that trains a workload on real data, and its grid of runs."""
     known = _recipes()
     found = known.get(find_workload(workload).name, [])
     if not found:
@@ -204,11 +200,7 @@ def find_recipe(workload: str, data_set: str | None = None, name: str | None = N
 
 
 def parse_suite(text: str, origin: str) -> Suite:
-    """Return the suite that a TOML text from `origin` holds.
-
-    Raises:
-        UsageError: It is no TOML, or no suite; the message names the key, or the line that is no TOML.
-    """
+    """Return the suite that a TOML text from `origin` holds; raise UsageError with the wrong key or line."""
     try:
         return Suite.model_validate(tomllib.loads(text))
     except RecursionError:
@@ -225,11 +217,7 @@ def parse_suite(text: str, origin: str) -> Suite:
 
 
 def specs_of(suite: Suite, *, device: str, choice: SuiteFilter | None = None) -> list[TrialSpec]:
-    """Return the trials of a suite's chosen runs, in the order of its file; all, as published, without a choice.
-
-    Raises:
-        UsageError: None of its runs is chosen, or a technique is unknown.
-    """
+    """Return the trials of a suite's chosen runs, in the order of its file; all, as published, without a choice."""
     choice = choice or SuiteFilter()
     if choice.seeds > _MOST_SEEDS:
         raise UsageError(f"{choice.seeds} seeds are more than anybody can wait for. Give at most {_MOST_SEEDS}.")

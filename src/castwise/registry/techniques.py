@@ -718,11 +718,7 @@ SETS: dict[str, tuple[str, ...]] = {
 
 
 def find_technique(name: str) -> Technique:
-    """Return the row with this name, in any case of letters.
-
-    Raises:
-        UsageError: No row has the name; the message offers the nearest, or says that the plain loop has it.
-    """
+    """Return the row with this name, in any case of letters, or raise UsageError, which names the nearest."""
     wanted = name.strip().lower()
     if wanted in _ALREADY_DEFAULT:
         raise UsageError(f"'{name}' is no technique: gradients are set to None, as torch does since 2.0. Leave it out.")
@@ -768,11 +764,7 @@ def normalize_for_world_size(names: Sequence[str], world_size: int, most_gpus: i
 
 
 def parse_techniques(text: str) -> tuple[str, ...]:
-    """Return the names in `channels-last+compile` or `none`, each once, in the registry's order; sets stay sets.
-
-    Raises:
-        UsageError: A name is unknown, or two of them exclude each other.
-    """
+    """Return the names in `channels-last+compile` or `none`, each once, in the registry's order; sets stay sets."""
     wanted = [part.strip().lower() for part in text.split(_JOIN)]
     if wanted == [NONE]:
         return ()

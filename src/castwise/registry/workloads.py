@@ -416,11 +416,7 @@ def at_length(row: Workload, length: int) -> Workload:
 
 
 def check_data_set(workload: Workload, data_set: str) -> None:
-    """Make sure that a workload takes a data set.
-
-    Raises:
-        UsageError: It does not; the message names those it takes.
-    """
+    """Raise UsageError if a workload does not take a data set."""
     takes = (SYNTHETIC, *workload.data_sets)
     if data_set not in takes:
         raise UsageError(f"{workload.name} does not take the data set '{data_set}'. It takes: {', '.join(takes)}.")

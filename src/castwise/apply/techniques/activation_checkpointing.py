@@ -27,11 +27,8 @@ _PRODUCTS = [
 def checkpoint_blocks(model: nn.Module, selective: bool = False) -> None:
     """Let a model's repeated blocks keep their inputs alone for backward, which computes the rest again.
 
-    Names of parameters stay the same. Models of transformers do it themselves: theirs do not fill a cache twice.
-
-    Args:
-        model: The model.
-        selective: Keep the outputs of matrix products and attention, too.
+    With `selective` the outputs of matrix products and attention are kept, too. Names of parameters stay the same.
+    Models of transformers do it themselves: theirs do not fill a cache twice.
     """
     keeping = partial(create_selective_checkpoint_contexts, _PRODUCTS)
     own: list[Any] = [part for part in model.modules() if getattr(part, "supports_gradient_checkpointing", False)]

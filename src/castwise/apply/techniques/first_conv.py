@@ -56,11 +56,7 @@ class SpaceToDepthConv(nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  as nn.Conv2d names it
-        """Return the convolution of images.
-
-        Args:
-            input: Shape (N, C, H, W); a single image, of shape (C, H, W), is torch's.
-        """
+        """Return the convolution of images, shape (N, C, H, W); a single one, of shape (C, H, W), is torch's."""
         if input.dim() == 3:
             return super().forward(input)
         rows, columns = (self._of_side(axis, input.shape[2 + axis]) for axis in (0, 1))
@@ -102,11 +98,7 @@ class MatmulConv(nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  as nn.Conv2d names it
-        """Return the convolution of images, with channels innermost.
-
-        Args:
-            input: Shape (N, C, H, W); a single image, of shape (C, H, W), is torch's.
-        """
+        """Return the convolution, channels last, of images, shape (N, C, H, W); a single one is torch's."""
         if input.dim() == 3:
             return super().forward(input)
         down, across = self.kernel_size[0], self.kernel_size[1]

@@ -100,9 +100,6 @@ def load_images(data_set: str, data_dir: Path | None, split: str) -> tuple[Tenso
     """Return all images of a split ("train" or "test"), uint8 of shape (N, C, H, W), and labels, int64 of shape (N,).
 
     After `SYNTHETIC_PREFIX` they are random, as many as the data set has and in its shape, always the same.
-
-    Raises:
-        DataError: The real set is missing or wrong.
     """
     name = data_set.removeprefix(SYNTHETIC_PREFIX)
     if name == data_set:

@@ -79,9 +79,6 @@ def make_training_data(
     """Return a rank's share of a training trial's data, and all validation data if the recipe validates.
 
     Batches are on the spec's device, where `prepare` is applied to each.
-
-    Raises:
-        DataError: Real data is missing or is not what its name says.
     """
     assert spec.recipe is not None, "a training trial has a recipe"
     if task.training_set is not None:

@@ -33,11 +33,7 @@ class Corpus:
 
 
 def load_wikitext2(data_dir: Path) -> Corpus:
-    """Return WikiText-2 at word level, with `<eos>` after every line.
-
-    Raises:
-        DataError: A file is missing in the folder or is not the official one.
-    """
+    """Return WikiText-2 at word level, with `<eos>` after every line."""
     return make_corpus(*(read_verified(WIKITEXT2, data_dir, part).decode() for part in ("train", "valid", "test")))
 
 
@@ -46,9 +42,6 @@ def load_tokens(data_dir: Path, vocabulary: int) -> tuple[Tensor, str]:
 
     Tokens are byte pairs, learned from this text, or bytes if the package tokenizers is not installed. They are kept in
     the user's cache. Token 0 never occurs: it can stand for hidden ones.
-
-    Raises:
-        DataError: The file is missing in the folder or is not the official one.
     """
     content = read_verified(WIKITEXT2, data_dir, "train")
     try:

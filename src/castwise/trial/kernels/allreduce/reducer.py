@@ -64,11 +64,7 @@ class SymmetricMean:
     kind: Literal["shared memory"] = "shared memory"
 
     def __init__(self, groups: Groups, peers: Peers, allocated: "Allocated") -> None:
-        """Allocate outputs for tensors like these; all ranks must, for the same tensors.
-
-        Raises:
-            RuntimeError: The driver or the process's sandbox does not allow sharing memory.
-        """
+        """Allocate outputs for tensors like these, as all ranks must; raise RuntimeError if none can be shared."""
         from torch.distributed import _symmetric_memory as symmetric
 
         from castwise.trial.kernels.allreduce.triton_kernels import SharedGroup
