@@ -29,7 +29,7 @@ from castwise.registry.precisions import BASELINE, find_precision, is_same_as_fp
 from castwise.registry.suites import RunGrid, Suite, find_recipe
 from castwise.registry.technique_fit import resolve
 from castwise.registry.technique_fit import why_unsupported as why_technique_unsupported
-from castwise.registry.techniques import NONE, SETS, TUNED, parse_techniques
+from castwise.registry.techniques import NONE, SETS, parse_techniques
 from castwise.registry.workloads import find_workload
 from castwise.show.units import format_duration
 from castwise.spec.loss_scale import parse_loss_scale
@@ -229,7 +229,7 @@ def _spec(
         if options.epochs is not None and options.epochs < recipe.epochs:
             recipe = recipe.model_copy(update={"stop_after": options.epochs})
         changes["data_set"] = grid.data_set
-        sets = {**SETS, TUNED: parse_techniques(suite.tuned[name])} if name in suite.tuned else SETS
+        sets = suite.technique_sets(name)
     scale = find_precision(precision).loss_scale
     if options.loss_scale is not None and scale != "none":
         scale = parse_loss_scale(options.loss_scale)

@@ -143,6 +143,10 @@ class Suite(FrozenModel):
             raise ValueError(f"[quick.{unknown.pop()}] names no recipe")
         return self
 
+    def technique_sets(self, workload: str) -> dict[str, tuple[str, ...]]:
+        """Return what names of several techniques stand for: `tuned` for what the suite names for a workload."""
+        return SETS | ({TUNED: parse_techniques(self.tuned[workload])} if workload in self.tuned else {})
+
 
 def find_suite(name: str) -> Suite:
     """Return a suite by its name, or from a TOML file if the name is a path.
@@ -237,9 +241,8 @@ def specs_of(suite: Suite, *, device: str, choice: SuiteFilter | None = None) ->
             recipe = recipe.model_copy(update={"validate_at_end": True})
         for seed, techniques in itertools.product(range(choice.seeds), loops):
             spec = _training_spec({**values, "seed": seed}, grid.data_set, recipe, device, choice)
-            tuned = parse_techniques(suite.tuned[spec.workload]) if spec.workload in suite.tuned else SETS[TUNED]
             names = normalize_for_world_size(techniques, spec.world_size, most_gpus)
-            spec = resolve(names, spec, {**SETS, TUNED: tuned})
+            spec = resolve(names, spec, suite.technique_sets(spec.workload))
             specs.setdefault(spec.key, spec)
     if not specs:
         raise UsageError(f"The suite '{suite.name}' has no run that these filters leave; leave out one of them.")

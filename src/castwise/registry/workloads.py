@@ -380,7 +380,15 @@ def known_workload(name: str) -> Workload | None:
     wanted = name.strip()
     for prefix, family in _ZOOS.items():
         if wanted.lower().startswith(prefix):
-            return _zoo_model(wanted[len(prefix) :], prefix, family)
+            model = wanted[len(prefix) :]
+            if not model:
+                raise UsageError(f"'{prefix}' needs a model's name behind the colon, for example {prefix}resnet18.")
+            # Inception's stem needs more than the others. Source: torchvision.models.Inception_V3_Weights
+            # (crop_size=299). Of timm's models the builder knows the side.
+            side = 299 if model.lower() == "inception_v3" else 224
+            row = _imagenet(model, 64, 4, side, source=prefix.removesuffix(":"))
+            name = f"{prefix}{model}"
+            return replace(row, name=name, family=family, summary=f"{name}, random weights, Adam")
     name, mark, length = wanted.lower().partition("@")
     found = next((row for row in WORKLOADS if row.name == name), None)
     shape = _WIDE_GPT.fullmatch(name)
@@ -429,16 +437,6 @@ def unit_of(name: str) -> Unit:
     except UsageError:  # a record from elsewhere may name anything
         row = None
     return row.unit if row is not None else "samples"
-
-
-def _zoo_model(model: str, prefix: str, family: Family) -> Workload:
-    if not model:
-        raise UsageError(f"'{prefix}' needs a model's name behind the colon, for example {prefix}resnet18.")
-    # Inception's stem needs more than the others. Source: torchvision.models.Inception_V3_Weights (crop_size=299). Of
-    # timm's models the builder knows the side.
-    side = 299 if model.lower() == "inception_v3" else 224
-    row = _imagenet(model, 64, 4, side, source=prefix.removesuffix(":"))
-    return replace(row, name=f"{prefix}{model}", family=family, summary=f"{prefix}{model}, random weights, Adam")
 
 
 def _own_model(name: str) -> Workload:
