@@ -184,11 +184,21 @@ def _loss_text(row: FlatRow) -> str:
     return f"{row['final_loss']:.4g}" + ("" if step is None else f" @ {step}")
 
 
+_TEXTS_OF_FILES = (  # a sitting is a session
+    *("key", "cell", "recipe", "protocol", "sitting", "suite", "unit", "optimizer", "energy_source", "cause"),
+    *("warnings", "device", "device_name", "fingerprint", "host", "cpu", "gpu_uuid", "machine_note", "telemetry_note"),
+    *("driver", "cuda", "cudnn", "torch", "castwise", "commit"),
+)
+_COUNTS_OF_FILES = (
+    *("schema_version", "rank", "block", "epoch", "turn", "step_of_epoch", "warm_up_steps", "num_parameters"),
+    *("final_step", "pairs_needed"),
+)
+_TIMES_OF_FILES = ("duration", "cold_start", "ready", "set_up", "first_step", "warm_up")
+_WITH_INTERVAL = ("throughput_per_second", "speedup", "joules_per_unit", "difference")
 FIELDS: tuple[Field, ...] = (
     # What was asked for.
     Field("workload", "workload", varies=True),
     Field("kind", "kind"),
-    Field("suite", "suite"),
     Field("data_set", "data", varies=True),
     Field("precision", "precision"),
     Field("batch_size", "batch", "count", varies=True),
@@ -199,22 +209,13 @@ FIELDS: tuple[Field, ...] = (
     Field("techniques", "techniques", wraps=True, varies=True),
     Field("seed", "seed", "count", varies=True),
     Field("repeat", "round", "count", varies=True),
-    Field("key"),
-    Field("cell"),
-    Field("recipe"),
-    Field("protocol"),
     # How it ended.
     Field("status", "status"),
     Field("message", "message", default=("",)),
     Field("length", "length", wraps=True),
     Field("started_at", "measured", format=lambda row: row["started_at"][:16].replace("T", " ")),
-    Field("duration_seconds", "duration", "seconds"),
-    Field("schema_version", unit="count"),
     Field("file", "file"),
-    Field("unit"),
     Field("processes", "processes", "count"),
-    Field("sitting"),  # the session of trials that were interleaved
-    *(Field(name, unit="count") for name in ("rank", "block", "epoch", "turn", "step_of_epoch")),
     # Speed.
     Field("seconds", "time", "seconds"),
     Field("start_seconds", "first step", "seconds"),
@@ -243,18 +244,6 @@ FIELDS: tuple[Field, ...] = (
     Field("min_sqnr_db", "lowest SQNR", "number", lambda row: f"{row['min_sqnr_db']:.1f} dB"),
     Field("max_underflow_share", "cast to 0", "share", lambda row: format_share(row["max_underflow_share"])),
     Field("spread", "spread", "share", lambda row: format_share(row["spread"])),
-    Field("cold_start_seconds", "cold start", "seconds"),
-    Field("ready_seconds", "ready", "seconds"),
-    Field("set_up_seconds", "set up", "seconds"),
-    Field("first_step_seconds", "first step", "seconds"),
-    Field("warm_up_seconds", "warm-up", "seconds"),
-    Field("warm_up_steps", "warm-up steps", "count"),
-    Field("settled", "settled", "boolean"),
-    *(
-        Field(f"{name}_{end}", unit="number")
-        for name in ("throughput_per_second", "speedup")
-        for end in ("low", "high")
-    ),
     # Memory.
     Field("peak_allocated_bytes", "peak allocated", "bytes", _allocated_text, best="lowest"),
     Field("peak_reserved_bytes", "peak reserved", "bytes", best="lowest"),
@@ -262,9 +251,6 @@ FIELDS: tuple[Field, ...] = (
     Field("memory_ratio", "memory ratio", "ratio"),
     # Energy.
     Field("joules_per_unit", "energy", "number", _energy_text, best="lowest"),
-    Field("joules_per_unit_low", unit="number"),
-    Field("joules_per_unit_high", unit="number"),
-    Field("energy_source", "energy by"),
     Field("power_watts", "power", "number", lambda row: f"{row['power_watts']:.0f} W"),
     # The GPU's hardware counters.
     Field("tensor_share", "tensor cores busy", "share"),
@@ -274,7 +260,6 @@ FIELDS: tuple[Field, ...] = (
     Field("moving_share", "moving data", "share"),
     Field("update_share", "update", "share"),
     Field("idle_share", "idle", "share"),
-    Field("cause", "cause"),
     # The largest batch that trains.
     Field("largest_batch", "largest batch", "count", _count_text("largest_batch")),
     Field("failing_batch", "first that fails", "count", _count_text("failing_batch")),
@@ -323,9 +308,7 @@ FIELDS: tuple[Field, ...] = (
     Field("score", "score", "number", lambda row: row["score_text"]),
     Field("score_spread", "spread between seeds", "number", lambda row: f"{row['score_spread']:.3g}"),
     Field("area", "mean while training", "number"),
-    *(Field(f"difference_{end}", unit="number") for end in ("low", "high")),
     Field("num_diverged", "diverged", "count", default=(0,)),
-    Field("pairs_needed", "runs that would do", "count"),
     Field("step_efficiency", "step efficiency", "ratio", interval_text("step_efficiency")),
     Field("gain", "× to the score", "ratio", interval_text("gain")),
     # A search for the fastest loop.
@@ -336,28 +319,15 @@ FIELDS: tuple[Field, ...] = (
     Field("perplexity", "perplexity", "number", lambda row: f"{row['perplexity']:.4g}"),
     Field("final_score", "score", "number", lambda row: f"{row['final_score']:.4g}"),
     Field("final_loss", "final loss @ step", "number", _loss_text),
-    Field("final_step", "step", "count"),
     Field("loss", "loss", "number"),
     Field("loss_curve", "loss over time"),
     Field("skipped_steps", "skipped", "count", default=(0,)),
-    Field("num_parameters", "parameters", "count"),
-    Field("optimizer", "optimizer"),
-    # The machine.
-    Field("device", "device"),
-    Field("device_name", "device"),
-    Field("fingerprint", "fingerprint"),
-    Field("host", "host"),
-    Field("cpu", "CPU"),
-    Field("gpu_uuid", "GPU"),
-    Field("machine_note", "machines"),
-    Field("driver", "driver"),
-    Field("cuda", "CUDA"),
-    Field("cudnn", "cuDNN"),
-    Field("torch", "torch"),
-    Field("castwise", "castwise"),
-    Field("commit", "commit"),
-    Field("warnings", "warnings"),
-    Field("telemetry_note", "telemetry"),
+    # Only files have these.
+    *(Field(name) for name in _TEXTS_OF_FILES),
+    *(Field(name, unit="count") for name in _COUNTS_OF_FILES),
+    *(Field(f"{name}_seconds", unit="seconds") for name in _TIMES_OF_FILES),
+    *(Field(f"{name}_{end}", unit="number") for name in _WITH_INTERVAL for end in ("low", "high")),
+    Field("settled", unit="boolean"),
 )
 _BY_NAME = {field.name: field for field in FIELDS}
 
