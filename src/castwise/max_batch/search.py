@@ -165,17 +165,17 @@ class MaxBatchJob:
         """
         began = time.perf_counter()
         measure = CachedMeasure(self.job.runner)
-        is_known = dict.fromkeys(measure.known, True) if not self.job.runner.policy.again else {}
+        known = set[str]() if self.job.runner.policy.again else set(measure.known)
         found: list[MaxBatch] = []
         tried: dict[str, Trial] = {}
         longest = 0.0  # trial of this loop
 
         def run_trial(spec: TrialSpec) -> Trial:
             nonlocal longest
-            if spec.key not in is_known and time.perf_counter() - began + longest > self.budget_seconds:
+            if spec.key not in known and time.perf_counter() - began + longest > self.budget_seconds:
                 raise _BudgetEndedError
             trial = tried[spec.key] = measure(spec)
-            longest = max(longest, 0.0 if spec.key in is_known else trial.duration_seconds)
+            longest = max(longest, 0.0 if spec.key in known else trial.duration_seconds)
             return trial
 
         ending: Ending = "done"

@@ -47,11 +47,10 @@ def _group_parts(group: ComparisonGroup, advice: Sequence[Advice], *, wide: bool
         return max_batch_render.parts(group.max_batches, wide=wide, verbose=wide, more=_MORE)
     if not group.is_training:
         return run_report.present(group.configurations, advice, more=_MORE).parts
-    failed = [run.trial for run in group.configurations if run.trial.status != "ok"]
     return [
         paragraph(group.description, "dim"),
         *training_table.parts(group.configurations, wide=wide),
-        Lines([f"  {trial.spec.label}: {trial.status}: {trial.message}" for trial in failed], "yellow"),
+        Lines([f"  {line}" for line in training_table.failure_lines(group.configurations)], "yellow"),
     ]
 
 

@@ -102,6 +102,11 @@ def short_table(runs: Sequence[Row]) -> DataTable[FlatRow]:
     return short_table_of(columns, rows, ("seconds",), wraps=("precision", "length"))
 
 
+def failure_lines(runs: Sequence[Row]) -> list[str]:
+    failed = (run.trial for run in runs if run.trial.status != "ok")
+    return [f"{trial.spec.label}: {trial.status}: {trial.message}" for trial in failed]
+
+
 def parts(runs: Sequence[Row], pairs: Mapping[str, float] | None = None, *, wide: bool = False) -> list[Part]:
     def style(row: FlatRow) -> str | None:
         return None if row["status"] == "ok" else "red"

@@ -79,8 +79,7 @@ def _section(
     more: list[tuple[str, str, DataTable[Any]]] = []
     if group.is_training:
         table = training_table.data_table(group.configurations)
-        failed = [run.trial for run in group.configurations if run.trial.status != "ok"]
-        lines = [f"{trial.spec.label}: {trial.status}: {trial.message}" for trial in failed]
+        lines = training_table.failure_lines(group.configurations)
     elif group.is_max_batch:
         found = group.max_batches
         table = max_batch_render.summary_table(found)
