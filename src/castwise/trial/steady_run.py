@@ -54,6 +54,7 @@ class SteadyRun:
         """Build the model, its data and its optimizer in the spec's precision, and take the first steps."""
         started = time.perf_counter()
         self._spec, self._peers = spec, peers or Peers()
+        self.is_to_be_profiled = spec.protocol.profile_steps > 0
         self._device = torch.device(spec.device)
         self._memory = memory_meter(*devices_of(spec))
         self._memory.reset_peak()  # what the process held before is not the trial's
@@ -104,10 +105,6 @@ class SteadyRun:
             "first_step_seconds": first_step_seconds,
         }
         self._facts = setup.facts.model_copy(update=update)
-
-    @property
-    def is_to_be_profiled(self) -> bool:
-        return self._spec.protocol.profile_steps > 0
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
         """Run steps until their time has settled, and return what is now known of the trial.

@@ -54,7 +54,7 @@ class TrainingRun:
         self._recipe = step_config_of(spec.techniques).recipe(spec.recipe)
         self._peers = peers or Peers()
         self._device = torch.device(spec.device)
-        self._epochs: list[Epoch] = []
+        self.epochs: tuple[Epoch, ...] = ()  # that are done, those before a checkpoint included
         self._memory_samples: RankSamples | None = None  # before a validation that is not part of the run
         with ExitStack() as stack:
             self._memory = memory_meter(*devices_of(spec))
@@ -79,11 +79,6 @@ class TrainingRun:
         self.facts = setup.facts.model_copy(update={"set_up_seconds": time.perf_counter() - started})
 
     @property
-    def epochs(self) -> tuple[Epoch, ...]:
-        """Return the epochs done, those before a checkpoint included."""
-        return tuple(self._epochs)
-
-    @property
     def model(self) -> nn.Module:
         return self._step.model
 
@@ -94,7 +89,7 @@ class TrainingRun:
         """
         epoch = self._train(on_progress)
         self._step.share_statistics()  # in all ranks, even if only some validate
-        is_last = len(self._epochs) + 1 >= self._recipe.num_epochs
+        is_last = len(self.epochs) + 1 >= self._recipe.num_epochs
         if self._validation is not None and epoch.diverged is None:
             if self._recipe.validate_each_epoch:
                 epoch = self._validate(self._validation, epoch, on_progress)
@@ -108,7 +103,7 @@ class TrainingRun:
         validation_loss, diverged = self._peers.broadcast_object((epoch.validation_loss, epoch.diverged))
         epoch = epoch.model_copy(update={"diverged": diverged})
         self._scheduler.after_epoch(validation_loss)
-        self._epochs.append(epoch)
+        self.epochs += (epoch,)
         if self._checkpoint is not None and epoch.diverged is None and not is_last:
             self._save(self._checkpoint)
         return epoch
@@ -149,14 +144,14 @@ class TrainingRun:
         self._synchronize()
         started = time.perf_counter()
         data_seconds, placing_seconds = 0.0, 0.0
-        batches = self._training.read(len(self._epochs))
+        batches = self._training.read(len(self.epochs))
         for index in itertools.count():
             reading = time.perf_counter()
             read = next(batches, None)
             data_seconds += time.perf_counter() - reading
             if read is None and index == 0:
                 raise UsageError(
-                    f"The training set gave no batches in epoch {len(self._epochs) + 1}. It must give them in every "
+                    f"The training set gave no batches in epoch {len(self.epochs) + 1}. It must give them in every "
                     "epoch, as a DataLoader or a list does and an iterator does not."
                 )
             if read is None:
@@ -171,7 +166,7 @@ class TrainingRun:
             count = batch_size if self._task.training_set is not None else batch_size_of(batch, batch_size)
             steps.add(index, self._step(batch), count)
             self._scheduler.after_step()
-            if index == 0 and not self._epochs:
+            if index == 0 and not self.epochs:
                 self._synchronize()  # once a run
                 first_step = time.perf_counter() - step_started
             heartbeat.done(index + 1)
@@ -234,7 +229,7 @@ class TrainingRun:
         num_classes = self._task.num_classes if must_learn else None
         if accuracy is not None and num_classes is not None and accuracy <= _CHANCE_MARGIN / num_classes:
             update["diverged"] = (
-                f"after epoch {len(self._epochs) + 1} the accuracy was {format_share(accuracy)}, no better than chance"
+                f"after epoch {len(self.epochs) + 1} the accuracy was {format_share(accuracy)}, no better than chance"
             )
         return epoch.model_copy(update=update)
 
@@ -253,7 +248,7 @@ class TrainingRun:
             ) from None
         update: dict[str, Any] = {"score": score, "validation_seconds": time.perf_counter() - started}
         if not math.isfinite(score):
-            update["diverged"] = f"after epoch {len(self._epochs) + 1} the score was {score}"
+            update["diverged"] = f"after epoch {len(self.epochs) + 1} the score was {score}"
         return epoch.model_copy(update=update)
 
     def _synchronize(self) -> None:
@@ -268,7 +263,7 @@ class TrainingRun:
 
     def _save(self, path: Path) -> None:
         own = {
-            "epochs": [epoch.model_dump_json() for epoch in self._epochs],
+            "epochs": [epoch.model_dump_json() for epoch in self.epochs],
             "random": checkpoints.random_state(self._device),
         }
         ranks = self._peers.gather_objects(own)
@@ -289,7 +284,7 @@ class TrainingRun:
         own = state["ranks"][self._peers.rank]
         self._step.load_state_dict(state["step"])
         self._scheduler.load_state_dict(state["scheduler"])
-        self._epochs = [Epoch.model_validate_json(text) for text in own["epochs"]]
+        self.epochs = tuple(Epoch.model_validate_json(text) for text in own["epochs"])
         checkpoints.restore_random_state(own["random"], self._device)
         self._peers.barrier()  # the next one is not written before all ranks have read this one
 
