@@ -126,6 +126,7 @@ class ScriptRun:
     """A script in its process: `run` in the main thread, and everything else in the one that answers the parent."""
 
     def __init__(self, script: UserModel, precision: str, device: str, techniques: Sequence[str] = ()) -> None:
+        self.name = Path(script.path).name
         self._script, self._device = script, torch.device(device)
         self._precision, self._techniques = precision, techniques
         self.hooks: ScriptHooks | None = None
@@ -321,10 +322,6 @@ class ScriptRun:
             f"{self.name} {how} after optimizer step {self.num_steps}. castwise needs more: let the script train "
             "for longer."
         )
-
-    @property
-    def name(self) -> str:
-        return Path(self._script.path).name
 
     @property
     def samples_per_step(self) -> int:
