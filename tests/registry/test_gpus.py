@@ -64,6 +64,7 @@ def test_a_row_is_found_by_its_exact_names_alone(row):
 @each_row
 def test_a_row_s_figures_are_possible(row):
     assert row.peaks["fp32"]
+    assert 8 <= row.memory_gigabytes <= 300
     assert 1e11 < row.bandwidth_bytes_per_second < 1e13
     for dtypes in (("fp32", "tf32", "fp16", "fp8"), ("fp32", "tf32", "bf16", "fp8")):
         rates = [rate for dtype in dtypes if (rate := peak(row, dtype)) is not None]
