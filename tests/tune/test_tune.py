@@ -13,6 +13,8 @@ import pytest
 from conftest import CommandLine
 from fake_engine import FakeEngine, Fault, fake_environment, fake_facts, fake_spec, fake_trial, machine_with
 
+from castwise.analysis.decide import decide
+from castwise.analysis.result_table import rows_of_steps
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.records.schema import Float8Facts, StepFlops
 from castwise.records.store import load_folder
@@ -66,6 +68,26 @@ def test_ends_at_the_fastest_with_pairs_that_pay_only_together() -> None:
     assert made.num_open == 0
     assert len({trial.session_id for trial in result.trials}) <= 14, "each session starts processes"
     assert sum("compile" in spec.techniques for spec in made.measured) <= 12, "each takes most of a minute"
+
+
+@pytest.mark.parametrize(
+    ("gain", "precisions", "device"),
+    [
+        (made_up, None, None),
+        (made_up, ("fp32", "tf32"), None),
+        (lambda spec: 0.5 if spec.techniques else 1.0, ("fp32",), None),
+        (made_up, None, "cpu"),
+    ],
+)
+def test_castwise_run_gives_the_same_answer_on_its_trials(
+    gain: Gain, precisions: tuple[str, ...] | None, device: str | None
+) -> None:
+    """But for gains below 3 %, which a search proves and `castwise run` does not advise."""
+    made = engine(gain, environment=fake_environment(None) if device else fake_environment())
+    result = tune(made, precisions=precisions, device=device)
+    (advice,) = decide(rows_of_steps(result.trials))
+    assert (advice.precision, advice.techniques) == (result.winner.precision, result.winner.techniques)
+    assert advice.decision == ("stay" if result.winner == result.start else "take")
 
 
 @pytest.mark.parametrize("gain", [0.1, 1.004])
