@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary
 from castwise.telemetry.amdsmi import AmdMonitor
@@ -153,36 +153,25 @@ class Telemetry:
 
     def _opened(self, gpus: Gpus) -> dict[str, Monitor]:
         """Return the management library of each GPU that can be read, opened if it was not."""
-
-        def open_one(uuid: str) -> None:
-            self._monitors[uuid] = self._open(uuid)
-
         if "" in gpus.values():
             self._unreadable[""] = "the GPU's UUID is not known"
         new = [uuid for uuid in gpus.values() if uuid not in self._monitors and uuid not in self._unreadable]
-        self._run_all({uuid: partial(open_one, uuid) for uuid in new})
-        readable = {device: self._monitors.get(uuid) for device, uuid in gpus.items() if uuid not in self._unreadable}
-        return {device: monitor for device, monitor in readable.items() if monitor is not None}
+        self._monitors |= self._run_all({uuid: partial(self._open, uuid) for uuid in new})
+        return {device: self._monitors[uuid] for device, uuid in gpus.items() if uuid in self._monitors}
 
     def _ask(self, gpus: Gpus, question: Callable[[Monitor], _T]) -> dict[str, _T]:
         """Return each GPU's answer, by torch's name for it; a GPU that fails has none."""
-        answers: dict[str, _T] = {}
-
-        def ask(device: str, monitor: Monitor) -> None:
-            answers[device] = question(monitor)
-
         monitors = self._opened(gpus)
-        self._run_all({gpus[device]: partial(ask, device, monitor) for device, monitor in monitors.items()})
-        return {
-            device: answers[device] for device in gpus if device in answers and gpus[device] not in self._unreadable
-        }
+        answers = self._run_all({gpus[device]: partial(question, monitor) for device, monitor in monitors.items()})
+        return {device: answers[uuid] for device, uuid in gpus.items() if uuid in answers}
 
-    def _run_all(self, actions: Mapping[str, Callable[[], None]]) -> None:
-        """Run an action for each GPU, by UUID, in a thread of its own."""
+    def _run_all(self, actions: Mapping[str, Callable[[], _T]]) -> dict[str, _T]:
+        """Run an action for each GPU, by UUID, in a thread of its own, and return the results of those that ended."""
         tasks = {uuid: _Task(action) for uuid, action in actions.items()}
         for task in tasks.values():
             task.start()
         self._wait(tasks, _has_ended)
+        return {uuid: task.result for uuid, task in tasks.items() if uuid not in self._unreadable}
 
     def _begin(self, gpus: Gpus, samplers: Mapping[str, "Sampler"]) -> None:
         """Wait until each has taken its first sample."""
@@ -226,14 +215,15 @@ class _Task(threading.Thread):
     It is a daemon thread: a call that never returns does not keep the program from ending.
     """
 
-    def __init__(self, action: Callable[[], None]) -> None:
+    def __init__(self, action: Callable[[], object]) -> None:
         super().__init__(name="castwise telemetry", daemon=True)
         self._action = action
+        self.result: Any = None  # what the action returned
         self.failure = ""
 
     def run(self) -> None:
         try:
-            self._action()
+            self.result = self._action()
         except Exception as error:  # noqa: BLE001  a management library may raise anything
             self.failure = str(error) or type(error).__name__
 
