@@ -1,4 +1,4 @@
-"""Small cells of real workloads, with and without techniques, for setting their losses side by side."""
+"""Small set-ups of real workloads, with and without techniques, for setting their losses side by side."""
 
 import functools
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from castwise.apply.pytree import Batch
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import Workload, find_workload
 from castwise.spec.trial import TrialSpec
-from castwise.trial import build as cells
+from castwise.trial import build
 from castwise.trial.build import TrialSetup
 from castwise.trial.data.sharding import rank_batches
 from castwise.trial.distributed import Peers
@@ -65,25 +65,25 @@ def lstm_anywhere(workload: str) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def cell_of(spec: TrialSpec, peers: Peers = ALONE) -> Iterator[tuple[TrialSetup, list[Batch]]]:
-    """Build a spec's small cell without dropout, whose draws a technique may change, and its batches."""
+def setup_of(spec: TrialSpec, peers: Peers = ALONE) -> Iterator[tuple[TrialSetup, list[Batch]]]:
+    """Build a spec's small set-up without dropout, whose draws a technique may change, and its batches."""
     row = small(spec.workload)
-    found, cells.find_workload = cells.find_workload, lambda _: row
+    found, build.find_workload = build.find_workload, lambda _: row
     try:
         with lstm_anywhere(spec.workload), ExitStack() as stack:
-            cell = cells.build_trial(spec, stack, peers)
-            for module in cell.task.model.modules():
+            setup = build.build_trial(spec, stack, peers)
+            for module in setup.task.model.modules():
                 if isinstance(module, nn.Dropout):
                     module.p = 0.0
-            batches = rank_batches(row, cell.task, spec, 4, peers)
-            yield cell, [cell.prepare(batch) if cell.prepare else batch for batch in batches]
+            batches = rank_batches(row, setup.task, spec, 4, peers)
+            yield setup, [setup.prepare(batch) if setup.prepare else batch for batch in batches]
     finally:
-        cells.find_workload = found
+        build.find_workload = found
 
 
 def losses_of(spec: TrialSpec, num_steps: int = 20, peers: Peers = ALONE) -> Tensor:
-    """Return the losses of a small cell's first steps, of shape (num_steps,), float64."""
-    with cell_of(spec, peers) as (cell, batches):
-        losses = [cell.step(batches[index % len(batches)]).detach() for index in range(num_steps)]
-        cell.step.flush()
+    """Return the losses of a small set-up's first steps, of shape (num_steps,), float64."""
+    with setup_of(spec, peers) as (setup, batches):
+        losses = [setup.step(batches[index % len(batches)]).detach() for index in range(num_steps)]
+        setup.step.flush()
         return torch.stack(losses).double().cpu()

@@ -131,12 +131,12 @@ def measured_losses(spec: TrialSpec, steps: int = STEPS) -> list[float]:
     """Return the losses of the same steps in castwise's own loop."""
     row = find_workload(spec.workload)
     with ExitStack() as stack:
-        cell = build_trial(spec, stack, Peers())
+        setup = build_trial(spec, stack, Peers())
         generator = torch.Generator("cpu").manual_seed(spec.seed)
-        batches = cell.task.make_batches(row.resident_batches, spec.batch_size, torch.device("cpu"), generator)
-        if cell.prepare is not None:
-            batches = [cell.prepare(batch) for batch in batches]
-        losses = [cell.step(batches[index % len(batches)]).item() for index in range(steps)]
+        batches = setup.task.make_batches(row.resident_batches, spec.batch_size, torch.device("cpu"), generator)
+        if setup.prepare is not None:
+            batches = [setup.prepare(batch) for batch in batches]
+        losses = [setup.step(batches[index % len(batches)]).item() for index in range(steps)]
     return [float(f"{loss:.9g}") for loss in losses]  # as scripts print them, which tells float32 apart
 
 

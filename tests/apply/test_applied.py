@@ -45,11 +45,11 @@ def build():
 
 def measured(spec: TrialSpec) -> list[float]:
     with ExitStack() as stack:
-        cell = build_trial(spec, stack, Peers())
-        (batch,) = cell.task.make_batches(1, spec.batch_size, torch.device("cpu"), torch.Generator())
-        if cell.prepare is not None:
-            batch = cell.prepare(batch)
-        return [cell.step(batch).item() for _ in range(STEPS)]
+        setup = build_trial(spec, stack, Peers())
+        (batch,) = setup.task.make_batches(1, spec.batch_size, torch.device("cpu"), torch.Generator())
+        if setup.prepare is not None:
+            batch = setup.prepare(batch)
+        return [setup.step(batch).item() for _ in range(STEPS)]
 
 
 def by_hand(parts: dict[str, Any], precision: str, techniques: str | tuple[str, ...]) -> list[float]:

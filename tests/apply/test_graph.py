@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from fake_graphs import FakeCaptures
-from loops import WORDS, cell_of, spec_of
+from loops import WORDS, setup_of, spec_of
 from torch import Tensor
 
 from castwise.apply.pytree import Batch
@@ -90,16 +90,16 @@ def test_graph_copies_its_batches() -> None:
 def test_recurrent_state_through_launches_and_epochs(at_once: int) -> None:
     found: list[list[float]] = []
     for graphed in (False, True):
-        with cell_of(spec_of(WORDS, "fp32")) as (cell, batches):
-            step = cell.step
+        with setup_of(spec_of(WORDS, "fp32")) as (setup, batches):
+            step = setup.step
             if graphed:
-                graph = StepGraph(step._train, CPU, cell.task.recurrent_state, at_once, FakeCaptures())  # type: ignore[arg-type]
+                graph = StepGraph(step._train, CPU, setup.task.recurrent_state, at_once, FakeCaptures())  # type: ignore[arg-type]
             losses: list[Tensor] = []
             for index in range(26):
                 if index in {9, 18}:
                     if graphed:
                         graph.flush()
-                    cell.task.begin_epoch()
+                    setup.task.begin_epoch()
                 batch = batches[index % 4]
                 if index in {8, 17}:  # a short last batch, then a new epoch
                     batch = (batch[0][:20], batch[1][: 20 * batch[0].shape[1]])

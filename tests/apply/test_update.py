@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops import ADADELTA, IMAGES, cell_of, losses_of, spec_of
+from loops import ADADELTA, IMAGES, losses_of, setup_of, spec_of
 from torch import Tensor, nn
 
 from castwise.apply.loss_scaling import NoScaling, make_loss_scaling
@@ -97,13 +97,13 @@ def test_compiled_optimizers_on_a_cpu(number: int, request: pytest.FixtureReques
 def test_steps_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[object] = []
     monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *args: compiled.append(function(*args)))
-    with cell_of(spec_of(IMAGES, "fp32", "compiled-update")) as (cell, batches):
-        for _ in range(cell.step.steps_to_compile):
+    with setup_of(spec_of(IMAGES, "fp32", "compiled-update")) as (setup, batches):
+        for _ in range(setup.step.steps_to_compile):
             assert not compiled
-            cell.step(batches[0])
+            setup.step(batches[0])
         assert len(compiled) == 1
-    with cell_of(spec_of(IMAGES, "fp32")) as (cell, _):
-        assert cell.step.steps_to_compile == 1
+    with setup_of(spec_of(IMAGES, "fp32")) as (setup, _):
+        assert setup.step.steps_to_compile == 1
 
 
 def test_other_optimizers_are_refused() -> None:

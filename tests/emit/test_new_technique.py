@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 
 import pytest
 import sample_technique
-from loops import ADADELTA, cell_of, spec_of
+from loops import ADADELTA, setup_of, spec_of
 from rich.console import Console
 from scripts import check_whole, measured_losses, run_script
 from scripts import spec_of as script_spec
@@ -56,7 +56,7 @@ def test_a_new_row_is_searched() -> None:
 
 @pytest.mark.usefixtures("registered")
 def test_a_new_row_is_carried_out_by_the_worker() -> None:
-    with cell_of(spec_of(ADADELTA, "fp32", NAME)) as (setup, _):
+    with setup_of(spec_of(ADADELTA, "fp32", NAME)) as (setup, _):
         kinds = [type(module) for module in setup.task.model.modules()]
     assert kinds.count(sample_technique.ScaledConv) == 2
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from loops import IMAGES, WORDS, cell_of, losses_of, spec_of
+from loops import IMAGES, WORDS, losses_of, setup_of, spec_of
 from ranks import answers_of
 from real_gpu import on_gpus
 from torch import Tensor
@@ -18,7 +18,7 @@ pytestmark = on_gpus(2)
 # Both as tests/gpu/test_gpu_techniques.py has them.
 BOUNDS = {"fp32": 2000 * 2.0**-23, "bf16-mixed": 0.5 * 2.0**-7, "fp16-mixed": 2.0**-10, "bf16-master": 2.0**-7}
 NUM_STEPS = 20
-CELLS = [
+CASES = [
     (IMAGES, "fp32", ("coalesced-reduce",)),
     (IMAGES, "fp32", ("channels-last", "coalesced-reduce", "cuda-graph")),
     (IMAGES, "bf16-mixed", ("channels-last", "fused-optimizer", "compile", "coalesced-reduce", "cuda-graph")),
@@ -38,11 +38,11 @@ def on_device(spec: TrialSpec, peers: Peers) -> TrialSpec:
 
 
 def losses(peers: Peers, _: Path) -> list[tuple[Tensor, Tensor]]:
-    """Return each cell's losses under DistributedDataParallel in the plain loop, and with its techniques."""
+    """Return each case's losses under DistributedDataParallel in the plain loop, and with its techniques."""
     torch.cuda.set_device(peers.rank)
     found = []
-    for *cell, names in CELLS:
-        plain, other = (on_device(on_two(*cell, *each), peers) for each in ((), names))
+    for *case, names in CASES:
+        plain, other = (on_device(on_two(*case, *each), peers) for each in ((), names))
         found.append((losses_of(plain, NUM_STEPS, peers), losses_of(other, NUM_STEPS, peers)))
     return found
 
@@ -51,23 +51,24 @@ def captures(peers: Peers, _: Path) -> list[tuple[bool, list[Tensor]]]:
     """Return whether steps were captured before and after the fourth, with the weights of each rank."""
     torch.cuda.set_device(peers.rank)
     shown = []
-    with cell_of(on_device(on_two(IMAGES, "fp32", "coalesced-reduce", "cuda-graph"), peers), peers) as (cell, batches):
+    spec = on_device(on_two(IMAGES, "fp32", "coalesced-reduce", "cuda-graph"), peers)
+    with setup_of(spec, peers) as (setup, batches):
         for index in range(NUM_STEPS):
-            cell.step(batches[index % len(batches)])
-            assert cell.step.averaged_by == "shared memory"
+            setup.step(batches[index % len(batches)])
+            assert setup.step.averaged_by == "shared memory"
             if index in (2, NUM_STEPS - 1):
-                assert cell.step.graph is not None
-                weights = [weight.detach().cpu() for weight in cell.step.model.parameters()]
-                shown.append((cell.step.graph.captures.seconds is not None, weights))
+                assert setup.step.graph is not None
+                weights = [weight.detach().cpu() for weight in setup.step.model.parameters()]
+                shown.append((setup.step.graph.captures.seconds is not None, weights))
     return shown
 
 
 def test_the_losses_of_20_steps_are_distributed_data_parallel_s(tmp_path: Path) -> None:
-    for *cell, names in CELLS:
-        assert why_unsupported(on_two(*cell, *names)) is None
+    for *case, names in CASES:
+        assert why_unsupported(on_two(*case, *names)) is None
     ranks = answers_of(losses, on_two(IMAGES, "fp32"), tmp_path)
     for rank in ranks:
-        for (_, precision, names), (wrapped, found) in zip(CELLS, rank, strict=True):
+        for (_, precision, names), (wrapped, found) in zip(CASES, rank, strict=True):
             assert found.isfinite().all()
             assert ((found - wrapped) / wrapped).abs().max() < BOUNDS[precision], join(names)
     assert not torch.equal(ranks[0][0][1], ranks[1][0][1]), "each has its own data"

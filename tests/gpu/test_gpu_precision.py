@@ -1,4 +1,4 @@
-"""What the precisions do to real kernels: rounding, batch norm's dtypes, skipped steps, and a cell's memory."""
+"""What the precisions do to real kernels: rounding, batch norm's dtypes, skipped steps, and a setup's memory."""
 
 import math
 import time
@@ -186,10 +186,10 @@ def test_a_cell_on_the_gpu(row: Precision) -> None:
         device="cuda:0",
         protocol=MeasurementProtocol(warm_up_steps=2, warm_up_seconds=0.5, block_seconds=0.01),
     )
-    cell = SteadyRun(spec, None)
-    facts = cell.warm_up()
-    blocks = [cell.run_block() for _ in range(3)]
-    samples = cell.finish()
+    setup = SteadyRun(spec, None)
+    facts = setup.warm_up()
+    blocks = [setup.run_block() for _ in range(3)]
+    samples = setup.finish()
     assert facts.param_dtypes == {row.param_dtype: 1_199_882}
     assert facts.fp32_precision["cudnn.rnn"] == (row.float32_matmul or before["cudnn.rnn"])
     assert all(block.seconds > 0 and math.isfinite(block.loss) for block in blocks)

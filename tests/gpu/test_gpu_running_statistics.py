@@ -28,20 +28,20 @@ def statistics_after_steps(workload: str, *techniques: str) -> tuple[list[Tensor
         workload=workload, precision="fp32", loss_scale="none", batch_size=16, device=DEVICE, techniques=techniques
     )
     with ExitStack() as stack:
-        cell = build_trial(spec, stack, Peers())
-        for group in cell.step.optimizer.param_groups:
+        setup = build_trial(spec, stack, Peers())
+        for group in setup.step.optimizer.param_groups:
             group["lr"] = group["lr"] * 0 if isinstance(group["lr"], Tensor) else 0.0
             group["weight_decay"] = 0.0
-        batches = rank_batches(find_workload(workload), cell.task, spec, 4, Peers())
-        batches = [cell.prepare(batch) if cell.prepare else batch for batch in batches]
+        batches = rank_batches(find_workload(workload), setup.task, spec, 4, Peers())
+        batches = [setup.prepare(batch) if setup.prepare else batch for batch in batches]
         for index in range(NUM_STEPS):
-            cell.step(batches[index % 4])
-        norms = [module for module in cell.step.model.modules() if isinstance(module, nn.BatchNorm2d)]
+            setup.step(batches[index % 4])
+        norms = [module for module in setup.step.model.modules() if isinstance(module, nn.BatchNorm2d)]
         means, variances = (
             [each.detach().double().cpu() for each in side]
             for side in zip(*((norm.running_mean, norm.running_var) for norm in norms), strict=True)
         )
-        model = cell.step.model.eval()
+        model = setup.step.model.eval()
         with torch.no_grad():
             return means, variances, model(batches[0][0]).double().cpu()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops import ADADELTA, IMAGES, WORDS, cell_of, losses_of, spec_of
+from loops import ADADELTA, IMAGES, WORDS, losses_of, setup_of, spec_of
 from real_gpu import on_gpus
 from torch import Tensor
 
@@ -45,7 +45,7 @@ TOGETHER = [
 ]
 
 
-def cells() -> list[tuple[str, str, tuple[str, ...]]]:
+def cases() -> list[tuple[str, str, tuple[str, ...]]]:
     # The small models have no blocks that are alike.
     left_out = ("compile-max-autotune", "compile-blocks")
     alone = [(row.name,) for row in TECHNIQUES if row.name not in left_out]
@@ -55,11 +55,11 @@ def cells() -> list[tuple[str, str, tuple[str, ...]]]:
         for precision in EPS
         for techniques in alone + TOGETHER
     ]
-    return [cell for cell in names if why_unsupported(spec_of(*cell[:2], *cell[2], device=DEVICE)) is None]
+    return [setup for setup in names if why_unsupported(spec_of(*setup[:2], *setup[2], device=DEVICE)) is None]
 
 
 @pytest.mark.parametrize(
-    ("workload", "precision", "names"), cells(), ids=lambda value: value if isinstance(value, str) else join(value)
+    ("workload", "precision", "names"), cases(), ids=lambda value: value if isinstance(value, str) else join(value)
 )
 def test_the_losses_of_20_steps_are_the_plain_loop_s(workload: str, precision: str, names: tuple[str, ...]) -> None:
     found = losses_of(spec_of(workload, precision, *names, device=DEVICE))
@@ -68,22 +68,22 @@ def test_the_losses_of_20_steps_are_the_plain_loop_s(workload: str, precision: s
 
 
 def test_a_graph_is_captured_once_and_replayed_for_its_shape() -> None:
-    with cell_of(spec_of(IMAGES, "fp16-mixed", "fused-optimizer", "cuda-graph", device=DEVICE)) as (cell, batches):
-        graph = cell.step.graph
+    with setup_of(spec_of(IMAGES, "fp16-mixed", "fused-optimizer", "cuda-graph", device=DEVICE)) as (setup, batches):
+        graph = setup.step.graph
         assert graph is not None
         for index in range(3):
-            cell.step(batches[index])
+            setup.step(batches[index])
         assert graph.captures.seconds is None
-        losses = [cell.step(batches[index % 4]) for index in range(8)]
+        losses = [setup.step(batches[index % 4]) for index in range(8)]
         captured = graph.captures.seconds
         assert captured is not None
         assert len({loss.data_ptr() for loss in losses}) == len(losses)  # none is overwritten by the next replay
         assert len({loss.item() for loss in losses}) == len(losses)
         short = tuple(part[:3] for part in batches[0])
-        assert cell.step(short).isfinite()
-        assert cell.step(batches[0]).isfinite()
+        assert setup.step(short).isfinite()
+        assert setup.step(batches[0]).isfinite()
         assert graph.captures.seconds == captured
-        assert cell.step(short).isfinite()
+        assert setup.step(short).isfinite()
         assert graph.captures.seconds > captured, "a second shape is warm after a step"
 
 
@@ -93,8 +93,8 @@ def test_a_graph_skips_the_step_that_overflows_and_grows_its_scale(workload: str
     if update == "fused-optimizer" and workload == ADADELTA:
         pytest.skip("torch has no fused Adadelta")
     names = ("cuda-graph",) if update is None else (update, "cuda-graph")
-    with cell_of(spec_of(workload, "fp16-mixed", *names, device=DEVICE)) as (cell, batches):
-        step = cell.step
+    with setup_of(spec_of(workload, "fp16-mixed", *names, device=DEVICE)) as (setup, batches):
+        step = setup.step
         for index in range(5):
             step(batches[index % 4])
         taken, scale = step.scaling.skipped_steps, step.scaling.read_scale()
@@ -113,18 +113,18 @@ def test_a_graph_skips_the_step_that_overflows_and_grows_its_scale(workload: str
 
 def test_several_steps_are_one_launch_and_each_is_taken_once() -> None:
     spec = spec_of(IMAGES, "fp16-mixed", "fused-optimizer", "cuda-graph-8", device=DEVICE)
-    with cell_of(spec) as (cell, batches):
+    with setup_of(spec) as (setup, batches):
         for index in range(3):
-            cell.step(batches[index])
-        waiting = [cell.step(batches[index % 4]) for index in range(7)]
+            setup.step(batches[index])
+        waiting = [setup.step(batches[index % 4]) for index in range(7)]
         assert all(loss.isnan() for loss in waiting)
-        last = cell.step(batches[3])
+        last = setup.step(batches[3])
         found = torch.stack([*waiting, last])
         assert found.isfinite().all()
         assert len(set(found.tolist())) == 8
-        rest = cell.step(batches[0])
+        rest = setup.step(batches[0])
         assert rest.isnan()
-        cell.step.flush()
+        setup.step.flush()
         assert rest.isfinite()
 
 
@@ -156,13 +156,13 @@ def test_a_convolution_over_pairs_of_pixels_is_the_plain_one(
 
 
 def test_a_graph_draws_a_new_dropout_mask_each_step() -> None:
-    with cell_of(spec_of(ADADELTA, "fp32", "cuda-graph", device=DEVICE)) as (cell, batches):
-        for module in cell.task.model.modules():
+    with setup_of(spec_of(ADADELTA, "fp32", "cuda-graph", device=DEVICE)) as (setup, batches):
+        for module in setup.task.model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.5
-        for group in cell.step.optimizer.param_groups:
+        for group in setup.step.optimizer.param_groups:
             group["lr"] = 0.0
-        losses = [cell.step(batches[0]).item() for _ in range(8)]
+        losses = [setup.step(batches[0]).item() for _ in range(8)]
         assert len(set(losses[4:])) == 4
 
 
@@ -171,15 +171,15 @@ def test_a_new_epoch_starts_from_zeros_in_a_graph_too() -> None:
     plain = spec.model_copy(update={"techniques": ()})
     found: list[list[float]] = []
     for each in (spec, plain):
-        with cell_of(each) as (cell, batches):
+        with setup_of(each) as (setup, batches):
             losses = []
             for index in range(12):
                 if index in {6, 9}:
-                    cell.task.begin_epoch()
+                    setup.task.begin_epoch()
                 batch = batches[index % 4]
                 if index == 8:  # a short last batch, then a new epoch
                     batch = (batch[0][:20], batch[1][: 20 * batch[0].shape[1]])
-                losses.append(cell.step(batch).item())
+                losses.append(setup.step(batch).item())
             found.append(losses)
     assert found[0] == pytest.approx(found[1], rel=BOUNDS["fp32"])
 
@@ -190,13 +190,13 @@ def test_a_graph_s_memory_is_seen() -> None:
     for names in ((), ("cuda-graph",)):
         torch.cuda.empty_cache()
         spec = spec_of(IMAGES, "fp32", *names, device=DEVICE).model_copy(update={"batch_size": 256})
-        cell = SteadyRun(
+        setup = SteadyRun(
             spec.model_copy(update={"protocol": MeasurementProtocol(warm_up_seconds=0.5, block_seconds=0.01)}), None
         )
-        cell.warm_up()
-        cell.run_block()
-        peaks.append(cell.finish().peak_allocated_bytes or 0)
-        del cell
+        setup.warm_up()
+        setup.run_block()
+        peaks.append(setup.finish().peak_allocated_bytes or 0)
+        del setup
     assert peaks[1] == pytest.approx(peaks[0], rel=0.3)
 
 
@@ -210,10 +210,10 @@ def test_a_graph_s_steady_cell_is_timed_and_recorded() -> None:
         techniques=("channels-last", "cudnn-search", "cuda-graph"),
         protocol=MeasurementProtocol(warm_up_steps=5, warm_up_seconds=0.5, block_seconds=0.01),
     )
-    cell = SteadyRun(spec, None)
-    facts = cell.warm_up()
-    blocks = [cell.run_block() for _ in range(3)]
-    samples = cell.finish()
+    setup = SteadyRun(spec, None)
+    facts = setup.warm_up()
+    blocks = [setup.run_block() for _ in range(3)]
+    samples = setup.finish()
     assert facts.capture_seconds is not None
     assert facts.first_step_seconds is not None
     assert facts.first_step_seconds > 0  # it belongs to the set-up, and the warm-up begins behind it

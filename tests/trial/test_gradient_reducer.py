@@ -25,7 +25,7 @@ from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import step_config_of
 from castwise.spec.recipe import Loader, Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
-from castwise.trial import build as cells
+from castwise.trial import build
 from castwise.trial.build import build_trial
 from castwise.trial.data import datasets
 from castwise.trial.distributed import Peers, spread
@@ -129,7 +129,7 @@ def unlike_gradients(peers: Peers) -> list[str]:
 
 def run(peers: Peers, checkpoint: Path | None, epochs: int) -> list[Any]:
     """Return the steps, the losses and the validation loss of a run's epochs."""
-    cells.find_workload = small  # type: ignore[attr-defined]
+    build.find_workload = small  # type: ignore[attr-defined]
     datasets.NUM_IMAGES["cifar10"] = (64, 8)
     recipe = Recipe(
         epochs=2,
@@ -160,7 +160,7 @@ def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
     """Return all results of a rank, of one process so that torch is imported once."""
     both = ((), (REDUCE,))
     return {
-        "steps": [[take_steps(peers, *cell, (*names, *more)) for more in both] for *cell, names in STEPS],
+        "steps": [[take_steps(peers, *case, (*names, *more)) for more in both] for *case, names in STEPS],
         "words": [losses_of(on_two(WORDS, *more), NUM_STEPS, peers) for more in both],
         "accumulated": [accumulated(peers, reduce=reduce) for reduce in (False, True)],
         "begun": begun_otherwise(peers),
@@ -181,7 +181,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 # Two ranks
 
 
-@pytest.mark.parametrize("number", range(len(STEPS)), ids=["-".join((*cell[:2], *cell[2])) for cell in STEPS])
+@pytest.mark.parametrize("number", range(len(STEPS)), ids=["-".join((*case[:2], *case[2])) for case in STEPS])
 @pytest.mark.slow
 def test_20_steps_equal_distributed_data_parallel(number: int, ranks: list[dict[str, Any]]) -> None:
     precision, loss_scale, _ = STEPS[number]
@@ -384,10 +384,10 @@ def test_model_that_writes_buffers_is_refused(change: Callable[[Any], object], e
 def test_graph_is_released_at_the_end() -> None:
     captures = FakeCaptures()
     with ExitStack() as stack:
-        cell = build_trial(on_two("mnist-cnn", REDUCE), stack, Halving())
-        cell.step.graph = StepGraph(cell.step._train, CPU, None, captures=captures)  # type: ignore[arg-type]
+        setup = build_trial(on_two("mnist-cnn", REDUCE), stack, Halving())
+        setup.step.graph = StepGraph(setup.step._train, CPU, None, captures=captures)  # type: ignore[arg-type]
         batch = torch.randn(4, 1, 28, 28), torch.zeros(4, dtype=torch.int64)
-        losses = [cell.step.graph(batch) for _ in range(6)]
+        losses = [setup.step.graph(batch) for _ in range(6)]
         assert (captures.num_aside, captures.num_captured, len(captures.launches)) == (3, 1, 3)
         assert len({float(loss.detach()) for loss in losses}) == 6
     assert captures.num_captured == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops import ADADELTA, IMAGES, WORDS, cell_of, losses_of, spec_of
+from loops import ADADELTA, IMAGES, WORDS, losses_of, setup_of, spec_of
 from torch import Tensor, nn
 
 from castwise.apply.loss_scaling import DeviceScaling, DynamicScaling
@@ -29,7 +29,7 @@ def plain_losses(workload: str, precision: str, loss_scale: str) -> Tensor:
     return losses_of(spec_of(workload, precision, loss_scale=loss_scale))
 
 
-def cells() -> list[tuple[str, str, tuple[str, ...]]]:
+def cases() -> list[tuple[str, str, tuple[str, ...]]]:
     """Return every technique with every workload that it applies to on a CPU, and some together, in 16 bits too."""
     # Compiling takes long: test_compiled.py and test_update.py do it for the smallest models.
     alone = [(row.name,) for row in TECHNIQUES if not row.compile_cost]
@@ -48,7 +48,7 @@ def cells() -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 @pytest.mark.parametrize(
-    ("workload", "precision", "names"), cells(), ids=lambda value: value if isinstance(value, str) else join(value)
+    ("workload", "precision", "names"), cases(), ids=lambda value: value if isinstance(value, str) else join(value)
 )
 def test_losses_of_20_steps_equal_the_plain_loop(workload: str, precision: str, names: tuple[str, ...]) -> None:
     loss_scale = "dynamic" if "no-step-sync" in names else "none"
@@ -71,8 +71,8 @@ def test_compiles_and_captures_graph_by_name() -> None:
 
 
 def test_channels_last_of_weights_and_batches() -> None:
-    with cell_of(spec_of(IMAGES, "fp32", "channels-last")) as (cell, batches):
-        convolutions = [m for m in cell.step.model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size != (1, 1)]
+    with setup_of(spec_of(IMAGES, "fp32", "channels-last")) as (setup, batches):
+        convolutions = [m for m in setup.step.model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size != (1, 1)]
         assert convolutions
         assert all(m.weight.is_contiguous(memory_format=torch.channels_last) for m in convolutions)
         assert all(batch[0].is_contiguous(memory_format=torch.channels_last) for batch in batches)
@@ -81,42 +81,42 @@ def test_channels_last_of_weights_and_batches() -> None:
 
 @pytest.mark.parametrize(("name", "argument"), [("fused-optimizer", "fused"), ("foreach-optimizer", "foreach")])
 def test_optimizer_argument_is_set_and_recorded(name: str, argument: str) -> None:
-    with cell_of(spec_of(IMAGES, "fp32", name)) as (cell, _):
-        assert cell.step.optimizer.defaults[argument] is True
-        assert f"{argument}=True" in cell.facts.optimizer
+    with setup_of(spec_of(IMAGES, "fp32", name)) as (setup, _):
+        assert setup.step.optimizer.defaults[argument] is True
+        assert f"{argument}=True" in setup.facts.optimizer
 
 
 def test_class_of_dynamic_scaling() -> None:
-    with cell_of(spec_of(IMAGES, "fp32", loss_scale="dynamic")) as (cell, _):
-        assert type(cell.step.scaling) is DynamicScaling
+    with setup_of(spec_of(IMAGES, "fp32", loss_scale="dynamic")) as (setup, _):
+        assert type(setup.step.scaling) is DynamicScaling
     for name in ("no-step-sync", "fused-optimizer"):
-        with cell_of(spec_of(IMAGES, "fp32", name, loss_scale="dynamic")) as (cell, _):
-            assert type(cell.step.scaling) is DeviceScaling
+        with setup_of(spec_of(IMAGES, "fp32", name, loss_scale="dynamic")) as (setup, _):
+            assert type(setup.step.scaling) is DeviceScaling
 
 
 @pytest.mark.parametrize("num_channels", [4, 8])
 def test_padded_channels_stay_0(num_channels: int) -> None:
-    with cell_of(spec_of(IMAGES, "fp32", f"pad-channels-{num_channels}")) as (cell, batches):
+    with setup_of(spec_of(IMAGES, "fp32", f"pad-channels-{num_channels}")) as (setup, batches):
         for batch in batches:
             assert batch[0].shape[1] == num_channels
             assert not batch[0][:, 3:].any()
-            cell.step(batch)
-        first = next(m for m in cell.step.model.modules() if isinstance(m, nn.Conv2d))
+            setup.step(batch)
+        first = next(m for m in setup.step.model.modules() if isinstance(m, nn.Conv2d))
         assert first.weight.shape[1] == first.in_channels == num_channels
         assert first.weight[:, :3].abs().min() > 0
         assert not first.weight[:, 3:].any()
 
 
 def test_padded_words_are_never_trained() -> None:
-    with cell_of(spec_of(WORDS, "fp32", "pad-vocabulary")) as (cell, batches):
+    with setup_of(spec_of(WORDS, "fp32", "pad-vocabulary")) as (setup, batches):
         for batch in batches:
-            cell.step(batch)
-        decoder = cell.step.model.decoder
+            setup.step(batch)
+        decoder = setup.step.model.decoder
         assert isinstance(decoder, nn.Linear)
         assert decoder.weight.shape[0] == decoder.out_features == 33_280
         assert not decoder.weight[33_278:].any()
         assert not decoder.bias[33_278:].any()
-        assert cell.facts.num_parameters == sum(p.numel() for p in cell.step.model.parameters())
+        assert setup.facts.num_parameters == sum(p.numel() for p in setup.step.model.parameters())
 
 
 @pytest.mark.parametrize("tied", [False, True])

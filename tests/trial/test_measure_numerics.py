@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from loops import cell_of, spec_of
+from loops import setup_of, spec_of
 from small_step import MOMENTUM_SGD, cpu_spec, cross_entropy, make_batch, make_net, make_step, make_task
 from torch import Tensor, nn
 
@@ -149,7 +149,7 @@ def test_nothing_changes_for_the_next_step(precision: str) -> None:
 @pytest.mark.parametrize("workload", ["lstm-lm", "gpt2", "wrn-28-10"])
 def test_other_families_are_compared_too(workload: str) -> None:
     spec = spec_of(workload, "bf16-mixed")
-    with cell_of(spec) as (setup, batches):
+    with setup_of(spec) as (setup, batches):
         found = measure_numerics(spec, setup.step, setup.task.recurrent_state, batches[0])
     assert found.missing == ""
     assert 0 < len(found.modules) <= 32

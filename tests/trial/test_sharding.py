@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fake_engine import fake_environment
-from loops import ADADELTA, IMAGES, TOKENS, WORDS, cell_of, spec_of
+from loops import ADADELTA, IMAGES, TOKENS, WORDS, setup_of, spec_of
 from ranks import answers_of
 from small_step import CPU, MOMENTUM_SGD, make_batch, make_net, make_task
 from torch import Tensor, nn
@@ -40,8 +40,8 @@ pytestmark = [
 ]
 NUM_STEPS = 5
 WAYS: tuple[Parallelism, ...] = ("ddp", "fsdp")
-# Workload, precision and techniques of cells; rounding to 16 bits makes another order of sums visible.
-CELLS: dict[tuple[str, str, tuple[str, ...]], float] = {
+# Workload, precision and techniques; rounding to 16 bits makes another order of sums visible.
+CASES: dict[tuple[str, str, tuple[str, ...]], float] = {
     (TOKENS, "fp32", ()): 1e-5,
     (TOKENS, "fp32", ("foreach-optimizer", "pad-vocabulary", "chunked-loss", "activation-checkpointing")): 1e-5,
     (TOKENS, "fp32", ("fused-optimizer", "selective-checkpointing")): 1e-5,
@@ -70,8 +70,8 @@ def num_bytes(tensors: Any) -> int:
 
 
 def train(peers: Peers, spec: TrialSpec) -> dict[str, Any]:
-    with cell_of(spec, peers) as (cell, batches):
-        step = cell.step
+    with setup_of(spec, peers) as (setup, batches):
+        step = setup.step
         model, parameters = step.model, list(step.model.parameters())
         start = whole(parameters)
         losses = [step(batches[index % len(batches)]).item() for index in range(NUM_STEPS)]
@@ -80,7 +80,7 @@ def train(peers: Peers, spec: TrialSpec) -> dict[str, Any]:
             "losses": losses,
             "change": torch.cat([change.flatten() for change in changes]),
             "bytes": [num_bytes(parameters), num_bytes(tree_tensors(list(step.optimizer.state.values())))],
-            "flops": count_flops(spec, step, cell.task, batches),
+            "flops": count_flops(spec, step, setup.task, batches),
             "dtypes": {each.dtype for each in parameters},
             "tied": model.head.weight is model.tokens.weight if spec.workload == TOKENS else None,
             "parts": sum(isinstance(part, FSDPModule) for part in model.modules()),
@@ -178,7 +178,7 @@ def has_stepped(peers: Peers) -> None:
 def all_of_it(peers: Peers, _: Path) -> dict[str, Any]:
     """Return the results of a rank, all in one process so that torch is imported once."""
     return {
-        "cells": {cell: [train(peers, on_two(way, *cell)) for way in WAYS] for cell in CELLS},
+        "cases": {case: [train(peers, on_two(way, *case)) for way in WAYS] for case in CASES},
         "overflow": {names: [overflow_in_one_shard(peers, way, names) for way in WAYS] for names in SCALINGS},
         "own": [with_own_optimizer(peers, way) for way in WAYS],
         "tied": tied_to_a_block(peers),
@@ -189,7 +189,7 @@ def all_of_it(peers: Peers, _: Path) -> dict[str, Any]:
 
 def compiled(peers: Peers, _: Path) -> dict[str, Any]:
     trace_only()
-    return {"cells": {cell: [train(peers, on_two(way, *cell)) for way in WAYS] for cell in COMPILED}}
+    return {"cases": {case: [train(peers, on_two(way, *case)) for way in WAYS] for case in COMPILED}}
 
 
 @pytest.fixture(scope="module")
@@ -201,31 +201,31 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 # Two ranks
 
 
-def check(ranks: list[dict[str, Any]], cell: tuple[str, str, tuple[str, ...]], tolerance: float) -> None:
+def check(ranks: list[dict[str, Any]], case: tuple[str, str, tuple[str, ...]], tolerance: float) -> None:
     for rank in ranks:
-        ddp, fsdp = rank["cells"][cell]
+        ddp, fsdp = rank["cases"][case]
         assert fsdp["losses"] == pytest.approx(ddp["losses"], rel=tolerance)
         # Adam takes whole steps by gradients that are nothing but rounding, as those of keys' biases are.
         assert float((fsdp["change"] - ddp["change"]).norm() / ddp["change"].norm()) < 100 * tolerance
         assert (fsdp["tied"], fsdp["dtypes"]) == (ddp["tied"], {torch.float32})
-        assert fsdp["parts"] == (3 if cell[0] == TOKENS else fsdp["parts"]), "two blocks, and the rest"
+        assert fsdp["parts"] == (3 if case[0] == TOKENS else fsdp["parts"]), "two blocks, and the rest"
         assert fsdp["flops"].products == ddp["flops"].products != {}
         sizes = [(*way["bytes"], way["flops"].update_bytes) for way in (fsdp, ddp)]
         for ours, theirs in zip(*sizes, strict=True):
             assert ours == pytest.approx(theirs / 2, rel=0.05)
 
 
-@pytest.mark.parametrize(("cell", "tolerance"), CELLS.items(), ids=str)
+@pytest.mark.parametrize(("case", "tolerance"), CASES.items(), ids=str)
 def test_losses_and_weights_equal_ddps_and_a_rank_holds_half(
-    cell: tuple[str, str, tuple[str, ...]], tolerance: float, ranks: list[dict[str, Any]]
+    case: tuple[str, str, tuple[str, ...]], tolerance: float, ranks: list[dict[str, Any]]
 ) -> None:
-    check(ranks, cell, tolerance)
+    check(ranks, case, tolerance)
 
 
 def test_compiled_losses_and_weights_equal_ddps(tmp_path: Path) -> None:
     results = answers_of(compiled, on_two("fsdp"), tmp_path)
-    for cell in COMPILED:
-        check(results, cell, 1e-5)
+    for case in COMPILED:
+        check(results, case, 1e-5)
 
 
 @pytest.mark.parametrize("names", SCALINGS, ids="+".join)
