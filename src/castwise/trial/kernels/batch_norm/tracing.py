@@ -116,30 +116,29 @@ def trace_in_training(model: nn.Module) -> fx.GraphModule:
             part.training = part in training
         changed = [part for part, before in attributes.items() if _restore_attributes(part, before)]
     if changed:
-        raise TechniqueError(
-            "batch-norm-kernel needs a model whose forward keeps nothing in the model: it would be lost."
-        )
+        raise _refused("whose forward keeps nothing in the model: it would be lost")
     if random_states != _random_states():  # the draw chose a branch, and the trace would keep that branch
-        raise TechniqueError("batch-norm-kernel needs a model whose layers alone draw random numbers.")
+        raise _refused("whose layers alone draw random numbers")
     kinds = (model.named_parameters, model.named_buffers)
     known = {name for named in kinds for name, _ in named(remove_duplicate=False)}
     if any(node.op == "get_attr" and node.target not in known for node in traced.graph.nodes):
-        raise TechniqueError(
-            "batch-norm-kernel needs a model whose tensors are parameters or buffers: others do not move with it."
-        )
+        raise _refused("whose tensors are parameters or buffers: others do not move with it")
     return traced
+
+
+def _refused(model: str) -> TechniqueError:
+    """Return the error that says of what kind a model has to be."""
+    return TechniqueError(f"batch-norm-kernel needs a model {model}.")
 
 
 def _check_traceable(model: nn.Module) -> None:
     if any("forward" in vars(part) for part in model.modules()):
-        raise TechniqueError("batch-norm-kernel needs a model whose forward is its class's; this one replaces it.")
+        raise _refused("whose forward is its class's; this one replaces it")
     inputs = list(inspect.signature(type(model).forward).parameters.values())[1:]
     if any(one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in inputs):
-        raise TechniqueError(
-            "batch-norm-kernel needs a model whose inputs are all required: torch.fx would fix the optional ones."
-        )
+        raise _refused("whose inputs are all required: torch.fx would fix the optional ones")
     if any(has_hooks(part) for part in model.modules() if part is not model):
-        raise TechniqueError("batch-norm-kernel needs a model without hooks on its parts: some would not be called.")
+        raise _refused("without hooks on its parts: some would not be called")
 
 
 def _without_identities(model: nn.Module, graph: fx.Graph) -> fx.Graph:
