@@ -1,14 +1,13 @@
 """How many times as fast configurations are as on the first machine: a row each, on a logarithmic axis."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from castwise.analysis.statistics import Estimate
 from castwise.report.charts.chart import Chart, interval_of, interval_text, left_out
 from castwise.report.charts.svg import NARROW, Axis, Dot, Drawing, Key, cut_off, dot_chart, log_ticks, nice_ticks
 from castwise.report.collection import FileOf
-from castwise.report.machine_comparison import ComparisonRow, MachineComparison, MachineResult
+from castwise.report.machine_comparison import ComparisonRow, GeometricMeans, MachineComparison, MachineResult
 from castwise.report.machine_report import flat_row, short_ratio, title_of, verdict_text
 from castwise.show.fields import Field, FlatRow, difference_text, find_fields, ratio_text
 from castwise.show.table import DataTable
@@ -18,6 +17,7 @@ from castwise.show.units import format_ratio, pluralize
 _MAX_ROWS = 40
 # Of machines: a colour and a marker each.
 _LOOKS = ((STACK[3], "circle"), (STACK[0], "square"), (STACK[2], "diamond"), (STACK[4], "triangle-up"))
+_Line = tuple[str, list[Dot], str]  # of a chart: its name, its dots, and a figure
 _LEAST_SPAN = 1.02  # of the axis: noise is not magnified
 
 
@@ -35,65 +35,81 @@ def ratios(comparison: MachineComparison, file_of: FileOf) -> Chart | None:
     compared = {result.machine for *_, result in found}
     others = [machine for machine in comparison.machines if machine.name in compared]
     looks = dict(zip((machine.name for machine in others), itertools.cycle(_LOOKS), strict=False))
-    means = {machine.name: comparison.means_of(machine) for machine in others}
-    speeds = {name: short_ratio(own.speed or 1.0) for name, own in means.items()}
+    means = [comparison.means_of(machine) for machine in others]
+    speeds = {each.machine.name: short_ratio(each.speed or 1.0) for each in means}
     rows = list({id(row): (title, row) for title, row, _ in found}.values())
     shown = rows[:_MAX_ROWS]
     is_alone = len(others) == 1
-
-    def file(result: MachineResult) -> str:
-        return file_of(result.trials[0]) if result.trials else "published"
-
-    def dot(row: ComparisonRow, result: MachineResult, ratio: Estimate) -> Dot:
-        where, interval = f"{row.spec.label} on {result.machine}", interval_text(ratio, format_ratio)
-        tips = (where, ratio_text(ratio), interval, verdict_text(result), file(result))
-        colour, symbol = looks[result.machine]
-        colour = look_of(row.spec.precision).colour if is_alone else colour
-        return Dot(ratio.value, colour, symbol, "\n".join(filter(None, tips)), interval_of(ratio))
-
-    lines: list[tuple[str, list[Dot], str]] = []
-    for title, row in shown:
-        compared_here = [(each, each.ratio) for each in row.results if each.ratio is not None]
-        name = f"{title}, {row.spec.precision}, batch {row.spec.batch_size}"
-        text = ratio_text(compared_here[0][1]) if is_alone else ""
-        lines.append((name, [dot(row, *each) for each in compared_here], text))
-    mean_dots = []
-    for name, own in means.items():
-        look = (INK, "diamond") if is_alone else looks[name]
-        over = f"geometric mean over {pluralize(own.num_speeds, 'configuration')}\n{speeds[name]}"
-        mean_dots.append(Dot(own.speed or 1.0, *look, over))
-    lines.append(("geometric mean", mean_dots, speeds[others[0].name] if is_alone else ""))
-    values = [dot.value for _, dots, _ in lines for dot in dots]
-    lines = [
-        (name, [replace(dot, interval=cut_off(dot.interval, min(values) / 2, values)) for dot in dots], text)
-        for name, dots, text in lines
-    ]
+    lines = [_line_of(title, row, looks, file_of) for title, row in shown]
+    lines = _with_short_intervals([*lines, _mean_line(means, looks)])
     keys = [] if is_alone else [Key(name, *look) for name, look in looks.items()]
-    fields = [
-        *find_fields(("workload", "precision", "loss_scale", "batch_size")),
-        Field("machine", "machine"),
-        Field("ratio", "ratio", "ratio", difference_text("ratio")),
-        *find_fields(("verdict", "file")),
-    ]
-    table_rows: list[FlatRow] = [
-        {**flat_row(row, result), "workload": title, "file": file(result)} for title, row, result in found
-    ]
     words = speeds.values() if is_alone else [f"{speed} ({name})" for name, speed in speeds.items()]
     intervals = "" if comparison.is_without_intervals else ", lines are 95 % intervals"
 
     def draw(width: int) -> Drawing:
         is_narrow = width <= NARROW
         short = [(name, dots, text.split(" [")[0] if is_narrow else text) for name, dots, text in lines]
-        axis = _speed_axis([dot for _, dots, _ in lines for dot in dots], 4 if is_narrow else 6)
+        axis = _speed_axis(lines, 4 if is_narrow else 6)
         return dot_chart(short, width, axis, f"speed relative to {comparison.machines[0].name}", keys)
 
     return Chart(
         title=f"Speed, {title_of(comparison)}",
         summary=f"To the right of the dotted line is faster{intervals}. Geometric mean: {', '.join(words)}.",
         draw=draw,
-        table=DataTable(fields, table_rows),
+        table=_table(found, file_of),
         note=left_out("{} of {:,} configurations are drawn; the table has all.", shown, rows),
     )
+
+
+def _file(result: MachineResult, file_of: FileOf) -> str:
+    return file_of(result.trials[0]) if result.trials else "published"
+
+
+def _line_of(title: str, row: ComparisonRow, looks: Mapping[str, tuple[str, str]], file_of: FileOf) -> _Line:
+    """Return a configuration's ratios: of one machine alone in the colour of the precision, and with its figure."""
+    dots, texts = [], []
+    for result in row.results:
+        if result.ratio is None:
+            continue
+        texts.append(ratio_text(result.ratio))
+        where, interval = f"{row.spec.label} on {result.machine}", interval_text(result.ratio, format_ratio)
+        tips = (where, texts[-1], interval, verdict_text(result), _file(result, file_of))
+        colour, symbol = looks[result.machine]
+        colour = look_of(row.spec.precision).colour if len(looks) == 1 else colour
+        dots.append(Dot(result.ratio.value, colour, symbol, "\n".join(filter(None, tips)), interval_of(result.ratio)))
+    return f"{title}, {row.spec.precision}, batch {row.spec.batch_size}", dots, texts[0] if len(looks) == 1 else ""
+
+
+def _mean_line(means: Sequence[GeometricMeans], looks: Mapping[str, tuple[str, str]]) -> _Line:
+    dots = []
+    for own in means:
+        speed, look = own.speed or 1.0, (INK, "diamond") if len(looks) == 1 else looks[own.machine.name]
+        over = f"geometric mean over {pluralize(own.num_speeds, 'configuration')}"
+        dots.append(Dot(speed, *look, f"{over}\n{short_ratio(speed)}"))
+    return "geometric mean", dots, short_ratio(dots[0].value) if len(looks) == 1 else ""
+
+
+def _with_short_intervals(lines: Sequence[_Line]) -> list[_Line]:
+    """Return lines whose intervals do not make the ratios tiny."""
+    values = [dot.value for _, dots, _ in lines for dot in dots]
+    low = min(values) / 2
+    return [
+        (name, [replace(dot, interval=cut_off(dot.interval, low, values)) for dot in dots], text)
+        for name, dots, text in lines
+    ]
+
+
+def _table(found: Sequence[tuple[str, ComparisonRow, MachineResult]], file_of: FileOf) -> DataTable[FlatRow]:
+    fields = [
+        *find_fields(("workload", "precision", "loss_scale", "batch_size")),
+        Field("machine", "machine"),
+        Field("ratio", "ratio", "ratio", difference_text("ratio")),
+        *find_fields(("verdict", "file")),
+    ]
+    rows: list[FlatRow] = [
+        {**flat_row(row, result), "workload": title, "file": _file(result, file_of)} for title, row, result in found
+    ]
+    return DataTable(fields, rows)
 
 
 def pictures_of_machines(comparison: MachineComparison, file_of: FileOf) -> Iterator[tuple[str, str]]:
@@ -103,9 +119,9 @@ def pictures_of_machines(comparison: MachineComparison, file_of: FileOf) -> Iter
         yield "ratios.svg", chart.as_file(chart.summary)
 
 
-def _speed_axis(dots: Sequence[Dot], most: int) -> Axis:
-    """Return a logarithmic axis for dots with at most so many numbers, in per cent if all are near 1."""
-    ends = [1.0, *(end for dot in dots for end in dot.interval or (dot.value,))]
+def _speed_axis(lines: Sequence[_Line], most: int) -> Axis:
+    """Return a logarithmic axis with at most so many numbers, in per cent if all are near 1."""
+    ends = [1.0, *(end for _, dots, _ in lines for dot in dots for end in dot.interval or (dot.value,))]
     ends += [1 / _LEAST_SPAN, _LEAST_SPAN] if max(ends) / min(ends) < _LEAST_SPAN else []
     margin = (max(ends) / min(ends)) ** 0.05
     low, high = min(ends) / margin, max(ends) * margin
