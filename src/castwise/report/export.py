@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
@@ -180,8 +180,6 @@ LEVELS: dict[str, Callable[[Collection, FileOf], DataTable[Any]]] = {
 
 def _unit_of(annotation: Any) -> Unit:
     """Return what values of an annotation are; of a union with None, those that are there."""
-    if get_origin(annotation) is tuple:
-        return "text"
     types = {annotation, *get_args(annotation)}
     types |= {inner for each in types for inner in get_args(each)}  # Annotated inside a union
     units: tuple[tuple[type, Unit], ...] = ((bool, "boolean"), (int, "count"), (float, "number"))

@@ -114,8 +114,6 @@ def verdict_counts(comparison: MachineComparison) -> str:
     )
     order = (*_MARKS, "one run each", "one run on a side", "not comparable")
     words = ", ".join(f"{counts[kind]} {kind}" for kind in order if counts[kind])
-    if not words:
-        return "No configuration is common to two machines."
     if counts["one run each"] + counts["one run on a side"]:
         words += "; one run gives no interval: `castwise run --within 1%` measures several"
     return f"Verdicts: {words}."
