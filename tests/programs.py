@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import castwise
 
@@ -32,6 +32,48 @@ from castwise.orchestrator.session import TrialFailedError
 del processes._PRELOAD[1:]  # torch
 SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=8, device="cpu")
 """
+
+
+FAKE_CLI = str(Path(__file__).with_name("fake_cli.py"))
+
+
+def run_fake_cli(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run castwise on its fake engine in a process that cannot import torch; with `cwd`, its cache is there, too."""
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    environment |= {"XDG_CACHE_HOME": str(options["cwd"] / "cache")} if "cwd" in options else {}
+    environment |= env or {}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": environment["PYTHONIOENCODING"]}
+    return subprocess.run(
+        [sys.executable, FAKE_CLI, *map(str, arguments)],
+        env=environment,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+        **(streams | options),
+    )
+
+
+@contextlib.contextmanager
+def hanging_fake_cli(
+    results: Path, *arguments: str, faults: str, before: tuple[str, ...] = ()
+) -> "Iterator[subprocess.Popen[str]]":
+    """Yield `castwise run resnet50` on its fake engine, once one of its trials hangs."""
+    reader, writer = os.pipe()
+    environment = os.environ | {"CASTWISE_FAKE_FAULTS": faults, "CASTWISE_FAKE_READY_FD": str(writer)}
+    call = [*before, sys.executable, FAKE_CLI, "run", "resnet50", "--results", str(results), *arguments]
+    process = subprocess.Popen(
+        call, env=environment, pass_fds=[writer], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    try:
+        assert os.read(reader, 1) == b"!", "castwise ended before the trial that hangs"
+        yield process
+    finally:
+        os.close(reader)
+        if process.poll() is None:
+            process.kill()
+        process.wait()
 
 
 SPEAKING = """

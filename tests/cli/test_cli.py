@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import CommandLine
 from fake_engine import FakeEngine, step_time_of
-from programs import PATIENCE_SECONDS
+from programs import PATIENCE_SECONDS, run_fake_cli
 from rich.console import Console
 
 import castwise
@@ -23,19 +23,6 @@ from castwise.registry.workloads import WORKLOADS
 from castwise.spec.options import RunOptions, options_of
 
 ALL = [row.name for row in PRECISIONS]
-FAKE_CLI = Path(__file__).parent.parent / "fake_cli.py"
-
-
-def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process that cannot import torch."""
-    return subprocess.run(
-        [sys.executable, FAKE_CLI, *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -49,13 +36,13 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_commands_that_do_not_measure_import_no_torch(arguments: tuple[str, ...], word: str) -> None:
-    done = process(*arguments)
+    done = run_fake_cli(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert word in done.stdout
 
 
 def test_a_whole_run_outside_measure_imports_no_torch(tmp_path: Path) -> None:
-    done = process("run", "resnet50", "--results", str(tmp_path), CASTWISE_FAKE_FAULTS="fp16-true=nan,tf32=oom")
+    done = run_fake_cli("run", "resnet50", cwd=tmp_path, env={"CASTWISE_FAKE_FAULTS": "fp16-true=nan,tf32=oom"})
     assert done.returncode == 0, done.stderr
     assert "take bf16-mixed" in done.stdout or "bf16-mixed looks faster (" in done.stdout, "on a busy machine"
     assert "Traceback" not in done.stderr
@@ -94,7 +81,7 @@ HELP_GROUPS = {
 
 @pytest.mark.parametrize("name", HELP_GROUPS)
 def test_help_groups_options_and_fits_a_terminal(name: str) -> None:
-    done = process(name, "--help", COLUMNS="80")
+    done = run_fake_cli(name, "--help", env={"COLUMNS": "80"})
     lines = done.stdout.splitlines()
     assert re.findall(r"^╭─ (.*?) ─+╮$", done.stdout, re.MULTILINE) == HELP_GROUPS[name]
     assert max(map(len, lines)) <= 80
@@ -109,7 +96,7 @@ def test_help_groups_options_and_fits_a_terminal(name: str) -> None:
 
 
 def test_help_shows_every_option_whole(command: CommandLine) -> None:
-    done = process("run", "--help-all", COLUMNS="80")
+    done = run_fake_cli("run", "--help-all", env={"COLUMNS": "80"})
     for option in [*options_of(RunOptions), *options_of(run.RunPrintOptions)]:
         assert option.label in done.stdout.split(), option.label
 
@@ -338,9 +325,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
         reader, writer = os.pipe()
         os.close(reader)
         try:
-            done = subprocess.run(
-                [sys.executable, FAKE_CLI, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
-            )
+            done = run_fake_cli(*arguments, stdout=writer)
         finally:
             os.close(writer)
         assert done.returncode == 1

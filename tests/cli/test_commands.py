@@ -1,16 +1,12 @@
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from conftest import CommandLine, Outcome
 from fake_engine import FAKE_DIGEST, PHASES, FakeEngine, Fault, fake_environment, fake_trial
 from fake_gpu import UUID, FakeMonitor, fake_gpu_facts
-from programs import PATIENCE_SECONDS
+from programs import PATIENCE_SECONDS, hanging_fake_cli
 
 from castwise.cli import doctor
 from castwise.cli.measuring import INTERRUPTED, exit_code
@@ -21,7 +17,6 @@ from castwise.registry.precisions import PRECISIONS
 from castwise.telemetry.gpu import GpuUnreadableError
 
 ALL = [row.name for row in PRECISIONS]
-FAKE_CLI = Path(__file__).parent.parent / "fake_cli.py"
 GOES_ON = "Interrupted. What was measured is in '{}'; the same command goes on from there."
 
 
@@ -222,35 +217,13 @@ def configurations(results: Path) -> list[tuple[str, int]]:
     return sorted((trial.spec.precision, trial.spec.repeat) for trial in trials)
 
 
-@contextmanager
-def running(
-    results: Path, *arguments: str, faults: str, before: tuple[str, ...] = ()
-) -> Iterator[subprocess.Popen[str]]:
-    """Yield castwise as a process of its own, once one of its trials hangs."""
-    reader, writer = os.pipe()
-    environment = os.environ | {"CASTWISE_FAKE_FAULTS": faults, "CASTWISE_FAKE_READY_FD": str(writer)}
-    call = [*before, sys.executable, str(FAKE_CLI), "run", "resnet50", "--results", str(results), *arguments]
-    process = subprocess.Popen(
-        call, env=environment, pass_fds=[writer], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    os.close(writer)
-    try:
-        assert os.read(reader, 1) == b"!", "castwise ended before the trial that hangs"
-        yield process
-    finally:
-        os.close(reader)
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_stops_a_run_cleanly_and_the_next_completes_the_rest(
     number: signal.Signals, tmp_path: Path, command: CommandLine
 ) -> None:
     # Sessions 2 to 4 are the first round; 5 and 6, without the one that crashed, the second.
     arguments = ("--precision", "fp32,tf32,bf16-mixed", "--rounds", "2")
-    with running(tmp_path / "results", *arguments, faults="#6=hang@run_block,tf32=crash") as process:
+    with hanging_fake_cli(tmp_path / "results", *arguments, faults="#6=hang@run_block,tf32=crash") as process:
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (INTERRUPTED, "")
@@ -265,7 +238,7 @@ def test_a_signal_stops_a_run_cleanly_and_the_next_completes_the_rest(
 
 
 def test_a_signal_while_the_machine_is_looked_at_is_clean_too(tmp_path: Path) -> None:
-    with running(tmp_path / "results", faults="#1=hang@open") as process:
+    with hanging_fake_cli(tmp_path / "results", faults="#1=hang@open") as process:
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (INTERRUPTED, "")
@@ -274,7 +247,7 @@ def test_a_signal_while_the_machine_is_looked_at_is_clean_too(tmp_path: Path) ->
 
 def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     ignoring = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
-    with running(tmp_path / "results", faults="tf32=hang", before=ignoring) as process:
+    with hanging_fake_cli(tmp_path / "results", faults="tf32=hang", before=ignoring) as process:
         status = Path(f"/proc/{process.pid}/status").read_text()
         ignored = int(status.partition("SigIgn:")[2].split()[0], base=16)
         assert ignored & 1 << (signal.SIGHUP - 1)
@@ -285,7 +258,7 @@ def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
 
 def test_a_run_that_is_killed_outright_loses_only_its_running_round(tmp_path: Path, command: CommandLine) -> None:
     arguments = ("--precision", "fp32,tf32", "--rounds", "2")
-    with running(tmp_path / "results", *arguments, faults="#5=hang") as process:
+    with hanging_fake_cli(tmp_path / "results", *arguments, faults="#5=hang") as process:
         process.kill()
         process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == -signal.SIGKILL

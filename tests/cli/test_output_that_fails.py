@@ -9,14 +9,13 @@ import subprocess
 import sys
 import threading
 import unicodedata
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
 import pytest
 from conftest import CommandLine
 from fake_engine import fake_spec, fake_trial
-from programs import PATIENCE_SECONDS
+from programs import FAKE_CLI, run_fake_cli
 
 from castwise.cli import app
 from castwise.errors import UsageError
@@ -24,28 +23,7 @@ from castwise.records.schema import Trial
 from castwise.records.store import Store, load_folder
 from castwise.registry.suites import find_suite, parse_suite
 
-FAKE_CLI = str(Path(__file__).parents[1] / "fake_cli.py")
 HOSTILE = "\x1b]0;owned\x07\x1b[2Jgone\x9b31mred\u202eevil"
-
-
-def castwise(
-    *arguments: str | Path, cwd: Path, before: Callable[[], None] | None = None, **given: object
-) -> "subprocess.CompletedProcess[str]":
-    environment = os.environ | {"XDG_CACHE_HOME": str(cwd / "cache"), "PYTHONIOENCODING": "utf-8"}
-    environment |= given.pop("env", {})  # type: ignore[operator]
-    encoding = environment["PYTHONIOENCODING"]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | given
-    command = [sys.executable, FAKE_CLI, *map(str, arguments)]
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        env=environment,
-        preexec_fn=before,
-        encoding=encoding,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-        **streams,
-    )  # type: ignore[call-overload, no-any-return]
 
 
 RUN = ("run", "resnet50", "--precision", "fp32,bf16-mixed", "--rounds", "1")
@@ -54,7 +32,7 @@ RUN = ("run", "resnet50", "--precision", "fp32,bf16-mixed", "--rounds", "1")
 def test_a_full_stdout_is_one_line_and_an_exit_code_of_its_own(tmp_path: Path) -> None:
     for arguments in (RUN, RUN, ("list", "precisions"), ("--help",), (*RUN, "--format", "json")):
         with open("/dev/full", "w") as full:
-            done = castwise(*arguments, cwd=tmp_path, stdout=full)
+            done = run_fake_cli(*arguments, cwd=tmp_path, stdout=full)
         assert done.returncode == 4, done.stderr
         assert "Traceback" not in done.stderr
         assert done.stderr.splitlines()[-1].startswith("castwise: Standard output cannot be written: No space left")
@@ -64,17 +42,17 @@ def test_a_full_stdout_is_one_line_and_an_exit_code_of_its_own(tmp_path: Path) -
 
 def test_a_closed_stdout_is_one_line(tmp_path: Path) -> None:
     for arguments in (RUN, ("list", "precisions"), (*RUN, "--format", "csv")):
-        done = castwise(*arguments, cwd=tmp_path, before=lambda: os.close(1))
+        done = run_fake_cli(*arguments, cwd=tmp_path, preexec_fn=lambda: os.close(1))
         assert done.returncode == 4, done.stderr
         assert done.stderr.splitlines()[-1].startswith("castwise: Standard output cannot be written: it is closed")
-    assert castwise("report", cwd=tmp_path, before=lambda: os.close(1)).returncode == 0, "it prints nothing"
+    assert run_fake_cli("report", cwd=tmp_path, preexec_fn=lambda: os.close(1)).returncode == 0, "it prints nothing"
 
 
 @pytest.mark.parametrize("how", ["full", "closed"])
 def test_a_stderr_that_fails_does_not_matter(how: str, tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         before = (lambda: os.close(2)) if how == "closed" else None
-        done = castwise(*RUN, cwd=tmp_path, stderr=full, before=before)
+        done = run_fake_cli(*RUN, cwd=tmp_path, stderr=full, preexec_fn=before)
     assert done.returncode == 0
     assert "bf16-mixed" in done.stdout
 
@@ -82,7 +60,7 @@ def test_a_stderr_that_fails_does_not_matter(how: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
 def test_a_stdout_in_another_encoding(encoding: str, tmp_path: Path) -> None:
     for arguments in (RUN, (*RUN, "--format", "markdown"), ("list", "workloads"), ("--help",)):
-        done = castwise(*arguments, cwd=tmp_path, env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
+        done = run_fake_cli(*arguments, cwd=tmp_path, env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
         assert done.returncode == 0, done.stderr
         assert ("2.50x" if encoding == "ascii" else "2.50×") in done.stdout or arguments != RUN
         assert done.stdout.strip()
@@ -93,7 +71,7 @@ def limit_files() -> None:
 
 
 def test_init_on_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
-    done = castwise("init", "mine.py", cwd=tmp_path, before=limit_files)
+    done = run_fake_cli("init", "mine.py", cwd=tmp_path, preexec_fn=limit_files)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "mine.py").exists()

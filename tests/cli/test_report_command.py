@@ -3,9 +3,7 @@
 import csv
 import io
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 from conftest import CommandLine
 from fake_engine import fake_spec, fake_trial
 from fake_records import every_kind, many, other_machine, poisoned, steady, stored
-from programs import PATIENCE_SECONDS
+from programs import run_fake_cli
 
 from castwise.records.store import Store
 
@@ -180,15 +178,7 @@ MORE_THAN_REPORT = "cloudpickle,pandas,pyarrow,lightning,transformers,accelerate
 def test_commands_that_read_records_need_only_the_extra_report(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     stored(tmp_path / "h200", [steady("fp32"), steady("bf16-mixed")])
     stored(tmp_path / "a100", [other_machine(steady("fp32")), other_machine(steady("bf16-mixed"))])
-    done = subprocess.run(
-        [sys.executable, Path(__file__).parent.parent / "fake_cli.py", *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"CASTWISE_FAKE_MISSING": MORE_THAN_REPORT, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    done = run_fake_cli(*arguments, cwd=tmp_path, env={"CASTWISE_FAKE_MISSING": MORE_THAN_REPORT})
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     written = tmp_path / arguments[-1]
     assert (written.stat().st_size if written.suffix else len(done.stdout)) > 500

@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine, fake_spec
-from programs import PATIENCE_SECONDS, wait_until
+from programs import FAKE_CLI, PATIENCE_SECONDS, hanging_fake_cli, wait_until
 
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.orchestrator.runner import CachedMeasure, NullListener, TrialRunner
@@ -149,26 +148,17 @@ def test_without_locks_there_is_no_checkpoint(tmp_path: Path, monkeypatch: pytes
     assert given == [None]
 
 
-def test_a_killed_command_holds_no_lock(tmp_path: Path) -> None:
+def test_a_killed_command_holds_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two processes the first is killed while it measures; the second then measures."""
-    ready, announce = os.pipe()
-    arguments = [sys.executable, str(Path(__file__).parents[1] / "fake_cli.py"), "run", "resnet50", "--precision"]
-    arguments += ["fp32,bf16-mixed", "--results", str(tmp_path / "r"), "--rounds", "1"]
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CASTWISE_FAKE_FAULTS": "fp32=hang@set_up"}
-    hanging = environment | {"CASTWISE_FAKE_READY_FD": str(announce)}
-    first = subprocess.Popen(arguments, env=hanging, pass_fds=[announce], stderr=subprocess.PIPE)
-    try:
-        assert os.read(ready, 1) == b"!"
-        environment["CASTWISE_FAKE_FAULTS"] = ""
-        second = subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    options = ("--precision", "fp32,bf16-mixed", "--rounds", "1")
+    with hanging_fake_cli(tmp_path / "r", *options, faults="fp32=hang@set_up") as first:
+        arguments = [sys.executable, FAKE_CLI, "run", "resnet50", *options, "--results", str(tmp_path / "r")]
+        second = subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert second.stderr is not None
         line = next(line for line in second.stderr if "waiting" in line)
         assert line.startswith(f"Process {first.pid} on "), line
-    finally:
-        first.send_signal(signal.SIGKILL)
-        first.communicate()
-        os.close(ready)
-        os.close(announce)
+        first.kill()
     out, err = second.communicate(timeout=PATIENCE_SECONDS)
     assert second.returncode == 0, err
     assert "bf16-mixed" in out
