@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CommandLine
+from conftest import CommandLine, Outcome
 from fake_engine import FakeEngine, Fault, fake_environment, fake_facts, fake_spec, fake_trial, machine_with
 
 from castwise.analysis.decide import decide
@@ -27,6 +27,7 @@ from castwise.tune.result import TuningResult
 from castwise.tune.search import prepare_tuning
 
 Gain = Callable[[TrialSpec], float]
+Run = Callable[..., Outcome]
 GIB = 2.0**30
 FASTEST = ("channels-last", "cudnn-search", "fused-optimizer", "compile", "cuda-graph")
 
@@ -54,6 +55,16 @@ def tune(made: FakeEngine, workload: str = "resnet50", seconds: float = 0.0, **r
     search = prepare_tuning(TuneOptions(workload, **request), find_machine=machine_with(made))  # type: ignore[arg-type]
     times = itertools.count(0.0, seconds)
     return replace(search, clock=lambda: next(times)).run()
+
+
+@pytest.fixture
+def run(command: CommandLine) -> Run:
+    """Return `castwise tune ARGUMENTS --results ...` as a function."""
+
+    def run_tune(*arguments: str | Path, made: FakeEngine | None = None) -> Outcome:
+        return command("tune", *arguments, "--results", command.results, engine=made or engine())
+
+    return run_tune
 
 
 def outcomes(result: TuningResult) -> dict[str, str]:
@@ -147,9 +158,8 @@ def test_a_technique_that_its_process_refuses_is_in_no_pair() -> None:
     assert not [spec for spec in made.measured if {"compile", "cuda-graph"} <= set(spec.techniques)]
 
 
-def test_without_the_plain_loop_there_is_no_search(command: CommandLine) -> None:
-    done = command("tune", "resnet50", "--results", command.results, engine=engine(faults={"default": Fault("crash")}))
-    assert done.code == 1
+def test_without_the_plain_loop_there_is_no_search(run: Run) -> None:
+    assert run("resnet50", made=engine(faults={"default": Fault("crash")})).code == 1
 
 
 @pytest.mark.parametrize(
@@ -370,10 +380,10 @@ def test_a_faster_loop_that_is_not_proven_within_the_budget_is_named() -> None:
 # The command
 
 
-def test_every_format_names_the_fastest_within_the_limit(command: CommandLine) -> None:
+def test_every_format_names_the_fastest_within_the_limit(run: Run) -> None:
     def output(form: str) -> str:
-        arguments = ("tune", "resnet50", "--memory", "1.5GiB", "--precision", "fp32", "--format", form)
-        done = command(*arguments, "--results", command.results, engine=engine(graph_pays))
+        options = ("--memory", "1.5GiB", "--precision", "fp32", "--format", form)
+        done = run("resnet50", *options, made=engine(graph_pays))
         assert done.code == 0
         return done.out
 
@@ -389,8 +399,8 @@ def test_every_format_names_the_fastest_within_the_limit(command: CommandLine) -
         assert row["tried"] in output(form)
 
 
-def test_the_table_has_the_accepted_changes_and_lines_count_the_others(command: CommandLine) -> None:
-    done = command("tune", "resnet50", "--results", command.results, engine=engine())
+def test_the_table_has_the_accepted_changes_and_lines_count_the_others(run: Run) -> None:
+    done = run("resnet50")
     result = tune(engine())
     lines = [line.rstrip() for line in done.out.splitlines()]
     table = lines[1 : next(number for number, line in enumerate(lines) if line.startswith("Fake GPU, torch"))]
@@ -402,7 +412,7 @@ def test_the_table_has_the_accepted_changes_and_lines_count_the_others(command: 
     for outcome in ("slower", "unsupported"):
         names = [name for name, each in outcomes(result).items() if each == outcome]
         assert sum(line.startswith(f"{outcome}: ") for line in lines) == 1
-    everything = command("tune", "resnet50", "--results", command.results, "--wide", engine=engine())
+    everything = run("resnet50", "--wide")
     assert all(row["tried"] in everything.out for row in result.rows)
 
 
@@ -427,24 +437,24 @@ def test_changes_that_may_be_faster_are_named_up_to_five() -> None:
         (("resnet50", "--data-set", "synthetic:mnist"), "No suite trains resnet50"),
     ],
 )
-def test_bad_input_is_one_line_and_no_trial(command: CommandLine, arguments: tuple[str, ...], words: str) -> None:
-    done = command("tune", *arguments, "--results", command.results, engine=engine())
+def test_bad_input_is_one_line_and_no_trial(run: Run, arguments: tuple[str, ...], words: str) -> None:
+    done = run(*arguments)
     assert done.code == 2
     assert words in done.err
     assert len(done.error_lines) == 1
     assert done.engine.measured == []
 
 
-def test_tune_alone_takes_a_short_job(command: CommandLine) -> None:
-    done = command("tune", "--precision", "fp32", "--results", command.results, engine=engine())
+def test_tune_alone_takes_a_short_job(run: Run) -> None:
+    done = run("--precision", "fp32")
     assert done.code == 0, done.err
     assert {spec.workload for spec in done.engine.measured} == {"mnist-cnn"}
 
 
-def test_the_script_of_a_user_model_imports_their_file(command: CommandLine, tmp_path: Path) -> None:
+def test_the_script_of_a_user_model_imports_their_file(run: Run, tmp_path: Path) -> None:
     own, file = tmp_path / "mine.py", tmp_path / "train.py"
     own.write_text("")  # which the fake engine does not run
-    done = command("tune", f"{own}:build", "--emit", file, "--results", command.results, engine=engine())
+    done = run(f"{own}:build", "--emit", file)
     assert done.code == 0, done.err
     text = file.read_text()
     assert str(tmp_path) not in text
@@ -452,22 +462,20 @@ def test_the_script_of_a_user_model_imports_their_file(command: CommandLine, tmp
     compile(text, "train.py", "exec")
 
 
-def test_a_script_is_written_over_castwise_s_own_alone(command: CommandLine, tmp_path: Path) -> None:
+def test_a_script_is_written_over_castwise_s_own_alone(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
-    arguments = ("tune", "resnet50", "--precision", "fp32", "--emit", file, "--results", command.results)
     file.write_text("mine")
-    done = command(*arguments, engine=engine())
+    done = run("resnet50", "--precision", "fp32", "--emit", file)
     assert (done.code, file.read_text(), done.engine.measured) == (2, "mine", [])
     assert done.error_lines == [f"castwise: '{file}' exists already, and is left as it is. Name another file."]
     file.unlink()
-    assert [command(*arguments, engine=engine()).code for _ in range(2)] == [0, 0]
+    assert [run("resnet50", "--precision", "fp32", "--emit", file).code for _ in range(2)] == [0, 0]
 
 
 @pytest.mark.parametrize(("limit", "code"), [("1.5GiB", 0), ("1MiB", 1)])
-def test_the_script_is_that_of_the_loop_that_fits(command: CommandLine, tmp_path: Path, limit: str, code: int) -> None:
+def test_the_script_is_that_of_the_loop_that_fits(run: Run, tmp_path: Path, limit: str, code: int) -> None:
     file = tmp_path / "train.py"
-    arguments = ("tune", "resnet50", "--memory", limit, "--precision", "fp32", "--emit", file)
-    done = command(*arguments, "--results", command.results, engine=engine(graph_pays))
+    done = run("resnet50", "--memory", limit, "--precision", "fp32", "--emit", file, made=engine(graph_pays))
     assert done.code == code
     assert file.exists() == (code == 0)
     if code == 0:
@@ -477,8 +485,8 @@ def test_the_script_is_that_of_the_loop_that_fits(command: CommandLine, tmp_path
         compile(text, "train.py", "exec")
 
 
-def test_the_patch_says_what_to_change_and_what_it_bought(command: CommandLine) -> None:
-    done = command("tune", "resnet50", "--emit", "patch", "--results", command.results, engine=engine())
+def test_the_patch_says_what_to_change_and_what_it_bought(run: Run) -> None:
+    done = run("resnet50", "--emit", "patch")
     assert done.code == 0, done.err
     compile(done.out, "patch", "exec")
     heading, _, changes = done.out.partition("\n")
@@ -491,7 +499,7 @@ def test_the_patch_says_what_to_change_and_what_it_bought(command: CommandLine) 
     assert "# castwise tune resnet50 --emit train.py writes this loop, with " in done.out
     assert "cuda-graph" in done.out
     assert "× before" not in done.out, "the table"
-    table = command("tune", "resnet50", "--results", command.results, engine=engine())
+    table = run("resnet50")
     patch, _, ending = table.out.partition("What to change in your loop:\n")[2].rpartition("\n\n")
     assert [line.strip() for line in patch.splitlines()] == [line.strip() for line in changes.splitlines()]
     assert "Next: " in ending
@@ -505,14 +513,13 @@ def test_the_patch_of_a_script_names_its_own_call(tmp_path: Path) -> None:
     assert "# add fused=True to your call of Fake at train.py:2" in patch(result, fused)
 
 
-def test_a_patch_without_a_faster_loop_says_so(command: CommandLine) -> None:
+def test_a_patch_without_a_faster_loop_says_so(run: Run) -> None:
     slow = engine(lambda spec: 0.5 if spec.techniques or spec.precision != "fp32" else 1.0)
-    words = ("tune", "resnet50", "--emit", "patch", "--precision", "fp32", "--results", command.results)
-    done = command(*words, engine=slow)
+    done = run("resnet50", "--emit", "patch", "--precision", "fp32", made=slow)
     assert done.out.startswith("# resnet50: keep your loop (fp32, plain loop). Nothing was proven faster; ")
 
 
-def test_the_simplest_loop_is_named_and_emitted(command: CommandLine, tmp_path: Path) -> None:
+def test_the_simplest_loop_is_named_and_emitted(run: Run, tmp_path: Path) -> None:
     gains = {"compile": 1.1, "cuda-graph": 1.1, "fused-optimizer": 1.5}
     made = engine(lambda spec: math.prod(gains.get(name, 1.0) for name in spec.techniques))
     result = tune(made, precisions=("fp32",))
@@ -524,16 +531,14 @@ def test_the_simplest_loop_is_named_and_emitted(command: CommandLine, tmp_path: 
         line.startswith("The simplest loop within 25% of it: fp32, fused-optimizer") for line in conclusions(result)
     )
     file = tmp_path / "train.py"
-    arguments = ("tune", "resnet50", "--precision", "fp32", "--emit", file, "--simple", "--results", command.results)
-    done = command(*arguments, engine=made)
+    done = run("resnet50", "--precision", "fp32", "--emit", file, "--simple", made=made)
     assert done.code == 0, done.err
     assert file.read_text().startswith('"""resnet50, fp32, fused-optimizer: batch')
 
 
-def test_there_is_no_script_if_nothing_was_compared(command: CommandLine, tmp_path: Path) -> None:
+def test_there_is_no_script_if_nothing_was_compared(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
-    arguments = ("tune", "resnet50", "--budget", "0.001s", "--emit", file, "--results", command.results)
-    done = command(*arguments, "--format", "json", engine=engine())
+    done = run("resnet50", "--budget", "0.001s", "--emit", file, "--format", "json")
     assert (done.code, file.exists()) == (1, False)
     document = json.loads(done.out)
     assert document["fastest"] is None
@@ -541,21 +546,19 @@ def test_there_is_no_script_if_nothing_was_compared(command: CommandLine, tmp_pa
     assert "is not written: nothing was compared" in done.err
 
 
-def test_there_is_no_script_of_the_plain_loop(command: CommandLine, tmp_path: Path) -> None:
+def test_there_is_no_script_of_the_plain_loop(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     slow = engine(lambda spec: 0.5 if spec.techniques else 1.0)
-    arguments = ("tune", "resnet50", "--precision", "fp32", "--emit", file, "--results", command.results)
-    done = command(*arguments, engine=slow)
+    done = run("resnet50", "--precision", "fp32", "--emit", file, made=slow)
     assert (done.code, file.exists()) == (0, False)
     assert f"{file} is not written: the fastest loop is the plain one. Keep yours." in done.err
 
 
 @pytest.mark.parametrize("number", [3, 30])
-def test_an_interrupt_keeps_what_was_measured(command: CommandLine, tmp_path: Path, number: int) -> None:
+def test_an_interrupt_keeps_what_was_measured(run: Run, tmp_path: Path, number: int) -> None:
     """The third session's process is of the first measurements, without which there is nothing to say."""
     file = tmp_path / "train.py"
-    arguments = ("tune", "resnet50", "--emit", file, "--results", command.results)
-    done = command(*arguments, engine=engine(faults={f"#{number}": Fault("interrupt", "run_block")}))
+    done = run("resnet50", "--emit", file, made=engine(faults={f"#{number}": Fault("interrupt", "run_block")}))
     assert (done.code, file.exists()) == (130, False)
     assert ("it was interrupted" in done.out) is ("the same command goes on" in done.err) is (number == 30)
     assert ("Interrupted before anything was measured." in done.err) is (number == 3)
@@ -563,8 +566,7 @@ def test_an_interrupt_keeps_what_was_measured(command: CommandLine, tmp_path: Pa
 
 
 @pytest.mark.parametrize("workload", ["fastai-resnet18", "mine.py:build", "transformers:bert"])
-def test_what_has_no_script_is_refused_before_a_trial(command: CommandLine, tmp_path: Path, workload: str) -> None:
-    arguments = (workload, "--emit", tmp_path / "train.py", "--results", command.results)
-    done = command("tune", *arguments, engine=engine())
+def test_what_has_no_script_is_refused_before_a_trial(run: Run, tmp_path: Path, workload: str) -> None:
+    done = run(workload, "--emit", tmp_path / "train.py")
     assert done.code == 2
     assert done.engine.sessions == []
