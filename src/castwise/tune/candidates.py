@@ -96,11 +96,6 @@ class Change:
         return {cause for row in rows_of(self.techniques) for cause in row.cures}
 
     @property
-    def compile_cost(self) -> float:
-        """Return what it compiles, in times what `compile` does."""
-        return sum(row.compile_cost for row in rows_of(self.techniques))
-
-    @property
     def removes_waiting(self) -> bool:
         """Return whether it only removes time in which the device waits."""
         return not self.precision and not self.batch_size and all(r.removes_waiting for r in rows_of(self.techniques))

@@ -25,7 +25,7 @@ from castwise.tune.candidates import (
 )
 from castwise.tune.measurements import DRIFTED, ONE_PROCESS, PROMISING, Key, Measurements, key_of, loop_name, unique
 from castwise.tune.memory_limit import BatchPoint, next_batch
-from castwise.tune.time_budget import TimeLeft
+from castwise.tune.time_budget import TimeLeft, compile_cost
 
 Ending = Literal["nothing left", "budget", "failed", "interrupted"]  # a search does not decide on the last
 
@@ -125,7 +125,7 @@ class TuningSteps:
             # If there is no time for all: first what is against the causes that the plain loop's profile shows, then
             # what compiles most.
             causes = self.measured.causes(self.space.start)
-            changes.sort(key=lambda change: (not change.cures & causes, -change.compile_cost))
+            changes.sort(key=lambda change: (not change.cures & causes, -compile_cost(change.techniques)))
             supported: list[Change] = []
             for change in changes:
                 spec = change.on(current)

@@ -45,9 +45,8 @@ class TimeLeft:
         """Return what a session takes: kernels are searched for one after another, and compiled side by side."""
         searching = sum(searches_kernels(spec.techniques) for spec in specs)
         seconds = self.process_seconds * len(specs) + searching * self._search_seconds(specs[0], measured)
-        compiling = [
-            self._compile_seconds(spec, measured, is_repeated=is_repeated) for spec in specs if _compile_units(spec)
-        ]
+        compiled = [spec for spec in specs if compile_cost(spec.techniques)]
+        compiling = [self._compile_seconds(spec, measured, is_repeated=is_repeated) for spec in compiled]
         if any(times_kernels_while_compiling(spec.techniques) for spec in specs):
             return seconds + sum(compiling)
         return seconds + sum(compiling[:1]) + max(compiling[1:], default=0.0)
@@ -58,21 +57,21 @@ class TimeLeft:
         if len(own) > 1:
             return own[-1]
         units = [
-            seconds / _compile_units(trials[0].spec)
+            seconds / compile_cost(trials[0].spec.techniques)
             for trials in measured.by_key.values()
             # With less than a unit a first step waits for its neighbours rather than for its own compilation.
-            if _compile_units(trials[0].spec) >= 1 and (seconds := first_step_seconds(trials[0]))
+            if compile_cost(trials[0].spec.techniques) >= 1 and (seconds := first_step_seconds(trials[0]))
         ]
         is_small = self.is_short or find_workload(spec.workload).family in _FEW_KERNELS
         guess = _SHORT_COMPILE_SECONDS if is_small else _COMPILE_SECONDS
         unit = max(units, default=guess if spec.device_type == "cuda" else 0.0)
-        return _compile_units(spec) * unit * (_FROM_DISK if own or is_repeated else 1.0)
+        return compile_cost(spec.techniques) * unit * (_FROM_DISK if own or is_repeated else 1.0)
 
     def _search_seconds(self, spec: TrialSpec, measured: Measurements) -> float:
         known = [
             trial
             for trials in measured.by_key.values()
-            if searches_kernels(trials[0].spec.techniques) and not _compile_units(trials[0].spec)
+            if searches_kernels(trials[0].spec.techniques) and not compile_cost(trials[0].spec.techniques)
             for trial in trials
             if first_step_seconds(trial)
         ]
@@ -84,12 +83,12 @@ class TimeLeft:
 
 def has_long_first_step(spec: TrialSpec) -> bool:
     """Return whether a configuration's first step searches for kernels or compiles them."""
-    return searches_kernels(spec.techniques) or _compile_units(spec) > 0
+    return searches_kernels(spec.techniques) or compile_cost(spec.techniques) > 0
 
 
-def _compile_units(spec: TrialSpec) -> float:
+def compile_cost(techniques: Sequence[str]) -> float:
     """Return how many times as long as with `compile` a first step takes."""
-    return sum(row.compile_cost for row in rows_of(spec.techniques))
+    return sum(row.compile_cost for row in rows_of(techniques))
 
 
 def first_step_seconds(trial: Trial) -> float:
