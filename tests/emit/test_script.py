@@ -225,18 +225,6 @@ def test_a_script_builds_torchvision_s_models_as_castwise_does(name: str) -> Non
     assert str(made) == str(build_task(row).model)
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        (spec_of("fastai-resnet18"), "its model starts from weights"),
-        (spec_of("mnist-cnn", data_set="mnist"), "on synthetic data and one device"),
-    ],
-)
-def test_what_has_no_script_is_refused(spec: TrialSpec, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        script_of(spec)
-
-
 def test_definitions_come_with_what_they_use() -> None:
     imports, text = copy_definitions(["castwise.apply.techniques.cuda_graph:StepGraph"])
     assert "# Steps on the capture's stream" in text
@@ -332,10 +320,12 @@ def test_a_rate_that_moves_is_a_tensor_where_a_number_would_be_held(technique: s
         (training_of(), "reads it through a loader"),
         (training_of("resident-data", schedule=Schedule(kind="one_cycle")), "no schedule 'one_cycle'"),
         (training_of("resident-data", data_set="wikitext-2"), "does not go with the data set wikitext-2"),
+        (spec_of("fastai-resnet18"), "its model starts from weights"),
+        (spec_of("mnist-cnn", data_set="mnist"), "on synthetic data and one device"),
     ],
-    ids=["loader", "schedule", "text"],
+    ids=["loader", "schedule", "text", "weights", "data"],
 )
-def test_a_training_run_without_a_script_is_refused(spec: TrialSpec, words: str) -> None:
+def test_what_has_no_script_is_refused(spec: TrialSpec, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         script_of(spec)
 
