@@ -177,133 +177,96 @@ def assert_same(model: nn.Module, *inputs: Any, change: Callable[[Any], object] 
 # Models that stay the same
 
 
-def read_by_a_view(self: Any, images: Tensor) -> Tensor:
-    total = self.convolutions[0](images)
-    view = total[:, :4]
-    total += self.convolutions[1](images)
-    return self.norms[0](total).sum(1, keepdim=True) * view
+class Same:
+    """Forward passes that write in place, read twice, by keyword or no tensor, and sums of two dtypes."""
 
+    def read_by_a_view(self: Any, images: Tensor) -> Tensor:
+        total = self.convolutions[0](images)
+        view = total[:, :4]
+        total += self.convolutions[1](images)
+        return self.norms[0](total).sum(1, keepdim=True) * view
 
-def written_before_the_norm(self: Any, images: Tensor) -> Tensor:
-    one, other = self.convolutions[0](images), self.convolutions[1](images)
-    total = one + other
-    return self.norms[0](total) + self.relu(other).mean()
+    def written_before_the_norm(self: Any, images: Tensor) -> Tensor:
+        one, other = self.convolutions[0](images), self.convolutions[1](images)
+        total = one + other
+        return self.norms[0](total) + self.relu(other).mean()
 
+    def written_past_a_carrier(self: Any, images: Tensor) -> Tensor:
+        value = self.norms[0](self.convolutions[0](images))
+        activated = self.relu6(value)
+        return torch.relu(self.norms[1](self.convolutions[1](activated)) + value)
 
-def written_past_a_carrier(self: Any, images: Tensor) -> Tensor:
-    value = self.norms[0](self.convolutions[0](images))
-    activated = self.relu6(value)
-    return torch.relu(self.norms[1](self.convolutions[1](activated)) + value)
+    def dropped_in_place_and_read(self: Any, images: Tensor) -> Tensor:
+        value = self.convolutions[0](images)
+        return self.norms[0](self.dropout_in_place(value)) + value
 
+    def counted_in_place(self: Any, images: Tensor) -> Tensor:
+        side = images.shape[2]
+        more = side
+        more += 1
+        return self.norms[0](images) * side
 
-def dropped_in_place_and_read(self: Any, images: Tensor) -> Tensor:
-    value = self.convolutions[0](images)
-    return self.norms[0](self.dropout_in_place(value)) + value
+    def buffer_written_by_a_chain(self: Any, images: Tensor) -> Tensor:
+        total = self.total
+        total += self.convolutions[0](images).detach()
+        return self.norms[0](total) + self.convolutions[0](images)
 
+    def count_before_it_is_read(self: Any, images: Tensor) -> Tensor:
+        value = self.norms[0](images)
+        self.count.add_(1)
+        return value + self.count
 
-def counted_in_place(self: Any, images: Tensor) -> Tensor:
-    side = images.shape[2]
-    more = side
-    more += 1
-    return self.norms[0](images) * side
+    def read_twice(self: Any, images: Tensor) -> Tensor:
+        value = self.convolutions[0](images)
+        return self.norms[0](value) + value
 
+    def convolved_by_keyword(self: Any, images: Tensor) -> Tensor:
+        return torch.relu(self.norms[0](self.convolutions[0](input=images)))
 
-def read_twice(self: Any, images: Tensor) -> Tensor:
-    value = self.convolutions[0](images)
-    return self.norms[0](value) + value
+    def dropped_by_keyword(self: Any, images: Tensor) -> Tensor:
+        return self.norms[0](self.dropout(input=images))
 
+    def a_number_added(self: Any, images: Tensor) -> Tensor:
+        return torch.relu(self.norms[0](images) + images.size(0))
 
-def convolved_by_keyword(self: Any, images: Tensor) -> Tensor:
-    return torch.relu(self.norms[0](self.convolutions[0](input=images)))
+    def identity_of_a_tuple(self: Any, images: Tensor) -> Tensor:
+        both = self.identity((images, images * 2))
+        return self.norms[0](both[0]) + both[1]
 
+    def own_weight_and_count(self: Any, images: Tensor) -> Tensor:
+        self.count.add_(1)
+        return torch.relu(self.norms[0](images * self.scale)) * self.count
 
-def dropped_by_keyword(self: Any, images: Tensor) -> Tensor:
-    return self.norms[0](self.dropout(input=images))
+    def added_behind_in_place(self: Any, images: Tensor) -> Tensor:
+        value = self.norms[0](self.cast(images))
+        value += images
+        return value
 
+    def added_behind(self: Any, images: Tensor) -> Tensor:
+        return self.norms[0](self.cast(images)) + images
 
-def a_number_added(self: Any, images: Tensor) -> Tensor:
-    return torch.relu(self.norms[0](images) + images.size(0))
+    def added_before_in_place(self: Any, images: Tensor) -> Tensor:
+        value = self.cast(self.convolutions[0](images))
+        value += images
+        return self.norms[0](value)
 
-
-def added_behind_in_place(self: Any, images: Tensor) -> Tensor:
-    value = self.norms[0](self.cast(images))
-    value += images
-    return value
-
-
-def added_behind(self: Any, images: Tensor) -> Tensor:
-    return self.norms[0](self.cast(images)) + images
-
-
-def added_before_in_place(self: Any, images: Tensor) -> Tensor:
-    value = self.cast(self.convolutions[0](images))
-    value += images
-    return self.norms[0](value)
+    def hardswish_behind_an_addition(self: Any, images: Tensor) -> Tensor:
+        return nn.functional.hardswish(self.norms[0](images) + images)
 
 
 def dropped(self: Any, images: Tensor) -> Tensor:
     return torch.relu(self.norms[0](self.dropout(self.convolutions[0](images))))
 
 
-def hardswish_behind_an_addition(self: Any, images: Tensor) -> Tensor:
-    return nn.functional.hardswish(self.norms[0](images) + images)
-
-
-def identity_of_a_tuple(self: Any, images: Tensor) -> Tensor:
-    both = self.identity((images, images * 2))
-    return self.norms[0](both[0]) + both[1]
-
-
-def buffer_written_by_a_chain(self: Any, images: Tensor) -> Tensor:
-    total = self.total
-    total += self.convolutions[0](images).detach()
-    return self.norms[0](total) + self.convolutions[0](images)
-
-
-def own_weight_and_count(self: Any, images: Tensor) -> Tensor:
-    self.count.add_(1)
-    return torch.relu(self.norms[0](images * self.scale)) * self.count
-
-
-def count_before_it_is_read(self: Any, images: Tensor) -> Tensor:
-    value = self.norms[0](images)
-    self.count.add_(1)
-    return value + self.count
-
-
 @pytest.mark.usefixtures("calls")
-@pytest.mark.parametrize(
-    "forward",
-    [
-        # writes in place
-        read_by_a_view,
-        written_before_the_norm,
-        written_past_a_carrier,
-        dropped_in_place_and_read,
-        counted_in_place,
-        buffer_written_by_a_chain,
-        count_before_it_is_read,
-        # read twice, by keyword, or no tensor
-        read_twice,
-        convolved_by_keyword,
-        dropped_by_keyword,
-        a_number_added,
-        identity_of_a_tuple,
-        own_weight_and_count,
-        # the dtype of a sum
-        added_behind_in_place,
-        added_behind,
-        added_before_in_place,
-        hardswish_behind_an_addition,
-    ],
-)
+@pytest.mark.parametrize("forward", [forward for name, forward in vars(Same).items() if name[0] != "_"])
 def test_model_computes_the_same(forward: Forward) -> None:
     assert_same(make_model(forward))
 
 
 @pytest.mark.usefixtures("calls")
 def test_counts_go_on_and_tracing_does_not_count() -> None:
-    model = make_model(own_weight_and_count)
+    model = make_model(Same.own_weight_and_count)
     use_batch_norm_kernel(traced := copy.deepcopy(model))
     assert traced.count == 0
     changed = assert_same(model)
@@ -492,8 +455,8 @@ def in_evaluation(*names: str) -> Callable[[Any], object]:
         (dropped, in_evaluation("dropout")),
         (dropped, in_evaluation("dropout", "norms.0")),
         (dropped, lambda model: setattr(model.dropout, "p", 0.0)),
-        (read_twice, lambda model: [setattr(norm, "momentum", None) for norm in model.norms]),  # as update_bn does
-        (read_twice, lambda model: [setattr(norm, "track_running_stats", False) for norm in model.norms]),
+        (Same.read_twice, lambda model: [setattr(norm, "momentum", None) for norm in model.norms]),  # as update_bn does
+        (Same.read_twice, lambda model: [setattr(norm, "track_running_stats", False) for norm in model.norms]),
     ],
 )
 def test_layers_follow_their_present_settings(forward: Forward, change: Callable[[Any], object]) -> None:
