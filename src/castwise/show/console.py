@@ -25,10 +25,10 @@ class SafeConsole(Console):
             yield Segment(text if control else printable(text), style, control)
 
 
-def result_console(width: int | None = None) -> Console:
+def result_console() -> Console:
     """Return a console on stdout: as wide as the terminal, or wide enough for every column if it is piped."""
-    console = SafeConsole(width=width)
-    return console if console.is_terminal or width else SafeConsole(width=_PIPED_WIDTH)
+    console = SafeConsole()
+    return console if console.is_terminal else SafeConsole(width=_PIPED_WIDTH)
 
 
 def print_line(console: Console, line: str, style: str | None = None) -> None:

@@ -89,12 +89,12 @@ def wrap(text: str, width: int) -> str:
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 
-def sparkline(values: Sequence[float], low: float, high: float, width: int = 10) -> str:
+def sparkline(values: Sequence[float], low: float, high: float) -> str:
     """Return values as a curve of block characters from `low` to `high`; values beyond them are cut off.
 
-    More values than characters are averaged with their neighbours; values that are not finite leave a gap.
+    More values than ten characters are averaged with their neighbours; values that are not finite leave a gap.
     """
-    count = min(width, len(values))
+    count = min(10, len(values))
     curve = ""
     for n in range(count):
         part = values[len(values) * n // count : len(values) * (n + 1) // count]

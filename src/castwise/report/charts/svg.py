@@ -114,7 +114,7 @@ class Panel:
 
     y_title: str
     lines: Sequence[Line]
-    x_title: str = ""  # empty if the panel below has the same axis
+    x_title: str
     x_ticks: Sequence[float] = ()  # empty for even ones
     is_log: bool = False  # the horizontal axis
     from_zero: bool = False
@@ -355,14 +355,14 @@ def _panel(panel: Panel, left: float, span: float, top: float) -> tuple[str, flo
         parts += [path(f"M{left:g} {y:g}h{span:g}", FAINT), text(left - 6, y + 4, number(tick), "end", 12)]
     parts += [_line(entry, values, to_pixels) for entry in panel.lines]
     parts.append(path(f"M{left:g} {bottom:g}h{span:g}"))
-    last = -math.inf if panel.x_title else math.inf
+    last = -math.inf
     for tick in sorted(set(panel.x_ticks)) or across.ticks:
         x, _ = to_pixels(tick, vertical.low)
         if x - last > 38:  # numbers do not touch each other
             parts += [path(f"M{x:g} {bottom:g}v4"), text(x, bottom + 18, number(tick), "middle", 12)]
             last = x
     parts.append(text(left + span / 2, bottom + 36, panel.x_title, "middle", fill=SOFT))
-    return "".join(parts), bottom + (46 if panel.x_title else 20)
+    return "".join(parts), bottom + 46
 
 
 def _vertical_axis(panel: Panel, points: Sequence[Point]) -> Axis:

@@ -86,10 +86,10 @@ def memory(subject: GroupSubject) -> Chart | None:
     )
 
 
-def highest(configurations: Sequence[Row], most: int = MAX_BARS) -> list[Row]:
+def highest(configurations: Sequence[Row]) -> list[Row]:
     """Return as many configurations as a chart has room for, in their order: references, and the fastest ones."""
-    if len({config.trial.spec.techniques for config in configurations}) > 1:
-        most = min(most, 14)  # names are long then
+    has_loops = len({config.trial.spec.techniques for config in configurations}) > 1
+    most = 14 if has_loops else MAX_BARS  # names are long then
 
     def rank(config: Row) -> tuple[bool, float]:
         is_reference = config.precision in REFERENCES and not config.trial.spec.techniques
@@ -99,17 +99,12 @@ def highest(configurations: Sequence[Row], most: int = MAX_BARS) -> list[Row]:
     return [config for config in configurations if config in kept]
 
 
-def pick(
-    group: ComparisonGroup,
-    configurations: Sequence[Row],
-    most: int = MAX_BARS,
-    elsewhere: str = "the table",
-) -> tuple[dict[Row, str], str]:
+def pick(group: ComparisonGroup, configurations: Sequence[Row]) -> tuple[dict[Row, str], str]:
     """Return the configurations that a chart has room for with their names, and what a reader must know of these.
 
     That is what the word "base" in names stands for, if they would be long without it, and how many are left out.
     """
-    shown = highest(configurations, most)
+    shown = highest(configurations)
     loops = [set(config.trial.spec.techniques) for config in shown]
     base = min(loops, key=lambda one: sum(len(one ^ other) for other in loops if len(other) >= _LONG), default=set())
     names = {config: group.label(config) for config in shown}
@@ -123,7 +118,7 @@ def pick(
                 names[config] = "".join([words, *added, *(f" − {name}" for name in sorted(base - loop))])
     if len(shown) < len(configurations):
         of = f"{len(shown)} fastest of {len(configurations):,}"
-        notes.append(f"The {of} configurations are drawn; {elsewhere} has all.")
+        notes.append(f"The {of} configurations are drawn; the table has all.")
     return names, " ".join(notes)
 
 
