@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from castwise.registry.precisions import PRECISIONS, Precision
 from castwise.registry.techniques import PLAIN, StepConfig
 from castwise.registry.workloads import OptimizerSpec
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
+from castwise.spec.user_model import UserModel
 from castwise.trial.models.task import Task
 from castwise.trial.models.torchvision_timm import image_task
 from castwise.trial.step import TrainingStep
@@ -57,6 +59,12 @@ def cpu_spec(precision: str = "fp32", **changes: object) -> TrialSpec:
         "protocol": MeasurementProtocol(warm_up_seconds=0.05),  # steps never settle on a busy machine
     }
     return TrialSpec.model_validate(fields | changes)
+
+
+def user_spec(file: Path, precision: str = "fp32", **changes: object) -> TrialSpec:
+    """Return a spec of what the function `build` of a user's file returns."""
+    model = UserModel(kind="file", path=str(file), name="build")
+    return cpu_spec(precision, workload=f"{file.name}:build", user_model=model, **changes)
 
 
 def make_net(seed: int = 0) -> SmallNet:

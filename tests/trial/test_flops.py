@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_step import cpu_spec
+from small_step import cpu_spec, user_spec
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from castwise.records.schema import StepFlops
 from castwise.registry.workloads import WORKLOADS, find_workload
 from castwise.spec.trial import FIT
-from castwise.spec.user_model import UserModel
 from castwise.trial.flops import _FORMULAS, ProductCounter, _count_without_memory
 from castwise.trial.models import build_task
 from castwise.trial.steady_run import SteadyRun
@@ -289,8 +288,7 @@ def flops_of(run: SteadyRun) -> StepFlops:
 def own_spec(tmp_path: Path, lines: str, **changes: object) -> Any:
     file = tmp_path / "own.py"
     file.write_text(f"import torch\nfrom torch import nn\n\n{lines}")
-    model = UserModel(kind="file", path=str(file), name="build")
-    return cpu_spec(workload="own.py:build", user_model=model, **changes)
+    return user_spec(file, **changes)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,12 @@ from typing import Any, cast
 
 import pytest
 from fake_engine import fake_spec
-from small_step import cpu_spec
+from small_step import user_spec
 
 from castwise.records.schema import MemoryParts
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import TECHNIQUES, Technique
 from castwise.spec.trial import FIT
-from castwise.spec.user_model import UserModel
 from castwise.trial import memory_breakdown
 from castwise.trial.steady_run import SteadyRun
 
@@ -33,16 +32,15 @@ def build():
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> UserModel:
+def own(tmp_path: Path) -> Path:
     file = tmp_path / "small.py"
     file.write_text(MODEL)
-    return UserModel(kind="file", path=str(file), name="build")
+    return file
 
 
-def parts_of(own: UserModel, precision: str, batch_size: int = BATCH, **changes: object) -> MemoryParts:
-    fields = {"workload": "small.py:build", "user_model": own, "protocol": FIT, "batch_size": batch_size}
+def parts_of(own: Path, precision: str, batch_size: int = BATCH, **changes: object) -> MemoryParts:
     scale = {"loss_scale": find_precision(precision).loss_scale, **changes}
-    run = SteadyRun(cpu_spec(precision, **fields, **scale), None)
+    run = SteadyRun(user_spec(own, precision, protocol=FIT, batch_size=batch_size, **scale), None)
     run.warm_up()
     run.run_block()
     samples = run.finish()
@@ -51,7 +49,7 @@ def parts_of(own: UserModel, precision: str, batch_size: int = BATCH, **changes:
     return samples.memory_parts
 
 
-def test_float32_is_counted_to_the_byte(own: UserModel) -> None:
+def test_float32_is_counted_to_the_byte(own: Path) -> None:
     parts = parts_of(own, "fp32")
     assert parts.weights_bytes == WEIGHTS
     assert parts.optimizer_bytes == WEIGHTS, "momentum"
@@ -64,27 +62,27 @@ def test_float32_is_counted_to_the_byte(own: UserModel) -> None:
     assert parts.peak_bytes == parts.tensors_bytes
 
 
-def test_saved_bytes_grow_with_batch_size(own: UserModel) -> None:
+def test_saved_bytes_grow_with_batch_size(own: Path) -> None:
     one, four = parts_of(own, "fp32"), parts_of(own, "fp32", 4 * BATCH)
     assert four.saved_bytes == 4 * one.saved_bytes
     assert (four.weights_bytes, four.optimizer_bytes) == (one.weights_bytes, one.optimizer_bytes)
 
 
-def test_autocast_adds_weight_casts(own: UserModel) -> None:
+def test_autocast_adds_weight_casts(own: Path) -> None:
     parts = parts_of(own, "bf16-mixed")
     assert (parts.weights_bytes, parts.optimizer_bytes) == (WEIGHTS, WEIGHTS)
     assert 2 * HIDDEN * HIDDEN <= parts.weight_casts_bytes <= WEIGHTS // 2
     assert parts.saved_bytes >= 2 * BATCH * 2 * HIDDEN
 
 
-def test_masters_are_counted_separately(own: UserModel) -> None:
+def test_masters_are_counted_separately(own: Path) -> None:
     true, master = parts_of(own, "bf16-true"), parts_of(own, "fp16-master", loss_scale="128")
     assert (true.weights_bytes, true.optimizer_bytes, true.masters_bytes) == (WEIGHTS // 2, WEIGHTS // 2, 0)
     assert (master.weights_bytes, master.optimizer_bytes, master.masters_bytes) == (WEIGHTS // 2, WEIGHTS, WEIGHTS)
     assert master.gradients_bytes >= WEIGHTS
 
 
-def test_waits_for_a_step_that_is_not_skipped(own: UserModel) -> None:
+def test_waits_for_a_step_that_is_not_skipped(own: Path) -> None:
     """The optimizer has no state before its first step; a scale that starts at 2^32 skips many."""
     parts = parts_of(own, "fp16-master", loss_scale="dynamic-apex")
     assert parts.optimizer_bytes == WEIGHTS

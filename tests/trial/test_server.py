@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from programs import PATIENCE_SECONDS, wait_until
-from small_step import cpu_spec
+from small_step import cpu_spec, user_spec
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from castwise.apply.precision import read_fp32_precision, restore_fp32_precision
@@ -322,11 +322,6 @@ def test_impossible_spec_is_refused(change: dict[str, Any], words: str, parent: 
 # Users' models
 
 
-def user_spec(file: Path, precision: str = "fp32") -> TrialSpec:
-    model = UserModel(kind="file", path=str(file), name="build")
-    return SPEC.model_copy(update={"workload": f"{file.name}:build", "user_model": model, "precision": precision})
-
-
 def inspect_file(parent: Parent, file: Path) -> dict[str, Any]:
     model = user_spec(file).user_model
     assert model is not None
@@ -409,7 +404,7 @@ def test_error_in_a_step_names_the_place_in_the_users_code(  # noqa: PLR0917
 ) -> None:
     file = tmp_path / "train_me.py"
     file.write_text(STEP.format(output=output, target=target, loss=loss))
-    answer = parent.set_up(user_spec(file, "bf16-mixed" if "autocast" in place else "fp32"))
+    answer = parent.set_up(user_spec(file, "bf16-mixed" if "autocast" in place else "fp32", protocol=TINY))
     if answer["event"] == "returned":
         answer = parent.call("warm_up")
     assert answer["message"].startswith(text)

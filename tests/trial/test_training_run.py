@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fake_graphs import FakeCaptures
-from small_step import cpu_spec
+from small_step import cpu_spec, user_spec
 from torch import Tensor
 
 from castwise.apply.precision import read_fp32_precision
@@ -18,7 +18,6 @@ from castwise.errors import UsageError
 from castwise.registry.workloads import find_workload
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import TrialSpec
-from castwise.spec.user_model import UserModel
 from castwise.trial import training_run
 from castwise.trial.data import datasets, training_data
 from castwise.trial.data.training_data import BatchSource, make_training_data
@@ -368,11 +367,8 @@ def build():
 
 def own_spec(tmp_path: Path, precision: str = "fp32", seed: int = 0, more: str = "") -> TrialSpec:
     (tmp_path / "own.py").write_text(OWN.replace('"validate": validate', f'"validate": validate{more}'))
-    model = UserModel(kind="file", path=str(tmp_path / "own.py"), name="build")
     recipe = Recipe(epochs=2, validate_each_epoch=True)
-    return cpu_spec(
-        precision, loss_scale="none", workload="own.py:build", batch_size=4, recipe=recipe, seed=seed, user_model=model
-    )
+    return user_spec(tmp_path / "own.py", precision, batch_size=4, recipe=recipe, seed=seed)
 
 
 def test_a_users_own_model_trains_on_its_training_set_and_is_scored(tmp_path: Path) -> None:
@@ -391,7 +387,8 @@ def test_a_users_own_model_trains_on_its_training_set_and_is_scored(tmp_path: Pa
     assert first.facts.higher_is_better is False
     code = (tmp_path / "own.py").read_text().replace('"training_set": loader, ', "")
     (tmp_path / "own.py").write_text(code)
-    model = UserModel(kind="file", path=str(tmp_path / "own.py"), name="build")
+    model = user_spec(tmp_path / "own.py").user_model
+    assert model is not None
     assert build_user_model(model).higher_is_better is None, "without a training set there is no score"
 
 
