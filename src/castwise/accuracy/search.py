@@ -50,11 +50,7 @@ class AccuracyJob:
     job: Job = field(repr=False)
 
     def run(self) -> AccuracyResult:
-        """Train pairs of runs until each precision has its verdict, or the budget ends.
-
-        Raises:
-            UsageError: The budget is too short for two runs of each precision.
-        """
+        """Train pairs of runs until each has its verdict, or the budget ends; UsageError if that is too short."""
         watched = _WatchedRun(self.job.runner.listener, self._check_pace)
         measure = CachedMeasure(replace(self.job.runner, listener=watched))
         trials: list[Trial] = []
@@ -147,14 +143,7 @@ class _WatchedRun:
 def prepare_accuracy(
     options: AccuracyOptions, listener: Listener | None = None, find_machine: FindMachine = detect_machine
 ) -> AccuracyJob:
-    """Check a request against the machine, and return the search that answers it.
-
-    Raises:
-        UsageError: The request cannot be carried out as it stands.
-        DataError: The data set is damaged, or missing and cannot be downloaded.
-        StoreError: The results folder cannot be written.
-        EngineError: No measuring process could be started.
-    """
+    """Check a request against the machine and get its data, and return the search that answers it."""
     began = time.perf_counter()
     _check(options)
     is_own = find_workload(options.workload).family == "own"

@@ -359,11 +359,7 @@ def remarks(max_batches: Sequence[MaxBatch]) -> list[str]:
 
 
 def raise_if_nothing_fits(max_batches: Sequence[MaxBatch]) -> None:
-    """Raise an error if memory is too small for the smallest batch of every loop.
-
-    Raises:
-        UsageError: It is; the message says what the smallest batches need.
-    """
+    """Raise UsageError, which says what they need, if memory is too small for the smallest batch of every loop."""
     if max_batches and all(found.largest is None and found.failing is not None for found in max_batches):
         lines = [line for found in max_batches for line in _problems(found)]
         raise UsageError(f"{'; '.join(lines)}.")

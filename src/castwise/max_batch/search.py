@@ -160,8 +160,7 @@ class MaxBatchJob:
     def run(self) -> MaxBatchResult:
         """Search for each loop's largest batch, and fill in its curve, until the budget ends, or until Ctrl-C.
 
-        Raises:
-            KeyboardInterrupt: It came before any batch was tried.
+        KeyboardInterrupt is raised if it came before any batch was tried.
         """
         began = time.perf_counter()
         measure = CachedMeasure(self.job.runner)
@@ -225,13 +224,7 @@ class MaxBatchJob:
 def prepare_max_batch(
     request: MaxBatchOptions, listener: Listener | None = None, find_machine: FindMachine = detect_machine
 ) -> MaxBatchJob:
-    """Check a request against the machine, and return the search that answers it.
-
-    Raises:
-        UsageError: The request cannot be carried out as it stands.
-        StoreError: The results folder cannot be written.
-        EngineError: No measuring process could be started.
-    """
+    """Check a request against the machine, and return the search that answers it."""
     began = time.perf_counter()
     least = 1 + FIT.min_blocks
     steps = FIT.warm_up_steps + FIT.min_blocks if request.steps is None else request.steps

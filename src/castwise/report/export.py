@@ -46,11 +46,7 @@ _PART_OF = ("key", "workload", "precision", "batch_size", "fingerprint", "repeat
 
 
 def flat_table(level: str, collection: Collection, file_of: FileOf) -> DataTable[Any]:
-    """Return records as a flat table; the level is a name of `LEVELS`.
-
-    Raises:
-        UsageError: There is no such level.
-    """
+    """Return records as a flat table; UsageError if the level is no name of `LEVELS`."""
     if level not in LEVELS:
         raise unknown_name("level", level, LEVELS)
     return LEVELS[level](collection, file_of)
@@ -204,11 +200,7 @@ def to_json(table: DataTable[Any]) -> bytes:
 
 
 def to_parquet(table: DataTable[Any]) -> bytes:
-    """Return a Parquet file whose types are the fields', even if a column holds nothing.
-
-    Raises:
-        UsageError: pyarrow is not installed.
-    """
+    """Return a Parquet file whose types are the fields', even if a column holds nothing; UsageError without pyarrow."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -230,11 +222,7 @@ def to_parquet(table: DataTable[Any]) -> bytes:
 
 
 def to_pandas(table: DataTable[Any]) -> Any:
-    """Return a pandas data frame whose types are the fields', even if a column holds nothing.
-
-    Raises:
-        UsageError: pandas is not installed.
-    """
+    """Return a data frame whose types are the fields', even if a column holds nothing; UsageError without pandas."""
     try:
         import pandas
     except ImportError:
@@ -252,11 +240,7 @@ FILE_FORMATS: dict[str, Callable[[DataTable[Any]], bytes]] = {"csv": to_csv, "js
 
 
 def choose_format(name: str | None, output: Path | None) -> str:
-    """Return the format that is named, or the one of a file's suffix; without both it is CSV.
-
-    Raises:
-        UsageError: No format has the name or the suffix.
-    """
+    """Return the format of this name or of a file's suffix, CSV without both; UsageError if there is none."""
     if name is None and output is not None:
         suffix = output.suffix.lower().removeprefix(".")
         if suffix not in FILE_FORMATS:

@@ -50,11 +50,7 @@ class RecordsOptions(SelectionOptions):
     results: Annotated[Path | None, Option(hidden=True)] = None
 
     def folders(self, command: str) -> Sequence[Path]:
-        """Return where the records are, for a command of this name.
-
-        Raises:
-            UsageError: The folder is given by `--results`.
-        """
+        """Return where the records are, for a command of this name; UsageError if that is given by `--results`."""
         if self.results is not None:
             import shlex
 
@@ -83,9 +79,7 @@ class Found:
 def find(paths: Sequence[Path], selection: SelectionOptions) -> Found:
     """Read the selected records from results folders, or from single files.
 
-    Raises:
-        UsageError: A path does not exist, or there are no records, or none of those asked for.
-        StoreError: A folder cannot be read.
+    UsageError is raised if a path does not exist or no record is selected, StoreError if a folder cannot be read.
     """
     from castwise.records.store import read_records
     from castwise.registry.precisions import find_precision
@@ -158,20 +152,14 @@ def write_report(found: Found, output: Path, title: str | None = None) -> int:
 
 
 def write_pictures(pictures: Iterable[tuple[str, str]], folder: Path) -> int:
-    """Write pictures, each a file name with its SVG, into a folder, and return how many they are.
-
-    Raises:
-        StoreError: The folder cannot be written.
-    """
+    """Write pictures, each a file name with its SVG, into a folder, or raise StoreError; return how many they are."""
     return len([atomic_write(folder / name, picture.encode()) for name, picture in pictures])
 
 
 def write_by_suffix(path: Path, **texts: Callable[[], str]) -> int:
     """Write the text of the format that a file's suffix names (html, markdown or json), and return the file's size.
 
-    Raises:
-        UsageError: The suffix is none of theirs, or what HTML needs is not installed.
-        StoreError: The file cannot be written.
+    UsageError is raised if the suffix is none of theirs or HTML needs more, StoreError if the file cannot be written.
     """
     suffixes = {"html": (".html", ".htm"), "markdown": (".md", ".markdown"), "json": (".json",)}
     for name, text in texts.items():
@@ -182,11 +170,7 @@ def write_by_suffix(path: Path, **texts: Callable[[], str]) -> int:
 
 
 def atomic_write(path: Path, content: bytes) -> int:
-    """Write a file, all of it or nothing, and return its size; one that is there is replaced.
-
-    Raises:
-        StoreError: The file cannot be written.
-    """
+    """Write a file, all of it or nothing, and return its size, or raise StoreError; one that is there is replaced."""
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -55,11 +55,7 @@ class PageData:
 
 
 def assemble(template: str, title: str, context: Mapping[str, Any], data: PageData, source: Source) -> str:
-    """Return a page as HTML from a template that extends the frame.
-
-    Raises:
-        UsageError: jinja2 is not installed.
-    """
+    """Return a page as HTML from a template that extends the frame; UsageError without jinja2."""
     try:
         from jinja2 import Environment, StrictUndefined
         from jinja2.loaders import FunctionLoader
