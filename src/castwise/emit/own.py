@@ -7,7 +7,7 @@ from pathlib import Path
 from castwise.emit.builder import ScriptBuilder
 from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision
-from castwise.registry.techniques import StepConfig
+from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import find_workload
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.trial import TrialSpec
@@ -139,7 +139,7 @@ class OwnModel:
             ]
         self._script.add(*lines)
 
-    def write_scheduler(self, config: StepConfig) -> None:
+    def write_scheduler(self) -> None:
         """Write the lines that make the user's scheduler, and `step_scheduler()`; none if there is none."""
         if not self.steps_scheduler:
             return
@@ -152,13 +152,13 @@ class OwnModel:
         step = "scheduler.step"
         if self.parts.has_total_steps:
             step = f"{self._script.copy('castwise.trial.user_model.loop:step_of')}(scheduler)"
-        if config.reads_rates_on_device:
+        if step_config_of(self.spec.techniques).reads_rates_on_device:
             step = f"{self._script.copy(f'{_RATES}:DeviceLearningRates')}(optimizer, DEVICE, {step})"
         if is_dynamic(self.spec.loss_scale):  # not after a step that was skipped
             step = f"{self._script.copy(f'{_RATES}:AfterStep')}(scaling, {step})"
         self._script.add(f"scheduler = {made}", f"step_scheduler = {step}")
 
-    def write_loss(self, _: StepConfig) -> None:
+    def write_loss(self) -> None:
         """Write the lines that define `compute_loss(model, batch)`, whose loss is float32."""
         parts, script, precision = self.parts, self._script, find_precision(self.spec.precision)
         in_float32 = ".float()" if precision.is_16_bit else ""

@@ -124,7 +124,7 @@ class _Writer:
         self.write_numeric_state()  # after the user's code, which may have set it otherwise
         self.write_model_changes()
         self.write_optimizer()
-        self.model.write_loss(self.config)
+        self.model.write_loss()
         if self.config.compile_mode is not None:
             self.write_compilation(self.config.compile_mode)
         self.write_to_device()
@@ -198,7 +198,7 @@ class _Writer:
         if self.config.compiled_update:
             update = self.script.copy(f"{_TECHNIQUES}.compiled_update:CompiledUpdate")
             self.script.add(f"update = {update}(optimizer, weights, scaling, {self.model.clip})", spacing="\n")
-        self.model.write_scheduler(self.config)
+        self.model.write_scheduler()
 
     def scaling(self) -> str:
         def copy(name: str) -> str:

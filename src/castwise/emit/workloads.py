@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from castwise.emit.builder import ScriptBuilder
 from castwise.errors import UsageError
 from castwise.registry.technique_conditions import optimizer_of
-from castwise.registry.techniques import StepConfig
+from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import Workload, find_workload
 from castwise.spec.trial import TrialSpec
 
@@ -96,13 +96,13 @@ class CastwiseModel:
         stepped = "weights.stepped" if weights_class else "model.parameters()"
         self._script.add(f"optimizer = torch.optim.{self.optimizer_name}({stepped}, {written})", spacing="\n")
 
-    def write_scheduler(self, config: StepConfig) -> None:
+    def write_scheduler(self) -> None:
         """Write nothing: only training runs have a schedule, that of their recipe."""
 
-    def write_loss(self, config: StepConfig) -> None:
+    def write_loss(self) -> None:
         """Write the lines that define `compute_loss(model, batch)`."""
         script, row = self._script, self.row
-        options = ", ".join(f"{name}={value!r}" for name, value in config.loss_options)
+        options = ", ".join(f"{name}={value!r}" for name, value in step_config_of(self.spec.techniques).loss_options)
         if row.family == "rnn_lm":  # the recurrent state goes on from batch to batch
             script.add(f"carried = {script.copy(f'{_MODELS}.rnn_lm:CarriedLoss')}()")
             compute = f"partial(carried.compute_loss, {options})" if options else "carried.compute_loss"
