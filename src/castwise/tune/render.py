@@ -17,7 +17,7 @@ from castwise.show.fields import (
     short_columns,
     short_ratio_text,
 )
-from castwise.show.notes import measured_on
+from castwise.show.notes import machine_line
 from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
 from castwise.show.table import DataTable, json_document, plain, short_table_of
 from castwise.show.units import format_bytes, format_ratio, pluralize
@@ -291,8 +291,7 @@ def present(result: TuningResult, *, wide: bool = False, verbose: bool = False) 
         Grid(_table(result, has_all=has_all), style),
     ]
     if result.trials:
-        place = measured_on(result.trials)
-        parts.append(Lines([measured_on(result.trials, is_brief=not has_all)], "dim", is_list=False, full=[place]))
+        parts.append(machine_line([result], is_brief=not has_all))
     answer, *others = answers(result)
     parts += [
         Lines(reasons(result) if has_all else _tried_lines(result), "yellow"),
