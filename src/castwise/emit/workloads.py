@@ -30,6 +30,8 @@ _RECURRENT_LENGTH = 35  # tokens of a column
 
 def check_workload(row: Workload) -> None:
     """Raise UsageError if a script cannot make a workload's model."""
+    if row.family == "own":
+        raise UsageError(f"No script can be emitted of a record of {row.name}: the record does not have your model.")
     if row.pretrained is not None:
         raise UsageError(
             f"No script can be emitted of {row.name}: its model starts from weights that a script does not have."
