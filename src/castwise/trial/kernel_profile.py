@@ -65,14 +65,8 @@ def profile_step(
 ) -> StepProfile:
     """Profile steps, and return what one takes and for what; write a trace for Perfetto if a path is given.
 
-    Args:
-        spec: What the steps are of.
-        step: One of them.
-        run: Runs at least so many steps within a context, waits there until they are done, and returns how many there
-            were.
-        num_steps: How many to profile, unless that gives more events than can be read.
-        trace: The file for the trace.
-        peers: All ranks profile the same number of steps.
+    `run` runs at least so many steps within a context, waits there until they are done, and returns their number.
+    There are fewer than `num_steps` if those have more events than can be read; all ranks profile the same number.
     """
     hidden = hiding_operators(spec.techniques)
     missing = [f"modules are not told apart in a step with {hidden[0]}"] if hidden else []

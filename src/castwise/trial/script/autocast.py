@@ -205,8 +205,7 @@ class ScriptAutocast:
 def note_own_precision(*, with_switches: bool = False) -> dict[str, list[str]]:
     """Return what gets the script's own autocasts and GradScalers that are on, each with the lines that make it.
 
-    Args:
-        with_switches: Note calls of torch's functions that switch autocast on, too. Each region calls one.
+    `with_switches` notes calls of torch's functions that switch autocast on, too: each region calls one.
     """
     found: dict[str, list[str]] = {}
     seen: set[tuple[CodeType, int]] = set()

@@ -60,12 +60,9 @@ _installed: list["ScriptHooks"] = []  # one at the most
 
 
 class ScriptHooks:
-    """What the hooks have seen of a script.
+    """What the hooks have seen of a script, to which they apply a precision and techniques.
 
-    Args:
-        precision: Is applied by them.
-        techniques: Likewise.
-        after_step: Is called after each step of the script's first optimizer, in the script's thread.
+    They call `after_step` after each step of the script's first optimizer, in the script's thread.
     """
 
     def __init__(

@@ -88,15 +88,11 @@ class _SwappedMasters:
 
 
 class ScriptPrecision:
-    """What stands around a script's own calls, so that it trains in a precision; `as-written` changes nothing.
-
-    Attributes:
-        optimizers: Those that the script has made.
-    """
+    """What stands around a script's own calls, so that it trains in a precision; `as-written` changes nothing."""
 
     def __init__(self, row: Precision, device_type: str) -> None:
         self.row = row
-        self.optimizers: WeakSet[Optimizer] = WeakSet()
+        self.optimizers: WeakSet[Optimizer] = WeakSet()  # that the script has made
         self.autocast = ScriptAutocast(row, device_type)
         self.scaling = ScriptScaling(row, device_type, self.autocast, self.optimizers)
         self._masters: _SwappedMasters | None = None

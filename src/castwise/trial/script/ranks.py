@@ -98,11 +98,8 @@ def start_of(launcher: Sequence[str], port: str) -> list[str]:
 def hand_on(connection: Connection, message: bytes, launcher: Sequence[str], device: str) -> None:
     """Start a script by its launcher, and hand on calls and answers between the parent and rank 0 until one ends.
 
-    Args:
-        connection: The parent's.
-        message: The call that needs the script.
-        launcher: The command, without the script.
-        device: Of rank 0; each rank takes the one of its local rank.
+    The message is the call that needs the script. The launcher is the command without the script; the device is that of
+    rank 0, and each rank takes the one of its local rank.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=util.get_temp_dir())))  # which is swept

@@ -276,10 +276,7 @@ class ScriptRun:
     ) -> list[Moment]:
         """Let the script go on until an order is over, its time is up, or the script has ended; return its moments.
 
-        Args:
-            order: What the script is to do.
-            limit_seconds: How long it may take.
-            on_note: Receives a line on what is waited for, now and then.
+        `on_note` receives a line on what is waited for, now and then.
 
         Raises:
             BaseException: What the script raised, if it took no step of the order.
@@ -366,12 +363,8 @@ class ScriptRun:
     def inspect(self, limit_seconds: float, on_note: Callable[[str], None]) -> UserWorkload:
         """Run the script for two steps, and return what is known of it.
 
-        Args:
-            limit_seconds: How long they may take.
-            on_note: Receives a line on what is waited for, now and then.
-
         Raises:
-            UsageError: They took longer, or the script ended before.
+            UsageError: They took longer than the limit, or the script ended before.
         """
         sys.addaudithook(self._note_command)
         own = note_own_precision(with_switches=True)

@@ -20,11 +20,7 @@ from castwise.trial.user_model.source import calling_line
 
 
 class ReadGradients:
-    """Tells when a script reads the `grad` of a tensor: only while it is on, which costs next to nothing otherwise.
-
-    Args:
-        is_read: Is called with the tensor, before its gradient is returned.
-    """
+    """Calls `is_read` when a script reads the `grad` of a tensor, while it is on; off it costs next to nothing."""
 
     def __init__(self, is_read: Callable[[Tensor], None]) -> None:
         get_default_nowrap_functions()  # torch keeps in it the property as it is
@@ -64,15 +60,13 @@ class ScriptScaling:
     A GradScaler of the script's does what the script calls; it is off in rows without a loss scale, and on in rows with
     one. Without one in use, losses are scaled when backward begins. The scale is gone when the script reads a
     gradient, or its optimizer steps; a gradient that several optimizers hold loses it once.
-
-    Attributes:
-        scaler: The one that was used last, None if the row has no loss scale.
     """
 
     def __init__(
         self, row: Precision, device_type: str, autocast: ScriptAutocast, optimizers: Collection[Optimizer]
     ) -> None:
         self._autocast, self._optimizers = autocast, optimizers
+        # The one that was used last, None if the row has no loss scale.
         self.scaler = GradScaler(device_type) if row.loss_scale != "none" else None
         self._is_scripts = False  # whether the script scales its losses
         self._is_left_alone = False  # whether it has switched its GradScaler on itself

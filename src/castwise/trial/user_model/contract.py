@@ -47,12 +47,7 @@ NAMES = tuple(field.name for field in fields(Contract))
 
 
 def read_contract(returned: Any, source: str) -> Contract:
-    """Return the parts of what a user's function returned.
-
-    Args:
-        returned: A module, a tuple of up to three, or a mapping.
-        source: The user's function, for messages: "train_me.py:build".
-    """
+    """Return the parts of what a user's function returned; `source` is its name for messages: "train_me.py:build"."""
     if isinstance(returned, nn.Module):
         parts: dict[str, Any] = {"model": returned}
     elif isinstance(returned, Mapping):

@@ -32,10 +32,6 @@ def make_compute_loss(contract: Contract, source: str) -> ComputeLoss:
     - `loss`: of the output and the target. A tuple's last part is the target and the others are the model's arguments;
       of a dict, whose items are the model's arguments by name, the whole is the target; a tensor has none.
     - neither: the whole batch goes into the model, and the loss is `loss_of_output`.
-
-    Args:
-        contract: The user's parts.
-        source: The user's function, for messages: "train_me.py:build".
     """
     if contract.training_step is not None:
         return _LossOfStep(contract.training_step, source)

@@ -125,12 +125,7 @@ def _shown(file: str) -> str:
 
 
 def user_files(files: Iterable[Path], before: Iterable[str]) -> frozenset[Path]:
-    """Return some files and those of the user's modules that were imported since `before`.
-
-    Args:
-        files: Files that are not modules: the user's file, a pickle, a configuration.
-        before: The names of the modules that had been imported.
-    """
+    """Return some files that are no modules, and those of the user's modules whose names were not imported `before`."""
     known = set(before)
     # A lazy module is imported when it is asked for anything, and that may fail.
     named = [

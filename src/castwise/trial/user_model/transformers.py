@@ -20,11 +20,7 @@ _IMAGE_HEADS = ("AutoModelForImageClassification",)
 
 
 def build(model: UserModel) -> dict[str, Any]:
-    """Return a model of transformers with its batch maker; the loss is the model's own, given labels.
-
-    Args:
-        model: A configuration's file, or a model type of transformers.
-    """
+    """Return the model of a configuration's file, or of a model type, with its batch maker; the loss is its own."""
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     constants = sys.modules.get("huggingface_hub.constants")  # imported already, it has read the variables
     if constants is not None:
