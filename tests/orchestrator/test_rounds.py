@@ -14,6 +14,7 @@ from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_s
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, noise_of
 from castwise.analysis.steady_metrics import step_times
+from castwise.errors import UsageError
 from castwise.orchestrator.rounds import Rounds, StopRule, group_by_memory, prior_stats_of
 from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.orchestrator.session import TrialFailedError
@@ -529,6 +530,18 @@ def test_an_interrupt_leaves_no_process_and_keeps_whole_rounds(tmp_path: Path) -
     compared = compare(fresh, store=store, recorded=kept)
     assert len(fresh.sessions) == 6, "the first round is not measured again"
     assert [len(of(compared, name)) for name in NAMES] == [3, 3, 3]
+
+
+def test_what_earlier_rounds_measured_stays_if_a_script_is_too_short_in_a_later_one() -> None:
+    own = UserModel(kind="script", path="train.py", name="")
+    script = {"workload": "python train.py", "user_model": own}
+    specs = [spec.model_copy(update=script) for spec in configurations("as-written", "bf16-mixed")]
+    fault, notes = Fault("refused", "warm_up"), Notes()
+    compared = compare(Noisy(faults={"#3": fault}), specs, listener=notes)
+    assert [trial.spec.precision for trial in compared.trials] == ["as-written", "bf16-mixed"]
+    assert notes.lines[-1].endswith(": 1 round: The loss has shape (4,): it must be a scalar (fake)")
+    with pytest.raises(UsageError, match="must be a scalar"):
+        compare(Noisy(faults={"#1": fault}), specs)
 
 
 def test_prior_stats_of_earlier_rounds() -> None:

@@ -314,7 +314,7 @@ assert torch.load('best.pt') == [1]
 for _ in range(3): step()
 """,
         "writes": """
-import glob, pathlib, sqlite3
+import glob, pathlib, sqlite3, tempfile
 from safetensors import safe_open
 from safetensors.torch import save_file
 run = pathlib.Path("runs", "one")
@@ -322,6 +322,9 @@ run.mkdir(parents=True)
 (run / "config.json").write_text("{}")
 with open("log.txt", "a") as log: log.write("+")
 assert open("log.txt").read() == "kept+" and open(run / "config.json").read() == "{}"
+with tempfile.NamedTemporaryFile(dir=run, delete=False) as new: new.write(b"")  # as ignite's checkpoints are written
+os.replace(new.name, run / "new")
+os.remove(run / "new")
 torch.save([1], run / "last.pt")
 assert os.path.exists(run / "last.pt") and torch.load(run / "last.pt", mmap=True) == [1]
 save_file({"one": torch.ones(1)}, run / "one.safetensors")

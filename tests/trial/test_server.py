@@ -518,6 +518,22 @@ for batch in loader:
 """
 
 
+def test_a_launcher_may_start_one_process_without_the_variables_of_ranks(
+    parent: Parent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    run = "runpy.run_module(sys.argv[0], alter_sys=True, run_name='__main__')"
+    (tmp_path / "launch.py").write_text(f"import runpy, sys; del sys.argv[:2]; {run}")
+    (tmp_path / "train.py").write_text(_RANK.replace('os.environ["RANK"]', '"0"'))
+    model = UserModel(kind="script", path="train.py", name="", launcher=("python", "launch.py"))
+    event = parent.set_up(SPEC.model_copy(update={"workload": "python launch.py train.py", "user_model": model}))
+    assert event["event"] == "returned", event
+    parent.result("warm_up")
+    parent.result("run_stretch", lead_in_seconds=0.0, num_blocks=2, block_seconds=0.01)
+
+
 def test_every_rank_of_a_script_gets_the_techniques(
     parent: Parent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

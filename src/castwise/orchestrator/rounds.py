@@ -14,6 +14,7 @@ from castwise.analysis.decide import is_clearly_slower
 from castwise.analysis.speedup import process_stds, speedup_estimate, step_estimate
 from castwise.analysis.statistics import FEWEST_BLOCKS, MOST_ROUNDS, Estimate, noise_of, student_quantile, verdict_of
 from castwise.analysis.steady_metrics import block_lengths, block_means, was_at_power_limit
+from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import PriorStats
 from castwise.orchestrator.runner import InterleavedSession, TrialRunner, fails_alike
 from castwise.records.schema import Trial
@@ -98,6 +99,7 @@ class Rounds:
         self._seed = secrets.token_hex(6)  # of the order of blocks, which is another in each command
         self.trials = list(recorded)  # one for each configuration and round
         self.ending: Ending | None = None
+        self._mistake = ""  # for which a later process did not measure what earlier ones did
         self._deadline: float | None = None  # of the rounds, once they have begun
         self._seconds_per_cost = 0.0  # of the longest session
         self._least_seconds = session_seconds
@@ -109,8 +111,13 @@ class Rounds:
             with self._prepared():
                 # Intervals need scipy, which takes half a second to import: meanwhile the first processes start.
                 threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
-                while specs := self._affordable(self._unfinished()):
-                    self._run_round(specs)
+                try:
+                    while specs := self._affordable(self._unfinished()):
+                        self._run_round(specs)
+                except UsageError as mistake:  # a script may be too short by a few steps, in one round of several
+                    if not any(trial.status == "ok" for trial in self.trials):
+                        raise
+                    self._mistake = str(mistake)
         self.ending = self._find_ending()
         self._report_ending(self.ending)
         return self.trials
@@ -163,6 +170,8 @@ class Rounds:
         rounds = max((self._num_trials(spec) for spec in self._specs if not self._is_baseline(spec)), default=0)
         rounds = rounds or self._num_trials(self._specs[0])
         number = f"{rounds} round{'' if rounds == 1 else 's'}"
+        if self._mistake:
+            return f"{number}: {self._mistake}"
         if ending == "budget":
             return f"time for {number} only" if rounds else "no time was left"
         if ending == "failed":

@@ -24,11 +24,11 @@ def main() -> None:
     os.environ["TMPDIR"], name, device = sys.argv[1:]
     tempfile.tempdir = None  # it is read anew
     folder = Path(name)
-    ranks, rank = SharedFolder(folder), os.environ.get("RANK", "0")
+    ranks = SharedFolder(folder)
     if device != "cpu":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     switch_off(folder)
-    if rank == "0":
+    if ranks.rank == "0":
         door = socket.socket(socket.AF_UNIX)
         door.connect(str(folder / DOOR))
         server.serve(Connection(door.detach()), device, ranks)
@@ -42,7 +42,7 @@ def main() -> None:
 
     def next_mark(moments: Sequence[object]) -> int:
         if len(moments) == 2:
-            ranks.tell(f"samples-{rank}", str(script.samples_per_step))
+            ranks.tell(f"samples-{ranks.rank}", str(script.samples_per_step))
         if script.hooks is not None and (folder / WARM).exists():
             script.hooks.stop_looking()
         return min(ranks.wait_for_more(script.num_steps), 1 if len(moments) < 2 else UNLIMITED)
@@ -53,7 +53,7 @@ def main() -> None:
     if isinstance(script.ending, Exception):
         status, text = classify(script.ending)
         text = with_line(text, where(script.ending))
-        failed = Failed(status=status, message=text if status == "unsupported" else f"rank {rank}: {text}")
+        failed = Failed(status=status, message=text if status == "unsupported" else f"rank {ranks.rank}: {text}")
         ranks.tell(FAILURE, failed.model_dump_json())
         raise script.ending
 

@@ -198,7 +198,10 @@ class FileOverlay:
     def _database(self, path: Any) -> Any:
         return path if str(path).startswith((":", "file:")) or not path else self._ready(path, keeps=True)
 
-    def _open(self, call: _Call, path: Any, mode: str = "r", *_: Any, **__: Any) -> Any:
+    def _open(self, call: _Call, path: Any, mode: str = "r", *_: Any, opener: Any = None, **__: Any) -> Any:
+        if opener is not None:  # it opens by other functions of these, as tempfile does in a folder that it is given
+            self._thread.is_off = False
+            return call(path)
         if "x" in mode:
             self._refuse_existing(path)
         if not set("wax+") & set(mode):

@@ -41,7 +41,8 @@ class SharedFolder(Ranks):
     """What the ranks of a script share: a number of steps, and a file for the samples of each rank."""
 
     def __init__(self, folder: Path) -> None:
-        self.num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        # Accelerate's launcher starts one process alone without the variables of several.
+        self.rank, self.num_ranks = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
         self._folder = folder
         with (folder / "steps").open("r+b") as file:
             self._allowed = memoryview(mmap.mmap(file.fileno(), 8)).cast("q")
@@ -59,7 +60,7 @@ class SharedFolder(Ranks):
 
     def tell(self, name: str, text: str) -> None:
         """Write a file into the folder; the first of its name stays."""
-        new = self._folder / f"new-{os.environ['RANK']}"
+        new = self._folder / f"new-{self.rank}"
         new.write_text(text)
         with suppress(FileExistsError):
             os.link(new, self._folder / name)
