@@ -1,0 +1,1 @@
+python -m open_clip_train.main --name x --model local-dir:data/clip --train-data data/clip.csv --csv-img-key filepath --csv-caption-key title --batch-size 16 --workers 1 --epochs 3 --warmup 50 --lr 1e-3 --precision amp_bf16 --device cpu

@@ -1,0 +1,1 @@
+python -m spacy init config base.cfg --lang en --pipeline textcat --optimize efficiency --force && python -m spacy train base.cfg --output ./output --paths.train data/train.spacy --paths.dev data/dev.spacy --training.max_steps 400
