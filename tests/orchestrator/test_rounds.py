@@ -368,20 +368,24 @@ def test_without_memory_for_the_baseline_a_budget_goes_to_the_next(
 
 
 @pytest.mark.parametrize(
-    ("gain", "rule", "emulated"),
+    ("gain", "rule", "emulated", "is_short"),
     [
-        (0.3, {}, 1),  # 0.73 of fp32's speed
-        (0.3, {"one_look": False}, 3),
-        (1.0, {}, 3),  # faster than fp32, although emulated
+        (0.3, {}, 1, False),  # 0.73 of fp32's speed
+        (0.1, {}, 1, True),  # 0.24: one block shows it
+        (0.1, {"one_look": False}, 3, False),
+        (1.0, {}, 3, False),  # faster than fp32, although emulated
     ],
 )
-def test_an_emulated_precision_that_is_slower_needs_one_look(gain: float, rule: dict[str, Any], emulated: int) -> None:
+def test_an_emulated_precision_that_is_slower_needs_one_look(
+    gain: float, rule: dict[str, Any], emulated: int, is_short: bool
+) -> None:
     made = Noisy(environment=fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16")))
     made.gain = lambda spec: gain if spec.precision == "fp16-mixed" else 1.0
     compared = compare(made, on("cpu"), **({"one_look": True} | rule))
     assert [len(of(compared, name)) for name in NAMES[1:]] == [3, emulated]
     assert {trial.spec.precision for trial in compared.trials[:3]} == set(NAMES), "each has a process first"
     assert compared.ending == "narrow"
+    assert (len(step_times(of(compared, "fp16-mixed")[0])) == 1) == is_short
 
 
 def test_trials_beyond_the_fewest_have_no_count() -> None:

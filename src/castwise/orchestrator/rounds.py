@@ -279,6 +279,7 @@ class Rounds:
             baseline=None if self._baseline is None else self._baseline.configuration,
             deadline=self._deadline,
             fits_deadline=self._seconds_per_cost > 0,
+            looked_at=[spec.configuration for spec in group if self._rule.one_look and self._emulation_rank(spec)],
             seed=self._seed,
         ).run()
         if _fail_alike(trials):  # the fewest trials that show it are enough

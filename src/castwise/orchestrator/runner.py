@@ -9,7 +9,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -189,6 +189,8 @@ class CachedMeasure:
 
 # How the configurations of a session are set up: all at once; the first alone and then the others at once; or one by
 # one, if they would slow each other down.
+_SLOW_AT_A_LOOK = 2.0  # times the baseline's step
+
 SetupOrder = Literal["together", "first alone", "one by one"]
 
 
@@ -211,6 +213,7 @@ class InterleavedSession:
         deadline: The value of `time.perf_counter` at which no further block is timed; the first configuration that
             does not fail always has one, unless it is a baseline that was measured earlier and is the only one left.
         fits_deadline: Whether it should end before the deadline, as earlier sessions did: no time is kept for timing.
+        looked_at: The configurations of which one block is enough, if it shows them far slower than the baseline.
         seed: Decides the order of blocks, with the round's number.
     """
 
@@ -223,6 +226,7 @@ class InterleavedSession:
     baseline: str | None = None
     deadline: float | None = None
     fits_deadline: bool = False
+    looked_at: Collection[str] = ()
     seed: str = field(default_factory=lambda: secrets.token_hex(6))
     began: float = field(default=0.0, init=False)
     trials: "list[_RunningTrial]" = field(default_factory=list, init=False)
@@ -369,8 +373,11 @@ class InterleavedSession:
 
     def _next_blocks(self, trials: "Sequence[_RunningTrial]") -> "list[_RunningTrial]":
         """Return those that take another block; none if that would tell nothing, or no time is left."""
+        baseline = next((trial for trial in trials if trial.is_baseline and trial.has_blocks), None)
         for trial in trials:
             trial.is_done |= trial.has_no_time(self.seconds_left())
+            if trial.spec.configuration in self.looked_at and trial.has_blocks and baseline is not None:
+                trial.is_done |= trial.seconds_of_a_step > _SLOW_AT_A_LOOK * baseline.seconds_of_a_step
         if not any(trial.goes_on for trial in trials if trial.is_baseline and not trial.is_done):
             for trial in trials:
                 trial.is_done |= not trial.is_baseline and not trial.goes_on
@@ -475,6 +482,11 @@ class _RunningTrial:
         if self._is_alone and self.spec.recipe is not None:
             return len(self._epochs) < self.spec.recipe.num_epochs
         return self.schedule.goes_on
+
+    @property
+    def seconds_of_a_step(self) -> float:
+        """Return the step time of the last block."""
+        return self._blocks[-1].seconds / self._blocks[-1].num_steps
 
     def has_no_time(self, seconds_left: float) -> bool:
         """Return whether another block is impossible, or has no time."""
