@@ -16,7 +16,7 @@ from castwise.analysis.statistics import Estimate, noise_of
 from castwise.analysis.steady_metrics import step_times
 from castwise.errors import UsageError
 from castwise.orchestrator.rounds import Rounds, StopRule, group_by_memory, prior_stats_of
-from castwise.orchestrator.runner import NullListener, TrialRunner
+from castwise.orchestrator.runner import InterleavedSession, NullListener, TrialRunner
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Block, Facts, Trial
 from castwise.records.store import Store, load_folder
@@ -386,6 +386,21 @@ def test_an_emulated_precision_that_is_slower_needs_one_look(
     assert {trial.spec.precision for trial in compared.trials[:3]} == set(NAMES), "each has a process first"
     assert compared.ending == "narrow"
     assert (len(step_times(of(compared, "fp16-mixed")[0])) == 1) == is_short
+
+
+def test_an_emulated_precision_that_was_given_up_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, sessions = InterleavedSession.run, list[list[str]]()
+
+    def give_up_once(session: InterleavedSession) -> list[Trial]:
+        sessions.append([spec.precision for spec in session.specs])
+        return [each for each in run(session) if len(sessions) > 1 or each.spec.precision != "fp16-mixed"]
+
+    monkeypatch.setattr(InterleavedSession, "run", give_up_once)
+    environment = fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16"))
+    compared = compare(Noisy(environment=environment), on("cpu"), one_look=True)
+    assert sessions[:3] == [[*NAMES], ["fp32", "bf16-mixed"], ["fp32", "bf16-mixed"]]
+    assert {"fp32", "fp16-mixed"} == set(sessions[3])
+    assert compared.ending == "narrow"
 
 
 def test_trials_beyond_the_fewest_have_no_count() -> None:

@@ -99,6 +99,7 @@ class Rounds:
         self._seed = secrets.token_hex(6)  # of the order of blocks, which is another in each command
         self.trials = list(recorded)  # one for each configuration and round
         self.ending: Ending | None = None
+        self._given_up: set[str] = set()  # emulated ones that took too long to set up
         self._mistake = ""  # for which a later process did not measure what earlier ones did
         self._deadline: float | None = None  # of the rounds, once they have begun
         self._seconds_per_cost = 0.0  # of the longest session
@@ -229,7 +230,7 @@ class Rounds:
         well = [] if _fail_alike(self.trials) else self._not_failed()
         wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]
         others = [spec for spec in wide if not self._is_baseline(spec)]
-        never = [spec for spec in others if not self._num_trials(spec)]
+        never = [spec for spec in others if not self._num_trials(spec) and spec.configuration not in self._given_up]
         wide = never or [spec for spec in others if not self._emulation_rank(spec)] or wide
         baseline = [spec for spec in well if self._is_baseline(spec)] if wide else []
         return [*baseline, *sorted((spec for spec in wide if spec not in baseline), key=self._num_trials)]
@@ -270,7 +271,7 @@ class Rounds:
         started = time.perf_counter()
         fresh = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in group]
         self._announce(fresh[0])
-        trials = InterleavedSession(
+        session = InterleavedSession(
             self._runner,
             fresh,
             round_number=number,
@@ -281,7 +282,10 @@ class Rounds:
             fits_deadline=self._seconds_per_cost > 0,
             looked_at=[spec.configuration for spec in group if self._rule.one_look and self._emulation_rank(spec)],
             seed=self._seed,
-        ).run()
+        )
+        trials = session.run()
+        measured = {trial.spec.configuration for trial in trials}
+        self._given_up |= {spec.configuration for spec in group if self._emulation_rank(spec)} - measured
         if _fail_alike(trials):  # the fewest trials that show it are enough
             trials = next(few for few in itertools.accumulate([trial] for trial in trials) if _fail_alike(few))
         postponed: list[str] = []
@@ -296,7 +300,7 @@ class Rounds:
             self._announce(trial.spec)
             self.trials.append(trial)
             self._runner.listener.ended(trial)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started - session.seconds_given_up
         self.session_seconds = min(self.session_seconds or seconds, seconds)
         if cost := sum(filter(math.isfinite, map(self._cost, group))):
             self._seconds_per_cost = max(self._seconds_per_cost, seconds / cost)

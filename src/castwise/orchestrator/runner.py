@@ -228,6 +228,7 @@ class InterleavedSession:
     fits_deadline: bool = False
     looked_at: Collection[str] = ()
     seed: str = field(default_factory=lambda: secrets.token_hex(6))
+    seconds_given_up: float = field(default=0.0, init=False)  # that trials took for which no time was left
     began: float = field(default=0.0, init=False)
     trials: "list[_RunningTrial]" = field(default_factory=list, init=False)
 
@@ -334,6 +335,7 @@ class InterleavedSession:
             if thread.is_alive():
                 trial.drop()
                 thread.join()
+                self.seconds_given_up += time.perf_counter() - started_at
             elif trial.can_continue and is_first:
                 first = time.perf_counter() - started_at
             failures = ((t.spec.precision, None if t.failure is None else t.failure.message) for t in self.trials)
