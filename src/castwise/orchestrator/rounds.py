@@ -271,6 +271,7 @@ class Rounds:
         started = time.perf_counter()
         fresh = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in group]
         self._announce(fresh[0])
+        emulated = {spec.configuration for spec in group if self._emulation_rank(spec)}
         session = InterleavedSession(
             self._runner,
             fresh,
@@ -280,31 +281,34 @@ class Rounds:
             baseline=None if self._baseline is None else self._baseline.configuration,
             deadline=self._deadline,
             fits_deadline=self._seconds_per_cost > 0,
-            looked_at=[spec.configuration for spec in group if self._rule.one_look and self._emulation_rank(spec)],
+            looked_at=emulated if self._rule.one_look else (),
             seed=self._seed,
         )
         trials = session.run()
         measured = {trial.spec.configuration for trial in trials}
-        self._given_up |= {spec.configuration for spec in group if self._emulation_rank(spec)} - measured
+        self._given_up |= emulated - measured
         if _fail_alike(trials):  # the fewest trials that show it are enough
             trials = next(few for few in itertools.accumulate([trial] for trial in trials) if _fail_alike(few))
         postponed: list[str] = []
         for trial in trials:
-            # It may succeed with fewer others; cuDNN and cuBLAS have other words for lack of memory.
-            lacks_memory = trial.status == "oom" or (trial.status == "crashed" and "_STATUS_" in trial.message)
-            if lacks_memory and len(group) > 1:  # no record yet
+            if _may_lack_memory(trial) and len(group) > 1:  # no record yet
                 postponed.append(trial.spec.configuration)
-                continue
-            if self._runner.store is not None:
-                self._runner.store.save(trial)
-            self._announce(trial.spec)
-            self.trials.append(trial)
-            self._runner.listener.ended(trial)
-        seconds = time.perf_counter() - started - session.seconds_given_up
+            else:
+                self._keep(trial)
+        self._note_seconds(group, time.perf_counter() - started - session.seconds_given_up)
+        return self._less_crowded([spec for spec in group if spec.configuration in postponed], group)
+
+    def _note_seconds(self, group: list[TrialSpec], seconds: float) -> None:
         self.session_seconds = min(self.session_seconds or seconds, seconds)
         if cost := sum(filter(math.isfinite, map(self._cost, group))):
             self._seconds_per_cost = max(self._seconds_per_cost, seconds / cost)
-        return self._less_crowded([spec for spec in group if spec.configuration in postponed], group)
+
+    def _keep(self, trial: Trial) -> None:
+        if self._runner.store is not None:
+            self._runner.store.save(trial)
+        self._announce(trial.spec)
+        self.trials.append(trial)
+        self._runner.listener.ended(trial)
 
     def _groups_that_fit(self, specs: list[TrialSpec]) -> list[list[TrialSpec]]:
         """Return sessions that fit into the device's memory, by what each configuration needed in earlier rounds."""
@@ -386,6 +390,11 @@ def group_by_memory(
 def _fail_alike(trials: Sequence[Trial]) -> bool:
     """Return whether trials of full and of 16-bit precision crashed with the same error, and no trial ended well."""
     return fails_alike((trial.spec.precision, trial.message if trial.status == "crashed" else None) for trial in trials)
+
+
+def _may_lack_memory(trial: Trial) -> bool:
+    """Return whether a trial may succeed with fewer others; cuDNN and cuBLAS have other words for lack of memory."""
+    return trial.status == "oom" or (trial.status == "crashed" and "_STATUS_" in trial.message)
 
 
 def prior_stats_of(trials: Sequence[Trial]) -> PriorStats | None:

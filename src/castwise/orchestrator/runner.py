@@ -375,11 +375,9 @@ class InterleavedSession:
 
     def _next_blocks(self, trials: "Sequence[_RunningTrial]") -> "list[_RunningTrial]":
         """Return those that take another block; none if that would tell nothing, or no time is left."""
-        baseline = next((trial for trial in trials if trial.is_baseline and trial.has_blocks), None)
         for trial in trials:
             trial.is_done |= trial.has_no_time(self.seconds_left())
-            if trial.spec.configuration in self.looked_at and trial.has_blocks and baseline is not None:
-                trial.is_done |= trial.seconds_of_a_step > _SLOW_AT_A_LOOK * baseline.seconds_of_a_step
+        self._end_looks(trials)
         if not any(trial.goes_on for trial in trials if trial.is_baseline and not trial.is_done):
             for trial in trials:
                 trial.is_done |= not trial.is_baseline and not trial.goes_on
@@ -387,6 +385,13 @@ class InterleavedSession:
         others = [trial for trial in trials if trial.is_done]
         is_alone = all(trial.is_baseline for trial in order) and any(trial.can_continue for trial in others)
         return order if not is_alone and any(trial.goes_on for trial in order) else []
+
+    def _end_looks(self, trials: "Sequence[_RunningTrial]") -> None:
+        timed = [trial for trial in trials if trial.has_blocks] if self.looked_at else []
+        baseline = min((trial.seconds_of_a_step for trial in timed if trial.is_baseline), default=math.inf)
+        for trial in timed:
+            is_slow = trial.seconds_of_a_step > _SLOW_AT_A_LOOK * baseline
+            trial.is_done |= is_slow and trial.spec.configuration in self.looked_at
 
     def time_stretches(self) -> None:
         """Time loops that are timed in one stretch, one after another, each in its share of the time that is left.
