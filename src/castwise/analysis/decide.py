@@ -40,7 +40,7 @@ from castwise.spec.user_model import is_object
 WORTHWHILE = 1.03
 # One process that is slower than this share of the reference's speed needs no interval: processes of a configuration
 # were never seen to differ by so much. One of an emulated precision need only be slower, as is to be expected.
-_HOPELESS = 0.5
+HOPELESS = 0.5
 # The same if the machine was disturbed. Source: equal loops on a busy CPU, which differed by 0.39 to 2.09.
 _HOPELESS_WITH_DOUBTS = 0.2
 
@@ -567,7 +567,7 @@ def is_clearly_slower(baselines: Sequence[Trial], trials: Sequence[Trial]) -> bo
 
     def is_enough(trial: Trial, ratio: float) -> bool:
         has_doubts = any(warning.name in _DOUBTS for warning in warnings_of_all([trial]))
-        return ratio <= (1.0 if _is_emulated(trial) else _HOPELESS_WITH_DOUBTS if has_doubts else _HOPELESS)
+        return ratio <= (1.0 if _is_emulated(trial) else _HOPELESS_WITH_DOUBTS if has_doubts else HOPELESS)
 
     return all(ratio <= 1 for _, ratio in alone) and any(is_enough(*pair) for pair in alone)
 

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from castwise.analysis.decide import HOPELESS
 from castwise.analysis.statistics import FEWEST_BLOCKS
 from castwise.analysis.steady_metrics import units_per_step, warm_step_seconds
 from castwise.errors import UsageError
@@ -189,8 +190,6 @@ class CachedMeasure:
 
 # How the configurations of a session are set up: all at once; the first alone and then the others at once; or one by
 # one, if they would slow each other down.
-_SLOW_AT_A_LOOK = 2.0  # times the baseline's step
-
 SetupOrder = Literal["together", "first alone", "one by one"]
 
 
@@ -390,8 +389,8 @@ class InterleavedSession:
         timed = [trial for trial in trials if trial.has_blocks] if self.looked_at else []
         baseline = min((trial.seconds_of_a_step for trial in timed if trial.is_baseline), default=math.inf)
         for trial in timed:
-            is_slow = trial.seconds_of_a_step > _SLOW_AT_A_LOOK * baseline
-            trial.is_done |= is_slow and trial.spec.configuration in self.looked_at
+            is_hopeless = baseline < HOPELESS * trial.seconds_of_a_step
+            trial.is_done |= is_hopeless and trial.spec.configuration in self.looked_at
 
     def time_stretches(self) -> None:
         """Time loops that are timed in one stretch, one after another, each in its share of the time that is left.
