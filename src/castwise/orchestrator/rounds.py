@@ -116,7 +116,7 @@ class Rounds:
                     while specs := self._affordable(self._unfinished()):
                         self._run_round(specs)
                 except UsageError as mistake:  # a script may be too short by a few steps, in one round of several
-                    if not any(trial.status == "ok" for trial in self.trials):
+                    if not (self._specs[0].is_script and any(trial.status == "ok" for trial in self.trials)):
                         raise
                     self._mistake = str(mistake)
         self.ending = self._find_ending()
