@@ -68,6 +68,11 @@ def test_saved_bytes_grow_with_batch_size(own: Path) -> None:
     assert (four.weights_bytes, four.optimizer_bytes) == (one.weights_bytes, one.optimizer_bytes)
 
 
+def test_only_one_set_of_gradients_is_alive(own: Path) -> None:
+    """With few activations the peak is at the end of backward, when the last step's gradients are gone."""
+    assert 0 < parts_of(own, "fp32", batch_size=1).gradients_bytes <= WEIGHTS
+
+
 def test_autocast_adds_weight_casts(own: Path) -> None:
     parts = parts_of(own, "bf16-mixed")
     assert (parts.weights_bytes, parts.optimizer_bytes) == (WEIGHTS, WEIGHTS)

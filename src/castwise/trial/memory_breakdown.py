@@ -45,17 +45,7 @@ def profile_memory(
         return MemoryParts(missing=f"the tensors of a step with {hidden[0]} cannot be observed")
     device, held = torch.device(spec.device), list(batches)
     storages = _Storages(device.type)
-    parameters, stepped = list(step.model.parameters()), list(stepped_by(step.optimizer))
-    existing = {  # a storage keeps the first kind that it gets
-        _WEIGHTS: [*parameters, *step.model.buffers()],
-        _GRADIENTS: [tensor.grad for tensor in (*parameters, *stepped) if tensor.grad is not None],
-        "masters": stepped,  # without masters these are the weights
-        "optimizer": tree_tensors(list(step.optimizer.state.values())),
-        "batches": tree_tensors(held),
-    }
-    for kind, tensors in existing.items():
-        for tensor in tensors:
-            storages.add(tensor, kind)
+    _add_existing(storages, step, held)
     peak = _PeakMode(storages, device)
     try:
         _run_observed(storages, peak, step, held[0])
@@ -154,6 +144,24 @@ class _PeakMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._device.type == "cuda":
                 self.workspace_bytes = max(0, most - tensors)
         return result
+
+
+def _add_existing(storages: _Storages, step: TrainingStep, batches: list[Batch]) -> None:
+    """Add the tensors that exist before the step.
+
+    A function of its own, so that no variable outlives it: a list of gradients would keep the last step's alive.
+    """
+    parameters, stepped = list(step.model.parameters()), list(stepped_by(step.optimizer))
+    kinds = {  # a storage keeps the first kind that it gets
+        _WEIGHTS: [*parameters, *step.model.buffers()],
+        _GRADIENTS: [tensor.grad for tensor in (*parameters, *stepped) if tensor.grad is not None],
+        "masters": stepped,  # without masters these are the weights
+        "optimizer": tree_tensors(list(step.optimizer.state.values())),
+        "batches": tree_tensors(batches),
+    }
+    for kind, tensors in kinds.items():
+        for tensor in tensors:
+            storages.add(tensor, kind)
 
 
 def _run_observed(storages: _Storages, peak: _PeakMode, step: TrainingStep, batch: Batch) -> None:
