@@ -73,10 +73,11 @@ def test_the_mlp_of_the_amp_recipe_takes_more_under_autocast_and_the_copies_of_w
     """Source 000 saw 1.17 times fp32's memory."""
     found = fit("mlp-4096", "fp32", "fp16-mixed", memory_bytes=8 * GIB, curve=False)
     small = {name: breakdown_of(each.trained[0]) for name, each in found.items()}
-    mixed, full = small["fp16-mixed"], small["fp32"]
+    assert small["fp16-mixed"].seen_bytes > small["fp32"].seen_bytes  # type: ignore[union-attr]
+    # A small batch has its peak at the end of backward, when the copies are gone.
+    mixed, full = (breakdown_of(found[name].trained[-1]) for name in ("fp16-mixed", "fp32"))
     assert mixed is not None
     assert full is not None
-    assert mixed.seen_bytes > full.seen_bytes
     assert mixed.bytes_of("weight_casts_bytes") > 0
     assert full.bytes_of("weight_casts_bytes") == 0
 

@@ -172,7 +172,7 @@ def test_objects_that_lie_on_the_gpu_travel() -> None:
     model = torch.nn.Linear(64, 64).cuda()
     batch = torch.randn(32, 64, device="cuda")
     found = castwise.compare(model, batch, precision="fp32,fp16-mixed", seconds=0.2, device="cuda:0", progress=False)
-    assert [trial.status for trial in found.trials] == ["ok", "ok"], [trial.message for trial in found.trials]
+    assert {trial.status for trial in found.trials} == {"ok"}, [trial.message for trial in found.trials]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
