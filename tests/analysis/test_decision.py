@@ -18,6 +18,10 @@ def advise(*trials: Trial) -> Advice:
     return advice
 
 
+def once(*trials: Trial) -> Advice:
+    return advise(*rounds(*trials, gains=(1.0,)))
+
+
 def at(
     precision: str,
     speed: float,
@@ -28,7 +32,7 @@ def at(
 ) -> Trial:
     """Return a trial that is `speed` times as fast as one of 0.1 s a step."""
     spec = fake_spec(precision, **changes)
-    return fake_trial(spec, status=status, step_seconds=(0.1 / speed,), skipped=skipped, environment=environment)
+    return fake_trial(spec, status=status, step_seconds=(0.1 / speed,) * 4, skipped=skipped, environment=environment)
 
 
 def on_cpu(precision: str, speed: float) -> Trial:
@@ -312,14 +316,35 @@ def test_nothing_to_recommend_has_the_reason() -> None:
 
 
 def test_what_is_clear_after_one_process_is_said() -> None:
-    half, emulated = advise(FP32, at("bf16-mixed", 0.46)), advise(on_cpu("fp32", 1), on_cpu("bf16-mixed", 0.75))
-    assert (half.decision, emulated.decision) == ("stay", "stay")
+    half, emulated = once(FP32, at("bf16-mixed", 0.46)), advise(on_cpu("fp32", 1), on_cpu("bf16-mixed", 0.75))
+    twice = once(FP32, at("bf16-mixed", 2.1))
+    assert (half.decision, emulated.decision, twice.decision) == ("stay", "stay", "take")
+    assert (
+        "trains 2.10× as fast as fp32, in the same memory. At twice the speed or more, one run is eno" in twice.sentence
+    )
     assert "at 0.46× its speed. At half the speed or less, one run is enough." in half.sentence
     assert "at 0.75× its speed. It is emulated here, and one run shows that it is slower." in emulated.sentence
     assert emulated.limit.count("bf16-mixed") == 1
-    assert "one run" not in advise(*rounds(FP32, at("bf16-mixed", 0.46))).sentence
-    disturbed = at("bf16-mixed", 0.46).model_copy(update={"readings": (fake_reading(cpu_pressure=0.9),) * 6})
-    assert advise(FP32, disturbed).decision == "undecided", "equal loops on a busy CPU differ by as much"
+    for speed in (0.46, 2.1):
+        assert "one run" not in advise(*rounds(FP32, at("bf16-mixed", speed))).sentence
+        disturbed = at("bf16-mixed", speed).model_copy(update={"readings": (fake_reading(cpu_pressure=0.9),) * 6})
+        assert once(FP32, disturbed).decision == "undecided", "equal loops on a busy CPU differ by as much"
+        assert advise(FP32, at("bf16-mixed", speed)).decision == "undecided", "they did not run side by side"
+    much = at("bf16-mixed", 9).model_copy(update={"readings": disturbed.readings})
+    assert (once(FP32, much).decision, advise(FP32, much).decision) == ("take", "undecided")
+
+
+def test_blocks_that_differ_too_much_show_nothing() -> None:
+    def spread(*seconds: float) -> Trial:
+        return fake_trial(fake_spec("bf16-mixed"), step_seconds=seconds)
+
+    assert once(FP32, spread(0.045, 0.046, 0.045, 0.046)).decision == "take"
+    assert once(FP32, spread(0.049, 0.05, 0.049, 0.051)).decision == "undecided", "its interval contains 2"
+
+
+def test_every_process_has_to_show_that_a_loop_is_faster() -> None:
+    assert advise(*rounds(FP32, at("bf16-mixed", 2.1), gains=(1.0, 3.0))).decision == "take"
+    assert advise(*rounds(FP32, at("bf16-mixed", 1.1), gains=(1.0, 3.0))).decision == "undecided"
 
 
 @pytest.mark.parametrize(

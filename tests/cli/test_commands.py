@@ -300,7 +300,8 @@ def test_a_user_model_is_measured_in_every_precision(command: CommandLine, train
     assert '# Lightning: Trainer(precision="bf16-mixed")' in done.out
     again = command.run(train_me)
     assert again.engine.measured == []
-    assert f"{3 * len(ALL)} trials of earlier rounds are on record already" in again.err
+    # fp16-true is twice as fast as the default, which one process shows.
+    assert f"{3 * len(ALL) - 2} trials of earlier rounds are on record already" in again.err
 
 
 def test_an_error_of_a_users_code_is_one_line_and_its_traceback_on_demand(command: CommandLine, train_me: str) -> None:

@@ -62,7 +62,7 @@ def test_a_job_measures_its_plan_and_returns_it_in_order(job: Prepare, tmp_path:
 
 def test_without_further_options_each_configuration_has_three_processes(job: Prepare) -> None:
     engine = FakeEngine()
-    made = job(engine, precisions=("fp32", "bf16-mixed"), rounds=None)
+    made = job(engine, precisions=("fp32", "tf32"), rounds=None)
     assert made.rule == StopRule(min_rounds=3, max_rounds=5, one_look=True)
     assert [trial.spec.repeat for trial in made.run()] == [0, 1, 2, 0, 1, 2]
     assert len(engine.measured) == 6

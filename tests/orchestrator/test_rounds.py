@@ -373,19 +373,45 @@ def test_without_memory_for_the_baseline_a_budget_goes_to_the_next(
         (0.3, {}, 1, False),  # 0.73 of fp32's speed
         (0.1, {}, 1, True),  # 0.24: one block shows it
         (0.1, {"one_look": False}, 3, False),
-        (1.0, {}, 3, False),  # faster than fp32, although emulated
+        (0.8, {}, 3, False),  # faster than fp32, although emulated
     ],
 )
 def test_an_emulated_precision_that_is_slower_needs_one_look(
     gain: float, rule: dict[str, Any], emulated: int, is_short: bool
 ) -> None:
     made = Noisy(environment=fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16")))
-    made.gain = lambda spec: gain if spec.precision == "fp16-mixed" else 1.0
+    made.gain = lambda spec: gain if spec.precision == "fp16-mixed" else 0.6 if spec.precision == "bf16-mixed" else 1
     compared = compare(made, on("cpu"), **({"one_look": True} | rule))
     assert [len(of(compared, name)) for name in NAMES[1:]] == [3, emulated]
     assert {trial.spec.precision for trial in compared.trials[:3]} == set(NAMES), "each has a process first"
     assert compared.ending == "narrow"
     assert (len(step_times(of(compared, "fp16-mixed")[0])) == 1) == is_short
+
+
+@pytest.mark.parametrize(
+    ("gain", "rule", "num_processes"),
+    [
+        (1.0, {}, 1),  # 2.4 times as fast
+        (0.2, {}, 1),  # at 0.49 of fp32's speed
+        (0.8, {}, 3),
+        (1.0, {"one_look": False}, 3),
+    ],
+)
+def test_twice_the_speed_or_half_of_it_needs_no_second_process(
+    gain: float, rule: dict[str, Any], num_processes: int
+) -> None:
+    made, notes = Noisy(), Notes()
+    made.gain = lambda spec: gain if spec.precision == "fp16-mixed" else 0.6 if spec.precision == "bf16-mixed" else 1
+    compared = compare(made, listener=notes, **({"one_look": True} | rule))
+    assert [len(of(compared, name)) for name in NAMES] == [3, 3, num_processes]
+    assert compared.ending == "narrow"
+    assert ("one run is enough for fp16-mixed" in notes.lines[-1]) == (num_processes == 1)
+
+
+def test_beside_fp8_twice_the_speed_needs_more_processes() -> None:
+    made = Noisy()
+    compared = compare(made, configurations("fp32", "bf16-mixed", "fp8-rowwise"), one_look=True)
+    assert len(of(compared, "bf16-mixed")) == 3
 
 
 def test_an_emulated_precision_that_was_given_up_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,8 +422,9 @@ def test_an_emulated_precision_that_was_given_up_waits_for_the_others(monkeypatc
         return [each for each in run(session) if len(sessions) > 1 or each.spec.precision != "fp16-mixed"]
 
     monkeypatch.setattr(InterleavedSession, "run", give_up_once)
-    environment = fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16"))
-    compared = compare(Noisy(environment=environment), on("cpu"), one_look=True)
+    made = Noisy(environment=fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16")))
+    made.gain = lambda spec: 1 if spec.precision == "fp32" else 0.6
+    compared = compare(made, on("cpu"), one_look=True)
     assert sessions[:3] == [[*NAMES], ["fp32", "bf16-mixed"], ["fp32", "bf16-mixed"]]
     assert {"fp32", "fp16-mixed"} == set(sessions[3])
     assert compared.ending == "narrow"

@@ -11,7 +11,7 @@ from castwise.analysis.causes import diagnose, try_line
 from castwise.analysis.code_snippets import Snippet, framework_snippets, loop_code, script_code
 from castwise.analysis.model_flops import why_inexact
 from castwise.analysis.result_table import Row
-from castwise.analysis.speedup import speedup_estimate
+from castwise.analysis.speedup import session_speedup_estimate, speedup_estimate
 from castwise.analysis.statistics import MOST_ROUNDS, Estimate
 from castwise.analysis.training_metrics import data_share, epochs_of, is_whole, length_in_words, perplexity
 from castwise.analysis.warnings import warnings_of_all
@@ -38,11 +38,13 @@ from castwise.spec.user_model import is_object
 
 # A gain smaller than this is not worth a change of numerics. The figure is a choice, not a measurement.
 WORTHWHILE = 1.03
-# One process that is slower than this share of the reference's speed needs no interval: processes of a configuration
-# were never seen to differ by so much. One of an emulated precision need only be slower, as is to be expected.
-HOPELESS = 0.5
-# The same if the machine was disturbed. Source: equal loops on a busy CPU, which differed by 0.39 to 2.09.
-_HOPELESS_WITH_DOUBTS = 0.2
+# A configuration that one process shows to be faster, or slower, by more than this factor needs no other: processes of
+# a configuration were never seen to differ by so much. One of an emulated precision need only be slower, as is to be
+# expected.
+CLEAR = 2.0
+# The same if the machine was disturbed, or there is no interval over blocks. Source: equal loops on a busy CPU, which
+# differed by 0.39 to 2.09.
+_CLEAR_WITH_DOUBTS = 5.0
 
 Decision = Literal["take", "stay", "undecided", "nothing"]
 
@@ -67,6 +69,8 @@ _FAILURES = {"diverged": "diverged", "oom": "ran out of memory"}
 _REFERENCES = (AS_WRITTEN, DEFAULT, BASELINE)  # the first that was measured is what a gain is over
 _CHECK_ACCURACY = "check the accuracy first."
 _NO_INTERVAL = "but one process of each gives no interval"
+_CLEAR_SLOWER = "At half the speed or less, one run is enough."
+_CLEAR_FASTER = "At twice the speed or more, one run is enough."
 _WAITS = 0.5  # of the training time; a run that waits longer for its data says little about precisions
 
 
@@ -208,7 +212,7 @@ def _decide(rows: list[Row]) -> Advice:
         failed = [f"{row.precision}: {row.trial.status}" for row in rows if row.trial.status != "ok"]
         why = ", ".join(failed) or "no other was asked for, or the time ran out (--budget gives more)"
         return replace(advice, why=why)
-    if proven := [row for row, ratio in ratios if _is_proven(ratio, is_run=_is_run(rows))]:
+    if proven := [row for row, ratio in ratios if _is_proven(ratio, reference, row)]:
         return _with_row(replace(advice, decision="take"), _simplest_of_the_fastest(proven))
     return _decide_without_proof(advice, reference, ratios)
 
@@ -218,7 +222,7 @@ def _decide_without_proof(advice: Advice, reference: Row, ratios: Sequence[tuple
     may_be_faster = [
         (row, each)
         for row, each in ratios
-        if (_is_open(each) or not _is_known(each)) and not is_clearly_slower(reference.trials, row.trials)
+        if (_is_open(each) or not _is_known(each)) and one_process_shows(reference.trials, row.trials) != "slower"
     ]
     is_undecided = may_be_faster and not _is_run(advice.rows)
     best, ratio = max(may_be_faster if is_undecided else ratios, key=lambda pair: pair[1].value)
@@ -271,9 +275,13 @@ def _is_measured(row: Row) -> bool:
     return row.trial.status == "ok" and row.throughput is not None
 
 
-def _is_proven(ratio: Estimate, *, is_run: bool) -> bool:
+def _is_proven(ratio: Estimate, reference: Row, row: Row) -> bool:
     """Return whether a ratio is worth a change; that of one training run, which has no interval, counts as it is."""
-    has_proof = (ratio.low > 1 and _is_known(ratio)) or (is_run and ratio.n == 1)
+    has_proof = ratio.low > 1 and _is_known(ratio)
+    if _is_run([row]):
+        has_proof |= ratio.n == 1
+    elif not has_proof:
+        has_proof = one_process_shows(reference.trials, row.trials) == "faster"
     return ratio.value >= WORTHWHILE and has_proof
 
 
@@ -319,7 +327,9 @@ def _sentence(advice: Advice) -> str:
     doubts = _doubts(reference, row)
     verb = f"{_name(row)} looks faster ({', '.join(doubts)})" if doubts else f"take {_name(row)}"
     verb = f"{verb}. It" if not cut else _name(row)
-    return f"{where}: {verb} trains {_gain(advice)}{cut}.{_caution(measured, row)}"
+    over = row.over(reference)
+    clear = "" if _is_run(measured) or over is None or _is_known(over) else f" {_CLEAR_FASTER}"
+    return f"{where}: {verb} trains {_gain(advice)}{cut}.{clear}{_caution(measured, row)}"
 
 
 def _without_comparison(advice: Advice, measured: Sequence[Row]) -> str:
@@ -352,7 +362,7 @@ def _closest(advice: Advice, cut: str) -> str:
         return f"{_name(row)} gains too little for a change of numerics: it trains {_times(ratio)} as fast{cut}."
     clear = ""
     if not _is_run(advice.rows) and (not _is_known(ratio) or _is_open(ratio)):
-        clear = " At half the speed or less, one run is enough."
+        clear = f" {_CLEAR_SLOWER}"
         if _is_emulated(row.trial):
             clear = " It is emulated here, and one run shows that it is slower."
     return f"{_name(row)} comes closest, at {_times(ratio)} its speed{cut}.{clear}"
@@ -561,15 +571,43 @@ def _is_open(ratio: Estimate) -> bool:
     return ratio.low <= 1 and ratio.high >= WORTHWHILE
 
 
-def is_clearly_slower(baselines: Sequence[Trial], trials: Sequence[Trial]) -> bool:
-    """Return whether one process shows that a configuration is slower, and no other one says that it is faster."""
-    alone = [(trial, each.value) for trial in trials if (each := speedup_estimate(baselines, [trial])) is not None]
+def one_process_shows(
+    baselines: Sequence[Trial], trials: Sequence[Trial], beyond: float = CLEAR, units: float = 1.0
+) -> Literal["faster", "slower"] | None:
+    """Return how a configuration compares with its baseline, if one process is enough to show it.
 
-    def is_enough(trial: Trial, ratio: float) -> bool:
-        has_doubts = any(warning.name in _DOUBTS for warning in warnings_of_all([trial]))
-        return ratio <= (1.0 if _is_emulated(trial) else _HOPELESS_WITH_DOUBTS if has_doubts else HOPELESS)
+    On a machine at rest the interval over the blocks of a session is beyond a factor; the figure itself has to be
+    beyond a larger one if the machine was disturbed or there is no interval. Each process beside the baseline shows
+    that it is faster. If one shows that it is slower, the others need only be slower: nothing depends on by how much.
 
-    return all(ratio <= 1 for _, ratio in alone) and any(is_enough(*pair) for pair in alone)
+    Args:
+        baselines: The trials of the baseline.
+        trials: Those of the configuration.
+        beyond: The factor.
+        units: How many times as many units as the baseline's a step has, on a batch of another size.
+    """
+    ratios, shown = list[float](), list[Literal["faster", "slower"] | None]()
+    for trial in trials:
+        if (alone := speedup_estimate(baselines, [trial])) is None:
+            continue
+        value, needed = alone.value * units, beyond
+        low = high = value
+        beside = [other for other in baselines if other.session_id == trial.session_id is not None]
+        blocks = session_speedup_estimate(beside, [trial])
+        if blocks is None or not _is_known(blocks) or doubts_of([*beside, trial]):
+            needed = max(beyond, _CLEAR_WITH_DOUBTS)
+        else:
+            low, high = blocks.low * units, blocks.high * units
+        ratios.append(value)
+        if low >= needed and beside:
+            shown.append("faster")
+        elif high <= 1 / needed or (value <= 1 and _is_emulated(trial)):
+            shown.append("slower")
+        elif beside:
+            shown.append(None)
+    if "slower" in shown and max(ratios) <= 1:
+        return "slower"
+    return "faster" if set(shown) == {"faster"} and min(ratios) > 1 else None
 
 
 def _is_emulated(trial: Trial) -> bool:

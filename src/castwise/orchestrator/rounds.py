@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from castwise.analysis.decide import is_clearly_slower
+from castwise.analysis.decide import one_process_shows
 from castwise.analysis.speedup import process_stds, speedup_estimate, step_estimate
 from castwise.analysis.statistics import FEWEST_BLOCKS, MOST_ROUNDS, Estimate, noise_of, student_quantile, verdict_of
 from castwise.analysis.steady_metrics import block_lengths, block_means, was_at_power_limit
@@ -42,7 +42,7 @@ class StopRule:
     min_rounds: int = 3  # before an interval counts
     max_rounds: int = MOST_ROUNDS
     budget_seconds: float | None = None  # wall time that the rounds may take; None for no such limit
-    # Whether one process of an emulated precision is enough if it is slower: nobody asked for an interval.
+    # Whether one process is enough if it shows which is faster: nobody asked for an interval.
     one_look: bool = False
 
     @classmethod
@@ -184,7 +184,7 @@ class Rounds:
         else:
             known, doubt = f"every speed-up is known within {share}", f"not every speed-up is clear within {share}"
             if looked := [spec.precision for spec in self._specs if self._is_settled_by_a_look(spec)]:
-                known = f"{', '.join(looked)}: slower, and emulated, so one run is enough"
+                known = f"one run is enough for {', '.join(looked)}"
         return f"{number}: {known}" if ending == "narrow" else f"{number}, the limit: {doubt}"
 
     def _affordable(self, specs: list[TrialSpec]) -> list[TrialSpec]:
@@ -250,9 +250,12 @@ class Rounds:
         return ratio is None or self._rule.is_answered(ratio)
 
     def _is_settled_by_a_look(self, spec: TrialSpec) -> bool:
-        if not (self._rule.one_look and self._emulation_rank(spec)) or self._baseline is None:
+        if not self._rule.one_look or self._baseline is None or self._is_baseline(spec):
             return False
-        return is_clearly_slower(self._of(self._baseline), self._of(spec))
+        shown = one_process_shows(self._of(self._baseline), self._of(spec))
+        # FP8 is compared with bf16-mixed, too.
+        has_fp8 = any(precision_row(other.precision).float8_recipe for other in self._specs)
+        return shown == "slower" or (shown == "faster" and not has_fp8)
 
     def _run_round(self, specs: list[TrialSpec]) -> None:
         number = 1 + max(map(self._num_trials, [s for s in specs if not self._is_baseline(s)] or specs))

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from castwise.analysis.decide import HOPELESS
+from castwise.analysis.decide import CLEAR
 from castwise.analysis.statistics import FEWEST_BLOCKS
 from castwise.analysis.steady_metrics import units_per_step, warm_step_seconds
 from castwise.errors import UsageError
@@ -389,8 +389,8 @@ class InterleavedSession:
         timed = [trial for trial in trials if trial.has_blocks] if self.looked_at else []
         baseline = min((trial.seconds_of_a_step for trial in timed if trial.is_baseline), default=math.inf)
         for trial in timed:
-            is_hopeless = baseline < HOPELESS * trial.seconds_of_a_step
-            trial.is_done |= is_hopeless and trial.spec.configuration in self.looked_at
+            is_clear = CLEAR * baseline < trial.seconds_of_a_step
+            trial.is_done |= is_clear and trial.spec.configuration in self.looked_at
 
     def time_stretches(self) -> None:
         """Time loops that are timed in one stretch, one after another, each in its share of the time that is left.

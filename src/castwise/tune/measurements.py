@@ -7,7 +7,7 @@ from typing import Literal
 
 from castwise.analysis import steady_metrics
 from castwise.analysis.causes import diagnose, power_limit_of
-from castwise.analysis.decide import doubts_of
+from castwise.analysis.decide import one_process_shows
 from castwise.analysis.model_flops import flops_of, why_inexact
 from castwise.analysis.result_table import rows_of_steps
 from castwise.analysis.speedup import rate_estimate, session_speedup_estimate, speedup_estimate, step_estimate
@@ -174,10 +174,9 @@ class Measurements:
 
     def is_clear(self, below: TrialSpec, spec: TrialSpec) -> bool:
         """Return whether one session, on a machine at rest, shows more than what processes of one configuration do."""
-        ratio = self._block_ratio(below, spec)
-        if ratio is None or ratio.low <= _BEYOND_PROCESSES:
-            return False
-        return not doubts_of([*self.of(below), *self.of(spec)]) and self.agrees(below, spec)
+        units = spec.batch_size / below.batch_size
+        shown = one_process_shows(self.of(below), self.of(spec), _BEYOND_PROCESSES, units)
+        return shown == "faster" and self.agrees(below, spec)
 
     def agrees(self, below: TrialSpec, spec: TrialSpec) -> bool:
         """Return whether the speeds over all sessions agree with the speed-up in those that measured both.
