@@ -3,7 +3,8 @@
 Its argument is a JSON list of [file, precision or "alone", value of --amp]; the answer has a list of losses for each.
 With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error; with
 "measure" it is what it measures, in the precision that stands last; with "profile" the classes of what takes the most
-time; with "count" the samples of a step; with "own" what it does itself, as JSON. With a second argument the answers
+time; with "count" the samples of a step; with "own" what it does itself, as JSON; with "timed-N", given N steps or no
+number, the steps of each block and the work between steps that was not timed whole. With a second argument the answers
 are the lines of the logs, and why a script failed, or castwise refused it. The value of --amp may be followed by other
 arguments.
 """
@@ -35,7 +36,7 @@ from castwise.trial.script.run import Order, ScriptRun, ScriptTrial
 from castwise.trial.user_model.source import where, with_line
 
 NUM_STEPS = 8
-ASKED = ("inspect", "measure", "count", "profile", "own")
+ASKED = ("inspect", "measure", "count", "profile", "own", "timed")
 HANG_SECONDS = 5.0  # what a script that hangs has for its steps
 NUM_RANKS = {"ddp": 2}
 # What scripts import that takes seconds: once is enough for all.
@@ -77,9 +78,14 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     model = UserModel(kind="script", path=file, name="", arguments=arguments)
     limit = HANG_SECONDS if Path(file).stem == "waits" else PATIENCE_SECONDS
     num_steps = 7 if Path(file).stem == "functional" else 8  # in two blocks
+    how, _, number = how.partition("-")
     profile_steps = 2 * (how == "profile")
     protocol = MeasurementProtocol(
-        warm_up_steps=1, num_steps=num_steps, timeout_seconds=limit, profile_steps=profile_steps
+        warm_up_steps=1,
+        warm_up_seconds=0.5 if how == "timed" else 10.0,
+        num_steps=(int(number) if number else None) if how == "timed" else num_steps,
+        timeout_seconds=limit,
+        profile_steps=profile_steps,
     )
     trial = ScriptTrial(fake_spec(precision or "as-written", device="cpu", user_model=model, protocol=protocol))
     script = ScriptRun(model, "as-written", "cpu") if how == "inspect" else trial.run
@@ -100,12 +106,15 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
                     run._LIMIT_SHARE = HANG_SECONDS / PATIENCE_SECONDS
                 blocks = trial.run_stretch(0.0, 2, 0.1)
                 num_steps = sum(each.num_steps for each in blocks)
-                notes = "; ".join(trial.finish().notes)
+                samples = trial.finish()
+                notes, between = "; ".join(samples.notes), samples.between_steps
                 found = f"{num_steps} steps, {sum(each.skipped_steps for each in blocks)} skipped; {notes}"
                 if how == "own":
                     found = json.dumps([facts.own_precision, facts.framework])
                 if how == "count":
                     found = f"{sum(each.num_samples or 0 for each in blocks) / num_steps:g} a step; {notes}"
+                if how == "timed":
+                    found = json.dumps([[each.num_steps for each in blocks], between and between.model_dump()])
                 if how == "profile":
                     seconds = trial.profile(2, None).class_seconds
                     found = max(seconds, key=seconds.__getitem__)
@@ -134,7 +143,7 @@ def losses_of(file: str, how: str, amp: str, *, in_words: bool = False) -> list[
                 os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks))
                 os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
             try:
-                if how in ASKED:
+                if how.partition("-")[0] in ASKED:
                     run_asked(file, how, amp, Path(log.name))
                 elif how == "alone":
                     run_alone(file, arguments)
@@ -148,7 +157,7 @@ def losses_of(file: str, how: str, amp: str, *, in_words: bool = False) -> list[
                     print(error, file=lines)
             os._exit(0)
         assert all(os.waitpid(child, 0)[1] == 0 for child in children), (file, how, amp)
-        if how in ASKED:
+        if how.partition("-")[0] in ASKED:
             return Path(log.name).read_text()
         if in_words:
             return Path(log.name).read_text().splitlines()

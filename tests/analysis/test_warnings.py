@@ -7,7 +7,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from castwise.analysis.result_table import rows_of_steps
 from castwise.analysis.warnings import WARNING_NAMES, warnings_of, warnings_of_all
-from castwise.records.schema import EnergyMeasurement, StepFlops, TelemetrySummary, Trial
+from castwise.records.schema import EnergyMeasurement, StepFlops, TelemetrySummary, Trial, WorkBetweenSteps
 from castwise.show.notes import remarks
 
 NUM_BLOCKS = 8
@@ -58,6 +58,15 @@ SHARED = [
     for gpu in ("cuda:2", "cuda:1")
 ]
 
+
+def between_steps(**changes: float) -> Trial:
+    """Return a trial of a script whose work between steps was not timed whole."""
+    work = {"period_steps": 320, "times_seen": 2, "seconds": 0.4, "share": 0.12, "timed_share": 0.0} | changes
+    trial = fake_trial(step_seconds=STEADY)
+    samples = trial.ranks[0].model_copy(update={"between_steps": WorkBetweenSteps(**work)})
+    return trial.model_copy(update={"ranks": (samples,)})
+
+
 # Each trial has the warning of this name and no other.
 FIRES: list[tuple[str, Trial]] = [
     ("throttled", trial_with(fake_reading(throttle_reasons=("sw_power_cap",), power_watts=690.0))),
@@ -76,6 +85,10 @@ FIRES: list[tuple[str, Trial]] = [
     ("foreign-process", trial_with(*all_but_last(fake_reading(), fake_reading(foreign_processes=2)))),
     ("foreign-process", trial_with(*all_but_last(*SHARED))),
     ("foreign-process", trial_with(fake_reading(**FOUR, foreign_processes=2))),
+    ("untimed-work", between_steps()),
+    ("untimed-work", between_steps(times_seen=1)),
+    ("untimed-work", between_steps(period_steps=0, times_seen=1)),
+    ("untimed-work", between_steps(period_steps=0, times_seen=3)),
     ("little-fp8", fp8_trial(0.49)),
     ("noisy", trial_with(fake_reading(), seconds=(0.1, 0.12) * 4)),
     ("noisy", trial_with(fake_reading(), seconds=(0.1, 0.12) * 4, settled=False)),

@@ -1,7 +1,6 @@
 """Scripts as they are, hooked: the losses as alone, and in another precision those of a script changed by hand."""
 
 import copy
-import itertools
 import json
 import re
 import subprocess
@@ -105,7 +104,7 @@ def test_lightning_validates_in_the_precision_as_it_does_by_itself(losses):
 
 
 _STEP = """
-import os, sys, time, torch
+import itertools, os, sys, time, torch
 from torch.utils.data import DataLoader
 w = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
@@ -259,6 +258,22 @@ for _ in range(99):
     HOW
     optimizer.step()
 raise ValueError(w.weight.grad.tolist(), w.bias.grad.item())
+"""
+
+
+# Work that takes time now and then, in which the model that is trained is called without gradients.
+_ROLLOUTS = """
+@torch.no_grad()
+def roll_out():
+    for _ in range(20):
+        w(torch.randn(1, 3))
+        started = time.thread_time()
+        while time.thread_time() < started + 0.01: pass
+"""
+_PPO = f"""{_ROLLOUTS}
+while True:
+    roll_out()
+    for _ in range(320): step()
 """
 
 
@@ -602,6 +617,18 @@ optimizer = torch.optim.LBFGS(w.parameters())
 optimizer.step(lambda: w(torch.randn(5, 3)).sum())
 """,
     }
+    timed = {
+        "ppo timed- as-written": _PPO,
+        "ppo timed-100 as-written": _PPO,
+        "ppo timed-320 as-written": _PPO,
+        "ppo timed-480 as-written": _PPO,
+        "evaluates-now-and-then timed- as-written": f"""{_ROLLOUTS}
+for number in itertools.count(1):
+    step()
+    if number % 500 == 0: roll_out()
+""",
+        "steps timed-100 as-written": "while True: step()",
+    }
     folder = tmp_path_factory.mktemp("scripts")
     jobs = []
     for name in ("model.pt", "model.safetensors", "last.pt", "log.txt", "old/a.txt", "old/b.txt"):
@@ -610,7 +637,7 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
     for name in ("child.py", "package/train.py"):  # which a script starts
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
-    for name, ending in {**endings, **measured, **asked}.items():
+    for name, ending in {**endings, **measured, **asked, **timed}.items():
         script, *how, precision = name.split() if " " in name else (name, "")
         file = folder / f"{script}.py"
         file.write_text(_STEP + ending)
@@ -618,7 +645,7 @@ optimizer.step(lambda: w(torch.randn(5, 3)).sum())
     command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps(jobs)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
-    found = dict(zip([*endings, *measured, *asked], json.loads(done.stdout), strict=True))
+    found = dict(zip([*endings, *measured, *asked, *timed], json.loads(done.stdout), strict=True))
     return found | {
         "files": {
             str(each.relative_to(folder)): each.read_text()
@@ -717,6 +744,26 @@ def test_samples_are_those_that_the_timed_steps_trained_on(answers):
     assert answers["graphs count as-written"].startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("script", "blocks", "period"),
+    [
+        ("ppo timed-", [320, 320], None),
+        ("ppo timed-320", [320], None),
+        ("ppo timed-480", [480], 320),
+        ("ppo timed-100", [50, 50], 0),  # another rollout may come
+        ("evaluates-now-and-then timed-", [500, 500], None),
+        ("steps timed-100", [50, 50], None),
+    ],
+)
+def test_work_between_steps_is_timed_in_whole_periods_or_said(answers, script, blocks, period):
+    """The shares of time are known, too."""
+    found, work = json.loads(answers[f"{script} as-written"])
+    assert found == blocks
+    assert (work and work["period_steps"]) == period
+    assert work is None or work["times_seen"] == (2 if period else 1)
+    assert work is None or 0 <= work["timed_share"] < work["share"] < 1
+
+
 def test_what_a_closure_computes_is_not_profiled_as_the_optimizer_s(answers):
     assert answers["closure profile as-written"] == "plain_product"
 
@@ -726,17 +773,21 @@ def test_what_a_closure_computes_is_not_profiled_as_the_optimizer_s(answers):
     [
         ([1, 1, 9, 1, 1, 1] * 4, 6, 4),
         ([1, 1, 9, 1, 1, 1] * 3 + [9, 1, 9, 1, 1, 1], 6, 5),  # one by another program
-        ([1] * 4 + [9] + [1] * 6 + [9, 1, 9] + [1] * 15, 0, 3),  # not at regular distances
-        ([1] * 20 + [9] + [1] * 9, 0, 1),
+        ([1] * 5 + [9] + [1] * 6 + [9, 1, 9] + [1] * 15, 0, 3),  # not at regular distances
+        ([1] * 20 + [9] + [1] * 9, 21, 1),  # the same may have been before the first step
+        ([1] * 20 + [9] + [1] * 30, 0, 1),  # it has not come again
+        ([1] * 320 + [400] + [1] * 319 + [400] + [1] * 9, 320, 2),
+        (([1] * 320 + [4] + [400] + [4, 1] * 3) * 4, 328, 4),  # which is far longer than others
+        ([1, 1, 1, 4] * 2 + [1, 4] * 2 + [1] * 900, 0, 0),
         ([1, 1.02, 1, 1, 1.01, 1] * 4, 0, 0),
         ([1, 9] * 12, 0, 0),  # each second step: any block has as many
         ([1, 1, 9], 0, 0),
     ],
 )
 def test_work_at_regular_distances_is_found(seconds, period, num_extra):
-    found, shares = extra_work([0.0, *itertools.accumulate(map(float, seconds))])
-    assert (found, len(shares)) == (period, num_extra)
-    assert all(share == pytest.approx(9 / sum(seconds)) for share in shares)
+    found, indices = extra_work(seconds)
+    assert (found, len(indices)) == (period, num_extra)
+    assert {seconds[index] for index in indices} <= {9, 400}
 
 
 _EVALUATED = (

@@ -61,6 +61,7 @@ _DOUBTS: dict[str, str] = {
     "noisy": "noisy",
     "cpu-starved": "busy CPU",
     "foreign-process": "shared GPU",
+    "untimed-work": "work between steps not timed whole",
     "thermal-drift": "GPU warming up",
 }
 # Why one that was faster is not taken; why not FP8 is in the sentence.

@@ -230,6 +230,25 @@ def _too_few_blocks(trial: Trial) -> _Found:
     )
 
 
+def _untimed_work(trial: Trial) -> _Found:
+    work = trial.ranks[0].between_steps if trial.ranks else None
+    if work is None:
+        return None
+    num_steps, period = sum(block.num_steps for block in steady_metrics.blocks_of(trial)), work.period_steps
+    steps = period * max(1, round(num_steps / period)) if period else 0
+    what, again = f"every {period} steps" if period else "now and then", ""
+    if work.times_seen == 1:
+        what, again = f"once in {period} steps" if period else "before the first step", " if it comes again"
+    seen = f"{what} something takes {work.seconds:.2g} s: {format_share(work.share)} of the time{again} but "
+    seen += f"{format_share(work.timed_share)} of that of the {num_steps} timed steps"
+    times = f"--steps {steps} times whole periods" if period else "give it more --steps"
+    return (
+        f"{seen}: {times}",
+        "rollouts, evaluation, logging or saving between steps",
+        f"{times}; else the figures are those of other steps than the script's",
+    )
+
+
 def _cpu_starved(trial: Trial) -> _Found:
     pressure, steal, load = (_mean(trial, field) for field in ("cpu_pressure", "cpu_steal", "cpu_load"))
     if pressure is not None and pressure > PRESSURE:
@@ -282,6 +301,7 @@ def _little_fp8(trial: Trial) -> _Found:
 _CHECKS: dict[str, Callable[[Trial], _Found]] = {
     "ecc-errors": _ecc_errors,
     "foreign-process": _foreign_process,
+    "untimed-work": _untimed_work,
     "little-fp8": _little_fp8,
     "noisy": _noisy,
     "cpu-starved": _cpu_starved,

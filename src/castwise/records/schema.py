@@ -32,6 +32,7 @@ from castwise.spec.types import Unit
 # - UserModel.arguments, units_per_step, unit, scratch, MeasurementProtocol.num_steps, Facts.hooked,
 #   Block.data_seconds, num_samples: for scripts.
 # - Facts.own_precision, framework: older records say nothing of what a script does itself.
+# - RankSamples.between_steps: older records of scripts have it in a note, if at all.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 
@@ -294,6 +295,19 @@ class StepFlops(FrozenModel):
         return sum(self.by_format.values())
 
 
+class WorkBetweenSteps(FrozenModel):
+    """Work that a script does with some of its steps only, such as a rollout, and that was not timed in whole periods.
+
+    The shares are of wall time, which includes it.
+    """
+
+    period_steps: int = Field(ge=0)  # after so many steps it comes again; 0 if that is not known
+    times_seen: int  # once: that it comes again is not known
+    seconds: _Seconds  # each time
+    share: float  # of all steps; if the period is not known, of those that the process took
+    timed_share: float  # of the timed steps
+
+
 class RankSamples(FrozenModel):
     """Everything one process measured; of several devices (DataParallel), memory is that of the fullest."""
 
@@ -304,6 +318,7 @@ class RankSamples(FrozenModel):
     warm_up_peak_allocated_bytes: _Bytes | None = None  # by tensors, during set-up and warm-up
     driver_used_bytes: _Bytes | None = None  # at the end, as nvidia-smi reports it, other processes' included
     notes: tuple[str, ...] = ()  # what the user's own code did while steps were timed, a sentence each
+    between_steps: WorkBetweenSteps | None = None  # of a script; None if timed steps have as much of it as all
     memory_parts: MemoryParts | None = None  # None if the protocol does not ask for it
     flops: StepFlops | None = None  # counted in the first process of a configuration
 

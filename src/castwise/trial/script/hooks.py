@@ -50,6 +50,7 @@ _OTHER_OPTIMIZERS = {
     "fastai": "give its Learner opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)",
     "keras": "Keras' fit has optimizers of its own. Write the loop by hand, with one of torch.optim",
 }
+_FEWEST_CALLS = 10  # of a model before the first step, without gradients: fewer are no rollout; chosen here
 _UPDATES = 3  # changes of weights without an optimizer's step; a script may change them once or twice by itself
 _NUM_WATCHED = 8  # of the weights, and of each one's values
 _MANY_VALUES = 1_000_000  # of an output, whose copy in float32 would take time and memory
@@ -97,6 +98,9 @@ class ScriptHooks:
         self._num_updates = 0  # how often they had changed
         self._untrained: dict[int, nn.Module] = {}  # modules in training before there was an optimizer of torch.optim
         self._followed: set[str] = set()  # of Lightning's modules
+        # Modules that were called without gradients before the first step, and when.
+        self._called_without: dict[int, tuple[nn.Module, list[float]]] = {}
+        self.seconds_before_steps = 0.0  # in which one of them that is trained was, again and again
         self._is_profiled = False
         self._left_with: nn.Module | None = None  # the model whose forward pass ends autocast
         self._is_elsewhere = False  # whether this is a process that the script has forked
@@ -162,6 +166,8 @@ class ScriptHooks:
         else:
             if module.training and torch.is_grad_enabled() and not self.optimizers:
                 self._untrained[id(module)] = module
+            if not torch.is_grad_enabled() and not self.stepped:
+                self._called_without.setdefault(id(module), (module, []))[1].append(time.perf_counter())
             self._find_teacher(module, args, is_scripted=is_scripted)
 
     def _take_model(self, module: nn.Module, *, is_scripted: bool) -> None:
@@ -285,6 +291,11 @@ class ScriptHooks:
         if self._is_looking and optimizer not in self.stepped:
             self.techniques.check_optimizer(optimizer)
             self.stepped.append(optimizer)
+            trained = set(map(id, weights_of(optimizer)))
+            for module, times in self._called_without.values():
+                if len(times) >= _FEWEST_CALLS and not trained.isdisjoint(map(id, module.parameters())):
+                    self.seconds_before_steps = max(self.seconds_before_steps, times[-1] - times[0])
+            self._called_without.clear()
         is_first = optimizer is self.stepped[0]
         was_skipped |= self.precision.after_step(optimizer)
         self.steps_of_others = 0 if is_first else self.steps_of_others + 1

@@ -26,14 +26,14 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from multiprocessing import util
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from castwise.apply.precision import read_fp32_precision
 from castwise.errors import UsageError
-from castwise.records.schema import Block, Facts, RankSamples, StepProfile
+from castwise.records.schema import Block, Facts, RankSamples, StepProfile, WorkBetweenSteps
 from castwise.registry.precisions import AS_WRITTEN, find_precision
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload, digest_of
@@ -55,14 +55,20 @@ _FIRST_NOTE_SECONDS = 10.0  # of waiting for a script's steps, after which a lin
 _END_SECONDS = 2.0  # for the `finally` blocks of a stopped script; a parent waits longer for its process
 _STARTS_PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate")
 # Work that a script does now and then, such as rollouts, evaluation or logging, if it takes more than steps do.
-_MOST_STEP_ENDS = 100_000
-_LEAST_EXTRA_SHARE, _LEAST_EXTRA_FACTOR = 0.05, 3.0  # of all steps' time, and of the usual step's; chosen here
-_LEAST_LONE_SHARE = 0.3  # of a single such step, which may be another program's doing; chosen here
+_MOST_STEPS_KEPT = 100_000
+_LEAST_EXTRA_SHARE = 0.05  # of all steps' time; chosen here
+_EXTRA_FACTORS = 30.0, 10.0, 3.0  # of the usual step's time: what is much longer, first; chosen here
+_LEAST_RARE_FACTOR = 5.0  # of the usual step's time, if it comes less than three times; chosen here
+_LEAST_LONE_SHARE = 0.3  # of the timed steps' time, in one of them; chosen here
+_LEAST_DOUBTFUL_SHARE = 0.1  # of all time, of what may never come again; chosen here
+_NUM_FIRST_STEPS = 5  # that load libraries, search algorithms and compile
 _FEWEST_TIMED_STEPS = 20  # fewer do not tell what is usual
 _FEWEST_PERIODS, _LEAST_PERIODIC = 3, 0.8  # of work at regular distances, and the share of them that has it
 _NUM_PERIODS = 3  # that are tried
 _MOST_EXTRA_STEPS = 0.35  # of all steps; chosen here
-_MOST_STRETCH_SECONDS = 10.0  # in which whole periods are timed; chosen here
+_MOST_STRETCH_SECONDS = 10.0  # in which a whole period is timed; chosen here
+_SEVERAL_PERIODS_SECONDS = 3.0  # in which several are, so that each block has one; chosen here
+_MOST_SECONDS_LOOKED = 5.0  # after the first step, for what came before it to come again, if that was brief
 # Frameworks that take a script's steps, by the beginning of their modules' names.
 _FRAMEWORKS = {
     "lightning.pytorch.": "Lightning",
@@ -87,6 +93,13 @@ class Moment:
     data_seconds: float  # since then
     skipped_steps: int | torch.Tensor  # since then
     loss: torch.Tensor | None
+
+
+class StepSeconds(NamedTuple):
+    """How long a step took, with what the script did since the one before."""
+
+    cpu: float  # of the script's thread, which other programs do not change; 0 if torch.compile compiled
+    wall: float
 
 
 @dataclass
@@ -136,8 +149,9 @@ class ScriptRun:
         self._order: Order | None = None
         self._next_mark: float = math.inf  # the step at whose end something is to be done
         self.num_steps = 0
-        # Of the last steps, in seconds: the process's CPU time, which other programs do not change.
-        self.step_ends: deque[float] = deque(maxlen=_MOST_STEP_ENDS)
+        self.steps: deque[StepSeconds] = deque(maxlen=_MOST_STEPS_KEPT)  # the last ones, without the first
+        self._step_began: tuple[float, float] | None = None  # by the clocks of `StepSeconds`
+        self._num_graphs = 0  # that torch.compile has compiled
         self.digest = ""  # of the script's files, once its first step is done
         self.framework = ""  # the outermost one that takes its steps, likewise; empty if the script does so by itself
         self.ranks = Ranks()
@@ -227,9 +241,20 @@ class ScriptRun:
         self.ranks.allow(self._next_mark)
 
     def _after_step(self) -> None:
+        """Note the step's time, and do what is due after it, which belongs to no step."""
+        if self._step_began is not None:
+            before, num_graphs = self._step_began, _num_graphs()
+            cpu_seconds = 0.0 if num_graphs > self._num_graphs else time.thread_time() - before[0]
+            self.steps.append(StepSeconds(cpu_seconds, time.perf_counter() - before[1]))
+            self._num_graphs = num_graphs
+        try:
+            self._carry_on()
+        finally:
+            self._step_began = time.thread_time(), time.perf_counter()
+
+    def _carry_on(self) -> None:
         """Take a moment if one is due, and wait for the next order after the last one."""
         self.num_steps += 1
-        self.step_ends.append(time.process_time())
         if self.num_steps == 1:
             self.digest = digest(user_files([Path(self._script.path)], self._modules))
             stack = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(sys._getframe())]
@@ -404,6 +429,7 @@ class ScriptTrial:
         self._set_up_seconds = 0.0
         self._own_precision: dict[str, list[str]] = {}
         self._notes: list[str] = []
+        self._between: WorkBetweenSteps | None = None
 
     @property
     def _hooks(self) -> ScriptHooks:
@@ -456,10 +482,11 @@ class ScriptTrial:
                 (after.time - before.time) / (after.num_steps - before.num_steps)
                 for before, after in itertools.pairwise(moments)
             ]
-            has_settled = settled(windows)
+            has_settled |= settled(windows)
             is_out_of_time = time.perf_counter() - started >= protocol.warm_up_seconds
             is_enough = moments[-1].num_steps >= protocol.warm_up_steps and bool(windows)
-            if is_enough and (has_settled or is_out_of_time or protocol.num_steps is not None):
+            is_as_asked = is_enough and protocol.num_steps is not None
+            if is_as_asked or (is_enough and (has_settled or is_out_of_time) and not self._waits_for_more_work()):
                 return None
             wanted = max(1, round(WINDOW_SECONDS / windows[-1])) if windows else 1
             return wanted if is_enough else min(wanted, max(1, protocol.warm_up_steps - moments[-1].num_steps))
@@ -474,7 +501,7 @@ class ScriptTrial:
                 f"train for longer, or {self._shorter('shorten --warm-up')}."
             )
         first, last = moments[max(0, len(moments) - 1 - SETTLED_WINDOWS)], moments[-1]
-        if extra_work(list(self.run.step_ends)[1:])[0]:
+        if extra_work([step.cpu for step in self.run.steps])[1]:
             first = moments[0]  # the last windows may have none of it, or more than their share
         self._step_seconds = (last.time - first.time) / (last.num_steps - first.num_steps)
         self._hooks.stop_looking()
@@ -524,28 +551,60 @@ class ScriptTrial:
             )
         if self._spec.device_type == "cuda":
             torch.cuda.synchronize(self._spec.device)
+        has_extra = self._note_work_between(moments[-1].num_steps - moments[0].num_steps)
+        marked = moments if have_as_much or not has_extra else [moments[0], moments[-1]]
         blocks = tuple(
             self._block(before, after, lead_in_steps=0 if before is not moments[0] else lead_in)
-            for before, after in itertools.pairwise(moments)
+            for before, after in itertools.pairwise(marked)
         )
-        step_ends = list(self.run.step_ends)[-1 - moments[-1].num_steps + moments[0].num_steps :]
-        _, shares = extra_work(step_ends)
-        if not have_as_much and (len(shares) > 1 or sum(shares) > _LEAST_LONE_SHARE):
-            self._notes.append(
-                f"{len(shares)} of {len(step_ends) - 1} timed steps took {sum(shares):.0%} of the CPU's time "
-                "(evaluation, rollouts, logging?), and blocks do not hold as many each: the figures are by chance. "
-                "Take more --steps"
-            )
         self._blocks += blocks
         return blocks
+
+    def _waits_for_more_work(self) -> bool:
+        """Return whether work like that before the first step, such as a rollout, is still to come, if it does."""
+        passed, before = sum(step.wall for step in self.run.steps), self._hooks.seconds_before_steps
+        is_much = before > _LEAST_EXTRA_SHARE * (before + passed) and passed < max(2 * before, _MOST_SECONDS_LOOKED)
+        return is_much and not extra_work([step.cpu for step in self.run.steps])[1]
+
+    def _note_work_between(self, num_steps: int) -> bool:
+        """Return whether some of the last steps, which were timed, have extra work.
+
+        If all steps have a larger or smaller share of it, that is kept for the record.
+        """
+        steps, before = list(self.run.steps), self._hooks.seconds_before_steps
+        period, found = extra_work([step.cpu for step in steps])
+        inside = [index for index in found if index >= len(steps) - num_steps]
+        passed, extra = sum(step.wall for step in steps), sum(steps[index].wall for index in found)
+        timed = sum(steps[index].wall for index in inside) / sum(step.wall for step in steps[-num_steps:])
+        if period:
+            whole = len(steps) - len(steps) % period
+            share = sum(steps[index].wall for index in found if index >= len(steps) - whole)
+            share /= sum(step.wall for step in steps[-whole:])
+            is_certain = len(found) > 1 or before > 0
+            is_missed = abs(share - timed) >= (_LEAST_EXTRA_SHARE if is_certain else _LEAST_DOUBTFUL_SHARE)
+            is_missed &= num_steps % period != 0
+        else:
+            share = (extra + before) / (passed + before)
+            is_missed = len(inside) > 1 or timed > _LEAST_LONE_SHARE or share - timed >= _LEAST_DOUBTFUL_SHARE
+        if is_missed:
+            is_before = not period and before > extra
+            self._between = WorkBetweenSteps(
+                period_steps=period,
+                times_seen=1 if is_before else len(found) + (before > 0),
+                seconds=before if is_before else extra / len(found),
+                share=share,
+                timed_share=timed,
+            )
+        return bool(inside)
 
     def _plan_blocks(self, num_blocks: int, block_seconds: float) -> tuple[list[int], bool]:
         """Return the steps of each block, and whether each has as much of the work that comes with some steps only."""
         step_seconds, asked = self._step_seconds, self._spec.protocol.num_steps
-        period, _ = extra_work(list(self.run.step_ends)[1:])
+        period, _ = extra_work([step.cpu for step in self.run.steps])
         num_steps = asked or max(num_blocks, round(num_blocks * block_seconds / step_seconds))
-        if asked is None:  # a period more than it would be, if a block has none
-            least = period * self._spec.protocol.min_blocks
+        if asked is None:
+            several = period * min(num_blocks, self._spec.protocol.min_blocks)
+            least = several if several * step_seconds < _SEVERAL_PERIODS_SECONDS else period
             num_steps = max(num_steps, least if least * step_seconds < _MOST_STRETCH_SECONDS else 0)
         num_blocks = min(num_blocks, max(1, num_steps // max(1, period)))
         length = num_steps // num_blocks
@@ -600,6 +659,7 @@ class ScriptTrial:
             peak_reserved_bytes=self._memory.peak_reserved(),
             warm_up_peak_allocated_bytes=self._warm_up_peak,
             notes=tuple(self._notes),
+            between_steps=self._between,
         )
         if not self.is_to_be_profiled:
             self.run.stop()
@@ -628,29 +688,44 @@ class ScriptTrial:
         return profile
 
 
-def extra_work(ends: Sequence[float]) -> tuple[int, list[float]]:
-    """Return how a script's work besides its steps is spread over these.
+def _num_graphs() -> int:
+    """Return how many graphs torch.compile has compiled in this process."""
+    module = sys.modules.get("torch._dynamo.utils")
+    return 0 if module is None else module.counters["stats"]["unique_graphs"]
 
-    Args:
-        ends: When each step ended, in seconds.
+
+def extra_work(seconds: Sequence[float]) -> tuple[int, list[int]]:
+    """Return how a script's work besides its steps is spread over these, which follow the first one.
 
     Returns:
-        After how many steps it comes again, 0 if it does not, or not at regular distances; and the share of the time
-        of each step that has it.
+        After how many steps it comes again, 0 if it does not, or not at regular distances; and the indices of the steps
+        that have it. If one alone has it, it is taken to come again after as many steps, unless it has not.
     """
-    seconds = [after - before for before, after in itertools.pairwise(ends)]
     if len(seconds) < _FEWEST_TIMED_STEPS:
         return 0, []
     usual, total = statistics.median(seconds), sum(seconds)
-    long = [index for index, step_seconds in enumerate(seconds) if step_seconds > _LEAST_EXTRA_FACTOR * usual]
-    shares = [seconds[index] / total for index in long]
-    if len(long) > _MOST_EXTRA_STEPS * len(seconds) or sum(shares) < _LEAST_EXTRA_SHARE + len(long) / len(seconds):
-        return 0, []
+    for factor in _EXTRA_FACTORS:
+        long = [index for index, each in enumerate(seconds) if index and each > factor * usual]
+        is_much = sum(seconds[index] for index in long) >= (_LEAST_EXTRA_SHARE + len(long) / len(seconds)) * total
+        if is_much and len(long) <= _MOST_EXTRA_STEPS * len(seconds) and (period := _period_of(long, len(seconds))):
+            return period, long
+    least = max(_LEAST_RARE_FACTOR * usual, _LEAST_EXTRA_SHARE * total)
+    rare = [index for index, each in enumerate(seconds) if each > least and index >= _NUM_FIRST_STEPS]
+    # Before the first step may have been the same work as before others, and what comes at each 100th step does so.
+    distances = {after - before for before, after in itertools.pairwise(rare if len(rare) > 1 else [-1, *rare])}
+    if len(distances) != 1:
+        return 0, rare
+    period = distances.pop()
+    return (period if rare[-1] + period >= len(seconds) else 0), rare
+
+
+def _period_of(long: Sequence[int], num_steps: int) -> int:
+    """Return the regular distance of most of these steps, 0 if there is none or they come too seldom."""
     gaps = Counter(after - before for before, after in itertools.pairwise(long))
     for period, _ in gaps.most_common(_NUM_PERIODS):
         first, _ = Counter(index % period for index in long).most_common(1)[0]
         # Other programs make some other steps longer.
-        expected = range(first, len(seconds), period)
+        expected = range(first, num_steps, period)
         if len(expected) >= _FEWEST_PERIODS and len({*expected} & {*long}) > _LEAST_PERIODIC * len(expected):
-            return period, shares
-    return 0, shares
+            return period
+    return 0
