@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import runpy
+import shlex
 import socket
 import sys
 import tempfile
@@ -110,7 +111,8 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
                 notes, between = "; ".join(samples.notes), samples.between_steps
                 found = f"{num_steps} steps, {sum(each.skipped_steps for each in blocks)} skipped; {notes}"
                 if how == "own":
-                    found = json.dumps([facts.own_precision, facts.framework])
+                    lost = facts.lost_updates
+                    found = json.dumps([facts.own_precision, facts.framework, lost and lost.model_dump()])
                 if how == "count":
                     found = f"{sum(each.num_samples or 0 for each in blocks) / num_steps:g} a step; {notes}"
                 if how == "timed":
@@ -131,7 +133,7 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
 
 def losses_of(file: str, how: str, amp: str, *, in_words: bool = False) -> list[list[float]] | list[str] | str:
     with tempfile.NamedTemporaryFile() as log:
-        arguments = ["--log", log.name, "--amp", *amp.split()]
+        arguments = ["--log", log.name, "--amp", *shlex.split(amp)]
         children, num_ranks = [], NUM_RANKS.get(Path(file).stem, 1)
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]

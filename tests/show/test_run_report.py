@@ -372,7 +372,7 @@ def schema() -> dict[str, Any]:
         row = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
         return {"type": "array", "items": row}
 
-    advice = dict.fromkeys(("precision", "accuracy", "limit", "command", "code"), some_text)
+    advice = dict.fromkeys(("precision", "written", "accuracy", "limit", "command", "code"), some_text)
     advice |= {"workload": text, "sentence": text, "decision": {"enum": list(get_args(Decision))}}
     properties = {
         "schema_version": {"const": SCHEMA_VERSION},

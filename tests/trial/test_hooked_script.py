@@ -63,7 +63,7 @@ def losses() -> dict[tuple[str, str, str], list[list[float]]]:
 @pytest.mark.slow
 def test_what_a_script_does_itself_is_recorded_with_its_lines(losses, name, amp):
     expected, framework = OWN[name][amp]
-    found, by = json.loads(losses[name, "own", amp])
+    found, by, _ = json.loads(losses[name, "own", amp])
     assert (found.keys(), by) == (expected.keys(), framework)
     for kind, text in expected.items():
         (place,) = found[kind]
@@ -230,6 +230,50 @@ def losses_with_masters(dtype: torch.dtype, factor: float, *, has_closure: bool)
         low = copy.deepcopy(net)
         low[0].to(dtype)
         low[3].to(dtype)
+    return found
+
+
+# Weights in bfloat16, of which those of a norm are too large for what a step adds.
+_LOW = """
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1)).bfloat16()
+adam = torch.optim.AdamW(net.parameters(), lr=1e-3)
+found = []
+for number in range(99):
+    loss = net(torch.randn(6, 3).bfloat16()).float().square().mean()
+    found.append(loss.item())
+    loss.backward()
+    adam.step()
+    adam.zero_grad()
+    if number == 6 and RAISES: raise ValueError(*found, net[1].weight.dtype)
+"""
+# An adapter on a layer that is frozen in bfloat16, and of a package that quantises.
+_QUANTISED = """
+base = torch.nn.Linear(3, 3).bfloat16().requires_grad_(not FROZEN)
+base.__class__ = type("Float8Linear", (torch.nn.Linear,), {"__module__": "torchao.float8"})
+class Adapted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base, self.adapter = base, torch.nn.Linear(3, 3)
+    def forward(self, x): return self.base(x.bfloat16()) + self.adapter(x)
+w = Adapted()
+optimizer = torch.optim.SGD([each for each in w.parameters() if each.requires_grad], lr=0.1)
+for _ in range(99): step()
+"""
+
+
+def losses_of_low(precision: str) -> list[float]:
+    """Return the losses of _LOW by hand, with float32 in the places of its weights."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 1)).bfloat16().float()
+    adam, found = torch.optim.AdamW(net.parameters(), lr=1e-3), list[float]()
+    for _ in range(7):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+            loss = net(torch.randn(6, 3).bfloat16().float()).float().square().mean()
+        found.append(loss.item())
+        loss.backward()
+        adam.step()
+        adam.zero_grad()
     return found
 
 
@@ -422,6 +466,8 @@ for _ in range(3): step()
     }
     asked = {
         "writes measure as-written": endings["writes"],
+        "loses own none": _LOW.replace("RAISES", "False"),
+        "adapter own none": _QUANTISED.replace("FROZEN", "True"),
         "short-batch count as-written": """
 data = DataLoader(torch.randn(12, 3), batch_size=8)
 while True:
@@ -488,13 +534,15 @@ for _ in range(9): step()
         "two bf16-master": "other = torch.optim.Adam(w.parameters())\nfor _ in range(9): step(); other.step()",
         "scripted as-written": "w = torch.jit.script(w)\nfor _ in range(9): step()",
         "scripted bf16-mixed": "w = torch.jit.script(w)\nfor _ in range(9): step()",
-        "halves fp32": "w.half()\nfor _ in range(9): step()",
-        "made-in-bf16 bf16-mixed": "w = torch.nn.Linear(3, 1, dtype=torch.bfloat16)\n"
-        "optimizer = torch.optim.SGD(w.parameters(), lr=0.1)\nfor _ in range(9): step()",
-        "quantised fp32": """
-w.__class__ = type("Float8Linear", (torch.nn.Linear,), {"__module__": "torchao.float8"})
-step()
-""",
+        "halves fp32": "w.half()\nfor _ in range(99): step()",
+        "doubles fp32": "w.double()\nfor _ in range(9): step()",
+        "wide bf16-true": "for _ in range(9): step()",
+        "low fp32": _LOW.replace("RAISES", "True"),
+        "low bf16-mixed": _LOW.replace("RAISES", "True"),
+        "low bf16-true": _LOW.replace("RAISES", "True"),
+        "quantised fp32": _QUANTISED.replace("FROZEN", "False"),
+        "frozen fp32": _QUANTISED.replace("FROZEN", "True"),
+        "frozen bf16-mixed": _QUANTISED.replace("FROZEN", "True"),
         "sharded fp32": "w.mixed_precision = torch.distributed.fsdp.MixedPrecision(torch.bfloat16)\nstep()",
         "two-losses fp16-mixed": _GRADIENTS.replace("99", "9").replace(
             "HOW", "torch.autograd.backward([w(x).sum(), checkpoint(w, x, use_reentrant=True).sum()])"
@@ -678,15 +726,12 @@ for number in itertools.count(1):
             "in-phases as-written",
             "unsupported: in-phases.py took 2 steps of its first optimizer, and then 9 of others, which do not count",
         ),
-        (
-            "halves fp32",
-            "unsupported: halves.py:9 converts its model to float16, which castwise cannot take back",
-        ),
-        ("made-in-bf16 bf16-mixed", "unsupported: made-in-bf16.py:9 converts its model to bfloat16, which"),
+        ("doubles fp32", "unsupported: doubles.py:9 trains weights in float64, which castwise does not change"),
+        ("wide bf16-true", "unsupported: the script trains weights in float32. Give it model.to(torch.bfloat16)"),
         ("clamps bf16-master", "unsupported: the script changes its weights during a step, which masters do not see"),
         ("two bf16-master", "unsupported: masters are for one optimizer; the script steps Adam, too"),
         ("scripted bf16-mixed", "unsupported: the script's model is compiled by torch.jit"),
-        ("quantised fp32", "unsupported: the script's model has torchao's Float8Linear"),
+        ("quantised fp32", "unsupported: the script trains torchao's Float8Linear"),
         (
             "sharded fp32",
             "unsupported: Linear has a mixed precision, which castwise cannot replace (sharded.py:7, in step",
@@ -706,11 +751,34 @@ def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
         ("casts", ""),
         ("casts-within-compiled-code", ""),
         ("scales", ""),
-        ("converts", ""),
+        ("converts", "bf16-true"),
     ],
 )
 def test_precisions_that_are_a_script_as_written_follow_from_its_settings(answers, script, same):
     assert answers[script] == f"batch 5, same: {same}"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_weights_in_16_bits_are_trained_in_float32_as_by_hand(answers, precision):
+    seen = (*losses_of_low(precision), "torch.float32")
+    assert answers[f"low {precision}"] == f"crashed: ValueError: ({', '.join(map(str, seen))}) (low.py:20, in <module>)"
+    assert "torch.bfloat16)" in answers["low bf16-true"]
+    said = "8 steps, 0 skipped; its weights, in float16 by halves.py:9, are trained in float32"
+    assert answers["halves fp32"] == said
+
+
+def test_what_a_script_with_weights_in_16_bits_loses_is_measured(answers):
+    own, _, lost = json.loads(answers["loses own none"])
+    assert own == {"weights bfloat16": ["loses.py:11"]}
+    assert (lost["module"], lost["module_share"], lost["learning_rate"]) == ("1", 1.0, 1e-3)
+    assert 0 < lost["share"] < 1
+
+
+def test_what_is_frozen_stays_in_its_type(answers):
+    assert answers["frozen fp32"] == answers["frozen bf16-mixed"] == "8 steps, 0 skipped; "
+    own, _, lost = json.loads(answers["adapter own none"])
+    assert own == {"frozen bfloat16": ["adapter.py:10"], "layers torchao's Float8Linear": []}
+    assert lost is None
 
 
 def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answers):

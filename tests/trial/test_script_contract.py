@@ -61,6 +61,11 @@ def jobs_of(case: str, way: str, precision: str, amp: str, device: str = "cpu") 
     return [job(case, precision, amp, way, device), job(case, "alone", PRECISIONS[precision][0], way, device)]
 
 
+def low_jobs(way: str, precision: str) -> list[tuple[str, str, str]]:
+    """Return how a script with weights in 16 bits runs under castwise, and by hand with float32 in their places."""
+    return [(precision, "none", way), ("alone", PRECISIONS[precision][0], f"'{way} wide'")]
+
+
 def logs_of(jobs: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], list[str]]:
     """Return what each job logged, with how it was refused."""
     jobs = list(dict.fromkeys(jobs))
@@ -70,11 +75,16 @@ def logs_of(jobs: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], list
     return dict(zip(jobs, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
+LOW = [(way, precision) for way in ("", "half", "default", "late", "state") for precision in PRECISIONS]
+
+
 @pytest.fixture(scope="module")
 def logs() -> dict[tuple[str, str, str], list[str]]:
     jobs = [each for case in CASES for each in jobs_of(*case)]
     jobs += [job("ahead", *how, way) for how in (("alone", "bf16"), ("bf16-master", "none")) for way in ("", "data")]
     jobs += [job("sam", "fp16-mixed", "none", "overflow")]
+    jobs += [job("low", *how) for way, precision in LOW for how in low_jobs(way, precision)]
+    jobs += [job("low", "fp32", "none", way) for way in ("kept", "mixes")]
     jobs += [job("refused", precision, "none", way) for way, precision in REFUSED]
     return logs_of(jobs)
 
@@ -83,6 +93,24 @@ def logs() -> dict[tuple[str, str, str], list[str]]:
 def test_a_hooked_script_trains_as_by_hand(logs, case, way, precision, amp):
     hooked, by_hand = (logs[each] for each in jobs_of(case, way, precision, amp))
     assert hooked == by_hand
+
+
+@pytest.mark.parametrize(("way", "precision"), LOW)
+def test_weights_in_16_bits_are_trained_as_if_the_script_had_made_them_in_float32(logs, way, precision):
+    hooked, by_hand = (logs[job("low", *how)] for how in low_jobs(way, precision))
+    assert hooked == by_hand
+    assert len(hooked) == 6
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("kept", "the script begins to train weights in bfloat16, by low.py:50, after its optimizer has them"),
+        ("mixes", "the script's weights are in bfloat16 by low.py:50, and with float32 in their places it fails"),
+    ],
+)
+def test_a_script_that_mixes_types_is_told_where_its_weights_got_theirs(logs, way, words):
+    assert words in logs[job("low", "fp32", "none", way)][-1]
 
 
 @pytest.mark.parametrize("way", ["", "data"])

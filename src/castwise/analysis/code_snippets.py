@@ -11,16 +11,20 @@ from castwise.registry.precisions import (
     AS_WRITTEN,
     DEFAULT,
     DTYPES,
+    PRECISIONS,
+    TRUE_PRECISIONS,
     Precision,
     find_precision,
     is_same_as_fp32,
     precision_row,
 )
 from castwise.registry.techniques import Code, compiles, join, rows_of
+from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import is_object
 
-_AUTOCAST, _SCALER = "autocast ", "GradScaler"  # of what a script does itself
+# What a script does itself.
+_AUTOCAST, _SCALER, _WEIGHTS, _FROZEN, _LAYERS = "autocast ", "GradScaler", "weights ", "frozen ", "layers "
 # The switches of float32 products, PyTorch's defaults, and what a precision sets them to: whether they use TF32.
 _SWITCHES = {"cuda.matmul": "torch.backends.cuda.matmul.allow_tf32", "cudnn.conv": "torch.backends.cudnn.allow_tf32"}
 _TF32: dict[Literal["ieee", "tf32"] | None, tuple[bool, bool]] = {
@@ -192,16 +196,59 @@ def precision_of(trial: Trial) -> Precision:
     row, facts = precision_row(trial.spec.precision), trial.facts
     if row.name != AS_WRITTEN or facts is None:
         return row
-    casts = {kind.removeprefix(_AUTOCAST) for kind in facts.own_precision if kind.startswith(_AUTOCAST)}
+    casts, trained = _own(facts, _AUTOCAST), _own(facts, _WEIGHTS)
     tf32 = tuple(facts.fp32_precision.get(name) == "tf32" for name in _SWITCHES)
-    most = max(facts.param_dtypes, key=facts.param_dtypes.__getitem__, default="")
     return replace(
         row,
         autocast_dtype=next((dtype for dtype in DTYPES if dtype in casts), None),
-        param_dtype=next((dtype for dtype in DTYPES if dtype == most), row.param_dtype),
+        param_dtype=next((dtype for dtype in DTYPES if dtype in trained), row.param_dtype),
         float32_matmul=next((products for products, uses in _TF32.items() if uses == tf32), None),
         loss_scale="dynamic" if _SCALER in facts.own_precision else "none",
     )
+
+
+def _own(facts: Facts, kind: str) -> dict[str, str]:
+    """Return what a script does itself of a kind, each with its lines in words."""
+    return {
+        name.removeprefix(kind): " and ".join(lines)
+        for name, lines in facts.own_precision.items()
+        if name.startswith(kind)
+    }
+
+
+def written_name(trial: Trial) -> str:
+    """Return the precision that a script as written trains in, empty if it is none that is more than a switch."""
+    now = precision_of(trial)
+    if now.name != AS_WRITTEN or (now.param_dtype, now.autocast_dtype) == ("float32", None):
+        return ""
+    if now.param_dtype != "float32":
+        return next((name for name, dtype in TRUE_PRECISIONS.items() if dtype == now.param_dtype), "")
+    formats = (now.param_dtype, now.autocast_dtype, now.loss_scale)
+    rows = (row for row in PRECISIONS if formats == (row.param_dtype, row.autocast_dtype, row.loss_scale))
+    return next((row.name for row in rows if row.autocast_dtype), "")
+
+
+def written_in_words(trial: Trial) -> str:
+    """Return in which precision a script as written trains, and what that loses; empty if there is nothing to say."""
+    facts, now, said = trial.facts, precision_of(trial), list[str]()
+    if now.name != AS_WRITTEN or facts is None:
+        return ""
+    trained, casts, lost = _own(facts, _WEIGHTS), _own(facts, _AUTOCAST), facts.lost_updates
+    if trained:
+        names = " and ".join(f"{name}{at and f' ({at})'}" for name, at in trained.items())
+        said.append(f"Your script trains in pure {names}: its weights have no float32 copy.")
+    elif name := written_name(trial):
+        at = next(iter(casts.values()))
+        said.append(f"Your script already trains in {name}{at and f' (autocast at {at})'}.")
+    if lost is not None:
+        rate = "" if lost.learning_rate is None else f" at a learning rate of {lost.learning_rate:g}"
+        most = f", of {lost.module} {format_share(lost.module_share)}" if lost.module_share > lost.share else ""
+        said.append(f"A step of {_optimizer(facts)}{rate} leaves {format_share(lost.share)} of them as they are{most}.")
+    if frozen := _own(facts, _FROZEN):
+        said.append(f"Its frozen weights stay in {' and '.join(frozen)} in every precision.")
+    if layers := _own(facts, _LAYERS):
+        said.append(f"{' and '.join(layers)} stay as they are in every precision.")
+    return " ".join(said)
 
 
 def script_code(written: Trial, taken: Trial) -> str:
@@ -222,6 +269,11 @@ def script_code(written: Trial, taken: Trial) -> str:
     else:
         lines, is_all = _changed_autocast(now, row, own)
         lines += [] if is_all else loop_code(row, spec.model_copy(update={"techniques": ()}), facts)
+    if now.param_dtype != "float32" and row.keeps_float32_weights and written.facts is not None:
+        at = " and ".join(filter(None, _own(written.facts, _WEIGHTS).values()))
+        lines.insert(
+            0, f"# make or load the weights in float32 (dtype=torch.float32, or model.float()){at and f': {at}'}"
+        )
     return "\n".join([*lines, *_technique_lines(spec.techniques, spec, facts)])
 
 

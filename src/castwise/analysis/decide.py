@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from castwise.analysis.causes import diagnose, try_line
-from castwise.analysis.code_snippets import Snippet, framework_snippets, loop_code, script_code
+from castwise.analysis.code_snippets import (
+    Snippet,
+    framework_snippets,
+    loop_code,
+    script_code,
+    written_in_words,
+    written_name,
+)
 from castwise.analysis.model_flops import why_inexact
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import session_speedup_estimate, speedup_estimate
@@ -91,6 +98,7 @@ class Advice:
     over_fp32: Estimate | None = None  # and over fp32
     memory_ratio: float | None = None  # peak allocated over that of what it is compared with
     sentence: str = ""
+    written: str = ""  # of a script: what it trains in as written, and what that loses; empty if that is plain float32
     why: str = ""  # why this one and no other
     how_sure: str = ""  # how many processes it rests on, and what disturbed them
     accuracy: str = ""  # whether what is taken trains as well, as far as records show it; empty if that is no question
@@ -165,7 +173,9 @@ def _answer(rows: list[Row], typed: TypedLine | None, judge: Judge) -> Advice:
     elif advice.decision == "take":
         advice = _with_code(advice)
     ask = "castwise.why" if is_object(advice.workload) else advised_line("why", advice.workload, {}, typed)
-    advice = judge(replace(advice, sentence=_sentence(advice), limit=_limit(advice), ask=ask))
+    written = next((row.trial for row in rows if row.precision == AS_WRITTEN), None)
+    said = "" if written is None else written_in_words(written)
+    advice = judge(replace(advice, sentence=_sentence(advice), written=said, limit=_limit(advice), ask=ask))
     if _is_run(rows) and advice.is_less_accurate:
         rest = [row for row in rows if row is not advice.row]
         slower = _answer(rest, typed, judge)
@@ -220,9 +230,11 @@ def _decide(rows: list[Row]) -> Advice:
 
 def _decide_without_proof(advice: Advice, reference: Row, ratios: Sequence[tuple[Row, Estimate]]) -> Advice:
     """Return to stay with the reference, or that some may be faster; of training runs the figures decide."""
+    own = written_name(reference.trial)  # the same loop under another name
     may_be_faster = [
         (row, each)
         for row, each in ratios
+        if (row.precision, row.techniques) != (own, reference.techniques)
         if (_is_open(each) or not _is_known(each)) and one_process_shows(reference.trials, row.trials) != "slower"
     ]
     is_undecided = may_be_faster and not _is_run(advice.rows)

@@ -142,6 +142,15 @@ class Float8Facts(FrozenModel):
     missing: str = ""  # why the products were not compared
 
 
+class LostUpdates(FrozenModel):
+    """The share of weights in 16 bits, with gradients that are not 0, that a step of a script as written left as is."""
+
+    share: float
+    module: str  # of those whose own weights they are, the one that has the largest share
+    module_share: float
+    learning_rate: float | None  # of that step, the highest
+
+
 class Facts(FrozenModel):
     """What a trial actually ran, found out in its process before the first timed step."""
 
@@ -158,8 +167,10 @@ class Facts(FrozenModel):
     fp32_precision: dict[str, str]  # of float32 matmul, convolution and RNN, as torch reports it
     notes: tuple[str, ...] = ()  # what the user's own code changed before the first timed step, a sentence each
     hooked: tuple[str, ...] = ()  # of a script: its models and optimizers by class, and whether its loader was timed
-    # Of a script as written: "autocast bfloat16" or "autocast float16", and "GradScaler", with their lines ("t.py:25").
+    # Of a script as written: "autocast bfloat16", "GradScaler", "weights bfloat16" (those that it trains), "frozen
+    # bfloat16" and "layers bitsandbytes's Linear4bit", as far as it has them, with their lines ("t.py:25").
     own_precision: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    lost_updates: LostUpdates | None = None  # of a script as written that trains weights in 16 bits
     # The one that takes a script's steps: Lightning, Accelerate, transformers; "" if itself does, None if not known.
     framework: str | None = None
     data_note: str | None = None  # what the data was, if the spec's name does not say it

@@ -270,7 +270,11 @@ _AS_WRITTEN_ROW = Precision(
 )
 # Those that a script is given from outside if none is named, and all that it can be given.
 USUAL_OF_SCRIPTS = (AS_WRITTEN, "default", "fp32", "tf32", "fp16-mixed", "bf16-mixed")
-OF_SCRIPTS = (*USUAL_OF_SCRIPTS, "fp16-master", "bf16-master")
+OF_SCRIPTS = (*USUAL_OF_SCRIPTS, "fp16-master", "bf16-master", "fp16-true", "bf16-true")
+# Those with everything in one type of 16 bits, and that type.
+TRUE_PRECISIONS = {
+    row.name: row.param_dtype for row in PRECISIONS if row.param_dtype != "float32" and not row.master_weights
+}
 
 _EIGHT_BIT_NAMES = ("fp8", "float8", "int8")
 _DOUBLE_NAMES = ("fp64", "float64", "f64", "double", "64")

@@ -218,6 +218,7 @@ def _advice_parts(item: Advice, *, is_new: bool) -> list[Part]:
     sentence = item.sentence.removesuffix(f" {item.command}") if item.command else item.sentence
     parts: list[Part] = [paragraph(sentence, f"bold{colour}", gap=True)]
     parts += [Code([item.command], "sh")] if item.command else []
+    parts += [paragraph(item.written)] if item.written else []
     # "stay" names the one that comes closest.
     why = "" if item.decision == "stay" or item.why in item.sentence else f"  Why: {item.why}."
     limit = f"  Why no faster: {item.limit}. `{item.ask}` says more." if item.limit else ""
@@ -246,6 +247,7 @@ def document(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | Non
             "decision": item.decision,
             "precision": item.precision,
             "sentence": item.sentence,
+            "written": item.written or None,
             "accuracy": item.accuracy or None,
             "limit": item.limit or None,
             "command": item.command or None,

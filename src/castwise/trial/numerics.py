@@ -172,23 +172,40 @@ def _same_dropout(model: nn.Module) -> Iterator[None]:
         yield
 
 
+class Updates:
+    """What a step is to move: samples of weights with gradients, before the step."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        """Keep the weights; those without a gradient do not count, and no step may come if one is not finite."""
+        gradients = [(weight, weight.grad) for weight in weights if weight.grad is not None]
+        self.are_finite = all(
+            bool(torch.isfinite(gradient).all()) for _, gradient in gradients
+        )  # else no step may come
+        self._before = {weight: (_sample(weight), _sample(gradient).ne(0)) for weight, gradient in gradients}
+
+    def lost_share(self, weights: Iterable[Tensor] | None = None) -> float:
+        """Return the share of weights, else of all, that the step has left as they were."""
+        num_still = num_moving = 0.0
+        for weight in self._before if weights is None else weights:
+            if weight in self._before:
+                before, moving = self._before[weight]
+                times = weight.numel() / max(1, before.numel())
+                num_still += times * int((_sample(weight).eq(before) & moving).sum())
+                num_moving += times * int(moving.sum())
+        return num_still / max(1.0, num_moving)
+
+
 def _lost_updates(step: TrainingStep, owners: Mapping[str, nn.Module]) -> dict[str, float]:
     """Step by the gradients that are there; return of each module the share of weights that this leaves as they are.
 
-    Weights without a gradient do not count. Empty if a gradient is not finite, because the step may be skipped then.
+    Empty if a gradient is not finite, because the step may be skipped then.
     """
-    gradients = {weight: weight.grad for weight in step.model.parameters() if weight.grad is not None}
-    if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()):
+    updates = Updates(step.model.parameters())
+    if not updates.are_finite:
         return {}
     state = copy.deepcopy(step.state_dict())
-    moving = {weight: gradient.ne(0) for weight, gradient in gradients.items()}
-    before = {weight: weight.detach().clone() for weight in moving}
     step.plain_update()
-    shares = {}
-    for name, module in owners.items():
-        own = [weight for weight in module.parameters(recurse=False) if weight in moving]
-        num_still = sum(int((weight.eq(before[weight]) & moving[weight]).sum()) for weight in own)
-        shares[name] = num_still / max(1, sum(int(moving[weight].sum()) for weight in own))
+    shares = {name: updates.lost_share(module.parameters(recurse=False)) for name, module in owners.items()}
     step.load_state_dict(state)
     return shares
 

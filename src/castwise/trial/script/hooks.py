@@ -107,7 +107,7 @@ class ScriptHooks:
         os.register_at_fork(after_in_child=lambda: setattr(self, "_is_elsewhere", True))
         self._model_hooks: list[RemovableHandle] = []
         _installed.append(self)
-        self._finder = register_module_forward_pre_hook(_find_model)
+        self._finders = [register_module_forward_pre_hook(hook) for hook in (_find_model, _widen_inputs)]
         untraced: Any = torch.compiler.disable  # a script that compiles its step would compile it anew after each
         register_optimizer_step_pre_hook(untraced(self.before_step))
         register_optimizer_step_post_hook(untraced(self.after_step))
@@ -120,9 +120,10 @@ class ScriptHooks:
 
     def stop_looking(self) -> None:
         """Look for no further models and batches: it costs time in each module's call."""
-        self._finder.remove()
+        for finder in self._finders:
+            finder.remove()
         self._is_looking = False
-        self.precision.stop_checking()
+        self.precision.stop_looking()
         if self.precision.row.autocast_dtype is None and not self.precision.row.master_weights:
             for hook in self._model_hooks:
                 hook.remove()
@@ -168,7 +169,16 @@ class ScriptHooks:
                 self._untrained[id(module)] = module
             if not torch.is_grad_enabled() and not self.stepped:
                 self._called_without.setdefault(id(module), (module, []))[1].append(time.perf_counter())
+            self.precision.weights.keep_teacher(module)
             self._find_teacher(module, args, is_scripted=is_scripted)
+        if self.precision.weights.prepare_model(module) and not is_scripted:
+            # The next global hook gets its keyword arguments, too.
+            module._forward_pre_hooks_with_kwargs[self._finders[-1].id] = True
+
+    def widen_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Cast the inputs of a model's first calls, before it has a hook of its own."""
+        is_outermost = id(module) not in self._known or any(module is model for model in self.models)
+        return self.precision.weights.widen_inputs(module, args, kwargs) if is_outermost else None
 
     def _take_model(self, module: nn.Module, *, is_scripted: bool) -> None:
         """Hook a model that the script trains, and change it as the precision and the techniques want."""
@@ -276,6 +286,11 @@ class ScriptHooks:
         if closure is not None and self._is_profiled:  # the profiler tells it from the step, which calls it
             prepared = record_function(CLOSURE_RANGE)(closure)
         prepared = self.precision.before_step(optimizer, prepared)
+        if self._is_looking:
+            self.precision.weights.check_step(optimizer)
+            num_steps, is_first = len(self._samples_of_steps), self.stepped[:1] in ([], [optimizer])
+            if is_first and not num_steps & (num_steps + 1):  # step 1, 2, 4, 8 and so on: a rate may begin at 0
+                self.precision.weights.before_step(optimizer)
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and (not self.stepped or optimizer is self.stepped[0]):
             self.skipped_steps = self.skipped_steps + (found_inf > 0)
@@ -288,6 +303,7 @@ class ScriptHooks:
         self._num_stepping = max(0, self._num_stepping - 1)
         if self._is_elsewhere or self._num_stepping:
             return
+        self.precision.weights.after_step(self.models)
         if self._is_looking and optimizer not in self.stepped:
             self.techniques.check_optimizer(optimizer)
             self.stepped.append(optimizer)
@@ -313,6 +329,7 @@ class ScriptHooks:
             self.enter_model(module, args)
         elif self._is_looking:
             self.find_model(module, args)
+        args, kwargs = self.precision.weights.widen_inputs(module, args, kwargs) or (args, kwargs)
         return self._leave_after(module, compiled, args, kwargs)
 
     def _leave_after(self, module: nn.Module, compiled: Any, args: Any, kwargs: Any) -> Any:
@@ -570,6 +587,12 @@ def _num_samples_of_call(args: Any) -> int:
 def _find_model(module: nn.Module, args: Any) -> None:
     if not torch.compiler.is_compiling():
         _installed[0].find_model(module, args)
+
+
+def _widen_inputs(module: nn.Module, args: Any, kwargs: Any = None) -> Any:
+    if kwargs is None or torch.compiler.is_compiling():
+        return None
+    return _installed[0].widen_inputs(module, args, kwargs)
 
 
 def _enter_model(module: nn.Module, args: Any) -> None:

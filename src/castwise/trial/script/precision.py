@@ -8,7 +8,6 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
 from castwise.apply.precision import (
@@ -21,15 +20,13 @@ from castwise.apply.precision import (
     set_fp32_precision,
 )
 from castwise.errors import TechniqueError
-from castwise.registry.precisions import AS_WRITTEN, OF_SCRIPTS, Precision, find_precision
+from castwise.registry.precisions import AS_WRITTEN, OF_SCRIPTS, TRUE_PRECISIONS, Precision, find_precision
 from castwise.trial.script.autocast import HALVES, ScriptAutocast
 from castwise.trial.script.replacing import replaces
 from castwise.trial.script.scaling import ReadGradients, ScriptScaling, takes_one_loss, with_loss
+from castwise.trial.script.weights import ScriptWeights
 from castwise.trial.user_model.source import calling_line
 
-_KEPT_DTYPES = {torch.float16, torch.bfloat16, torch.float64}  # weights in one of them are not taken back
-# Whose layers have a precision of their own, that no autocast changes.
-_LAYERS_OF_OTHERS = ("torchao.", "transformer_engine.", "bitsandbytes.", "msamp.")
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 
 
@@ -94,12 +91,12 @@ class ScriptPrecision:
         self.row = row
         self.optimizers: WeakSet[Optimizer] = WeakSet()  # that the script has made
         self.autocast = ScriptAutocast(row, device_type)
+        self.weights = ScriptWeights(row, self.optimizers)
         self.scaling = ScriptScaling(row, device_type, self.autocast, self.optimizers)
         self._masters: _SwappedMasters | None = None
         self._fp32_precision = read_fp32_precision()  # PyTorch's defaults
         self._default_products = read_products(device_type)
         self._device_type = device_type
-        self._converted_at: dict[int, str] = {}  # the script's line that gave a parameter its type
         self._rounded: tuple[str, ...] = ()
         self._narrowed_at: str | None = None  # the script's line that computes in 16 bits whatever the precision
         self._gradients: ReadGradients | None = None
@@ -111,11 +108,10 @@ class ScriptPrecision:
             replaces(nn.Module, "zero_grad")(self._zero_unread)
         elif row.autocast_dtype is None:
             self._note_narrowing()
-        self._note_conversions()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return self._rounded + ((self._narrowed_at,) if self._narrowed_at else ())
+        return self.weights.notes + self._rounded + ((self._narrowed_at,) if self._narrowed_at else ())
 
     def check_model(self, model: nn.Module) -> None:
         """Set the switches for float32 products, which the script may have set, too; refuse what cannot be replaced."""
@@ -123,6 +119,7 @@ class ScriptPrecision:
             return
         if self._masters is not None:
             raise TechniqueError(f"masters are for one model; the script trains {_kind(model)}, too")
+        self.weights.take_model(model)
         self._check_is_replaceable(model)
         if self.row.float32_matmul is None:
             restore_fp32_precision(self._fp32_precision)
@@ -130,34 +127,34 @@ class ScriptPrecision:
             set_fp32_precision(self.row.float32_matmul)
 
     def _check_is_replaceable(self, model: nn.Module) -> None:
-        for parameter in model.parameters():
-            if parameter.dtype in _KEPT_DTYPES:
-                name = str(parameter.dtype).removeprefix("torch.")
-                who = self._converted_at.get(id(parameter)) or "the script"
-                raise TechniqueError(f"{who} converts its model to {name}, which castwise cannot take back")
-        if isinstance(model, torch.jit.ScriptModule) and self.row.autocast_dtype is not None:
+        self.weights.check_model(model)
+        is_changed = self.row.autocast_dtype is not None or self.weights.has_widened(model)
+        if isinstance(model, torch.jit.ScriptModule) and is_changed:
             raise TechniqueError("the script's model is compiled by torch.jit, which castwise cannot change")
         for module in model.modules():
-            if type(module).__module__.startswith(_LAYERS_OF_OTHERS):
-                name = f"{type(module).__module__.partition('.')[0]}'s {type(module).__name__}"
-                raise TechniqueError(f"the script's model has {name}, whose precision castwise cannot replace")
             policy = getattr(module, "mixed_precision", None)  # of DistributedDataParallel or FSDP
             if policy is None and hasattr(module, "_get_fsdp_state"):  # FSDP2
                 policy = getattr(cast(Any, module)._get_fsdp_state(), "_mp_policy", None)
             if getattr(policy, "param_dtype", None) not in (None, torch.float32):
                 raise TechniqueError(f"{type(module).__name__} has a mixed precision, which castwise cannot replace")
-            if self.row.loss_scale != "none" and {kind.__name__ for kind in type(module).__mro__} & _SHARDED:
+            if not {kind.__name__ for kind in type(module).__mro__} & _SHARDED:
+                continue
+            if self.row.loss_scale != "none":
                 raise TechniqueError(
                     f"{type(module).__name__} needs a loss scale that its shards share; bf16-mixed needs none"
                 )
+            self.weights.check_sharded(module)
 
     def same_as_written(self, models: Sequence[nn.Module]) -> tuple[str, ...]:
         """Return the precisions in which these models compute what they do as written, if no autocast has an effect.
 
-        They differ in the switches for float32 products alone, which the script has set by now.
+        With weights in 16 bits that is one; else they differ in the switches for float32 products alone, which the
+        script has set by now.
         """
         if not models:
             return ()
+        if dtypes := self.weights.trained_dtypes():
+            return tuple(name for name, dtype in TRUE_PRECISIONS.items() if dtypes == {dtype})
         try:
             for model in models:
                 self._check_is_replaceable(model)
@@ -169,7 +166,7 @@ class ScriptPrecision:
             row.name
             for row in rows
             if row.autocast_dtype is None
-            and not row.master_weights
+            and row.param_dtype == "float32"
             and all(
                 part == (row.float32_matmul or default)
                 for part, default in zip(products, self._default_products, strict=True)
@@ -192,6 +189,7 @@ class ScriptPrecision:
             raise TechniqueError(f"{unfit.pop()} cannot be given masters from outside")
         if not takes_one_loss(optimizer):
             raise TechniqueError(f"{_kind(optimizer)} cannot be given masters from outside")
+        self.weights.check_masters(models[0])
         self._rounded = rounded_buffers(models[0], self.row)
         self._masters = _SwappedMasters(models[0], optimizer, self.row)
 
@@ -206,8 +204,9 @@ class ScriptPrecision:
             self.scaling.scale_again()
             self._masters.take_out()
 
-    def stop_checking(self) -> None:
-        """Compare weights with their masters no more."""
+    def stop_looking(self) -> None:
+        """Compare weights with their masters no more, and look at no further calls."""
+        self.weights.stop_looking()
         if self._masters is not None:
             self._masters.is_checked = False
 
@@ -275,25 +274,6 @@ class ScriptPrecision:
 
         for name in ("to", "half", "bfloat16"):
             replaces(Tensor, name)(cast_noted)
-
-    def _note_conversions(self) -> None:
-        """Note the script's lines that give weights another type than float32."""
-
-        def note(*parameters: Tensor | None) -> None:
-            found = [
-                id(parameter) for parameter in parameters if parameter is not None and parameter.dtype in _KEPT_DTYPES
-            ]
-            if found:
-                self._converted_at.update(dict.fromkeys(found, calling_line()))
-
-        def convert_noted(convert: Any, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-            converted: nn.Module = convert(module, *args, **kwargs)
-            note(*converted.parameters())
-            return converted
-
-        for name in ("to", "half", "bfloat16", "double"):
-            replaces(nn.Module, name)(convert_noted)
-        register_module_parameter_registration_hook(lambda *registered: note(registered[-1]))
 
 
 def _cast_inputs(dtype: torch.dtype, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -197,7 +197,7 @@ class ScriptRun:
         except ScriptStopped:
             pass
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it raises is its end
-            ending = error
+            ending = error if self.hooks is None else self.hooks.precision.weights.explained(error)
         finally:
             if os.getpid() != process:
                 os._exit(0)  # a process that the script forked has come to the script's end
@@ -515,6 +515,8 @@ class ScriptTrial:
         if self._script.units_per_step is None:
             hooked += [f"samples are {name}" for name in list(hooks.samples_seen)[:1]]
         hooked += [f"{num_ranks} ranks"] if num_ranks > 1 else []
+        weights, is_as_written = hooks.precision.weights, self._spec.precision == AS_WRITTEN
+        own_precision = {**self._own_precision, **(weights.own(hooks.models) if is_as_written else {})}
         return Facts(
             num_parameters=sum(self._param_dtypes.values()),
             units_per_sample=1,
@@ -527,7 +529,8 @@ class ScriptTrial:
             warm_up_seconds=time.perf_counter() - started,
             warm_up_steps=last.num_steps,
             settled=has_settled,
-            own_precision={kind: tuple(lines) for kind, lines in self._own_precision.items()},
+            own_precision={kind: tuple(lines) for kind, lines in own_precision.items()},
+            lost_updates=weights.lost if is_as_written else None,
             framework=self.run.framework,
         )
 
