@@ -293,6 +293,7 @@ class FakeSession:
         self.num_processes = num_processes
         self.calls: list[str] = []
         self.ready_seconds = 0.25
+        self.timeout_seconds = math.inf
         self._engine = engine
         self._spec: TrialSpec | None = None
         self._blocks: list[Block] = []
@@ -301,7 +302,7 @@ class FakeSession:
         self.checkpoint: Path | None = None
 
     def open(self, device: str) -> Environment:
-        self._enter("open", after="")
+        self._enter("open", after="inspect" if "inspect" in self.calls else "")  # a script's goes on
         if device != "auto" and device not in self._engine.devices:
             raise TrialFailedError("crashed", f"there is no {device} (fake)")
         if device == "cpu":

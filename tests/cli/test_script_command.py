@@ -61,7 +61,7 @@ def test_a_script_is_measured_from_the_command_line_to_the_record(run: Run) -> N
     assert "tokens/s  × written" in out
     assert "the others paused" in out
     written = [path.name for path in Path("out/here").glob("*/*")]
-    assert written == ["log.txt"] * 3, "of the process that looks at the script, and of each trial"
+    assert written == ["log.txt"] * 2, "of each trial: one of them has looked at the script"
     assert "log.txt" not in {path.name for path in Path().iterdir()}
     for trial in records():
         assert trial.spec.workload == "python train.py --lr 0.1 --token HIDDEN"

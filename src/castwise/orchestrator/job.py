@@ -4,6 +4,7 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from castwise.orchestrator.machine import (
 from castwise.orchestrator.processes import import_once
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.orchestrator.runner import Listener, NullListener, TrialRunner, unsupported_reason
-from castwise.orchestrator.session import BackgroundCloser, TrialFailedError
+from castwise.orchestrator.session import BackgroundCloser, Session, TrialFailedError
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import Problem, ResumePolicy, Store, reusable_trials
 from castwise.registry.datasets import MNIST, find_data_set
@@ -97,10 +98,13 @@ class Job:
 
     def run(self) -> list[Trial]:
         """Measure what is missing and return all trials, by configuration in the plan's order."""
-        if self.rule is not None:
-            return self._run_rounds(self.rule)
-        fresh = {trial.spec.key: trial for trial in self.runner.run(self.missing)}
-        return [fresh.get(spec.key) or self.recorded[spec.key] for spec in self.specs]
+        try:
+            if self.rule is not None:
+                return self._run_rounds(self.rule)
+            fresh = {trial.spec.key: trial for trial in self.runner.run(self.missing)}
+            return [fresh.get(spec.key) or self.recorded[spec.key] for spec in self.specs]
+        finally:
+            _close(self.runner.begun)
 
     def _run_rounds(self, rule: StopRule) -> list[Trial]:
         unsupported = [spec for spec in self.specs if unsupported_reason(spec, self.runner.environment)]
@@ -174,22 +178,26 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     limit = options.timeout_seconds
     if script is not None and (budget := options.budget_seconds or rule.budget_seconds) is not None:
         limit = min(limit or math.inf, _left_of(budget, began))
-    user_workloads = _inspect(options, own_models, machine, limit, listener)
-    notes = [data_note] if data_note else []
-    if script is not None and not is_planned:
-        options = _without_repeats(options, user_workloads[script], notes)
-    protocol = _protocol(options, machine.device, short=short, profiles=profiles)
-    specs = _axes(options).specs(machine.device, protocol, options.seed, user_workloads)
-    if options.data_set not in (None, SYNTHETIC):
-        provide(machine.engine, find_data_set(str(options.data_set)), machine.data_dir)
-    specs = _supported(specs, machine.environment, explicit=names_precisions)
+    begun: list[Session] = []
+    with ExitStack() as undo:
+        undo.callback(_close, begun)
+        user_workloads = _inspect(options, own_models, machine, limit, listener, begun)
+        notes = [data_note] if data_note else []
+        if script is not None and not is_planned:
+            options = _without_repeats(options, user_workloads[script], notes)
+        protocol = _protocol(options, machine.device, short=short, profiles=profiles)
+        specs = _axes(options).specs(machine.device, protocol, options.seed, user_workloads)
+        if options.data_set not in (None, SYNTHETIC):
+            provide(machine.engine, find_data_set(str(options.data_set)), machine.data_dir)
+        specs = _supported(specs, machine.environment, explicit=names_precisions)
 
-    if (budget := _budget_of(options, rule, machine)) is not None:
-        if machine.device == "cpu" and options.batch_sizes is None and not is_planned:
-            specs = _with_quick_steps(specs, machine, store, _STEP_SHARE * _left_of(budget, began), notes)
-        rule = replace(rule, budget_seconds=_left_of(budget, began))
-    job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
-    runner = replace(job.runner, data_note=data_note)
+        if (budget := _budget_of(options, rule, machine)) is not None:
+            if machine.device == "cpu" and options.batch_sizes is None and not is_planned:
+                specs = _with_quick_steps(specs, machine, store, _STEP_SHARE * _left_of(budget, began), notes)
+            rule = replace(rule, budget_seconds=_left_of(budget, began))
+        job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
+        runner = replace(job.runner, data_note=data_note, begun=begun)
+        undo.pop_all()
     return replace(job, runner=runner, notes=tuple(notes), rule=rule, user_workloads=user_workloads)
 
 
@@ -229,7 +237,12 @@ def _left_of(budget: float, began: float) -> float:
 
 
 def _inspect(
-    options: RunOptions, names: Sequence[str], machine: Machine, limit: float | None, listener: Listener | None
+    options: RunOptions,
+    names: Sequence[str],
+    machine: Machine,
+    limit: float | None,
+    listener: Listener | None,
+    begun: list[Session],
 ) -> dict[str, UserWorkload]:
     update = {
         "units_per_step": options.units_per_step,
@@ -237,7 +250,15 @@ def _inspect(
         "scratch": "" if options.scratch is None else str(options.scratch.absolute()),
     }
     remark = None if listener is None else listener.remark
-    return {name: inspect_user_model(machine, locate(name).model_copy(update=update), limit, remark) for name in names}
+    models = {name: locate(name).model_copy(update=update) for name in names}
+    return {name: inspect_user_model(machine, model, limit, remark, begun) for name, model in models.items()}
+
+
+def _close(begun: list[Session]) -> None:
+    closer = BackgroundCloser()
+    closer.close(begun)
+    closer.wait()
+    begun.clear()
 
 
 def _without_repeats(options: RunOptions, script: UserWorkload, notes: list[str]) -> RunOptions:

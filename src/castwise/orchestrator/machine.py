@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -163,7 +163,11 @@ def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] 
 
 
 def inspect_user_model(
-    machine: Machine, model: UserModel, timeout_seconds: float | None = None, on_note: OnNote | None = None
+    machine: Machine,
+    model: UserModel,
+    timeout_seconds: float | None = None,
+    on_note: OnNote | None = None,
+    begun: list[Session] | None = None,
 ) -> UserWorkload:
     """Return what is known of a user's model, whose code runs in a process of its own, for a limited time.
 
@@ -172,6 +176,7 @@ def inspect_user_model(
         model: Where it comes from.
         timeout_seconds: How long its code may take; None for five minutes.
         on_note: Receives a line now and then on what a script is waited for.
+        begun: Gets the process of a script, which waits after its second step to be measured as written.
 
     Raises:
         UsageError: There is no such function, it raises, or what it returns cannot be trained.
@@ -184,9 +189,15 @@ def inspect_user_model(
         name = Path(model.path).name
         on_note(f"castwise starts {name} several times; it tracks no experiments then ({', '.join(trackers)} are off).")
     try:
-        with closing(machine.engine.start(limit + _ANSWER_SECONDS if is_script else limit)) as session:
+        with ExitStack() as stack:
+            session = machine.engine.start(limit + _ANSWER_SECONDS if is_script else limit)
+            stack.callback(session.close)
             session.open(machine.device)
             found = session.inspect(model, limit, on_note)
+            # The ranks of a launcher are told what to do when they start.
+            if is_script and not model.launcher and begun is not None:
+                begun.append(session)
+                stack.pop_all()
     except TrialFailedError as failure:
         if failure.status == "timeout" and is_script:
             raise UsageError(

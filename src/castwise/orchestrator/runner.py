@@ -121,6 +121,8 @@ class TrialRunner:
     # For Perfetto: the file for the trace of profiled steps, or a folder for several; None writes none.
     traces: Path | None = None
     policy: ResumePolicy = field(default_factory=ResumePolicy)  # what is measured although it is on record
+    # The process that has looked at a script: it waits to be the first trial of the script as written.
+    begun: list[Session] = field(default_factory=list, compare=False)
 
     @contextmanager
     def claim(self, specs: Sequence[TrialSpec]) -> Iterator[list[Trial]]:
@@ -214,6 +216,8 @@ class InterleavedSession:
         fits_deadline: Whether it should end before the deadline, as earlier sessions did: no time is kept for timing.
         looked_at: The configurations of which one block is enough, if it shows them far slower than the baseline.
         seed: Decides the order of blocks, with the round's number.
+        seconds_given_up: That the next session would not take, as no time was left for trials; less what it would take
+            more, as a script had begun before.
     """
 
     runner: TrialRunner
@@ -227,7 +231,7 @@ class InterleavedSession:
     fits_deadline: bool = False
     looked_at: Collection[str] = ()
     seed: str = field(default_factory=lambda: secrets.token_hex(6))
-    seconds_given_up: float = field(default=0.0, init=False)  # that trials took for which no time was left
+    seconds_given_up: float = field(default=0.0, init=False)
     began: float = field(default=0.0, init=False)
     trials: "list[_RunningTrial]" = field(default_factory=list, init=False)
 
@@ -259,6 +263,7 @@ class InterleavedSession:
             self.trials.clear()
             self.set_up("first alone")
         self.warm_up()
+        self.seconds_given_up -= sum(trial.seconds_before for trial in self.trials)
         ready = [trial for trial in self.trials if trial.can_continue]
         num_failed = sum(not trial.can_continue and not trial.is_dropped for trial in self.trials)
         if len(ready) == 1 and ready[0].is_baseline and ready[0].has_prior and num_failed < len(self.specs) - 1:
@@ -336,7 +341,7 @@ class InterleavedSession:
                 thread.join()
                 self.seconds_given_up += time.perf_counter() - started_at
             elif trial.can_continue and is_first:
-                first = time.perf_counter() - started_at
+                first = time.perf_counter() - started_at + trial.seconds_before
             failures = ((t.spec.precision, None if t.failure is None else t.failure.message) for t in self.trials)
             if fails_alike(failures):
                 return
@@ -452,7 +457,13 @@ class _RunningTrial:
         self._started_at = _now()
         self._started = time.perf_counter()
         self._seconds_to_failure: float | None = None
-        self.session: Session = self._runner.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
+        is_begun = spec.is_script and spec.precision == AS_WRITTEN and not spec.techniques and self._runner.begun
+        if is_begun:
+            self.session = self._runner.begun.pop()
+            self.session.timeout_seconds = spec.protocol.timeout_seconds
+        else:
+            self.session = self._runner.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
+        self._is_begun = bool(is_begun)
 
     @property
     def can_continue(self) -> bool:
@@ -462,6 +473,11 @@ class _RunningTrial:
     @property
     def is_warm(self) -> bool:
         return self._facts is not None
+
+    @property
+    def seconds_before(self) -> float:
+        """Return what its set-up took before the session began."""
+        return (self._facts.set_up_seconds or 0.0) if self._is_begun and self._facts is not None else 0.0
 
     @property
     def has_blocks(self) -> bool:

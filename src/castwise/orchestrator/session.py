@@ -55,6 +55,8 @@ class ProcessGoneError(TrialFailedError):
 class Session(Protocol):
     """One trial's process or processes. Every method but `close` may raise TrialFailedError."""
 
+    timeout_seconds: float  # that a call may take
+
     def open(self, device: str) -> Environment:
         """Open the device ("auto": the first GPU, else the CPU) and describe the machine."""
 
@@ -64,7 +66,8 @@ class Session(Protocol):
     def inspect(self, model: UserModel, limit_seconds: float, on_note: OnNote | None = None) -> UserWorkload:
         """Run the user's code and return what is known of their model.
 
-        A script's steps may take `limit_seconds`; `on_note` receives a line now and then on what is waited for.
+        A script's steps may take `limit_seconds`; `on_note` receives a line now and then on what is waited for. It
+        waits after its second step, and `set_up` goes on from there if it is to be measured as it is written.
         """
 
     def fetch(self, data_set: str, data_dir: Path) -> None:

@@ -147,9 +147,8 @@ class TrialServer:
         self.user_model = model
         if model.kind == "script":
             script = self._start(ScriptRun(model, AS_WRITTEN, self.device))
-            workload = script.inspect(limit_seconds, lambda note: self._on_progress(Progress(note=note)))
-        else:
-            workload = inspect_model(model)
+            return script.inspect(limit_seconds, lambda note: self._on_progress(Progress(note=note)))
+        workload = inspect_model(model)
         self.done = True
         return workload
 
@@ -180,8 +179,9 @@ class TrialServer:
         if spec.kind == "training":
             self._training = TrainingRun(spec, data_dir, checkpoint, self._peers)
         elif spec.is_script:
-            trial = self._steady = ScriptTrial(spec)
-            self._start(trial.run)
+            trial = self._steady = ScriptTrial(spec, self.script)
+            if trial.run is not self.script:
+                self._start(trial.run)
             trial.set_up()
         else:
             self._steady = SteadyRun(spec, data_dir, self._peers)

@@ -158,8 +158,12 @@ class ScriptRun:
         self.ending: BaseException | None = None  # how the script ended, once it has
         self._has_ended = threading.Event()
         self._is_stopping = False
+        self.memory = memory_meter(self._device)
+        self.memory.reset_peak()
         self._modules = set(sys.modules)
         self._started = ""  # the first command of the script's that may train in its place
+        self.own_precision: dict[str, list[str]] = {}  # with each function of torch's that switches autocast
+        self.seconds = 0.0  # that its inspection took
 
     def run(self) -> None:
         """Run the script until it ends or is stopped, as Python would by `python FILE` or `python -m MODULE`."""
@@ -391,14 +395,16 @@ class ScriptRun:
         Raises:
             UsageError: They took longer than the limit, or the script ended before.
         """
+        started = time.perf_counter()
         sys.addaudithook(self._note_command)
-        own = note_own_precision(with_switches=True)
+        own = self.own_precision = note_own_precision(with_switches=True)
         order = Order(lambda moments: 1 if len(moments) < _INSPECTED_STEPS else None)
         if len(self.carry_out(order, limit_seconds, on_note)) < _INSPECTED_STEPS and self.ending is None:
             self.raise_too_slow(limit_seconds)
         assert self.hooks is not None, "it has run"
         samples = self.samples_per_step
         files = user_files([Path(self._script.path)], self._modules)
+        self.seconds = time.perf_counter() - started
         return UserWorkload(
             model=self._script.model_copy(update={"digest": self.digest}),
             batch_size=self._script.units_per_step or (samples and samples + self.ranks.samples_of_others()) or 1,
@@ -413,15 +419,17 @@ class ScriptTrial:
     All blocks of a process are timed in one go, right after steps that are not: while a script waits for its next
     order, its loader's workers go on until they have prepared all they may, so the first steps after that find their
     batches ready. As many steps lead in as batches may have been prepared.
+
+    Args:
+        spec: What to measure.
+        begun: The script as written, inspected and waiting, which this trial goes on with; None starts it.
     """
 
-    def __init__(self, spec: TrialSpec) -> None:
+    def __init__(self, spec: TrialSpec, begun: ScriptRun | None = None) -> None:
         assert spec.user_model is not None, "a script is one"
         self._spec, self._script = spec, spec.user_model
         self.is_to_be_profiled = spec.protocol.profile_steps > 0
-        self.run = ScriptRun(spec.user_model, spec.precision, spec.device, spec.techniques)
-        self._memory = memory_meter(torch.device(spec.device))
-        self._memory.reset_peak()
+        self.run = begun or ScriptRun(spec.user_model, spec.precision, spec.device, spec.techniques)
         self._blocks: list[Block] = []
         self._step_seconds = 0.0
         self._warm_up_peak: int | None = None
@@ -445,10 +453,14 @@ class ScriptTrial:
 
     def set_up(self) -> None:
         """Run the script until its first step is done."""
-        started = time.perf_counter()
-        self._own_precision = note_own_precision() if self._spec.precision == AS_WRITTEN else {}
-        if not self.run.carry_out(Order(lambda moments: None if moments else 1), self._limit_seconds):
-            self.run.raise_too_slow(self._limit_seconds)
+        started = time.perf_counter() - self.run.seconds
+        if not self.run.num_steps:
+            self._own_precision = note_own_precision() if self._spec.precision == AS_WRITTEN else {}
+            if not self.run.carry_out(Order(lambda moments: None if moments else 1), self._limit_seconds):
+                self.run.raise_too_slow(self._limit_seconds)
+        else:
+            own = self.run.own_precision.items()
+            self._own_precision = {kind: lines for kind, lines in own if not kind.startswith("set_autocast")}
         hooks, spec = self._hooks, self._spec
         hooks.techniques.check_loaders()
         if self._script.digest not in ("", self.run.digest):
@@ -506,8 +518,8 @@ class ScriptTrial:
         self._step_seconds = (last.time - first.time) / (last.num_steps - first.num_steps)
         self._hooks.stop_looking()
         self.run.ranks.stop_looking()
-        self._warm_up_peak = self._memory.peak_allocated()
-        self._memory.reset_peak()
+        self._warm_up_peak = self.run.memory.peak_allocated()
+        self.run.memory.reset_peak()
         hooks, num_ranks = self._hooks, self.run.ranks.num_ranks
         hooked = [f"model {type(model).__name__}" for model in hooks.models]
         hooked += [f"optimizer {type(optimizer).__name__}" for optimizer in hooks.stepped]
@@ -658,8 +670,8 @@ class ScriptTrial:
             )
         samples = RankSamples(
             blocks=tuple(self._blocks),
-            peak_allocated_bytes=self._memory.peak_allocated(),
-            peak_reserved_bytes=self._memory.peak_reserved(),
+            peak_allocated_bytes=self.run.memory.peak_allocated(),
+            peak_reserved_bytes=self.run.memory.peak_reserved(),
             warm_up_peak_allocated_bytes=self._warm_up_peak,
             notes=tuple(self._notes),
             between_steps=self._between,
