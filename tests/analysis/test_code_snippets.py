@@ -11,11 +11,19 @@ from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from small_step import make_batch, make_net, trained_weights
 from torch import Tensor, nn
 
-from castwise.analysis.code_snippets import framework_lines, framework_snippets, loop_code, loop_patch, script_code
+from castwise.analysis.code_snippets import (
+    framework_lines,
+    framework_snippets,
+    loop_code,
+    loop_patch,
+    script_code,
+    written_in_words,
+)
 from castwise.analysis.decide import decide
 from castwise.analysis.result_table import rows_of_steps
 from castwise.apply.precision import numeric_state
-from castwise.records.schema import Facts, Trial
+from castwise.records.schema import Facts, LostUpdates, Trial
+from castwise.registry.frameworks import framework_of
 from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS, Precision, find_precision, precision_row
 from castwise.spec.user_model import UserModel
 
@@ -162,6 +170,7 @@ def taking(trial: Trial, precision: str, **changes: object) -> Trial:
 
 OWN_BF16: dict[str, Any] = {"autocast_bfloat16": ("train.py:25",)}
 OWN_FP16: dict[str, Any] = {"autocast_float16": ("train.py:25", "train.py:40"), "GradScaler": ("train.py:9",)}
+LOW: dict[str, Any] = {"weights_bfloat16": ("train.py:7",)}
 MATMUL, CONV = "torch.backends.cuda.matmul.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = False"
 
 
@@ -194,12 +203,79 @@ MATMUL, CONV = "torch.backends.cuda.matmul.allow_tf32 = True", "torch.backends.c
         (written("Accelerate"), "bf16-mixed", ['accelerator = Accelerator(mixed_precision="bf16")  # Accelerate']),
         (written("transformers"), "bf16-master", ["# transformers: no such precision"]),
         (written("transformers"), "as-written", []),
+        # trl's arguments have it on by default.
+        (written("transformers", **OWN_BF16), "default", ["TrainingArguments(bf16=False)  # transformers"]),
+        (written("Fabric"), "bf16-mixed", ['Fabric(precision="bf16-mixed")  # Fabric']),
+        (written("fastai"), "fp16-mixed", ["learn.to_fp16()  # fastai"]),
+        (written("open_clip", device="cpu"), "bf16-mixed", ["--precision amp_bf16  # open_clip"]),
+        (written("MONAI"), "fp16-mixed", ["SupervisedTrainer(..., amp=True)  # MONAI"]),
+        (written("MONAI", device="cpu"), "fp16-mixed", ["# MONAI: no such precision"]),
+        (written("ignite"), "bf16-mixed", ["# ignite: no such precision"]),
+        (
+            written("DeepSpeed"),
+            "bf16-master",
+            ['in DeepSpeed\'s configuration: "bf16": {"enabled": true}  # DeepSpeed'],
+        ),
+        (
+            written("transformers", **LOW),
+            "bf16-mixed",
+            [
+                "# weights in float32, by dtype=torch.float32 or model.float(): train.py:7",
+                "TrainingArguments(bf16=True)  # transformers",
+            ],
+        ),
     ],
 )
 def test_a_script_is_told_what_differs_from_what_it_does_itself(
     trial: Trial, precision: str, expected: list[str]
 ) -> None:
     assert script_code(trial, taking(trial, precision)).splitlines() == expected
+
+
+@pytest.mark.parametrize(
+    ("trial", "expected"),
+    [
+        (written(), ""),
+        (written(**OWN_BF16), "Your script already trains in bf16-mixed (autocast at train.py:25)."),
+        (
+            written("Fabric", **OWN_BF16),
+            'Your script already trains in bf16-mixed (Fabric(precision="bf16-mixed")).',
+        ),
+        (
+            written(**OWN_FP16),
+            "Your script already trains in fp16-mixed (autocast at train.py:25 and train.py:40).",
+        ),
+        (written(autocast_float16=("train.py:25",)), ""),  # without loss scaling it is none of castwise's
+        (
+            written(**LOW | OWN_BF16),
+            "Your script trains in pure bfloat16 (train.py:7): its weights have no float32 copy.",
+        ),
+        (
+            written(frozen_bfloat16=("train.py:7",), **OWN_BF16),
+            "Your script already trains in bf16-mixed (autocast at train.py:25). Its frozen weights stay in bfloat16 "
+            "in every precision.",
+        ),
+    ],
+)
+def test_what_a_script_trains_in_as_written_is_a_sentence(trial: Trial, expected: str) -> None:
+    assert written_in_words(trial) == expected
+
+
+def test_updates_that_weights_in_16_bits_lose_are_a_sentence() -> None:
+    trial = written(**LOW)
+    assert trial.facts is not None
+    lost = LostUpdates(share=0.4, module="norm", module_share=1.0, learning_rate=2e-5)
+    update = {"lost_updates": lost, "optimizer": "AdamW(lr=2e-05)"}
+    said = written_in_words(trial.model_copy(update={"facts": trial.facts.model_copy(update=update)}))
+    assert said.endswith("A step of AdamW at a learning rate of 2e-05 leaves 40 % of them as they are, of norm 100 %.")
+
+
+def test_a_script_s_own_precision_is_not_undecided() -> None:
+    trial = written(**OWN_BF16)
+    (advice,) = decide(rows_of_steps([trial, taking(trial, "bf16-mixed")]))
+    assert advice.decision == "stay"
+    (advice,) = decide(rows_of_steps([trial, taking(trial, "fp16-mixed")]))
+    assert advice.decision == "undecided"
 
 
 def test_a_script_that_begins_to_scale_its_loss_leaves_autocast_to_castwise() -> None:
@@ -213,6 +289,20 @@ def test_techniques_of_a_script_come_without_a_precision() -> None:
     code = script_code(trial, taking(trial, "as-written", techniques=("fused-optimizer",)))
     assert "fused=True" in code
     assert "autocast" not in code
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        (["__main__", "lightning.pytorch.trainer.trainer", "lightning.fabric.wrappers"], "Lightning"),
+        (["__main__", "lightning.fabric.wrappers"], "Fabric"),
+        (["__main__", "ignite.engine.engine", "__main__", "torch.optim.optimizer"], ""),  # the step is the script's
+        (["__main__", "ignite.engine.engine", "ignite.engine"], "ignite"),
+        (["__main__", "transformers.trainer", "accelerate.optimizer"], "transformers"),
+    ],
+)
+def test_the_framework_is_the_outermost_that_takes_the_steps(modules: list[str], expected: str) -> None:
+    assert framework_of(modules) == expected
 
 
 def test_framework_snippets_on_a_cpu() -> None:

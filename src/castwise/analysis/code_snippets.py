@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from castwise.records.schema import Facts, Trial
+from castwise.registry.frameworks import ANY_LOOP, FRAMEWORKS
 from castwise.registry.precisions import (
     AS_WRITTEN,
     DEFAULT,
@@ -42,51 +43,54 @@ class Snippet:
     code: str  # empty if the framework has no such mode
 
 
-# By framework: what is called, and its arguments for a CPU, for clipping and for accumulation. Frameworks use a GPU by
-# default, so a CPU has to be named: TrainingArguments refuse bf16 there otherwise.
-_FRAMEWORKS = {
-    "Lightning": ("Trainer", 'accelerator="cpu"', "gradient_clip_val={:g}", "accumulate_grad_batches={}"),
-    "Accelerate": ("accelerator = Accelerator", "cpu=True", "", "gradient_accumulation_steps={}"),
-    # Without max_grad_norm transformers clips to 1: whoever does not clip has said so already.
-    "transformers": ("TrainingArguments", "use_cpu=True", "max_grad_norm={:g}", "gradient_accumulation_steps={}"),
-}
-
-
 def framework_snippets(
     row: Precision, device_type: str, facts: Facts | None = None, techniques: Sequence[str] = ()
 ) -> tuple[Snippet, ...]:
-    """Return a line for Lightning, Accelerate and transformers each, with the trial's clipping and accumulation."""
-    names = row.frameworks
-    on_cpu = device_type == "cpu"
+    """Return a line for Lightning, Accelerate and transformers each, with the trial's clipping and accumulation.
+
+    For a script it is one for the framework that takes its steps.
+    """
     clip, accumulate = _clip_and_accumulation(facts)
     codes = [technique.code for technique in rows_of(techniques) if technique.code is not None]
     names_optimizer = _optimizer(facts) == "AdamW"  # which transformers has an argument for
-    lightning = None if names.lightning is None or (on_cpu and not names.lightning_on_cpu) else names.lightning
-    # What names the precision, and a statement before the call, if any.
-    given = {
-        "Lightning": (lightning and f'precision="{lightning}"', names.setting),
-        "Accelerate": (names.accelerate and f'mixed_precision="{names.accelerate}"', names.setting or names.cast),
-        "transformers": (names.transformers, names.cast),
-    }
     own = None if facts is None else facts.framework  # of a script
     snippets = []
-    for framework in _FRAMEWORKS if own is None else {own} & _FRAMEWORKS.keys():
-        function, for_cpu, clipping, accumulation = _FRAMEWORKS[framework]
-        named, first = given[framework]
+    for name in ANY_LOOP if own is None else {own} & FRAMEWORKS.keys():
+        framework, named = FRAMEWORKS[name], _named(name, row, device_type, facts)
         if named is None:
-            snippets.append(Snippet(framework, ""))
+            snippets.append(Snippet(name, ""))
             continue
+        fitting = [code for code in codes if not code.optimizer or names_optimizer]
         arguments = [
-            for_cpu if on_cpu else "",
+            framework.on_cpu if device_type == "cpu" else "",
             named,
-            "" if clip is None else clipping.format(clip),
-            accumulation.format(accumulate) if accumulate > 1 else "",
-            *(getattr(code, framework.lower()) for code in codes if not code.optimizer or names_optimizer),
+            "" if clip is None else framework.clipping.format(clip),
+            framework.accumulation.format(accumulate) if accumulate > 1 else "",
+            *(getattr(code, framework.names) for code in fitting if framework.takes_techniques),
         ]
-        line = f"{first}; {function}" if first else function
-        comment = _clipping_comment(framework, row, clip, codes)
-        snippets.append(Snippet(framework, f"{line}({', '.join(filter(None, arguments))}){comment}"))
+        first = row.frameworks.setting if name != "transformers" else ""
+        first = first or (row.frameworks.cast if name in ("Accelerate", "transformers") else "")
+        line = framework.call.format(", ".join(filter(None, arguments)))
+        comment = _clipping_comment(name, row, clip, codes)
+        snippets.append(Snippet(name, f"{first}; {line}{comment}" if first else f"{line}{comment}"))
     return tuple(snippets)
+
+
+def _named(name: str, row: Precision, device_type: str, facts: Facts | None) -> str | None:
+    """Return the argument that sets a precision in a framework; None if it has no such precision."""
+    framework, names = FRAMEWORKS[name], row.frameworks
+    found: str | None = getattr(names, framework.names)
+    has_none_here = framework.on_cpu is None and row.autocast_dtype is not None
+    if framework.names == "lightning" and not names.lightning_on_cpu:
+        has_none_here = True
+    if found is None or (device_type == "cpu" and has_none_here):
+        return None
+    if name == "transformers" and facts is not None and row.autocast_dtype is None:
+        # Subclasses such as trl's SFTConfig may have it on by default.
+        casts = {"float16": "fp16=False", "bfloat16": "bf16=False"}
+        off = [argument for dtype, argument in casts.items() if _AUTOCAST + dtype in facts.own_precision]
+        return ", ".join(filter(None, [*off, found]))
+    return framework.precision.format(found) if found else ""
 
 
 def _clipping_comment(framework: str, row: Precision, clip: float | None, codes: Sequence[Code]) -> str:
@@ -238,8 +242,10 @@ def written_in_words(trial: Trial) -> str:
         names = " and ".join(f"{name}{at and f' ({at})'}" for name, at in trained.items())
         said.append(f"Your script trains in pure {names}: its weights have no float32 copy.")
     elif name := written_name(trial):
-        at = next(iter(casts.values()))
-        said.append(f"Your script already trains in {name}{at and f' (autocast at {at})'}.")
+        at = next((f"autocast at {lines}" for lines in casts.values() if lines), "")
+        if facts.framework and (named := _named(facts.framework, precision_row(name), trial.spec.device_type, None)):
+            at = FRAMEWORKS[facts.framework].call.format(named)
+        said.append(f"Your script already trains in {name}{at and f' ({at})'}.")
     if lost is not None:
         rate = "" if lost.learning_rate is None else f" at a learning rate of {lost.learning_rate:g}"
         most = f", of {lost.module} {format_share(lost.module_share)}" if lost.module_share > lost.share else ""
@@ -271,9 +277,7 @@ def script_code(written: Trial, taken: Trial) -> str:
         lines += [] if is_all else loop_code(row, spec.model_copy(update={"techniques": ()}), facts)
     if now.param_dtype != "float32" and row.keeps_float32_weights and written.facts is not None:
         at = " and ".join(filter(None, _own(written.facts, _WEIGHTS).values()))
-        lines.insert(
-            0, f"# make or load the weights in float32 (dtype=torch.float32, or model.float()){at and f': {at}'}"
-        )
+        lines.insert(0, f"# weights in float32, by dtype=torch.float32 or model.float(){at and f': {at}'}")
     return "\n".join([*lines, *_technique_lines(spec.techniques, spec, facts)])
 
 

@@ -171,7 +171,7 @@ class Facts(FrozenModel):
     # bfloat16" and "layers bitsandbytes's Linear4bit", as far as it has them, with their lines ("t.py:25").
     own_precision: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     lost_updates: LostUpdates | None = None  # of a script as written that trains weights in 16 bits
-    # The one that takes a script's steps: Lightning, Accelerate, transformers; "" if itself does, None if not known.
+    # The one of registry/frameworks.py that takes a script's steps; "" if itself does, None if not known.
     framework: str | None = None
     data_note: str | None = None  # what the data was, if the spec's name does not say it
     data_bytes: int = 0  # batches that lie on the device all the time; part of every peak

@@ -3,7 +3,7 @@
 A record may name a precision that has no row here: `precision_row` gives it neutral defaults.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from castwise.errors import UsageError, unknown_name
@@ -26,12 +26,17 @@ UNKNOWN_LOOK = Look("#b9b9b9", "circle-open", "solid")
 
 @dataclass(frozen=True)
 class Frameworks:
-    """What a precision is called in the frameworks around PyTorch; None if a framework does not have it."""
+    """What a precision is called in the frameworks of `FRAMEWORKS`; None if a framework does not have it."""
 
-    lightning: str | None = None  # `precision` of its Trainer
+    lightning: str | None = None  # `precision` of its Trainer, and of Fabric
     lightning_on_cpu: bool = True  # its Trainer replaces float16 autocast by bfloat16 there
     accelerate: str | None = None  # `mixed_precision` of its Accelerator
     transformers: str | None = None  # the arguments of its TrainingArguments
+    fastai: str | None = None  # a method of its Learner
+    ignite: str | None = None  # the arguments of its create_supervised_trainer
+    monai: str | None = None  # the arguments of its SupervisedTrainer
+    open_clip: str | None = None  # its --precision
+    deepspeed: str | None = None  # a section of its configuration
     setting: str = ""  # a line that sets a global switch, for Lightning and Accelerate
     cast: str = ""  # a line that casts the model, for Accelerate and transformers; Lightning does it itself
 
@@ -86,6 +91,9 @@ loss.backward()
 optimizer.step()"""
 
 _TF32_CAPABILITY = (8, 0)
+_FLOAT32 = Frameworks(
+    lightning="32-true", accelerate="no", fastai="to_fp32", ignite="", monai="amp=False", open_clip="fp32"
+)
 
 
 def _fp8(name: str, recipe: str, summary: str, capability: tuple[int, int], loop_changes: int, look: Look) -> Precision:
@@ -115,7 +123,7 @@ PRECISIONS: tuple[Precision, ...] = (
         float32_matmul=None,
         keeps_float32_weights=True,
         loop_changes=0,
-        frameworks=Frameworks(lightning="32-true", accelerate="no", transformers=""),
+        frameworks=replace(_FLOAT32, transformers=""),
         look=Look("#999933", "star", "solid"),
     ),
     Precision(
@@ -126,7 +134,7 @@ PRECISIONS: tuple[Precision, ...] = (
         loop_changes=1,
         peak_dtype="fp32",
         code=_IEEE_CODE,
-        frameworks=Frameworks(lightning="32-true", accelerate="no", transformers="tf32=False"),
+        frameworks=replace(_FLOAT32, transformers="tf32=False"),
         look=Look("#7f7f7f", "circle", "solid"),
     ),
     Precision(
@@ -140,12 +148,7 @@ PRECISIONS: tuple[Precision, ...] = (
         capability=_TF32_CAPABILITY,
         on_cpu=False,
         code=_IEEE_CODE.replace("False", "True"),
-        frameworks=Frameworks(
-            lightning="32-true",
-            accelerate="no",
-            transformers="tf32=True",
-            setting='torch.set_float32_matmul_precision("high")',
-        ),
+        frameworks=replace(_FLOAT32, transformers="tf32=True", setting='torch.set_float32_matmul_precision("high")'),
         look=Look("#56b4e9", "square", "dash"),
     ),
     Precision(
@@ -159,7 +162,15 @@ PRECISIONS: tuple[Precision, ...] = (
         peak_dtype="fp16",
         capability=(5, 3),
         frameworks=Frameworks(
-            lightning="16-mixed", lightning_on_cpu=False, accelerate="fp16", transformers="fp16=True"
+            lightning="16-mixed",
+            lightning_on_cpu=False,
+            accelerate="fp16",
+            transformers="fp16=True",
+            fastai="to_fp16",
+            ignite='amp_mode="amp", scaler=True',
+            monai="amp=True",
+            open_clip="amp",
+            deepspeed='"torch_autocast": {"enabled": true, "dtype": "float16"}',
         ),
         look=Look("#0072b2", "diamond", "solid"),
     ),
@@ -174,7 +185,15 @@ PRECISIONS: tuple[Precision, ...] = (
         capability=(8, 0),
         emulated_below=True,
         code=_MIXED_BF16_CODE,
-        frameworks=Frameworks(lightning="bf16-mixed", accelerate="bf16", transformers="bf16=True"),
+        frameworks=Frameworks(
+            lightning="bf16-mixed",
+            accelerate="bf16",
+            transformers="bf16=True",
+            fastai="to_bf16",
+            monai='amp=True, amp_kwargs={"dtype": torch.bfloat16}',
+            open_clip="amp_bf16",
+            deepspeed='"torch_autocast": {"enabled": true, "dtype": "bfloat16"}',
+        ),
         look=Look("#e69f00", "triangle-up", "dash"),
     ),
     Precision(
@@ -188,6 +207,7 @@ PRECISIONS: tuple[Precision, ...] = (
         loop_changes=6,
         peak_dtype="fp16",
         capability=(5, 3),
+        frameworks=Frameworks(deepspeed='"fp16": {"enabled": true}'),
         look=Look("#009e73", "triangle-down", "dot"),
     ),
     Precision(
@@ -200,6 +220,7 @@ PRECISIONS: tuple[Precision, ...] = (
         peak_dtype="bf16",
         capability=(8, 0),
         emulated_below=True,
+        frameworks=Frameworks(deepspeed='"bf16": {"enabled": true}'),
         look=Look("#882255", "hexagon", "solid"),
     ),
     Precision(
@@ -210,7 +231,9 @@ PRECISIONS: tuple[Precision, ...] = (
         batch_norm_dtype="float16",
         peak_dtype="fp16",
         capability=(5, 3),
-        frameworks=Frameworks(lightning="16-true", accelerate="no", transformers="", cast="model.half()"),
+        frameworks=Frameworks(
+            lightning="16-true", accelerate="no", transformers="", cast="model.half()", open_clip="pure_fp16"
+        ),
         look=Look("#d55e00", "x", "dashdot"),
     ),
     Precision(
@@ -221,7 +244,9 @@ PRECISIONS: tuple[Precision, ...] = (
         peak_dtype="bf16",
         capability=(8, 0),
         emulated_below=True,
-        frameworks=Frameworks(lightning="bf16-true", accelerate="no", transformers="", cast="model.bfloat16()"),
+        frameworks=Frameworks(
+            lightning="bf16-true", accelerate="no", transformers="", cast="model.bfloat16()", open_clip="pure_bf16"
+        ),
         look=Look("#cc79a7", "cross", "longdash"),
     ),
 )

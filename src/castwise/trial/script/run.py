@@ -34,6 +34,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from castwise.apply.precision import read_fp32_precision
 from castwise.errors import UsageError
 from castwise.records.schema import Block, Facts, RankSamples, StepProfile, WorkBetweenSteps
+from castwise.registry.frameworks import framework_of
 from castwise.registry.precisions import AS_WRITTEN, find_precision
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload, digest_of
@@ -69,13 +70,6 @@ _MOST_EXTRA_STEPS = 0.35  # of all steps; chosen here
 _MOST_STRETCH_SECONDS = 10.0  # in which a whole period is timed; chosen here
 _SEVERAL_PERIODS_SECONDS = 3.0  # in which several are, so that each block has one; chosen here
 _MOST_SECONDS_LOOKED = 5.0  # after the first step, for what came before it to come again, if that was brief
-# Frameworks that take a script's steps, by the beginning of their modules' names.
-_FRAMEWORKS = {
-    "lightning.pytorch.": "Lightning",
-    "pytorch_lightning.": "Lightning",
-    "accelerate.": "Accelerate",
-    "transformers.": "transformers",
-}
 _INSPECTED_STEPS = 2  # what precedes the first may look at a batch, so the second shows how many samples a step has
 
 
@@ -262,10 +256,7 @@ class ScriptRun:
         if self.num_steps == 1:
             self.digest = digest(user_files([Path(self._script.path)], self._modules))
             stack = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(sys._getframe())]
-            names = (
-                _FRAMEWORKS[prefix] for module in reversed(stack) for prefix in _FRAMEWORKS if module.startswith(prefix)
-            )
-            self.framework = next(names, "")
+            self.framework = framework_of(stack[::-1])
         if self.num_steps < self._next_mark:
             return
         order, hooks = self._order, self.hooks
