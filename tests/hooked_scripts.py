@@ -82,7 +82,7 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     how, _, number = how.partition("-")
     profile_steps = 2 * (how == "profile")
     protocol = MeasurementProtocol(
-        warm_up_steps=1,
+        warm_up_steps=700 if how == "timed" and not number else 1,  # in which each script has its work once
         warm_up_seconds=0.5 if how == "timed" else 10.0,
         num_steps=(int(number) if number else None) if how == "timed" else num_steps,
         timeout_seconds=limit,
