@@ -124,6 +124,33 @@ def test_a_throughput_that_contradicts_its_ratio_is_the_baseline_s_by_the_ratio(
     assert in_all.step_seconds == pytest.approx((0.1 * 0.05 * 0.05) ** (1 / 3))
 
 
+@pytest.mark.parametrize("sessions", [("s", "s"), (None, None)])
+@pytest.mark.parametrize(("values", "speedup"), [(500, 1.5), (990, 3), (None, 3)])
+def test_scripts_are_compared_over_batches_of_one_size(
+    sessions: tuple[str | None, str | None], values: int | None, speedup: float
+) -> None:
+    """Nearly equal batches are taken to be equal."""
+    trials = []
+    for precision, session, seconds, size in zip(
+        ("as-written", "bf16-mixed"), sessions, (0.3, 0.1), (1000, values), strict=True
+    ):
+        spec = fake_spec(precision, user_model=SCRIPT)
+        trial = fake_trial(spec, step_seconds=(seconds,)).model_copy(update={"session_id": session})
+        block = (
+            trial.ranks[0]
+            .blocks[0]
+            .model_copy(update={"num_values": size, "in_stretch": True, "num_samples": size and size / 10})
+        )
+        trials.append(trial.model_copy(update={"ranks": (trial.ranks[0].model_copy(update={"blocks": (block,)}),)}))
+    written, mixed = rows_of(trials)
+    assert mixed.written_speedup == pytest.approx(speedup)
+    assert written.throughput == pytest.approx(100 / 0.3)
+    if values is not None:
+        assert mixed.throughput == pytest.approx(speedup * 100 / 0.3, rel=0.02), "of batches of that size"
+    names = {note.name for note in notes_of([written, mixed])}
+    assert ("batches" in names, "drift" in names) == (values == 500, False)
+
+
 def test_a_configuration_is_one_row_over_all_processes() -> None:
     base, mixed = rows_of(rounds((0.30, 0.10), (0.31, 0.10), (0.32, 0.11)))
     assert len(base.trials) == len(mixed.trials) == 3

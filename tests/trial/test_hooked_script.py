@@ -485,6 +485,19 @@ while True:
         w(batch.x).sum().backward()
         optimizer.step()
 """,
+        "counts-graphs count as-written": """
+class Batch:
+    def __init__(self, items): self.x, self.num_graphs = torch.cat(items), len(items)
+while True:
+    for batch in DataLoader([torch.randn(4, 3)] * 10, batch_size=5, collate_fn=Batch):
+        w(batch.x).sum().backward()
+        optimizer.step()
+""",
+        "grows count as-written": """
+for number in itertools.count():
+    w(input=torch.randn(4 + 2 * (number > 2), 3)).sum().backward()
+    optimizer.step()
+""",
         "iterates count as-written": """
 class Data(torch.utils.data.IterableDataset):
     def __iter__(self): return ({"boxes": torch.ones(2 + i % 2, 4), "image": torch.ones(3)} for i in range(12))
@@ -806,6 +819,8 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
 def test_samples_are_those_that_the_timed_steps_trained_on(answers):
     assert answers["short-batch count as-written"] == "6 a step; "
     assert answers["iterates count as-written"] == "4 a step; "
+    assert answers["counts-graphs count as-written"] == "5 a step; "
+    assert answers["grows count as-written"] == "6 a step; ", "as in the timed steps, not in the first"
     said = (
         "5 a step; a step's samples are the DataLoader's: 5. That is not the first dimension of the model's input, 20"
     )

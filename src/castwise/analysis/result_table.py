@@ -194,7 +194,7 @@ def _row(own: list[Trial], references: dict[str, list[Trial]], baselines: Iterab
         trials=tuple(own),
         step_seconds=_value(step),
         spread=statistics.median(spreads) if spreads else None,
-        throughput_estimate=rate_estimate(own, step),
+        throughput_estimate=rate_estimate(references[reference] if is_adjusted else own, step),
         adjusted_to=reference if is_adjusted else "",
         speedup_estimate=over[BASELINE],
         default_estimate=over[DEFAULT],

@@ -14,7 +14,13 @@ from castwise.analysis.statistics import (
     paired_ratio,
     pseudomedian,
 )
-from castwise.analysis.steady_metrics import block_means, blocks_of, units_per_step, was_at_power_limit
+from castwise.analysis.steady_metrics import (
+    batch_ratio,
+    block_means,
+    blocks_of,
+    units_per_step,
+    was_at_power_limit,
+)
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import for_one_gpu
@@ -29,8 +35,9 @@ GPUS = ("world_size", "num_nodes", "parallelism")
 def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estimate | None:
     """Return the speed-up of one configuration over another, None if either was not measured.
 
-    Each session gives one ratio, that of the pseudomedians of the blocks. If the two never shared a session (they do
-    not fit into memory together), or only once while both have more processes, it is that of two independent means.
+    Each session gives one ratio, that of the pseudomedians of the blocks; of scripts whose timed batches differ in
+    size, of the seconds for each value of theirs. If the two never shared a session (they do not fit into memory
+    together), or only once while both have more processes, it is that of two independent means.
     """
     baselines, trials = _counted(baselines), _counted(trials)
     by_session = {trial.session_id: trial for trial in baselines if trial.session_id is not None}
@@ -40,7 +47,8 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
             baseline = by_session[trial.session_id]
             # The blocks of a stretch are not of the same moments as the other side's.
             if _is_in_stretch(baseline) or _is_in_stretch(trial):
-                paired.append(_step_seconds(baseline) / _step_seconds(trial))
+                sizes = batch_ratio([trial], [baseline])
+                paired.append(sizes * _step_seconds(baseline) / _step_seconds(trial))
             elif (ratio := paired_ratio(block_means(baseline), block_means(trial))) is not None:
                 paired.append(ratio)
     fewest = min(len(trials), len(baselines))
@@ -49,7 +57,8 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
     if len(paired) >= min(MIN_PROCESSES, fewest):
         found = estimate(paired)
     else:
-        sides = ([_step_seconds(trial) for trial in side] for side in (baselines, trials))
+        first = baselines[:1]
+        sides = ([_step_seconds(each) / batch_ratio([each], first) for each in side] for side in (baselines, trials))
         found = independent_ratio(*sides)
     return _widened(found, baselines, trials)
 

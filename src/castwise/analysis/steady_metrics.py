@@ -12,6 +12,7 @@ from castwise.spec.types import Unit
 # The least slowdown of sustained steps that is reported. Source: H200s far from their power limit took 0.2 to 0.4 %
 # less time in sustained steps than in blocks (docs/method.md), because there are no idle gaps.
 _LEAST_SLOWDOWN = 0.005
+_LEAST_BATCH_DIFFERENCE = 0.02  # of two scripts' batches, as a share. Source: chosen here
 
 
 def blocks_of(trial: Trial) -> tuple[Block, ...]:
@@ -100,6 +101,22 @@ def units_per_step(spec: TrialSpec, facts: Facts, blocks: Sequence[Block] = ()) 
     is_counted = counted and len(counted) == len(blocks)
     samples = sum(counted) / sum(block.num_steps for block in blocks) if is_counted else spec.batch_size
     return samples * facts.units_per_sample * spec.world_size
+
+
+def batch_ratio(trials: Sequence[Trial], others: Sequence[Trial]) -> float:
+    """Return how many times as large the batches of some scripts' timed steps were as others', by all their values.
+
+    It is 1 if that is not known, or near enough: the time of a step need not be in proportion to its batch.
+    """
+    sizes = []
+    for side in (trials, others):
+        blocks = [block for trial in side for block in blocks_of(trial)]
+        values = [block.num_values for block in blocks if block.num_values is not None]
+        if not values or len(values) < len(blocks):
+            return 1.0
+        sizes.append(sum(values) / sum(block.num_steps for block in blocks))
+    ratio = sizes[0] / sizes[1]
+    return ratio if abs(ratio - 1) >= _LEAST_BATCH_DIFFERENCE else 1.0
 
 
 def warm_step_seconds(facts: Facts | None) -> float | None:

@@ -33,6 +33,7 @@ from castwise.spec.types import Unit
 #   Block.data_seconds, num_samples: for scripts.
 # - Facts.own_precision, framework: older records say nothing of what a script does itself.
 # - RankSamples.between_steps: older records of scripts have it in a note, if at all.
+# - Block.num_values: the batches of older records of scripts are taken to be of one size.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 
@@ -192,7 +193,8 @@ class Block(FrozenModel):
     seconds: _Seconds = Field(gt=0)
     num_steps: int = Field(ge=1)
     lead_in_steps: int = renamed(0, "lead_steps", ge=0)  # untimed, right before it
-    num_samples: float | None = None  # of `num_steps`, as a script's loaders yield them; None if they are not counted
+    num_samples: float | None = None  # of `num_steps`, that a script trained on; None if they are not counted
+    num_values: float | None = None  # of all tensors of their batches, padding included; likewise
     in_stretch: bool = False  # whether it is one of a stretch: blocks with no pause before or between them
     loss: float | None  # of the last step; None of a script that never calls backward
     loss_scale: float | None = None  # after the last step; None without scaling

@@ -8,11 +8,11 @@ from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR, EpochCost
 from castwise.analysis.model_flops import float8_of, flops_of, fp8_share
 from castwise.analysis.result_table import Row
 from castwise.analysis.statistics import has_interval
-from castwise.analysis.steady_metrics import cold_start_seconds, spread
+from castwise.analysis.steady_metrics import batch_ratio, cold_start_seconds, spread
 from castwise.analysis.warnings import NOISE, WARNING_NAMES, TrialWarning, warnings_of_all
 from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set, train_samples
-from castwise.registry.precisions import known_precision, why_emulated
+from castwise.registry.precisions import AS_WRITTEN, known_precision, why_emulated
 from castwise.registry.techniques import join
 from castwise.show.presentation import Lines
 from castwise.show.units import format_ratio, format_seconds, pluralize
@@ -111,6 +111,7 @@ def notes_of(rows: Sequence[Row]) -> list[Note]:
         *_emulated(rows),
         *_float8(rows),
         *_warnings(rows),
+        *_adjustments(rows),
         *_disagreements(rows),
         *_on_several_gpus(trials),
         *_verdicts(rows),
@@ -240,6 +241,27 @@ def _seen(warned: Sequence[tuple[str, TrialWarning]], num_rows: int) -> str:
     return f"{named} and {len(others)} more" if others else named
 
 
+def _batch_ratios(rows: Sequence[Row]) -> dict[Row, float]:
+    """Return how large the timed batches of scripts were over those as written, of the rows in which they differ."""
+    written = [row for row in rows if row.trial.spec.is_script and row.precision == AS_WRITTEN]
+    ratios = {row: batch_ratio(row.trials, written[0].trials) for row in rows if written}
+    return {row: ratio for row, ratio in ratios.items() if ratio != 1}
+
+
+def _adjustments(rows: Sequence[Row]) -> list[Note]:
+    """Return why a speed-up is not the ratio of two throughputs as they were measured."""
+    notes, ratios = [], _batch_ratios(rows)
+    for row, ratio in ratios.items():
+        said = f"its timed batches were {format_ratio(ratio)} as large as {AS_WRITTEN}'s, for which speed-ups allow"
+        notes.append(Note("batches", f"{row.precision} ({said})", (f"batches: {row.trial.spec.label}: {said}",)))
+    drifted = [row for row in rows if row.adjusted_to and row not in ratios]
+    for other in dict.fromkeys(row.adjusted_to for row in drifted):
+        own = [row for row in drifted if row.adjusted_to == other]
+        why = f"the machine's pace changed between rounds: throughput is that of {other}, times the speed-up"
+        notes.append(Note("drift", f"{_who(own, rows)}: {why}", tuple(f"{row.trial.spec.label}: {why}" for row in own)))
+    return notes
+
+
 def _disagreements(rows: Sequence[Row]) -> list[Note]:
     """Return an explanation for each pair of figures in the table that seem to contradict each other."""
     notes, ratios, different = list[Note](), list[str](), list[Row]()
@@ -252,10 +274,6 @@ def _disagreements(rows: Sequence[Row]) -> list[Note]:
         if format_ratio(unpaired) != format_ratio(row.speedup):
             different.append(row)
             ratios.append(f"{format_ratio(unpaired)} for {row.trial.spec.label} (speed-up {format_ratio(row.speedup)})")
-    for other in dict.fromkeys(row.adjusted_to for row in rows if row.adjusted_to):
-        own = [row for row in rows if row.adjusted_to == other]
-        why = f"the machine's pace changed between rounds: throughput is that of {other}, times the speed-up"
-        notes.append(Note("drift", f"{_who(own, rows)}: {why}", tuple(f"{row.trial.spec.label}: {why}" for row in own)))
     if ratios:
         why = (
             "speed-up compares blocks measured moments apart; throughput is that of all blocks, whatever drifted "

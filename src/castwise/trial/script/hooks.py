@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from traceback import walk_stack
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -80,7 +80,9 @@ class ScriptHooks:
         self.loss: Tensor | None = None  # of the last backward
         self.skipped_steps: int | Tensor = 0  # of the first optimizer; on the device if it skips them there
         self._after_step = after_step
-        self.num_loaded = 0  # samples that loaders have yielded in training
+        # Samples that were trained on, and the values of all their tensors, by where they were seen.
+        self._trained_on = {"loader": [0, 0], "model": [0, 0]}
+        self._has_graphs = False  # whether a batch has said of how many graphs it is
         self._samples: Counter[str] = Counter()  # of this step, by where they were seen
         self._samples_of_steps: list[Counter[str]] = []
         self._called_with: list[Tensor | None] = []  # the first arguments of the model, of this step
@@ -124,7 +126,8 @@ class ScriptHooks:
             finder.remove()
         self._is_looking = False
         self.precision.stop_looking()
-        if self.precision.row.autocast_dtype is None and not self.precision.row.master_weights:
+        row, is_counted = self.precision.row, self._trained_on["loader"][0]  # else by the model's calls
+        if row.autocast_dtype is None and not row.master_weights and is_counted:
             for hook in self._model_hooks:
                 hook.remove()
 
@@ -149,8 +152,15 @@ class ScriptHooks:
         They are a mean of all steps but the first, before which a script may look at a batch.
         """
         steps = self._samples_of_steps[1:] or self._samples_of_steps
-        means = {name: sum(step[key] for step in steps) / max(1, len(steps)) for key, name in _SOURCES.items()}
+        sources = list(_SOURCES.items())[: 1 if self._has_graphs else None]  # a model's input is their nodes
+        means = {name: sum(step[key] for step in steps) / max(1, len(steps)) for key, name in sources}
         return {name: mean for name, mean in means.items() if mean}
+
+    @property
+    def trained_on(self) -> tuple[int, int]:
+        """Return the samples that the script has trained on, and the values of its batches: its loaders', if any."""
+        samples, values = self._trained_on["loader" if self._trained_on["loader"][0] else "model"]
+        return samples, values
 
     def find_model(self, module: nn.Module, args: Any) -> None:
         """Keep a module that is called while no other is, and is trained: an optimizer has weights of it."""
@@ -191,7 +201,7 @@ class ScriptHooks:
             return
         takes_hooks = module._compiled_call_impl is None  # else they would be compiled
         if takes_hooks:
-            self._model_hooks.append(module.register_forward_pre_hook(_enter_model))
+            self._model_hooks.append(module.register_forward_pre_hook(_enter_model, with_kwargs=True))
         if self.precision.row.autocast_dtype is None:
             return
         if takes_hooks:
@@ -224,14 +234,21 @@ class ScriptHooks:
     def enter_model(self, module: nn.Module, args: Any) -> None:
         self.precision.before_forward()
         is_trained = module.training or module is self._trained_in_eval
-        if is_trained and self._is_looking and module is self.model and torch.is_grad_enabled():
-            first = next(iter(tree_tensors(args)), None)
+        is_counted = self._is_looking or not self._trained_on["loader"][0]
+        if is_trained and is_counted and module is self.model and torch.is_grad_enabled():
+            tensors = tree_tensors(args)
+            first = tensors[0] if tensors else None
             if not any(first is known for known in self._called_with):  # sharpness-aware minimisation calls it twice
                 self._called_with.append(first)
-                self._samples["model"] += _num_samples_of_call(args)
+                self._note_batch("model", _num_samples_of_call(args), tensors)
         is_in_training = is_trained and torch.is_grad_enabled() and module not in self._around_prepared
         if (is_in_training or module in self._always or _is_prepared(module)) and self.precision.autocast.enter():
             self._left_with = module
+
+    def _note_batch(self, where: str, num_samples: int, tensors: Sequence[Tensor], others: int = 0) -> None:
+        self._samples[where] += num_samples
+        self._trained_on[where][0] += num_samples
+        self._trained_on[where][1] += sum(tensor.numel() for tensor in tensors) or others
 
     def leave_model(self, module: nn.Module, output: Any) -> Any:
         """End a forward pass and autocast with it: what follows gets float32 for 16 bits, as Accelerate has it.
@@ -319,8 +336,8 @@ class ScriptHooks:
             self.skipped_steps = self.skipped_steps + 1 if was_skipped else self.skipped_steps
             if self._is_looking:
                 self._samples_of_steps.append(self._samples)
-                self._samples = Counter()
-                self._called_with.clear()
+            self._samples = Counter()
+            self._called_with.clear()
             self._after_step()
 
     def _call_compiled(self, module: nn.Module, compiled: Any, *args: Any, **kwargs: Any) -> Any:
@@ -480,10 +497,10 @@ class ScriptHooks:
             self.data_seconds += time.perf_counter() - started
             num_samples = _num_samples_of_batch(batch, batches)
             if torch.is_grad_enabled() and (self.model.training or self.model is self._trained_in_eval):
-                self.num_loaded += num_samples
-                self._samples["loader"] += num_samples
+                self._note_batch("loader", num_samples, tree_tensors(batch), getattr(batch, "num_nodes", None) or 0)
             if self._is_looking:
                 self.uses_loader = True
+                self._has_graphs |= bool(_numbers_of_graphs(batch))
                 workers = getattr(batches, "_num_workers", 0)
                 self.num_prefetched = max(self.num_prefetched, workers * (getattr(batches, "_prefetch_factor", 0) or 0))
             return batch
@@ -555,16 +572,21 @@ def _num_samples(nested: Any) -> int:
 
     Of images and labels in lists, as of detection, it is their number.
     """
-    parts = nested if isinstance(nested, list | tuple) else ()
-    graphs = [found for part in (nested, *parts) if isinstance(found := getattr(part, "num_graphs", None), int)]
-    if graphs:
+    if graphs := _numbers_of_graphs(nested):
         return graphs[0]
+    parts = nested if isinstance(nested, list | tuple) else ()
     lengths = {len(part) if isinstance(part, list | tuple) else None for part in parts}
     length = lengths.pop() if len(lengths) == 1 else None
     if length and any(isinstance(item, dict) for part in parts for item in part):
         return length
     tensors = tree_tensors(nested)
     return len(tensors[0]) if tensors and tensors[0].dim() else 0
+
+
+def _numbers_of_graphs(nested: Any) -> list[int]:
+    """Return of how many graphs a batch is, or its parts are, of those that say so."""
+    parts = (nested, *(nested if isinstance(nested, list | tuple) else ()))
+    return [found for part in parts if isinstance(found := getattr(part, "num_graphs", None), int)]
 
 
 def _num_samples_of_batch(batch: Any, batches: Any) -> int:
@@ -595,9 +617,9 @@ def _widen_inputs(module: nn.Module, args: Any, kwargs: Any = None) -> Any:
     return _installed[0].widen_inputs(module, args, kwargs)
 
 
-def _enter_model(module: nn.Module, args: Any) -> None:
+def _enter_model(module: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None) -> None:
     if not torch.compiler.is_compiling():
-        _installed[0].enter_model(module, args)
+        _installed[0].enter_model(module, (*args, *kwargs.values()) if kwargs else args)
 
 
 def _leave_model(module: nn.Module, _: Any, output: Any) -> Any:

@@ -83,7 +83,8 @@ class Moment:
 
     time: Any  # the host's clock, or an event on the device
     num_steps: int  # since the script's begin
-    num_samples: int  # that loaders have yielded since then
+    num_samples: int  # trained on since then
+    num_values: int  # of all their tensors
     data_seconds: float  # since then
     skipped_steps: int | torch.Tensor  # since then
     loss: torch.Tensor | None
@@ -267,7 +268,7 @@ class ScriptRun:
                 Moment(
                     self._now(synchronised=order.synchronised),
                     self.num_steps,
-                    hooks.num_loaded,
+                    *hooks.trained_on,
                     hooks.data_seconds,
                     hooks.skipped_steps,
                     hooks.loss,
@@ -516,7 +517,8 @@ class ScriptTrial:
         hooked += [f"optimizer {type(optimizer).__name__}" for optimizer in hooks.stepped]
         hooked += ["DataLoader"] if hooks.uses_loader else []
         if self._script.units_per_step is None:
-            hooked += [f"samples are {name}" for name in list(hooks.samples_seen)[:1]]
+            unseen = "steps, as no batch is seen (--units-per-step)"
+            hooked += [f"samples are {next(iter(hooks.samples_seen), unseen)}"]
         hooked += [f"{num_ranks} ranks"] if num_ranks > 1 else []
         weights, is_as_written = hooks.precision.weights, self._spec.precision == AS_WRITTEN
         own_precision = {**self._own_precision, **(weights.own(hooks.models) if is_as_written else {})}
@@ -624,8 +626,8 @@ class ScriptTrial:
     def _block(self, before: Moment, after: Moment, lead_in_steps: int) -> Block:
         hooks, is_clock = self._hooks, isinstance(after.time, float)
         scaler = hooks.precision.scaling.scaler
-        # The other ranks' loaders are taken to yield as many.
-        num_loaders = self.run.ranks.num_ranks if self._script.units_per_step is None else 0
+        # The other ranks are taken to train on as many.
+        num_ranks = self.run.ranks.num_ranks if self._script.units_per_step is None else 0
         return Block(
             seconds=after.time - before.time if is_clock else before.time.elapsed_time(after.time) / 1e3,
             num_steps=after.num_steps - before.num_steps,
@@ -633,7 +635,8 @@ class ScriptTrial:
             in_stretch=True,
             loss=None if after.loss is None else after.loss.double().mean().item(),
             loss_scale=None if scaler is None else scaler.get_scale(),
-            num_samples=(after.num_samples - before.num_samples) * num_loaders or None,
+            num_samples=(after.num_samples - before.num_samples) * num_ranks or None,
+            num_values=after.num_values - before.num_values or None,
             skipped_steps=int(after.skipped_steps - before.skipped_steps),
             data_seconds=after.data_seconds - before.data_seconds if hooks.uses_loader else None,
         )
