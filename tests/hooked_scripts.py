@@ -4,9 +4,9 @@ Its argument is a JSON list of [file, precision or "alone", value of --amp]; the
 With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error; with
 "measure" it is what it measures, in the precision that stands last; with "profile" the classes of what takes the most
 time; with "count" the samples of a step; with "own" what it does itself, as JSON; with "timed-N", given N steps or no
-number, the steps of each block and the work between steps that was not timed whole. With a second argument the answers
-are the lines of the logs, and why a script failed, or castwise refused it. The value of --amp may be followed by other
-arguments.
+number, the steps of each block, the work between steps that was not timed whole, the share of padding, and in how many
+steps torch.compile compiled. With a second argument the answers are the lines of the logs, and why a script failed, or
+castwise refused it. The value of --amp may be followed by other arguments.
 """
 
 import gc
@@ -116,7 +116,9 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
                 if how == "count":
                     found = f"{sum(each.num_samples or 0 for each in blocks) / num_steps:g} a step; {notes}"
                 if how == "timed":
-                    found = json.dumps([[each.num_steps for each in blocks], between and between.model_dump()])
+                    lengths = [each.num_steps for each in blocks]
+                    others = [facts.padding_share, samples.compiled_steps]
+                    found = json.dumps([lengths, between and between.model_dump(), *others])
                 if how == "profile":
                     seconds = trial.profile(2, None).class_seconds
                     found = max(seconds, key=seconds.__getitem__)

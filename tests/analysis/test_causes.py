@@ -77,6 +77,15 @@ def step(
     return trial.model_copy(update=update)
 
 
+def script_with(padding_share: float | None = None, **samples: float) -> Trial:
+    """Return a trial of a script with these facts and samples."""
+    trial = fake_trial(
+        fake_spec("as-written", user_model=UserModel(kind="script", path="train.py", name="")),
+        facts=fake_facts(padding_share=padding_share),
+    )
+    return trial.model_copy(update={"ranks": (trial.ranks[0].model_copy(update=samples),)})
+
+
 def kernel(kind: str, share: float, name: str = "kernel", operator: str = "", *shapes: tuple[int, ...]) -> Any:
     """Return a profile's fields with one kernel that takes so many per cent of the step."""
     fields = {"name": name, "kind": kind, "operator": operator, "shapes": shapes, "launches": 1}
@@ -149,6 +158,8 @@ def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
         ("launches", 0.2, "cuda-graph", [step(classes={TENSOR: 60}, profile=WAITS)]),
         ("launches", 0.6, "cuda-graph", [step(sm_share=0.4)]),
         ("input", None, "resident-data", [fake_run(TRAINING, fake_epoch(TRAINING, load_seconds=0.01))]),
+        ("recompilation", 0.5, "", [script_with(compiled_steps=2, compiled_share=0.5)]),
+        ("padding", 0.31, "", [script_with(padding_share=0.31)]),
         ("casts", 0.06, "compile", [step(classes={"cast": 6, TENSOR: 94})]),
         ("optimizer", 0.15, "fused-optimizer", [step(classes={"optimizer": 12, "loss_scaling": 3, TENSOR: 85})]),
         ("optimizer", 0.06, "", [step(classes={"optimizer": 12, TENSOR: 88}, techniques=("fused-optimizer",))]),
@@ -205,6 +216,8 @@ def test_a_cause_has_its_evidence(expected: str, share: float | None, technique:
         ("launches", [step(classes=FULL, sm_share=0.4)]),  # the profile knows better
         ("launches", [step(sm_share=0.7)]),
         ("input", [fake_run(TRAINING, fake_epoch(TRAINING))]),
+        ("recompilation", [script_with(compiled_steps=1, compiled_share=0.04)]),
+        ("padding", [script_with(padding_share=0.04)]),
         ("casts", [step(classes={"cast": 4, TENSOR: 96})]),
         ("optimizer", [step(classes={"optimizer": 9, TENSOR: 91})]),
         ("memory", [step(classes={"elementwise": 29, TENSOR: 71})]),

@@ -689,6 +689,18 @@ for number in itertools.count(1):
     if number % 500 == 0: roll_out()
 """,
         "steps timed-100 as-written": "while True: step()",
+        "pads timed-8 as-written": """
+data = [{"x": torch.randn(4, 3), "attention_mask": torch.tensor([1, 1, 1, number % 2])} for number in range(64)]
+for batch in DataLoader(data, batch_size=2):
+    w(batch["x"]).sum().backward()
+    optimizer.step()
+""",
+        "compiles-anew timed-8 as-written": """
+loss = torch.compile(lambda x: w(x).sum(), backend="eager", dynamic=False)
+for number in range(18):
+    loss(torch.randn(5 + number // 3, 3)).backward()
+    optimizer.step()
+""",
     }
     folder = tmp_path_factory.mktemp("scripts")
     jobs = []
@@ -840,11 +852,18 @@ def test_samples_are_those_that_the_timed_steps_trained_on(answers):
 )
 def test_work_between_steps_is_timed_in_whole_periods_or_said(answers, script, block, period):
     """The shares of time are known, too."""
-    found, work = json.loads(answers[f"{script} as-written"])
+    found, work, *_ = json.loads(answers[f"{script} as-written"])
     assert set(found) == {block}
     assert (work and work["period_steps"]) == period
     assert work is None or work["times_seen"] == (2 if period else 1)
     assert work is None or 0 <= work["timed_share"] < work["share"] < 1
+
+
+def test_padding_and_compilation_in_the_midst_of_training_are_counted(answers):
+    assert json.loads(answers["pads timed-8 as-written"])[2:] == [0.125, 0]
+    *_, padding, compiled = json.loads(answers["compiles-anew timed-8 as-written"])
+    assert padding is None
+    assert 2 <= compiled <= 3, "each third step has another size"
 
 
 def test_what_a_closure_computes_is_not_profiled_as_the_optimizer_s(answers):

@@ -533,6 +533,22 @@ def _input(step: Diagnosis) -> Cause | None:
     return Cause("input", evidence, advice, share, step.technique("input"))
 
 
+def _recompilation(step: Diagnosis) -> Cause | None:
+    ranks = [trial.ranks[0] for trial in step.row.trials if trial.ranks and trial.ranks[0].compiled_steps]
+    if not ranks:
+        return None
+    most = max(ranks, key=lambda rank: rank.compiled_share)
+    timed = sum(block.num_steps for block in most.blocks)
+    evidence = f"torch.compile compiled in {most.compiled_steps} of {timed} timed steps"
+    return Cause("recompilation", evidence, "few sizes of batches, or mark_dynamic", most.compiled_share)
+
+
+def _padding(step: Diagnosis) -> Cause | None:
+    share = next((trial.facts.padding_share or 0.0 for trial in step.row.trials if trial.facts is not None), 0.0)
+    evidence = f"{format_share(share)} of the tokens are padding, by the batches' attention_mask"
+    return Cause("padding", evidence, "batches of similar lengths, or packed sequences", share) if share else None
+
+
 def _casts(step: Diagnosis) -> Cause | None:
     share = step.share_of("cast")
     technique = step.technique("casts")
@@ -605,6 +621,8 @@ _RULES: tuple[Callable[[Diagnosis], Cause | None], ...] = (
     _synchronisation,
     _launches,
     _input,
+    _recompilation,
+    _padding,
     _casts,
     _optimizer,
     _memory,

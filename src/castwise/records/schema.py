@@ -33,6 +33,7 @@ from castwise.spec.types import Unit
 #   Block.data_seconds, num_samples: for scripts.
 # - Facts.own_precision, framework: older records say nothing of what a script does itself.
 # - RankSamples.between_steps: older records of scripts have it in a note, if at all.
+# - Facts.padding_share, RankSamples.compiled_steps, compiled_share: they are not known of older records of scripts.
 # - Block.num_values: the batches of older records of scripts are taken to be of one size.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
@@ -174,6 +175,7 @@ class Facts(FrozenModel):
     lost_updates: LostUpdates | None = None  # of a script as written that trains weights in 16 bits
     # The one of registry/frameworks.py that takes a script's steps; "" if itself does, None if not known.
     framework: str | None = None
+    padding_share: float | None = None  # of a script's tokens in warm-up, by `attention_mask`; None without one
     data_note: str | None = None  # what the data was, if the spec's name does not say it
     data_bytes: int = 0  # batches that lie on the device all the time; part of every peak
     ready_seconds: float = 0.0  # from the request for a process until torch is imported and the device is open
@@ -331,6 +333,8 @@ class RankSamples(FrozenModel):
     warm_up_peak_allocated_bytes: _Bytes | None = None  # by tensors, during set-up and warm-up
     driver_used_bytes: _Bytes | None = None  # at the end, as nvidia-smi reports it, other processes' included
     notes: tuple[str, ...] = ()  # what the user's own code did while steps were timed, a sentence each
+    compiled_steps: int = 0  # of a script's timed steps, those in which torch.compile compiled
+    compiled_share: float = 0.0  # of the timed steps' wall time, in those
     between_steps: WorkBetweenSteps | None = None  # of a script; None if timed steps have as much of it as all
     memory_parts: MemoryParts | None = None  # None if the protocol does not ask for it
     flops: StepFlops | None = None  # counted in the first process of a configuration

@@ -32,6 +32,8 @@ CauseName = Literal[
     "synchronisation",  # the host waits for the device within a step
     "launches",  # the device waits for the host to launch kernels
     "input",  # the step waits for its batch
+    "recompilation",  # torch.compile compiles in the midst of training
+    "padding",  # of sequences to the longest one's length
     "casts",  # between float32 and 16 bits
     "optimizer",
     "memory",  # work whose time is that of the bytes that it moves

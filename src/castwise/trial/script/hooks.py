@@ -82,6 +82,7 @@ class ScriptHooks:
         self._after_step = after_step
         # Samples that were trained on, and the values of all their tensors, by where they were seen.
         self._trained_on = {"loader": [0, 0], "model": [0, 0]}
+        self.num_tokens = self.num_padding = 0  # that the masks of batches mark, and those that they do not
         self._has_graphs = False  # whether a batch has said of how many graphs it is
         self._samples: Counter[str] = Counter()  # of this step, by where they were seen
         self._samples_of_steps: list[Counter[str]] = []
@@ -501,6 +502,11 @@ class ScriptHooks:
             if self._is_looking:
                 self.uses_loader = True
                 self._has_graphs |= bool(_numbers_of_graphs(batch))
+                mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+                if isinstance(mask, Tensor) and mask.dim() == 2:
+                    num_tokens = int(mask.count_nonzero())
+                    self.num_tokens += num_tokens
+                    self.num_padding += mask.numel() - num_tokens
                 workers = getattr(batches, "_num_workers", 0)
                 self.num_prefetched = max(self.num_prefetched, workers * (getattr(batches, "_prefetch_factor", 0) or 0))
             return batch

@@ -537,6 +537,7 @@ class ScriptTrial:
             own_precision={kind: tuple(lines) for kind, lines in own_precision.items()},
             lost_updates=weights.lost if is_as_written else None,
             framework=self.run.framework,
+            padding_share=hooks.num_padding / (hooks.num_tokens + hooks.num_padding) if hooks.num_tokens else None,
         )
 
     def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
@@ -662,6 +663,7 @@ class ScriptTrial:
                 f"'{written[0].name}'{others} gone: each process of the script writes into a folder of its own, and no "
                 "file was overwritten"
             )
+        timed = list(self.run.steps)[-sum(block.num_steps for block in self._blocks) :]
         samples = RankSamples(
             blocks=tuple(self._blocks),
             peak_allocated_bytes=self.run.memory.peak_allocated(),
@@ -669,6 +671,8 @@ class ScriptTrial:
             warm_up_peak_allocated_bytes=self._warm_up_peak,
             notes=tuple(self._notes),
             between_steps=self._between,
+            compiled_steps=sum(not step.own for step in timed),
+            compiled_share=sum(step.wall for step in timed if not step.own) / sum(step.wall for step in timed),
         )
         if not self.is_to_be_profiled:
             self.run.stop()
