@@ -93,7 +93,7 @@ class Moment:
 class StepSeconds(NamedTuple):
     """How long a step took, with what the script did since the one before."""
 
-    cpu: float  # of the script's thread, which other programs do not change; 0 if torch.compile compiled
+    own: float  # its thread's CPU time and waits for loaders: no other program's; 0 if torch.compile compiled
     wall: float
 
 
@@ -242,14 +242,17 @@ class ScriptRun:
     def _after_step(self) -> None:
         """Note the step's time, and do what is due after it, which belongs to no step."""
         if self._step_began is not None:
-            before, num_graphs = self._step_began, _num_graphs()
-            cpu_seconds = 0.0 if num_graphs > self._num_graphs else time.thread_time() - before[0]
-            self.steps.append(StepSeconds(cpu_seconds, time.perf_counter() - before[1]))
-            self._num_graphs = num_graphs
+            own, wall = (now - before for now, before in zip(self._clocks(), self._step_began, strict=True))
+            has_compiled, self._num_graphs = _num_graphs() > self._num_graphs, _num_graphs()
+            self.steps.append(StepSeconds(0.0 if has_compiled else min(own, wall), wall))
         try:
             self._carry_on()
         finally:
-            self._step_began = time.thread_time(), time.perf_counter()
+            self._step_began = self._clocks()
+
+    def _clocks(self) -> tuple[float, float]:
+        waited = 0.0 if self.hooks is None else self.hooks.data_seconds
+        return time.thread_time() + waited, time.perf_counter()
 
     def _carry_on(self) -> None:
         """Take a moment if one is due, and wait for the next order after the last one."""
@@ -505,7 +508,7 @@ class ScriptTrial:
                 f"train for longer, or {self._shorter('shorten --warm-up')}."
             )
         first, last = moments[max(0, len(moments) - 1 - SETTLED_WINDOWS)], moments[-1]
-        if extra_work([step.cpu for step in self.run.steps])[1]:
+        if extra_work([step.own for step in self.run.steps])[1]:
             first = moments[0]  # the last windows may have none of it, or more than their share
         self._step_seconds = (last.time - first.time) / (last.num_steps - first.num_steps)
         self._hooks.stop_looking()
@@ -573,7 +576,7 @@ class ScriptTrial:
         """Return whether work like that before the first step, such as a rollout, is still to come, if it does."""
         passed, before = sum(step.wall for step in self.run.steps), self._hooks.seconds_before_steps
         is_much = before > _LEAST_EXTRA_SHARE * (before + passed) and passed < max(2 * before, _MOST_SECONDS_LOOKED)
-        return is_much and not extra_work([step.cpu for step in self.run.steps])[1]
+        return is_much and not extra_work([step.own for step in self.run.steps])[1]
 
     def _note_work_between(self, num_steps: int) -> bool:
         """Return whether some of the last steps, which were timed, have extra work.
@@ -581,7 +584,7 @@ class ScriptTrial:
         If all steps have a larger or smaller share of it, that is kept for the record.
         """
         steps, before = list(self.run.steps), self._hooks.seconds_before_steps
-        period, found = extra_work([step.cpu for step in steps])
+        period, found = extra_work([step.own for step in steps])
         inside = [index for index in found if index >= len(steps) - num_steps]
         passed, extra = sum(step.wall for step in steps), sum(steps[index].wall for index in found)
         timed = sum(steps[index].wall for index in inside) / sum(step.wall for step in steps[-num_steps:])
@@ -609,7 +612,7 @@ class ScriptTrial:
     def _plan_blocks(self, num_blocks: int, block_seconds: float) -> tuple[list[int], bool]:
         """Return the steps of each block, and whether each has as much of the work that comes with some steps only."""
         step_seconds, asked = self._step_seconds, self._spec.protocol.num_steps
-        period, _ = extra_work([step.cpu for step in self.run.steps])
+        period, _ = extra_work([step.own for step in self.run.steps])
         num_steps = asked or max(num_blocks, round(num_blocks * block_seconds / step_seconds))
         if asked is None:
             several = period * min(num_blocks, self._spec.protocol.min_blocks)
