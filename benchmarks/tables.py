@@ -23,6 +23,7 @@ import by_hand
 import causes
 import emitted
 import max_batch_tables
+import real_packages
 import reference_tables
 import script_agreement
 import search_tables
@@ -264,6 +265,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "max_batch_loops": lambda _: max_batch_tables.loops_table(max_batches()),
     "max_batch_predictions": lambda _: max_batch_tables.predictions(max_batches()),
     "scripts": script_agreement.table,
+    "real_packages": real_packages.table,
     "script_contract": script_agreement.contract_table,
     "script_masters": script_masters,
     "searches": lambda _: search_tables.summary(),

@@ -11,6 +11,7 @@ import emitted
 import hand_loops
 import hero
 import pytest
+import real_packages
 import search_tables
 import tables
 import torch
@@ -154,3 +155,23 @@ def test_layers_that_run_in_fp8_by_hand() -> None:
     assert len(linear) == 4 * len(model.blocks)
     assert {*linear.values()} == {float8.float8_linear.Float8Linear}
     assert model.tokens.weight is model.head.weight
+
+
+def test_table_of_real_packages_says_what_became_of_each_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {
+        "as-written": {"status": "ok", "equal": True},
+        "fp32": {"status": "unsupported"},
+        "bf16-mixed": {"status": "ok", "equal": False, "equal_by_hand": True, "equal_narrow": False},
+    }
+    rows["bf16-mixed"] |= {"by_hand": [[(2.0).hex()]], "castwise": [[(2.0).hex()], [(1.0).hex()]]}
+    row = {"driver": "timm_loop.py", "package": "timm", "version": "1.0", "exit": 0, "left": ["a"], "notes": []}
+    (tmp_path / "real_scripts").mkdir()
+    environment = {"gpu": None, "cpu": "a CPU", "torch": "2.15", "driver": None, "commit": "abc"}
+    record = {"environment": environment, "date": "2026-11-29", "rows": [row | {"rows": rows}]}
+    (tmp_path / "real_scripts" / "2026-11-29.json").write_text(json.dumps(record))
+    monkeypatch.setattr(real_packages, "RECORDS", tmp_path)
+    assert real_packages.table("2026").splitlines()[-1] == (
+        "| `timm_loop.py` | timm 1.0 | 0 | equal | unsupported | 5e-01 | 1 |"
+    )

@@ -5,7 +5,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import GymEnv, StepCounter, TransformedEnv
 from torchrl.modules import EGreedyModule, MLP, QValueModule
 from torchrl.objectives import DQNLoss, SoftUpdate
-env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
+env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter()); env.set_seed(0)
 policy = Seq(Mod(MLP(out_features=env.action_spec.shape[-1], num_cells=[64, 64]), in_keys=["observation"], out_keys=["action_value"]), QValueModule(spec=env.action_spec))
 explore = Seq(policy, EGreedyModule(env.action_spec, annealing_num_steps=100_000)); rb = ReplayBuffer(storage=LazyTensorStorage(100_000))
 collector = Collector(env, explore, frames_per_batch=100, total_frames=4000, init_random_frames=500)
