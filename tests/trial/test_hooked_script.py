@@ -660,6 +660,32 @@ for _ in range(2):
     optimizer.step()
 raise ValueError(seen[0] == seen[1], *seen[1])
 """,
+        "own-call bf16-mixed": """
+class Called(torch.nn.Linear):  # as gpytorch's modules are
+    def __call__(self, x): return self.forward(x)
+    def forward(self, x):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return super().forward(x)
+w, seen = Called(3, 1), []
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+raise ValueError(w(torch.randn(5, 3)).dtype, *seen, torch.is_autocast_enabled("cpu"))
+""",
+        "late-optimizer bf16-mixed": """
+w(torch.randn(5, 3)).sum().backward()
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+optimizer.step()
+for _ in range(99): step()
+""".replace("w(", "w = torch.nn.Linear(3, 1); w(", 1),
+        "late-optimizer-in-amp bf16-mixed": """
+w = torch.nn.Linear(3, 1)
+for index in range(99):
+    with torch.autocast("cpu", torch.bfloat16): y = w(torch.randn(5, 3))
+    y.sum().backward()
+    if not index: optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+    optimizer.step()
+    if index == 1: raise ValueError(y.dtype)
+""",
+        **{f"{name} bf16-mixed": _OF_LIBRARY.replace("CALL", call) for name, call in _CALLS.items()},
         "teacher bf16-mixed": """
 teacher, seen = torch.nn.Linear(3, 3).eval(), []
 teacher.register_forward_hook(lambda module, args, output: seen.append(output.dtype), prepend=True)
@@ -762,6 +788,10 @@ for number in range(18):
             "unsupported: Linear has a mixed precision, which castwise cannot replace (sharded.py:7, in step",
         ),
         ("lbfgs fp16-mixed", "unsupported: loss scaling does not work with LBFGS"),
+        (
+            "late-optimizer bf16-mixed",
+            "unsupported: late-optimizer.py calls no torch.nn.Module that an optimizer has before its first step. If",
+        ),
     ],
 )
 def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
@@ -911,10 +941,17 @@ _EVALUATED = (
         ("evaluates-lightning bf16-mixed", "(torch.bfloat16, True, torch.bfloat16, True, False)"),
         # A module that is not trained has it in its forward pass.
         ("teacher bf16-mixed", "(torch.bfloat16, torch.float32, False)"),
+        # So has one whose class has a call of its own, and one in a library's loop, if that may have autocast on.
+        ("own-call bf16-mixed", "(torch.float32, True, False)"),
+        ("trainer bf16-mixed", "torch.bfloat16"),
+        ("trainer-off bf16-mixed", "torch.float32"),
+        ("layer bf16-mixed", "torch.float32"),
         # So has a model that is trained in evaluation mode.
         ("in-evaluation bf16-mixed", "(torch.bfloat16, torch.float32, True)"),
         # A module that computes the loss of a prepared model is not in autocast.
         ("holds-prepared bf16-mixed", "(True, torch.bfloat16, torch.float32, False)"),
+        # A script that makes its optimizer after its first forward pass is measured with autocast of its own.
+        ("late-optimizer-in-amp bf16-mixed", "torch.bfloat16"),
         # Outputs beside a loss of the model's own stay as they are if no other loss comes of them.
         ("beside bf16-mixed", "torch.bfloat16"),
         ("beside-used bf16-mixed", "torch.float32"),

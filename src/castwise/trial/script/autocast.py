@@ -5,11 +5,13 @@ import inspect
 import linecache
 import sys
 from dataclasses import dataclass, field
+from traceback import walk_stack
 from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from castwise.apply.precision import autocast_maker
 from castwise.errors import TechniqueError
@@ -39,6 +41,7 @@ class _Region:
     names_half: bool  # whether that is an argument, and of 16 bits
     made: tuple[bool, torch.dtype]  # what torch made of both
     is_scripts: bool  # whether the user's code made it, or a framework that the user gave the loop to
+    is_trainers: bool  # whether another library made it around its model's call, as a training loop does
     is_of_function: bool  # of an autograd function's forward or backward, by torch
     sites: tuple[tuple[CodeType, int], ...]  # the calls that made it, innermost first
     entered: list[tuple[bool, bool]] = field(default_factory=list)  # whether it is an island, and is within castwise's
@@ -117,6 +120,7 @@ class ScriptAutocast:
                 names_half=dtype in HALVES,
                 made=(region._enabled, region.fast_dtype),
                 is_scripts=module.startswith(_FRAMEWORKS) or (bool(sites) and is_own(sites[0][0].co_filename)),
+                is_trainers=not module.startswith(("torch.", *_FRAMEWORKS)) and not self.is_on and not _is_in_module(),
                 is_of_function=bool(sites) and sites[0][0].co_name in _OF_FUNCTIONS and module.startswith("torch."),
                 sites=sites,
             )
@@ -163,9 +167,10 @@ class ScriptAutocast:
 
     def _would_be_on(self, made: _Region) -> bool:
         """Return whether a region is a disabled one that the script itself would have on in the row's precision."""
-        if made.is_enabled or not made.is_scripts or self._num_islands or self._dtype is None:
+        is_around = made.is_scripts or (made.is_trainers and not self.is_on)
+        if made.is_enabled or not is_around or self._num_islands or self._dtype is None:
             return False
-        if _is_written_off(made.sites):
+        if _is_written_off(made.sites, of_library=not made.is_scripts):
             return False
         if self.is_on and not made.names_half:
             raise TechniqueError(
@@ -259,7 +264,13 @@ def _module_of(frame: Any) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _is_written_off(sites: tuple[tuple[CodeType, int], ...]) -> bool:
+def _is_in_module() -> bool:
+    """Return whether a module's forward pass is under way, or a backward pass, which may compute one again."""
+    codes = {frame.f_code for frame, _ in walk_stack(sys._getframe())}
+    return nn.Module._call_impl.__code__ in codes or torch._C._current_graph_task_id() != -1
+
+
+def _is_written_off(sites: tuple[tuple[CodeType, int], ...], *, of_library: bool) -> bool:
     """Return whether `False` is written where a region was made: in the call, or in that of a helper that made it.
 
     The helpers are the functions below that which enters the region. Source: chosen here; nothing at run time tells a
@@ -272,13 +283,13 @@ def _is_written_off(sites: tuple[tuple[CodeType, int], ...]) -> bool:
     last = codes.index(frame.f_code) if frame is not None and frame.f_code in codes else 0
     while last + 1 < len(codes) and codes[last].co_flags & inspect.CO_GENERATOR:  # it is a context manager's
         last += 1
-    return any(_says_false(*site) for site in sites[: last + 1])
+    return any(_says_false(*site, of_library=of_library) for site in sites[: last + 1])
 
 
 @functools.cache
-def _says_false(code: CodeType, instruction: int) -> bool:
-    """Return whether a call has `False` among its arguments as written; of a library's call it is assumed."""
+def _says_false(code: CodeType, instruction: int, *, of_library: bool) -> bool:
+    """Return whether a call has `False` among its arguments as written; unless asked, of a library's it is assumed."""
     first, last, *_ = list(code.co_positions())[instruction // 2]
-    if not is_users(code.co_filename) or first is None or last is None:
+    if not (of_library or is_users(code.co_filename)) or first is None or last is None:
         return True
     return any("False" in linecache.getline(code.co_filename, number) for number in range(first, last + 1))

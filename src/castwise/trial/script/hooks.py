@@ -100,7 +100,7 @@ class ScriptHooks:
         self._watched: list[list[float]] = []  # values of weights at the last backward, until an optimizer steps
         self._num_updates = 0  # how often they had changed
         self._untrained: dict[int, nn.Module] = {}  # modules in training before there was an optimizer of torch.optim
-        self._followed: set[str] = set()  # of Lightning's modules
+        self._followed: set[object] = set()  # Lightning's modules, and classes with calls of their own
         # Modules that were called without gradients before the first step, and when.
         self._called_without: dict[int, tuple[nn.Module, list[float]]] = {}
         self.seconds_before_steps = 0.0  # in which one of them that is trained was, again and again
@@ -478,6 +478,7 @@ class ScriptHooks:
         def noting_init(make: Any, optimizer: Optimizer, params: Any, defaults: dict[str, Any]) -> None:
             self.optimizers.add(optimizer)
             self._follow_lightning()
+            self._follow_calls()
             self.techniques.change_optimizer(optimizer, defaults)
             make(optimizer, params, defaults)
 
@@ -518,6 +519,25 @@ class ScriptHooks:
             for step in ("training_step", "validation_step", "test_step", "predict_step"):
                 replaces(sys.modules[name].Strategy, step)(self._run_in_precision)
 
+    def _follow_calls(self) -> None:
+        """Hook modules whose class has a `__call__` of its own, as gpytorch's: torch's hooks may not run there."""
+        kinds: list[type[nn.Module]] = [nn.Module]
+        for kind in kinds:  # which grows
+            kinds += kind.__subclasses__()
+            is_torchs = kind.__module__.partition(".")[0] == "torch"
+            if "__call__" in vars(kind) and not is_torchs and kind not in self._followed:
+                self._followed.add(kind)
+                replaces(kind, "__call__")(_call_followed)
+
+    def call_followed(self, call: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._is_elsewhere or self._left_with is module:  # of a base class
+            return call(module, *args, **kwargs)
+        if any(module is model for model in self.models):
+            self.enter_model(module, args)
+        elif self._is_looking:
+            self.find_model(module, args)
+        return self._leave_after(module, functools.partial(call, module), args, kwargs)
+
     def _run_in_precision(self, step: Any, *args: Any, **kwargs: Any) -> Any:
         has_begun = self.precision.autocast.enter()
         try:
@@ -530,6 +550,12 @@ class ScriptHooks:
 def _compute_loss(loss: Any, *args: Any, **kwargs: Any) -> Any:
     compute = loss if torch.compiler.is_compiling() else functools.partial(_installed[0].compute_loss, loss)
     return compute(*args, **kwargs)
+
+
+def _call_followed(call: Any, *args: Any, **kwargs: Any) -> Any:
+    return (call if torch.compiler.is_compiling() else functools.partial(_installed[0].call_followed, call))(
+        *args, **kwargs
+    )
 
 
 def _as_computed(value: Any) -> Any:

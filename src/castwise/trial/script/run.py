@@ -467,8 +467,11 @@ class ScriptTrial:
                 f"{self.run.name} trains on {elsewhere.pop()}, and the trial is for {spec.device}. Name another "
                 "--device, or the script's argument for it."
             )
-        if not parameters and spec.precision != AS_WRITTEN:
-            raise UsageError(f"{self.run.name} calls no torch.nn.Module that it trains before its first step.")
+        if not parameters and spec.precision != AS_WRITTEN and not hooks.precision.autocast.has_been_on:
+            raise UsageError(
+                f"{self.run.name} calls no torch.nn.Module that an optimizer has before its first step. If it makes "
+                "its optimizers in that step, as pyro does, write autocast around the loss: castwise changes its type."
+            )
         hooks.precision.check_effect()
         hooks.precision.make_masters(hooks.models, hooks.stepped[0])
         self._param_dtypes = count_dtypes(parameters)
