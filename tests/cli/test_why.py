@@ -129,9 +129,9 @@ def test_run_says_why_the_precision_is_no_faster_if_records_show_it(command: Com
     before = command.run(*TWO, "--rounds", "2")
     why(command, *TWO)
     after = command.run(*TWO, "--rounds", "2")
-    assert "Why no faster" not in before.out
-    (line,) = [line.strip() for line in after.out.splitlines() if "Why no faster: " in line]
-    assert line.startswith("Why no faster: bf16-mixed: 44 % of the step only moves data")
+    assert "Limited by" not in before.out
+    (line,) = [line.strip() for line in after.out.splitlines() if "Limited by: " in line]
+    assert line.startswith("Limited by: bf16-mixed: 44 % of the step only moves data")
     assert line.endswith(f". `castwise why resnet50 --results {command.results}` says more.")
     advice = json.loads(command.run(*TWO, "--rounds", "2", "--format", "json").out)["advice"]
     assert advice[0]["limit"].startswith("bf16-mixed: 44 %")

@@ -203,7 +203,7 @@ def test_why_no_faster_needs_a_profile(open_page: Opener, small: Opened) -> None
     fp32, mixed = page.locator(".causes > li").all_inner_texts()
     assert fp32.startswith("fp32: memory, at most 58\u00a0% of the step.\n")
     assert "Try torch.compile" in mixed
-    assert page.locator("#answers tr.limit").inner_text().startswith("Why no faster: bf16-mixed: 60\u00a0% of the step")
+    assert page.locator("#answers tr.limit").inner_text().startswith("Limited by: bf16-mixed: 60\u00a0% of the step")
     assert made.cut_off() == []
     assert made.violations() == []
 

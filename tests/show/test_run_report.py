@@ -216,8 +216,8 @@ def test_the_answer_says_why_it_is_no_faster_if_counters_show_it(workload: str, 
     trials = [fake_trial(fake_spec(precision, workload=workload)) for precision in ("fp32", "bf16-mixed")]
     seen = [trial.model_copy(update={"counters": counters}) for trial in trials]
     evidence = "bf16-mixed: the GPU's multiprocessors are busy 30 % of the time"
-    assert f"\n  Why no faster: {evidence}. `{command}` says more.\n" in printed(seen, 160)
-    assert "Why no faster" not in printed(trials)
+    assert f"\n  Limited by: {evidence}. `{command}` says more.\n" in printed(seen, 160)
+    assert "Limited by" not in printed(trials)
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def _advice_parts(item: Advice, *, is_new: bool) -> list[Part]:
     parts += [paragraph(item.written)] if item.written else []
     # "stay" names the one that comes closest.
     why = "" if item.decision == "stay" or item.why in item.sentence else f"  Why: {item.why}."
-    limit = f"  Why no faster: {item.limit}. `{item.ask}` says more." if item.limit else ""
+    limit = f"  Limited by: {item.limit}. `{item.ask}` says more." if item.limit else ""
     sure = f"  How sure: {item.how_sure}." if item.how_sure else ""
     accuracy = f"  Accuracy: {item.accuracy}." if item.accuracy else ""
     parts.append(Lines([line for line in (why, sure, accuracy, limit) if line]))
