@@ -18,6 +18,7 @@ from fake_engine import (
 from fake_gpu import fake_gpu_facts, fake_reading
 
 from castwise.analysis.causes import Diagnosis, diagnose, try_line
+from castwise.analysis.model_flops import model_flops_per_second
 from castwise.analysis.result_table import rows_of_steps
 from castwise.records.schema import GpuCounters, StepFlops, Trial
 from castwise.spec.typed import TypedLine
@@ -43,6 +44,7 @@ def step(
     machine: dict[str, Any] | None = None,
     throttled: float = 0.0,
     profile: dict[str, Any] | None = None,
+    counted: dict[str, Any] | None = None,
     **spec: object,
 ) -> Trial:
     """Return a trial whose profile spends so many per cent of the step in each class; the rest is idle."""
@@ -55,7 +57,7 @@ def step(
         readings=readings if throttled else (),
         gpu_facts=fake_gpu_facts() if throttled else None,
     )
-    flops = StepFlops(products=products)
+    flops = StepFlops(products=products, **(counted or {}))
     update: dict[str, Any] = {"ranks": (trial.ranks[0].model_copy(update={"flops": flops}),)}
     if classes is not None:
         times = {name: STEP * share / 100 for name, share in classes.items()}
@@ -114,6 +116,12 @@ def stem(channels: int, operator: str = "aten::cudnn_convolution") -> Any:
     return product(40, "sm90_xmma_fprop", (32, channels, 448, 448), (64, channels, 7, 7), operator=operator)
 
 
+def parts(*found: tuple[str, float, str, str]) -> Any:
+    """Return a profile's products, each with its kind, per cent of the step, format and module."""
+    fields = ("kind", "seconds", "format", "module")
+    return {"products": [dict(zip(fields, (kind, STEP * n / 100, *rest), strict=True)) for kind, n, *rest in found]}
+
+
 TENSOR, PLAIN = "tensor_core_product", "plain_product"
 FULL = {TENSOR: 100.0}
 HALF_MM: dict[str, Any] = {"products": {"linear": {"bf16": 2 * FLOPS}}}  # of a kernel with the shapes of WORDS
@@ -126,6 +134,26 @@ TF32: dict[str, Any] = {"products": {"linear": {"tf32": 1}}}
 GROUPS: dict[str, Any] = {"products": {"grouped_convolution": {"bf16": 1}}}
 GROUP = (64, 256, 56, 56), (64, 256, 56, 56), (256, 8, 3, 3)  # of a backward pass
 TRAINING = fake_training("bf16-mixed")
+REGION: dict[str, Any] = {
+    "classes": {PLAIN: 80, TENSOR: 20},
+    "products": {"linear": {"fp32": 4, "bf16": 16}},
+    "profile": parts((PLAIN, 80, "fp32", "blocks.*.mlp"), (TENSOR, 20, "bf16", "blocks.*.qkv")),
+    "counted": {"lines": {"fp32": ["train.py:41"]}},
+}
+DOUBLE: dict[str, Any] = {
+    "classes": {"unknown_product": 50, TENSOR: 50},
+    "products": {"linear": {"fp64": 1, "bf16": 9}},
+    "profile": parts(("unknown_product", 40, "fp64", "head"), (TENSOR, 10, "fp64", ""), (TENSOR, 50, "bf16", "")),
+}
+PEAK = 989.4e12
+
+
+def odd(of_peak: float, share: float = 1.0, classes: Mapping[str, float] = FULL, name: str = "bf16") -> Trial:
+    """Return a step of products at a share of the peak in bf16, of which a share is misaligned."""
+    flops = int(of_peak * PEAK * STEP)
+    shapes = ((8192, 2045), (2045, 2045))
+    counted = {"misaligned_flops": int(share * flops), "misaligned_shapes": shapes}
+    return step(classes=classes, products={"linear": {name: flops}}, counted=counted)
 
 
 def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
@@ -143,6 +171,11 @@ def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
         # At the peak it takes 61 us for its 205 MB, and for its 14.8 GFLOP less: 0.06 % of the step.
         ("grouped-convolutions", 0.4 - 0.00061, "", [step(classes=FULL, profile=grouped(40), **GROUPS)]),
         ("no-tensor-cores", 0.1, "", [step(classes={PLAIN: 10, TENSOR: 90})]),
+        ("no-tensor-cores", 0.8, "", [step(**REGION | {"profile": parts((PLAIN, 80, "bf16", "fc"))})]),
+        ("float32-units", 0.8 * (1 - 66.9 / 494.7), "", [step(**REGION)]),
+        ("float32-units", None, "", [step(**REGION | {"products": {"linear": {"fp32": 2, "bf16": 98}}})]),  # but slow
+        ("float64", 0.5, "", [step(**DOUBLE)]),
+        ("alignment", 1 - 0.15 / 0.6, "", [odd(0.15)]),
         ("missing-kernel", 0.6, "", [step(classes={"other": 100}, profile=kernel("other", 60))]),
         # The misaligned product has half of the FLOPs and 4/5 of the time: a quarter of the other's rate.
         ("alignment", 0.4 * 0.75, "", [step(classes={TENSOR: 50, "other": 50}, profile=product(40), **HALF_MM)]),
@@ -194,6 +227,16 @@ def test_a_cause_has_its_evidence(expected: str, share: float | None, technique:
         ("grouped-convolutions", [step(classes=FULL, profile=grouped(40, *GROUP[:2], (256, 256, 3, 3)))]),
         ("alignment", [step(classes=FULL, profile=grouped(40, *GROUP[:2], (256, 4, 3, 3)), **GROUPS)]),
         ("no-tensor-cores", [step(classes={PLAIN: 4, TENSOR: 96})]),
+        ("no-tensor-cores", [step(**REGION)]),
+        ("no-tensor-cores", [step(**DOUBLE)]),
+        ("float32-units", [step(**REGION | {"products": TF32["products"]})]),
+        ("float32-units", [step(**DOUBLE)]),
+        ("float64", [step(**REGION)]),
+        ("float64", [step(**DOUBLE | {"profile": parts((TENSOR, 4, "fp64", "head"))})]),
+        ("alignment", [odd(0.5)]),  # as fast as they can be
+        ("alignment", [odd(0.15, 0.5)]),
+        ("alignment", [odd(0.15, name="fp32")]),
+        ("alignment", [odd(0.001, classes={TENSOR: 4, "elementwise": 96})]),
         ("no-tensor-cores", [step("fp32", {PLAIN: 60, TENSOR: 40}, **FP32)]),
         ("missing-kernel", [step(classes={"other": 100}, profile=kernel("other", 40))]),
         ("missing-kernel", [step(classes=FULL, profile=product(60))]),
@@ -267,6 +310,42 @@ def test_the_kernels_of_a_script_as_written_tell_its_format(name: str, cause: st
     assert len({"float32-units", "no-tensor-cores"} & {*names(found)}) == 1
     tried = next(each.advice for each in found.causes if each.name == cause)
     assert ("TF32" in tried) == (cause == "float32-units" and machine >= (8, 0))
+
+
+def test_float32_products_are_named_with_their_modules_and_lines() -> None:
+    (cause,) = last(step(**REGION)).causes
+    assert cause.evidence.startswith("80 % of the step is products in IEEE float32, without Tensor Cores in ")
+    assert "`blocks.*.mlp` (train.py:41): autocast is off there" in cause.evidence
+    assert "qkv" not in cause.evidence
+    (true,) = last(step("bf16-true", **REGION)).causes
+    assert true.evidence.endswith(": a cast makes them float32")
+    found = last(step(**DOUBLE)).causes[0]
+    assert found.evidence == "50 % of the step is float64 products in `head`"
+
+
+def test_misaligned_widths_are_named_with_what_to_pad_them_to() -> None:
+    (cause,) = last(odd(0.15)).causes
+    assert cause.evidence.endswith("all of misaligned rows: 8192×2045 and 2045×2045, at 15 % of the peak")
+    assert cause.advice == "sizes that are multiples of 8: pad 2,045 to 2,048"
+
+
+def test_what_a_script_computes_with_others_operators_is_named_with_its_share() -> None:
+    script = UserModel(kind="script", path="train.py", name="")
+    counted = StepFlops(products={"linear": {"bf16": 10**12}})
+    own = {"flops": counted, "unlisted_seconds": {"flash_attn::_flash_attn_forward": 0.3 * STEP, "": 0.1 * STEP}}
+    found = last(step(classes=FULL, products={}, profile=own, sm_share=0.9, user_model=script))
+    assert found.flops == counted
+    assert found.missing == (
+        "the FLOPs of 40 % of the step, as they are not PyTorch's: flash_attn::_flash_attn_forward",
+    )
+    assert model_flops_per_second([found.trial], STEP) is None
+    graph = {"unlisted_seconds": {"": 0.9 * STEP}, "flops": StepFlops()}
+    (line,) = last(step(classes=FULL, products={}, profile=graph, sm_share=0.9, user_model=script)).missing
+    assert line.endswith("from the peak: no operator of PyTorch's is one")
+    (line,) = last(
+        step(classes=FULL, products={}, profile={"flops": StepFlops(missing="too odd")}, sm_share=0.9)
+    ).missing
+    assert line.endswith("from the peak: too odd")
 
 
 def test_a_script_with_autocast_that_the_device_emulates_is_told() -> None:

@@ -135,6 +135,52 @@ def test_kernels_of_a_graph_have_no_operator_and_no_module() -> None:
     assert sum(profile.class_seconds.values()) == pytest.approx(20e-9)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "kind", "format"),
+    [
+        ("ampere_sgemm_128x64_tn", "float", "plain_product", "fp32"),
+        ("void gemv2T_kernel_val<int, int, __nv_bfloat16>", "c10::BFloat16", "plain_product", "bf16"),
+        ("void gemv2T_kernel_val<int, int, __nv_bfloat16>", "", "plain_product", "bf16"),
+        ("void gemv2T_kernel_val<int, int, double>", "double", "plain_product", "fp64"),
+        ("sm80_xmma_gemm_f64f64_f64f64_f64_nn_n_tilesize32x32x16", "double", "tensor_core_product", "fp64"),
+        ("a_gemm_of_tomorrow", "c10::Half", "unknown_product", "fp16"),
+        ("a_gemm_of_tomorrow", "float", "unknown_product", ""),
+        ("nvjet_sss_128x256_64x4_1x2_h_bz_coopA_NTT", "float", "tensor_core_product", "tf32"),
+    ],
+)
+def test_a_product_s_format_is_that_of_its_operator(name: str, dtype: str, kind: str, format: str) -> None:  # noqa: A002
+    host = (
+        HostEvent(f"{MODULE_RANGE}blocks.7.mlp", 0, 9, 1, 1),
+        HostEvent("aten::linear", 1, 8, 1, 2, dtypes=("float", "float")),
+        HostEvent("aten::addmm", 2, 7, 1, 3, dtypes=("Scalar", dtype) if dtype else ()),
+    )
+    host = host if dtype else host[:1]
+    profile = summarize_kernels(host, [kernel(name, len(host), 4), kernel(name, len(host), 6)], 1, classify_kernel)
+    (found,) = profile.products
+    assert (found.kind, found.format, found.module) == (kind, format, "blocks.*.mlp")
+    assert found.seconds == pytest.approx(10e-9)
+
+
+def test_what_others_operators_launch_is_listed_apart() -> None:
+    host = (
+        HostEvent("aten::mm", 0, 9, 1, 1),
+        HostEvent("theirs::mix", 10, 19, 1, 2),
+        HostEvent("triton_tem_fused_mm_0", 20, 29, 1, 3),
+    )
+    events = [
+        kernel(GEMM, 1),
+        kernel("a_kernel_of_theirs", 2, 20),
+        kernel("triton_tem_fused_mm_0", 3),
+        kernel(GEMM, 0, 7),
+    ]
+    found = {
+        name: round(each * 1e9)
+        for name, each in summarize_kernels(host, events, 1, classify_kernel).unlisted_seconds.items()
+    }
+    assert found == {"theirs::mix": 20, "": 7}
+    assert summarize_kernels((), events, 1, classify_kernel).unlisted_seconds == {}
+
+
 def test_long_names_are_cut() -> None:
     profile = summarize_kernels((), [kernel("k" * 5000, 0)], 1, classify_kernel)
     assert len(profile.kernels[0].name) == 200

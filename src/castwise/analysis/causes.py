@@ -15,7 +15,7 @@ from functools import cached_property
 from castwise.analysis import steady_metrics
 from castwise.analysis.ceiling import Ceiling, ceiling, least_bytes
 from castwise.analysis.code_snippets import precision_of
-from castwise.analysis.model_flops import flops_of
+from castwise.analysis.model_flops import flops_of, unlisted_share
 from castwise.analysis.numerics import Finding, findings_of
 from castwise.analysis.result_table import Row, group_of
 from castwise.analysis.speedup import was_timed
@@ -24,7 +24,7 @@ from castwise.analysis.training_metrics import data_share
 from castwise.errors import UsageError
 from castwise.records.schema import KernelTime, Trial
 from castwise.registry.gpus import find_gpu_model, peak
-from castwise.registry.kernel_classes import KernelClass, format_of
+from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, KernelClass, format_of
 from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, why_emulated
 from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join
@@ -35,7 +35,6 @@ from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.types import CauseName
 from castwise.spec.user_model import is_object
 
-PRODUCTS: tuple[KernelClass, ...] = ("tensor_core_product", "plain_product", "unknown_product", "attention")
 # Work whose time is that of the bytes that it moves; casts and conversions are causes of their own.
 _MOVES: tuple[KernelClass, ...] = ("normalisation", "elementwise", "reduction", "copy", "other")
 MEMORY: tuple[KernelClass, ...] = (*_MOVES, "cast", "layout_conversion")
@@ -46,6 +45,9 @@ CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conve
 _LEAST = 0.05  # that a cause takes, and that a precision must differ by
 _LEAST_IDLE = 0.1  # below it, the gaps between kernels are those of any loop
 _MOSTLY = 0.5
+_NEARLY_ALL = 0.75
+_FEW = 0.01
+_MOST_MODULES = 3  # that a sentence names
 _LEAST_MEMORY = 0.3
 _LEAST_UPDATE = 0.1
 # Without a profile: multiprocessors that are busy for less than this share of the time wait for the host.
@@ -54,6 +56,8 @@ _BUSY = 0.6
 _FILLED = 0.5
 # Misaligned products, and convolutions of few channels, run at less than this share of the other products' rate.
 _SLOW = 0.6
+# Of the peak, what aligned products reach, if none can be compared with. Source: chosen here; an H200's reach 80 %.
+_REACHED = 0.6
 # Of batch norm's time in NCHW, the share that channels-last saves in 16 bits. Source: ResNet-50, batch 256, bf16-mixed,
 # on an H100: 61.5 ms and 27.2 ms (docs/evidence/causes.md).
 _NORM_GAIN = 0.55
@@ -61,8 +65,8 @@ _NORM_GAIN = 0.55
 _HAS_MOST = 2 / 3
 # A GPU is at its power limit if this share of its blocks was, and its clock is below this share of its highest.
 _AT_ITS_CLOCK = 0.98
-_VECTOR_BYTES = 16  # that a Tensor Core kernel loads at once: rows must be a multiple of it
 _FEW_CHANNELS = 8
+_ITEM_BYTES = {"fp16": 2, "bf16": 2, "fp8": 1}  # others have 4
 # A saving of this share of the step is a stronger reason than a default that is fast already.
 _STRONG = 0.25
 
@@ -225,8 +229,7 @@ class Diagnosis:
         if self.counters is None and not self.on_cpu:
             why = self.trial.telemetry_note.removeprefix("not available: ") or "this driver gives none"
             missing.append(f"no counters of the GPU: {why}")
-        if self.profile is not None and self.flops is None:
-            missing.append("how far the matrix products are from the peak: no FLOPs were counted")
+        missing += self._unknown_flops
         misaligned = self.scale * sum(kernel.seconds for kernel in self.misaligned)
         if misaligned >= _LEAST_MEMORY and "alignment" not in {cause.name for cause in self.causes}:
             on_convolutions = any("conv" in kernel.operator for kernel in self.misaligned)
@@ -237,6 +240,22 @@ class Diagnosis:
         if is_idle and (found := self.technique("synchronisation")):
             missing.append(f"whether the GPU waits for loss scaling or launches; `{_command(self, found)}` tells")
         return tuple(missing)
+
+    @property
+    def _unknown_flops(self) -> list[str]:
+        """Return which FLOPs of the step are not known; empty if all are, and without a profile."""
+        profile = self.profile
+        if profile is None:
+            return []
+        if self.flops is None:
+            counted = profile.flops
+            why = "no FLOPs were counted" if counted is None else counted.missing or "no operator of PyTorch's is one"
+            return [f"how far the matrix products are from the peak: {why}"]
+        share, seconds = unlisted_share(self.trial) * (self.busy or 0.0), profile.unlisted_seconds
+        names = sorted(filter(None, seconds), key=seconds.__getitem__, reverse=True)[:_MOST_MODULES]
+        whose = ", ".join(names) or "kernels of a CUDA graph, or of Python's own"
+        said = f"the FLOPs of {format_share(share)} of the step, as they are not PyTorch's: {whose}"
+        return [said] if share >= _LEAST else []
 
     @cached_property
     def waits(self) -> float | None:
@@ -266,10 +285,25 @@ class Diagnosis:
                 seconds[found] = seconds.get(found, 0.0) + kernel.seconds
         return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
 
+    @cached_property
+    def plain_seconds(self) -> dict[str, dict[str, float]]:
+        """Return the seconds of products without Tensor Cores, and of float64's, by format and module."""
+        if self.profile is None or self.on_cpu:
+            return {}
+        if not self.profile.products:  # an older record: most products tell
+            seconds = self.profile.class_seconds.get("plain_product", 0.0)
+            return {"fp32" if self.computes_in_float32 else "": {"": seconds}}
+        found: dict[str, dict[str, float]] = {}
+        for each in self.profile.products:
+            if each.kind == "plain_product" or each.format == "fp64":
+                modules = found.setdefault(each.format, {})
+                modules[each.module] = modules.get(each.module, 0.0) + each.seconds
+        return found
+
     @property
     def item_bytes(self) -> int:
         """Return the bytes of a factor of most products."""
-        return {"fp16": 2, "bf16": 2, "fp8": 1}.get(next(iter(self.formats), ""), 4)
+        return _ITEM_BYTES.get(next(iter(self.formats), ""), 4)
 
     @property
     def computes_in_float32(self) -> bool:
@@ -391,23 +425,60 @@ def _baseline_has_tf32(step: Diagnosis) -> Cause | None:
     return Cause("baseline-tf32", evidence, "a comparison with PyTorch's default instead of fp32")
 
 
+def _products_of(step: Diagnosis, name: str, what: str, *, with_lines: bool = False) -> tuple[float, str]:
+    """Return the share of products of a format in `plain_seconds`, and a sentence with where they are."""
+    modules = step.plain_seconds.get(name, {})
+    total = sum(modules.values())
+    most = sorted((each for each in modules if modules[each] >= _LEAST * total), key=lambda each: -modules[each])
+    named = [f"`{module}`" for module in most if module.strip("*.")][:_MOST_MODULES]
+    where = f" in {', '.join(named)}" if named else ""
+    lines = step.flops.lines.get(name, ()) if with_lines and step.flops is not None else ()
+    at = f" ({', '.join(lines)})" if lines else ""
+    return step.scale * total, f"{format_share(step.scale * total)} of the step is {what}{where}{at}"
+
+
+def _in_float64(step: Diagnosis) -> Cause | None:
+    share, seen = _products_of(step, "fp64", "float64 products", with_lines=True)
+    return Cause("float64", seen, "float32 there: .float(), as of NumPy's arrays, which are float64", share)
+
+
+def _in_float32(step: Diagnosis) -> Cause | None:
+    """Return which products are IEEE float32's: all of a step, or those that 16 bits leave out."""
+    if "tf32" in step.formats and step.formats.get("fp32", 0) < _FEW * sum(step.formats.values()):
+        return None  # TF32 is switched on, and the library's kernels do without
+    now, is_16_bit = step.precision, step.precision.is_16_bit
+    share, seen = _products_of(step, "fp32", "products in IEEE float32, without Tensor Cores", with_lines=is_16_bit)
+    has_tf32 = not is_same_as_fp32(find_precision(DEFAULT), step.trial.environment.hardware)
+    peaks = [peak(step.gpu, name) for name in ("fp32", "tf32" if has_tf32 else "fp16")]
+    saved = share if None in peaks else share * max(0.0, 1 - (peaks[0] or 0.0) / (peaks[1] or 1.0))
+    tf32 = ', or TF32 by torch.set_float32_matmul_precision("high")' if has_tf32 else ""
+    if is_16_bit:
+        by_autocast = "autocast is off there, or leaves the operator in float32"
+        seen += f": {by_autocast if now.autocast_dtype else 'a cast makes them float32'}"
+        return Cause("float32-units", seen, f"16 bits there, too{tf32}", saved)
+    if not has_tf32:
+        return Cause("float32-units", seen, "16 bits (--precision fp16-mixed)", saved)
+    return Cause("float32-units", seen, f"16 bits, as by autocast{tf32}", saved, "tf32")
+
+
 def _without_tensor_cores(step: Diagnosis) -> Cause | None:
-    """Return which products run without Tensor Cores: float32's own, or those of a format that has them."""
-    plain = step.share_of("plain_product")
-    if plain < _LEAST or step.on_cpu:
-        return None
-    seen = f"{format_share(plain)} of the step is products without Tensor Cores"
-    if step.computes_in_float32:
-        seen += ", in IEEE float32"
-        if is_same_as_fp32(find_precision(DEFAULT), step.trial.environment.hardware):  # a GPU without TF32
-            return Cause("float32-units", seen, "16 bits (--precision fp16-mixed)", plain)
-        peaks = [peak(step.gpu, name) for name in ("fp32", "tf32")]
-        saved = plain if None in peaks else plain * max(0.0, 1 - (peaks[0] or 0.0) / (peaks[1] or 1.0))
-        advice = '16 bits, or TF32 by torch.set_float32_matmul_precision("high")'
-        return Cause("float32-units", seen, advice, saved, "tf32")
+    """Return which products run without Tensor Cores though their format has them."""
     if step.flops is not None and "grouped_convolution" in step.flops.products:
         return None  # which have none
-    return Cause("no-tensor-cores", f"{seen}, unlike others here", "a newer cuDNN, or other shapes", plain)
+    known = ("fp64", "fp32") if _in_float32(step) is not None else ("fp64",)
+    found = [
+        _products_of(step, name, f"{name.replace('fp32', 'float32')} products without Tensor Cores".lstrip())
+        for name in step.plain_seconds
+        if name not in known
+    ]
+    if not found:
+        return None
+    return Cause(
+        "no-tensor-cores",
+        max(found)[1],
+        "sizes that are multiples of 8, or a newer cuDNN",
+        sum(share for share, _ in found),
+    )
 
 
 def _grouped_convolutions(step: Diagnosis) -> Cause | None:
@@ -442,6 +513,8 @@ def _one_slow_kernel(step: Diagnosis) -> Cause | None:
 
 
 def _misaligned_products(step: Diagnosis) -> Cause | None:
+    if (found := _all_misaligned(step)) is not None:
+        return found
     if not step.misaligned or step.flops is None or step.profile is None:
         return None
     share = step.scale * sum(kernel.seconds for kernel in step.misaligned)
@@ -460,9 +533,35 @@ def _misaligned_products(step: Diagnosis) -> Cause | None:
         "alignment",
         f"{format_share(share)} of the step is products of misaligned rows: {shown}"
         + (f", at {format_share(slow)} of the others' rate" if seconds else ""),
-        f"sizes that are multiples of {_VECTOR_BYTES // step.item_bytes}",
+        f"sizes that are multiples of {VECTOR_BYTES // step.item_bytes}",
         share * (1 - slow),
         step.technique("alignment", convolutions="conv" in worst.operator),
+    )
+
+
+def _all_misaligned(step: Diagnosis) -> Cause | None:
+    """Return that there is no aligned product to compare with, if they are far from the peak."""
+    flops = 0 if step.flops is None else step.flops.misaligned_flops or 0
+    if step.flops is None or step.profile is None or step.on_cpu or flops < _NEARLY_ALL * step.flops.total:
+        return None
+    seconds = sum(step.profile.class_seconds.get(name, 0.0) for name in PRODUCTS if name != "attention")
+    name = next(iter(step.flops.by_format))
+    limit, item_bytes = peak(step.gpu, name), _ITEM_BYTES.get(name, 4)
+    reached = None if limit is None or not seconds else flops / seconds / limit
+    slow = _SLOW if reached is None else reached / _REACHED
+    if slow > _SLOW:
+        return None
+    shapes, multiple = step.flops.misaligned_shapes, VECTOR_BYTES // item_bytes
+    odd = sorted({size for shape in shapes for size in shape if size % multiple})
+    pads = ", ".join(f"{size:,} to {size + -size % multiple:,}" for size in odd)
+    shown = " and ".join("×".join(map(str, shape)) for shape in shapes)
+    return Cause(
+        "alignment",
+        f"{format_share(step.scale * seconds)} of the step is products, all of misaligned rows: {shown}"
+        + (f", at {format_share(reached)} of the peak" if reached is not None else ""),
+        f"sizes that are multiples of {multiple}: pad {pads}",
+        step.scale * seconds * (1 - slow),
+        step.technique("alignment", convolutions=False),
     )
 
 
@@ -613,6 +712,8 @@ def _power(step: Diagnosis) -> Cause | None:
 _RULES: tuple[Callable[[Diagnosis], Cause | None], ...] = (
     _no_hardware,
     _baseline_has_tf32,
+    _in_float64,
+    _in_float32,
     _without_tensor_cores,
     _grouped_convolutions,
     _one_slow_kernel,
@@ -634,14 +735,14 @@ _RULES: tuple[Callable[[Diagnosis], Cause | None], ...] = (
 def _is_misaligned(kernel: KernelTime, item_bytes: int) -> bool:
     """Return whether a product's rows are no multiple of 16 bytes, by its name (CUTLASS), or of few channels."""
     aligned = re.search(r"align(\d+)", kernel.name)
-    if aligned is not None and int(aligned[1]) * item_bytes < _VECTOR_BYTES:
+    if aligned is not None and int(aligned[1]) * item_bytes < VECTOR_BYTES:
         return True
     images, weight = _convolved(kernel)
     if images:
         return 1 < weight[1] < _FEW_CHANNELS <= weight[0] and not _is_grouped(kernel)
     if kernel.kind != "tensor_core_product" or "mm" not in kernel.operator or kernel.name.startswith("nvjet"):
         return False
-    step = _VECTOR_BYTES // item_bytes
+    step = VECTOR_BYTES // item_bytes
     return any(factor[-1] % step for factor in _matrices(kernel))
 
 

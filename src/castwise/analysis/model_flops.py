@@ -13,6 +13,7 @@ from castwise.registry.precisions import precision_row
 # If this share of a step's FLOPs or more is in one format, its peak is the step's: a rotary embedding of Llama's
 # multiplies a millionth of them in float32. Source: chosen here.
 _ONE_FORMAT = 0.99
+_MOST_UNLISTED = 0.05  # of the time, in kernels whose FLOPs are not known; chosen here
 # FP8 is taken only if no product of a converted layer has a lower SQNR. Source: the bound of torchao 0.18's own tests,
 # test/float8/test_numerics_integration_test.py.
 _LEAST_SQNR_DB = 20.0
@@ -23,14 +24,26 @@ _MOST_UNDERFLOW = 0.1
 
 def flops_of(trials: Sequence[Trial]) -> StepFlops | None:
     """Return the FLOPs of a configuration's step in one process; None if no trial of it has counted any."""
-    counted = (trial.ranks[0].flops for trial in trials if trial.ranks)
+    counted = [trial.ranks[0].flops for trial in trials if trial.ranks]
+    counted += [trial.profile.flops for trial in trials if trial.profile is not None]
     return next((flops for flops in counted if flops is not None and flops.total), None)
 
 
+def unlisted_share(trial: Trial) -> float:
+    """Return the share of a script's busy time that may be products of which no FLOPs were counted."""
+    profile = trial.profile
+    if profile is None or not trial.spec.is_script or not profile.busy_seconds:
+        return 0.0
+    return min(1.0, sum(profile.unlisted_seconds.values()) / profile.busy_seconds)
+
+
 def model_flops_per_second(trials: Sequence[Trial], step_seconds: float | None) -> float | None:
-    """Return the model FLOPs of a configuration's step in all processes together, over its seconds."""
+    """Return the model FLOPs of a configuration's step in all processes together, over its seconds.
+
+    None if they, or some of them, are not counted.
+    """
     flops = flops_of(trials)
-    if flops is None or not step_seconds:
+    if flops is None or not step_seconds or any(unlisted_share(trial) > _MOST_UNLISTED for trial in trials):
         return None
     return flops.total * trials[0].spec.num_processes / step_seconds
 

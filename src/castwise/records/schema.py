@@ -35,6 +35,8 @@ from castwise.spec.types import Unit
 # - RankSamples.between_steps: older records of scripts have it in a note, if at all.
 # - Facts.padding_share, RankSamples.compiled_steps, compiled_share: they are not known of older records of scripts.
 # - Block.num_values: the batches of older records of scripts are taken to be of one size.
+# - StepFlops.misaligned_flops, misaligned_shapes, lines, StepProfile.products, unlisted_seconds, flops: older profiles
+#   tell formats by kernels' names, and have no FLOPs of scripts.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 
@@ -290,6 +292,12 @@ class StepFlops(FrozenModel):
     gradients_bytes: _Bytes = 0  # of the weights that are trained
     update_bytes: _Bytes = 0  # what the optimizer reads and writes: the weights that it steps, and its state
     uncounted: tuple[str, ...] = ()  # operators that are not PyTorch's own: what they multiply is not known
+    # Of linear and batched products on Tensor Cores, the FLOPs of those with a matrix whose rows are no multiple of 16
+    # bytes, and the shapes of the factors that have most of them; None in older records.
+    misaligned_flops: int | None = None
+    misaligned_shapes: tuple[tuple[int, ...], ...] = ()
+    # Of forward products in "fp32" and "fp64", the lines of the user's code that have the most FLOPs.
+    lines: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     missing: str = ""  # why nothing was counted; all else is 0 then
 
     @property
@@ -451,11 +459,20 @@ class KernelTime(FrozenModel):
 
     name: str  # the first 200 characters
     kind: KernelClass
-    format: Format = ""  # of the inputs of a product on Tensor Cores, and of attention; "" if it is not known
+    format: Format = ""  # of the inputs of a product; "" if it is not known
     operator: str = ""  # torch's, which launched it; "" for compiled code and CUDA graphs
     shapes: tuple[tuple[int, ...], ...] = ()  # of the operator's tensors
     launches: float  # a step
     seconds: _Seconds  # a step, all launches together
+
+
+class ProductTime(FrozenModel):
+    """The time of a step's products of one kind and format in a module, or in all whose names differ by numbers."""
+
+    kind: KernelClass
+    format: Format = ""  # as in `KernelTime`
+    module: str = ""  # "blocks.*.mlp"; as in `StepProfile.module_seconds`
+    seconds: _Seconds
 
 
 class GradientHistogram(FrozenModel):
@@ -523,6 +540,11 @@ class StepProfile(FrozenModel):
     # modules cannot be told apart.
     module_seconds: dict[str, ModuleTime] = Field(default_factory=dict)
     kernels: tuple[KernelTime, ...] = ()  # the ten that take longest
+    products: tuple[ProductTime, ...] = ()  # empty in older records
+    # Of products, and of kernels of unknown names, that no operator of PyTorch's launched, by what did ("" is a CUDA
+    # graph or Python); empty on a CPU, and if no operators were recorded.
+    unlisted_seconds: dict[str, _Seconds] = Field(default_factory=dict)
+    flops: StepFlops | None = None  # of a script's step, counted in steps of their own; else `RankSamples` has them
     numerics: StepNumerics | None = None  # None if the protocol does not ask for it
     missing: str = ""  # what could not be found out, and why
 

@@ -25,8 +25,13 @@ KernelClass = Literal[
     "other",
 ]
 KERNEL_CLASSES: tuple[KernelClass, ...] = get_args(KernelClass)
+PRODUCTS: tuple[KernelClass, ...] = ("tensor_core_product", "plain_product", "unknown_product", "attention")
+VECTOR_BYTES = 16  # that a Tensor Core kernel loads at once: rows must be a multiple of it
+# Operators with these names are PyTorch's own: it is known of each whether it multiplies matrices.
+OWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler")
 
-Format = Literal["fp64", "tf32", "fp16", "bf16", "fp8", "int8", ""]  # of a product's inputs; "" if it is not known
+# Of a product's inputs; "" if it is not known.
+Format = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", ""]
 
 
 class Classified(NamedTuple):

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from castwise.analysis.causes import CLASS_WORDS, MEMORY, PRODUCTS, UPDATE, Diagnosis, LeftOut, try_line
+from castwise.analysis.causes import CLASS_WORDS, MEMORY, UPDATE, Diagnosis, LeftOut, try_line
 from castwise.analysis.numerics import lost_here, lost_share, worst_first
 from castwise.analysis.steady_metrics import data_share
+from castwise.registry.kernel_classes import PRODUCTS
 from castwise.registry.precisions import DEFAULT
 from castwise.registry.techniques import join
 from castwise.show.fields import Field, FlatRow, column, estimate_values, find_fields, trial_values

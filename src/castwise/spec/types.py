@@ -23,6 +23,7 @@ Family = Literal[
 CauseName = Literal[
     "no-hardware",  # the device emulates the precision
     "baseline-tf32",  # what it is compared with uses Tensor Cores already
+    "float64",  # products in float64
     "float32-units",  # products in float32 without Tensor Cores
     "grouped-convolutions",  # for which there are no Tensor Core kernels
     "no-tensor-cores",  # other products that could use them and do not

@@ -7,7 +7,8 @@ Source: Chowdhery et al., "PaLM" (2022), appendix B.
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,17 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 from torch.utils import flop_counter
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from castwise.apply.loss_scaling import stepped_by
 from castwise.apply.precision import FP32_SWITCHES
 from castwise.apply.pytree import tree_tensors
 from castwise.records.schema import StepFlops
+from castwise.registry.kernel_classes import OWN_NAMESPACES, VECTOR_BYTES
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.trial.models.task import ComputeLoss, FakeCopy, Task
 from castwise.trial.step import TrainingStep
+from castwise.trial.user_model.source import calling_line
 
 _aten: Any = torch.ops.aten
 _TF32_CAPABILITY = (8, 0)
@@ -33,8 +37,7 @@ _LONGEST_REASON = 200
 # FP8 is faster in products of matrices with so many rows and columns each. Source: GPTs on an H200, docs/precisions.md:
 # a width of 1,024 loses, one of 1,536 gains.
 _LARGE = 1280
-# Operators with these names are PyTorch's own: one without a formula below multiplies no matrices.
-_OWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler")
+_MOST_LINES = 3  # that are kept of a format
 
 _FORMATS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64", torch.int8: "int8"}
 # The switch of float32 products, by kind. Attention's own kernels read none of them.
@@ -154,6 +157,8 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recomputed_flops = 0
         self.saved_bytes = 0
         self.uncounted: set[str] = set()
+        self.misaligned: Counter[tuple[tuple[int, ...], ...]] = Counter()  # FLOPs by the factors' shapes
+        self.lines: dict[str, Counter[str]] = {}  # of the user's code that have products in 32 and 64 bits, by format
         self._held = {_address(tensor) for tensor in held}
         self.begin(1)
         has_tf32 = device.type == "cuda" and torch.version.hip is None
@@ -184,19 +189,29 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = getattr(func, "overloadpacket", func)
         formula = _FORMULAS.get(packet)
         if formula is not None:
-            self._add(*formula(_positional(func, args, kwargs or {}), result))
-        elif getattr(func, "namespace", "") not in _OWN_NAMESPACES:
+            inputs = _positional(func, args, kwargs or {})
+            self._add(*formula(inputs, result), (*inputs, result))
+        elif getattr(func, "namespace", "") not in OWN_NAMESPACES:
             self.uncounted.add(str(packet))
         return result
 
-    def _add(self, kind: str, flops: int, factor: Tensor) -> None:
+    def _add(self, kind: str, flops: int, factor: Tensor, values: Sequence[Any]) -> None:
         # Backward computes gradients without a graph of their own, unless they are to have gradients (`create_graph`,
         # which keeps its graph, too); what a checkpoint repeats has one.
         keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
         if torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled() and not keeps_graph():
             self.recomputed_flops += self._times * flops
         else:
-            self.products.setdefault(kind, Counter())[self._format(kind, factor.dtype)] += self._times * flops
+            name = self._format(kind, factor.dtype)
+            self.products.setdefault(kind, Counter())[name] += self._times * flops
+            if name in ("fp32", "fp64"):  # without Tensor Cores, or with slow ones
+                if torch._C._current_graph_task_id() == -1 and (line := calling_line()):
+                    self.lines.setdefault(name, Counter())[line] += flops
+            elif kind in ("linear", "batched"):
+                tensors = [each for each in values[:-1] if isinstance(each, Tensor) and each.dtype == factor.dtype]
+                if any(map(_is_misaligned, (*tensors, values[-1]))):
+                    shapes = [tuple(each.shape) for each in tensors if each.dim() > 1]
+                    self.misaligned[tuple(shapes[-2:])] += self._times * flops
             if kind == "linear" and flops:
                 inputs = factor.shape[-1]
                 if min(inputs, factor.numel() // inputs, flops // (2 * factor.numel())) >= _LARGE:
@@ -224,16 +239,58 @@ def count_flops(spec: TrialSpec, step: TrainingStep, task: Task, batches: Sequen
     A step that runs operator by operator is run once more, without an update of the weights. For any other, and if that
     fails, a copy of the model runs on tensors that have shapes and no values.
     """
-    is_hidden, reason = bool(hiding_operators(spec.techniques)), ""
+    is_hidden = bool(hiding_operators(spec.techniques))
     ways = [_count_without_memory] if is_hidden or spec.world_size > 1 else [_count_for_real, _count_without_memory]
     for way in ways:
-        try:
+
+        def count(way: Any = way) -> StepFlops:
             # What the user's code compiles runs as it is written.
             with torch.compiler.set_stance("force_eager"):
                 counter = way(step, task, batches, torch.device(spec.device))
-            return _flops_of(counter, step, len(batches))
-        except Exception as error:  # noqa: BLE001  the user's model may raise anything, and the trial is done
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST_REASON]
+            return _flops_of(counter, step.model.parameters(), [step.optimizer], len(batches))
+
+        if not (found := _try(count)).missing:
+            break
+    return found
+
+
+def count_flops_of_script(
+    run: Callable[[int, AbstractContextManager[Any]], int],
+    models: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    device: torch.device,
+    num_steps: int,
+) -> StepFlops:
+    """Count the FLOPs of a script's step, the mean over so many; whatever goes wrong is said in `missing`.
+
+    `run` is that of `profile_step`. The steps are of their own, as a mode slows the host: the profiler's records of
+    shapes would need none, but they have neither strides, TF32's switches, what is computed again, nor what is
+    compiled, which runs operator by operator here.
+    """
+
+    def count() -> StepFlops:
+        if any(isinstance(model, nn.DataParallel) and len(model.device_ids) > 1 for model in models):
+            raise NotImplementedError("DataParallel computes in threads of its own")
+        held = nn.ModuleList(models)
+        counter = ProductCounter(device, [*held.parameters(), *held.buffers()])
+        return _flops_of(counter, held.parameters(), optimizers, run(num_steps, _eagerly(counter)))
+
+    return _try(count)
+
+
+@contextmanager
+def _eagerly(counter: ProductCounter) -> Iterator[None]:
+    if _get_current_dispatch_mode() is not None:  # it would be left before this one, and take its place
+        raise RuntimeError("the script's step is within a TorchDispatchMode of its own")
+    with torch.compiler.set_stance("force_eager"), counter:
+        yield
+
+
+def _try(count: Callable[[], StepFlops]) -> StepFlops:
+    try:
+        return count()
+    except Exception as error:  # noqa: BLE001  the user's code may raise anything, and all else is measured
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST_REASON]
     return StepFlops(missing=f"its products could not be counted: {reason}")
 
 
@@ -278,22 +335,38 @@ def _by_shape(batches: Sequence[Any]) -> list[tuple[Any, int]]:
     return [(batches[shapes.index(shape)], times) for shape, times in Counter(shapes).items()]
 
 
-def _flops_of(counter: ProductCounter, step: TrainingStep, num_batches: int) -> StepFlops:
-    weights = list(step.model.parameters())
-    stepped = [*stepped_by(step.optimizer), *tree_tensors(list(step.optimizer.state.values()))]
+def _flops_of(
+    counter: ProductCounter, parameters: Iterable[Tensor], optimizers: Iterable[Optimizer], num_steps: int
+) -> StepFlops:
+    weights, stepped = list(parameters), list[Tensor]()
+    for optimizer in optimizers:
+        stepped += [*stepped_by(optimizer), *tree_tensors(list(optimizer.state.values()))]
     stepped = [each.to_local() if isinstance(each, DTensor) else each for each in stepped]  # a rank's own
     return StepFlops(
         products={
-            kind: {name: flops // num_batches for name, flops in by_format.items()}
+            kind: {name: flops // num_steps for name, flops in by_format.items()}
             for kind, by_format in sorted(counter.products.items())
         },
-        large_linear_flops=counter.large_linear_flops // num_batches,
-        recomputed_flops=counter.recomputed_flops // num_batches,
-        saved_bytes=counter.saved_bytes // num_batches,
+        large_linear_flops=counter.large_linear_flops // num_steps,
+        recomputed_flops=counter.recomputed_flops // num_steps,
+        saved_bytes=counter.saved_bytes // num_steps,
         weights_bytes=_total_bytes(weights),
         gradients_bytes=_total_bytes(each for each in weights if each.requires_grad),
         update_bytes=_total_bytes(stepped),
         uncounted=tuple(sorted(counter.uncounted)),
+        misaligned_flops=counter.misaligned.total() // num_steps,
+        misaligned_shapes=next((shapes for shapes, _ in counter.misaligned.most_common(1)), ()),
+        lines={
+            name: tuple(line for line, _ in lines.most_common(_MOST_LINES)) for name, lines in counter.lines.items()
+        },
+    )
+
+
+def _is_misaligned(matrix: Tensor) -> bool:
+    """Return whether the rows of a matrix, or of each one of a batch, are no multiple of what Tensor Cores load."""
+    step = VECTOR_BYTES // matrix.itemsize
+    return any(
+        stride > 1 and stride % step for size, stride in zip(matrix.shape, matrix.stride(), strict=True) if size > 1
     )
 
 

@@ -1,12 +1,21 @@
 """From a profiler's events to what a step spends its time on. Plain data: no profiler, no torch."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from castwise.records.schema import KernelTime, ModuleTime, StepProfile
-from castwise.registry.kernel_classes import Classified, Format, KernelClass, classify_operator
+from castwise.records.schema import KernelTime, ModuleTime, ProductTime, StepProfile
+from castwise.registry.kernel_classes import (
+    OWN_NAMESPACES,
+    PRODUCTS,
+    Classified,
+    Format,
+    KernelClass,
+    classify_operator,
+    format_of,
+)
 
 # Ranges that the profiled step is run in. torch's own name a step of an optimizer.
 MODULE_RANGE = "castwise module: "
@@ -23,6 +32,8 @@ _NANO = 1e-9
 _OUTRANKING = ("plain_product", "attention", "cast")  # classes of operators that count wherever they are called
 _CONVERSIONS = ("aten::to", "aten::_to_copy")  # to another type, device or layout
 _LOW = ("c10::Half", "c10::BFloat16", "c10::Float8")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # as a part of a module's name
+_FORMATS: dict[str, Format] = {"double": "fp64", "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16"}
 
 
 class HostEvent(NamedTuple):
@@ -54,6 +65,7 @@ class _Context:
 
     operator: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()
+    format: Format = ""  # of its first float
     module: str = ""
     is_backward: bool = False
     zone: KernelClass | None = None  # of all that is launched here: optimizer, loss scaling
@@ -177,11 +189,27 @@ def _enter(event: HostEvent, around: _Context | None) -> _Context:
     return _Context(
         operator=event.name if is_named else before.operator,
         shapes=(event.shapes or before.shapes) if is_named else before.shapes,
+        format=next(filter(None, map(_format_of_dtype, event.dtypes)), before.format),
         module=module,
         is_backward=before.is_backward,
         zone=zone,
         kind=before.kind if kind is None or (is_inside and kind not in _OUTRANKING) else kind,
     )
+
+
+def _format_of_dtype(dtype: str) -> Format:
+    return "fp8" if dtype.startswith("c10::Float8") else _FORMATS.get(dtype, "")
+
+
+def _format_of_product(name: str, found: Classified, context: _Context) -> Format:
+    """Return the format of a product by its kernel's name and its operator's types, "" if they do not tell."""
+    if found.format:
+        return found.format
+    if found.kind == "plain_product":  # float32's, unless its name says another one
+        return context.format or format_of(name) or "fp32"
+    if context.format == "fp32":  # by name it may be either
+        return "tf32" if found.kind == "tensor_core_product" else ""
+    return context.format
 
 
 def _summarize(
@@ -192,10 +220,19 @@ def _summarize(
     classes, formats = defaultdict[KernelClass, float](float), defaultdict[Format, float](float)
     modules = defaultdict[str, list[float]](lambda: [0.0, 0.0])
     kernels = defaultdict[tuple[Any, ...], list[float]](lambda: [0.0, 0.0])
-    for name, found, context, duration in spent:
+    products, unlisted = defaultdict[tuple[Any, ...], float](float), defaultdict[str, float](float)
+    for name, by_name, context, duration in spent:
+        found = by_name
+        if by_name.kind in PRODUCTS:
+            found = Classified(by_name.kind, _format_of_product(name, by_name, context))
         num += 1
         seconds = duration * scale
         classes[found.kind] += seconds
+        if found.kind in PRODUCTS:
+            products[found.kind, found.format, _NUMBER.sub("*", context.module)] += seconds
+        is_listed = context.operator.partition("::")[0] in OWN_NAMESPACES or name.startswith("triton_")
+        if found.kind in (*PRODUCTS, "other") and not is_listed:  # what is compiled is counted operator by operator
+            unlisted[context.operator] += seconds
         if found.kind == "tensor_core_product":
             formats[found.format] += seconds
         modules[context.module][context.is_backward] += seconds
@@ -203,6 +240,7 @@ def _summarize(
         of_kernel[0] += 1 / num_steps
         of_kernel[1] += seconds
     largest = sorted(kernels.items(), key=lambda item: -item[1][1])[:_NUM_LARGEST]
+    has_operators = device_type == "cuda" and any(operator for _, _, operator, _ in kernels)
     times = {name: ModuleTime(forward_seconds=each[0], backward_seconds=each[1]) for name, each in modules.items()}
     return StepProfile(
         device_type=device_type,
@@ -223,4 +261,9 @@ def _summarize(
             )
             for (name, found, operator, shapes), (launches, seconds) in largest
         ),
+        products=tuple(
+            ProductTime(kind=kind, format=name, module=module, seconds=seconds)
+            for (kind, name, module), seconds in sorted(products.items(), key=lambda item: -item[1])
+        ),
+        unlisted_seconds=unlisted if has_operators else {},
     )

@@ -17,7 +17,7 @@ from castwise.apply.precision import autocast_maker
 from castwise.errors import TechniqueError
 from castwise.registry.precisions import AS_WRITTEN, Precision
 from castwise.trial.script.replacing import replaces
-from castwise.trial.user_model.source import calling_line, is_users
+from castwise.trial.user_model.source import calling_line, is_own, is_users
 
 HALVES = (torch.float16, torch.bfloat16)
 # Modules that hand a script's arguments on to `torch.autocast`: who called them decides. Not the two functions of
@@ -29,7 +29,6 @@ _FRAMEWORKS = ("accelerate.", "lightning.", "lightning_fabric.", "pytorch_lightn
 _MOST_SITES = 5
 # torch's functions that switch autocast, or set its type, for the whole process.
 _SWITCHES = [name for name in dir(torch) if name.startswith("set_autocast") and "cache" not in name]
-is_own = functools.cache(is_users)
 
 
 @dataclass(frozen=True)

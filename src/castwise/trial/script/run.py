@@ -39,6 +39,7 @@ from castwise.registry.precisions import AS_WRITTEN, find_precision
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload, digest_of
 from castwise.trial.distributed import Peers
+from castwise.trial.flops import count_flops_of_script
 from castwise.trial.kernel_profile import profile_step
 from castwise.trial.memory import memory_meter
 from castwise.trial.script.autocast import note_own_precision
@@ -702,9 +703,12 @@ class ScriptTrial:
                 raise UsageError(f"{self.run.name} ended, or its time was up, before {count} steps were profiled")
             return count
 
-        profile = profile_step(self._spec, self._hooks, run, num_steps, trace, Peers())
+        hooks = self._hooks
+        profile = profile_step(self._spec, hooks, run, num_steps, trace, Peers())
+        device = torch.device(self._spec.device)
+        flops = count_flops_of_script(run, hooks.models, hooks.stepped, device, max(1, profile.num_steps))
         self.run.stop()
-        return profile
+        return profile.model_copy(update={"flops": flops})
 
 
 def _num_graphs() -> int:

@@ -14,9 +14,9 @@ from torch.overrides import get_default_nowrap_functions
 
 from castwise.errors import TechniqueError
 from castwise.registry.precisions import AS_WRITTEN, Precision
-from castwise.trial.script.autocast import ScriptAutocast, is_own
+from castwise.trial.script.autocast import ScriptAutocast
 from castwise.trial.script.replacing import replaces
-from castwise.trial.user_model.source import calling_line
+from castwise.trial.user_model.source import calling_line, is_own
 
 
 class ReadGradients:

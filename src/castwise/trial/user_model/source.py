@@ -35,6 +35,9 @@ def is_users(file: str | None) -> bool:
     return not any(path.is_relative_to(folder) for folder in libraries)
 
 
+is_own = cache(is_users)  # for what asks of the same few files time and again
+
+
 @cache
 def _installed_packages(search_path: tuple[str, ...]) -> tuple[Path, ...]:
     """Return the folders of a search path that packages were installed into, by `pip install --target` under any name.
@@ -106,7 +109,7 @@ def with_line(text: str, line: str | None) -> str:
 def calling_line() -> str:
     """Return the innermost line of the user's code that is being run: `train_me.py:12`; empty if there is none."""
     for frame, line in traceback.walk_stack(sys._getframe()):
-        if is_users(frame.f_code.co_filename):
+        if is_own(frame.f_code.co_filename):
             return f"{_shown(frame.f_code.co_filename)}:{line}"
     return ""
 
