@@ -4,9 +4,9 @@ Its argument is a JSON list of [file, precision or "alone", value of --amp]; the
 With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error; with
 "measure" it is what it measures, in the precision that stands last; with "profile" the classes of what takes the most
 time; with "count" the samples of a step; with "flops" its FLOPs, with "own" what it does itself, both as JSON; with
-"timed-N", given N steps or no number, the steps of each block, the work between steps that was not timed whole, the share
-of padding, and in how many steps torch.compile compiled. With a second argument the answers are the lines of the logs, and
-why a script failed, or castwise refused it. The value of --amp may be followed by other arguments.
+"timed-N", given N steps or no number, the steps of each block, the work between steps that was not timed whole, the
+share of padding, and in how many steps torch.compile compiled. With a second argument the answers are the lines of the
+logs, and why a script failed, or castwise refused it. The value of --amp may be followed by other arguments.
 """
 
 import gc
