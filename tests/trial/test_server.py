@@ -15,7 +15,6 @@ import pytest
 import torch
 from programs import PATIENCE_SECONDS, wait_until
 from small_step import cpu_spec, user_spec
-from torch.distributed.elastic.utils.distributed import get_free_port
 
 from castwise.apply.precision import read_fp32_precision, restore_fp32_precision
 from castwise.errors import TechniqueError, UsageError
@@ -458,42 +457,39 @@ def test_script_on_two_ranks(
         assert parent.result("inspect", model=model.model_dump(mode="json"))["batch_size"] == 4 + 5
 
 
-# The rendezvous of torchrun before torch 2.12: it takes this port whatever MASTER_PORT says.
-_TAKING_A_PORT = """
-import os, socket, sys
-named = sys.argv.pop(1).partition("=")[2] if sys.argv[1].startswith("--master-port") else None
-meeting = socket.create_server(("127.0.0.1", int(named or os.environ.get("PET_MASTER_PORT", 29500))))
-open(f"port {meeting.getsockname()[1]}", "w").close()
-"""
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("options", ["", "--master-port=29500", "--standalone", "--nnodes 1 --rdzv-backend c10d"])
 def test_launchers_of_trials_that_run_side_by_side_take_a_port_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "forking.py").write_text(_TAKING_A_PORT + _FORKING)
     (tmp_path / "train.py").write_text(_RANK)
-    named = str(get_free_port())
-    parents = [Parent(), Parent(), Parent()]
-    for parent, options in zip(parents, ((), (), (f"--master-port={named}",)), strict=True):
-        model = UserModel(kind="script", path="train.py", name="", launcher=("python", "forking.py", *options))
+    launcher = ("torchrun", "--nproc-per-node", "1", *options.split())
+    model = UserModel(kind="script", path="train.py", name="", launcher=launcher)
+    parents = [Parent(), Parent()]
+    for parent in parents:  # which stay until all have begun
         event = parent.set_up(SPEC.model_copy(update={"user_model": model}))
         assert event["event"] == "returned", event
-    taken = {file.name.removeprefix("port ") for file in tmp_path.glob("port *")}
-    assert len(taken) == 3
-    assert named in taken
     for parent in parents:
         parent.connection.close()
         assert parent.is_over, parent.raised
 
 
-def test_accelerate_is_given_a_port_unless_one_is_named() -> None:
-    given = ["-m", "accelerate.commands.launch", "--main_process_port", "7", "--cpu"]
-    assert start_of(["accelerate", "launch", "--cpu"], "7") == given
-    assert start_of(["python", "-m", "accelerate.commands.launch", "--cpu"], "7") == given
-    for named in ("--main_process_port=1", "--main-process-port", "--config_file"):
-        assert "7" not in start_of(["accelerate", "launch", named], "7")
+@pytest.mark.parametrize(
+    ("launcher", "options", "last"),
+    [
+        ("torchrun", "--nproc-per-node 2 --master_port=1", "--master-port 7"),
+        ("python -m torch.distributed.run", "--standalone", "--master-port 7"),
+        ("torchrun", "--rdzv-backend c10d", "--master-port 7 --rdzv-endpoint localhost:7"),
+        ("torchrun", "--rdzv_endpoint=localhost:29400", "--master-port 7 --rdzv-endpoint localhost:7"),
+        ("accelerate launch", "--cpu --main_process_port=1", "--main_process_port 7"),
+        ("python -m accelerate.commands.launch", "", "--main_process_port 7"),
+    ],
+)
+def test_a_launcher_takes_the_port_of_its_trial(launcher: str, options: str, last: str) -> None:
+    module = "torch.distributed.run" if "torch" in launcher else "accelerate.commands.launch"
+    started = start_of([*launcher.split(), *options.split()], "7")
+    assert started == ["-m", module, *options.split(), *last.split()]
 
 
 _DDP = """

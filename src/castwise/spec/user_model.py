@@ -47,7 +47,9 @@ _OTHER_LAUNCHERS = (
 )
 _RUNS_MODULE = ("-m", "--module")
 # Options of a launcher that start what is no script, or on other hosts.
-_ELSEWHERE = re.compile(r" (--no[-_]python|--(nnodes|num[-_]machines)[ =](?!1\b)\S+)")
+_ELSEWHERE = re.compile(r" (--(no[-_]python|run[-_]path)|--(nnodes|num[-_]machines)[ =](?!1(:1)?( |$))\S+)")
+# The interpreter of a console script; one with a long path has a shell find it. Source: distlib, scripts.py.
+_INTERPRETER = re.compile(rb"#!(?:/bin/sh\n'''exec' |/usr/bin/env )?\"?([^\"\n]+?)\"?(?: -.*| \"\$0\" .*)?\n")
 # Options of Python before a script that change nothing here; -W has a value, which may be a word of its own.
 _HARMLESS_OPTION = re.compile(r"-[uB]|-W(.*)")
 # Names of arguments whose values are in no record. Not those of `--tokenizer` or `--max-tokens`.

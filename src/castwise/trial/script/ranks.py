@@ -6,6 +6,7 @@ take as many steps as rank 0 may, and wait at the same ones, so that none is bus
 
 import mmap
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -84,16 +85,19 @@ class SharedFolder(Ranks):
 
 
 def start_of(launcher: Sequence[str], port: str) -> list[str]:
-    """Return what Python starts for a launcher; Accelerate, which no variable tells, is given a port if none is named.
+    """Return what Python starts for a launcher, which takes this port whatever it or its command names.
 
-    Source: accelerate.utils.launch, which takes 29500.
+    Launchers of several precisions run at the same time, on this host alone. Of an option given twice the last counts.
+    Source: torch.distributed.run and accelerate.utils.launch, which take ports 29500 and 29400.
     """
     program, *options = launcher
     start = ["-m", *_MODULES[program], *options[program == "accelerate" :]] if program in _MODULES else options
-    is_named = any(word.replace("-", "_").startswith(("__main_process_port", "__config_file")) for word in start)
-    if start[:2] != ["-m", *_MODULES["accelerate"]] or is_named:
+    if start[:2] == ["-m", *_MODULES["accelerate"]]:
+        return [*start, "--main_process_port", port]
+    if start[:2] != ["-m", *_MODULES["torchrun"]]:
         return start
-    return [*start[:2], "--main_process_port", port, *start[2:]]
+    has_rendezvous = any(re.match("--rdzv[-_](backend|endpoint)", word) for word in start)
+    return [*start, "--master-port", port, *(("--rdzv-endpoint", f"localhost:{port}") if has_rendezvous else ())]
 
 
 def hand_on(connection: Connection, message: bytes, launcher: Sequence[str], device: str) -> None:
@@ -110,12 +114,10 @@ def hand_on(connection: Connection, message: bytes, launcher: Sequence[str], dev
         door.listen()
         door.settimeout(_POLL_SECONDS)
         (folder / CALL).write_bytes(message)
-        # Launchers of several precisions run at the same time, and each takes port 29500 unless another one is named.
-        # Source: torch.distributed.run of torch 2.11, which takes PET_MASTER_PORT in place of its default.
         port = str(get_free_port())  # type: ignore[no-untyped-call]
         ours = ["-m", _RANK, tempfile.gettempdir(), str(folder), device]
         # A launcher that is killed leaves temporary files behind; ranks take the usual place for theirs.
-        environment = {"PET_MASTER_PORT": port} | os.environ | {"TMPDIR": str(folder)}
+        environment = os.environ | {"TMPDIR": str(folder)}
         environment |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
         process = subprocess.Popen([sys.executable, *start_of(launcher, port), *ours], env=environment)
         stack.callback(process.wait)
