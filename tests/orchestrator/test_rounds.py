@@ -556,6 +556,14 @@ def test_without_another_precision_nothing_is_left_to_compare(kind: str, fails: 
     assert words in notes.lines[-1]
 
 
+def test_the_rounds_of_the_baseline_count_if_all_else_failed_later() -> None:
+    notes = Notes()
+    specs = configurations("fp32", "bf16-mixed")
+    recorded = [trial for trial in compare(Noisy(), specs).trials if trial.spec.precision == "fp32"]
+    compare(Noisy(faults={"bf16-mixed": Fault("crash")}), specs, recorded=recorded, listener=notes)
+    assert "4 rounds: every other precision failed" in notes.lines[-1]
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_two_precisions_with_the_same_error_end_it(device: str) -> None:
     notes, made = Notes(), Noisy(faults={name: Fault("crash") for name in NAMES})

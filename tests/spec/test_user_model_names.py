@@ -190,10 +190,11 @@ def test_a_script_is_named_by_its_command(tmp_path: Path, monkeypatch: pytest.Mo
 def test_secret_arguments_of_a_script_are_hidden_and_still_tell_runs_apart(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     secrets = "--token s1 --api-key=s2 --db_password s3 wandb.key=s4 --client-secret s5 --api-key -s7 --token --T0k"
-    others = "--tokenizer bpe --max-tokens 8 --keypoints 4 --no-auth --lr 1"
+    secrets += " --wandb-key 0a1b2c3d4e5f6a7b8c --access-key s8"
+    others = "--tokenizer bpe --max-tokens 8 --keypoints 4 --no-auth --csv-img-key filepath --key-dim=64 --pad_token x"
     command = f"python {tmp_path}/train.py {secrets} {others}"
     shown = "--token HIDDEN --api-key=HIDDEN --db_password HIDDEN wandb.key=HIDDEN --client-secret HIDDEN"
-    shown += " --api-key HIDDEN --token HIDDEN"
+    shown += " --api-key HIDDEN --token HIDDEN --wandb-key HIDDEN --access-key HIDDEN"
     assert shown_name(command) == f"python train.py {shown} {others}"
     redacted, other = (locate(each).redacted for each in (command, command.replace("s3", "s6")))
     assert " ".join(redacted.arguments) == f"{shown} {others}"

@@ -9,12 +9,13 @@ from pathlib import Path
 _SCRIPT = """
 import json, os
 from pathlib import Path
+from castwise.registry.trackers import trackers_off
 from castwise.trial.script.trackers import switch_off
 switch_off(Path("scratch").absolute())
 import mlflow
 mlflow.set_tracking_uri("http://team")
 client = mlflow.MlflowClient("http://team")
-print(json.dumps([mlflow.used, client.uri, dict(os.environ)]))
+print(json.dumps([mlflow.used, client.uri, dict(os.environ), trackers_off()]))
 """
 _PACKAGES = {
     "mlflow/__init__.py": """
@@ -39,9 +40,10 @@ def test_trackers_are_off_or_write_to_a_folder_that_is_not_the_user_s(tmp_path: 
     command = [sys.executable, "-c", _SCRIPT]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    used, client, environment = json.loads(done.stdout)
+    used, client, environment, off = json.loads(done.stdout)
     assert used == client == environment["MLFLOW_TRACKING_URI"]
     assert "team" not in used
+    assert off == ["mlflow"], "no other was imported"
     assert "MLFLOW_RUN_ID" not in environment
     assert environment["WANDB_MODE"] == "disabled"
     assert environment["NEPTUNE_MODE"] == "async"

@@ -221,7 +221,7 @@ def _decide(rows: list[Row]) -> Advice:
     ratios = [(row, ratio) for row in candidates if (ratio := row.over(reference)) is not None]
     if not ratios:
         failed = [f"{row.precision}: {row.trial.status}" for row in rows if row.trial.status != "ok"]
-        why = ", ".join(failed) or "no other was asked for, or the time ran out (--budget gives more)"
+        why = ", ".join(failed) or "no other precision was measured (--precision names them, --budget gives time)"
         return replace(advice, why=why)
     if proven := [row for row, ratio in ratios if _is_proven(ratio, reference, row)]:
         return _with_row(replace(advice, decision="take"), _simplest_of_the_fastest(proven))

@@ -28,7 +28,6 @@ from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.session import BackgroundCloser, Engine, OnNote, Session, TrialFailedError
 from castwise.records.schema import Environment
 from castwise.registry.datasets import DataSet, cache_dir, default_data_dir, verify
-from castwise.registry.trackers import trackers_off
 from castwise.spec.frozen import FrozenModel
 from castwise.spec.user_model import UserModel, UserWorkload, digest_of
 from castwise.telemetry.gpu import GpuUnreadableError
@@ -185,9 +184,6 @@ def inspect_user_model(
         return known
     limit = timeout_seconds or _PROBE_TIMEOUT_SECONDS
     is_script = model.kind == "script"  # whose process ends it itself, and knows what it was doing
-    if is_script and on_note is not None and (trackers := trackers_off()):
-        name = Path(model.path).name
-        on_note(f"castwise starts {name} several times; it tracks no experiments then ({', '.join(trackers)} are off).")
     try:
         with ExitStack() as stack:
             session = machine.engine.start(limit + _ANSWER_SECONDS if is_script else limit)

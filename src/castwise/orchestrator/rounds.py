@@ -168,7 +168,8 @@ class Rounds:
         self._runner.listener.remark(f"{where}: {self._why_ended(ending)}{lacking}")
 
     def _why_ended(self, ending: Ending) -> str:
-        rounds = max((self._num_trials(spec) for spec in self._specs if not self._is_baseline(spec)), default=0)
+        counted = [spec for spec in self._specs if ending == "failed" or not self._is_baseline(spec)]
+        rounds = max(map(self._num_trials, counted), default=0)
         rounds = rounds or self._num_trials(self._specs[0])
         number = f"{rounds} round{'' if rounds == 1 else 's'}"
         if self._mistake:

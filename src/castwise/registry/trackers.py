@@ -1,7 +1,7 @@
 """Experiment trackers that scripts use, and the environment variables that switch each off."""
 
-import importlib.util
 import os
+import sys
 
 # What switches a tracker off, by its package; a variable that the user has set stays. Source: the trackers'
 # documentation of their environment variables.
@@ -20,7 +20,11 @@ _WITHOUT_VARIABLES = ("tensorboard", "tensorboardX", "lightning", "pytorch_light
 
 
 def trackers_off() -> list[str]:
-    """Return the installed packages whose runs castwise keeps from the user's places."""
+    """Return the packages that this process has imported, and whose runs castwise keeps from the user's places."""
     names = dict.fromkeys([*TRACKER_MODES, *TRACKER_PLACES, *_WITHOUT_VARIABLES])
-    kept = {name for name, variables in TRACKER_MODES.items() if any(variable in os.environ for variable in variables)}
-    return [name for name in names if name not in kept and importlib.util.find_spec(name) is not None]
+    on = {
+        name
+        for name, variables in TRACKER_MODES.items()
+        if any(os.environ.get(variable, value) != value for variable, value in variables.items())
+    }
+    return [name for name in names if name not in on and name in sys.modules]

@@ -53,7 +53,13 @@ _INTERPRETER = re.compile(rb"#!(?:/bin/sh\n'''exec' |/usr/bin/env )?\"?([^\"\n]+
 # Options of Python before a script that change nothing here; -W has a value, which may be a word of its own.
 _HARMLESS_OPTION = re.compile(r"-[uB]|-W(.*)")
 # Names of arguments whose values are in no record. Not those of `--tokenizer` or `--max-tokens`.
-_SECRET = re.compile(r"password|passwd|secret|credential|(^|[-_.+])(token|auth|(api_?)?key)([-_.]|$)", re.IGNORECASE)
+_SECRET = re.compile(
+    r"password|passwd|secret|credential|(^|[-_.+])auth([-_.]|$)|(^|[-_.+])(?<!(bos|eos|pad|unk)[-_])token([-_.]|$)|"
+    r"(^-*|\.|api_?|(api|access|private|account|ssh|service)[-_])key$",
+    re.IGNORECASE,
+)
+# Another key is a secret if it looks like one: `--csv-img-key filepath` is a column.
+_KEY, _RANDOM = re.compile(r"(^|[-_.+])key([-_.]|$)", re.IGNORECASE), re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w-]{16,}")
 # What is an option after a secret's name, and not the secret, which may begin with a hyphen: `-v`, `--lr`, `--lr=0.1`.
 _OPTION = re.compile(r"-[A-Za-z]|--[a-z][a-z0-9_.-]*(=.*)?", re.DOTALL)
 _ROUNDS = 200_000  # a tenth of a second; chosen here
@@ -267,14 +273,19 @@ def _origin_digest(origin: str, *, hides: bool) -> str:
 def without_secrets(arguments: Iterable[str]) -> list[str]:
     """Return a script's arguments with `HIDDEN` for the values of those whose names say that they are secret."""
     found: list[str] = []
-    is_next = False
+    before = ""  # the option whose value may come next
     for argument in arguments:
-        name, equals, _ = argument.partition("=")
-        is_secret = _SECRET.search(name) is not None
-        hidden = f"{name}=HIDDEN" if equals and is_secret else argument
-        found.append("HIDDEN" if is_next and not _OPTION.fullmatch(argument) else hidden)
-        is_next = is_secret and not equals and argument.startswith("-")
+        name, equals, value = argument.partition("=")
+        hidden = f"{name}=HIDDEN" if equals and _is_secret(name, value) else argument
+        is_value = before and not _OPTION.fullmatch(argument)
+        found.append("HIDDEN" if is_value and _is_secret(before, argument) else hidden)
+        before = argument if argument.startswith("-") and not equals else ""
     return found
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Return whether an argument's value is to be hidden, by its name, or by both."""
+    return bool(_SECRET.search(name) or (_KEY.search(name) and _RANDOM.fullmatch(value)))
 
 
 def _without_folder(argument: str) -> str:

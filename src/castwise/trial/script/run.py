@@ -36,6 +36,7 @@ from castwise.errors import UsageError
 from castwise.records.schema import Block, Facts, RankSamples, StepProfile, WorkBetweenSteps
 from castwise.registry.frameworks import framework_of
 from castwise.registry.precisions import AS_WRITTEN, find_precision
+from castwise.registry.trackers import trackers_off
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload, digest_of
 from castwise.trial.distributed import Peers
@@ -398,6 +399,8 @@ class ScriptRun:
         if len(self.carry_out(order, limit_seconds, on_note)) < _INSPECTED_STEPS and self.ending is None:
             self.raise_too_slow(limit_seconds)
         assert self.hooks is not None, "it has run"
+        if trackers := trackers_off():
+            on_note(f"castwise starts {self.name} several times, with its trackers off: {', '.join(trackers)}")
         samples = self.samples_per_step
         files = user_files([Path(self._script.path)], self._modules)
         self.seconds = time.perf_counter() - started
