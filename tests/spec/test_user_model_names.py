@@ -21,6 +21,7 @@ from castwise.spec.user_model import (
     script_command,
     shown_name,
     slow_imports,
+    with_python,
 )
 
 
@@ -235,6 +236,50 @@ def test_a_launcher_is_part_of_the_command(start: str, tmp_path: Path) -> None:
 def test_what_runs_no_script_is_refused(words: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         script_command(words)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        f"#!{sys.executable}",
+        f"#!{sys.executable} -s",
+        "#!/usr/bin/env python3",
+        f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''",
+    ],
+)
+def test_a_console_script_of_this_python_is_a_script(
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "my-train"
+    program.parent.mkdir()
+    program.write_text(f"{first}\nimport my_package\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{Path(sys.executable).parent}")
+    command = script_command(with_python(["my-train", "--lr", "1"]))
+    assert command == "python my-train --lr 1" == shown_name(command)
+    assert locate(command).path == str(program)
+    assert script_command(with_python([str(program)])) == f"python {program}"
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        ("", "no program 'my-train' on the PATH, and no workload"),
+        ("#!/bin/sh", "'my-train' is none of its scripts"),
+        ("#!/other/bin/python3", "'my-train' is none of its scripts"),
+    ],
+)
+def test_a_program_that_this_python_does_not_run_is_refused(
+    first: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if first:
+        (tmp_path / "my-train").write_text(f"{first}\n")
+        (tmp_path / "my-train").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=why):
+        with_python(["my-train", "--lr", "1"])
+    for words in (["python", "x.py"], ["torchrun", "x.py"], ["deepspeed", "x.py"], ["x.py:build"]):
+        assert with_python(words) == words
 
 
 @pytest.mark.parametrize("start", [["python", "-m"], ["torchrun", "--nproc-per-node", "2", "-m"]])

@@ -38,6 +38,8 @@ class HelpCommand(TyperCommand):
             raise UsageError("Nothing follows '--'. Your script does, as in: castwise run -- python train.py")
         ctx.obj = tuple(args)
         options = args[: args.index("--")] if "--" in args else args
+        if "--" in args and any(parameter.name.startswith("workload") for parameter in self.params):
+            args = [*options, "--", *_command(args[len(options) + 1 :])]
         args = ["--help"] if "--help-all" in options else args
         return super().parse_args(ctx, args)
 
@@ -54,6 +56,15 @@ class HelpCommand(TyperCommand):
                     parameter.hidden = is_short
             parameters[-1].help = "Show this message and exit; --help-all shows the options for many machines, too."
         return parameters
+
+
+def _command(words: list[str]) -> list[str]:
+    """Return what follows `--`, unless it is a workload, as a command that begins with Python or a launcher."""
+    from castwise.registry.workloads import known_workload  # it imports pydantic, and help needs none
+    from castwise.spec.user_model import with_python
+
+    is_workload = known_workload(words[0].split(",")[0]) is not None
+    return words if is_workload else with_python(words)
 
 
 class HelpGroup(TyperGroup):

@@ -199,7 +199,7 @@ def script_command(words: Sequence[str]) -> str | None:
     if is_python and words[0] not in ("python", "python3") and not _is_this_python(words[0]):
         raise UsageError(f"castwise runs scripts by its own Python, '{sys.executable}', and not by '{words[0]}'.")
     own, file, _ = _parse_script(shlex.join(named))
-    if not file or not (launcher or file.endswith(".py") or own[-1] in _RUNS_MODULE):
+    if not file or not (launcher or file.endswith(".py") or own[-1] in _RUNS_MODULE or _console_script(file)):
         what = f"'{file}' is no script" if file else "it names no script"
         raise UsageError(f"'{shlex.join(words)}': {what}. Write: castwise run -- python train.py --lr 1e-3")
     refused = _ELSEWHERE.search(f" {shlex.join(own[len(launcher) :])}") if launcher else None
@@ -227,6 +227,39 @@ def _launcher_of(words: Sequence[str]) -> tuple[str, ...]:
 def _is_this_python(program: str) -> bool:
     found = shutil.which(program)
     return found is not None and os.path.realpath(found) == os.path.realpath(sys.executable)
+
+
+def _console_script(name: str) -> Path | None:
+    """Return the file of a program, by its path or on the PATH, that this Python runs; None if there is none."""
+    found = shutil.which(name)
+    if found is None:
+        return None
+    with open(found, "rb") as file:
+        first = _INTERPRETER.match(file.read(1024))
+    program = shutil.which(os.fsdecode(first[1])) if first else None
+    # Environments share their interpreter, and have packages of their own.
+    folders = {os.path.realpath(os.path.dirname(each)) for each in (program or "", sys.executable)}
+    return Path(found) if program is not None and len(folders) == 1 and _is_this_python(program) else None
+
+
+def with_python(words: Sequence[str]) -> list[str]:
+    """Return a command with Python before a console script, as in `trl sft`; any other stays.
+
+    Raises:
+        UsageError: It is no program, or none that this Python runs.
+    """
+    program = _without_folder_and_options(words)[0]
+    launchers = {launcher[0] for launcher in _LAUNCHERS}
+    if program in launchers or program in _OTHER_LAUNCHERS or is_user_model(words[0]):
+        return list(words)
+    if _console_script(words[0]) is not None:
+        return ["python", *words]
+    if shutil.which(words[0]) is None:
+        raise UsageError(f"There is no program '{words[0]}' on the PATH, and no workload of that name.")
+    raise UsageError(
+        f"castwise runs scripts by its own Python, '{sys.executable}', and '{words[0]}' is none of its scripts. "
+        "Install castwise into the environment of that program."
+    )
 
 
 def _parse_script(command: str) -> tuple[list[str], str, list[str]]:
@@ -260,7 +293,10 @@ def _file_of_module(name: str) -> str | None:
 
 def _file_of_script(start: Sequence[str], where: str) -> Path:
     """Return the file that a command's start runs, also if it is named as a module; "." for a module without one."""
-    return Path((_file_of_module(where) or "") if start[-1] in _RUNS_MODULE else where).expanduser()
+    if start[-1] in _RUNS_MODULE:
+        return Path(_file_of_module(where) or "")
+    file = Path(where).expanduser()
+    return file if file.exists() else _console_script(where) or file
 
 
 @functools.cache
