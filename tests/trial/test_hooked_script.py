@@ -126,6 +126,68 @@ while True:
 """
 
 
+# Like tokenizers and h5py, which open files without Python.
+_LIBRARIES_IN_C = """
+import ctypes, types
+libc = ctypes.CDLL(None)
+class Tokenizer:
+    def save(self, path):
+        if libc.creat(path.encode(), 0o644) < 0: raise Exception("No such file or directory (os error 2)")
+tokenizers, h5f = types.ModuleType("tokenizers"), types.ModuleType("h5py.h5f")
+tokenizers.Tokenizer = Tokenizer
+h5f.create = lambda name, flags: min(0, libc.creat(name, 0o644))
+h5f.open = lambda name, flags: min(0, libc.open(name, flags))
+LOADED = {"tokenizers": tokenizers, "h5py.h5f": h5f}
+from importlib.machinery import ModuleSpec, PathFinder
+class Loader:
+    def create_module(self, spec): return LOADED[spec.name]
+    def exec_module(self, module): pass
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *others: ModuleSpec(name, Loader()) if name in LOADED else find(name, *others)
+sys.modules["h5py"] = types.ModuleType("h5py")
+sys.modules["h5py"].__path__ = []
+from tokenizers import Tokenizer
+from h5py import h5f
+"""
+# As accelerate.commands.launch.
+_LAUNCHER = """
+import os, sys
+def prepare_simple_launcher_cmd_env(words): return [sys.executable, *words], os.environ | {"OF_LAUNCHER": words[-1]}
+def simple_launcher(words): raise AssertionError
+def launch_command(words): simple_launcher(words)
+"""
+# A library's training loop, and its layer: only the first may have its autocast switched on.
+_LIBRARY = """
+import torch
+def autocast(enabled): return torch.autocast("cpu", torch.bfloat16, enabled=enabled)
+def train(model, x, amp):
+    with autocast(amp): return model(x)
+def train_off(model, x, amp):
+    with autocast(enabled=False): return model(x)
+class Layer(torch.nn.Linear):
+    amp = False
+    def forward(self, x):
+        with autocast(self.amp): return super().forward(x)
+"""
+_OF_LIBRARY = """
+sys.path.insert(0, "site-packages")
+from of_library import Layer, train, train_off
+seen = []
+w.register_forward_hook(lambda module, args, y: seen.append(y.dtype), prepend=True)
+CALL
+raise ValueError(*seen)
+"""
+_CALLS = {
+    "trainer": "train(w, torch.randn(5, 3), False)",
+    "trainer-off": "train_off(w, torch.randn(5, 3), False)",
+    "layer": """
+w = Layer(3, 1)
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+seen.append(w(torch.randn(5, 3)).dtype)
+""",
+}
+
+
 _EVALUATE = """
 import copy
 class Model(torch.nn.Module):
@@ -405,6 +467,22 @@ os.symlink("one", "runs/latest")
 os.chdir("runs/latest")
 assert torch.load("last.pt") == [1] and open("../../log.txt").read() == "kept+"
 for _ in range(99): step()
+""",
+        "writes-in-c": _LIBRARIES_IN_C
+        + """
+os.mkdir("made")
+for name in ("made/tokenizer.json", "log.txt"):
+    Tokenizer().save(name)
+    assert os.path.getsize(name) == 0
+for name, flags in ((b"made/new.h5", 4), (b"old/a.txt", 2)):
+    assert h5f.create(name, flags=flags) == 0 and os.path.getsize(name) == 0
+assert h5f.open(b"made/new.h5", 0) == h5f.open(b"old/b.txt", 0) == 0 > h5f.open(b"made/other", 0)
+for _ in range(99): step()
+""",
+        "launches-itself": """
+sys.path.insert(0, "site-packages")
+from accelerate.commands.launch import launch_command
+launch_command(["launched.py", "7"])
 """,
         "updates": """
 for _ in range(99):
@@ -733,6 +811,13 @@ for number in range(18):
     for name in ("model.pt", "model.safetensors", "last.pt", "log.txt", "old/a.txt", "old/b.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("kept")
+    check = "assert sys.argv == ['launched.py', os.environ['OF_LAUNCHER']]\n"
+    (folder / "launched.py").write_text(_STEP + check + "for _ in range(99): step()")
+    for part in ("__init__", "commands/__init__", "commands/launch"):
+        file = folder / "site-packages" / "accelerate" / f"{part}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(_LAUNCHER * part.endswith("launch"))
+    (folder / "site-packages" / "of_library.py").write_text(_LIBRARY)
     for name in ("child.py", "package/train.py"):  # which a script starts
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
@@ -842,6 +927,8 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
         "saves",
         "saves-and-loads",
         "writes",
+        "writes-in-c",
+        "launches-itself",
         "observes",
         "calls-twice",
         "subclasses",

@@ -1,11 +1,12 @@
 """Files that a script writes: they lie in a folder of its process, and it sees them where it wrote them.
 
 A command runs a script several times, and some of its processes at the same time. Each finds the user's files as they
-are, and with them what it has written itself. It is done in Python's functions: what a library in C or another program
-opens by itself is opened as always.
+are, and with them what it has written itself. It is done in Python's functions, and in those of some libraries in C and
+Rust that open files themselves: what another library or program opens is opened as always.
 """
 
 import errno
+import functools
 import importlib
 import importlib.util
 import os
@@ -21,9 +22,19 @@ from typing import Any, Self
 
 import torch
 
-from castwise.trial.script.replacing import replaces
+from castwise.trial.script.replacing import on_import, replaces
 
-_KEYWORDS = ("path", "file", "f", "filename", "src", "name", "database")  # how functions name their file
+_KEYWORDS = (
+    "path",
+    "file",
+    "f",
+    "filename",
+    "src",
+    "name",
+    "database",
+    "source",
+    "where",
+)  # how functions name their file
 _CACHES = ("_CACHE", "_CACHE_DIR", "_HOME")  # endings of variables that name a folder for all programs
 _READING = ("stat", "lstat", "access", "readlink", "listxattr", "getxattr", "statvfs", "pathconf")
 _CHANGING = ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr")
@@ -67,13 +78,9 @@ class FileOverlay:
 
     def _replaced(self) -> list[tuple[Any, str, int, Callable[..., Any]]]:
         """Return the functions to replace, each with the index of its path and what is done in its stead."""
-
-        def at(path_of: Callable[[Any], Any]) -> Callable[..., Any]:
-            return lambda call, path, *_, **__: call(path_of(path))
-
         table: list[tuple[Any, str, int, Callable[..., Any]]] = [
-            *((os, name, 0, at(self._visible)) for name in _READING),
-            *((os, name, 0, at(self._changeable)) for name in _CHANGING),
+            *((os, name, 0, _at(self._visible)) for name in _READING),
+            *((os, name, 0, _at(self._changeable)) for name in _CHANGING),
             *((os, name, 0, self._drop_file) for name in ("remove", "unlink")),
             (os, "rmdir", 0, self._drop_empty),
             *((os, name, 0, self._move) for name in ("rename", "replace")),
@@ -84,14 +91,33 @@ class FileOverlay:
             (os, "chdir", 0, self._enter),
             (shutil, "rmtree", 0, self._drop),
             *((importlib.import_module(name), "open", 0, self._open) for name in ("io", "builtins")),
-            (sqlite3, "connect", 0, at(self._database)),
-            *((module, "save", 1, at(self._ready)) for module in (torch, torch.jit)),
-            *((module, "load", 0, at(self._visible)) for module in (torch, torch.jit)),
+            (sqlite3, "connect", 0, _at(self._database)),
+            *((module, "save", 1, _at(self._ready)) for module in (torch, torch.jit)),
+            *((module, "load", 0, _at(self._visible)) for module in (torch, torch.jit)),
         ]
         if importlib.util.find_spec("safetensors") is not None:
             module = importlib.import_module("safetensors.torch")
-            table += [(module, "serialize_file", 1, at(self._ready)), (module, "safe_open", 0, at(self._visible))]
+            table += [(module, "serialize_file", 1, _at(self._ready)), (module, "safe_open", 0, _at(self._visible))]
         return table
+
+    def _replaced_in_libraries(self) -> list[tuple[str, str, int, Callable[..., Any]]]:
+        """Return likewise the functions of libraries that open files in C or Rust, by module and name."""
+        reads, writes = (_at(path_of) for path_of in (self._visible, self._ready))
+        return [
+            ("tokenizers", "Tokenizer.save", 1, writes),
+            ("tokenizers", "Tokenizer.from_file", 0, reads),
+            ("tokenizers.models", "Model.save", 1, writes),
+            ("sentencepiece", "SentencePieceProcessor.LoadFromFile", 1, reads),
+            *(("h5py.h5f", name, 0, self._open_hdf5) for name in ("open", "create")),
+            *(("cv2", name, 0, reads) for name in ("imread", "imreadmulti")),
+            *(("cv2", name, 0, writes) for name in ("imwrite", "imwritemulti")),
+            ("torchvision.io.image", "read_file", 0, reads),
+            ("torchvision.io.image", "write_file", 0, writes),
+            *(("pyarrow", name, 0, self._open) for name in ("OSFile", "memory_map")),
+            ("soundfile", "SoundFile.__init__", 1, self._open),
+            ("pyarrow.parquet", "read_table", 0, reads),
+            ("pyarrow.parquet", "write_table", 1, writes),
+        ]
 
     def _install(self) -> None:
         """Replace functions, also where modules hold them by names of their own."""
@@ -105,6 +131,8 @@ class FileOverlay:
             for supporting in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
                 if original in supporting:
                     supporting.add(new[id(original)])
+        for module_name, path, index, method in self._replaced_in_libraries():
+            on_import(module_name, functools.partial(self._replace_in, path, self._with_path(method, index)))
         replaces(os, "getcwd")(lambda get: get().removeprefix(self._upper) or "/")
         for module in list(sys.modules.values()):
             if isinstance(module, ModuleType):
@@ -112,6 +140,13 @@ class FileOverlay:
                 # Those without a file are the interpreter's own, by which it imports modules.
                 if names.get("__file__") and not str(names.get("__name__")).startswith("castwise"):
                     names.update({name: new[id(value)] for name, value in list(names.items()) if id(value) in new})
+
+    @staticmethod
+    def _replace_in(path: str, function: Callable[..., Any], module: ModuleType) -> None:
+        owner, _, name = path.rpartition(".")
+        found = getattr(module, owner, None) if owner else module
+        if hasattr(found, name):  # in this version
+            replaces(found, name)(function)
 
     def _with_path(self, method: Callable[..., Any], index: int) -> Callable[..., Any]:
         """Return what stands in for a function that has a path among its arguments, at this index or by its name."""
@@ -216,6 +251,11 @@ class FileOverlay:
         is_new = bool(flags & os.O_CREAT) or self._exists(self._full(path))
         return call(self._ready(path, keeps=not flags & os.O_TRUNC) if is_new else self._visible(path))
 
+    def _open_hdf5(self, call: _Call, path: Any, flags: int = 1, *_: Any, **__: Any) -> Any:
+        if flags & 4:  # H5F_ACC_EXCL; 1 is RDWR, 0 RDONLY
+            self._refuse_existing(path)
+        return call(os.fsencode(self._ready(path, keeps=flags == 1) if flags else self._visible(path)))
+
     def _make(self, call: _Call, path: Any, *_: Any, **__: Any) -> Any:
         self._refuse_existing(path)
         return call(self._ready(path))
@@ -291,6 +331,10 @@ class FileOverlay:
                     entries += [_Entry(entry, os.path.join(os.fspath(path), entry.name)) for entry in each]
         by_name = {entry.name: entry for entry in entries}
         return _Entries(by_name[name] for name in self._names(path))
+
+
+def _at(path_of: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda call, path, *_, **__: call(path_of(path))
 
 
 class _Entry:

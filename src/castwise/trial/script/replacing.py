@@ -1,7 +1,11 @@
 """Functions that stand in for torch's for the rest of a script's process."""
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
 
@@ -18,3 +22,33 @@ def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[.
         return function
 
     return install
+
+
+_changes: dict[str, list[Callable[[ModuleType], None]]] = {}  # of modules that were not imported yet
+
+
+def on_import(name: str, change: Callable[[ModuleType], None]) -> None:
+    """Change a module, now or as soon as it is imported."""
+    if name in sys.modules:
+        change(sys.modules[name])
+        return
+    if not _changes:
+        sys.meta_path.insert(0, _Finder())
+    _changes.setdefault(name, []).append(change)
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        changes = _changes.get(name)
+        spec = PathFinder.find_spec(name, path, target) if changes else None
+        if not changes or spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            for change in changes:
+                change(sys.modules[name])  # it may have put another in its place
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

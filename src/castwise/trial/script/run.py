@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from multiprocessing import util
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -47,6 +48,7 @@ from castwise.trial.script.autocast import note_own_precision
 from castwise.trial.script.file_overlay import FileOverlay
 from castwise.trial.script.hooks import ScriptHooks
 from castwise.trial.script.precision import ScriptPrecision
+from castwise.trial.script.replacing import on_import, replaces
 from castwise.trial.script.techniques import ScriptTechniques
 from castwise.trial.steady_run import SETTLED_WINDOWS, WINDOW_SECONDS, settled
 from castwise.trial.step import count_dtypes, describe_optimizer
@@ -191,6 +193,7 @@ class ScriptRun:
                 ScriptTechniques(self._techniques, self._device),
                 self._after_step,
             )
+            on_import("accelerate.commands.launch", _launch_here)
             if script.name:
                 runpy.run_module(script.name, run_name="__main__", alter_sys=True)
             else:
@@ -718,6 +721,24 @@ def _num_graphs() -> int:
     """Return how many graphs torch.compile has compiled in this process."""
     module = sys.modules.get("torch._dynamo.utils")
     return 0 if module is None else module.counters["stats"]["unique_graphs"]
+
+
+def _launch_here(module: ModuleType) -> None:
+    """Let the one process that Accelerate's launcher would start be this one: `trl sft` calls it for its own script."""
+
+    @replaces(module, "simple_launcher")
+    def launch(start: Any, arguments: Any) -> None:
+        (program, *words), environment = module.prepare_simple_launcher_cmd_env(arguments)
+        if program != sys.executable:
+            start(arguments)
+            return
+        os.environ.update(environment)
+        if "OMP_NUM_THREADS" in environment:  # torch has read it by now
+            torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+        is_module = words[0] == "-m"
+        sys.argv = words[is_module:]
+        sys.path.insert(0, os.getcwd() if is_module else os.path.dirname(words[0]))
+        (runpy.run_module if is_module else runpy.run_path)(sys.argv[0], run_name="__main__")
 
 
 def extra_work(seconds: Sequence[float]) -> tuple[int, list[int]]:

@@ -1,17 +1,13 @@
 """Experiment trackers of a script, off or in a scratch folder: castwise starts the script several times."""
 
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from castwise.registry.trackers import OF_ONE_STORE, TRACKER_MODES, TRACKER_PLACES
-from castwise.trial.script.replacing import replaces
+from castwise.trial.script.replacing import on_import, replaces
 
 
 def switch_off(parent: Path) -> None:
@@ -33,30 +29,4 @@ def switch_off(parent: Path) -> None:
         def of_scratch(make: Any, client: Any, *_: Any, **__: Any) -> None:
             make(client)
 
-    if "mlflow" in sys.modules:
-        ignore_server(sys.modules["mlflow"])
-    else:
-        sys.meta_path.insert(0, _Finder("mlflow", ignore_server))
-
-
-class _Finder(MetaPathFinder):
-    """Changes a module as soon as it is imported."""
-
-    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
-        self._name, self._change = name, change
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        self._name = ""  # once is enough
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self._change(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    on_import("mlflow", ignore_server)
