@@ -17,7 +17,7 @@ from fake_engine import (
 )
 from fake_gpu import fake_gpu_facts, fake_reading
 
-from castwise.analysis.causes import Diagnosis, diagnose, try_line
+from castwise.analysis.causes import Diagnosis, diagnose, left_out_of, try_line
 from castwise.analysis.model_flops import model_flops_per_second
 from castwise.analysis.result_table import rows_of_steps
 from castwise.records.schema import GpuCounters, StepFlops, Trial
@@ -346,6 +346,14 @@ def test_what_a_script_computes_with_others_operators_is_named_with_its_share() 
         step(classes=FULL, products={}, profile={"flops": StepFlops(missing="too odd")}, sm_share=0.9)
     ).missing
     assert line.endswith("from the peak: too odd")
+
+
+def test_a_precision_that_is_the_script_as_written_is_listed() -> None:
+    written = step("as-written", FULL, user_model=UserModel(kind="script", path="train.py", name=""))
+    (found,) = left_out_of([written.spec], [written], ["default", "as-written"])
+    assert (found.spec.precision, found.status) == ("default", "as-written")
+    assert found.reason == "the script computes so as it is"
+    assert left_out_of([step().spec], [step()], ["bf16-mixed", "default"]) == []
 
 
 def test_a_script_with_autocast_that_the_device_emulates_is_told() -> None:

@@ -25,7 +25,7 @@ from castwise.errors import UsageError
 from castwise.records.schema import KernelTime, Trial
 from castwise.registry.gpus import find_gpu_model, peak
 from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, KernelClass, format_of
-from castwise.registry.precisions import BASELINE, DEFAULT, find_precision, is_same_as_fp32, why_emulated
+from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, find_precision, is_same_as_fp32, why_emulated
 from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join
 from castwise.spec.loss_scale import is_dynamic
@@ -377,7 +377,8 @@ def diagnose(
     return [Diagnosis(row, groups[group_of(row.trial)], typed) for row in timed]
 
 
-def left_out_of(specs: Sequence[TrialSpec], trials: Sequence[Trial]) -> list[LeftOut]:
+def left_out_of(specs: Sequence[TrialSpec], trials: Sequence[Trial], asked: Sequence[str] = ()) -> list[LeftOut]:
+    """Return what was not timed, of the specs and of the precisions that a user asked for."""
     trial_of = {trial.spec.configuration: trial for trial in trials}
     timed = {trial.spec.configuration for trial in trials if was_timed(trial)}
     found = []
@@ -387,6 +388,10 @@ def left_out_of(specs: Sequence[TrialSpec], trials: Sequence[Trial]) -> list[Lef
             found.append(LeftOut(spec, "not measured", "no time was left for it"))
         elif spec.configuration not in timed:
             found.append(LeftOut(spec, trial.status, trial.message))
+    names = dict.fromkeys(find_precision(name).name for name in asked if specs[0].is_script)
+    for name in [name for name in names if name not in {each.precision for each in specs}]:
+        spec = specs[0].model_copy(update={"precision": name})
+        found.append(LeftOut(spec, AS_WRITTEN, "the script computes so as it is"))
     return found
 
 

@@ -48,7 +48,7 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
         job, trials = search(options, progress, prepare_profiles, announce)
     typed = read_line(output.words, WhyOptions, WhyPrintOptions)
     found = diagnose(rows_of_steps(trials), typed=typed)
-    left_out = left_out_of(job.specs, trials)
+    left_out = left_out_of(job.specs, trials, options.precisions or ())
     if output.verbose:
         say_logs(trials)
     verbose = output.verbose or output.format == "markdown"
