@@ -633,6 +633,8 @@ for _ in range(9): step()
         "low bf16-true": _LOW.replace("RAISES", "True"),
         "quantised fp32": _QUANTISED.replace("FROZEN", "False"),
         "frozen fp32": _QUANTISED.replace("FROZEN", "True"),
+        "frozen fp16-master": _QUANTISED.replace("FROZEN", "True"),
+        "adapted fp16-master": _QUANTISED.replace("FROZEN", "True").replace("torchao.float8", "own"),
         "frozen bf16-mixed": _QUANTISED.replace("FROZEN", "True"),
         "sharded fp32": "w.mixed_precision = torch.distributed.fsdp.MixedPrecision(torch.bfloat16)\nstep()",
         "two-losses fp16-mixed": _GRADIENTS.replace("99", "9").replace(
@@ -863,6 +865,8 @@ for number in range(18):
             "unsupported: in-phases.py took 2 steps of its first optimizer, and then 9 of others, which do not count",
         ),
         ("doubles fp32", "unsupported: doubles.py:9 trains weights in float64, which castwise does not change"),
+        ("frozen fp16-master", "unsupported: a model with torchao's Float8Linear cannot be given masters"),
+        ("adapted fp16-master", "unsupported: the script's frozen weights are in bfloat16, and would be in float16"),
         ("wide bf16-true", "unsupported: the script trains weights in float32. Give it model.to(torch.bfloat16)"),
         ("clamps bf16-master", "unsupported: the script changes its weights during a step, which masters do not see"),
         ("two bf16-master", "unsupported: masters are for one optimizer; the script steps Adam, too"),

@@ -105,8 +105,8 @@ def test_weights_in_16_bits_are_trained_as_if_the_script_had_made_them_in_float3
 @pytest.mark.parametrize(
     ("way", "words"),
     [
-        ("kept", "the script begins to train weights in bfloat16, by low.py:50, after its optimizer has them"),
-        ("mixes", "the script's weights are in bfloat16 by low.py:50, and with float32 in their places it fails"),
+        ("kept", "the script begins to train weights in bfloat16, by low.py:51, after its optimizer has them"),
+        ("mixes", "the script's weights are in bfloat16 by low.py:51, and with float32 in their places it fails"),
     ],
 )
 def test_a_script_that_mixes_types_is_told_where_its_weights_got_theirs(logs, way, words):

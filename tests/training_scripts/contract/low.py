@@ -6,6 +6,7 @@ optimizer is made. With --way kept the script unfreezes that layer later; with -
 """
 
 import copy
+import pickle
 from contextlib import nullcontext
 
 import torch
@@ -87,6 +88,8 @@ for step in STEPS:
     with torch.no_grad():
         for mean, weight in zip(averaged.parameters(), model.parameters(), strict=True):
             mean.lerp_(weight, 0.1)
+    with torch.no_grad():  # as a checkpoint of the whole model has it
+        pickle.loads(pickle.dumps(copy.deepcopy(model)))(cast(x), more=cast(torch.ones(1)))
     if way == "kept" and step == 2:
         model.into.frozen.requires_grad_(True)
     log(loss, sum(weight.double().sum() for weight in averaged.parameters()))

@@ -109,6 +109,7 @@ class ScriptHooks:
         self._is_elsewhere = False  # whether this is a process that the script has forked
         os.register_at_fork(after_in_child=lambda: setattr(self, "_is_elsewhere", True))
         self._model_hooks: list[RemovableHandle] = []
+        self._input_hooks: list[RemovableHandle] = []
         _installed.append(self)
         self._finders = [register_module_forward_pre_hook(hook) for hook in (_find_model, _widen_inputs)]
         untraced: Any = torch.compiler.disable  # a script that compiles its step would compile it anew after each
@@ -126,7 +127,9 @@ class ScriptHooks:
         for finder in self._finders:
             finder.remove()
         self._is_looking = False
-        self.precision.stop_looking()
+        self.precision.stop_checking()
+        for hook in self._input_hooks if not self.precision.weights.has_cast else ():
+            hook.remove()
         row, is_counted = self.precision.row, self._trained_on["loader"][0]  # else by the model's calls
         if row.autocast_dtype is None and not row.master_weights and is_counted:
             for hook in self._model_hooks:
@@ -189,7 +192,7 @@ class ScriptHooks:
     def widen_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Cast the inputs of a model's first calls, before it has a hook of its own."""
         is_outermost = id(module) not in self._known or any(module is model for model in self.models)
-        return self.precision.weights.widen_inputs(module, args, kwargs) if is_outermost else None
+        return self.precision.weights.widen_inputs(args, kwargs) if is_outermost else None
 
     def _take_model(self, module: nn.Module, *, is_scripted: bool) -> None:
         """Hook a model that the script trains, and change it as the precision and the techniques want."""
@@ -200,6 +203,9 @@ class ScriptHooks:
         self.models.append(module)
         if is_scripted:
             return
+        if self.precision.weights.has_widened(module):
+            hook = module.register_forward_pre_hook(_widen_inputs, prepend=True, with_kwargs=True)
+            self._input_hooks.append(hook)
         takes_hooks = module._compiled_call_impl is None  # else they would be compiled
         if takes_hooks:
             self._model_hooks.append(module.register_forward_pre_hook(_enter_model, with_kwargs=True))
@@ -347,7 +353,7 @@ class ScriptHooks:
             self.enter_model(module, args)
         elif self._is_looking:
             self.find_model(module, args)
-        args, kwargs = self.precision.weights.widen_inputs(module, args, kwargs) or (args, kwargs)
+        args, kwargs = self.precision.weights.widen_inputs(args, kwargs) or (args, kwargs)
         return self._leave_after(module, compiled, args, kwargs)
 
     def _leave_after(self, module: nn.Module, compiled: Any, args: Any, kwargs: Any) -> Any:

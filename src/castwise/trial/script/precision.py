@@ -204,9 +204,8 @@ class ScriptPrecision:
             self.scaling.scale_again()
             self._masters.take_out()
 
-    def stop_looking(self) -> None:
-        """Compare weights with their masters no more, and look at no further calls."""
-        self.weights.stop_looking()
+    def stop_checking(self) -> None:
+        """Compare weights with their masters no more."""
         if self._masters is not None:
             self._masters.is_checked = False
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from castwise.apply.pytree import tree_map_tensors, tree_tensors
@@ -40,8 +39,7 @@ class ScriptWeights:
         self._is_kept = row.name == AS_WRITTEN or row.name in TRUE_PRECISIONS
         self._made: Any = WeakTensorKeyDictionary()  # the type of each weight, and the script's line that gave it that
         self._widened: Any = WeakTensorKeyDictionary()  # the type that each had
-        self._hooks: list[RemovableHandle] = []
-        self._has_cast = False  # whether the script calls its model with 16 bits
+        self.has_cast = False  # whether the script calls its model with 16 bits
         self._teacher = ""  # what keeps 16 bits
         self._updates: Updates | None = None  # of the step that is under way
         self._rate: float | None = None
@@ -55,7 +53,7 @@ class ScriptWeights:
         if not self._widened:
             return ()
         found = [f"its weights, in {self._origin}, are trained in float32"]
-        found += ["what its model is called with is cast from 16 bits to float32"] if self._has_cast else []
+        found += ["what its model is called with is cast from 16 bits to float32"] if self.has_cast else []
         return (*found, *([self._teacher] if self._teacher else []))
 
     @property
@@ -110,6 +108,11 @@ class ScriptWeights:
     def check_masters(self, model: nn.Module) -> None:
         if found := next(filter(_is_of_others, model.modules()), None):
             raise TechniqueError(f"a model with {_kind(found)} cannot be given masters from outside")
+        for weight in model.parameters():
+            if weight.dtype in HALVES and _name(weight.dtype) != self._row.param_dtype:
+                raise TechniqueError(
+                    f"the script's frozen weights are in {_name(weight.dtype)}, and would be in {self._row.param_dtype}"
+                )
 
     def prepare_model(self, model: nn.Module) -> bool:
         """Widen the buffers of a model with widened weights, as casting it does, but for parts that are frozen.
@@ -133,24 +136,19 @@ class ScriptWeights:
         return True
 
     def take_model(self, model: nn.Module) -> None:
-        """Prepare a model that is trained, and cast what it is called with from now on."""
+        """Widen a model that is trained."""
         self.widen(model.parameters())
-        if self.prepare_model(model) and not isinstance(model, torch.jit.ScriptModule):
-            self._hooks.append(model.register_forward_pre_hook(self.widen_inputs, prepend=True, with_kwargs=True))
+        self.prepare_model(model)
 
-    def widen_inputs(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    def widen_inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Return what a model with widened weights is called with, as it would be without casts to 16 bits."""
         if not any(tensor.dtype in HALVES for tensor in tree_tensors((args, kwargs))):
             return None
-        self._has_cast = True
+        self.has_cast = True
         found: tuple[Any, Any] = tree_map_tensors(
             lambda each: each.float() if each.dtype in HALVES else each, (args, kwargs)
         )
         return found
-
-    def stop_looking(self) -> None:
-        for hook in self._hooks if not self._has_cast else ():
-            hook.remove()
 
     def keep_teacher(self, module: nn.Module) -> None:
         """Note a module in 16 bits that no optimizer trains."""
