@@ -264,10 +264,11 @@ def test_what_a_script_trains_in_as_written_is_a_sentence(trial: Trial, expected
 def test_updates_that_weights_in_16_bits_lose_are_a_sentence() -> None:
     trial = written(**LOW)
     assert trial.facts is not None
-    lost = LostUpdates(share=0.4, module="norm", module_share=1.0, learning_rate=2e-5)
+    lost = LostUpdates(share=0.4, weight="norm.weight", weight_share=1.0, learning_rate=2e-5)
     update = {"lost_updates": lost, "optimizer": "AdamW(lr=2e-05)"}
     said = written_in_words(trial.model_copy(update={"facts": trial.facts.model_copy(update=update)}))
-    assert said.endswith("A step of AdamW at a learning rate of 2e-05 leaves 40 % of them as they are, of norm 100 %.")
+    seen = "A step of AdamW at a learning rate of 2e-05 leaves 40 % of them as they are, of norm.weight 100 %."
+    assert said.endswith(seen)
 
 
 def test_a_script_s_own_precision_is_not_undecided() -> None:

@@ -914,7 +914,7 @@ def test_weights_in_16_bits_are_trained_in_float32_as_by_hand(answers, precision
 def test_what_a_script_with_weights_in_16_bits_loses_is_measured(answers):
     own, _, lost = json.loads(answers["loses own none"])
     assert own == {"weights bfloat16": ["loses.py:11"]}
-    assert (lost["module"], lost["module_share"], lost["learning_rate"]) == ("1", 1.0, 1e-3)
+    assert (lost["weight"], lost["weight_share"], lost["learning_rate"]) == ("1.weight", 1.0, 1e-3)
     assert 0 < lost["share"] < 1
 
 

@@ -248,7 +248,7 @@ def written_in_words(trial: Trial) -> str:
         said.append(f"Your script already trains in {name}{at and f' ({at})'}.")
     if lost is not None:
         rate = "" if lost.learning_rate is None else f" at a learning rate of {lost.learning_rate:g}"
-        most = f", of {lost.module} {format_share(lost.module_share)}" if lost.module_share > lost.share else ""
+        most = f", of {lost.weight} {format_share(lost.weight_share)}" if lost.weight_share > lost.share else ""
         said.append(f"A step of {_optimizer(facts)}{rate} leaves {format_share(lost.share)} of them as they are{most}.")
     if frozen := _own(facts, _FROZEN):
         said.append(f"Its frozen weights stay in {' and '.join(frozen)} in every precision.")

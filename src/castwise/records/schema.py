@@ -150,8 +150,8 @@ class LostUpdates(FrozenModel):
     """The share of weights in 16 bits, with gradients that are not 0, that a step of a script as written left as is."""
 
     share: float
-    module: str  # of those whose own weights they are, the one that has the largest share
-    module_share: float
+    weight: str  # the tensor that has the largest share
+    weight_share: float
     learning_rate: float | None  # of that step, the highest
 
 

@@ -212,10 +212,10 @@ class ScriptWeights:
         updates, self._updates = self._updates, None
         if updates is None or not updates.are_finite:
             return
-        named = [(name, part) for model in models for name, part in model.named_modules()]
-        shares = [(updates.lost_share(part.parameters(recurse=False)), name or "(model)") for name, part in named]
+        named = [pair for model in models for pair in model.named_parameters()]
+        shares = [(updates.lost_share([weight]), name) for name, weight in named]
         most, name = max(shares, key=lambda pair: pair[0], default=(0.0, ""))
-        self.lost = LostUpdates(share=updates.lost_share(), module=name, module_share=most, learning_rate=self._rate)
+        self.lost = LostUpdates(share=updates.lost_share(), weight=name, weight_share=most, learning_rate=self._rate)
 
     def _note_types(self) -> None:
         """Note the script's lines that give weights another type than float32."""
