@@ -119,7 +119,11 @@ class ScriptAutocast:
                 names_half=dtype in HALVES,
                 made=(region._enabled, region.fast_dtype),
                 is_scripts=module.startswith(_FRAMEWORKS) or (bool(sites) and is_own(sites[0][0].co_filename)),
-                is_trainers=not module.startswith(("torch.", *_FRAMEWORKS)) and not self.is_on and not _is_in_module(),
+                is_trainers=not region._enabled
+                and self._dtype is not None
+                and not torch.is_autocast_enabled(self._device_type)  # else it takes time in each layer
+                and not module.startswith(("torch.", *_FRAMEWORKS))
+                and not _is_in_module(),
                 is_of_function=bool(sites) and sites[0][0].co_name in _OF_FUNCTIONS and module.startswith("torch."),
                 sites=sites,
             )
