@@ -546,6 +546,8 @@ for _ in range(3): step()
         "writes measure as-written": endings["writes"],
         "loses own none": _LOW.replace("RAISES", "False"),
         "adapter own none": _QUANTISED.replace("FROZEN", "True"),
+        "ends-early measure as-written": "for _ in range(40): step()",
+        "ends-at-once measure as-written": "for _ in range(9): step()",
         "short-batch count as-written": """
 data = DataLoader(torch.randn(12, 3), batch_size=8)
 while True:
@@ -950,6 +952,14 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
 
 
 def test_samples_are_those_that_the_timed_steps_trained_on(answers):
+    early = re.fullmatch(
+        r"(\d+) steps, 0 skipped; it ends after 40 steps: \1 of them .*", answers["ends-early measure as-written"]
+    )
+    assert early
+    assert 20 <= int(early[1]) <= 37
+    assert (
+        "ends-at-once.py took 9 steps: too few to time any after warm-up." in answers["ends-at-once measure as-written"]
+    )
     assert answers["short-batch count as-written"] == "6 a step; "
     assert answers["iterates count as-written"] == "4 a step; "
     assert answers["counts-graphs count as-written"] == "5 a step; "

@@ -241,9 +241,9 @@ def _combine_missing(each: Mapping[str, Mapping[str, str]], unreadable: Mapping[
     return combined
 
 
-def unwatched(count: int) -> list[TelemetrySummary]:
-    """Return an empty reading for each epoch that an earlier process of the same trial ran."""
-    return [TelemetrySummary(seconds=0.0, missing={"gpu": "an earlier process ran this epoch"})] * count
+def unwatched(count: int, why: str = "an earlier process ran this epoch") -> list[TelemetrySummary]:
+    """Return an empty reading for each epoch, or block, that ran before anything was read."""
+    return [TelemetrySummary(seconds=0.0, missing={"gpu": why})] * count
 
 
 def telemetry_note(

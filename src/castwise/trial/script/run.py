@@ -55,6 +55,7 @@ from castwise.trial.step import count_dtypes, describe_optimizer
 from castwise.trial.user_model.source import digest, is_users, user_files
 
 _LIMIT_SHARE = 0.9  # of the time that the parent waits for an answer
+_LEAST_WINDOW = WINDOW_SECONDS / 2  # of warm-up that shows whether the step time has settled; chosen here
 _GRACE_SECONDS = 1.0  # for the step in flight when an order's time is up
 _FIRST_NOTE_SECONDS = 10.0  # of waiting for a script's steps, after which a line says so; each next one after as many
 _END_SECONDS = 2.0  # for the `finally` blocks of a stopped script; a parent waits longer for its process
@@ -74,6 +75,9 @@ _MOST_EXTRA_STEPS = 0.35  # of all steps; chosen here
 _MOST_STRETCH_SECONDS = 10.0  # in which a whole period is timed; chosen here
 _SEVERAL_PERIODS_SECONDS = 3.0  # in which several are, so that each block has one; chosen here
 _MOST_SECONDS_LOOKED = 5.0  # after the first step, for what came before it to come again, if that was brief
+# Of a script that ends before it is timed, steps of warm-up are: so many after so many others, in so many blocks.
+# Source: chosen here.
+_FEWEST_STEPS, _COLD_STEPS, _SHORT_BLOCKS = 8, 3, 5
 _INSPECTED_STEPS = 2  # what precedes the first may look at a batch, so the second shows how many samples a step has
 
 
@@ -301,14 +305,20 @@ class ScriptRun:
         return time.perf_counter()
 
     def carry_out(
-        self, order: Order, limit_seconds: float = math.inf, on_note: Callable[[str], None] | None = None
+        self,
+        order: Order,
+        limit_seconds: float = math.inf,
+        on_note: Callable[[str], None] | None = None,
+        *,
+        may_end: bool = False,
     ) -> list[Moment]:
         """Let the script go on until an order is over, its time is up, or the script has ended; return its moments.
 
         `on_note` receives a line on what is waited for, now and then.
 
         Raises:
-            BaseException: What the script raised, if it took no step of the order.
+            BaseException: What the script raised, if it took no step of the order. To end well is nothing to raise if
+                it `may_end`.
         """
         if self.ending is None:
             self._orders.put(order)
@@ -328,7 +338,7 @@ class ScriptRun:
             order.is_over.wait(_GRACE_SECONDS)
         moments, ending = list(order.moments), self.ending
         has_exited = isinstance(ending, SystemExit) and not ending.code
-        if ending is not None and not (moments and has_exited):
+        if ending is not None and not ((moments or may_end) and has_exited):
             self._raise_ending(ending)
         return moments
 
@@ -440,6 +450,7 @@ class ScriptTrial:
         self._own_precision: dict[str, list[str]] = {}
         self._notes: list[str] = []
         self._between: WorkBetweenSteps | None = None
+        self._warm_up: list[Moment] = []
 
     @property
     def _hooks(self) -> ScriptHooks:
@@ -495,21 +506,23 @@ class ScriptTrial:
             nonlocal has_settled
             if not moments:
                 return 1
-            windows = [
-                (after.time - before.time) / (after.num_steps - before.num_steps)
-                for before, after in itertools.pairwise(moments)
-            ]
-            has_settled |= settled(windows)
+            pairs = [(after.time - before.time, before, after) for before, after in itertools.pairwise(moments)]
+            windows = [seconds / (after.num_steps - before.num_steps) for seconds, before, after in pairs]
+            has_settled |= settled(
+                [each for each, pair in zip(windows, pairs, strict=True) if pair[0] >= _LEAST_WINDOW]
+            )
             is_out_of_time = time.perf_counter() - started >= protocol.warm_up_seconds
             is_enough = moments[-1].num_steps >= protocol.warm_up_steps and bool(windows)
             is_as_asked = is_enough and protocol.num_steps is not None
             if is_as_asked or (is_enough and (has_settled or is_out_of_time) and not self._waits_for_more_work()):
                 return None
             wanted = max(1, round(WINDOW_SECONDS / windows[-1])) if windows else 1
+            wanted = min(wanted, moments[-1].num_steps)  # it may be a short script
             return wanted if is_enough else min(wanted, max(1, protocol.warm_up_steps - moments[-1].num_steps))
 
         moments = self.run.carry_out(Order(next_mark), self._limit_seconds)
-        if len(moments) < 2 or self.run.ending is not None:
+        self._warm_up = moments
+        if len(moments) < 2 or (self.run.ending is not None and not self._timed_in_warm_up()):
             others = self._hooks.steps_of_others
             # A second optimizer of the same loop takes one.
             whose = f" of its first optimizer, and then {others} of others, which do not count" if others > 2 else ""
@@ -524,7 +537,8 @@ class ScriptTrial:
         self._hooks.stop_looking()
         self.run.ranks.stop_looking()
         self._warm_up_peak = self.run.memory.peak_allocated()
-        self.run.memory.reset_peak()
+        if self.run.ending is None:
+            self.run.memory.reset_peak()
         hooks, num_ranks = self._hooks, self.run.ranks.num_ranks
         hooked = [f"model {type(model).__name__}" for model in hooks.models]
         hooked += [f"optimizer {type(optimizer).__name__}" for optimizer in hooks.stepped]
@@ -559,21 +573,30 @@ class ScriptTrial:
         lengths, have_as_much = self._plan_blocks(num_blocks, block_seconds)
         marks = (1, lead_in - 1, *lengths, None)
         order = Order(lambda moments: marks[len(moments)], synchronised=False)
-        moments = self.run.carry_out(order, self._limit_seconds)
+        moments = self.run.carry_out(order, self._limit_seconds, may_end=True)
         # If the time is up before the steps that lead in are done, they are what was measured.
         moments = moments[1:] if len(moments) > 2 or self.run.ending is not None else moments
-        if len(moments) < 2:
+        is_short = self.run.ending is not None and _num_steps(moments) < _FEWEST_STEPS
+        if is_short and (earlier := self._timed_in_warm_up()):
+            moments, lead_in, have_as_much = earlier, 0, False
+            self._notes.append(
+                f"it ends after {self.run.num_steps} steps: {_num_steps(moments)} of them were timed, as soon as "
+                f"{moments[0].num_steps} had been taken, in which their time may not have settled"
+            )
+        elif len(moments) < 2:
             raise UsageError(
                 f"{self.run.name} ended, or its time was up, before any block of steps was timed. Let it "
                 f"train for longer, or {self._shorter('take fewer --steps')}."
             )
-        if len(moments) <= len(lengths):
+        elif len(moments) <= len(lengths):
             self._notes.append(
                 f"the script ended, or its time was up, after {len(moments) - 1} of {len(lengths)} blocks"
             )
         if self._spec.device_type == "cuda":
             torch.cuda.synchronize(self._spec.device)
-        has_extra = self._note_work_between(moments[-1].num_steps - moments[0].num_steps)
+        has_extra = self._note_work_between(
+            (self.run.num_steps if is_short else moments[-1].num_steps) - moments[0].num_steps
+        )
         marked = moments if have_as_much or not has_extra else [moments[0], moments[-1]]
         blocks = tuple(
             self._block(before, after, lead_in_steps=0 if before is not moments[0] else lead_in)
@@ -618,6 +641,19 @@ class ScriptTrial:
                 timed_share=timed,
             )
         return bool(inside)
+
+    def _timed_in_warm_up(self) -> list[Moment]:
+        """Return the bounds of blocks among the steps of warm-up, after the first ones; none if they are too few."""
+        moments = self._warm_up
+        cold = max(_COLD_STEPS, moments[0].num_steps + self._hooks.num_prefetched) if moments else 0
+        warm = [moment for moment in moments if moment.num_steps >= cold]
+        if _num_steps(warm) < _FEWEST_STEPS:
+            return []
+        bounds = warm[:1]
+        for moment in warm:
+            if moment.num_steps - bounds[-1].num_steps >= _num_steps(warm) // _SHORT_BLOCKS:
+                bounds.append(moment)
+        return bounds
 
     def _plan_blocks(self, num_blocks: int, block_seconds: float) -> tuple[list[int], bool]:
         """Return the steps of each block, and whether each has as much of the work that comes with some steps only."""
@@ -721,6 +757,10 @@ def _num_graphs() -> int:
     """Return how many graphs torch.compile has compiled in this process."""
     module = sys.modules.get("torch._dynamo.utils")
     return 0 if module is None else module.counters["stats"]["unique_graphs"]
+
+
+def _num_steps(moments: Sequence[Moment]) -> int:
+    return moments[-1].num_steps - moments[0].num_steps if moments else 0
 
 
 def _launch_here(module: ModuleType) -> None:
