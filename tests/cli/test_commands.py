@@ -92,13 +92,25 @@ def test_an_interrupt_leaves_what_was_measured_and_says_how_to_go_on(command: Co
     # Session 1 looks at the machine, 2 and 3 are the first round, 4 and 5 the second.
     arguments = ("resnet50", "--precision", "fp32,tf32", "--rounds", "2")
     done = command.run(*arguments, engine=FakeEngine(faults={"#5": Fault("interrupt", phase)}))
-    assert (done.code, done.out) == (INTERRUPTED, "")
+    assert done.code == INTERRUPTED
+    assert [line.split()[0] for line in done.out.splitlines()[2:4]] == ["fp32", "tf32"], (
+        "the table of what was measured"
+    )
     assert done.error_lines[-1] == GOES_ON.format(command.results)
     assert "Traceback" not in done.err
+    assert "Not measured" not in done.err
     assert configurations(command.results) == [("fp32", 0), ("tf32", 0)]
     rest = command.run(*arguments)
     assert rest.code == 0
     assert {(spec.precision, spec.repeat) for spec in rest.engine.measured} == {("fp32", 1), ("tf32", 1)}
+
+
+def test_an_interrupt_names_what_was_not_measured(command: CommandLine) -> None:
+    command.run("resnet50", "--precision", "fp32,tf32", "--rounds", "1")
+    more = ("--precision", "fp32,tf32,bf16-mixed", "--rounds", "1")
+    done = command.run("resnet50", *more, engine=FakeEngine(faults={"bf16-mixed": Fault("interrupt")}))
+    assert done.code == INTERRUPTED
+    assert "Not measured: bf16-mixed, as you interrupted." in done.err
 
 
 def test_an_interrupt_before_the_first_record_says_so(command: CommandLine) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import random
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -346,6 +347,30 @@ def test_a_budget_that_ends_before_all_are_timed_leaves_out_the_last(
     (line,) = notes.lines
     assert [name for name in NAMES if name in line] == list(NAMES[num_measured:])
     assert clocked.num_open == 0
+
+
+class StuckSession(FakeSession):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.has_closed = threading.Event()
+
+    def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
+        super().set_up(spec, checkpoint)
+        if spec.precision == "fp16-mixed":
+            self.has_closed.wait()
+            raise TrialFailedError("crashed", "its process has ended (fake)")
+
+    def close(self) -> None:
+        super().close()
+        self.has_closed.set()
+
+
+def test_a_set_up_that_lasts_beyond_the_budget_is_given_up() -> None:
+    made = Noisy(session_class=StuckSession)
+    compared = compare(made, budget_seconds=1.0)
+    assert compared.ending == "budget"
+    assert {trial.spec.precision for trial in compared.trials} == {"fp32"}, "it took the time of the other, too"
+    assert made.num_open == 0
 
 
 @pytest.mark.parametrize(

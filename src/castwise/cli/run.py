@@ -1,6 +1,6 @@
 """`castwise run`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from castwise.analysis.energy import Prices
     from castwise.orchestrator.job import Job
     from castwise.orchestrator.machine import FindMachine
+    from castwise.records.schema import Trial
     from castwise.show.progress import LiveProgress
 
 EXAMPLES = """\
@@ -64,7 +65,10 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     from castwise.show.run_report import present
     from castwise.spec.typed import read_line
 
+    jobs: list[Job] = []  # as it has begun
+
     def begin(job: "Job") -> None:
+        jobs[:] = [job]
         if prices and job.specs and job.specs[0].device_type == "cpu":
             raise UsageError("Prices are for GPUs, and this is a CPU. Leave --price-kwh and --price-gpu-hour out.")
         announce(job)
@@ -80,18 +84,31 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
         nodes: AbstractContextManager[object] | None = None,
     ) -> int:
         """Measure on this machine, let other nodes go, print the answer, and return the exit code."""
-        with nodes or nullcontext():
-            job, trials = search(options, progress, prepare, begin, find_machine)
+        try:
+            with nodes or nullcontext():
+                job, trials = search(options, progress, prepare, begin, find_machine)
+        except KeyboardInterrupt:
+            if progress.trials:
+                shown = {trial.spec.precision for trial in progress.trials}
+                left = dict.fromkeys(spec.precision for spec in jobs[0].specs if spec.precision not in shown)
+                answer(jobs[0], progress.trials)
+                if left:
+                    say(f"Not measured: {', '.join(left)}, as you interrupted.")
+            raise
+        answer(job, trials)
+        return exit_code(trials)
+
+    def answer(job: "Job", trials: "Sequence[Trial]") -> None:
         typed = read_line(output.words, RunOptions, ManyMachinesOptions, RunPrintOptions)
         rows, advice = answer_of(job, trials, typed)
         shown = present(rows, advice, prices, wide=output.wide, verbose=output.verbose)
         show(output.format, shown, next_step(options.results, len(rows)))
         if output.verbose:
             say_logs(trials)
-        return exit_code(trials)
 
     prices = output.prices
     with measuring(options, output) as progress:
+        progress.keeps_table = False  # the answer has it, if it is interrupted, too
         if machines == ManyMachinesOptions() and options.nodes_per_trial is None:
             return measure(options)
         if machines.on is not None and prices:

@@ -68,6 +68,7 @@ _PROBE = {"warm_up_steps": 3, "warm_up_seconds": 0.3}
 # The share of a budget that is for a script's first steps, and for rounds, however long imports took: without any time
 # nothing can be compared.
 _LEAST_OF_BUDGET = 0.5
+_LEAST_AFTER_LOOK = 0.05  # of a script that has taken its first steps
 
 # What `castwise why` explains without other wishes, and how many steps of each it profiles.
 _EXPLAINED = ("default", "fp32", "tf32", "fp16-mixed", "bf16-mixed")
@@ -194,7 +195,8 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
         if (budget := _budget_of(options, rule, machine)) is not None:
             if machine.device == "cpu" and options.batch_sizes is None and not is_planned:
                 specs = _with_quick_steps(specs, machine, store, _STEP_SHARE * _left_of(budget, began), notes)
-            rule = replace(rule, budget_seconds=_left_of(budget, began))
+            least = _LEAST_OF_BUDGET if script is None else _LEAST_AFTER_LOOK
+            rule = replace(rule, budget_seconds=_left_of(budget, began, least))
         job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
         runner = replace(job.runner, data_note=data_note, begun=begun)
         undo.pop_all()
@@ -231,9 +233,9 @@ def _budget_of(options: RunOptions, rule: StopRule, machine: Machine) -> float |
     return CPU_BUDGET_SECONDS if is_open and machine.device == "cpu" else options.budget_seconds
 
 
-def _left_of(budget: float, began: float) -> float:
+def _left_of(budget: float, began: float, least: float = _LEAST_OF_BUDGET) -> float:
     """Return what is left of a budget: imports and the user's code have taken a part of it."""
-    return max(budget - (time.perf_counter() - began), _LEAST_OF_BUDGET * budget)
+    return max(budget - (time.perf_counter() - began), least * budget)
 
 
 def _inspect(

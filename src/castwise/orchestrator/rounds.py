@@ -28,6 +28,8 @@ _CONTEXT_BYTES = 2**30
 _USABLE = 0.95  # of the device's memory
 # Rounds at the most if nothing is asked for: three have an interval, and two more may settle a doubtful verdict.
 _FEW_ROUNDS = 5
+# Of a budget: what is not warm so long after its end is not waited for. Source: chosen here.
+_GRACE_SHARE = 0.03
 
 # Why no further round starts: every interval is narrow, the budget or the allowed rounds are spent, or all that could
 # be compared failed or diverged.
@@ -285,6 +287,7 @@ class Rounds:
             baseline=None if self._baseline is None else self._baseline.configuration,
             deadline=self._deadline,
             fits_deadline=self._seconds_per_cost > 0,
+            grace_seconds=_GRACE_SHARE * (self._rule.budget_seconds or 0.0),
             looked_at=emulated if self._rule.one_look else (),
             seed=self._seed,
         )

@@ -214,6 +214,8 @@ class InterleavedSession:
         deadline: The value of `time.perf_counter` at which no further block is timed; the first configuration that
             does not fail always has one, unless it is a baseline that was measured earlier and is the only one left.
         fits_deadline: Whether it should end before the deadline, as earlier sessions did: no time is kept for timing.
+        grace_seconds: For how long after the deadline set-up and warm-up are waited for, unless they are the baseline's
+            first.
         looked_at: The configurations of which one block is enough, if it shows them far slower than the baseline.
         seed: Decides the order of blocks, with the round's number.
         seconds_given_up: That the next session would not take, as no time was left for trials; less what it would take
@@ -229,6 +231,7 @@ class InterleavedSession:
     baseline: str | None = None
     deadline: float | None = None
     fits_deadline: bool = False
+    grace_seconds: float = 0.0
     looked_at: Collection[str] = ()
     seed: str = field(default_factory=lambda: secrets.token_hex(6))
     seconds_given_up: float = field(default=0.0, init=False)
@@ -242,7 +245,8 @@ class InterleavedSession:
         """
         self.began = time.perf_counter()
         try:
-            self.get_ready()
+            with self.cut_off():
+                self.get_ready()
             self.measure()
         except BaseException:
             _close(self.trials)
@@ -268,6 +272,26 @@ class InterleavedSession:
         num_failed = sum(not trial.can_continue and not trial.is_dropped for trial in self.trials)
         if len(ready) == 1 and ready[0].is_baseline and ready[0].has_prior and num_failed < len(self.specs) - 1:
             ready[0].drop()  # no time was left for what it would be compared with
+
+    @contextmanager
+    def cut_off(self) -> Iterator[None]:
+        """Drop what is not ready some time after the deadline: on a busy machine a set-up may take any time."""
+
+        def drop_late() -> None:
+            for trial in list(self.trials):
+                if not trial.is_warm and (self.fits_deadline or not trial.is_baseline):
+                    trial.drop()
+
+        left = self.seconds_left()
+        timer = threading.Timer(max(0.0, left + self.grace_seconds), drop_late) if math.isfinite(left) else None
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def measure(self) -> None:
         """Time what is ready, then measure its energy and profile it."""

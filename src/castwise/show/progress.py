@@ -42,7 +42,8 @@ class LiveProgress:
         self._live: Live | None = None
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._trials: list[Trial] = []  # steady ones: those that ended, and earlier ones
+        self.trials: list[Trial] = []  # steady ones: those that ended, and earlier ones
+        self.keeps_table = True  # on a terminal, if the job is interrupted
         self._table = Text()
         self._label = self._setting = self._which = self._phase = ""
         self._is_over = threading.Event()
@@ -79,7 +80,7 @@ class LiveProgress:
         self._is_over.set()
         self._bar = self._task = None
         if self._live is not None:
-            self._live.transient = kind is None or not self._table
+            self._live.transient = kind is None or not self._table or not self.keeps_table
             self._live.stop()
             self._live = None
 
@@ -88,7 +89,7 @@ class LiveProgress:
 
         A command that begins anew calls it again.
         """
-        self._trials = [trial for trial in trials if trial.spec.kind == "steady"]
+        self.trials = [trial for trial in trials if trial.spec.kind == "steady"]
         self._started = time.monotonic()
         self._ends = self._started + (budget_seconds or math.inf)
 
@@ -133,7 +134,7 @@ class LiveProgress:
         """Report how the trial ended: in the table, or in a line with its throughput and speed-up so far."""
         is_steady = trial.spec.kind == "steady"
         if is_steady:
-            self._trials.append(trial)
+            self.trials.append(trial)
         failure = "" if trial.status == "ok" else f": {trial.message}"
         figures = self._figures(trial) if is_steady and trial.status == "ok" else ""
         if self._live is None:
@@ -155,7 +156,7 @@ class LiveProgress:
         # The table of the results so far: its end, if the terminal is too low for all of it.
         text = io.StringIO()
         console = Console(file=text, width=self.console.width, force_terminal=True, emoji=False, force_jupyter=False)
-        print_parts(table_parts(rows_of_steps(self._trials))[:2], console)
+        print_parts(table_parts(rows_of_steps(self.trials))[:2], console)
         lines = text.getvalue().splitlines()
         self._table = Text.from_ansi("\n".join(lines[-max(self.console.height - _LINES_FOR_BAR, 1) :]))
         self._live.refresh()
@@ -166,7 +167,7 @@ class LiveProgress:
         def setting(each: Trial) -> tuple[str, int, int]:
             return each.spec.workload, each.spec.batch_size, each.spec.world_size
 
-        rows = rows_of_steps([each for each in self._trials if setting(each) == setting(trial)])
+        rows = rows_of_steps([each for each in self.trials if setting(each) == setting(trial)])
         row = next(row for row in rows if row.trial.spec.configuration == trial.spec.configuration)
         if row.throughput is None:
             return ""
