@@ -173,6 +173,27 @@ def test_what_takes_seconds_to_import_is_known_before_the_code_runs(tmp_path: Pa
     assert slow_imports([str(file)]) == [], "torchao would open the GPU before the fork"
 
 
+@pytest.mark.parametrize(
+    ("text", "imported"),
+    [
+        (
+            '"Trains."\nfrom datasets import load_dataset, Dataset\nimport os, my.trl\ndef f(): import diffusers.utils',
+            ["datasets", "diffusers", "datasets:Dataset", "datasets:load_dataset"],
+        ),
+        ("import os, peft\nos.environ['HF_HOME'] = '/x'\nimport datasets", ["peft"]),
+        ("import dotenv\ndotenv.load_dotenv()\nimport datasets", []),
+        ("from .trl import x\nfrom datasets import *", ["datasets"]),
+        ("import datasets, torchao", []),
+        ("import datasets\nno python", []),
+    ],
+)
+def test_a_script_s_imports_are_known_in_the_environment_that_it_finds(
+    tmp_path: Path, text: str, imported: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert slow_imports([f"python {tmp_path}/train.py"]) == imported
+
+
 def test_a_script_is_named_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my train.py").touch()

@@ -42,6 +42,49 @@ def test_what_a_users_model_needs_is_imported_too(tmp_path: Path, monkeypatch: p
     assert "CASTWISE_IMPORTS" not in os.environ, "a trial's process sees the user's own environment"
 
 
+_FORKS = """
+import multiprocessing, os, sys
+from castwise.orchestrator.processes import _PRELOAD
+def tell(connection):
+    names = [name for name in ("quiet_one", "loud_one") if name in sys.modules]
+    connection.send((names, [name for name in ("WANDB_MODE", "PYTORCH_NVML_BASED_CUDA_CHECK") if name in os.environ]))
+if __name__ == "__main__":
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    ours, theirs = context.Pipe()
+    context.Process(target=tell, args=(theirs,)).start()
+    print(*ours.recv())
+"""
+
+
+@pytest.mark.parametrize(("imports", "found"), [("quiet_one", "['quiet_one'] []"), ("quiet_one loud_one", "[] []")])
+def test_trials_are_forked_from_one_thread_alone(tmp_path: Path, imports: str, found: str) -> None:
+    (tmp_path / "quiet_one.py").write_text("import os; assert os.environ['WANDB_MODE'] == 'disabled'")
+    (tmp_path / "loud_one.py").write_text(
+        "import threading, time; threading.Thread(target=time.sleep, args=[99]).start()"
+    )
+    (tmp_path / "forks.py").write_text(_FORKS)
+    environment = os.environ | {"CASTWISE_IMPORTS": imports, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, str(tmp_path / "forks.py")]
+    done = subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS
+    )
+    assert done.stdout.strip() == found
+
+
+def test_functions_are_replaced_in_what_was_imported_before(tmp_path: Path) -> None:
+    (tmp_path / "library.py").write_text("from torch.autograd import grad\nfrom torch.nn.functional import mse_loss")
+    program = (
+        "import library, torch\n"
+        "from castwise.trial.script.replacing import replace_copies_in_libraries, replaces\n"
+        "for _ in range(2): replaces(torch.autograd, 'grad')(lambda grad: 'new')\n"
+        "replace_copies_in_libraries()\n"
+        "assert library.grad() == 'new' and library.mse_loss is torch.nn.functional.mse_loss\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=PATIENCE_SECONDS)
+
+
 @pytest.mark.slow
 def test_torchao_is_not_imported_before_the_fork_nor_for_other_precisions() -> None:
     """It opens the GPU."""

@@ -5,15 +5,17 @@ Users write `python FILE.py ARGUMENTS` or `python -m MODULE ARGUMENTS` for a scr
 code runs only in the trial's process: here are only names and files.
 """
 
+import ast
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -62,10 +64,15 @@ _SECRET = re.compile(
 _KEY, _RANDOM = re.compile(r"(^|[-_.+])key([-_.]|$)", re.IGNORECASE), re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w-]{16,}")
 # What is an option after a secret's name, and not the secret, which may begin with a hyphen: `-v`, `--lr`, `--lr=0.1`.
 _OPTION = re.compile(r"-[A-Za-z]|--[a-z][a-z0-9_.-]*(=.*)?", re.DOTALL)
+_IMPORT = r"^\s*(?:from|import) (\w+)"
 _ROUNDS = 200_000  # a tenth of a second; chosen here
-# Packages whose import takes seconds, and the module that contains most of it. None starts a thread or a CUDA context,
-# which processes could not be forked from; see `trial/preload.py` for torchao.
+# Packages whose import takes seconds, and the module that contains most of it. None starts a Python thread, or a CUDA
+# context if `trial/preload.py` imports it.
 _SLOW_IMPORTS = {"transformers": "transformers.modeling_utils", "timm": "timm", "lightning": "lightning"}
+_SLOW_IMPORTS |= {
+    name: name for name in ("accelerate", "datasets", "diffusers", "monai", "peft", "sentence_transformers", "trl")
+}
+_ENVIRONMENT = re.compile(r"\b(environ|putenv|load_dotenv)\b")
 
 
 class UserModel(FrozenModel):
@@ -355,21 +362,45 @@ def shown_name(reference: str) -> str:
 
 
 def slow_imports(names: Iterable[str]) -> list[str]:
-    """Return what users' and zoos' models import that takes seconds, by the files' text or by what is imported here."""
-    found = set[str]()
+    """Return what users' and zoos' models import that takes seconds, by the files' text or by what is imported here.
+
+    Of a script that sets environment variables it is what it imports before any other statement. A name in a module is
+    `module:name`: lazy modules import what is asked for.
+    """
+    found, parts = set[str](), set[str]()
     for name in names:
         start, where, _ = _parse_script(name) if is_script(name) else ([""], name.rpartition(":")[0] or name, [])
         file = _file_of_script(start, where)
         text = ""
         with suppress(OSError, UnicodeError):
             text = file.read_text() if file.suffix == ".py" else ""
-        imported = re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE)
-        found |= _SLOW_IMPORTS.keys() & set(imported)
+        imported = list(_imports_of(text)) if is_script(name) else re.findall(_IMPORT, text, re.MULTILINE)
+        found |= _SLOW_IMPORTS.keys() & {each.partition(".")[0].partition(":")[0] for each in imported}
+        parts |= {each for each in imported if ":" in each and each.split(".")[0].split(":")[0] in _SLOW_IMPORTS}
         found |= {package for package in _SLOW_IMPORTS if name.startswith(f"{package}:")}
         found |= {package for package in _SLOW_IMPORTS if name.startswith(_PICKLE) and package in sys.modules}
         if "torchao" in text or (name.startswith(_PICKLE) and "torchao" in sys.modules):
             return []  # it is imported in the trial's process: it asks the GPU
-    return [_SLOW_IMPORTS[package] for package in sorted(found)]
+    return [_SLOW_IMPORTS[package] for package in sorted(found)] + sorted(parts)
+
+
+def _imports_of(text: str) -> Iterator[str]:
+    """Yield the modules, and `module:name`, that a script imports in the environment that it finds."""
+    with suppress(SyntaxError, ValueError):
+        tree = ast.parse(text)
+        statements: Iterable[ast.AST] = ast.walk(tree)
+        if _ENVIRONMENT.search(text):
+            constant = (ast.Import, ast.ImportFrom, ast.Expr)
+            statements = itertools.takewhile(
+                lambda each: isinstance(each, constant) and not isinstance(getattr(each, "value", None), ast.Call),
+                tree.body,
+            )
+        for each in statements:
+            if isinstance(each, ast.Import):
+                yield from (alias.name for alias in each.names)
+            elif isinstance(each, ast.ImportFrom) and each.module and not each.level:
+                yield each.module
+                yield from (f"{each.module}:{alias.name}" for alias in each.names if alias.name != "*")
 
 
 def pickle_reference(file: Path, name: str) -> str:

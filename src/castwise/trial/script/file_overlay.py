@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import torch
 
-from castwise.trial.script.replacing import on_import, replaces
+from castwise.trial.script.replacing import on_import, replace_copies, replaces
 
 _KEYWORDS = (
     "path",
@@ -134,12 +134,7 @@ class FileOverlay:
         for module_name, path, index, method in self._replaced_in_libraries():
             on_import(module_name, functools.partial(self._replace_in, path, self._with_path(method, index)))
         replaces(os, "getcwd")(lambda get: get().removeprefix(self._upper) or "/")
-        for module in list(sys.modules.values()):
-            if isinstance(module, ModuleType):
-                names = object.__getattribute__(module, "__dict__")  # a lazy module stays as it is
-                # Those without a file are the interpreter's own, by which it imports modules.
-                if names.get("__file__") and not str(names.get("__name__")).startswith("castwise"):
-                    names.update({name: new[id(value)] for name, value in list(names.items()) if id(value) in new})
+        replace_copies(new)
 
     @staticmethod
     def _replace_in(path: str, function: Callable[..., Any], module: ModuleType) -> None:

@@ -32,7 +32,7 @@ from castwise.errors import UsageError
 from castwise.trial.kernel_profile import mark
 from castwise.trial.script.autocast import HALVES
 from castwise.trial.script.precision import ScriptPrecision
-from castwise.trial.script.replacing import replaces
+from castwise.trial.script.replacing import replace_copies_in_libraries, replaces
 from castwise.trial.script.scaling import weights_of
 from castwise.trial.script.techniques import ScriptTechniques
 from castwise.trial.trace_summary import CLOSURE_RANGE, UPDATE_RANGE
@@ -117,6 +117,7 @@ class ScriptHooks:
         register_optimizer_step_post_hook(untraced(self.after_step))
         self._note_losses()
         self._replace_methods()
+        replace_copies_in_libraries()
 
     @property
     def model(self) -> nn.Module:
