@@ -627,6 +627,13 @@ for _ in range(9): step()
         "two bf16-master": "other = torch.optim.Adam(w.parameters())\nfor _ in range(9): step(); other.step()",
         "scripted as-written": "w = torch.jit.script(w)\nfor _ in range(9): step()",
         "scripted bf16-mixed": "w = torch.jit.script(w)\nfor _ in range(9): step()",
+        "sparse as-written": """
+w = torch.nn.Embedding(9, 3, sparse=True).bfloat16()
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+for _ in range(99):
+    w(torch.arange(5)).float().sum().backward()
+    optimizer.step()
+""",
         "halves fp32": "w.half()\nfor _ in range(99): step()",
         "doubles fp32": "w.double()\nfor _ in range(9): step()",
         "wide bf16-true": "for _ in range(9): step()",
@@ -918,6 +925,7 @@ def test_what_a_script_with_weights_in_16_bits_loses_is_measured(answers):
     assert own == {"weights bfloat16": ["loses.py:11"]}
     assert (lost["weight"], lost["weight_share"], lost["learning_rate"]) == ("1.weight", 1.0, 1e-3)
     assert 0 < lost["share"] < 1
+    assert answers["sparse as-written"] == "8 steps, 0 skipped; "
 
 
 def test_what_is_frozen_stays_in_its_type(answers):

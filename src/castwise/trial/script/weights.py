@@ -202,7 +202,12 @@ class ScriptWeights:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Look at the weights of a script as written that this step is to move."""
-        weights = [weight for weight in weights_of(optimizer) if weight.dtype in HALVES and weight.requires_grad]
+        weights = [
+            weight
+            for weight in weights_of(optimizer)
+            if weight.dtype in HALVES and weight.requires_grad and type(weight.data) is Tensor
+            if weight.grad is not None and weight.grad.layout is torch.strided
+        ]
         self._updates = Updates(weights) if weights else None
         rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
         self._rate = max(rates, default=None)
