@@ -510,7 +510,7 @@ class ScriptHooks:
             if self._is_looking:
                 self.uses_loader = True
                 self._has_graphs |= bool(_numbers_of_graphs(batch))
-                mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+                mask = batch.get("attention_mask") if isinstance(batch, Mapping) and torch.is_grad_enabled() else None
                 if isinstance(mask, Tensor) and mask.dim() == 2:
                     num_tokens = int(mask.count_nonzero())
                     self.num_tokens += num_tokens
