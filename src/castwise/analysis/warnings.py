@@ -240,7 +240,7 @@ def _untimed_work(trial: Trial) -> _Found:
     if work.times_seen == 1:
         what, again = f"once in {period} steps" if period else "before the first step", " if it comes again"
     seen = f"{what} something takes {work.seconds:.2g} s: {format_share(work.share)} of the time{again} but "
-    seen += f"{format_share(work.timed_share)} of that of the {num_steps} timed steps"
+    seen += f"{format_share(work.timed_share)} of that of the {num_steps} timed step{'s' * (num_steps > 1)}"
     times = f"--steps {steps} times whole periods" if period else "give it more --steps"
     return (
         f"{seen}: {times}",
