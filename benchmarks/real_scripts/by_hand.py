@@ -127,11 +127,29 @@ DRIVERS: dict[str, tuple[str, dict[str, list[tuple[str, str]]]]] = {
                 "model.learn(",
                 f"policy = model.policy; policy.evaluate_actions = {AUTOCAST}(policy.evaluate_actions); model.learn(",
             )
-        ),
+        )
+        | {
+            NARROW: [
+                (
+                    "model.learn(",
+                    "policy, latent = model.policy, model.policy.mlp_extractor\n"
+                    f"narrow = lambda own: lambda x: {AUTOCAST}(own)(x).float() if torch.is_grad_enabled() else own(x)\n"
+                    "for part in (latent.policy_net, latent.value_net, policy.action_net, policy.value_net): "
+                    "part.forward = narrow(part.forward)\nmodel.learn(",
+                )
+            ]
+        },
     ),
     "sb3_dqn.py": (
         "stable-baselines3",
-        bf16(("model.learn(", f"model.q_net.forward = {AUTOCAST}(model.q_net.forward); model.learn(")),
+        bf16(
+            (
+                "model.learn(",
+                f"own, target, cast = model.q_net.forward, model.q_net_target.forward, {AUTOCAST}\n"
+                "model.q_net.forward = lambda x: cast(own)(x) if torch.is_grad_enabled() else own(x)  # not in rollouts\n"
+                "model.q_net_target.forward = cast(target)\nmodel.learn(",
+            )
+        ),
     ),
     "gpytorch_exact.py": ("gpytorch", bf16(*around("-mll(model(train_x), train_y)"))),
     "pyro_svi.py": ("pyro-ppl", bf16(*around("svi.step(x, y)"))),
