@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -81,6 +82,9 @@ class Place:
             found.setdefault(path.name.split()[0], []).append(path.read_text().splitlines())
         return found
 
+    def temporaries(self) -> set[str]:
+        return {re.sub(r"\d+", "#", path.name) for path in self.temporary.iterdir()}
+
     def digests(self) -> dict[str, str]:
         files = (path for path in self.folder.rglob("*") if path.is_file())
         return {str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -100,20 +104,17 @@ def main() -> None:
         subprocess.run([*install, f"{ROOT}[measure]"], check=True)
     packages = sorted({package for package, _ in DRIVERS.values()})
     versions = json.loads(subprocess.check_output([python, "-c", _VERSIONS, *packages], text=True))
-    rows: list[dict[str, Any]] = []
-    environment: dict[str, Any] = {}
+    rows, environment = list[dict[str, Any]](), dict[str, Any]()
     with tempfile.TemporaryDirectory() as base:
         prepared = Path(base, "prepared")
         prepared.mkdir()
         subprocess.run([python, SCRIPTS / "prepare.py"], cwd=prepared, check=True, capture_output=True)
         for driver in arguments.drivers or DRIVERS:
-            package = DRIVERS[driver][0]
             row, where = measure(driver, Path(base, driver), prepared, python)
-            environment = environment or where
-            rows.append({"driver": driver, "package": package, "version": versions[package]} | row)
+            rows.append({"driver": driver, "package": (name := DRIVERS[driver][0]), "version": versions[name]} | row)
             print(json.dumps(rows[-1]), flush=True)
-            date = datetime.now(UTC).strftime("%Y-%m-%d")
-            write(arguments.out, {"environment": environment, "date": date, "rows": rows})
+            date = f"{datetime.now(UTC):%Y-%m-%d}"
+            write(arguments.out, {"environment": (environment := environment or where), "date": date, "rows": rows})
 
 
 def measure(driver: str, base: Path, prepared: Path, python: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -123,7 +124,7 @@ def measure(driver: str, base: Path, prepared: Path, python: Path) -> tuple[dict
     command = [str(python), "-m", "castwise", "run", *_OPTIONS, "--results", str(base / "results"), "--"]
     exit_code, out, err = place.run([*command, *place.command.split()])
     row: dict[str, Any] = {"exit": exit_code, "seconds": time.monotonic() - started}
-    after, left = place.digests(), {path.name for path in place.temporary.iterdir()}
+    after, left = place.digests(), place.temporaries()
     shown = {each["precision"]: each for each in json.loads(out)["rows"]} if out.startswith("{") else {}
     trials = [json.loads(path.read_text()) for path in sorted((base / "results").rglob("*.json"))]
     messages = {trial["spec"]["precision"]: trial["message"] for trial in trials}
@@ -142,7 +143,7 @@ def measure(driver: str, base: Path, prepared: Path, python: Path) -> tuple[dict
             alone = Place(driver, way, base / f"{precision} {number}", prepared, python)
             exit_code, _, err = alone.run(["bash", "-c", alone.command], NOTED_ENDS="1")
             by_hand += alone.losses().get("alone", [[f"exit code {exit_code}: {err[-400:]}"]])[:1]
-            left -= {path.name for path in alone.temporary.iterdir()}
+            left -= alone.temporaries()
             found |= {"equal": is_same(by_hand[0], hooked), "equal_by_hand": is_same(by_hand[0], by_hand[1:2])}
             if found["equal"]:
                 break
@@ -168,7 +169,7 @@ def cell(row: dict[str, Any], precision: str) -> str:
     if found["by_hand"][0][0].startswith("exit code"):
         return "not by hand"
     lines = [pair for hooked in found["castwise"] for pair in zip(found["by_hand"][0], hooked, strict=False)]
-    if found["equal_narrow"]:
+    if found.get("equal_narrow"):
         return "equal, loss in float32"
     pairs = [map(float.fromhex, pair) for line in lines for pair in zip(*map(str.split, line), strict=True)]
     apart = max(abs(a - b) / max(abs(a), 1e-6) for a, b in pairs)
