@@ -20,6 +20,7 @@ WAYS = {
     "islands": ("dtype", "switch", "helper", "generator", "function", "other"),
     "ends": ("", "decorated", "global", "entered"),
     "critic": ("",),
+    "losses": ("", "own"),
     "plain": ("", "hook", "function", "replaced"),
 }
 # The precisions, each with --amp by hand and those that the script is hooked with.

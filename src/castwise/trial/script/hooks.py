@@ -106,6 +106,7 @@ class ScriptHooks:
         self.seconds_before_steps = 0.0  # in which one of them that is trained was, again and again
         self._is_profiled = False
         self._left_with: nn.Module | None = None  # the model whose forward pass ends autocast
+        self._without_weights = WeakSet[nn.Module]()  # modules that are called outside models, such as losses
         self._is_elsewhere = False  # whether this is a process that the script has forked
         os.register_at_fork(after_in_child=lambda: setattr(self, "_is_elsewhere", True))
         self._model_hooks: list[RemovableHandle] = []
@@ -175,7 +176,7 @@ class ScriptHooks:
         if id(module) in self._known or self._is_elsewhere:
             return
         if next(module.parameters(), None) is None:
-            self._known.add(id(module))
+            self._take_without_weights(module, is_scripted=is_scripted)
         elif self._trains(module) and (module.training or not self.models):
             self._take_model(module, is_scripted=is_scripted)
             self.enter_model(module, args)
@@ -186,12 +187,16 @@ class ScriptHooks:
                 self._called_without.setdefault(id(module), (module, []))[1].append(time.perf_counter())
             self.precision.weights.keep_teacher(module)
             self._find_teacher(module, args, is_scripted=is_scripted)
-        if self.precision.weights.prepare_model(module) and not is_scripted:
+        is_without_weights = module in self._without_weights
+        if is_without_weights or (self.precision.weights.prepare_model(module) and not is_scripted):
             # The next global hook gets its keyword arguments, too.
             module._forward_pre_hooks_with_kwargs[self._finders[-1].id] = True
 
     def widen_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Cast the inputs of a model's first calls, before it has a hook of its own."""
+        """Cast the inputs of a module's first call, before it has a hook of its own; of a model's, of further ones."""
+        if module in self._without_weights:
+            is_first = module._forward_pre_hooks_with_kwargs.pop(self._finders[-1].id, False)
+            return self.enter_without_weights(module, args, kwargs) if is_first else None
         is_outermost = id(module) not in self._known or any(module is model for model in self.models)
         return self.precision.weights.widen_inputs(args, kwargs) if is_outermost else None
 
@@ -299,6 +304,26 @@ class ScriptHooks:
         finally:
             if has_begun:
                 self.precision.autocast.leave()
+
+    def _take_without_weights(self, module: nn.Module, *, is_scripted: bool) -> None:
+        if not self.models:
+            return  # it may be a part of one
+        self._known.add(id(module))
+        has_autocast = self.precision.row.autocast_dtype is not None and self._left_with is None
+        if has_autocast and not is_scripted and not module._compiled_call_impl:
+            self._without_weights.add(module)
+            module.register_forward_pre_hook(_enter_without_weights, with_kwargs=True)
+            module.register_forward_hook(_leave_model, always_call=True)
+
+    def enter_without_weights(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Compute in autocast, from a model's outputs, what has no weights, such as a loss: as around both by hand."""
+        computed = tree_map_tensors(_as_computed, (args, kwargs))
+        changed = any(new is not old for new, old in zip(*map(tree_tensors, (computed, (args, kwargs))), strict=True))
+        if not changed or not torch.is_grad_enabled():
+            return None
+        if self.precision.autocast.enter():
+            self._left_with = module
+        return computed
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Prepare gradients; return the step's arguments if they are others now."""
@@ -663,6 +688,10 @@ def _enter_model(module: nn.Module, args: Any, kwargs: Mapping[str, Any] | None 
 
 def _leave_model(module: nn.Module, _: Any, output: Any) -> Any:
     return None if torch.compiler.is_compiling() else _installed[0].leave_model(module, output)
+
+
+def _enter_without_weights(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    return None if torch.compiler.is_compiling() else _installed[0].enter_without_weights(module, args, kwargs)
 
 
 def _surround(module: nn.Module) -> None:
