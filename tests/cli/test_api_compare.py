@@ -21,17 +21,17 @@ MODEL, BATCH = nn.Linear(3, 2), torch.ones(4, 3)
 
 
 def test_a_comparison_is_a_table_and_its_records(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
-    found = castwise.compare(MODEL, BATCH, precision="fp32,bf16-mixed")
-    assert [trial.spec.precision for trial in found.trials] == ["fp32"] * 3 + ["bf16-mixed"] * 3
+    found = castwise.compare(MODEL, BATCH, precision="fp32,tf32")
+    assert [trial.spec.precision for trial in found.trials] == ["fp32"] * 3 + ["tf32"] * 3
     assert {trial.spec.workload for trial in found.trials} == {"own:Linear"}
     assert {trial.spec.batch_size for trial in found.trials} == {16}  # the fake engine's word for it
-    assert found.best == "bf16-mixed"
-    assert [row.speedup for row in found.rows] == [1, pytest.approx(2.5)]
-    assert repr(found) == "Comparison(own:Linear: 2 rows of 6 trials, best: bf16-mixed)"
+    assert found.best == "tf32"
+    assert [row.speedup for row in found.rows] == [1, pytest.approx(5 / 3)]
+    assert repr(found) == "Comparison(own:Linear: 2 rows of 6 trials, best: tf32)"
     assert found.advice[0].decision == "take"
     assert found.rows[1].verdict is not None
     assert found.rows[1].verdict.kind == "faster"
-    assert "own:Linear, batch 16: take bf16-mixed" in str(found)
+    assert "own:Linear, batch 16: take tf32" in str(found)
     assert "\x1b" not in str(found)
     assert "<table>" in found._repr_html_()
     out, err = capsys.readouterr()
@@ -72,7 +72,7 @@ def test_the_number_of_rounds_and_the_margin_are_the_users(engine: FakeEngine) -
 
 
 def test_the_call_that_decides_is_one_that_runs(engine: FakeEngine) -> None:
-    once = castwise.compare(MODEL, BATCH, precision="fp32,bf16-mixed", rounds=1, progress=False)
+    once = castwise.compare(MODEL, BATCH, precision="fp32,tf32", rounds=1, progress=False)
     (call,) = (advice.command for advice in once.advice)
     decided = eval(call.replace("...", "MODEL, BATCH, progress=False"))
     assert decided.advice[0].decision == "take"

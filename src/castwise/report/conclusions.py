@@ -65,6 +65,7 @@ def _is_probe(advice: Advice, others: Sequence[Advice]) -> bool:
     return all(len(row.trials) == 1 for row in advice.rows) and any(
         (other.batch_size, other.num_gpus) == (2 * advice.batch_size, advice.num_gpus)
         and other.decision in ("take", "stay")
+        and any(len(row.trials) > 1 for row in other.rows)
         and loops(advice.rows) <= loops(other.rows)
         for other in others
     )
