@@ -21,6 +21,7 @@ WAYS = {
     "ends": ("", "decorated", "global", "entered"),
     "critic": ("",),
     "losses": ("", "own"),
+    "without": ("checkpoint", "copies"),
     "plain": ("", "hook", "function", "replaced"),
 }
 # The precisions, each with --amp by hand and those that the script is hooked with.
@@ -41,6 +42,8 @@ CASES = [
     # is in another type than the rest.
     if not (amp == "none" and way in ("global", "entered"))
     if not (amp != "fp16" and way == "other")
+    # It has autocast of its own, and no GradScaler.
+    if not (amp in ("none", "fp16") and case == "without")
 ]
 REFUSED = {
     ("scaler", "fp16-mixed"): "makes a GradScaler of its own kind, OwnScaler",
@@ -48,7 +51,7 @@ REFUSED = {
     ("switch", "bf16-mixed"): "has autocast of its own, which a variable switches off",
     ("extension", "fp32"): "runs in autocast that was switched on without torch.autocast",
     ("ranks", "fp32"): "starts processes that train",
-    ("grad", "fp16-mixed"): "takes gradients of its weights that no backward computes",
+    ("grad", "fp16-mixed"): "trains by gradients that it takes without `backward`",
 }
 
 

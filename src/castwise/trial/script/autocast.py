@@ -157,7 +157,9 @@ class ScriptAutocast:
         if made.is_enabled and made.made[0] and made.dtype in HALVES:
             if is_ours and is_within_scripts and self._dtype is not None and made.dtype is not self._asked_dtype:
                 return made.made  # a part that the script keeps in the other type of 16 bits
-            self._asked_dtype = made.dtype if is_ours and not made.is_of_function else self._asked_dtype
+            # In backward a checkpoint computes again, in the row's type.
+            is_asked = is_ours and not made.is_of_function and torch._C._current_graph_task_id() == -1
+            self._asked_dtype = made.dtype if is_asked else self._asked_dtype
         elif not is_ours or is_within_scripts or not self._would_be_on(made):
             return made.made
         if self._dtype is None:

@@ -103,7 +103,7 @@ class ScriptPrecision:
         if row.name == AS_WRITTEN:
             return
         if row.loss_scale != "none" or row.master_weights:
-            self._gradients = ReadGradients(self._read_gradient)
+            self._gradients = ReadGradients(self._read_gradient, self.scaling.give)
             replaces(Optimizer, "zero_grad")(self._zero_unread)
             replaces(nn.Module, "zero_grad")(self._zero_unread)
         elif row.autocast_dtype is None:

@@ -20,9 +20,12 @@ from castwise.trial.user_model.source import calling_line, is_own
 
 
 class ReadGradients:
-    """Calls `is_read` when a script reads the `grad` of a tensor, while it is on; off it costs next to nothing."""
+    """Calls `is_read` when a script reads the `grad` of a tensor, and `is_given` after it has put one there.
 
-    def __init__(self, is_read: Callable[[Tensor], None]) -> None:
+    That is while it is on; off it costs next to nothing.
+    """
+
+    def __init__(self, is_read: Callable[[Tensor], None], is_given: Callable[[Tensor], None]) -> None:
         get_default_nowrap_functions()  # torch keeps in it the property as it is
         own: Any = torch.Tensor.grad
         get = own.__get__
@@ -34,8 +37,13 @@ class ReadGradients:
             gradient: Tensor | None = get(tensor)
             return gradient
 
+        def give(tensor: Tensor, gradient: Tensor | None) -> None:
+            own.__set__(tensor, gradient)
+            if self._is_on and gradient is not None:
+                is_given(tensor)
+
         self._is_on = False
-        self._fields = {False: (get, own.__set__, own.__delete__), True: (read, own.__set__, own.__delete__)}
+        self._fields = {False: (get, own.__set__, own.__delete__), True: (read, give, own.__delete__)}
         self._property: Any = property(*self._fields[False])
         torch.Tensor.grad = self._property  # type: ignore[assignment]
 
@@ -135,6 +143,11 @@ class ScriptScaling:
             if self._unscale(optimizer):
                 self._read[id(optimizer)] = optimizer
 
+    def give(self, tensor: Tensor) -> None:
+        """Take a gradient that the script has made, of those that it has read, as one without the scale."""
+        if self.is_scaling and self._inf_checks:
+            self._inf_checks.setdefault(id(tensor), {})
+
     def _unscale(self, optimizer: Any) -> bool:
         assert self.scaler is not None, "it is scaling"
         is_ready: bool = self.scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
@@ -146,8 +159,8 @@ class ScriptScaling:
         """Refuse gradients of the weights that no backward computes, if castwise scales the losses."""
         if self.is_castwises:
             raise TechniqueError(
-                f"{calling_line() or 'the script'} takes gradients of its weights that no backward computes, where "
-                "loss scaling begins: scale their loss by hand"
+                f"{calling_line() or 'the script'} trains by gradients that it takes without `backward`, which loss "
+                "scaling does not reach: scale their loss by hand"
             )
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -258,7 +271,7 @@ def with_loss(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], 
     """Return a closure in the place of one that is called now, and computes the loss of a step."""
     if not takes_one_loss(optimizer):
         raise TechniqueError(
-            f"loss scaling does not work with {type(optimizer).__name__}, which may compute it several times a step"
+            f"loss scaling does not work with {type(optimizer).__name__}, which may compute the loss several times a step"
         )
     with torch.enable_grad():
         loss = closure()
