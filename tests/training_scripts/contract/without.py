@@ -1,7 +1,7 @@
 """Has autocast of its own, and no GradScaler but in float16.
 
-With --way checkpoint backward computes a layer again. With --way copies the optimizer has copies of the weights, which get
-the gradients from the script.
+With --way checkpoint backward computes a layer again. With --way copies the optimizer has copies of the weights, which
+get the gradients from the script.
 """
 
 import torch

@@ -271,7 +271,7 @@ def with_loss(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], 
     """Return a closure in the place of one that is called now, and computes the loss of a step."""
     if not takes_one_loss(optimizer):
         raise TechniqueError(
-            f"loss scaling does not work with {type(optimizer).__name__}, which may compute the loss several times a step"
+            f"loss scaling does not work with {type(optimizer).__name__}, which may compute the loss more than once"
         )
     with torch.enable_grad():
         loss = closure()
