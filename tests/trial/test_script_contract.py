@@ -22,6 +22,7 @@ WAYS = {
     "critic": ("",),
     "losses": ("", "own"),
     "without": ("checkpoint", "copies"),
+    "fabric": ("",),
     "plain": ("", "hook", "function", "replaced"),
 }
 # The precisions, each with --amp by hand and those that the script is hooked with.
@@ -44,6 +45,8 @@ CASES = [
     if not (amp != "fp16" and way == "other")
     # It has autocast of its own, and no GradScaler.
     if not (amp in ("none", "fp16") and case == "without")
+    # On a CPU Fabric has no float16.
+    if not (case == "fabric" and "fp16" in (amp, precision[:4]))
 ]
 REFUSED = {
     ("scaler", "fp16-mixed"): "makes a GradScaler of its own kind, OwnScaler",

@@ -29,10 +29,11 @@ from torch.utils.hooks import RemovableHandle
 
 from castwise.apply.pytree import tree_map_tensors, tree_tensors
 from castwise.errors import UsageError
+from castwise.registry.precisions import AS_WRITTEN
 from castwise.trial.kernel_profile import mark
 from castwise.trial.script.autocast import HALVES
 from castwise.trial.script.precision import ScriptPrecision
-from castwise.trial.script.replacing import replace_copies_in_libraries, replaces
+from castwise.trial.script.replacing import on_import, replace_copies_in_libraries, replaces
 from castwise.trial.script.scaling import weights_of
 from castwise.trial.script.techniques import ScriptTechniques
 from castwise.trial.trace_summary import CLOSURE_RANGE, UPDATE_RANGE
@@ -118,6 +119,7 @@ class ScriptHooks:
         register_optimizer_step_post_hook(untraced(self.after_step))
         self._note_losses()
         self._replace_methods()
+        self._follow_fabric()
         replace_copies_in_libraries()
 
     @property
@@ -550,6 +552,25 @@ class ScriptHooks:
             self._followed.add(name)
             for step in ("training_step", "validation_step", "test_step", "predict_step"):
                 replaces(sys.modules[name].Strategy, step)(self._run_in_precision)
+
+    def _follow_fabric(self) -> None:
+        """Let Fabric cast its models' inputs to the row's type, as it does to that of its own mixed precision."""
+        row = self.precision.row
+        wanted = None if row.autocast_dtype is None else getattr(torch, row.autocast_dtype)
+
+        def follow(kind: str, module: ModuleType) -> None:
+            @replaces(vars(module)[kind], "convert_input")
+            def convert(as_written: Any, precision: Any, data: Any) -> Any:
+                if type(precision).__module__ != module.__name__:  # another one's, which inherits
+                    return as_written(precision, data)
+                return data if wanted is None else tree_map_tensors(narrow, data)
+
+        def narrow(tensor: Tensor) -> Tensor:
+            return tensor.to(wanted) if tensor.is_floating_point() else tensor
+
+        for library in ("lightning.fabric", "lightning_fabric") if row.name != AS_WRITTEN else ():
+            for name, kind in (("precision", "Precision"), ("amp", "MixedPrecision")):
+                on_import(f"{library}.plugins.precision.{name}", functools.partial(follow, kind))
 
     def _follow_calls(self) -> None:
         """Hook modules whose class has a `__call__` of its own, as gpytorch's: torch's hooks may not run there."""
