@@ -1018,6 +1018,12 @@ def test_what_a_closure_computes_is_not_profiled_as_the_optimizer_s(answers):
         ([1] * 20 + [9] + [1] * 9, 21, 1),  # the same may have been before the first step
         ([1] * 20 + [9] + [1] * 30, 0, 1),  # it has not come again
         ([1] * 320 + [400] + [1] * 319 + [400] + [1] * 9, 320, 2),
+        # Others, by chance at regular distances with one of these, have little of the time.
+        (
+            ([1] * 159 + [5]) + [1] * 159 + [400] + [1] * 159 + [5] + [1] * 159 + [400] + [1] * 79 + [5] + [1] * 79,
+            320,
+            2,
+        ),
         (([1] * 320 + [4] + [400] + [4, 1] * 3) * 4, 328, 4),  # which is far longer than others
         ([1, 1, 1, 4] * 2 + [1, 4] * 2 + [1] * 900, 0, 0),
         ([1, 1.02, 1, 1, 1.01, 1] * 4, 0, 0),

@@ -791,12 +791,20 @@ def extra_work(seconds: Sequence[float]) -> tuple[int, list[int]]:
     if len(seconds) < _FEWEST_TIMED_STEPS:
         return 0, []
     usual, total = statistics.median(seconds), sum(seconds)
+    extra = sum(each for each in seconds[1:] if each > _EXTRA_FACTORS[-1] * usual)
     for factor in _EXTRA_FACTORS:
         long = [index for index, each in enumerate(seconds) if index and each > factor * usual]
         is_much = sum(seconds[index] for index in long) >= (_LEAST_EXTRA_SHARE + len(long) / len(seconds)) * total
         if is_much and len(long) <= _MOST_EXTRA_STEPS * len(seconds) and (period := _period_of(long, len(seconds))):
             return period, long
-    least = max(_LEAST_RARE_FACTOR * usual, _LEAST_EXTRA_SHARE * total)
+        if sum(seconds[index] for index in long) > _LEAST_PERIODIC * extra:
+            break  # the shorter ones may be other programs'
+    return _rare_work(seconds)
+
+
+def _rare_work(seconds: Sequence[float]) -> tuple[int, list[int]]:
+    """Return the same of what comes once or twice, or not at regular distances."""
+    least = max(_LEAST_RARE_FACTOR * statistics.median(seconds), _LEAST_EXTRA_SHARE * sum(seconds))
     rare = [index for index, each in enumerate(seconds) if each > least and index >= _NUM_FIRST_STEPS]
     # Before the first step may have been the same work as before others, and what comes at each 100th step does so.
     distances = {after - before for before, after in itertools.pairwise(rare if len(rare) > 1 else [-1, *rare])}
