@@ -295,14 +295,11 @@ class ScriptHooks:
 
     def compute_loss(self, loss: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute a loss of a model's outputs in castwise's autocast, as around both by hand."""
-        if not torch.is_grad_enabled():
-            return loss(*args, **kwargs)
-        computed = [_as_computed(value) for value in (*args, *kwargs.values())]
-        if not any(isinstance(value, Tensor) and value.dtype in HALVES for value in computed):
+        if (computed := _in_16_bits(args, kwargs)) is None:
             return loss(*args, **kwargs)
         has_begun = self.precision.autocast.enter()
         try:
-            return loss(*computed[: len(args)], **dict(zip(kwargs, computed[len(args) :], strict=True)))
+            return loss(*computed[0], **computed[1])
         finally:
             if has_begun:
                 self.precision.autocast.leave()
@@ -319,11 +316,8 @@ class ScriptHooks:
 
     def enter_without_weights(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Compute in autocast, from a model's outputs, what has no weights, such as a loss: as around both by hand."""
-        computed = tree_map_tensors(_as_computed, (args, kwargs))
-        changed = any(new is not old for new, old in zip(*map(tree_tensors, (computed, (args, kwargs))), strict=True))
-        if not changed or not torch.is_grad_enabled():
-            return None
-        if self.precision.autocast.enter():
+        computed = _in_16_bits(args, kwargs)
+        if computed is not None and self.precision.autocast.enter():
             self._left_with = module
         return computed
 
@@ -609,6 +603,13 @@ def _call_followed(call: Any, *args: Any, **kwargs: Any) -> Any:
     return (call if torch.compiler.is_compiling() else functools.partial(_installed[0].call_followed, call))(
         *args, **kwargs
     )
+
+
+def _in_16_bits(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """Return a loss's arguments as the model computed them; None without gradients, or if none is of 16 bits."""
+    computed: tuple[Any, Any] = tree_map_tensors(_as_computed, (args, kwargs))
+    is_low = torch.is_grad_enabled() and any(tensor.dtype in HALVES for tensor in tree_tensors(computed))
+    return computed if is_low else None
 
 
 def _as_computed(value: Any) -> Any:
