@@ -190,7 +190,7 @@ def inspect_user_model(
             stack.callback(session.close)
             session.open(machine.device)
             found = session.inspect(model, limit, on_note)
-            # The ranks of a launcher are told what to do when they start.
+            # A launcher gives its ranks their precision as it starts them.
             if is_script and not model.launcher and begun is not None:
                 begun.append(session)
                 stack.pop_all()
