@@ -279,6 +279,30 @@ def test_configuration_with_a_narrow_ratio_stops() -> None:
     assert len(of(compared, "fp16-mixed")) == len(of(compared, "fp32")) == 6
 
 
+@pytest.mark.parametrize(
+    ("gains", "one_look", "num_processes"),
+    [
+        # As fast as fp32 to 2 %, which is in doubt: but bf16-mixed is faster.
+        ({"fp16-mixed": (0.41, 0.42, 0.43), "bf16-mixed": (0.75, 0.75, 0.75)}, True, [3, 3, 3]),
+        ({"fp16-mixed": (0.41, 0.42, 0.43), "bf16-mixed": (0.75, 0.75, 0.75)}, False, [5, 3, 5]),
+        # 1.8 times as fast within 6 %; 1.07 times within 6 %.
+        ({"fp16-mixed": (0.1, 0.1, 0.1), "bf16-mixed": (0.74, 0.75, 0.76)}, True, [3, 3, 1]),
+        ({"fp16-mixed": (0.1, 0.1, 0.1), "bf16-mixed": (0.44, 0.45, 0.46)}, True, [5, 5, 1]),
+    ],
+)
+def test_without_a_width_asked_for_rounds_end_when_the_fastest_is_known(
+    gains: dict[str, tuple[float, ...]], one_look: bool, num_processes: list[int]
+) -> None:
+    made = Noisy()
+
+    def gain(spec: TrialSpec) -> float:
+        return gains[spec.precision][spec.repeat % 3] if spec.precision in gains else 1.0
+
+    made.gain = gain
+    compared = compare(made, max_rounds=5, one_look=one_look)
+    assert [len(of(compared, name)) for name in NAMES] == num_processes, speedup_of(compared, "fp16-mixed")
+
+
 class ClockedSession(FakeSession):
     _engine: "Clocked"
 

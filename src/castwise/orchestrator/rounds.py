@@ -28,6 +28,8 @@ _CONTEXT_BYTES = 2**30
 _USABLE = 0.95  # of the device's memory
 # Rounds at the most if nothing is asked for: three have an interval, and two more may settle a doubtful verdict.
 _FEW_ROUNDS = 5
+# Without a width asked for, an interval need not be narrower than this share of the logarithm of a speed-up.
+_SHARE_OF_GAIN = 0.1
 # Of a budget: what is not warm so long after its end is not waited for. Source: chosen here.
 _GRACE_SHARE = 0.03
 
@@ -44,7 +46,8 @@ class StopRule:
     min_rounds: int = 3  # before an interval counts
     max_rounds: int = MOST_ROUNDS
     budget_seconds: float | None = None  # wall time that the rounds may take; None for no such limit
-    # Whether one process is enough if it shows which is faster: nobody asked for an interval.
+    # Nobody asked for a width or a number of rounds: enough is what decides which precision to take. One process is if
+    # it shows which is faster.
     one_look: bool = False
 
     @classmethod
@@ -63,7 +66,8 @@ class StopRule:
 
     def is_answered(self, ratio: Estimate) -> bool:
         """Return whether a speed-up is known well enough, and its verdict is not in doubt."""
-        if ratio.n < self.min_rounds or ratio.half_width > self.half_width:
+        share_of_gain = _SHARE_OF_GAIN * abs(math.log(ratio.value)) if self.one_look else 0.0
+        if ratio.n < self.min_rounds or ratio.half_width > max(self.half_width, share_of_gain):
             return False
         return verdict_of(ratio, self.margin).kind != "inconclusive"
 
@@ -185,7 +189,8 @@ class Rounds:
         if len(self._specs) == 1:
             known = doubt = "nothing to compare"
         else:
-            known, doubt = f"every speed-up is known within {share}", f"not every speed-up is clear within {share}"
+            doubt = f"not every speed-up is clear within {share}"
+            known = "the fastest is known" if self._rule.one_look else f"every speed-up is known within {share}"
             if looked := [spec.precision for spec in self._specs if self._is_settled_by_a_look(spec)]:
                 known = f"one run is enough for {', '.join(looked)}"
         return f"{number}: {known}" if ending == "narrow" else f"{number}, the limit: {doubt}"
@@ -250,7 +255,18 @@ class Rounds:
         ):
             return True
         ratio = speedup_estimate(self._of(self._baseline), trials) if self._baseline is not None else None
-        return ratio is None or self._rule.is_answered(ratio)
+        return ratio is None or self._rule.is_answered(ratio) or self._is_behind(spec)
+
+    def _is_behind(self, spec: TrialSpec) -> bool:
+        """Return whether another is proven faster that is as good to take: nothing depends on by how much."""
+        if not self._rule.one_look:
+            return False
+        for other in self._not_failed():
+            if precision_row(other.precision).keeps_float32_weights or self._is_baseline(other):
+                ratio = speedup_estimate(self._of(spec), self._of(other))
+                if ratio is not None and ratio.low > 1 and not self._has_diverged(other):
+                    return True
+        return False
 
     def _is_settled_by_a_look(self, spec: TrialSpec) -> bool:
         if not self._rule.one_look or self._baseline is None or self._is_baseline(spec):
