@@ -334,3 +334,20 @@ def test_sustained_steps(script: Script) -> None:
     stretch = run.run_sustained(1.1)
     assert (stretch.num_steps, stretch.seconds) == (22, pytest.approx(1.1))
     assert len(run.finish().blocks) == 1
+
+
+@pytest.mark.parametrize(
+    ("windows", "has_settled"),
+    [
+        ((9.0, 1.0, 1.0, 1.0), True),
+        ((1.0, 1.0, 1.0), False),  # the first does not count
+        ((9.0, 1.1, 1.0, 1.2, 0.9, 1.1, 1.0, 1.2, 0.9), True),  # they vary, around the same
+        ((9.0, 1.1, 1.0, 1.2, 0.9, 1.1, 1.0, 1.2), False),
+        ((9.0, 1.4, 1.3, 1.5, 1.2, 1.1, 1.0, 1.2, 0.9), False),  # they still get faster
+        ((9.0, 1.0, 1.1, 0.9, 1.0, 1.3, 1.4, 1.2, 1.3), False),  # a loader's first batches were ready
+    ],
+)
+def test_steps_that_vary_settle_when_they_no_longer_change_their_median(
+    windows: tuple[float, ...], has_settled: bool
+) -> None:
+    assert steady_run.settled(windows) is has_settled

@@ -263,8 +263,10 @@ class Rounds:
             return False
         for other in self._not_failed():
             if precision_row(other.precision).keeps_float32_weights or self._is_baseline(other):
-                ratio = speedup_estimate(self._of(spec), self._of(other))
-                if ratio is not None and ratio.low > 1 and not self._has_diverged(other):
+                slower, faster = self._of(spec), self._of(other)
+                ratio = speedup_estimate(slower, faster)
+                is_proven = ratio is not None and (ratio.low > 1 or one_process_shows(slower, faster) == "faster")
+                if is_proven and not self._has_diverged(other):
                     return True
         return False
 
