@@ -156,6 +156,35 @@ def odd(of_peak: float, share: float = 1.0, classes: Mapping[str, float] = FULL,
     return step(classes=classes, products={"linear": {name: flops}}, counted=counted)
 
 
+FLASH = 0.335 * PEAK  # FLOP/s
+
+
+def attends(backend: str, share: float, of_flash: float, *, causal: float | None = None, **changes: Any) -> Any:
+    """Return a step that spends so many per cent in attention, for whose FLOPs flash attention would take others."""
+    fields = {"backend": backend, "format": "bf16", "queries": 4096, "keys": 4096, "head_size": 64, **changes}
+    fields |= {"seconds": share / 100 * STEP, "flops": int(of_flash / 100 * STEP * FLASH)}
+    own = {"attention": [{"product_seconds": 0.2 * fields["seconds"], **fields}]}
+    return step(classes=FULL, profile=own, counted={"causal_mask_share": causal})
+
+
+def recomputes(share: float, needed_bytes: int) -> Trial:
+    counted = {"recomputed_bytes": needed_bytes}
+    return step(classes=FULL, profile={"recomputed_seconds": share / 100 * STEP}, counted=counted)
+
+
+def copies(classes: Mapping[str, float], kind: str = "HtoD Pageable", **changes: Any) -> Trial:
+    """Return a step that spends in copies of the host's what its classes say."""
+    own = {"host_copy_seconds": {kind: classes["host_copy"] / 100 * STEP}}
+    return step(classes=classes, profile=own, **changes)
+
+
+def reads_rows(*shapes: tuple[int, ...], seconds: float = 0.3) -> Trial:
+    return step(
+        classes={"indexing": 100 * seconds, TENSOR: 70},
+        profile=kernel("indexing", 30, "k", "aten::index_add_", *shapes),
+    )
+
+
 def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
     """Return a profile's fields with a product of a convolution's backward pass, of 32 groups."""
     return product(share, "sm90_xmma_dgrad", *(shapes or GROUP), operator="aten::convolution_backward")
@@ -181,6 +210,20 @@ def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
         ("alignment", 0.4 * 0.75, "", [step(classes={TENSOR: 50, "other": 50}, profile=product(40), **HALF_MM)]),
         ("alignment", 0.4 * 0.4, "", [step(classes=FULL, profile=product(40, "tensorop_align1", (1,), operator=""))]),
         ("alignment", None, "space-to-depth", [step(classes=FULL, profile=stem(3), products=BF16)]),
+        ("attention", 0.5, "", [attends("written", 60, 10 * 6 / 7)]),
+        ("attention", 0.5, "", [attends("math", 60, 10 * 6 / 7)]),
+        ("attention", 0.4, "", [attends("written", 50, 1, format="fp32")]),  # whose products stay as they are
+        ("attention", 0.4, "", [attends("efficient", 60, 20, is_masked=True)]),
+        ("attention", 0.5, "", [attends("cudnn", 60, 20, causal=1.0, is_masked=True)]),
+        ("attention", 0.5, "", [attends("efficient", 60, 10, format="fp32")]),
+        ("attention", 0.4, "", [attends("efficient", 60, 5, queries=32)]),  # of tiles of 128
+        ("recomputation", 0.24, "", [recomputes(24, 2**30)]),
+        ("recomputation", 0.12, "", [recomputes(24, int(26.8 * 2**30))]),
+        ("host-copies", 0.3, "", [copies({"host_copy": 30, TENSOR: 70})]),
+        ("host-copies", 0.3, "", [copies({"host_copy": 30, TENSOR: 70}, "DtoH Pageable")]),
+        ("indexing", 0.3, "", [reads_rows()]),
+        # It reads and writes 2 million rows of 64 values once: 1.02 GB of 3.35 TB/s.
+        ("indexing", 0.3 - 0.00306, "", [reads_rows((200_000, 64), (2_000_000,), (2_000_000, 64))]),
         ("layout", 0.1 + 0.55 * 0.4, "channels-last", [step(classes=NORMS, profile=NCHW)]),
         ("layout", 0.1, "channels-last", [step(classes=NORMS, profile=NHWC)]),
         ("layout", 0.1, "channels-last", [step("tf32", NORMS, profile=NCHW, **TF32)]),
@@ -258,6 +301,19 @@ def test_a_cause_has_its_evidence(expected: str, share: float | None, technique:
         ("launches", [step(classes={TENSOR: 70}, device="cpu")]),
         ("launches", [step(classes=FULL, sm_share=0.4)]),  # the profile knows better
         ("launches", [step(sm_share=0.7)]),
+        ("attention", [attends("flash", 60, 10)]),
+        ("attention", [attends("cudnn", 60, 10)]),
+        ("attention", [attends("efficient", 60, 58, is_masked=True)]),
+        ("attention", [step(classes={"attention": 60, TENSOR: 40})]),
+        ("recomputation", [recomputes(4, 2**30)]),
+        ("recomputation", [recomputes(24, 2**50)]),  # for which there is no memory
+        ("host-copies", [copies({"host_copy": 4, TENSOR: 96})]),
+        ("host-copies", [step(classes={"host_copy": 30, TENSOR: 100})]),  # beside kernels
+        ("small-kernels", [copies({"host_copy": 60, TENSOR: 30}, sm_share=0.2)]),
+        ("memory", [step(classes={"host_copy": 60, TENSOR: 40})]),
+        ("memory", [step(classes={"indexing": 60, TENSOR: 40})]),
+        ("indexing", [step(classes={"indexing": 4, TENSOR: 96})]),
+        ("indexing", [reads_rows((9, 64), (200_000_000,), (200_000_000, 64))]),  # as fast as it can be
         ("input", [fake_run(TRAINING, fake_epoch(TRAINING))]),
         ("recompilation", [script_with(compiled_steps=1, compiled_share=0.04)]),
         ("padding", [script_with(padding_share=0.04)]),
@@ -321,6 +377,49 @@ def test_float32_products_are_named_with_their_modules_and_lines() -> None:
     assert true.evidence.endswith(": a cast makes them float32")
     found = last(step(**DOUBLE)).causes[0]
     assert found.evidence == "50 % of the step is float64 products in `head`"
+
+
+def test_what_keeps_attention_from_flash_is_named() -> None:
+    for trial, why, tried in (
+        (
+            attends("written", 60, 1),
+            "a softmax of their own: its scores of 4,096×4,096",
+            "scaled_dot_product_attention",
+        ),
+        (attends("efficient", 60, 1, is_masked=True), "in memory-efficient kernels, with a mask", "flex_attention"),
+        (attends("cudnn", 60, 1, is_masked=True, causal=1.0), "in cuDNN kernels, with a causal mask", "is_causal=True"),
+        (attends("efficient", 60, 1, format="fp32"), "flash attention takes 16 bits only", "16 bits"),
+        (attends("efficient", 60, 1, head_size=320), "these have 320", "more heads"),
+        (attends("efficient", 60, 1), "in memory-efficient kernels", "its warnings say why"),
+    ):
+        (cause,) = last(trial).causes
+        assert why in cause.evidence
+        assert tried in cause.advice
+
+
+def test_scores_that_a_fused_kernel_keeps_are_no_work_for_compile() -> None:
+    own = attends("written", 60, 1).profile
+    assert own is not None
+    shares = {"reduction": 48.0, TENSOR: 52.0}
+    assert names(last(step(classes=shares))) == ["memory"]
+    assert names(last(step(classes=shares, profile={"attention": own.attention}))) == ["attention"]
+
+
+def test_reads_beside_launches_are_named_first() -> None:
+    waits = {"waits": {"aten::_local_scalar_dense": 5.0, "aten::copy_": 2.0, "": 1 / 3}}
+    (cause,) = last(step(classes={TENSOR: 60}, profile=waits)).causes
+    assert cause.evidence.endswith("and waits for `.item()` 5 times")
+    assert cause.advice.startswith("no such waits within a step, then a CUDA graph")
+    assert not cause.technique
+    (found,) = last(step(classes={TENSOR: 80}, profile=WAITS | {"waits": {"": 1 + 1 / 3, "aten::nonzero": 2}})).causes
+    assert found.name == "synchronisation"
+    assert found.evidence.endswith("waits for nonzero 2 times and torch.cuda.synchronize() once")
+
+
+def test_an_optimizer_that_is_fused_is_not_to_be_fused() -> None:
+    fused = kernel("optimizer", 30, "multi_tensor_apply_kernel", "aten::_fused_adamw_")
+    (cause,) = last(step(classes={"optimizer": 30, TENSOR: 70}, profile=fused)).causes
+    assert (cause.technique, cause.share) == ("", pytest.approx(0.15))
 
 
 def test_misaligned_widths_are_named_with_what_to_pad_them_to() -> None:

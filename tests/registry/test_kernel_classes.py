@@ -149,7 +149,13 @@ reduction - ANON multi_tensor_apply_kernel<TensorListMetadata<1>, at::native::Lp
 loss_scaling - ANON multi_tensor_apply_kernel<TensorListMetadata<1>, UnaryOpFunctor<float>, at::native::_amp_foreach_non_finite_check_and_unscale_cuda_(at::TensorList)::lambda>(int)
 loss_scaling - at::native::amp_update_scale_cuda_kernel(float*, int*, float const*, double, double, int)
 reduction - ANON max_pool_forward_nhwc<float, int>(float const*)
-other - ANON embedding_backward_feature_kernel<float, float, long>(long const*)
+indexing - ANON embedding_backward_feature_kernel<float, float, long>(long const*)
+indexing - ATEN indexFuncLargeIndex<float, long, unsigned int, 2, 2, -2, true, at::native::ReduceAdd>(int)
+indexing - ATEN _scatter_gather_elementwise_kernel<128, 8, at::native::_cuda_scatter_gather_internal_kernel<true> >(int)
+indexing - ATEN index_elementwise_kernel<128, 4, at::native::gpu_index_kernel<at::native::index_put_kernel_impl> >(int)
+indexing - ATEN vectorized_gather_kernel<16, long>(char*, char*, long*, int, long)
+indexing - void cusparse::csrmm_v2_kernel<float>(int)
+indexing - void cub::CUB_200802_SM_900::DeviceRadixSortOnesweepKernel<cub::Policy800, (cub::SortOrder)0, long>(long*)
 
 # Inductor
 normalisation - triton_red_fused__native_batch_norm_legit_functional_0
@@ -166,7 +172,7 @@ communication - ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage
 communication - ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)
 communication - ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)
 copy - Memcpy DtoD (Device -> Device)
-copy - Memcpy HtoD (Pageable -> Device)
+host_copy - Memcpy HtoD (Pageable -> Device)
 copy - Memset (Device)
 normalisation - statistics_kernel
 communication - scatter_kernel

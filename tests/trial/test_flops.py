@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from castwise.records.schema import StepFlops
 from castwise.registry.workloads import WORKLOADS, find_workload
 from castwise.spec.trial import FIT
-from castwise.trial.flops import _FORMULAS, ProductCounter, _count_without_memory
+from castwise.trial.flops import _FORMULAS, ProductCounter, _count_without_memory, _is_causal
 from castwise.trial.models import build_task
 from castwise.trial.steady_run import SteadyRun
 
@@ -162,6 +162,7 @@ def test_what_a_checkpoint_computes_again_is_apart(use_reentrant: bool) -> None:
     data = torch.randn(4, 8, requires_grad=True)
     found = counted(lambda: checkpoint(layers, data, use_reentrant=use_reentrant).sum())
     assert found.recomputed_flops == 2 * 2 * 4 * 8 * 8
+    assert found.recomputed_bytes == 4 * 4 * 4 * 8, "the outputs of four layers; views are none"
     assert found.products == {"linear": {"fp32": 2 * 3 * 2 * 4 * 8 * 8}}
 
 
@@ -172,7 +173,21 @@ def test_a_gradient_of_a_gradient_is_not_taken_for_a_checkpoint() -> None:
         (gradient,) = torch.autograd.grad(layer(data).sigmoid().sum(), data, create_graph=True)
         return gradient.square().sum()
 
-    assert counted(penalty).recomputed_flops == 0
+    assert (counted(penalty).recomputed_flops, counted(penalty).recomputed_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("mask", "is_causal"),
+    [
+        (torch.full((2, 1, 8, 8), -torch.inf).triu(1), True),
+        (torch.full((8, 8), torch.finfo(torch.float32).min).triu(1).expand(2, 3, 8, 8), True),
+        (torch.zeros(8, 8), False),
+        (torch.full((2, 1, 8, 8), -torch.inf).triu(1).index_fill(0, torch.tensor(1), -torch.inf), False),  # padded
+        (torch.full((8, 9), -torch.inf).triu(1), False),
+    ],
+)
+def test_a_mask_is_causal_if_it_leaves_the_keys_up_to_each_query_s(mask: Tensor, is_causal: bool) -> None:
+    assert _is_causal(mask) == is_causal
 
 
 def test_saved_activations_count_once_and_weights_do_not() -> None:

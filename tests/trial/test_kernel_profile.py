@@ -209,7 +209,7 @@ def test_a_gpu_is_first_recorded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (profile.device_type, profile.num_steps, profile.missing) == ("cuda", 2, "")
     assert profile.seconds == pytest.approx(50e-9)
     assert profile.idle_seconds == pytest.approx(20e-9)
-    assert profile.class_seconds == {"tensor_core_product": pytest.approx(25e-9), "copy": pytest.approx(5e-9)}
+    assert profile.class_seconds == {"tensor_core_product": pytest.approx(25e-9), "host_copy": pytest.approx(5e-9)}
     assert profile.module_seconds["a"].forward_seconds == pytest.approx(25e-9)
     assert (profile.kernels[0].operator, profile.kernels[0].shapes) == ("aten::mm", ((4, 4),))
 

@@ -21,6 +21,7 @@ from castwise.trial.trace_summary import (
 GEMM = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT"
 NORM = "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>(int)"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int)"
+MATH = "aten::_scaled_dot_product_attention_math"
 COPY_BACK = "Memcpy DtoH (Device -> Pageable)"
 
 
@@ -103,7 +104,7 @@ def test_a_compiled_update_is_the_optimizer_but_its_communication_is_not() -> No
         ("a_kernel_of_tomorrow", ["aten::conv2d", "aten::cudnn_convolution"], "unknown_product"),
         ("a_kernel_of_tomorrow", ["aten::native_layer_norm"], "normalisation"),
         ("a_kernel_of_tomorrow", ["aten::max_pool2d_with_indices"], "reduction"),
-        ("a_kernel_of_tomorrow", ["aten::embedding_dense_backward"], "other"),
+        ("a_kernel_of_tomorrow", ["aten::embedding_dense_backward"], "indexing"),
         ("elementwise_kernel<direct_copy_kernel_cuda>", ["aten::linear", "aten::to", "aten::copy_"], "cast"),
         ("elementwise_kernel<direct_copy_kernel_cuda>", ["aten::contiguous", "aten::clone"], "layout_conversion"),
         ("elementwise_kernel<direct_copy_kernel_cuda>", ["aten::copy_"], "elementwise"),
@@ -179,6 +180,91 @@ def test_what_others_operators_launch_is_listed_apart() -> None:
     }
     assert found == {"theirs::mix": 20, "": 7}
     assert summarize_kernels((), events, 1, classify_kernel).unlisted_seconds == {}
+
+
+QUERY, MASK = (2, 4, 256, 64), (1, 1, 256, 256)
+
+
+def backward(name: str, start: int, id: int, sequence: int) -> HostEvent:  # noqa: A002
+    return HostEvent(name, start, start + 20, 2, id, sequence=sequence, forward_thread=1)
+
+
+def test_fused_attention_has_its_backend_size_mask_and_flops() -> None:
+    half = ("c10::BFloat16",)
+    host = (
+        HostEvent(
+            "aten::_scaled_dot_product_efficient_attention", 0, 9, 1, 1, shapes=(QUERY, QUERY, QUERY, MASK), dtypes=half
+        ),
+        HostEvent("aten::_efficient_attention_forward", 1, 8, 1, 2, shapes=((2, 256, 4, 64),) * 3, dtypes=half),
+        HostEvent(
+            "aten::_scaled_dot_product_efficient_attention_backward", 10, 19, 1, 3, shapes=(QUERY,) * 5, dtypes=half
+        ),
+    )
+    events = [kernel("fmha_cutlassF_bf16_aligned", 2, 10), kernel("fmha_cutlassB_bf16_aligned", 3, 30)]
+    (found,) = summarize_kernels(host, events, 1, classify_kernel).attention
+    assert (found.backend, found.format, found.is_masked) == ("efficient", "bf16", True)
+    assert (found.queries, found.keys, found.head_size) == (256, 256, 64)
+    assert (found.seconds, found.product_seconds) == (pytest.approx(40e-9), pytest.approx(40e-9))
+    assert found.flops == 14 * 2 * 4 * 256 * 256 * 64
+
+
+@pytest.mark.parametrize(("around", "backend"), [("aten::matmul", "written"), (MATH, "math")])
+def test_attention_that_is_written_out_is_all_that_reads_or_writes_its_scores(around: str, backend: str) -> None:
+    rows, scores = (8, 256, 64), (8, 256, 256)
+    host = (
+        HostEvent(around, 0, 9, 1, 1, shapes=(QUERY, (2, 4, 64, 256))),
+        HostEvent("aten::bmm", 1, 8, 1, 2, shapes=(rows, (8, 64, 256)), dtypes=("c10::Half",)),
+        HostEvent("aten::masked_fill_", 10, 19, 1, 3, shapes=((2, 4, 256, 256), (256, 256))),
+        HostEvent("aten::_softmax", 20, 29, 1, 4, shapes=((2, 4, 256, 256),)),
+        HostEvent("aten::bmm", 30, 39, 1, 5, shapes=(scores, rows)),
+        HostEvent("aten::bmm", 40, 49, 1, 6, shapes=((8, 64, 256), scores)),  # of the gradient of the keys
+        HostEvent("aten::native_layer_norm", 50, 59, 1, 7, shapes=((2, 256, 256),)),  # whose width is that of scores
+        HostEvent("aten::bmm", 60, 69, 1, 8, shapes=((8, 64, 64), (8, 64, 64))),
+    )
+    events = [kernel(GEMM if i in (2, 5, 6, 8) else ADD, i, i) for i in range(2, 9)]
+    (found,) = summarize_kernels(host, events, 1, classify_kernel).attention
+    assert (found.backend, found.format, found.queries, found.head_size) == (backend, "fp16", 256, 64)
+    assert (found.seconds, found.product_seconds) == (pytest.approx(20e-9), pytest.approx(13e-9))
+    assert found.flops == 3 * 2 * 8 * 256 * 256 * 64
+    assert summarize_kernels(host[4:], events, 1, classify_kernel).attention == ()
+
+
+@pytest.mark.parametrize(("has_graph", "recomputed"), [(False, 4), (True, 0)])
+def test_forward_within_backward_is_recomputed_but_not_gradients_of_gradients(has_graph: bool, recomputed: int) -> None:
+    host = (
+        HostEvent("aten::linear", 0, 9, 1, 1, sequence=3, shapes=((4, 4),)),
+        backward("AddmmBackward0", 20, 2, 3),
+        HostEvent(f"{MODULE_RANGE}a", 21, 29, 2, 3),
+        HostEvent("aten::linear", 22, 28, 2, 4, sequence=7, shapes=((4, 4),)),
+        HostEvent("aten::addmm", 23, 27, 2, 5, shapes=((4, 4),)),
+        HostEvent("aten::mm", 30, 35, 2, 6, sequence=8 if has_graph else -1, shapes=((4, 4),)),
+    )
+    profile = summarize_kernels(host, [kernel(GEMM, 5, 4), kernel(GEMM, 6, 8), kernel(GEMM, 1)], 1, classify_kernel)
+    assert profile.recomputed_seconds == pytest.approx(recomputed * 1e-9)
+
+
+def test_copies_cost_what_no_kernel_hides() -> None:
+    to_device, pinned = "Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pinned -> Device)"
+    events = [
+        DeviceEvent(GEMM, 0, 100),
+        DeviceEvent(pinned, 20, 80),  # behind the kernel
+        DeviceEvent(to_device, 110, 150),
+        DeviceEvent(ADD, 155, 200),  # which was launched after it
+        DeviceEvent(COPY_BACK, 200, 207),
+        DeviceEvent("Memcpy DtoD (Device -> Device)", 210, 290),
+    ]
+    found = measure_idle(events, 1)["host_copy_seconds"]
+    assert found == {
+        "HtoD Pinned": 0.0,
+        "HtoD Pageable": pytest.approx(45e-9),
+        "DtoH Pageable": pytest.approx(7e-9),
+    }
+
+
+def test_waits_are_counted_by_the_operator_around_them() -> None:
+    host = (HostEvent("aten::item", 0, 9, 1, 1), HostEvent("aten::_local_scalar_dense", 1, 8, 1, 2))
+    profile = summarize_kernels(host, [], 2, classify_kernel, [2, 2, 0])
+    assert profile.waits == {"aten::_local_scalar_dense": 1.0, "": 0.5}
 
 
 def test_long_names_are_cut() -> None:

@@ -22,24 +22,27 @@ from castwise.analysis.speedup import was_timed
 from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
 from castwise.errors import UsageError
-from castwise.records.schema import KernelTime, Trial
+from castwise.records.schema import AttentionTime, KernelTime, Trial
 from castwise.registry.gpus import find_gpu_model, peak
 from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, KernelClass, format_of
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, find_precision, is_same_as_fp32, why_emulated
 from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join
 from castwise.spec.loss_scale import is_dynamic
-from castwise.spec.quantities import format_share
+from castwise.spec.quantities import format_bytes, format_share
 from castwise.spec.trial import TrialSpec
 from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.types import CauseName
 from castwise.spec.user_model import is_object
 
-# Work whose time is that of the bytes that it moves; casts and conversions are causes of their own.
-_MOVES: tuple[KernelClass, ...] = ("normalisation", "elementwise", "reduction", "copy", "other")
-MEMORY: tuple[KernelClass, ...] = (*_MOVES, "cast", "layout_conversion")
+# Work whose time is that of the bytes that it moves: what torch.compile may fuse, and what it does not.
+_FUSED: tuple[KernelClass, ...] = ("normalisation", "elementwise", "reduction", "copy", "other")
+MEMORY: tuple[KernelClass, ...] = (*_FUSED, "host_copy", "indexing", "cast", "layout_conversion")
 UPDATE: tuple[KernelClass, ...] = ("optimizer", "loss_scaling")
 CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "other": "other work"}
+_WRITES_SCORES = ("written", "math")
+_WAITS = {"aten::_local_scalar_dense": "`.item()`", "": "torch.cuda.synchronize()"}
+_LEAST_WAITS = 0.9  # a step
 
 # Shares of a step. Source: chosen here; docs/evidence/causes.md has the cases that they tell apart.
 _LEAST = 0.05  # that a cause takes, and that a precision must differ by
@@ -58,6 +61,12 @@ _FILLED = 0.5
 _SLOW = 0.6
 # Of the peak, what aligned products reach, if none can be compared with. Source: chosen here; an H200's reach 80 %.
 _REACHED = 0.6
+# Of the peak in 16 bits, what flash attention reaches. Source: Dao, "FlashAttention-2" (2023): 335 TFLOP/s of an H100,
+# forward and backward. Its tiles have at least 128 rows, and its heads at most 256 values.
+_FLASH_REACHES = 0.335
+_FLASH_TILE, _FLASH_HEAD = 128, 256
+_FLASH_CAPABILITY = (8, 0)
+_USABLE = 0.9  # of the GPU's memory: the allocator leaves gaps; chosen here
 # Of batch norm's time in NCHW, the share that channels-last saves in 16 bits. Source: ResNet-50, batch 256, bf16-mixed,
 # on an H100: 61.5 ms and 27.2 ms (docs/evidence/causes.md).
 _NORM_GAIN = 0.55
@@ -264,6 +273,18 @@ class Diagnosis:
         return None if wait is None else min(1.0, wait / self.seconds)
 
     @property
+    def reads(self) -> str:
+        """Return for what of the device the host waits each step, and how often; empty if it is not known."""
+        profile = self.profile
+        found = profile.waits if profile is not None and profile.num_steps > 1 else {}  # each profile waits once
+        often = {name: round(times) for name, times in found.items() if times > _LEAST_WAITS and name != "aten::copy_"}
+        named = (
+            f"{_WAITS.get(name, name.removeprefix('aten::'))} {f'{times} times' if times > 1 else 'once'}"
+            for name, times in sorted(often.items(), key=lambda each: -each[1])
+        )
+        return " and ".join([*named][:2])
+
+    @property
     def input_share(self) -> float:
         """Return the share of the step in which the host waited for a batch; 0 if there is no loader."""
         found = (steady_metrics.data_share([trial]) or data_share(trial) or 0.0 for trial in self.row.trials)
@@ -318,6 +339,18 @@ class Diagnosis:
         if self.flops is None or self.gpu is None:
             return 0.0
         return least_bytes(self.flops) / self.gpu.bandwidth_bytes_per_second / self.seconds
+
+    @property
+    def scores(self) -> float:
+        """Return the share of the step in which attention's scores go through memory between its products."""
+        found = self.profile.attention if self.profile is not None else ()
+        return self.scale * sum(each.seconds - each.product_seconds for each in found if each.backend in _WRITES_SCORES)
+
+    @property
+    def copied(self) -> float:
+        """Return the share of the step that copies between host and device take while no kernel runs."""
+        seconds = self.profile.host_copy_seconds.values() if self.profile is not None else ()
+        return min(1.0, sum(seconds) / self.seconds)
 
     @cached_property
     def slow_norm(self) -> float:
@@ -570,6 +603,70 @@ def _all_misaligned(step: Diagnosis) -> Cause | None:
     )
 
 
+def _attention(step: Diagnosis) -> Cause | None:
+    """Return what attention takes beyond what flash attention would, and what keeps it from that."""
+    limit, capability = peak(step.gpu, "bf16"), step.trial.environment.capability
+    if step.profile is None or limit is None or capability is None or capability < _FLASH_CAPABILITY:
+        return None
+    is_causal = (0.0 if step.flops is None else step.flops.causal_mask_share or 0.0) >= _MOSTLY
+    slow: list[tuple[float, AttentionTime]] = []
+    for each in step.profile.attention:
+        is_written = each.backend in _WRITES_SCORES
+        if is_written or each.is_masked or each.backend == "efficient":
+            # Flash attention computes the scores a second time in backward: a seventh product.
+            flops = each.flops * (7 / 6 if is_written else 0.5 if each.is_masked and is_causal else 1.0)
+            for size in (each.queries, each.keys):
+                flops *= math.ceil(size / _FLASH_TILE) * _FLASH_TILE / size
+            # Other kernels take float32, too: products take as long, and no scores go through memory.
+            in_float32 = each.product_seconds if is_written and each.format == "fp32" else 0.0
+            slow.append((max(0.0, each.seconds - max(in_float32, flops / (_FLASH_REACHES * limit))), each))
+    if not slow:
+        return None
+    worst = max(slow, key=lambda found: found[0])[1]
+    why, advice = _why_not_flash(worst, is_causal=is_causal)
+    share = format_share(step.scale * sum(each.seconds for _, each in slow))
+    seen = f"{share} of the step is attention over {worst.keys:,} tokens {why}"
+    return Cause("attention", seen, advice, step.scale * sum(saved for saved, _ in slow))
+
+
+def _why_not_flash(found: AttentionTime, *, is_causal: bool) -> tuple[str, str]:
+    """Return in what kernels attention runs and what keeps it from faster ones, and what to try."""
+    warns = "torch.nn.attention.sdpa_kernel with a faster backend: its warnings say why that does not run"
+    if found.backend in _WRITES_SCORES:
+        scores = f"its scores of {found.queries:,}×{found.keys:,} go through memory"
+        if found.backend == "math":
+            return f"in PyTorch's math backend: {scores}", warns
+        advice = "F.scaled_dot_product_attention, or need_weights=False for nn.MultiheadAttention"
+        return f"in products and a softmax of their own: {scores}", advice
+    why, advice = "", warns
+    if found.is_masked and is_causal:
+        why, advice = ", with a causal mask as a tensor", "is_causal=True instead of the mask"
+    elif found.is_masked:
+        why = ", with a mask, which flash attention does not take"
+        advice = "no mask if it leaves out nothing, is_causal=True if it is causal, else flex_attention"
+    elif found.format == "fp32":
+        why, advice = ", as flash attention takes 16 bits only", "16 bits for its inputs"
+    elif found.head_size > _FLASH_HEAD:
+        why = f", as flash attention takes heads of at most {_FLASH_HEAD}: these have {found.head_size}"
+        advice = "more heads, which are smaller"
+    return f"in {'memory-efficient' if found.backend == 'efficient' else 'cuDNN'} kernels{why}", advice
+
+
+def _recomputation(step: Diagnosis) -> Cause | None:
+    """Return what backward computes of forward again, if there is memory to keep it."""
+    seconds = 0.0 if step.profile is None else step.profile.recomputed_seconds or 0.0
+    known = [rank.peak_allocated_bytes for trial in step.row.trials for rank in trial.ranks]
+    held, memory = max(filter(None, known), default=None), step.trial.environment.gpu_memory_bytes
+    needed = 0 if step.flops is None else step.flops.recomputed_bytes
+    if not seconds or held is None or memory is None or step.on_cpu or not needed:
+        return None
+    share, fits = step.scale * seconds, min(1.0, max(0.0, (_USABLE * memory - held) / needed))
+    seen = f"{format_share(share)} of the step computes forward again in backward, as for activation checkpointing; "
+    seen += f"tensors take {format_bytes(held)} of {format_bytes(memory)}"
+    how = "no checkpoints" if fits == 1 else f"checkpoints in {format_share(1 - fits)} of the blocks"
+    return Cause("recomputation", seen, f"{how}: at most {format_bytes(int(fits * needed))} more", share * fits)
+
+
 def _layout(step: Diagnosis) -> Cause | None:
     converted = step.share_of("layout_conversion")
     if converted < _LEAST or step.on_cpu:
@@ -589,6 +686,7 @@ def _synchronisation(step: Diagnosis) -> Cause | None:
     scales = is_dynamic(step.trial.spec.loss_scale) and bool(step.technique("synchronisation"))
     why = "the loss scale is read on the host" if scales else "a value is read on the host"
     evidence = f"the GPU is idle {format_share(idle or 0.0)} of the step, and {why} each step"
+    evidence += step.reads and f": the host waits for {step.reads}"
     advice = "scaling on the device" if scales else "no .item(), .cpu() or print of tensors within a step"
     return Cause("synchronisation", evidence, advice, wait, step.technique("synchronisation") if scales else "")
 
@@ -611,8 +709,10 @@ def _launches(step: Diagnosis) -> Cause | None:
     micro = 1e6 * step.seconds / max(1.0, step.profile.num_kernels)
     evidence = (
         f"the GPU is idle {format_share(idle)} of the step: the host launches {step.profile.num_kernels:,.0f} kernels, "
-        f"one in {micro:.0f} µs"
+        f"one in {micro:.0f} µs{step.reads and ', and waits for '}{step.reads}"
     )
+    if step.reads:
+        advice, technique = f"no such waits within a step, then {advice}", ""  # no graph can have them
     return Cause("launches", evidence, advice, idle - wait, technique)
 
 
@@ -635,6 +735,24 @@ def _input(step: Diagnosis) -> Cause | None:
     evidence = f"the step waits {format_share(share)} of the time for its next batch"
     advice = "more loader workers" + ("" if step.trial.spec.is_script else ", or the data on the GPU")
     return Cause("input", evidence, advice, share, step.technique("input"))
+
+
+def _host_copies(step: Diagnosis) -> Cause | None:
+    """Return what copies between host and device take while no kernel runs."""
+    copies = {} if step.profile is None else step.profile.host_copy_seconds
+    if step.profile is None or not copies or step.on_cpu:
+        return None
+    most, share = max(copies, key=copies.__getitem__), step.copied
+    shapes = [each.shapes[0] for each in step.profile.kernels if each.name.startswith("Memcpy") and each.shapes]
+    largest = f", most of it {'×'.join(map(str, shapes[0]))}" if shapes else ""
+    if most.startswith("DtoH"):
+        seen = f"{format_share(share)} of the step copies to the host while no kernel runs{largest}"
+        return Cause("host-copies", seen, "results that stay on the GPU until the end of an epoch", share)
+    is_pageable = not most.endswith("Pinned")
+    memory = "pageable" if is_pageable else "pinned"
+    seen = f"{format_share(share)} of the step copies from {memory} memory of the host while no kernel runs{largest}"
+    pinned = "pinned memory and non_blocking=True" if is_pageable else "a copy of the next batch on its own stream"
+    return Cause("host-copies", seen, f"{pinned}, fewer bytes (uint8, 16 bits), or the data on the GPU", share)
 
 
 def _recompilation(step: Diagnosis) -> Cause | None:
@@ -661,14 +779,40 @@ def _casts(step: Diagnosis) -> Cause | None:
     return Cause("casts", seen, advice, share, technique) if share >= _LEAST else None
 
 
+def _indexing(step: Diagnosis) -> Cause | None:
+    """Return what gathers and scatters take beyond the time of their bytes."""
+    share = step.share_of("indexing")
+    if step.profile is None or share < _LEAST or step.on_cpu:
+        return None
+    kernels = [each for each in step.profile.kernels if each.kind == "indexing" and each.operator]
+    moved = sum(2 * each.launches * 4 * _num_indexed(each.shapes) for each in kernels)
+    least = 0.0 if step.gpu is None else step.scale * moved / step.gpu.bandwidth_bytes_per_second
+    names = list(dict.fromkeys(each.operator.removeprefix("aten::") for each in kernels))[:_MOST_MODULES]
+    seen = f"{format_share(share)} of the step reads or writes rows by index" + (
+        f": {', '.join(names)}" if names else ""
+    )
+    advice = "rows in the order of their index, or wider ones: torch.compile does not fuse it"
+    return Cause("indexing", seen, advice, max(0.0, share - least))
+
+
+def _num_indexed(shapes: Sequence[tuple[int, ...]]) -> int:
+    """Return at least how many values an operator reads or writes by index, by the shapes of its tensors."""
+    if not shapes:
+        return 0
+    row, least = shapes[0][-1] if len(shapes[0]) > 1 else 1, min(shapes[1:] or shapes, key=math.prod)
+    return math.prod(least) * (1 if len(least) > 1 and least[-1] == row else row)
+
+
 def _optimizer(step: Diagnosis) -> Cause | None:
     share = step.share_of(*UPDATE)
     if share < _LEAST_UPDATE:
         return None
     scales = " and loss scaling" if step.share_of("loss_scaling") else ""
     seen = f"{format_share(share)} of the step is the optimizer{scales}"
+    kernels = step.profile.kernels if step.profile is not None else ()
+    is_fused = any(each.operator.startswith("aten::_fused_") for each in kernels if each.kind == "optimizer")
     technique = step.technique("optimizer")
-    if technique:
+    if technique and not is_fused:
         least = 0.0
         if step.flops is not None and step.gpu is not None:
             least = 2 * step.flops.update_bytes / step.gpu.bandwidth_bytes_per_second / step.seconds
@@ -677,7 +821,7 @@ def _optimizer(step: Diagnosis) -> Cause | None:
 
 
 def _memory(step: Diagnosis) -> Cause | None:
-    share = step.share_of(*_MOVES)
+    share = step.share_of(*_FUSED) - step.scores
     if share < _LEAST_MEMORY or step.on_cpu:
         return None
     technique = step.technique("memory")
@@ -685,15 +829,17 @@ def _memory(step: Diagnosis) -> Cause | None:
         return None  # it is what takes the time, and there is nothing to try
     # What batch norm gains by another layout is a saving of `layout`.
     saved = share - _NORM_GAIN * step.slow_norm - step.memory_roof
-    names = [CLASS_WORDS.get(name, name) for name in step.shares if name in _MOVES]
+    names = [CLASS_WORDS.get(name, name) for name in step.shares if name in _FUSED]
     seen = f"{format_share(share)} of the step only moves data, most of it {' and '.join(names[:2])}"
     advice = "torch.compile, which fuses it" if compiles([technique]) else "kernels that fuse it"
     return Cause("memory", seen, advice if technique else "16 bits, which move half of it", max(0.0, saved), technique)
 
 
 def _small_kernels(step: Diagnosis) -> Cause | None:
-    busy = step.busy
-    if busy is None or step.counters is None or step.counters.sm_share is None or busy <= 0:
+    if step.busy is None or step.counters is None or step.counters.sm_share is None:
+        return None
+    busy = step.busy - step.copied  # no multiprocessor works for a copy from the host
+    if busy <= _LEAST:
         return None
     filled = min(1.0, step.counters.sm_share / busy)
     if filled >= _FILLED:
@@ -723,13 +869,17 @@ _RULES: tuple[Callable[[Diagnosis], Cause | None], ...] = (
     _grouped_convolutions,
     _one_slow_kernel,
     _misaligned_products,
+    _attention,
+    _recomputation,
     _layout,
     _synchronisation,
     _launches,
     _input,
+    _host_copies,
     _recompilation,
     _padding,
     _casts,
+    _indexing,
     _optimizer,
     _memory,
     _small_kernels,

@@ -287,6 +287,10 @@ class StepFlops(FrozenModel):
     # Of linear products, the FLOPs of those whose matrices are large enough for FP8 to be faster.
     large_linear_flops: int | None = None
     recomputed_flops: int = 0  # that checkpoints compute again in backward
+    recomputed_bytes: _Bytes = 0  # of what they compute: the most that it would take to keep it; 0 in older records
+    # Of attention in PyTorch's kernels that is given a mask, the share of the FLOPs whose mask is causal; None if none
+    # is, and in older records.
+    causal_mask_share: float | None = None
     saved_bytes: _Bytes = 0  # of activations that are saved for backward, each storage once
     weights_bytes: _Bytes = 0  # as forward reads them
     gradients_bytes: _Bytes = 0  # of the weights that are trained
@@ -475,6 +479,21 @@ class ProductTime(FrozenModel):
     seconds: _Seconds
 
 
+class AttentionTime(FrozenModel):
+    """The time of a step's attention of one backend and size, forward and backward."""
+
+    # The kernels of scaled_dot_product_attention that ran; "math", its own products and softmax; "written", the user's.
+    backend: Literal["flash", "efficient", "cudnn", "math", "written"]
+    format: Format = ""  # of its inputs
+    queries: int  # a sequence
+    keys: int
+    head_size: int
+    is_masked: bool = False  # whether fused kernels were given a mask
+    seconds: _Seconds
+    product_seconds: _Seconds  # of these, in matrix products; of fused kernels all
+    flops: int  # of the full matrix of scores
+
+
 class GradientHistogram(FrozenModel):
     """How many nonzero gradients have which exponent, floor(log2 |g|), in float32 and without a loss scale."""
 
@@ -533,6 +552,12 @@ class StepProfile(FrozenModel):
     idle_seconds: _Seconds | None = None  # of `seconds`, no kernel ran; None on a CPU
     # Of a step without the profiler, the host waits for values from the device; None on a CPU, and in older records.
     wait_seconds: _Seconds | None = None
+    # How often the host waits for the device, by the operator that does ("" is none); empty in older records.
+    waits: dict[str, float] = Field(default_factory=dict)
+    # Of `seconds`, copies between host and device, and what follows them, in which no kernel runs: by direction and
+    # the host's memory, as in "HtoD Pageable"; empty in older records.
+    host_copy_seconds: dict[str, _Seconds] = Field(default_factory=dict)
+    recomputed_seconds: _Seconds | None = None  # that backward computes of forward again; None in older records
     num_kernels: float = 0.0  # launches; on a CPU calls of operators
     class_seconds: dict[KernelClass, _Seconds] = Field(default_factory=dict)
     format_seconds: dict[Format, _Seconds] = Field(default_factory=dict)  # of products on Tensor Cores
@@ -541,6 +566,7 @@ class StepProfile(FrozenModel):
     module_seconds: dict[str, ModuleTime] = Field(default_factory=dict)
     kernels: tuple[KernelTime, ...] = ()  # the ten that take longest
     products: tuple[ProductTime, ...] = ()  # empty in older records
+    attention: tuple[AttentionTime, ...] = ()  # the longest first; empty on a CPU, and in older records
     # Of products, and of kernels of unknown names, that no operator of PyTorch's launched, by what did ("" is a CUDA
     # graph or Python); empty on a CPU, and if no operators were recorded.
     unlisted_seconds: dict[str, _Seconds] = Field(default_factory=dict)

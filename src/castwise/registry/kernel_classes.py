@@ -18,9 +18,11 @@ KernelClass = Literal[
     "cast",  # element-wise, from one float format to another
     "layout_conversion",
     "reduction",
+    "indexing",  # gathers, scatters, sorts and sparse products: what reads or writes by index
     "optimizer",
     "loss_scaling",
-    "copy",
+    "copy",  # within the device
+    "host_copy",  # between host and device
     "communication",
     "other",
 ]
@@ -44,6 +46,7 @@ class Classified(NamedTuple):
 # Names are demangled C++, as CUPTI gives them. Sources: profiles that users published of cuBLAS 10 to 13 and cuDNN 7 to
 # 9; the sources of PyTorch (aten/src/ATen/native/cuda, torch/_inductor), CUTLASS and NCCL.
 _PATTERNS: tuple[tuple[str, KernelClass], ...] = (
+    (r"^Memcpy (HtoD|DtoH)", "host_copy"),
     (r"^Mem(cpy|set)\b|CatArrayBatchedCopy|^__amd_rocclr_(copy|fill)Buffer", "copy"),
     (r"^(nccl|rccl|mscclKernel)|multimem_|(one|two)_shot_all_reduce|^(address|scatter|mean)_kernel$", "communication"),
     (r"flash_?(fwd|bwd|attn|fprop|bprop|attention)|\bflash::|pytorch_flash|fmha|sdpa|flex_attention", "attention"),
@@ -61,6 +64,12 @@ _PATTERNS: tuple[tuple[str, KernelClass], ...] = (
     (r"\bbn_(fw|bw)|bnorm|(batch|layer|group|instance|rms)_?norm|(Layer|RMS|Batch)Norm", "normalisation"),
     (r"GammaBeta|RowwiseMoments|ComputeFusedParams|ComputeInternalGradients|Compute1dBackwardFused", "normalisation"),
     (r"^(statistics|combine|normalise|gradient_sums|combine_sums|gradient)_kernel$", "normalisation"),  # castwise's own
+    (r"index_?(Func|Select|elementwise|put)|indexing_backward|scatter_?gather|vectorized_gather|take_put", "indexing"),
+    (r"(segment|scatter|gather)_(reduce|csr|coo|add)|^void scatter_kernel|cusparse::|csrmm|[sS]p[mM][mM]", "indexing"),
+    (
+        r"embedding_backward|EmbeddingBag_|compute_grad_weight|sum_and_scatter|krn_partial|RadixSort|bitonicSort|TopK",
+        "indexing",
+    ),
     # "unrolled": its input and output differ in format.
     (r"float16\w*copy_kernel|float8\w*copy_kernel|unrolled_elementwise_kernel<at::native::direct_copy", "cast"),
     (r"LpNormFunctor|l2norm", "reduction"),
@@ -139,6 +148,10 @@ _OPERATORS: tuple[tuple[str, KernelClass], ...] = (
     (r"^aten::(contiguous|clone)", "layout_conversion"),
     (r"^aten::(_fused_(adam|sgd|adagrad)\w*)", "optimizer"),
     (r"^(c10d|gloo|nccl)", "communication"),
+    (
+        r"^aten::_?(index(_\w+)?|gather|scatter\w*|embedding\w*|take|put|segment_reduce\w*|sparse_mm|sort|topk)_?$",
+        "indexing",
+    ),
     (r"^aten::(copy_|cat|stack|_foreach_copy_)", "copy"),
     (r"^aten::\w*(softmax|nll_loss|cross_entropy|norm$|cumsum|_pool\dd)", "reduction"),
     (r"^aten::(sum|mean|amax|argmax|var|std)$", "reduction"),

@@ -29,13 +29,17 @@ CauseName = Literal[
     "no-tensor-cores",  # other products that could use them and do not
     "missing-kernel",  # one kernel that is a fallback takes most of the step
     "alignment",  # sizes that Tensor Core kernels cannot load at full speed
+    "attention",  # that is slower than flash attention
+    "recomputation",  # of forward in backward, for which there is memory
     "layout",  # conversions between NCHW and NHWC
     "synchronisation",  # the host waits for the device within a step
     "launches",  # the device waits for the host to launch kernels
     "input",  # the step waits for its batch
+    "host-copies",  # between host and device, while no kernel runs
     "recompilation",  # torch.compile compiles in the midst of training
     "padding",  # of sequences to the longest one's length
     "casts",  # between float32 and 16 bits
+    "indexing",  # gathers and scatters
     "optimizer",
     "memory",  # work whose time is that of the bytes that it moves
     "small-kernels",  # kernels that do not fill the device

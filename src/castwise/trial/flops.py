@@ -144,6 +144,10 @@ for _packet in flop_counter.flop_registry:
         _FORMULAS[_packet] = _torch_formula(_packet, 4 if "backward" in str(_packet) else 5)
 
 
+_TAKE_MASKS = (_aten._scaled_dot_product_efficient_attention, _aten._scaled_dot_product_cudnn_attention)
+_MASKED_OUT = -1e3  # a score that is lowered by more is left out: masks have -inf, -1e4 or the lowest number
+
+
 class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what runs inside it, and the bytes that are saved for backward, without changing what it computes."""
 
@@ -154,7 +158,8 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.products: dict[str, Counter[str]] = {}
         self.large_linear_flops = 0
-        self.recomputed_flops = 0
+        self.recomputed_flops = self.recomputed_bytes = 0
+        self.masked: Counter[bool] = Counter()  # FLOPs of attention that was given a mask, by whether it is causal
         self.saved_bytes = 0
         self.uncounted: set[str] = set()
         self.misaligned: Counter[tuple[tuple[int, ...], ...]] = Counter()  # FLOPs by the factors' shapes
@@ -187,19 +192,21 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch._C._current_graph_task_id() != -1 and len(self._seen) > len(self._held):
             self._seen = set(self._held)  # backward frees what was saved, and other tensors get its addresses
         packet = getattr(func, "overloadpacket", func)
+        if _recomputes() and hasattr(func, "_schema") and not any(each.alias_info for each in func._schema.returns):
+            self.recomputed_bytes += self._times * sum(each.nbytes for each in tree_tensors(result))
         formula = _FORMULAS.get(packet)
         if formula is not None:
             inputs = _positional(func, args, kwargs or {})
-            self._add(*formula(inputs, result), (*inputs, result))
+            found = formula(inputs, result)
+            self._add(*found, (*inputs, result))
+            if packet in _TAKE_MASKS and isinstance(mask := inputs[3], Tensor) and not isinstance(mask, FakeTensor):
+                self.masked[_is_causal(mask)] += found[1]
         elif getattr(func, "namespace", "") not in OWN_NAMESPACES:
             self.uncounted.add(str(packet))
         return result
 
     def _add(self, kind: str, flops: int, factor: Tensor, values: Sequence[Any]) -> None:
-        # Backward computes gradients without a graph of their own, unless they are to have gradients (`create_graph`,
-        # which keeps its graph, too); what a checkpoint repeats has one.
-        keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
-        if torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled() and not keeps_graph():
+        if _recomputes():
             self.recomputed_flops += self._times * flops
         else:
             name = self._format(kind, factor.dtype)
@@ -349,6 +356,8 @@ def _flops_of(
         },
         large_linear_flops=counter.large_linear_flops // num_steps,
         recomputed_flops=counter.recomputed_flops // num_steps,
+        recomputed_bytes=counter.recomputed_bytes // num_steps,
+        causal_mask_share=counter.masked[True] / counter.masked.total() if counter.masked else None,
         saved_bytes=counter.saved_bytes // num_steps,
         weights_bytes=_total_bytes(weights),
         gradients_bytes=_total_bytes(each for each in weights if each.requires_grad),
@@ -360,6 +369,25 @@ def _flops_of(
             name: tuple(line for line, _ in lines.most_common(_MOST_LINES)) for name, lines in counter.lines.items()
         },
     )
+
+
+def _recomputes() -> bool:
+    """Return whether what runs is a forward pass that a checkpoint repeats in backward.
+
+    Backward computes gradients without a graph of their own, unless they are to have gradients (`create_graph`, which
+    keeps its graph, too); what a checkpoint repeats has one.
+    """
+    keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+    return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled() and not keeps_graph()
+
+
+def _is_causal(mask: Tensor) -> bool:
+    """Return whether what is added to the scores leaves each query the keys up to its own."""
+    if mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
+        return False
+    distinct = mask[tuple(slice(0, None if stride else 1) for stride in mask.stride()[:-2])]
+    later = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)
+    return all(bool(((each < _MASKED_OUT) == later).all()) for each in distinct.reshape(-1, *mask.shape[-2:]))
 
 
 def _is_misaligned(matrix: Tensor) -> bool:

@@ -36,6 +36,7 @@ _EVENTS_A_KERNEL = 5  # the operators that call each other until one launches it
 _LEVELS = 2  # of modules within modules, lists of modules not counted
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 # Methods of a tensor that wait until the device has computed it.
+_SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")  # calls of the driver
 _WAITING = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__")
 
 RunSteps = Callable[[int, AbstractContextManager[Any]], int]
@@ -57,6 +58,7 @@ class _Record(NamedTuple):
     num_steps: int
     host: list[HostEvent]
     device: list[DeviceEvent]
+    waits: list[int]  # the host events around calls that wait for the device; 0 for none
     missing: list[str]
 
 
@@ -92,7 +94,7 @@ def profile_step(
     if on_cpu:
         profile = summarize_operators(found.host, found.num_steps)
     else:
-        profile = summarize_kernels(found.host, found.device, found.num_steps, _classify)
+        profile = summarize_kernels(found.host, found.device, found.num_steps, _classify, found.waits)
     return profile.model_copy(update={**times, "missing": "; ".join([*missing, *found.missing])})
 
 
@@ -103,7 +105,7 @@ def _record(
     profiler = torch.profiler.profile(activities=activities, record_shapes=ProfilerActivity.CPU in activities)
     num_steps = run(num_steps, profiler)
     events = sorted(_events(profiler), key=lambda event: int(event.start_ns()))
-    found = _Record(num_steps, [], [], [])
+    found = _Record(num_steps, [], [], [], [])
     if len(events) > _MOST_EVENTS:
         found.missing.append(f"{len(events) - _MOST_EVENTS:,} events of the profiler were not counted")
     for event in events[:_MOST_EVENTS]:
@@ -113,6 +115,8 @@ def _record(
         if event.device_type() != DeviceType.CPU:
             if event.device_index() == (device.index or 0) and not is_range:
                 found.device.append(DeviceEvent(name, start, end, linked))
+        elif name in _SYNCHRONISING:
+            found.waits.append(linked)
         # Calls of the driver are linked to operators.
         elif (is_range or (kind in ("cpu_op", "") and not linked)) and event.start_thread_id() == event.end_thread_id():
             shapes = (tuple(shape) for shape in event.shapes() if shape and all(isinstance(n, int) for n in shape))

@@ -1,12 +1,13 @@
 """From a profiler's events to what a step spends its time on. Plain data: no profiler, no torch."""
 
+import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from castwise.records.schema import KernelTime, ModuleTime, ProductTime, StepProfile
+from castwise.records.schema import AttentionTime, KernelTime, ModuleTime, ProductTime, StepProfile
 from castwise.registry.kernel_classes import (
     OWN_NAMESPACES,
     PRODUCTS,
@@ -31,6 +32,10 @@ _MOST_SHAPES = 6
 _NANO = 1e-9
 _OUTRANKING = ("plain_product", "attention", "cast")  # classes of operators that count wherever they are called
 _CONVERSIONS = ("aten::to", "aten::_to_copy")  # to another type, device or layout
+_HOST_COPY = re.compile(r"^Memcpy (HtoD|DtoH) \((?:Device -> )?(\w+)")
+_FUSED_ATTENTION = re.compile(r"^aten::_scaled_dot_product_(flash|efficient|cudnn)_attention(_backward)?$")
+_MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
+_BATCHED = ("aten::bmm", "aten::baddbmm")
 _LOW = ("c10::Half", "c10::BFloat16", "c10::Float8")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # as a part of a module's name
 _FORMATS: dict[str, Format] = {"double": "fp64", "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16"}
@@ -70,6 +75,17 @@ class _Context:
     is_backward: bool = False
     zone: KernelClass | None = None  # of all that is launched here: optimizer, loss scaling
     kind: KernelClass = "other"  # of the innermost operator whose class is known
+    attention: "_Attention | None" = None  # of a fused operator
+    node: "_Context | None" = None  # the innermost backward node
+    is_recomputed: bool = False  # of forward, in backward
+
+
+class _Attention(NamedTuple):
+    backend: str
+    format: Format
+    queries: int
+    keys: int
+    head_size: int
 
 
 def busy_nanoseconds(intervals: Iterable[tuple[int, int]]) -> int:
@@ -95,20 +111,52 @@ def measure_idle(events: Sequence[DeviceEvent], num_steps: int) -> dict[str, Any
         "busy_seconds": busy * scale,
         "idle_seconds": (window - busy) * scale,
         "num_kernels": len(events) / num_steps,
+        "host_copy_seconds": {name: scale * nanos for name, nanos in _measure_copies(events).items()},
     }
 
 
+def _measure_copies(events: Sequence[DeviceEvent]) -> dict[str, int]:
+    """Return the nanoseconds of copies between host and device in which no kernel runs, by direction and memory.
+
+    What is copied to the device is waited for: that no kernel runs until the next one was launched belongs to it.
+    """
+    copies, others = defaultdict[str, list[tuple[int, int]]](list), list[tuple[int, int]]()
+    ordered, reached = sorted(events, key=lambda event: event.start), 0
+    for event, following in zip(ordered, [*ordered[1:], *ordered[-1:]], strict=True):
+        if (found := _HOST_COPY.match(event.name)) is None:
+            others.append((event.start, event.end))
+            reached = max(reached, event.end)
+        else:
+            is_waited_for = found[1] == "HtoD" and event.end > reached
+            end = max(event.end, following.start) if is_waited_for else event.end
+            copies[f"{found[1]} {found[2]}"].append((event.start, end))
+    busy = busy_nanoseconds(others)
+    return {name: busy_nanoseconds([*others, *intervals]) - busy for name, intervals in copies.items()}
+
+
 def summarize_kernels(
-    host: Sequence[HostEvent], device: Iterable[DeviceEvent], num_steps: int, classify: Callable[[str], Classified]
+    host: Sequence[HostEvent],
+    device: Iterable[DeviceEvent],
+    num_steps: int,
+    classify: Callable[[str], Classified],
+    waits: Sequence[int] = (),
 ) -> StepProfile:
-    """Return what kernels of the device took, by class, format, module and kernel; without busy and idle time."""
+    """Return what kernels of the device took, by class, format, module and kernel; without busy and idle time.
+
+    `waits` has the host event around each call that waits for the device.
+    """
     contexts = {event.id: context for event, context, _ in _nested(host) if event.id}
     placed = ((event, contexts.get(event.launched_by) or _Context()) for event in device)
-    spent = (
+    spent = [
         (event.name, _placed(event.name, classify(event.name), context), context, event.end - event.start)
         for event, context in placed
-    )
-    return _summarize("cuda", spent, num_steps)
+    ]
+    around = Counter(contexts[each].operator if each in contexts else "" for each in waits)
+    found = {
+        "attention": _summarize_attention(host, spent, num_steps),
+        "waits": {operator: times / num_steps for operator, times in around.items()},
+    }
+    return _summarize("cuda", spent, num_steps).model_copy(update=found)
 
 
 def summarize_operators(host: Sequence[HostEvent], num_steps: int) -> StepProfile:
@@ -154,6 +202,7 @@ def _nested(host: Sequence[HostEvent]) -> Iterator[tuple[HostEvent, _Context, in
                 forward[thread, event.sequence] = context
             open_events.append((event, context, own))
             found.append((event, context, around, own))
+    _mark_recomputed(found)
     # Now that all operators are known, backward nodes take their modules, and what is within them follows.
     for event, context, around, own in found:
         if around is not None and around.is_backward:
@@ -162,6 +211,26 @@ def _nested(host: Sequence[HostEvent]) -> Iterator[tuple[HostEvent, _Context, in
             origin = forward.get((event.forward_thread, event.sequence))
             context.module, context.is_backward = "" if origin is None else origin.module, True
         yield event, context, max(0, own[0])
+
+
+def _mark_recomputed(found: Sequence[tuple[HostEvent, _Context, _Context | None, list[int]]]) -> None:
+    """Mark operators that a backward node calls and that have a backward node of their own, unless gradients have, too.
+
+    With `create_graph` all that backward computes has one.
+    """
+    called: list[tuple[HostEvent, _Context, _Context]] = []
+    computes_gradients = set[int]()  # of the nodes' contexts
+    for event, context, around, _ in found:
+        context.node = context if event.forward_thread else around and around.node
+        if around is not None and context.node is around.node is not None and around.operator == around.node.operator:
+            called.append((event, context, around.node))
+            if event.sequence < 0 and event.shapes:
+                computes_gradients.add(id(around.node))
+    for event, context, node in called:
+        context.is_recomputed = event.sequence >= 0 and id(node) in computes_gradients
+    for event, context, around, _ in found:
+        if around is not None and around.is_recomputed and not event.forward_thread:
+            context.is_recomputed = True
 
 
 def _is_cast(dtypes: tuple[str, ...]) -> bool:
@@ -189,16 +258,91 @@ def _enter(event: HostEvent, around: _Context | None) -> _Context:
     return _Context(
         operator=event.name if is_named else before.operator,
         shapes=(event.shapes or before.shapes) if is_named else before.shapes,
-        format=next(filter(None, map(_format_of_dtype, event.dtypes)), before.format),
+        format=_format_of_event(event) or before.format,
         module=module,
         is_backward=before.is_backward,
         zone=zone,
         kind=before.kind if kind is None or (is_inside and kind not in _OUTRANKING) else kind,
+        attention=_fused_attention(event) or before.attention,
     )
 
 
-def _format_of_dtype(dtype: str) -> Format:
-    return "fp8" if dtype.startswith("c10::Float8") else _FORMATS.get(dtype, "")
+def _fused_attention(event: HostEvent) -> _Attention | None:
+    name, is_long = _FUSED_ATTENTION.match(event.name), len(event.shapes) > 2
+    if name is None or not is_long:
+        return None
+    query, key = event.shapes[1:3] if name[2] else event.shapes[:2]
+    return _Attention(name[1], _format_of_event(event), query[-2], key[-2], query[-1])
+
+
+def _find_scores(
+    host: Sequence[HostEvent], products: Sequence[HostEvent]
+) -> Callable[[str, Sequence[tuple[int, ...]]], _Attention | None]:
+    """Return what finds the attention whose scores, or their transpose, an operator reads or writes.
+
+    Scores are what a batched product writes and a softmax reads.
+    """
+    softmaxed = {_size(event.shapes[0]) for event in host if event.name == "aten::_softmax" and event.shapes}
+    written = "math" if any(event.name == _MATH_ATTENTION for event in host) else "written"
+    scores: dict[tuple[int, int, int], _Attention] = {}
+    for event in products:
+        if (size := _size(_product_shape(event.shapes))) in softmaxed:
+            (*_, inner), (*_, keys) = event.shapes[-2:]
+            scores.setdefault(size, _Attention(written, _format_of_event(event), size[1], keys, inner))
+
+    def find(operator: str, shapes: Sequence[tuple[int, ...]]) -> _Attention | None:
+        outputs = (_product_shape(shapes),) if operator in _BATCHED and len(shapes) > 1 else ()
+        sizes = map(_size, (*shapes, *outputs) if scores else ())
+        return next(filter(None, (scores.get((n, a, b)) or scores.get((n, b, a)) for n, a, b in sizes)), None)
+
+    return find
+
+
+def _summarize_attention(
+    host: Sequence[HostEvent], spent: Iterable[tuple[str, Classified, _Context, int]], num_steps: int
+) -> tuple[AttentionTime, ...]:
+    """Return what attention took, in kernels of its own or written out."""
+    products = [event for event in host if event.name in _BATCHED and len(event.shapes) > 1]
+    find = _find_scores(host, products)
+    flops, masked = Counter[_Attention | None](), set[_Attention]()
+    for event in products:
+        flops[find(event.name, event.shapes)] += 2 * math.prod(event.shapes[-2]) * event.shapes[-1][-1]
+    for event in host:
+        if (found := _fused_attention(event)) is not None:
+            is_backward = event.name.endswith("_backward")
+            # Two products forward, and five backward, one of which computes the scores again.
+            flops[found] += (10 if is_backward else 4) * math.prod(event.shapes[is_backward]) * found.keys
+            masked |= {found} if len(event.shapes) > 3 and not is_backward else set()
+    seconds = defaultdict[_Attention, list[float]](lambda: [0.0, 0.0])
+    for _, classified, context, duration in spent:
+        if (found := context.attention or find(context.operator, context.shapes)) is not None:
+            seconds[found][0] += duration * _NANO / num_steps
+            seconds[found][1] += duration * _NANO / num_steps * (classified.kind in PRODUCTS)
+    return tuple(
+        AttentionTime(
+            **each._asdict(),
+            is_masked=each in masked,
+            seconds=total,
+            product_seconds=of_products,
+            flops=flops[each] // num_steps,
+        )
+        for each, (total, of_products) in sorted(seconds.items(), key=lambda item: -item[1][0])
+    )
+
+
+def _product_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return *shapes[-2][:-1], shapes[-1][-1]
+
+
+def _size(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the values of batches of matrices, and the two sides of one matrix; of less than a batch, zeros."""
+    return (math.prod(shape), shape[-2], shape[-1]) if len(shape) > 2 else (0, 0, 0)
+
+
+def _format_of_event(event: HostEvent) -> Format:
+    """Return the format of an operator's first float, "" without one."""
+    found = ("fp8" if dtype.startswith("c10::Float8") else _FORMATS.get(dtype, "") for dtype in event.dtypes)
+    return next(filter(None, found), "")
 
 
 def _format_of_product(name: str, found: Classified, context: _Context) -> Format:
@@ -216,7 +360,7 @@ def _summarize(
     device_type: Literal["cuda", "cpu"], spent: Iterable[tuple[str, Classified, _Context, int]], num_steps: int
 ) -> StepProfile:
     """Return the profile of nanoseconds that were spent, each with a kernel's name, its class and its surroundings."""
-    scale, num = _NANO / num_steps, 0
+    scale, num, recomputed = _NANO / num_steps, 0, 0.0
     classes, formats = defaultdict[KernelClass, float](float), defaultdict[Format, float](float)
     modules = defaultdict[str, list[float]](lambda: [0.0, 0.0])
     kernels = defaultdict[tuple[Any, ...], list[float]](lambda: [0.0, 0.0])
@@ -228,6 +372,7 @@ def _summarize(
         num += 1
         seconds = duration * scale
         classes[found.kind] += seconds
+        recomputed += seconds if context.is_recomputed else 0.0
         if found.kind in PRODUCTS:
             products[found.kind, found.format, _NUMBER.sub("*", context.module)] += seconds
         is_listed = context.operator.partition("::")[0] in OWN_NAMESPACES or name.startswith("triton_")
@@ -246,6 +391,7 @@ def _summarize(
         device_type=device_type,
         num_steps=num_steps,
         num_kernels=num / num_steps,
+        recomputed_seconds=recomputed,
         class_seconds=classes,
         format_seconds=formats,
         module_seconds={} if set(times) == {""} else times,

@@ -16,7 +16,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "attention": ("attention",),
     "normalisation": ("normalisation",),
     "element-wise": ("elementwise",),
-    "reduction, copies, others": ("reduction", "copy", "other"),
+    "reduction, copies, others": ("reduction", "copy", "host_copy", "indexing", "other"),
     "casts": ("cast",),
     "layout conversion": ("layout_conversion",),
     "optimizer and loss scaling": UPDATE,
