@@ -411,6 +411,10 @@ def test_reads_beside_launches_are_named_first() -> None:
     assert cause.evidence.endswith("and waits for `.item()` 5 times")
     assert cause.advice.startswith("no such waits within a step, then a CUDA graph")
     assert not cause.technique
+    (scaled,) = last(
+        step(classes={TENSOR: 60, "loss_scaling": 1}, profile={"waits": {"aten::_local_scalar_dense": 1}})
+    ).causes
+    assert (scaled.technique, "item" in scaled.evidence) == ("cuda-graph", False), "which reads a value itself"
     (found,) = last(step(classes={TENSOR: 80}, profile=WAITS | {"waits": {"": 1 + 1 / 3, "aten::nonzero": 2}})).causes
     assert found.name == "synchronisation"
     assert found.evidence.endswith("waits for nonzero 2 times and torch.cuda.synchronize() once")

@@ -41,7 +41,8 @@ MEMORY: tuple[KernelClass, ...] = (*_FUSED, "host_copy", "indexing", "cast", "la
 UPDATE: tuple[KernelClass, ...] = ("optimizer", "loss_scaling")
 CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "other": "other work"}
 _WRITES_SCORES = ("written", "math")
-_WAITS = {"aten::_local_scalar_dense": "`.item()`", "": "torch.cuda.synchronize()"}
+_READ = "aten::_local_scalar_dense"
+_WAITS = {_READ: "`.item()`", "": "torch.cuda.synchronize()"}
 _LEAST_WAITS = 0.9  # a step
 
 # Shares of a step. Source: chosen here; docs/evidence/causes.md has the cases that they tell apart.
@@ -276,8 +277,11 @@ class Diagnosis:
     def reads(self) -> str:
         """Return for what of the device the host waits each step, and how often; empty if it is not known."""
         profile = self.profile
-        found = profile.waits if profile is not None and profile.num_steps > 1 else {}  # each profile waits once
-        often = {name: round(times) for name, times in found.items() if times > _LEAST_WAITS and name != "aten::copy_"}
+        found = dict(profile.waits) if profile is not None and profile.num_steps > 1 else {}  # each profile waits once
+        found["aten::copy_"] = 0.0  # which `host-copies` is about
+        if self.share_of("loss_scaling"):
+            found[_READ] = found.get(_READ, 0.0) - 1
+        often = {name: round(times) for name, times in found.items() if times > _LEAST_WAITS}
         named = (
             f"{_WAITS.get(name, name.removeprefix('aten::'))} {f'{times} times' if times > 1 else 'once'}"
             for name, times in sorted(often.items(), key=lambda each: -each[1])
