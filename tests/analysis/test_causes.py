@@ -217,6 +217,7 @@ def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
         ("attention", 0.5, "", [attends("cudnn", 60, 20, causal=1.0, is_masked=True)]),
         ("attention", 0.5, "", [attends("efficient", 60, 10, format="fp32")]),
         ("attention", 0.4, "", [attends("efficient", 60, 5, queries=32)]),  # of tiles of 128
+        ("attention", 0.3, "", [attends("efficient", 60, 5, causal=1.0, is_masked=True, format="fp32")]),
         ("recomputation", 0.24, "", [recomputes(24, 2**30)]),
         ("recomputation", 0.12, "", [recomputes(24, int(26.8 * 2**30))]),
         ("host-copies", 0.3, "", [copies({"host_copy": 30, TENSOR: 70})]),
@@ -301,6 +302,7 @@ def test_a_cause_has_its_evidence(expected: str, share: float | None, technique:
         ("launches", [step(classes={TENSOR: 70}, device="cpu")]),
         ("launches", [step(classes=FULL, sm_share=0.4)]),  # the profile knows better
         ("launches", [step(sm_share=0.7)]),
+        ("launches", [copies({"host_copy": 60, TENSOR: 15})]),  # during which the host launches nothing
         ("attention", [attends("flash", 60, 10)]),
         ("attention", [attends("cudnn", 60, 10)]),
         ("attention", [attends("efficient", 60, 58, is_masked=True)]),
@@ -406,7 +408,7 @@ def test_scores_that_a_fused_kernel_keeps_are_no_work_for_compile() -> None:
 
 
 def test_reads_beside_launches_are_named_first() -> None:
-    waits = {"waits": {"aten::_local_scalar_dense": 5.0, "aten::copy_": 2.0, "": 1 / 3}}
+    waits = {"waits": {"aten::_local_scalar_dense": 5.0, "aten::copy_": 2.0, "": 2 / 3}}
     (cause,) = last(step(classes={TENSOR: 60}, profile=waits)).causes
     assert cause.evidence.endswith("and waits for `.item()` 5 times")
     assert cause.advice.startswith("no such waits within a step, then a CUDA graph")
@@ -415,7 +417,7 @@ def test_reads_beside_launches_are_named_first() -> None:
         step(classes={TENSOR: 60, "loss_scaling": 1}, profile={"waits": {"aten::_local_scalar_dense": 1}})
     ).causes
     assert (scaled.technique, "item" in scaled.evidence) == ("cuda-graph", False), "which reads a value itself"
-    (found,) = last(step(classes={TENSOR: 80}, profile=WAITS | {"waits": {"": 1 + 1 / 3, "aten::nonzero": 2}})).causes
+    (found,) = last(step(classes={TENSOR: 80}, profile=WAITS | {"waits": {"": 1 + 2 / 3, "aten::nonzero": 2}})).causes
     assert found.name == "synchronisation"
     assert found.evidence.endswith("waits for nonzero 2 times and torch.cuda.synchronize() once")
 
@@ -475,6 +477,11 @@ def test_the_cause_that_saves_most_is_first() -> None:
     assert names(found) == ["layout", "baseline-tf32", "launches", "optimizer", "casts"]
     emulated = last(step(classes=shares, machine={"capability": (7, 5)}))
     assert names(emulated)[0] == "no-hardware"
+
+
+def test_what_a_loop_can_change_comes_before_the_power_limit() -> None:
+    assert names(last(step(classes={"cast": 14, TENSOR: 86}, throttled=0.8))) == ["casts", "power-limit"]
+    assert names(last(step(classes={"cast": 8, TENSOR: 92}, throttled=0.8))) == ["power-limit", "casts"]
 
 
 def test_shares_are_of_the_timed_step_whatever_the_profiler_costs() -> None:

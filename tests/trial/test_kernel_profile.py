@@ -163,6 +163,8 @@ EVENTS = (
     FakeEvent("castwise module: a", 0, 50, "user_annotation", 1),
     FakeEvent("aten::mm", 1, 40, "cpu_op", 2),
     FakeEvent("cudaLaunchKernel", 2, 4, "cuda_runtime", 99, 2),
+    FakeEvent("Activity Buffer Request", 3, 4, "", 2),
+    FakeEvent("cudaStreamSynchronize", 4, 9, "cuda_runtime", 99, 2),
     FakeEvent("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT", 10, 60, "kernel", 99, 2),
     FakeEvent("castwise module: a", 10, 60, "gpu_user_annotation", 99, 1),
     FakeEvent("Memcpy DtoH (Device -> Pageable)", 100, 110, "gpu_memcpy", 99, 0),
@@ -211,6 +213,7 @@ def test_a_gpu_is_first_recorded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert profile.idle_seconds == pytest.approx(20e-9)
     assert profile.class_seconds == {"tensor_core_product": pytest.approx(25e-9), "host_copy": pytest.approx(5e-9)}
     assert profile.module_seconds["a"].forward_seconds == pytest.approx(25e-9)
+    assert profile.waits == {"aten::mm": 0.5}
     assert (profile.kernels[0].operator, profile.kernels[0].shapes) == ("aten::mm", ((4, 4),))
 
 

@@ -44,6 +44,7 @@ _WRITES_SCORES = ("written", "math")
 _READ = "aten::_local_scalar_dense"
 _WAITS = {_READ: "`.item()`", "": "torch.cuda.synchronize()"}
 _LEAST_WAITS = 0.9  # a step
+_OWN_WAITS = 2  # of the profile itself, at its end
 
 # Shares of a step. Source: chosen here; docs/evidence/causes.md has the cases that they tell apart.
 _LEAST = 0.05  # that a cause takes, and that a precision must differ by
@@ -203,8 +204,8 @@ class Diagnosis:
         found = [cause for rule in _RULES if (cause := rule(self)) is not None]
 
         def saved(cause: Cause) -> float:
-            if cause.share is not None:
-                return cause.share
+            if cause.share is not None:  # no loop changes what the power limit costs
+                return min(cause.share, _LEAST_UPDATE) if cause.name == "power-limit" else cause.share
             return _STRONG if cause.name == "baseline-tf32" and self.precision.is_16_bit else 1.0
 
         return tuple(sorted((cause for cause in found if saved(cause) >= _LEAST), key=saved, reverse=True))
@@ -277,8 +278,10 @@ class Diagnosis:
     def reads(self) -> str:
         """Return for what of the device the host waits each step, and how often; empty if it is not known."""
         profile = self.profile
-        found = dict(profile.waits) if profile is not None and profile.num_steps > 1 else {}  # each profile waits once
-        found["aten::copy_"] = 0.0  # which `host-copies` is about
+        if profile is None or not profile.waits:
+            return ""
+        found = profile.waits | {"aten::copy_": 0.0}  # which `host-copies` is about
+        found[""] = found.get("", 0.0) - _OWN_WAITS / profile.num_steps
         if self.share_of("loss_scaling"):
             found[_READ] = found.get(_READ, 0.0) - 1
         often = {name: round(times) for name, times in found.items() if times > _LEAST_WAITS}
@@ -613,17 +616,11 @@ def _attention(step: Diagnosis) -> Cause | None:
     if step.profile is None or limit is None or capability is None or capability < _FLASH_CAPABILITY:
         return None
     is_causal = (0.0 if step.flops is None else step.flops.causal_mask_share or 0.0) >= _MOSTLY
-    slow: list[tuple[float, AttentionTime]] = []
-    for each in step.profile.attention:
-        is_written = each.backend in _WRITES_SCORES
-        if is_written or each.is_masked or each.backend == "efficient":
-            # Flash attention computes the scores a second time in backward: a seventh product.
-            flops = each.flops * (7 / 6 if is_written else 0.5 if each.is_masked and is_causal else 1.0)
-            for size in (each.queries, each.keys):
-                flops *= math.ceil(size / _FLASH_TILE) * _FLASH_TILE / size
-            # Other kernels take float32, too: products take as long, and no scores go through memory.
-            in_float32 = each.product_seconds if is_written and each.format == "fp32" else 0.0
-            slow.append((max(0.0, each.seconds - max(in_float32, flops / (_FLASH_REACHES * limit))), each))
+    slow = [
+        (max(0.0, each.seconds - _fastest_attention(each, _FLASH_REACHES * limit, is_causal=is_causal)), each)
+        for each in step.profile.attention
+        if each.backend in ("efficient", *_WRITES_SCORES) or each.is_masked
+    ]
     if not slow:
         return None
     worst = max(slow, key=lambda found: found[0])[1]
@@ -631,6 +628,20 @@ def _attention(step: Diagnosis) -> Cause | None:
     share = format_share(step.scale * sum(each.seconds for _, each in slow))
     seen = f"{share} of the step is attention over {worst.keys:,} tokens {why}"
     return Cause("attention", seen, advice, step.scale * sum(saved for saved, _ in slow))
+
+
+def _fastest_attention(found: AttentionTime, flops_per_second: float, *, is_causal: bool) -> float:
+    """Return the seconds that attention takes with what `_why_not_flash` advises."""
+    is_written, is_causal = found.backend in _WRITES_SCORES, is_causal and found.is_masked
+    # Flash attention computes the scores a second time in backward: a seventh product.
+    flops = found.flops * (7 / 6 if is_written else 1.0) * (0.5 if is_causal else 1.0)
+    for size in (found.queries, found.keys):
+        flops *= math.ceil(size / _FLASH_TILE) * _FLASH_TILE / size
+    least = flops / flops_per_second
+    if found.format != "fp32":
+        return least
+    # Memory-efficient kernels take float32: their products take as long, and a causal mask leaves half of them out.
+    return max(least, found.product_seconds if is_written else found.seconds / 2 if is_causal else 0.0)
 
 
 def _why_not_flash(found: AttentionTime, *, is_causal: bool) -> tuple[str, str]:
@@ -645,11 +656,11 @@ def _why_not_flash(found: AttentionTime, *, is_causal: bool) -> tuple[str, str]:
     why, advice = "", warns
     if found.is_masked and is_causal:
         why, advice = ", with a causal mask as a tensor", "is_causal=True instead of the mask"
+    elif found.format == "fp32":
+        why, advice = ", as flash attention takes 16 bits only", "16 bits for its inputs"
     elif found.is_masked:
         why = ", with a mask, which flash attention does not take"
         advice = "no mask if it leaves out nothing, is_causal=True if it is causal, else flex_attention"
-    elif found.format == "fp32":
-        why, advice = ", as flash attention takes 16 bits only", "16 bits for its inputs"
     elif found.head_size > _FLASH_HEAD:
         why = f", as flash attention takes heads of at most {_FLASH_HEAD}: these have {found.head_size}"
         advice = "more heads, which are smaller"
@@ -707,7 +718,8 @@ def _launches(step: Diagnosis) -> Cause | None:
         evidence = f"the GPU's multiprocessors are busy {format_share(busy)} of the time"
         return Cause("launches", evidence, advice, 1 - busy, technique)
     wait, idle = _waiting(step)
-    wait = max(wait, step.input_share if step.trial.spec.is_script else 0.0)
+    # While it copies, the host launches nothing.
+    wait = max(wait, step.copied, step.input_share if step.trial.spec.is_script else 0.0)
     if idle - wait < _LEAST_IDLE:
         return None
     micro = 1e6 * step.seconds / max(1.0, step.profile.num_kernels)
@@ -795,7 +807,7 @@ def _indexing(step: Diagnosis) -> Cause | None:
     seen = f"{format_share(share)} of the step reads or writes rows by index" + (
         f": {', '.join(names)}" if names else ""
     )
-    advice = "rows in the order of their index, or wider ones: torch.compile does not fuse it"
+    advice = "timing it with sorted indices, wider rows or a sparse product: torch.compile does not fuse it"
     return Cause("indexing", seen, advice, max(0.0, share - least))
 
 

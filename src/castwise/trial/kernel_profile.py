@@ -36,6 +36,8 @@ _EVENTS_A_KERNEL = 5  # the operators that call each other until one launches it
 _LEVELS = 2  # of modules within modules, lists of modules not counted
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 # Methods of a tensor that wait until the device has computed it.
+# What the profiler itself does, which older versions of torch do not mark.
+_OVERHEAD = ("Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "Command Buffer Full")
 _SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")  # calls of the driver
 _WAITING = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__")
 
@@ -115,6 +117,8 @@ def _record(
         if event.device_type() != DeviceType.CPU:
             if event.device_index() == (device.index or 0) and not is_range:
                 found.device.append(DeviceEvent(name, start, end, linked))
+        elif name in _OVERHEAD:
+            continue
         elif name in _SYNCHRONISING:
             found.waits.append(linked)
         # Calls of the driver are linked to operators.
