@@ -251,11 +251,12 @@ def test_copies_cost_what_no_kernel_hides() -> None:
         DeviceEvent(to_device, 110, 150),
         DeviceEvent(ADD, 155, 200),  # which was launched after it
         DeviceEvent(COPY_BACK, 200, 207),
+        DeviceEvent(pinned, 207, 208),
         DeviceEvent("Memcpy DtoD (Device -> Device)", 210, 290),
     ]
     found = measure_idle(events, 1)["host_copy_seconds"]
     assert found == {
-        "HtoD Pinned": 0.0,
+        "HtoD Pinned": pytest.approx(1e-9),
         "HtoD Pageable": pytest.approx(45e-9),
         "DtoH Pageable": pytest.approx(7e-9),
     }

@@ -42,7 +42,7 @@ UPDATE: tuple[KernelClass, ...] = ("optimizer", "loss_scaling")
 CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "other": "other work"}
 _WRITES_SCORES = ("written", "math")
 _READ = "aten::_local_scalar_dense"
-_WAITS = {_READ: "`.item()`", "": "torch.cuda.synchronize()"}
+_WAITS = {_READ: "`.item()`", "": "a synchronize()"}
 _LEAST_WAITS = 0.9  # a step
 _OWN_WAITS = 2  # of the profile itself, at its end
 
@@ -660,7 +660,7 @@ def _why_not_flash(found: AttentionTime, *, is_causal: bool) -> tuple[str, str]:
         why, advice = ", as flash attention takes 16 bits only", "16 bits for its inputs"
     elif found.is_masked:
         why = ", with a mask, which flash attention does not take"
-        advice = "no mask if it leaves out nothing, is_causal=True if it is causal, else flex_attention"
+        advice = "no mask if it leaves out nothing, is_causal=True if it is causal; else, timing flex_attention"
     elif found.head_size > _FLASH_HEAD:
         why = f", as flash attention takes heads of at most {_FLASH_HEAD}: these have {found.head_size}"
         advice = "more heads, which are smaller"

@@ -38,7 +38,7 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 # Methods of a tensor that wait until the device has computed it.
 # What the profiler itself does, which older versions of torch do not mark.
 _OVERHEAD = ("Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "Command Buffer Full")
-_SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")  # calls of the driver
+_SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize")  # events are waited for to limit what runs ahead
 _WAITING = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__")
 
 RunSteps = Callable[[int, AbstractContextManager[Any]], int]

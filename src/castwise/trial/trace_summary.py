@@ -118,7 +118,7 @@ def measure_idle(events: Sequence[DeviceEvent], num_steps: int) -> dict[str, Any
 def _measure_copies(events: Sequence[DeviceEvent]) -> dict[str, int]:
     """Return the nanoseconds of copies between host and device in which no kernel runs, by direction and memory.
 
-    What is copied to the device is waited for: that no kernel runs until the next one was launched belongs to it.
+    The host waits for copies of pageable memory: that no kernel runs until the next one is launched belongs to them.
     """
     copies, others = defaultdict[str, list[tuple[int, int]]](list), list[tuple[int, int]]()
     ordered, reached = sorted(events, key=lambda event: event.start), 0
@@ -127,7 +127,7 @@ def _measure_copies(events: Sequence[DeviceEvent]) -> dict[str, int]:
             others.append((event.start, event.end))
             reached = max(reached, event.end)
         else:
-            is_waited_for = found[1] == "HtoD" and event.end > reached
+            is_waited_for = found.groups() == ("HtoD", "Pageable") and event.end > reached
             end = max(event.end, following.start) if is_waited_for else event.end
             copies[f"{found[1]} {found[2]}"].append((event.start, end))
     busy = busy_nanoseconds(others)
