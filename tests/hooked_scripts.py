@@ -3,10 +3,11 @@
 Its argument is a JSON list of [file, precision or "alone", value of --amp]; the answer has a list of losses for each.
 With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error; with
 "measure" it is what it measures, in the precision that stands last; with "profile" the classes of what takes the most
-time; with "count" the samples of a step; with "flops" its FLOPs, with "own" what it does itself, both as JSON; with
-"timed-N", given N steps or no number, the steps of each block, the work between steps that was not timed whole, the
-share of padding, and in how many steps torch.compile compiled. With a second argument the answers are the lines of the
-logs, and why a script failed, or castwise refused it. The value of --amp may be followed by other arguments.
+time; with "count" the samples of a step; with "flops" its FLOPs, with "numerics" what rounding does, with "own" what it
+does itself, all as JSON; with "timed-N", given N steps or no number, the steps of each block, the work between steps
+that was not timed whole, the share of padding, and in how many steps torch.compile compiled. With a second argument the
+answers are the lines of the logs, and why a script failed, or castwise refused it. The value of --amp may be followed
+by other arguments.
 """
 
 import gc
@@ -37,7 +38,7 @@ from castwise.trial.script.run import Order, ScriptRun, ScriptTrial
 from castwise.trial.user_model.source import where, with_line
 
 NUM_STEPS = 8
-ASKED = ("inspect", "measure", "count", "profile", "flops", "own", "timed")
+ASKED = ("inspect", "measure", "count", "profile", "flops", "numerics", "own", "timed")
 HANG_SECONDS = 5.0  # what a script that hangs has for its steps
 NUM_RANKS = {"ddp": 2}
 # What scripts import that takes seconds: once is enough for all.
@@ -81,13 +82,14 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     num_steps = 7 if Path(file).stem == "functional" else 8  # in two blocks
     num_steps = None if Path(file).stem.startswith("ends-") else num_steps
     how, _, number = how.partition("-")
-    profile_steps = 2 * (how in ("profile", "flops"))
+    profile_steps = 2 * (how in ("profile", "flops", "numerics"))
     protocol = MeasurementProtocol(
         warm_up_steps=700 if how == "timed" and not number else 1,  # in which each script has its work once
         warm_up_seconds=0.5 if how == "timed" else 10.0,
         num_steps=(int(number) if number else None) if how == "timed" else num_steps,
         timeout_seconds=limit,
         profile_steps=profile_steps,
+        numerics=how == "numerics",
     )
     trial = ScriptTrial(fake_spec(precision or "as-written", device="cpu", user_model=model, protocol=protocol))
     script = ScriptRun(model, "as-written", "cpu") if how == "inspect" else trial.run
@@ -126,6 +128,9 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
                 if how == "flops":
                     flops = trial.profile(2, None).flops
                     found = "" if flops is None else flops.model_dump_json()
+                if how == "numerics":
+                    numerics = trial.profile(2, None).numerics
+                    found = "" if numerics is None else numerics.model_dump_json()
         except Exception as error:  # noqa: BLE001  whatever it is, a test reads it
             found = with_line(": ".join(classify(error)), where(error))
         answer.write_text(found)

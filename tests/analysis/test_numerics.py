@@ -2,8 +2,8 @@
 
 import pytest
 
-from castwise.analysis.numerics import findings_of, lost_share, static_scales, underflow_share, worst_first
-from castwise.records.schema import GradientHistogram, ModuleNumerics, StepNumerics, StepProfile
+from castwise.analysis.numerics import findings_of, first_loss, lost_share, static_scales, underflow_share, worst_first
+from castwise.records.schema import GradientHistogram, ModuleNumerics, PrecisionFall, StepNumerics, StepProfile
 from castwise.registry.precisions import find_precision
 
 
@@ -73,3 +73,29 @@ def test_without_float16_nothing_is_said_of_scales_and_without_modules_why_there
 
 def test_older_records_have_no_numerics() -> None:
     assert StepProfile(device_type="cpu").numerics is None
+
+
+def fall(module: str, before_db: float, after_db: float, before: str = "") -> PrecisionFall:
+    return PrecisionFall(module=module, before=before, before_db=before_db, after_db=after_db, dtype="bfloat16")
+
+
+def test_the_first_sharp_fall_that_leaves_little_is_named_instead_of_the_lowest_ratio() -> None:
+    falls = (fall("patch", 200.0, 52.0), fall("norm", 49.0, 33.0), fall("a", 52.0, 3.0), fall("b", 40.0, 0.0))
+    head = module("head", {-8: 100}, output_sqnr_db=1.0)
+    (found,) = findings_of(StepNumerics(modules=(head,), falls=falls), find_precision("bf16-mixed"), "none")
+    assert (found.name, found.module) == ("first-loss", "a")
+    assert found.sentence == "precision is lost first in `a`: 52 dB before it, 3 dB after it; it computes in bfloat16."
+    between = (fall("", 200.0, 5.0, before="mix"),)
+    (found,) = findings_of(StepNumerics(modules=(head,), falls=between), find_precision("bf16-mixed"), "none")
+    assert "in the model's own code, before it calls `mix`: exact before it, 5 dB after it" in found.sentence
+
+
+def test_a_slow_decay_names_no_place() -> None:
+    falls = tuple(fall(f"layer{depth}", 54.0 - 4 * depth, 50.0 - 4 * depth) for depth in range(12))
+    assert first_loss(StepNumerics(falls=falls)) is None
+
+
+def test_of_a_script_nothing_is_said_of_gradients() -> None:
+    only = ModuleNumerics(name="head", num_weights=8, output_sqnr_db=60.0)
+    (found,) = findings_of(StepNumerics(modules=(only,)), find_precision("fp16-mixed"), "dynamic")
+    assert (found.name, found.sentence[:35]) == ("rounding", "furthest from float32 are the outpu")

@@ -1,8 +1,12 @@
 """A step compared with float32: planted faults are found, and the next step is as it would have been."""
 
 import copy
+import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ from loops import setup_of, spec_of
 from small_step import MOMENTUM_SGD, cpu_spec, cross_entropy, make_batch, make_net, make_step, make_task
 from torch import Tensor, nn
 
-from castwise.analysis.numerics import findings_of, underflow_share
+from castwise.analysis.numerics import findings_of, first_loss, underflow_share
 from castwise.apply.precision import numeric_state
 from castwise.records.schema import ModuleNumerics, StepNumerics
 from castwise.registry.precisions import find_precision
@@ -42,6 +46,7 @@ def test_float32_compared_with_itself_loses_nothing() -> None:
     for row in by_name(measured("fp32")).values():
         assert (row.output_sqnr_db, row.gradient_sqnr_db) == (200.0, 200.0)
         assert (row.overflow_share, row.lost_update_share) == (0.0, None)
+    assert measured("fp32").falls == ()
 
 
 def test_a_model_that_draws_numbers_draws_the_same_in_both_steps() -> None:
@@ -154,6 +159,7 @@ def test_other_families_are_compared_too(workload: str) -> None:
     assert found.missing == ""
     assert 0 < len(found.modules) <= 32
     assert all((row.output_sqnr_db or 200.0) > 10 for row in found.modules)
+    assert first_loss(found) is None
 
 
 def test_what_cannot_be_compared_says_why() -> None:
@@ -166,3 +172,136 @@ def test_what_cannot_be_compared_says_why() -> None:
         assert (
             found.missing == "not compared with float32: weights or carried states are not finite after the timed steps"
         )
+
+
+class _Stamps(nn.Module):
+    """Computes large angles in the type of what it is given, or in one that it names itself."""
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, data: Tensor) -> Tensor:
+        angles = torch.arange(data.shape[-1], dtype=self.dtype or data.dtype) * 37.3
+        return angles.sin().to(data.dtype)
+
+
+class _Mixed(nn.Module):
+    """Time stamps by a module without weights, or by the model's own code."""
+
+    def __init__(self, stamps: nn.Module, *, calls_it: bool = True) -> None:
+        super().__init__()
+        self.patch, self.stamps, self.mix, self.linear = (
+            nn.Linear(192, 96),
+            stamps,
+            nn.Linear(96, 32),
+            nn.Linear(32, 10),
+        )
+        self._compute = stamps if calls_it else stamps.forward
+
+    def forward(self, images: Tensor) -> Tensor:
+        data = self.patch(images.flatten(1))
+        return self.linear(torch.tanh(self.mix(data * self._compute(data))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "fp16-true"])
+def test_the_module_without_weights_that_loses_precision_first_is_named(precision: str) -> None:
+    for stamps in (_Stamps(), _Stamps(torch.bfloat16)):
+        numerics = measured(precision, _Mixed(stamps))
+        fall = first_loss(numerics)
+        assert fall is not None
+        assert (fall.module, fall.before) == ("stamps", "")
+        assert fall.before_db > 40
+        assert fall.after_db < 20
+        (found,) = [f for f in findings_of(numerics, find_precision(precision), "none") if f.name == "first-loss"]
+        assert found.sentence.startswith(f"precision is lost first in `stamps`: {fall.before_db:.0f} dB before it")
+        assert not any(each.name == "rounding" for each in findings_of(numerics, find_precision(precision), "none"))
+
+
+def test_what_happens_between_modules_is_told_by_what_the_next_one_gets() -> None:
+    fall = first_loss(measured("bf16-mixed", _Mixed(_Stamps(), calls_it=False)))
+    assert fall is not None
+    assert (fall.module, fall.before, fall.dtype) == ("", "mix", "bfloat16")
+
+
+class _Noise(nn.Module):
+    def forward(self, data: Tensor) -> Tensor:
+        return data + torch.randn_like(data) + torch.rand(data.shape, dtype=data.dtype)
+
+
+class _Masked(nn.Module):
+    def forward(self, data: Tensor) -> Tensor:
+        hidden = torch.where(torch.arange(data.shape[-1]) % 2 > 0, torch.finfo(data.dtype).min, data)
+        return hidden.masked_fill(torch.arange(data.shape[-1]) % 3 > 1, -torch.inf)
+
+
+@pytest.mark.parametrize("between", [_Noise(), nn.Sequential(_Masked(), nn.Softmax(1)), nn.Dropout(0.5)])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "fp16-true"])
+def test_drawn_numbers_and_masks_are_no_loss(between: nn.Module, precision: str) -> None:
+    assert all(fall.after_db > 40 for fall in measured(precision, _Mixed(_Changed(between))).falls)
+
+
+class _Changed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, data: Tensor) -> Tensor:
+        return self.inner(data)  # type: ignore[no-any-return]
+
+
+def test_a_pass_of_many_calls_is_compared_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("castwise.trial.numerics._MOST_CALLS", 2)
+    assert first_loss(measured("bf16-mixed", _Mixed(_Stamps()))) is None, "the model's own call and that of `patch`"
+
+
+_SCRIPT = """
+from contextlib import nullcontext
+import torch
+from torch import nn
+class Stamps(nn.Module):
+    def forward(self, data):
+        return (torch.arange(data.shape[-1], dtype=data.dtype) * 37.3).sin()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patch, self.stamps, self.norm, self.mix = nn.Linear(8, 64), Stamps(), nn.BatchNorm1d(64), nn.Linear(64, 9)
+    def forward(self, data):
+        if KIND == "weights in 16 bits":
+            data = data.bfloat16()
+        if KIND == "refuses" and not torch.is_grad_enabled():
+            raise ValueError("without gradients")
+        with torch.autocast("cpu", torch.bfloat16) if KIND == "autocast within" else nullcontext():
+            data = self.patch(data)
+            data = self.mix(nn.functional.dropout(self.norm(data * self.stamps(data))))
+        return data.float()
+net = Net().bfloat16() if KIND == "weights in 16 bits" else Net()
+run = torch.compile(net, backend="eager") if KIND == "compiled" else net  # autocast is around it
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+for step in range(60):
+    for part in range(2):
+        with torch.autocast("cpu", torch.bfloat16, enabled=KIND == "compiled"):
+            loss = run(torch.randn(4, 8)).square().mean()
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.xdist_group("hooked scripts")
+def test_the_outputs_of_a_script_are_compared_as_its_own_code_computes_them(tmp_path: Path) -> None:
+    jobs = []
+    for kind in ("autocast within", "compiled", "weights in 16 bits", "float32", "refuses"):
+        file = tmp_path / f"{kind.replace(' ', '_')}.py"
+        file.write_text(f"KIND = {kind!r}{_SCRIPT}")
+        jobs.append((str(file), "numerics", "bf16-mixed" if kind == "float32" else "as-written"))
+    command = [sys.executable, str(Path(__file__).parents[1] / "hooked_scripts.py"), json.dumps(jobs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *mixed, refused = [StepNumerics.model_validate_json(each) for each in json.loads(done.stdout)]
+    for found in mixed:
+        fall = first_loss(found)
+        assert fall is not None, found
+        assert (fall.module, fall.dtype) == ("stamps", "bfloat16")
+        assert {each.name for each in found.modules} == {"patch", "norm", "mix"}
+    assert refused.missing == "not compared with float32: ValueError: without gradients"

@@ -5,18 +5,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from castwise.records.schema import GradientHistogram, ModuleNumerics, StepNumerics
+from castwise.records.schema import GradientHistogram, ModuleNumerics, PrecisionFall, StepNumerics
 from castwise.registry.precisions import Dtype, Precision
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_share
 
-FindingName = Literal["underflow", "overflow", "static-scale", "rounding", "lost-updates", "limit"]
+FindingName = Literal["underflow", "overflow", "static-scale", "first-loss", "rounding", "lost-updates", "limit"]
 
 # Below this share, lost gradients of a module are not worth a larger scale. Source: chosen here.
 _LEAST = 1e-3
 _LARGEST_FLOAT16 = 65520.0  # what is smaller is rounded to a finite number
 _SCALES = range(25)  # powers of two. Source: 2^24 is the largest scale of Apex's dynamic scaling.
 _EXACT_DB = 150.0  # float32 itself has less
+# Precision is lost where the SQNR of outputs falls by so much at once, and below so much. Source: chosen here; in eight
+# of castwise's workloads in bf16-mixed and bf16-true (CPU, 2026-11-29) no module has both: they fall by up to 9 dB, to
+# 40, or by up to 4 where less than 30 are left.
+_SHARP_DB, _GOOD_DB = 10.0, 30.0
 
 
 # Of the smallest subnormal number. Source: IEEE 754-2019, table 3.5; bfloat16 is binary32 with 7 bits of mantissa.
@@ -50,6 +54,11 @@ def lost_share(module: ModuleNumerics, dtype: Dtype, scale: float = 1.0) -> floa
     return max(underflow_share(gradients, dtype, scale) for gradients in (module.weights, module.outputs))
 
 
+def has_gradients(module: ModuleNumerics) -> bool:
+    """Return whether the exponents of a module's gradients are known, as they are not of scripts."""
+    return bool(module.weights.counts or module.outputs.counts)
+
+
 def least_sqnr_db(module: ModuleNumerics) -> float:
     """Return the lower SQNR of a module's outputs and gradients; infinite if neither is known."""
     known = (module.output_sqnr_db, module.gradient_sqnr_db)
@@ -64,6 +73,12 @@ def worst_first(numerics: StepNumerics, precision: Precision) -> list[ModuleNume
         return -round(lost, 2), least_sqnr_db(module)
 
     return sorted(numerics.modules, key=rank)
+
+
+def first_loss(numerics: StepNumerics) -> PrecisionFall | None:
+    """Return where in the forward pass precision is lost first; None if it is nowhere, or by and by."""
+    falls = (fall for fall in numerics.falls if fall.before_db - fall.after_db >= _SHARP_DB)
+    return next((fall for fall in falls if fall.after_db < _GOOD_DB), None)
 
 
 def static_scales(numerics: StepNumerics) -> tuple[int, int] | None:
@@ -105,7 +120,7 @@ def findings_of(numerics: StepNumerics, precision: Precision, loss_scale: str) -
 
 def _findings(numerics: StepNumerics, precision: Precision, moves: bool) -> Iterator[Finding]:
     scale, modules = numerics.loss_scale, numerics.modules
-    if precision.has_float16:
+    if precision.has_float16 and any(has_gradients(module) for module in modules):
         worst, lost, whose = _most_lost(modules, 1.0)
         if lost < _LEAST:
             words = f"float16 needs no loss scale on this batch: it rounds {format_share(lost)} of {whose} to zero"
@@ -132,12 +147,7 @@ def _findings(numerics: StepNumerics, precision: Precision, moves: bool) -> Iter
         words = f"{format_share(worst.overflow_share)} of the gradients of {_in_words(worst)} overflow"
         words += "" if scale is None else f" with a loss scale of {scale:,.6g}"
         yield Finding("overflow", f"{words}{'; such a step is skipped' if moves else ''}.", worst.name)
-    worst = min(modules, key=least_sqnr_db)
-    if least_sqnr_db(worst) < _EXACT_DB:
-        decibels = least_sqnr_db(worst)
-        what = "outputs" if decibels == worst.output_sqnr_db else "weight gradients"
-        words = f"furthest from float32 are the {what} of {_in_words(worst)}: {decibels:.0f} dB, an error of "
-        yield Finding("rounding", f"{words}{format_share(10 ** (-decibels / 20))}.", worst.name)
+    yield from _rounding(numerics)
     stepped = [(module.lost_update_share, module) for module in modules if module.lost_update_share is not None]
     if stepped:
         total = sum(share * module.num_weights for share, module in stepped)
@@ -145,3 +155,20 @@ def _findings(numerics: StepNumerics, precision: Precision, moves: bool) -> Iter
         most, worst = max(stepped, key=lambda each: each[0])
         words = f"{format_share(all_lost)} of the weight updates round to nothing, in {_in_words(worst)} "
         yield Finding("lost-updates", f"{words}{format_share(most)}.", worst.name)
+
+
+def _rounding(numerics: StepNumerics) -> Iterator[Finding]:
+    """Yield where precision is lost first, or else what is furthest from float32."""
+    worst = min(numerics.modules, key=least_sqnr_db)
+    decibels = least_sqnr_db(worst)
+    if (fall := first_loss(numerics)) is not None:
+        where = f"`{fall.module}`" if fall.module else "the model's own code"
+        where = f"{where}, before it calls `{fall.before}`" if fall.before else where
+        before = f"{fall.before_db:.0f} dB" if fall.before_db < _EXACT_DB else "exact"
+        computes = f"; it computes in {fall.dtype}" if fall.dtype not in ("", "float32") else ""
+        words = f"precision is lost first in {where}: {before} before it, {fall.after_db:.0f} dB after it{computes}"
+        yield Finding("first-loss", f"{words}.", fall.module)
+    elif decibels < _EXACT_DB:
+        what = "outputs" if decibels == worst.output_sqnr_db else "weight gradients"
+        words = f"furthest from float32 are the {what} of {_in_words(worst)}: {decibels:.0f} dB, an error of "
+        yield Finding("rounding", f"{words}{format_share(10 ** (-decibels / 20))}.", worst.name)

@@ -169,7 +169,7 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     script = next(filter(is_script, own_models), None)
     names_precisions = options.precisions is not None
     if script is not None:
-        options = _for_script(options, script, compares_numerics=bool(profiles and profiles["numerics"]))
+        options = _for_script(options, script)
     check_request(options, own_models)
     store = Store(options.results) if options.results is not None else None
     import_once(slow_imports([*own_models, *zoo_models]))
@@ -425,14 +425,13 @@ def _answers(trial: Trial, protocol: MeasurementProtocol) -> bool:
     return trial.profile.numerics is not None or not protocol.numerics
 
 
-def _for_script(options: RunOptions, script: str, *, compares_numerics: bool) -> RunOptions:
+def _for_script(options: RunOptions, script: str) -> RunOptions:
     """Return the options with the precisions of a script, its own always among them.
 
     Raises:
         UsageError: They ask for what a script cannot be given from outside.
     """
     own = {
-        "--numerics": compares_numerics or None,
         "--batch-size": options.batch_sizes,
         "--seq-len": options.lengths,
         "--gpus": options.world_sizes,

@@ -37,6 +37,7 @@ from castwise.spec.types import Unit
 # - Block.num_values: the batches of older records of scripts are taken to be of one size.
 # - StepFlops.misaligned_flops, misaligned_shapes, lines, StepProfile.products, unlisted_seconds, flops: older profiles
 #   tell formats by kernels' names, and have no FLOPs of scripts.
+# - StepNumerics.falls: it is not known of older records where precision is lost first.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 
@@ -527,10 +528,21 @@ class ModuleNumerics(FrozenModel):
     lost_update_share: float | None = None
 
 
+class PrecisionFall(FrozenModel):
+    """A place of the forward pass where the SQNR falls: a module's call, or its own code before a module within it."""
+
+    module: str = ""  # the model itself if empty
+    before: str = ""  # the module within it that gets what was computed; empty if that is what `module` returns
+    before_db: float  # the lowest of the tensors that `module` got, and that modules within it had returned so far
+    after_db: float  # the lowest of the tensors that were computed
+    dtype: str = ""  # of the first of them in the precision
+
+
 class StepNumerics(FrozenModel):
     """What a precision rounds away in one step, against float32 with the same weights, batch and dropout."""
 
-    modules: tuple[ModuleNumerics, ...] = ()  # in the model's order
+    modules: tuple[ModuleNumerics, ...] = ()  # in the model's order; of a script only the outputs are known
+    falls: tuple[PrecisionFall, ...] = ()  # the largest, in forward order; none are known of older records
     loss_scale: float | None = None  # when the step was taken; None without scaling
     note: str = ""  # what differs from the timed loop
     missing: str = ""  # why nothing was measured

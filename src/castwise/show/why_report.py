@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from castwise.analysis.causes import CLASS_WORDS, MEMORY, UPDATE, Diagnosis, LeftOut, try_line
-from castwise.analysis.numerics import lost_here, lost_share, worst_first
+from castwise.analysis.numerics import has_gradients, lost_here, lost_share, worst_first
 from castwise.analysis.steady_metrics import data_share
 from castwise.registry.kernel_classes import PRODUCTS
 from castwise.registry.precisions import DEFAULT
@@ -101,8 +101,8 @@ def numerics_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow] | None:
             **module.model_dump(),
             "precision": found.row.precision,
             "module": module.name if len(module.name) <= _MODULE_LENGTH else f"…{module.name[1 - _MODULE_LENGTH :]}",
-            "unscaled_underflow_share": lost_share(module, "float16"),
-            "underflow_share": lost_here(module, numerics, found.precision),
+            "unscaled_underflow_share": lost_share(module, "float16") if has_gradients(module) else None,
+            "underflow_share": lost_here(module, numerics, found.precision) if has_gradients(module) else None,
         }
         for found, numerics in compared
         for module in worst_first(numerics, found.precision)[: _MOST_NUMERIC // len(compared)]

@@ -332,8 +332,8 @@ class WhyOptions(ParameterGrid, StepOptions, ScriptOptions):
     numerics: Annotated[
         bool,
         Option(
-            "Also compare a step's outputs and gradients with float32: what underflows, overflows or is rounded away, "
-            "and which loss scales fit."
+            "Also compare a step's outputs and gradients with float32: where precision is lost first, what underflows "
+            "or overflows, and which loss scales fit."
         ),
     ] = False
 

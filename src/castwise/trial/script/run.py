@@ -44,6 +44,7 @@ from castwise.trial.distributed import Peers
 from castwise.trial.flops import count_flops_of_script
 from castwise.trial.kernel_profile import profile_step
 from castwise.trial.memory import memory_meter
+from castwise.trial.numerics import compare_script
 from castwise.trial.script.autocast import note_own_precision
 from castwise.trial.script.file_overlay import FileOverlay
 from castwise.trial.script.hooks import ScriptHooks
@@ -749,8 +750,11 @@ class ScriptTrial:
         profile = profile_step(self._spec, hooks, run, num_steps, trace, Peers())
         device = torch.device(self._spec.device)
         flops = count_flops_of_script(run, hooks.models, hooks.stepped, device, max(1, profile.num_steps))
+        numerics = None
+        if self._spec.protocol.numerics:  # last: it changes the step that it observes
+            numerics = compare_script(self._spec, run, hooks.models)
         self.run.stop()
-        return profile.model_copy(update={"flops": flops})
+        return profile.model_copy(update={"flops": flops, "numerics": numerics})
 
 
 def _num_graphs() -> int:
