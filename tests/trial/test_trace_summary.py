@@ -227,6 +227,11 @@ def test_attention_that_is_written_out_is_all_that_reads_or_writes_its_scores(ar
     assert (found.seconds, found.product_seconds) == (pytest.approx(20e-9), pytest.approx(13e-9))
     assert found.flops == 3 * 2 * 8 * 256 * 256 * 64
     assert summarize_kernels(host[4:], events, 1, classify_kernel).attention == ()
+    linear = (
+        HostEvent("aten::_softmax", 0, 9, 1, 1, shapes=(QUERY,)),
+        HostEvent("aten::bmm", 10, 19, 1, 2, shapes=(rows, (8, 64, 64))),
+    )
+    assert summarize_kernels(linear, [kernel(GEMM, 2)], 1, classify_kernel).attention == ()
 
 
 @pytest.mark.parametrize(("has_graph", "recomputed"), [(False, 4), (True, 0)])
@@ -241,6 +246,19 @@ def test_forward_within_backward_is_recomputed_but_not_gradients_of_gradients(ha
     )
     profile = summarize_kernels(host, [kernel(GEMM, 5, 4), kernel(GEMM, 6, 8), kernel(GEMM, 1)], 1, classify_kernel)
     assert profile.recomputed_seconds == pytest.approx(recomputed * 1e-9)
+
+
+def test_a_backward_node_that_runs_a_backward_pass_has_recomputed_what_it_passes() -> None:
+    """As custom functions do, whose operators all have nodes."""
+    host = (
+        backward("autograd::engine::evaluate_function: MineBackward", 20, 2, 3),
+        HostEvent("MineBackward", 21, 39, 2, 3, sequence=3, forward_thread=1),
+        HostEvent("aten::mm", 22, 28, 2, 4, sequence=7, shapes=((4, 4),)),
+        HostEvent("autograd::engine::evaluate_function: MmBackward0", 29, 35, 2, 5, sequence=7, forward_thread=2),
+        HostEvent("aten::mm", 30, 34, 2, 6, shapes=((4, 4),)),
+    )
+    profile = summarize_kernels(host, [kernel(GEMM, 4, 4), kernel(GEMM, 6, 8)], 1, classify_kernel)
+    assert profile.recomputed_seconds == pytest.approx(4e-9)
 
 
 def test_copies_cost_what_no_kernel_hides() -> None:

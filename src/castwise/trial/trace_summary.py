@@ -34,6 +34,7 @@ _OUTRANKING = ("plain_product", "attention", "cast")  # classes of operators tha
 _CONVERSIONS = ("aten::to", "aten::_to_copy")  # to another type, device or layout
 _HOST_COPY = re.compile(r"^Memcpy (HtoD|DtoH) \((?:Device -> )?(\w+)")
 _FUSED_ATTENTION = re.compile(r"^aten::_scaled_dot_product_(flash|efficient|cudnn)_attention(_backward)?$")
+_ENGINE = "autograd::engine::evaluate_function"
 _MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 _LOW = ("c10::Half", "c10::BFloat16", "c10::Float8")
@@ -222,6 +223,8 @@ def _mark_recomputed(found: Sequence[tuple[HostEvent, _Context, _Context | None,
     computes_gradients = set[int]()  # of the nodes' contexts
     for event, context, around, _ in found:
         context.node = context if event.forward_thread else around and around.node
+        if around is not None and around.node is not None and event.name.startswith(_ENGINE):
+            computes_gradients.add(id(around.node))  # of what it has computed again, by a backward pass of its own
         if around is not None and context.node is around.node is not None and around.operator == around.node.operator:
             called.append((event, context, around.node))
             if event.sequence < 0 and event.shapes:
@@ -286,8 +289,9 @@ def _find_scores(
     written = "math" if any(event.name == _MATH_ATTENTION for event in host) else "written"
     scores: dict[tuple[int, int, int], _Attention] = {}
     for event in products:
-        if (size := _size(_product_shape(event.shapes))) in softmaxed:
-            (*_, inner), (*_, keys) = event.shapes[-2:]
+        (*_, inner), (*_, keys) = event.shapes[-2:]
+        # Linear attention has a softmax of what it multiplies, but no scores.
+        if (size := _size(_product_shape(event.shapes))) in softmaxed and inner != keys:
             scores.setdefault(size, _Attention(written, _format_of_event(event), size[1], keys, inner))
 
     def find(operator: str, shapes: Sequence[tuple[int, ...]]) -> _Attention | None:
