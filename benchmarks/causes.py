@@ -3,10 +3,13 @@
     python benchmarks/causes.py --out benchmarks/records/causes/DATE-NAME [CASE ...]    # measure, on a GPU
     python benchmarks/causes.py --table    # print the tables of docs/evidence/causes.md
 
-Cases are those of public threads (`source`), rebuilt as small models, with near misses that have not the cause.
+Cases are those of public threads (`source`), rebuilt as small models, with near misses that have not the cause. The
+scripts of benchmarks/cause_scripts/ are other people's: their first lines say what is expected, and after which thread.
 """
 
 import argparse
+import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +30,10 @@ from castwise.spec.types import CauseName
 
 MODELS = Path(__file__).with_name("cause_models.py")
 GPT2 = str(Path(__file__).with_name("gpt2.py"))
+SCRIPTS = sorted(Path(__file__).with_name("cause_scripts").glob("*.py"))
+FIRST_TRY = RECORDS / "causes" / "first_try.json"  # the first cause that was named before any rule was mended
 NONE = "none"
+_HARMLESS = {"memory", "power-limit"}  # what a well-made loop may have
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,41 @@ def found_in(folder: Path) -> dict[tuple[str, str, str], Diagnosis]:
     }
 
 
+def said_in(script: Path) -> dict[str, str]:
+    """Return what the first lines of a script say: its source, the causes that are expected, and the precision."""
+    return dict(re.findall(r"^# (after|expected|precision): (.*)$", script.read_text(), re.MULTILINE))
+
+
+def scripts_table(known: dict[tuple[str, str, str], Diagnosis]) -> list[str]:
+    """Return what was named of scripts that the authors of the rules had not seen, at the first try and now."""
+    first_try, rows = json.loads(FIRST_TRY.read_text()), list[list[Any]]()
+    for script in SCRIPTS:
+        said = said_in(script)
+        found = known.get((f"python {script.name}", said["precision"], NONE))
+        if found is None:
+            continue
+        first = found.causes[0] if found.causes else None
+        wanted, names = said["expected"].split(" or "), [cause.name for cause in found.causes]
+
+        def is_right(name: str, wanted: list[str] = wanted) -> bool:
+            return name in wanted or (wanted == [NONE] and name in _HARMLESS)
+
+        rows.append(
+            [
+                f"`{script.stem}`",
+                said["precision"],
+                said["expected"],
+                (at_first := first_try.get(script.stem, "–")) + (" (**wrong**)" * (not is_right(at_first))),
+                (names or [NONE])[0] + (" (**wrong**)" * (not is_right((names or [NONE])[0]))),
+                "–" if first is None or first.share is None else format_share(first.share),
+                said["after"],
+            ]
+        )
+    right = [sum("wrong" not in row[column] for row in rows) for column in (3, 4)]
+    heading = "script | precision | expected | first try | now | saves at most | after"
+    return [*markdown(heading, "lllllrl", rows), "", f"Right: {right[0]} of {len(rows)} at the first try, {right[1]} now."]
+
+
 def verdict(case: Case, found: Diagnosis) -> bool:
     """Return whether the diagnosis of a case is right."""
     wanted = case.expected if isinstance(case.expected, tuple) else (case.expected,)
@@ -160,7 +201,7 @@ def tables(folder: Path) -> str:
             step = format_seconds(found.row.step_seconds or 0.0)
             tuned.append([name, markdown_text(f"{precision}, {techniques}"), step, found.bound, causes])
     lower = markdown("tuned loop | loop | step | bound | causes", "lllll", tuned)
-    return "\n".join([measured_on(load(folder)), "", *lines, "", *lower]) + "\n"
+    return "\n".join([measured_on(load(folder)), "", *lines, "", *lower, "", *scripts_table(known)]) + "\n"
 
 
 def workloads(folder: str) -> str:
@@ -206,6 +247,9 @@ def main() -> int:
         if not arguments.cases or name in arguments.cases:
             workload, precision, techniques = _TUNED_LOOPS[name]
             measure(workload, (precision,), techniques, arguments.out)
+    for script in SCRIPTS:
+        if not arguments.cases or script.stem in arguments.cases:
+            measure(f"python {script}", (said_in(script)["precision"],), NONE, arguments.out)
     return 0
 
 
