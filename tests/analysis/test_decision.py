@@ -340,6 +340,13 @@ def test_blocks_that_differ_too_much_show_nothing() -> None:
 
     assert once(FP32, spread(0.045, 0.046, 0.045, 0.046)).decision == "take"
     assert once(FP32, spread(0.049, 0.05, 0.049, 0.051)).decision == "undecided", "its interval contains 2"
+    assert once(FP32, spread(0.029, 0.033, 0.031, 0.034)).decision == "take", "they vary, and are all beyond 2"
+    on_a_cpu = fake_trial(
+        fake_spec("bf16-mixed", device="cpu"),
+        step_seconds=(0.029, 0.033, 0.031, 0.034),
+        environment=fake_environment(None, cpu_features=("amx_bf16",)),
+    )
+    assert once(on_cpu("fp32", 1), on_a_cpu).decision == "undecided", "equal loops on a busy CPU differ by as much"
 
 
 def test_every_process_has_to_show_that_a_loop_is_faster() -> None:
@@ -475,6 +482,17 @@ def test_a_script_with_autocast_that_is_faster_without_is_told_its_line() -> Non
     advice = advise(*measured)
     assert (advice.decision, advice.precision) == ("take", "fp32")
     assert (advice.code, advice.snippets) == ("# remove the autocast at train.py:25", ())
+
+
+def test_a_script_in_16_bits_alone_is_not_what_one_stays_with() -> None:
+    facts = fake_facts(param_dtypes={"bfloat16": 1}, own_precision={"weights bfloat16": ("train.py:7",)})
+    script = UserModel(kind="script", path="train.py", name="", digest="d")
+    measured = [
+        trial.model_copy(update={"facts": facts, "spec": trial.spec.model_copy(update={"user_model": script})})
+        for trial in rounds(at("as-written", 1), at("bf16-mixed", 0.8))
+    ]
+    sentence = advise(*measured).sentence
+    assert "no precision with float32 weights is as fast as your script as written. bf16-mixed comes close" in sentence
 
 
 def test_a_script_is_compared_with_itself_as_written_and_told_how_to_wait_less() -> None:

@@ -334,9 +334,10 @@ def _sentence(advice: Advice) -> str:
     if row is None or reference is None:
         return f"{where}: {_without_comparison(advice, measured)}"
     if advice.decision == "stay":
-        return (
-            f"{where}: stay with {_reference_name(reference)}. {_closest(advice, cut)}{_caution(measured, reference)}"
-        )
+        stay = f"stay with {_reference_name(reference)}"
+        if not precision_row(written_name(reference.trial) or reference.precision).keeps_float32_weights:
+            stay = f"no precision with float32 weights is as fast as {_reference_name(reference)}"
+        return f"{where}: {stay}. {_closest(advice, cut)}{_caution(measured, reference)}"
     doubts = _doubts(reference, row)
     verb = f"{_name(row)} looks faster ({', '.join(doubts)})" if doubts else f"take {_name(row)}"
     verb = f"{verb}. It" if not cut else _name(row)
@@ -590,7 +591,8 @@ def one_process_shows(
     """Return how a configuration compares with its baseline, if one process is enough to show it.
 
     On a machine at rest the interval over the blocks of a session is beyond a factor; the figure itself has to be
-    beyond a larger one if the machine was disturbed or there is no interval. Each process beside the baseline shows
+    beyond a larger one if the machine was disturbed or there is no interval. On a GPU blocks that vary disturb nothing
+    else: the interval has that. Each process beside the baseline shows
     that it is faster. If one shows that it is slower, the others need only be slower: nothing depends on by how much.
 
     Args:
@@ -607,7 +609,8 @@ def one_process_shows(
         low = high = value
         beside = [other for other in baselines if other.session_id == trial.session_id is not None]
         blocks = session_speedup_estimate(beside, [trial])
-        if blocks is None or not _is_known(blocks) or doubts_of([*beside, trial]):
+        doubts = set(doubts_of([*beside, trial])) - ({"noisy"} if trial.spec.device_type == "cuda" else set())
+        if blocks is None or not _is_known(blocks) or doubts:
             needed = max(beyond, _CLEAR_WITH_DOUBTS)
         else:
             low, high = blocks.low * units, blocks.high * units
