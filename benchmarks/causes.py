@@ -157,7 +157,8 @@ def scripts_table(known: dict[tuple[str, str, str], Diagnosis]) -> list[str]:
         )
     right = [sum("wrong" not in row[column] for row in rows) for column in (3, 4)]
     heading = "script | precision | expected | first try | now | saves at most | after"
-    return [*markdown(heading, "lllllrl", rows), "", f"Right: {right[0]} of {len(rows)} at the first try, {right[1]} now."]
+    told = f"Right: {right[0]} of {len(rows)} at the first try, {right[1]} now."
+    return [*markdown(heading, "lllllrl", rows), "", told]
 
 
 def verdict(case: Case, found: Diagnosis) -> bool:
