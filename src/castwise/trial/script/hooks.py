@@ -286,7 +286,7 @@ class ScriptHooks:
                 return tensor
             wide = tensor.float()
             if not is_prepared:
-                wide.castwise_low = tensor  # type: ignore[attr-defined]
+                _owner_of(wide).castwise_low = tensor  # type: ignore[attr-defined]
             if may_stay and wide.requires_grad and self._is_looking:
                 wide.register_hook(lambda _: self._fed.add(module))  # type: ignore[no-untyped-call]
             return wide
@@ -616,13 +616,19 @@ def _as_computed(value: Any) -> Any:
     """Return a model's output, or a view of one, as it was before it became float32; any other value as it is."""
     if not isinstance(value, Tensor) or is_functorch_wrapped_tensor(value):
         return value
-    wide = value if value._base is None else value._base
+    wide = _owner_of(value)
     low = getattr(wide, "castwise_low", None)
     if low is None or value is wide or low.stride() != wide.stride():
         return value if low is None or value is not wide else low
     if value.is_contiguous() and value.numel() == low.numel():
         return low.view(value.shape)
     return low.as_strided(value.size(), value.stride(), value.storage_offset())
+
+
+def _owner_of(tensor: Tensor) -> Tensor:
+    """Return the tensor that one is a view of, or itself; a result of a subclass such as MONAI's is a view, too."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor if tensor._base is None else tensor._base
 
 
 def _modules_used(*values: Any) -> Iterator[nn.Module]:
