@@ -16,7 +16,7 @@ from castwise.records.schema import Trial
 from castwise.records.store import load_folder
 from castwise.show.console import SafeConsole
 from castwise.show.presentation import print_parts
-from castwise.show.why_report import present
+from castwise.show.why_report import kernel_lines, present
 
 RECORDS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "records" / "why"
 WORKLOADS = sorted(path.name.removesuffix("-default.json") for path in RECORDS.glob("*-default.json"))
@@ -83,10 +83,16 @@ def test_kernels_and_modules_are_printed_if_asked_for(command: CommandLine) -> N
     assert "fake_gemm" not in without.out
     assert done.out.startswith(without.out)
     own = done.out.removeprefix(without.out)
-    assert own.count("the kernels that take longest, of 3 in a step of ") == 2
+    assert " ".join(own.split()).count("the kernels that take longest, of 3 in a step of ") == 2
     assert re.search(r"50\.0 ms +1× +tensor core product bf16: +fake_gemm|fake_gemm", own)
     assert "80.0 ms  layer1" in own
     assert "10.0 ms  loss and optimizer" in own
+
+
+@pytest.mark.parametrize("path", sorted(RECORDS.glob("*.json")), ids=lambda path: path.stem)
+def test_kernels_and_modules_fit_into_80_columns(path: Path) -> None:
+    (found,) = diagnose(rows_of_steps([Trial.model_validate_json(path.read_text())]))
+    assert max(map(len, kernel_lines(found))) <= 80 - len("    ")
 
 
 def test_json_and_markdown_have_the_same(command: CommandLine) -> None:

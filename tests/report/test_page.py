@@ -203,9 +203,27 @@ def test_why_no_faster_needs_a_profile(open_page: Opener, small: Opened) -> None
     fp32, mixed = page.locator(".causes > li").all_inner_texts()
     assert fp32.startswith("fp32: memory, at most 58\u00a0% of the step.\n")
     assert "Try torch.compile" in mixed
+    kernels = page.locator("details.why details.code")
+    assert [each.locator("pre").is_visible() for each in kernels.all()] == [False, False]
+    assert kernels.last.locator("summary").inner_text() == "Where bf16-mixed spends its time: kernels and modules"
+    text = kernels.last.locator("pre").text_content() or ""
+    assert "the kernels that take longest" in text
     assert page.locator("#answers tr.limit").inner_text().startswith("Limited by: bf16-mixed: 60\u00a0% of the step")
     assert made.cut_off() == []
     assert made.violations() == []
+
+
+def test_what_failed_beside_a_diagnosis_is_there_with_its_reason(open_page: Opener) -> None:
+    first = PROFILED[0]
+    spec = first.spec.model_copy(update={"precision": "fp16-mixed"})
+    failed = fake_trial(spec, status="oom", message="CUDA out of memory.", step_seconds=())
+    hidden = profiled("tf32")
+    assert hidden.profile is not None
+    unseen = hidden.profile.model_copy(update={"class_seconds": {}, "missing": "torch's profiler saw no kernel"})
+    page = open_page(report_of([*PROFILED, failed, hidden.model_copy(update={"profile": unseen})])).page
+    lines = page.locator(".causes > li").all_inner_texts()
+    assert "fp16-mixed: oom: CUDA out of memory." in lines
+    assert "tf32: no cause known, torch's profiler saw no kernel." in lines
 
 
 def test_the_pointer_tells_value_interval_and_file(small: Opened) -> None:

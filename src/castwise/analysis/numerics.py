@@ -115,7 +115,9 @@ def _in_words(module: ModuleNumerics) -> str:
 def findings_of(numerics: StepNumerics, precision: Precision, loss_scale: str) -> list[Finding]:
     """Return what rounding does in a precision with a loss scale of this name, and what is not known of it."""
     found = list(_findings(numerics, precision, is_dynamic(loss_scale))) if numerics.modules else []
-    return found + [Finding("limit", f"{text}.") for text in (numerics.note, numerics.missing) if text]
+    return found + [
+        Finding("limit", f"{text.removesuffix('.')}.") for text in (numerics.note, numerics.missing) if text
+    ]
 
 
 def _findings(numerics: StepNumerics, precision: Precision, moves: bool) -> Iterator[Finding]:

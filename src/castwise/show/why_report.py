@@ -1,6 +1,7 @@
 """Diagnoses: a table with a few lines for each precision."""
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -53,8 +54,8 @@ _MOST_NUMERIC = 6  # rows
 _MODULE_LENGTH = 24
 NUMERICS_TITLE = "Rounding of one step, against float32"
 _FEW = 3  # of so many configurations two causes each fit into 25 lines, of more one
-_MOST_MODULES = 8
-_NAME_LENGTH = 60
+_MOST_MODULES = 10
+_WIDTH = 76  # of kernels, which are set in by 4 columns
 _PRECISIONS = "--precision ... "  # in commands that differ in the precision alone
 _IN_JSON = "--format json has them"
 
@@ -178,7 +179,7 @@ def remarks(diagnoses: Sequence[Diagnosis]) -> list[str]:
     for shared, names in missing.items():
         who = "" if len(names) == len(diagnoses) else f" ({', '.join(names)})"
         line = shared.replace(_PRECISIONS, f"--precision {','.join(names)} ")
-        lines.append(f"Not known{who}: {line}.")
+        lines.append(f"Not known{who}: {line.removesuffix('.')}.")
     return [*ceilings[:1], *lines]
 
 
@@ -187,19 +188,22 @@ def kernel_lines(found: Diagnosis) -> list[str]:
     if profile is None:
         return [f"{name}: no kernels, because no step was profiled"]
     unit = "operators" if profile.device_type == "cpu" else "kernels"
-    lines = [f"{name}: the {unit} that take longest, of {profile.num_kernels:,.0f} in a step of "]
-    lines[0] += f"{format_seconds(found.row.step_seconds or profile.seconds)}"
+    title = f"{name}: the {unit} that take longest, of {profile.num_kernels:,.0f} in a step of "
+    lines = textwrap.wrap(title + format_seconds(found.row.step_seconds or profile.seconds), _WIDTH)
     for each in profile.kernels:
         kind = " ".join(filter(None, [CLASS_WORDS.get(each.kind, each.kind.replace("_", " ")), each.format]))
         shapes = " ".join("×".join(map(str, shape)) for shape in each.shapes[:3] if shape)
-        lines.append(
-            f"  {format_seconds(each.seconds):>9} {each.launches:4,.0f}×  {kind}: {each.operator} {shapes}".rstrip()
+        figures = f"  {format_seconds(each.seconds):>9} {each.launches:4,.0f}×  "
+        inset = " " * len(figures)
+        lines += textwrap.wrap(
+            f"{kind}: {each.operator} {shapes}", _WIDTH, initial_indent=figures, subsequent_indent=inset
         )
         if each.name != each.operator:
             short = re.sub(r"^void |\w+::(?=\w)|\(anonymous namespace\)::", "", each.name)
-            lines.append(f"{'':19}{short if len(short) <= _NAME_LENGTH else short[: _NAME_LENGTH - 1] + '…'}")
+            most = _WIDTH - len(inset)
+            lines.append(f"{inset}{short if len(short) <= most else short[: most - 1] + '…'}")
     if profile.module_seconds:
-        lines.append(f"{name}: the modules that take longest, forward and backward")
+        lines += textwrap.wrap(f"{name}: the modules that take longest, forward and backward", _WIDTH)
     modules = [(each.forward_seconds + each.backward_seconds, name) for name, each in profile.module_seconds.items()]
     for seconds, module in sorted(modules, reverse=True)[:_MOST_MODULES]:
         lines.append(f"  {format_seconds(seconds):>9}  {module or 'loss and optimizer'}")

@@ -1,10 +1,12 @@
 """The report: answers, charts, tables, method, environment and warnings of a collection of records."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from castwise.analysis import steady_metrics
+from castwise.analysis.result_table import Row
+from castwise.analysis.speedup import was_timed
 from castwise.analysis.warnings import TrialWarning, warnings_of
 from castwise.max_batch import render as max_batch_render
 from castwise.records.store import free_name, slug
@@ -118,17 +120,29 @@ def _why(group: ComparisonGroup) -> dict[str, Any]:
     """Return the causes of each profiled configuration, a line for each, and what is said of all of them."""
     profiled = group.profiled
     found = list(profiled.values())
-    causes = []
+    causes, kernels = [], []
     for config in highest(list(profiled))[:12]:
+        kernels.append((group.label(config), "\n".join(why_report.kernel_lines(profiled[config]))))
         first, *others = why_report.lines_of(profiled[config], most_causes=2, name=group.label(config))
         # Evidence and what to try; of the second cause its name before them.
         parts = filter(None, (others[:2], others[2:]))
         causes.append((first, [" ".join(map(str.strip, part)) for part in parts]))
     return {
-        "causes": causes,
-        "num_more": len(profiled) - len(causes),
+        "causes": [*causes, *((f"{group.label(config)}: {why}.", ()) for config, why in _unexplained(group))],
+        "kernels": kernels,
+        "num_more": len(profiled) - len(kernels),
         "remarks": [line.replace("`", "") for line in (*why_report.remarks(found), *why_report.numerics_lines(found))],
     }
+
+
+def _unexplained(group: ComparisonGroup) -> Iterator[tuple[Row, str]]:
+    """Yield the configurations that failed, or whose steps could not be profiled, each with the reason."""
+    for config in group.configurations:
+        missing = next((trial.profile.missing for trial in config.trials if trial.profile is not None), "")
+        if not was_timed(config.trial):
+            yield config, f"{config.trial.status}: {config.trial.message}".removesuffix(".")
+        elif missing and config not in group.profiled:
+            yield config, f"no cause known, {missing}".removesuffix(".")
 
 
 def _steady_table(group: ComparisonGroup, taken: set[str | None]) -> DataTable[FlatRow]:
